@@ -1,7 +1,8 @@
-"""Build hook: wheel and sdist carry the commit that they are made of, which ``lowcomm-node --version`` tells.
+"""Build hook: wheel and sdist carry the commit that they are made of, which ``lowcomm-node
+--version`` tells.
 
-From a checkout that is what git says; from an sdist, what that carries. Where neither knows, SOURCE_COMMIT may tell it.
-"""
+From a checkout that is what git says; from an sdist, what that carries. Where neither knows,
+SOURCE_COMMIT may tell it."""
 
 import os
 import runpy

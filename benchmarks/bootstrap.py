@@ -1,22 +1,25 @@
-"""What a bootstrap server takes with 10 to 200 clients on loopback, beside an idle one; and what they do when it is killed.
+"""What a bootstrap server takes with 10 to 200 clients on loopback, beside an idle one; and what
+they do when it is killed.
 
     python benchmarks/bootstrap.py [--sizes 10 50 100 200] [--seconds 20] [--looks 2] [--beats 5]
 
-Clients are real peers of the DHT (tests/helpers/clients.py), many in one Python process: each has a p2pd of its own, publishes its
-record and knocks at the server. A node does so every 10 s, and looks up the peers of its run every 2 s. Two cores do not do that
-for 200 clients: here all together look ``--looks`` times a second, and publish and knock ``--beats`` times at most, so each of 50
-every 10 s, each of 200 every 40. For every number of clients, of three windows of ``--seconds`` the median:
+Clients are real peers of the DHT (tests/helpers/clients.py), many in one Python process: each has a
+p2pd of its own, publishes its record and knocks at the server. A node does so every 10 s, and looks
+up the peers of its run every 2 s. Two cores do not do that for 200 clients: here all together look
+``--looks`` times a second, and publish and knock ``--beats`` times at most, so each of 50 every 10
+s, each of 200 every 40. For every number of clients, of three windows of ``--seconds`` the median:
 
     far     the run's records lie with other peers: the usual case in a large swarm
     near    the server is one of the five peers that keep them, and each look of each client reads all of them from it
     burst   eight clients ask the server alone for all records of the run, as fast as it answers
 
-CPU is that of the server's two processes, in percent of one core. Memory is what they do not share with others (USS).
-Traffic is all that went to and from its port, both ways, with headers; it is counted by iptables in a network namespace of the
-benchmark's own, so only where this runs as root. Then the server is killed and started again.
+CPU is that of the server's two processes, in percent of one core. Memory is what they do not share
+with others (USS). Traffic is all that went to and from its port, both ways, with headers; it is
+counted by iptables in a network namespace of the benchmark's own, so only where this runs as root.
+Then the server is killed and started again.
 
-200 clients take 20 GB, and more processors than two. Results go into benchmarks/results/bootstrap.json, beside those of other sizes
-that are there.
+200 clients take 20 GB, and more processors than two. Results go into
+benchmarks/results/bootstrap.json, beside those of other sizes that are there.
 """
 
 import json
@@ -66,16 +69,28 @@ COUNTED = "COUNTED_BOOTSTRAP"
 def main() -> None:
     """Measure, print, and write down."""
     parser = kit.parser(__doc__)
-    parser.add_argument("--sizes", type=int, nargs="+", default=[10, 50, 100, 200], help="numbers of clients, growing")
+    parser.add_argument(
+        "--sizes",
+        type=int,
+        nargs="+",
+        default=[10, 50, 100, 200],
+        help="numbers of clients, growing",
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="of one window")
     parser.add_argument("--looks", type=float, default=2.0, help="of all clients a second")
     parser.add_argument("--beats", type=float, default=5.0, help="of all clients a second, at most")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all are ended
-    if COUNTED not in os.environ and os.geteuid() == 0 and all(map(which, ("unshare", "ip", "iptables"))):
+    if (
+        COUNTED not in os.environ
+        and os.geteuid() == 0
+        and all(map(which, ("unshare", "ip", "iptables")))
+    ):
         inside = ["sh", "-c", 'ip link set lo up && exec "$0" "$@"', sys.executable, *sys.argv]
         os.execvpe("unshare", ["unshare", "--net", "--", *inside], os.environ | {COUNTED: "1"})
-    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:  # a short name, as sockets need
+    with tempfile.TemporaryDirectory(
+        prefix="lc-", dir="/tmp"
+    ) as folder:  # a short name, as sockets need
         os.environ["XDG_RUNTIME_DIR"] = folder
         bench = Bench(Path(folder), arguments.seconds, arguments.looks, arguments.beats)
         try:
@@ -94,7 +109,10 @@ class Bench:
         if COUNTED in os.environ:
             for protocol in ("tcp", "udp"):
                 for end in ("--dport", "--sport"):
-                    subprocess.run(["iptables", "-A", "INPUT", "-p", protocol, end, str(self._port)], check=True)
+                    subprocess.run(
+                        ["iptables", "-A", "INPUT", "-p", protocol, end, str(self._port)],
+                        check=True,
+                    )
         self._crowds: list[Remote] = []
         home = folder / "server"
         listed = subprocess.run(
@@ -162,7 +180,9 @@ class Bench:
         while missing > 0:
             count = min(missing, CROWD)
             folder = self._folder / f"crowd-{len(self._crowds)}"
-            self._crowds.append(Remote(folder, count, self._far.run_id, size / self._looks, beat, address))
+            self._crowds.append(
+                Remote(folder, count, self._far.run_id, size / self._looks, beat, address)
+            )
             self._crowds[-1].wait_ready()  # one after the other: they share the cores
             missing -= count
 
@@ -172,7 +192,9 @@ class Bench:
 
     def _move(self, run: SignedRun, size: int) -> None:
         self._all("move", run.run_id, str(size / self._looks))
-        with suppress(AssertionError):  # on a busy machine some are always late; what they see is in the results
+        with suppress(
+            AssertionError
+        ):  # on a busy machine some are always late; what they see is in the results
             until(lambda: self._fewest() >= size, SETTLE, f"all {size} see all")
         self._all("told")  # what was measured until now does not count
 
@@ -215,7 +237,11 @@ class Bench:
         ready = monotonic()
         until(lambda: self._answered() == size, START, "all clients are back")
         back = monotonic() - ready
-        counted = until(lambda: [e for e in self._server.events("run.peers") if e["peers"] == size], START, "counted")
+        counted = until(
+            lambda: [e for e in self._server.events("run.peers") if e["peers"] == size],
+            START,
+            "counted",
+        )
         kept = subprocess.run(
             [sys.executable, "-m", "lowcomm_bootstrap", "runs", "--json", "--home", str(self._server.home)],
             capture_output=True, text=True, check=True, env=environment(),
@@ -246,7 +272,9 @@ class Bench:
 class Remote:
     """A process of clients."""
 
-    def __init__(self, folder: Path, count: int, run_id: str, poll: float, beat: str, address: str) -> None:
+    def __init__(
+        self, folder: Path, count: int, run_id: str, poll: float, beat: str, address: str
+    ) -> None:
         self.count = count
         folder.mkdir()
         script = kit.ROOT / "tests" / "helpers" / "clients.py"
@@ -275,7 +303,10 @@ class Remote:
         """The answer to the command that was sent first."""
         assert self._child.stdout is not None
         line = self._child.stdout.readline()
-        assert line, f"clients ended: see {self._errors.name}: {Path(str(self._errors.name)).read_text()[-2000:]}"
+        assert line, (
+            f"clients ended: see {self._errors.name}: "
+            f"{Path(str(self._errors.name)).read_text()[-2000:]}"
+        )
         return json.loads(line)
 
     def end(self) -> None:
@@ -324,7 +355,9 @@ def carried() -> float:
     """Bytes to and from the server's port."""
     if COUNTED not in os.environ:
         return math.nan
-    lines = subprocess.run(["iptables", "-nvxL", "INPUT"], capture_output=True, text=True, check=True).stdout
+    lines = subprocess.run(
+        ["iptables", "-nvxL", "INPUT"], capture_output=True, text=True, check=True
+    ).stdout
     return float(sum(int(line.split()[1]) for line in lines.splitlines()[2:]))
 
 
@@ -346,12 +379,16 @@ def runs_around(peer_id: str) -> tuple[SignedRun, SignedRun]:
     def distance(run: SignedRun) -> int:
         return int(place.xor_distance(DHTID.generate(source=peers_key(run.run_id))))
 
-    runs = [sign_run(parse_toml(f'[run]\nname = "run-{number}"\n'), creator) for number in range(CANDIDATES)]
+    runs = [
+        sign_run(parse_toml(f'[run]\nname = "run-{number}"\n'), creator)
+        for number in range(CANDIDATES)
+    ]
     return max(runs, key=distance), min(runs, key=distance)
 
 
 HEAD = (
-    "| clients | CPU %, of it p2pd | memory MB, of it p2pd | descriptors | traffic KB/s | lookups/s | ms, median and 95 % "
+    "| clients | CPU %, of it p2pd | memory MB, of it p2pd | descriptors | traffic KB/s | "
+    "lookups/s | ms, median and 95 % "
     "| load |\n|---|---|---|---|---|---|---|---|"
 )
 
@@ -359,7 +396,11 @@ HEAD = (
 def row(name: str, of: dict[str, Any]) -> str:
     """A line of the table."""
     cpu, memory = of["cpu_python"] + of["cpu_p2pd"], (of["memory_python"] + of["memory_p2pd"]) / 1e6
-    looks = f"{of['lookups']:.1f} | {of['ms_median']:.0f} / {of['ms_95']:.0f}" if "lookups" in of else "- | -"
+    looks = (
+        f"{of['lookups']:.1f} | {of['ms_median']:.0f} / {of['ms_95']:.0f}"
+        if "lookups" in of
+        else "- | -"
+    )
     return (
         f"| {name} | {cpu:.1f}, {of['cpu_p2pd']:.1f} | {memory:.0f}, {of['memory_p2pd'] / 1e6:.0f} "
         f"| {of['descriptors']:.0f} | {of['traffic'] / 1e3:.1f} | {looks} | {of['load']:.0f} |"

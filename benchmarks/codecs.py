@@ -1,9 +1,10 @@
-"""Claim: coding is never what a peer waits for. Speed and error of every codec, beside a plain copy.
+"""Claim: coding is never what a peer waits for. Speed and error of every codec, beside a plain
+copy.
 
     python benchmarks/codecs.py [--numel 4000000] [--repeats 7]
 
-MB/s are of float32 values, on one thread, the median of the repeats. Errors are mean squares relative to the values'.
-Prints a table and writes out/codecs.json.
+MB/s are of float32 values, on one thread, the median of the repeats. Errors are mean squares
+relative to the values'. Prints a table and writes out/codecs.json.
 """
 
 import statistics
@@ -39,14 +40,20 @@ def relative_error(coding: FixedCodec, values: np.ndarray) -> float:
     return float(np.mean((exact - restored) ** 2) / np.mean(exact**2))
 
 
-def measure(coding: FixedCodec, gaussian: np.ndarray, student: np.ndarray, repeats: int) -> dict[str, float]:
+def measure(
+    coding: FixedCodec, gaussian: np.ndarray, student: np.ndarray, repeats: int
+) -> dict[str, float]:
     """One row of the table."""
     data, restored = bytearray(coding.coded_size(gaussian.size)), np.empty_like(gaussian)
     target = memoryview(data)
     return {
         "bits_per_value": 8 * len(data) / gaussian.size,
-        "encode_mb_s": megabytes_per_second(lambda: coding.encode(gaussian, target), gaussian.size, repeats),
-        "decode_mb_s": megabytes_per_second(lambda: coding.decode(data, restored), gaussian.size, repeats),
+        "encode_mb_s": megabytes_per_second(
+            lambda: coding.encode(gaussian, target), gaussian.size, repeats
+        ),
+        "decode_mb_s": megabytes_per_second(
+            lambda: coding.decode(data, restored), gaussian.size, repeats
+        ),
         "error_gaussian": relative_error(coding, gaussian),
         "error_student_t3": relative_error(coding, student),
     }
@@ -62,10 +69,17 @@ def main() -> None:
     gaussian = rng.standard_normal(arguments.numel).astype(np.float32)
     student = rng.standard_t(3, arguments.numel).astype(np.float32)
     copied = np.empty_like(gaussian)
-    copy = megabytes_per_second(lambda: np.copyto(copied, gaussian), arguments.numel, arguments.repeats)
-    rows = {name: measure(codec(name), gaussian, student, arguments.repeats) for name in codecs_for_groups()}
+    copy = megabytes_per_second(
+        lambda: np.copyto(copied, gaussian), arguments.numel, arguments.repeats
+    )
+    rows = {
+        name: measure(codec(name), gaussian, student, arguments.repeats)
+        for name in codecs_for_groups()
+    }
 
-    print(f"{'codec':8}{'bits':>7}{'encode MB/s':>13}{'decode MB/s':>13}{'error N(0,1)':>14}{'error t3':>11}")
+    print(
+        f"{'codec':8}{'bits':>7}{'encode MB/s':>13}{'decode MB/s':>13}{'error N(0,1)':>14}{'error t3':>11}"
+    )
     print(f"{'memcpy':8}{32:7.2f}{copy:13.0f}{copy:13.0f}{0:14.2g}{0:11.2g}")
     for name, row in rows.items():
         print(

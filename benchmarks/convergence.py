@@ -1,4 +1,5 @@
-"""Convergence of every method, in simulation: the protocol's own objects, equal tokens a replica, held-out text, 3 seeds.
+"""Convergence of every method, in simulation: the protocol's own objects, equal tokens a replica,
+held-out text, 3 seeds.
 
     python benchmarks/convergence.py               everything: 489 runs, over 4 hours of two idle cores; resumes
     python benchmarks/convergence.py --quick       a slice of each part, under 3 minutes
@@ -11,9 +12,9 @@
 ``churn``    peers come late, leave, or are slow
 ``pairing``  pairs across a hypercube, and drawn anew each time
 
-Bytes are payload bytes that one replica sends, blocks that are sent again included. All-reduce counts as a ring: 2 (n - 1) / n
-times the fp32 gradient a step. Writes JSON, Markdown and two plots to benchmarks/results (--quick: to out).
-"""
+Bytes are payload bytes that one replica sends, blocks that are sent again included. All-reduce
+counts as a ring: 2 (n - 1) / n times the fp32 gradient a step. Writes JSON, Markdown and two plots
+to benchmarks/results (--quick: to out)."""
 
 import os
 import re
@@ -52,8 +53,12 @@ def measure(job: Job) -> dict[str, Any]:
     dataset = open_data("builtin:python", "bytes", CACHE)
     # Compiling takes half a minute, once, and makes a step a third faster.
     long = job.steps * job.peers > 1000 and shutil.which("g++") is not None
-    # A look at held-out text costs as much as 30 steps: only what is plotted is looked at during the run.
-    options = {"compiled": long, "evaluations": 10 if job.part == "methods" and job.seed == 0 else 0}
+    # A look at held-out text costs as much as 30 steps: only what is plotted is looked at during
+    # the run.
+    options = {
+        "compiled": long,
+        "evaluations": 10 if job.part == "methods" and job.seed == 0 else 0,
+    }
     if job.row.name == SINGLE:
         result = single(spec, dataset, **options)
     elif job.row.name == ALLREDUCE:
@@ -68,12 +73,18 @@ def main() -> int:
     parser = kit.parser(__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--part", choices=PARTS, action="append")
-    parser.add_argument("--only", default="", help="regular expression: only runs whose key matches, e.g. /4/400/")
-    parser.add_argument("--report", action="store_true", help="print what has been measured so far; run nothing")
+    parser.add_argument(
+        "--only", default="", help="regular expression: only runs whose key matches, e.g. /4/400/"
+    )
+    parser.add_argument(
+        "--report", action="store_true", help="print what has been measured so far; run nothing"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--out", type=Path, default=None)
     arguments = parser.parse_args()
-    out = arguments.out or (kit.OUT / "convergence-quick.json" if arguments.quick else kit.RESULTS / "convergence.json")
+    out = arguments.out or (
+        kit.OUT / "convergence-quick.json" if arguments.quick else kit.RESULTS / "convergence.json"
+    )
     jobs = [job for part in arguments.part or PARTS for job in PARTS[part](arguments.quick)]
     jobs = [job for job in jobs if re.search(arguments.only, job.key)]
     jobs.sort(key=lambda job: job.peers * job.steps)
@@ -81,9 +92,18 @@ def main() -> int:
         parser.error(f"nothing has been measured yet: there is no {out}")
     results = kit.read(out)
     if not arguments.report:
-        measure_all([job for job in jobs if job.key not in results], results, out, arguments.processes)
+        measure_all(
+            [job for job in jobs if job.key not in results], results, out, arguments.processes
+        )
     report = "\n\n".join(
-        filter(None, [f"{kit.machine()}; means over the seeds.", tables(jobs, results), shares(jobs, results)])
+        filter(
+            None,
+            [
+                f"{kit.machine()}; means over the seeds.",
+                tables(jobs, results),
+                shares(jobs, results),
+            ],
+        )
     )
     out.with_suffix(".md").write_text(report + "\n")
     print(report)
@@ -101,7 +121,11 @@ def measure_all(jobs: Sequence[Job], results: dict[str, Any], out: Path, process
             job = running[future]
             results[job.key] = future.result()
             kit.write(out, results, indent=None)
-            print(f"{done}/{len(jobs)} {job.key} {results[job.key]['loss']:.3f}", file=sys.stderr, flush=True)
+            print(
+                f"{done}/{len(jobs)} {job.key} {results[job.key]['loss']:.3f}",
+                file=sys.stderr,
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""The runs that convergence.py measures: each method with its settings, who takes part, and the name of a run in the results."""
+"""The runs that convergence.py measures: each method with its settings, who takes part, and the
+name of a run in the results."""
 
 import json
 from collections.abc import Iterator
@@ -46,7 +47,13 @@ class Job:
 
 EVERY_20 = {"interval": 20, "fragments": 4, "overlap": 1, "min_steps": 5}
 WHOLE_20 = {"interval": 20, "fragments": 1, "overlap": 0, "min_steps": 5}
-STREAMING = EVERY_20 | {"outer_lr": 0.5, "momentum": 0.5, "merge": "mix", "mix": 0.5, "error_feedback": False}
+STREAMING = EVERY_20 | {
+    "outer_lr": 0.5,
+    "momentum": 0.5,
+    "merge": "mix",
+    "mix": 0.5,
+    "error_feedback": False,
+}
 LOWCOMM = EVERY_20 | {"outer_lr": 0.7, "momentum": 0.3, "merge": "mix", "mix": 0.5}
 METHODS = (
     Row(SINGLE),
@@ -56,30 +63,45 @@ METHODS = (
     Row("diloco", "diloco", WHOLE_20),
     Row("streaming-diloco fp32", "streaming-diloco", STREAMING | {"codec": "fp32"}),
     Row("streaming-diloco e3m0", "streaming-diloco", STREAMING | {"codec": "e3m0"}),
-    Row("streaming-diloco q2", "streaming-diloco", STREAMING | {"codec": "q2", "error_feedback": True}),
+    Row(
+        "streaming-diloco q2",
+        "streaming-diloco",
+        STREAMING | {"codec": "q2", "error_feedback": True},
+    ),
     Row("noloco", "noloco", WHOLE_20),
     Row("lowcomm fp32", "lowcomm", LOWCOMM | {"codec": "fp32"}),
     Row("lowcomm mod8", "lowcomm", LOWCOMM | {"codec": "mod8"}),
     Row("lowcomm mod4", "lowcomm", LOWCOMM | {"codec": "mod4"}),
     Row("lowcomm mod3", "lowcomm", LOWCOMM | {"codec": "mod3"}),
 )
-RARELY = Row("lowcomm mod4, every 100", "lowcomm", LOWCOMM | {"codec": "mod4", "interval": 100, "min_steps": 25})
+RARELY = Row(
+    "lowcomm mod4, every 100",
+    "lowcomm",
+    LOWCOMM | {"codec": "mod4", "interval": 100, "min_steps": 25},
+)
 
 
 def methods(quick: bool) -> Iterator[Job]:
-    """The matrix of methods; 8 peers over 1000 steps are left to ``wire``, for with them it took over 4 hours."""
+    """The matrix of methods; 8 peers over 1000 steps are left to ``wire``, for with them it took
+    over 4 hours."""
     for seed in (0,) if quick else SEEDS:
         for peers, steps in ((2, QUICK_STEPS),) if quick else ((4, 400), (4, 1000), (8, 400)):
             for optimizer in ("adamw",) if quick else ("adamw", "muon"):
                 for row in METHODS:
-                    if not quick or row.name in (SINGLE, ALLREDUCE, "streaming-diloco q2", "lowcomm mod4"):
+                    if not quick or row.name in (
+                        SINGLE,
+                        ALLREDUCE,
+                        "streaming-diloco q2",
+                        "lowcomm mod4",
+                    ):
                         yield Job("methods", row, optimizer, peers, steps, seed)
                 if steps == 1000:
                     yield Job("methods", RARELY, optimizer, peers, steps, seed)
 
 
-# Learning rate and momentum of Muon were tuned on seed 0 for each kind of row alike; docs/results.md tells what was tried.
-# The longer the interval, the further pairs are apart: 4 bits wrap less often than 3, and momentum begins to help.
+# Learning rate and momentum of Muon were tuned on seed 0 for each kind of row alike;
+# docs/results.md tells what was tried. The longer the interval, the further pairs are apart: 4 bits
+# wrap less often than 3, and momentum begins to help.
 RARE_PAIRS = {"codec": "mod4", "outer_lr": 0.7, "momentum": 0.3}
 WIRE = {
     "muon": (
@@ -115,7 +137,8 @@ BY_SCENE = (
 
 
 def attacks(quick: bool) -> Iterator[Job]:
-    """Three honest peers alone, and with a fourth that lies; one with a liar alone, and with one and a third that is late."""
+    """Three honest peers alone, and with a fourth that lies; one with a liar alone, and with one
+    and a third that is late."""
     for row in BY_SCENE[1:] if quick else BY_SCENE:
         for seed in (0,) if quick else SEEDS:
             for scene in (
@@ -203,7 +226,11 @@ def members(job: Job) -> list[Any]:
         case attack if attack.endswith(ONE_LATE):
             # Contributions count for 40 s, of which a step takes 25: what is late costs few steps.
             lie = _lie(attack.removesuffix(ONE_LATE))
-            return [Member(speed=0.04), Member(speed=0.04, attack=lie), Member(speed=0.04, delay=20.0)]
+            return [
+                Member(speed=0.04),
+                Member(speed=0.04, attack=lie),
+                Member(speed=0.04, delay=20.0),
+            ]
         case attack:
             return [*honest, Member(attack=attack)]
 

@@ -1,4 +1,5 @@
-"""What the runs of convergence.py say: tables, shares of all-reduce's gain, plots, and whether each claim holds.
+"""What the runs of convergence.py say: tables, shares of all-reduce's gain, plots, and whether each
+claim holds.
 
 Everything is made from the runs that were measured, be it all of them or not.
 """
@@ -27,7 +28,8 @@ def under_the_same(jobs: Sequence[Job]) -> dict[Circumstances, list[Job]]:
 
 
 def measured(jobs: Sequence[Job], results: Results) -> Rows:
-    """What is there of jobs that can be compared; rows in the order of the jobs, seeds in theirs."""
+    """What is there of jobs that can be compared; rows in the order of the jobs, seeds in
+    theirs."""
     rows: Rows = {}
     for job in sorted(jobs, key=lambda job: job.seed):
         if job.key in results:
@@ -37,7 +39,9 @@ def measured(jobs: Sequence[Job], results: Results) -> Rows:
 
 def together(*rows: dict[int, Any]) -> list[tuple[Any, ...]]:
     """Results of some rows side by side, of the seeds that all of them have."""
-    return [tuple(row[seed] for row in rows) for seed in rows[0] if all(seed in row for row in rows)]
+    return [
+        tuple(row[seed] for row in rows) for seed in rows[0] if all(seed in row for row in rows)
+    ]
 
 
 def seeds_there(label: str, jobs: Sequence[Job], rows: Rows) -> str:
@@ -50,9 +54,12 @@ def seeds_there(label: str, jobs: Sequence[Job], rows: Rows) -> str:
 
 
 def tables(jobs: Sequence[Job], results: Results) -> str:
-    """Markdown: a table for each part, optimizer, number of peers and length; figures are means over the seeds."""
+    """Markdown: a table for each part, optimizer, number of peers and length; figures are means
+    over the seeds."""
     groups = under_the_same(jobs).items()
-    return "\n\n".join(table(title, group, rows) for title, group in groups if (rows := measured(group, results)))
+    return "\n\n".join(
+        table(title, group, rows) for title, group in groups if (rows := measured(group, results))
+    )
 
 
 def table(title: Circumstances, jobs: Sequence[Job], rows: Rows) -> str:
@@ -61,7 +68,8 @@ def table(title: Circumstances, jobs: Sequence[Job], rows: Rows) -> str:
     lines = [
         f"**{part}, {optimizer}, {peers} peers, {steps} steps**",
         "",
-        "| method | loss: mean (min to max) | averaged | spread | worst block | MB sent | of all-reduce |",
+        "| method | loss: mean (min to max) | averaged | spread | worst block | MB sent | of "
+        "all-reduce |",
         "|---|---|---|---|---|---|---|",
     ]
     full = [one["bytes_sent"] for one in rows.get(ALLREDUCE, {}).values()]
@@ -84,7 +92,8 @@ def table(title: Circumstances, jobs: Sequence[Job], rows: Rows) -> str:
 
 
 def shares(jobs: Sequence[Job], results: Results) -> str:
-    """How much of all-reduce's gain over a single replica each row of ``wire`` leaves, and for how many of its bytes."""
+    """How much of all-reduce's gain over a single replica each row of ``wire`` leaves, and for how
+    many of its bytes."""
     lines: list[str] = []
     for (part, optimizer, peers, _), group in sorted(under_the_same(jobs).items()):
         rows = measured(group, results) if part == "wire" else {}
@@ -93,7 +102,8 @@ def shares(jobs: Sequence[Job], results: Results) -> str:
             if gains and label not in (SINGLE, ALLREDUCE):
                 told = " / ".join(f"{100 * gain:.0f}" for gain in gains)
                 lines.append(
-                    f"- {optimizer}, {peers} peers, {label}{seeds_there(label, group, rows)}: {100 * mean(gains):.1f} %"
+                    f"- {optimizer}, {peers} peers, {label}{seeds_there(label, group, rows)}: "
+                    f"{100 * mean(gains):.1f} %"
                     f" ({told}) of all-reduce's gain for 1/{1 / mean(bytes_):.0f} of its bytes"
                 )
     return "\n".join(lines)
@@ -103,14 +113,17 @@ def gained(rows: Rows, label: str) -> list[float]:
     """How much of all-reduce's gain over a single replica a row leaves, seed by seed."""
     return [
         (alone["loss"] - one["loss"]) / (alone["loss"] - full["loss"])
-        for alone, full, one in together(rows.get(SINGLE, {}), rows.get(ALLREDUCE, {}), rows.get(label, {}))
+        for alone, full, one in together(
+            rows.get(SINGLE, {}), rows.get(ALLREDUCE, {}), rows.get(label, {})
+        )
     ]
 
 
 def sent(rows: Rows, label: str) -> list[float]:
     """Bytes of a row as a share of all-reduce's, seed by seed."""
     return [
-        one["bytes_sent"] / full["bytes_sent"] for one, full in together(rows.get(label, {}), rows.get(ALLREDUCE, {}))
+        one["bytes_sent"] / full["bytes_sent"]
+        for one, full in together(rows.get(label, {}), rows.get(ALLREDUCE, {}))
     ]
 
 
@@ -145,7 +158,8 @@ class Case(NamedTuple):
 
 
 Claim = tuple[str, float | None, float]
-"""What is claimed, its value (None: what it is compared with was not measured), and the most that it may be."""
+"""What is claimed, its value (None: what it is compared with was not measured), and the most that
+it may be."""
 
 
 def claim(jobs: Sequence[Job], results: Results) -> int:
@@ -200,11 +214,20 @@ def _of_scenes(case: Case) -> Iterator[Claim]:
     if case.job.scene == calm or name == SINGLE:
         return
     alone = case.beside(SINGLE)
-    yield f"{part}, {name}: loss against alone", max(result["losses"]) / alone["loss"] if alone else None, 1.01
+    yield (
+        f"{part}, {name}: loss against alone",
+        max(result["losses"]) / alone["loss"] if alone else None,
+        1.01,
+    )
     without = case.beside(f"{name}, {calm}")
-    yield f"{part}, {name}: loss against {calm}", result["loss"] / without["loss"] if without else None, bound
+    yield (
+        f"{part}, {name}: loss against {calm}",
+        result["loss"] / without["loss"] if without else None,
+        bound,
+    )
     if part == "attacks" and case.job.scene.endswith("one late"):
-        # A refused member costs its group the shard that it owns, each time: there its members part.
+        # A refused member costs its group the shard that it owns, each time: there its members
+        # part.
         yield f"{part}, {name}, one late: weight spread", result["spread"], 1e-2
     elif part == "attacks":
         yield f"{part}, {name}: weight spread", result["spread"], 6e-3
@@ -237,7 +260,8 @@ def _mean(values: Iterator[float]) -> float | None:
 
 
 def plot(jobs: Sequence[Job], results: Results, folder: Path) -> None:
-    """Loss against tokens, and against bytes, of the first seed of the longest runs of ``methods``."""
+    """Loss against tokens, and against bytes, of the first seed of the longest runs of
+    ``methods``."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -247,8 +271,15 @@ def plot(jobs: Sequence[Job], results: Results, folder: Path) -> None:
     if not calm:
         return
     first = min(calm, key=lambda job: (job.peers, -job.steps, job.seed))
-    calm = [job for job in calm if (job.peers, job.steps, job.seed) == (first.peers, first.steps, first.seed)]
-    optimizers, names = sorted({job.optimizer for job in calm}), list(dict.fromkeys(job.row.name for job in calm))
+    calm = [
+        job
+        for job in calm
+        if (job.peers, job.steps, job.seed) == (first.peers, first.steps, first.seed)
+    ]
+    optimizers, names = (
+        sorted({job.optimizer for job in calm}),
+        list(dict.fromkeys(job.row.name for job in calm)),
+    )
     colors = dict(zip(names, pyplot.get_cmap("tab20").colors, strict=False))
     for what, title, file in (
         ("tokens", "tokens a replica", "loss-tokens"),
@@ -260,17 +291,25 @@ def plot(jobs: Sequence[Job], results: Results, folder: Path) -> None:
         lines: dict[str, Any] = {}
         for axis, optimizer in zip(axes[0], optimizers, strict=True):
             for job in calm:
-                points = [(point[what], point["loss"]) for point in results[job.key]["curve"] if point[what]]
+                points = [
+                    (point[what], point["loss"])
+                    for point in results[job.key]["curve"]
+                    if point[what]
+                ]
                 if points and job.optimizer == optimizer:
                     name = job.row.name
-                    (lines[name],) = axis.plot(*zip(*points, strict=True), label=name, color=colors[name])
+                    (lines[name],) = axis.plot(
+                        *zip(*points, strict=True), label=name, color=colors[name]
+                    )
             axis.set(
                 title=f"{optimizer}, {first.peers} peers, {first.steps} steps",
                 xlabel=title,
                 ylabel="held-out loss, nats a byte",
             )
             axis.set_xscale("log" if what == "bytes_sent" else "linear")
-        axes[0][-1].legend(handles=list(lines.values()), fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axes[0][-1].legend(
+            handles=list(lines.values()), fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0)
+        )
         figure.tight_layout()
         figure.savefig(folder / f"{file}.png", dpi=110)
         pyplot.close(figure)

@@ -1,7 +1,8 @@
-"""The ends of a measurement: processes that do what a line says, and nodes that carry contents and train nothing.
+"""The ends of a measurement: processes that do what a line says, and nodes that carry contents and
+train nothing.
 
-transport.py, links.py and limits.py differ in what they measure and over which line; their ends are these.
-"""
+transport.py, links.py and limits.py differ in what they measure and over which line; their ends are
+these."""
 
 import argparse
 import asyncio
@@ -34,7 +35,8 @@ def ask(child: subprocess.Popen[str], request: dict[str, Any]) -> dict[str, Any]
 
 
 def answer(child: subprocess.Popen[str]) -> dict[str, Any]:
-    """What an end says. Raises RuntimeError if it has gone; who says nothing within ANSWER_DEADLINE is killed."""
+    """What an end says. Raises RuntimeError if it has gone; who says nothing within ANSWER_DEADLINE
+    is killed."""
     assert child.stdout is not None
     watchdog = Timer(ANSWER_DEADLINE, child.kill)
     watchdog.start()
@@ -111,12 +113,19 @@ def set_up() -> None:
 
 
 class End:
-    """What a node has of an exchange: identity, p2pd, tunnels, server and channels. What a ``Swap`` carries is left to the heir."""
+    """What a node has of an exchange: identity, p2pd, tunnels, server and channels. What a ``Swap``
+    carries is left to the heir."""
 
     def __init__(
-        self, name: str, folder: Path, listen: Sequence[str], host: str = "127.0.0.1", **discovery: Any
+        self,
+        name: str,
+        folder: Path,
+        listen: Sequence[str],
+        host: str = "127.0.0.1",
+        **discovery: Any,
     ) -> None:
-        """``listen``: where p2pd listens; none: there is no p2pd, and peers are called directly alone."""
+        """``listen``: where p2pd listens; none: there is no p2pd, and peers are called directly
+        alone."""
         # Not above: an end with plain sockets needs none of this.
         from lowcomm_node.dht.hivemind import HivemindDiscovery
         from lowcomm_node.storage.files import load_or_create_identity
@@ -125,7 +134,9 @@ class End:
 
         key = folder / f"{name}.key"
         self.identity = load_or_create_identity(key)
-        self.discovery = HivemindDiscovery(identity=self.identity, key_file=key, listen=listen, **discovery)
+        self.discovery = HivemindDiscovery(
+            identity=self.identity, key_file=key, listen=listen, **discovery
+        )
         self.tunnels = Tunnels(self.discovery, RUN)
         self.gatekeeper = Gatekeeper(self.identity, RUN, time)
         self.certificate = make_certificate(datetime.datetime.now(datetime.UTC))
@@ -144,7 +155,9 @@ class End:
         from lowcomm_node.transport.service import ExchangeService
 
         options = tuple(flow or FREE_FLOW)
-        self.channels = Channels(self.gatekeeper, self.tunnels if self._has_p2pd else None, flow=options)
+        self.channels = Channels(
+            self.gatekeeper, self.tunnels if self._has_p2pd else None, flow=options
+        )
         service = ExchangeService(self.gatekeeper, self, self.tunnels)
         self.server = ExchangeServer(self.certificate, service, options)
         self._listens = True
@@ -184,7 +197,8 @@ class End:
 
 
 def record_of(told: dict[str, Any], addresses: Sequence[str], entry_points: Sequence[str]) -> Any:
-    """The record of an end in another process, by what that has told: ``peer``, and ``certificate`` in hexadecimal."""
+    """The record of an end in another process, by what that has told: ``peer``, and ``certificate``
+    in hexadecimal."""
     from lowcomm_protocol.peers.records import PeerInfo, Phase
 
     return PeerInfo(

@@ -1,13 +1,15 @@
-"""What a flood costs a node: a real swarm of two on loopback, and a hostile client (flooding.py) at one of them.
+"""What a flood costs a node: a real swarm of two on loopback, and a hostile client (flooding.py) at
+one of them.
 
     python benchmarks/flood.py [--rounds 3] [--seconds 20] [--calls 10000]
 
-Phases of equal length take turns: calm, with a process that burns as much as the client has of late, at the same low priority; and
-flood. So both share the processor with a stranger alike, and what is left of the difference is what the node spends. Measured
-are the steps of the flooded node in each phase, the exchanges of both nodes that were applied meanwhile (with each other: the
-client's never are), the private memory of its daemon, trainer and p2pd together, and the processor's seconds that daemon and p2pd
-take in a second: on a machine that has nothing to spare, training loses no more than the difference.
-"""
+Phases of equal length take turns: calm, with a process that burns as much as the client has of
+late, at the same low priority; and flood. So both share the processor with a stranger alike, and
+what is left of the difference is what the node spends. Measured are the steps of the flooded node
+in each phase, the exchanges of both nodes that were applied meanwhile (with each other: the
+client's never are), the private memory of its daemon, trainer and p2pd together, and the
+processor's seconds that daemon and p2pd take in a second: on a machine that has nothing to spare,
+training loses no more than the difference."""
 
 import json
 import statistics
@@ -24,9 +26,11 @@ from flooding import certificate_of
 MIB = 2**20
 MAX_GROWTH, MAX_SLOWER = 64 * MIB, 0.10
 SETTLE = 5.0
-"""Seconds between two phases: what a flood has left behind (connections, calls that run out) must not count as calm."""
+"""Seconds between two phases: what a flood has left behind (connections, calls that run out) must
+not count as calm."""
 POLL = 0.5
-"""Seconds between two looks at memory, whose peak nothing tells, or at a node's count of exchanges."""
+"""Seconds between two looks at memory, whose peak nothing tells, or at a node's count of
+exchanges."""
 NICE = 10
 """Priority of the client, and of what burns in its place."""
 HOG = """
@@ -43,12 +47,15 @@ while True:
 
 
 def main() -> int:
-    """Measure; 1 if memory grows by more or training is slower than promised, or exchanges do not go on."""
+    """Measure; 1 if memory grows by more or training is slower than promised, or exchanges do not
+    go on."""
     parser = kit.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0, help="of each phase")
     parser.add_argument("--calls", type=int, default=10_000, help="in all rounds together")
-    parser.add_argument("--connections", type=int, default=1000, help="half-open, of each kind, in each flood")
+    parser.add_argument(
+        "--connections", type=int, default=1000, help="half-open, of each kind, in each flood"
+    )
     parser.add_argument("--out", type=Path, default=kit.RESULTS / "flood.json")
     arguments = parser.parse_args()
     often = ("--checkpoint-every", "100000", "--exchange-deadline", "15")
@@ -68,7 +75,10 @@ def tell(result: dict[str, Any]) -> int:
     fewest = min(phase["exchanges"] for phase in result["phases"] if phase["kind"] == "flood")
     print(f"memory at its peak was {growth / MIB:.1f} MiB above that of the first calm")
     print(f"training was {slower:.1%} slower (median of pairs)")
-    print(f"refused: {result['refusals']}\nhow calls and connections ended: {json.dumps(result['ends'])}")
+    print(
+        f"refused: {result['refusals']}\nhow calls and connections ended: "
+        f"{json.dumps(result['ends'])}"
+    )
     return int(growth > MAX_GROWTH or slower > MAX_SLOWER or fewest == 0)
 
 
@@ -100,13 +110,19 @@ class Flooded:
         """Calm and flood in turn."""
         self.node.until(lambda status: status["exchanges"]["completed"] >= 3, "three exchanges")
         (self.node.home / "certificate").write_text(certificate_of(self.status()["addresses"][0]))
-        # What every node needs once, such as a checkpoint for a joiner or a second channel, is not the flood's. As hard as
-        # those that count, so that the first calm is spent beside as much as the others.
-        print("phase   steps/s  exchanges  private MiB  CPU s/s: daemon  p2pd  stranger", flush=True)
+        # What every node needs once, such as a checkpoint for a joiner or a second channel, is not
+        # the flood's. As hard as those that count, so that the first calm is spent beside as much
+        # as the others.
+        print(
+            "phase   steps/s  exchanges  private MiB  CPU s/s: daemon  p2pd  stranger", flush=True
+        )
         self._phase("flood", seconds / 2, calls // rounds // 2, connections // 2)
         kinds = ["calm", "flood"] * rounds
         phases = [self._phase(kind, seconds, calls // rounds, connections) for kind in kinds]
-        pairs = [(phases[i]["steps_per_second"], phases[i + 1]["steps_per_second"]) for i in range(0, len(phases), 2)]
+        pairs = [
+            (phases[i]["steps_per_second"], phases[i + 1]["steps_per_second"])
+            for i in range(0, len(phases), 2)
+        ]
         ends: dict[str, int] = {}
         for phase in phases:
             for end, count in phase.pop("ends").items():
@@ -129,7 +145,12 @@ class Flooded:
             assert other.stdin is not None and other.stdout is not None
             try:
                 assert other.stdout.readline() == b"ready\n", "the client has gone"
-                before, spent, began, peak = self.status(), self.spent(), time.monotonic(), self.memory()
+                before, spent, began, peak = (
+                    self.status(),
+                    self.spent(),
+                    time.monotonic(),
+                    self.memory(),
+                )
                 burnt = sum(psutil.Process(other.pid).cpu_times()[:2])
                 other.stdin.write(b"\n")
                 other.stdin.flush()
@@ -137,7 +158,9 @@ class Flooded:
                     time.sleep(min(POLL, seconds / 4))
                     peak = max(peak, self.memory())
                 after, took = self.status(), time.monotonic() - began
-                of_daemon, of_p2pd = ((now - then) / took for now, then in zip(self.spent(), spent, strict=True))
+                of_daemon, of_p2pd = (
+                    (now - then) / took for now, then in zip(self.spent(), spent, strict=True)
+                )
                 share = (sum(psutil.Process(other.pid).cpu_times()[:2]) - burnt) / took
                 self.client_share = share if kind == "flood" else self.client_share
                 told = b"" if kind == "calm" else other.stdout.readline()
@@ -150,11 +173,16 @@ class Flooded:
             "exchanges": after["exchanges"]["completed"] - before["exchanges"]["completed"],
             "memory": self.memory(), "peak": peak, "ends": json.loads(told)["ends"] if kind == "flood" else {},
         }  # fmt: skip
-        mib, shown = phase["memory"] / MIB, f"{kind:6}  {phase['steps_per_second']:7.2f}  {phase['exchanges']:9}"
+        mib, shown = (
+            phase["memory"] / MIB,
+            f"{kind:6}  {phase['steps_per_second']:7.2f}  {phase['exchanges']:9}",
+        )
         print(f"{shown}  {mib:11.1f}  {of_daemon:14.2f} {of_p2pd:5.2f} {share:8.2f}", flush=True)
         return phase
 
-    def _client(self, status: dict[str, Any], seconds: float, calls: int, connections: int) -> list[str]:
+    def _client(
+        self, status: dict[str, Any], seconds: float, calls: int, connections: int
+    ) -> list[str]:
         (run,) = (self.node.home / "runs").glob("*/run.json")
         dht = next(one.split("/")[4] for one in status["entry_points"] if "/tcp/" in one)
         return [

@@ -1,12 +1,14 @@
-"""A hostile client: floods one node in every way that is known to us, at a bounded rate, and tells what became of it.
+"""A hostile client: floods one node in every way that is known to us, at a bounded rate, and tells
+what became of it.
 
-    python benchmarks/flooding.py HOST:PORT PEER_ID run.json --seconds 20 --calls 3000 [--dht-port N]
+    python benchmarks/flooding.py HOST:PORT PEER_ID run.json --seconds 20 --calls 3000 [--dht-port
+    N]
 
-At once: calls without a credential, with garbage, replayed, good ones, and those that say no hello; TCP and TLS connections that
-go no further; streams that begin and say nothing; exchanges that drip or announce what can't be; messages that are too large;
-snapshots from absurd offsets; pings without an end; connections to the port of the DHT. It is a peer of an open run, as anybody
-may be. It says that it is ready, and begins when a line comes in.
-"""
+At once: calls without a credential, with garbage, replayed, good ones, and those that say no hello;
+TCP and TLS connections that go no further; streams that begin and say nothing; exchanges that drip
+or announce what can't be; messages that are too large; snapshots from absurd offsets; pings without
+an end; connections to the port of the DHT. It is a peer of an open run, as anybody may be. It says
+that it is ready, and begins when a line comes in."""
 
 import asyncio
 import json
@@ -41,7 +43,8 @@ DRIP = 0.2
 AGAIN = 1.0
 """Seconds until what was turned away is tried again."""
 MOST_CALLS = 4000
-"""That wait for an answer at once; where connections are dropped unanswered, all wait for as long as they may."""
+"""That wait for an answer at once; where connections are dropped unanswered, all wait for as long
+as they may."""
 ENOUGH = 1 << 20
 
 
@@ -49,7 +52,14 @@ class Flood:
     """One hostile peer, with one identity and as many connections as it likes."""
 
     def __init__(
-        self, address: str, callee: str, spec: RunSpec, seconds: float, calls: int, parameters: int, certificate: str
+        self,
+        address: str,
+        callee: str,
+        spec: RunSpec,
+        seconds: float,
+        calls: int,
+        parameters: int,
+        certificate: str,
     ) -> None:
         self.address, self.callee, self.spec = address, callee, spec
         self.host, _, port = address.rpartition(":")
@@ -128,7 +138,8 @@ class Flood:
         stub, began = ExchangeStub(self.channel()), time.monotonic()
         replayed = self.metadata()
         await self._count(
-            "introduces itself", lambda: self._introduce(stub, self.identity, swarm_step=1 << 50, steps=1 << 50)
+            "introduces itself",
+            lambda: self._introduce(stub, self.identity, swarm_step=1 << 50, steps=1 << 50),
         )
         kinds: list[tuple[str, Callable[[], Any]]] = [
             ("no credential", lambda: ()),
@@ -143,12 +154,15 @@ class Flood:
                 work = self._count("no hello", lambda: self._no_hello(stub))
             else:
                 work = self._count(
-                    name, lambda make=make: stub.Describe(pb.Introduction(), metadata=make(), timeout=10)
+                    name,
+                    lambda make=make: stub.Describe(pb.Introduction(), metadata=make(), timeout=10),
                 )
             task = asyncio.create_task(work)
             running.add(task)
             task.add_done_callback(running.discard)
-            await asyncio.sleep(max(0.0, began + number * self.seconds / self.calls * 0.9 - time.monotonic()))
+            await asyncio.sleep(
+                max(0.0, began + number * self.seconds / self.calls * 0.9 - time.monotonic())
+            )
             if len(running) > MOST_CALLS:
                 await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         if running:
@@ -165,13 +179,20 @@ class Flood:
     async def _introduce(self, stub: Any, who: Identity, **claims: Any) -> None:
         now = time.time()
         info = PeerInfo(
-            peer_id=who.peer_id, run_id=self.spec.run_id, phase=Phase.TRAINING, issued=now, expires=now + 300, **claims
+            peer_id=who.peer_id,
+            run_id=self.spec.run_id,
+            phase=Phase.TRAINING,
+            issued=now,
+            expires=now + 300,
+            **claims,
         )
         record = pb.SignedRecord.FromString(write_record(info, who))
         metadata = Gatekeeper(who, self.spec.run_id, time.time).credential_for(self.callee)
         await stub.Describe(pb.Introduction(record=record), metadata=metadata, timeout=10)
 
-    async def _connect(self, name: str, port: int, count: int, context: ssl.SSLContext | None) -> None:
+    async def _connect(
+        self, name: str, port: int, count: int, context: ssl.SSLContext | None
+    ) -> None:
         """Connections that go no further."""
         held: list[asyncio.StreamWriter] = []
         try:
@@ -179,7 +200,10 @@ class Flood:
                 try:
                     async with asyncio.timeout(5):
                         _, writer = await asyncio.open_connection(
-                            self.host, port, ssl=context, server_hostname=SERVER_NAME if context else None
+                            self.host,
+                            port,
+                            ssl=context,
+                            server_hostname=SERVER_NAME if context else None,
                         )
                     held.append(writer)
                     self.ends[f"{name}: connected"] += 1
@@ -192,25 +216,38 @@ class Flood:
                 writer.transport.abort()
 
     async def _half_open(self) -> None:
-        """Calls that begin and say nothing, with and without a credential, on connections of their own."""
+        """Calls that begin and say nothing, with and without a credential, on connections of their
+        own."""
         channel = self.channel()
         while not self.over:
-            methods = [channel.stream_stream(PATH + method) for method in ("Describe", "Fetch", "Swap", "Ping")]
-            calls = [call(metadata=metadata) for call in methods for metadata in (None, self.metadata())]
+            methods = [
+                channel.stream_stream(PATH + method)
+                for method in ("Describe", "Fetch", "Swap", "Ping")
+            ]
+            calls = [
+                call(metadata=metadata) for call in methods for metadata in (None, self.metadata())
+            ]
             for call in calls:
                 self.ends[f"half-open: {(await call.code()).name}"] += 1
             await asyncio.sleep(0.2)
 
     async def _swaps(self) -> None:
         """Exchanges that are accepted, and then drip, or announce what can't be."""
-        stub, keeper, number = ExchangeStub(self.channel()), Gatekeeper(self.quiet, self.spec.run_id, time.time), 0
+        stub, keeper, number = (
+            ExchangeStub(self.channel()),
+            Gatekeeper(self.quiet, self.spec.run_id, time.time),
+            0,
+        )
         await self._introduce(stub, self.quiet)
         state = await self._manifest(stub, keeper)
         while not self.over:
             number += 1
             call = stub.Swap(metadata=keeper.credential_for(self.callee), timeout=60)
             offer = self.offer(state.plan.hex(), state.swarm_step)
-            await self._count("drip", lambda call=call, number=number, offer=offer: self._drip(call, offer, number))
+            await self._count(
+                "drip",
+                lambda call=call, number=number, offer=offer: self._drip(call, offer, number),
+            )
             call.cancel()
             await asyncio.sleep(0.1)
 
@@ -266,7 +303,9 @@ class Flood:
             call = stub.Fetch(metadata=self.metadata(), timeout=30)
             with suppress(aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(pb.FetchRequest(enter=pb.Enter()))
-                await call.write(pb.FetchRequest(wanted=pb.Wanted(piece=(1 << 32) - 1, offset=(1 << 64) - 1)))
+                await call.write(
+                    pb.FetchRequest(wanted=pb.Wanted(piece=(1 << 32) - 1, offset=(1 << 64) - 1))
+                )
                 while isinstance(await call.read(), pb.FetchReply):
                     pass
             self.ends[f"absurd fetch: {(await call.code()).name}"] += 1
@@ -318,19 +357,34 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--connections", type=int, default=1000, help="half-open, of each kind")
     parser.add_argument("--parameters", type=int, default=1, help="of the model")
-    parser.add_argument("--certificate", type=Path, help="of the node, if it is known; else it is asked for it")
+    parser.add_argument(
+        "--certificate", type=Path, help="of the node, if it is known; else it is asked for it"
+    )
     parser.add_argument("--dht-port", type=int, default=0)
     arguments = parser.parse_args()
     spec = read_signed_run(arguments.run.read_bytes()).spec
-    pem = arguments.certificate.read_text() if arguments.certificate else certificate_of(arguments.address)
+    pem = (
+        arguments.certificate.read_text()
+        if arguments.certificate
+        else certificate_of(arguments.address)
+    )
     flood = Flood(
-        arguments.address, arguments.peer_id, spec, arguments.seconds, arguments.calls, arguments.parameters, pem
+        arguments.address,
+        arguments.peer_id,
+        spec,
+        arguments.seconds,
+        arguments.calls,
+        arguments.parameters,
+        pem,
     )
     print("ready", flush=True)
     sys.stdin.readline()
     flood.until = time.monotonic() + arguments.seconds
     asyncio.run(flood.run(arguments.dht_port, arguments.connections))
-    print(json.dumps({"peer_id": flood.identity.peer_id, "ends": dict(sorted(flood.ends.items()))}), flush=True)
+    print(
+        json.dumps({"peer_id": flood.identity.peer_id, "ends": dict(sorted(flood.ends.items()))}),
+        flush=True,
+    )
     os._exit(0)  # as whoever floods would: nothing is said to the other end
 
 

@@ -1,7 +1,8 @@
-"""What the benchmarks share: arguments, the machine in words, results in files, and nodes that are always ended.
+"""What the benchmarks share: arguments, the machine in words, results in files, and nodes that are
+always ended.
 
-A script is a claim: it imports this first, which also makes tests/helpers and the laboratory of tests/net known.
-"""
+A script is a claim: it imports this first, which also makes tests/helpers and the laboratory of
+tests/net known."""
 
 import argparse
 import json
@@ -24,7 +25,9 @@ sys.path[:0] = [str(ROOT / "tests" / "net"), str(ROOT / "tests")]
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """A parser that shows the docstring of its script as it was written."""
-    return argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def machine() -> str:

@@ -1,14 +1,15 @@
-"""Whether a node keeps to its owner's limits on traffic, as the kernel counts the bytes of its sockets.
+"""Whether a node keeps to its owner's limits on traffic, as the kernel counts the bytes of its
+sockets.
 
     python benchmarks/limits.py [--quick]
 
-Two nodes on loopback, over TLS or through p2pd; contents go one way as fast as the limited node lets them, over one stream or
-four, two of which the limited node has called itself. Every quarter of a second the kernel is asked (``ss``) how many bytes the
-sockets of the limited node have carried. *First* counts the 10 s from the first call on, *worst* is the stretch of 10 s that
-is furthest off. Those bytes hold contents, messages, HTTP/2 and TLS, or libp2p's own encryption; *around* is what comes on
-top of contents. *No limit* is what went through the same sockets before, without one. The last rows change the limit while
-contents are under way.
-"""
+Two nodes on loopback, over TLS or through p2pd; contents go one way as fast as the limited node
+lets them, over one stream or four, two of which the limited node has called itself. Every quarter
+of a second the kernel is asked (``ss``) how many bytes the sockets of the limited node have
+carried. *First* counts the 10 s from the first call on, *worst* is the stretch of 10 s that is
+furthest off. Those bytes hold contents, messages, HTTP/2 and TLS, or libp2p's own encryption;
+*around* is what comes on top of contents. *No limit* is what went through the same sockets before,
+without one. The last rows change the limit while contents are under way."""
 
 import asyncio
 import datetime
@@ -126,28 +127,46 @@ def carried(limited: Node, other: Node) -> dict[str, int]:
 
 
 def sockets(mark: str) -> list[tuple[int, int]]:
-    """Bytes acknowledged and received by the TCP sockets whose line, up to the far address, has a mark."""
-    told = subprocess.run(["ss", "-tinpHO"], capture_output=True, text=True, check=True, timeout=30).stdout
+    """Bytes acknowledged and received by the TCP sockets whose line, up to the far address, has a
+    mark."""
+    told = subprocess.run(
+        ["ss", "-tinpHO"], capture_output=True, text=True, check=True, timeout=30
+    ).stdout
     found = []
     for line in told.splitlines():
         state, _, _, near, _, *rest = line.split()
         if state == "ESTAB" and (mark in f"{near} " or ("pid=" in mark and mark in " ".join(rest))):
-            count = {name: int(value) for name, value in re.findall(r"bytes_(acked|received):(\d+)", line)}
+            count = {
+                name: int(value)
+                for name, value in re.findall(r"bytes_(acked|received):(\d+)", line)
+            }
             found.append((count.get("acked", 0), count.get("received", 0)))
     return found
 
 
-async def measure(route: str, way: str, rate: str, streams: int, change: str = "") -> dict[str, Any]:
+async def measure(
+    route: str, way: str, rate: str, streams: int, change: str = ""
+) -> dict[str, Any]:
     """One row. With ``change`` the rate becomes that after 5 s, and seconds count from then on."""
     allowed = read_rate(change or rate)
     assert allowed is not None
-    async with pouring(route, way, read_rate(rate), streams, int(min(8e6, allowed * 2))) as (limited, other, tasks):
+    async with pouring(route, way, read_rate(rate), streams, int(min(8e6, allowed * 2))) as (
+        limited,
+        other,
+        tasks,
+    ):
         if change:
             await asyncio.sleep(5.0)
             await limited.limit(way, allowed)
         row = await _watch(limited, other, way, allowed, tasks)
     shown = f"{rate} -> {change}" if change else rate
-    return row | {"route": route, "way": way, "streams": streams, "limit": shown, "load": os.getloadavg()[0]}
+    return row | {
+        "route": route,
+        "way": way,
+        "streams": streams,
+        "limit": shown,
+        "load": os.getloadavg()[0],
+    }
 
 
 async def measure_open(route: str, way: str, streams: int) -> float:
@@ -177,7 +196,10 @@ async def pouring(
             # Both directions are connected before, so that this counts no handshake.
             await limited.channels.stub(other.info())
             await other.channels.stub(limited.info())
-            tasks = [asyncio.create_task(_one(limited, other, way, number, size)) for number in range(streams)]
+            tasks = [
+                asyncio.create_task(_one(limited, other, way, number, size))
+                for number in range(streams)
+            ]
             stack.push_async_callback(_end, tasks)
             yield limited, other, tasks
 
@@ -185,7 +207,9 @@ async def pouring(
 async def _one(limited: Node, other: Node, way: str, number: int, size: int) -> None:
     """Streams are called by the other end and by the limited one in turn."""
     caller, callee = (limited, other) if number % 2 else (other, limited)
-    await caller.call(callee, TO_CALLEE if (way == "up") == (caller is limited) else TO_CALLER, size)
+    await caller.call(
+        callee, TO_CALLEE if (way == "up") == (caller is limited) else TO_CALLER, size
+    )
 
 
 async def _end(tasks: list[asyncio.Task[None]]) -> None:
@@ -238,8 +262,10 @@ def _rate(begin: tuple[float, int], end: tuple[float, int]) -> float:
 def show(row: dict[str, Any]) -> None:
     """A line of the table."""
     print(
-        f"{row['route']:8} {row['way']:5} {row['streams']:7} {row['limit']:>16} {write_rate(row['first']):>12} "
-        f"{row['first_error']:+8.1%} {write_rate(row['worst']):>12} {row['worst_error']:+8.1%} {row['around']:8.2%} "
+        f"{row['route']:8} {row['way']:5} {row['streams']:7} {row['limit']:>16} "
+        f"{write_rate(row['first']):>12} "
+        f"{row['first_error']:+8.1%} {write_rate(row['worst']):>12} {row['worst_error']:+8.1%} "
+        f"{row['around']:8.2%} "
         f"{write_rate(row['open']):>10} {row['load']:5.1f}",
         flush=True,
     )
@@ -263,7 +289,8 @@ def main() -> None:
     plan += [("direct", "down", "none", 1, "20Mbit")]
     print(f"{kit.machine()}; load {os.getloadavg()[0]:.1f}")
     print(
-        f"{'route':8} {'way':5} {'streams':>7} {'limit':>16} {'first 10 s':>12} {'off':>8} {'worst 10 s':>12} {'off':>8} "
+        f"{'route':8} {'way':5} {'streams':>7} {'limit':>16} {'first 10 s':>12} {'off':>8} "
+        f"{'worst 10 s':>12} {'off':>8} "
         f"{'around':>8} {'no limit':>10}  load"
     )
     rows: list[dict[str, Any]] = []
@@ -282,7 +309,9 @@ def main() -> None:
         }
         # A line a row: the samples are many.
         rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
-        RESULT.write_text(json.dumps(content | {"rows": []}, indent=1).replace("[]", f"[\n  {rows}\n ]"))
+        RESULT.write_text(
+            json.dumps(content | {"rows": []}, indent=1).replace("[]", f"[\n  {rows}\n ]")
+        )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""What an exchange gets of an emulated link of 200 Mbit/s and 50 ms: 64 MB in each direction at once. Needs root.
+"""What an exchange gets of an emulated link of 200 Mbit/s and 50 ms: 64 MB in each direction at
+once. Needs root.
 
     python benchmarks/links.py [--megabytes 64] [--runs 3] [--only clean-direct ...]
 
-Two hosts in network namespaces, joined by a link with 25 ms each way (50 ms there and back), and each with a node's real
-channels, server, tunnels and p2pd. A call of the Exchange service carries contents both ways at once, in chunks as exchanges
-send them. Beside it, in the same run over the same link: one TCP connection that does the same with plain sockets, and one
-stream of libp2p, of which tunnels are made.
+Two hosts in network namespaces, joined by a link with 25 ms each way (50 ms there and back), and
+each with a node's real channels, server, tunnels and p2pd. A call of the Exchange service carries
+contents both ways at once, in chunks as exchanges send them. Beside it, in the same run over the
+same link: one TCP connection that does the same with plain sockets, and one stream of libp2p, of
+which tunnels are made.
 
     clean    no loss; TCP with reno, close to what most machines have, and with bbr, where the kernel has it
     lossy    1 % of packets lost in each direction
@@ -37,7 +39,8 @@ CHUNK = 256 * 1024
 DEADLINE = 570.0
 OUT = kit.RESULTS / "links.json"
 WARM = 4
-"""Calls before those that count where the node chooses: one by each route, and one to see what came of that."""
+"""Calls before those that count where the node chooses: one by each route, and one to see what came
+of that."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,11 @@ WAYS = {
     "lossy-chosen": Way("chosen", loss=LOSS, goal="30 Mbit/s, by the route that it chose"),
     "lossy-raw-bbr": Way("raw", loss=LOSS, congestion="bbr", megabytes=1 / 2),
     "lossy-chosen-bbr": Way(
-        "chosen", loss=LOSS, congestion="bbr", megabytes=1 / 4, goal="30 Mbit/s, by the route that it chose"
+        "chosen",
+        loss=LOSS,
+        congestion="bbr",
+        megabytes=1 / 4,
+        goal="30 Mbit/s, by the route that it chose",
     ),
 }
 
@@ -94,26 +101,38 @@ def main() -> None:
         sys.exit(f"no laboratory on this machine: {reason}")
     size = arguments.megabytes * 2**20
     figures = kit.read(OUT).get("ways", {}) if len(arguments.only) < len(WAYS) else {}
-    machine = f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release().split('-')[0]}"
+    machine = (
+        f"{platform.machine()}, {os.cpu_count()} cores, Linux {platform.release().split('-')[0]}"
+    )
     about = {"machine": machine, "link": {"rate": RATE, "delay": DELAY, "loss": LOSS}}
     for name in filter(is_possible, arguments.only):
         figures[name] = measure(WAYS[name], size, arguments.runs)
         ways = {each: figures[each] for each in WAYS if each in figures}
         kit.write(OUT, about | {"ways": ways})
-    print(f"{machine}; load {os.getloadavg()[0]:.1f}; {RATE / 1e6:.0f} Mbit/s, {2e3 * DELAY:.0f} ms, both ways at once")
-    print(f"{'way':18} {'Mbit/s':>8} {'of link':>8} {'s':>6} {'CPU: link':>10} {'ends':>6}   route    goal")
+    print(
+        f"{machine}; load {os.getloadavg()[0]:.1f}; {RATE / 1e6:.0f} Mbit/s, {2e3 * DELAY:.0f} ms, "
+        "both ways at once"
+    )
+    print(
+        f"{'way':18} {'Mbit/s':>8} {'of link':>8} {'s':>6} {'CPU: link':>10} {'ends':>6}   route   "
+        " goal"
+    )
     for name, figure in figures.items():
         share, goal = figure["rate"] * 8 / RATE, WAYS[name].goal
         seconds, (emulator, ends) = median(figure["seconds"]), figure["cpu"].values()
         print(
-            f"{name:18} {figure['rate'] * 8 / 1e6:8.1f} {share:8.0%} {seconds:6.1f} {emulator:10.1f} {ends:6.1f}"
+            f"{name:18} {figure['rate'] * 8 / 1e6:8.1f} {share:8.0%} {seconds:6.1f} "
+            f"{emulator:10.1f} {ends:6.1f}"
             f"   {figure['route'] or '-':8} {goal}"
         )
 
 
 def is_possible(name: str) -> bool:
     """Whether this kernel has the congestion control."""
-    return WAYS[name].congestion in Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    return (
+        WAYS[name].congestion
+        in Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+    )
 
 
 def measure(way: Way, size: int, runs: int) -> dict[str, Any]:
@@ -141,7 +160,10 @@ def measure(way: Way, size: int, runs: int) -> dict[str, Any]:
         link_pid = hosts["caller"].link.process.pid
         before = [cpu_of([link_pid]), cpu_of(ends.pids)]
         done = [ask(caller, {"bytes": size}) for _ in range(runs)]
-        cpu = [after - one for after, one in zip((cpu_of([link_pid]), cpu_of(ends.pids)), before, strict=True)]
+        cpu = [
+            after - one
+            for after, one in zip((cpu_of([link_pid]), cpu_of(ends.pids)), before, strict=True)
+        ]
         carried = hosts["caller"].link.traffic()
         packets = carried.up.offered + carried.down.offered
     return {
@@ -150,7 +172,8 @@ def measure(way: Way, size: int, runs: int) -> dict[str, Any]:
         "rate": median(size / one["seconds"] for one in done),
         "route": done[-1]["route"],
         "load": os.getloadavg()[0],
-        # The emulator is a process of this machine, too: a second of it for a second of the clock is its limit.
+        # The emulator is a process of this machine, too: a second of it for a second of the clock
+        # is its limit.
         "cpu": {"emulator": cpu[0] / runs, "both ends": cpu[1] / runs},
         "bytes a packet": (carried.up.offered_bytes + carried.down.offered_bytes) / packets,
         "seconds": [one["seconds"] for one in done],
@@ -167,7 +190,8 @@ def play(role: str, told: dict[str, Any]) -> None:
     uvloop.run(our_callee(told) if role == "callee" else our_caller(told))
 
 
-# One TCP connection with plain sockets: 8 bytes of length from the caller, then contents both ways at once
+# One TCP connection with plain sockets: 8 bytes of length from the caller, then contents both ways
+# at once
 
 
 def trade_raw(connection: socket.socket, size: int) -> None:
@@ -234,14 +258,17 @@ async def stream_caller(node: "Node", told: dict[str, Any]) -> None:
     await node.discovery.connect(told["peer"], told["entries"], DEADLINE)
     stream = await node.discovery.open_stream(told["peer"], STREAM, DEADLINE)
     stream.socket.setblocking(True)
-    await asyncio.to_thread(ask_raw, stream.socket, "quic" if "/quic-v1" in stream.address else "tcp")
+    await asyncio.to_thread(
+        ask_raw, stream.socket, "quic" if "/quic-v1" in stream.address else "tcp"
+    )
 
 
 # Our service
 
 
 async def trade(stream: Any, size: int) -> None:
-    """Send and receive so many bytes at once, as exchanges do; done when the other end has got all."""
+    """Send and receive so many bytes at once, as exchanges do; done when the other end has got
+    all."""
     from lowcomm_node.sync.link import Link
     from lowcomm_protocol.messages import exchange_pb2 as pb
 
@@ -262,7 +289,9 @@ class Node(End):
         from lowcomm_node.libp2p.p2pd import listeners
 
         listen = listeners("0.0.0.0", 0)
-        super().__init__(role, Path(told["folder"]), listen, "0.0.0.0", initial_peers=told.get("entries", ()))
+        super().__init__(
+            role, Path(told["folder"]), listen, "0.0.0.0", initial_peers=told.get("entries", ())
+        )
 
     async def swap(self, peer: str, stream: Any) -> None:
         """See End; the caller tells how much in its first frame."""
@@ -279,9 +308,20 @@ async def our_callee(told: dict[str, Any]) -> None:
     try:
         await node.start()
         await stream_callee(node)
-        entries = [entry for entry in node.discovery.addresses() if told["host"] in entry and told["over"] in entry]
+        entries = [
+            entry
+            for entry in node.discovery.addresses()
+            if told["host"] in entry and told["over"] in entry
+        ]
         certificate = node.certificate.digest.hex()
-        say({"peer": node.identity.peer_id, "port": node.port, "certificate": certificate, "entries": entries})
+        say(
+            {
+                "peer": node.identity.peer_id,
+                "port": node.port,
+                "certificate": certificate,
+                "entries": entries,
+            }
+        )
         await forever()
     finally:
         await node.close()
@@ -314,7 +354,9 @@ async def our_caller(told: dict[str, Any]) -> None:
                 seconds = perf_counter() - began
                 route = node.channels.describe(info.peer_id).route
                 await stream.close()
-            assert way == "chosen" or (route or "").startswith({"tunnel": "punched"}.get(way, "direct")), route
+            assert way == "chosen" or (route or "").startswith(
+                {"tunnel": "punched"}.get(way, "direct")
+            ), route
             say({"seconds": seconds, "route": (route or "").split()[0]})
     finally:
         with suppress(asyncio.CancelledError):

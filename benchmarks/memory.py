@@ -1,9 +1,10 @@
-"""Memory of the daemon over hundreds of exchanges: two real nodes on loopback, a small model, an exchange every few steps.
+"""Memory of the daemon over hundreds of exchanges: two real nodes on loopback, a small model, an
+exchange every few steps.
 
     python benchmarks/memory.py [--exchanges 500]
 
-Prints and writes (out/memory.json) the resident and private memory of both daemons, and the open descriptors, as exchanges go by.
-"""
+Prints and writes (out/memory.json) the resident and private memory of both daemons, and the open
+descriptors, as exchanges go by."""
 
 import sys
 import time
@@ -30,11 +31,14 @@ def main() -> int:
     for sample in samples:
         for node, figures in enumerate(sample["nodes"], 1):
             print(
-                f"{sample['exchanges']:9}  {node:4}  {figures['rss'] / MIB:12.1f}  {figures['uss'] / MIB:11.1f}  "
+                f"{sample['exchanges']:9}  {node:4}  {figures['rss'] / MIB:12.1f}  "
+                f"{figures['uss'] / MIB:11.1f}  "
                 f"{figures['descriptors']:11}"
             )
     middle, last = samples[len(samples) // 2]["nodes"], samples[-1]["nodes"]
-    growth = max(after["uss"] / before["uss"] - 1 for before, after in zip(middle, last, strict=True))
+    growth = max(
+        after["uss"] / before["uss"] - 1 for before, after in zip(middle, last, strict=True)
+    )
     print(f"growth of private memory in the second half: {growth:+.1%}")
     return int(growth > 0.1)
 

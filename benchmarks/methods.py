@@ -3,8 +3,8 @@
     python benchmarks/methods.py            4 nodes, 400 steps, 3 seeds, 5 methods: about 15 minutes on two cores
     python benchmarks/methods.py --quick    one seed, two methods, 60 steps
 
-All rows train with Muon inside, so that only the exchange differs. Resumes where it stopped (out/methods.json), prints a
-Markdown table, and says whether each claim of the README holds.
+All rows train with Muon inside, so that only the exchange differs. Resumes where it stopped
+(out/methods.json), prints a Markdown table, and says whether each claim of the README holds.
 """
 
 import json
@@ -44,10 +44,18 @@ def main() -> int:
             key = name_of(method, seed, arguments.nodes, steps)
             if key not in results:
                 print(f"measuring {key}", file=sys.stderr, flush=True)
-                results[key] = measure(method, seed, arguments.nodes, steps, out.parent / "swarms" / key)
+                results[key] = measure(
+                    method, seed, arguments.nodes, steps, out.parent / "swarms" / key
+                )
                 kit.write(out, results)
-    rows = {method: [results[name_of(method, seed, arguments.nodes, steps)] for seed in seeds] for method in methods}
-    print(f"{arguments.nodes} nodes, {steps} steps, seeds {', '.join(map(str, seeds))}; {kit.machine()}\n")
+    rows = {
+        method: [results[name_of(method, seed, arguments.nodes, steps)] for seed in seeds]
+        for method in methods
+    }
+    print(
+        f"{arguments.nodes} nodes, {steps} steps, seeds {', '.join(map(str, seeds))}; "
+        f"{kit.machine()}\n"
+    )
     print(table(rows))
     return 0 if arguments.quick else claims(rows)
 
@@ -59,10 +67,23 @@ def name_of(method: str, seed: int, nodes: int, steps: int) -> str:
 
 
 def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[str, Any]:
-    """One demo; its result without the sample. Raises RuntimeError with what it printed if it fails."""
-    # Nodes of a measurement that was cut short would resume from their checkpoints, and count only what is left.
+    """One demo; its result without the sample. Raises RuntimeError with what it printed if it
+    fails."""
+    # Nodes of a measurement that was cut short would resume from their checkpoints, and count only
+    # what is left.
     shutil.rmtree(home, ignore_errors=True)
-    command = ["demo", "--nodes", str(nodes), "--steps", str(steps), "--method", method, "--seed", str(seed), "--json"]
+    command = [
+        "demo",
+        "--nodes",
+        str(nodes),
+        "--steps",
+        str(steps),
+        "--method",
+        method,
+        "--seed",
+        str(seed),
+        "--json",
+    ]
     command += ["--optimizer", OPTIMIZER]
     done = subprocess.run(
         [sys.executable, "-m", "lowcomm_node", *command, "--home", str(home)],
@@ -71,15 +92,22 @@ def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[
         check=False,
     )
     if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
+        raise RuntimeError(
+            f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}"
+        )
     result = json.loads(done.stdout.splitlines()[-1])
-    return {key: value for key, value in result.items() if key not in ("sample", "checkpoint", "home", "bytes")}
+    return {
+        key: value
+        for key, value in result.items()
+        if key not in ("sample", "checkpoint", "home", "bytes")
+    }
 
 
 def table(rows: dict[str, list[dict[str, Any]]]) -> str:
     """Markdown: one row a method, one figure a seed."""
     lines = [
-        "| method | held-out loss, mean of nodes | averaged weights | weight spread | MB sent a node | steps a node |",
+        "| method | held-out loss, mean of nodes | averaged weights | weight spread | MB sent a "
+        "node | steps a node |",
         "|---|---|---|---|---|---|",
     ]
     for method, results in rows.items():
@@ -109,18 +137,33 @@ def claims(rows: dict[str, list[dict[str, Any]]]) -> int:
     local = rows["local"]
     checks: list[tuple[str, float, float, bool]] = []
     for method in COMMUNICATING:
-        gain = min(nodes_loss(alone) - nodes_loss(result) for alone, result in zip(local, rows[method], strict=True))
-        gap = max(result["val_loss_average_weights"] - nodes_loss(result) for result in rows[method])
+        gain = min(
+            nodes_loss(alone) - nodes_loss(result)
+            for alone, result in zip(local, rows[method], strict=True)
+        )
+        gap = max(
+            result["val_loss_average_weights"] - nodes_loss(result) for result in rows[method]
+        )
         spread = max(result["weight_spread_rms"] for result in rows[method])
         checks += [
             (f"{method}: nats below local, at least", gain, GAIN, gain >= GAIN),
-            (f"{method}: averaged weights above the nodes' own, at most", gap, AVERAGE_GAP, gap <= AVERAGE_GAP),
+            (
+                f"{method}: averaged weights above the nodes' own, at most",
+                gap,
+                AVERAGE_GAP,
+                gap <= AVERAGE_GAP,
+            ),
             (f"{method}: weight spread, at most", spread, SPREAD, spread <= SPREAD),
         ]
     gap = min(result["val_loss_average_weights"] - nodes_loss(result) for result in local)
     spread = min(result["weight_spread_rms"] for result in local)
     checks += [
-        ("local: averaged weights above the nodes' own, at least", gap, LOCAL_GAP, gap >= LOCAL_GAP),
+        (
+            "local: averaged weights above the nodes' own, at least",
+            gap,
+            LOCAL_GAP,
+            gap >= LOCAL_GAP,
+        ),
         ("local: weight spread, at least", spread, LOCAL_SPREAD, spread >= LOCAL_SPREAD),
     ]
     print()

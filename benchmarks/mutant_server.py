@@ -1,8 +1,9 @@
-"""For mutants.py: a process that has imported what takes long, and runs the tests of a mutant in a fork of itself.
+"""For mutants.py: a process that has imported what takes long, and runs the tests of a mutant in a
+fork of itself.
 
-First it runs the tests without a mutant, and notes which functions each of them enters and what it takes. Of a mutant it runs
-those that enter the changed function, the fastest first, until one fails; all of them if there is none.
-"""
+First it runs the tests without a mutant, and notes which functions each of them enters and what it
+takes. Of a mutant it runs those that enter the changed function, the fastest first, until one
+fails; all of them if there is none."""
 
 import ast
 import json
@@ -31,15 +32,18 @@ from lowcomm_node.trainer import building
 from lowcomm_protocol.codecs import CODECS
 
 LEAST, MANY = 10.0, 2.0
-"""A mutant hangs once it has taken so many seconds of a processor, and so many times what the tests take without one."""
+"""A mutant hangs once it has taken so many seconds of a processor, and so many times what the tests
+take without one."""
 MOST = 20.0
 """Seconds of a processor, about, for the tests of a mutant, the fastest first."""
 TRIED = 0.5
-"""Seconds of a processor for trying tests in a fork without a mutant, the fastest first: a fork must not be what fails."""
+"""Seconds of a processor for trying tests in a fork without a mutant, the fastest first: a fork
+must not be what fails."""
 EXAMPLES = 20
 """Of hypothesis in the first run, which only looks what each test enters."""
 IDLE = 120
-"""It hangs too once it has taken next to nothing for so many seconds. How busy the machine is must not decide."""
+"""It hangs too once it has taken next to nothing for so many seconds. How busy the machine is must
+not decide."""
 OURS = (str(TREE / "protocol"), str(TREE / "node" / "lowcomm_node" / "trainer"))
 ARGUMENTS = [
     "-x",
@@ -53,11 +57,15 @@ ARGUMENTS = [
     "-o",
     "timeout=0",
 ]
-SLOW = "not twelve_joiners and not hardly_ever and not swarm_of_64 and not fused_operations and not Thread"
+SLOW = (
+    "not twelve_joiners and not hardly_ever and not swarm_of_64 and not fused_operations and not "
+    "Thread"
+)
 
 
 class Recorder:
-    """A plugin of pytest: which functions of ours each test enters, and what it takes of a processor."""
+    """A plugin of pytest: which functions of ours each test enters, and what it takes of a
+    processor."""
 
     def __init__(self) -> None:
         self.told: dict[str, tuple[float, list[str]]] = {}
@@ -68,7 +76,9 @@ class Recorder:
         settings.load_profile("look")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, bool | None, bool | None]:
+    def pytest_runtest_protocol(
+        self, item: pytest.Item
+    ) -> Generator[None, bool | None, bool | None]:
         """Note the functions; what fixtures enter counts too."""
         entered: set[CodeType] = set()
 
@@ -83,7 +93,11 @@ class Recorder:
         finally:
             sys.settrace(None)
             threading.settrace(None)  # type: ignore[arg-type]
-            ours = {name(code.co_filename, code.co_qualname) for code in entered if code.co_filename.startswith(OURS)}
+            ours = {
+                name(code.co_filename, code.co_qualname)
+                for code in entered
+                if code.co_filename.startswith(OURS)
+            }
             self.told[item.nodeid] = process_time() - begun, sorted(ours)
 
 
@@ -107,11 +121,14 @@ class Chooser:
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """See the hook."""
-        items[:] = sorted((one for one in items if one.nodeid in self.turn), key=lambda one: self.turn[one.nodeid])
+        items[:] = sorted(
+            (one for one in items if one.nodeid in self.turn), key=lambda one: self.turn[one.nodeid]
+        )
 
 
 def serve(address: str, path: str) -> None:
-    """Fork for every connection, and answer with the exit code of the tests that the mutant concerns."""
+    """Fork for every connection, and answer with the exit code of the tests that the mutant
+    concerns."""
     source = (TREE / path).read_text()
     numba.config.DISABLE_JIT = is_plain = path.endswith("outer_kernels.py")
     if "@kernel" in source or "@part" in source:
@@ -127,7 +144,9 @@ def serve(address: str, path: str) -> None:
     limit = LEAST + MANY * sum(took.values())
     tried = run_tests(within(sorted(took, key=took.__getitem__), took, TRIED), limit)
     print(
-        f"{path}: {len(took)} tests, {sum(took.values()):.1f} s of a processor; without a mutant: {tried}", flush=True
+        f"{path}: {len(took)} tests, {sum(took.values()):.1f} s of a processor; without a mutant: "
+        f"{tried}",
+        flush=True,
     )
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
@@ -150,7 +169,8 @@ def file_of(test: str) -> str:
 
 
 def looked_at(file: str, is_plain: bool) -> dict[str, tuple[float, list[str]]]:
-    """Of each test in a file: what it takes, and the functions that it enters; kept for as long as the file stays as it is."""
+    """Of each test in a file: what it takes, and the functions that it enters; kept for as long as
+    the file stays as it is."""
     digest = sha256((TREE / file).read_bytes()).hexdigest()[:12]
     kept = OUT / f"{Path(file).stem}-{digest}{'-plain' if is_plain else ''}.json"
     if not kept.exists():
@@ -169,15 +189,24 @@ def within(tests: list[str], took: dict[str, float], seconds: float) -> list[str
     """The first of these tests, which take so long together; one at least."""
     sums = accumulate(took[test] for test in tests)
     return [
-        test for number, (test, so_far) in enumerate(zip(tests, sums, strict=True)) if so_far <= seconds or not number
+        test
+        for number, (test, so_far) in enumerate(zip(tests, sums, strict=True))
+        if so_far <= seconds or not number
     ]
 
 
 def forget(path: str) -> None:
-    """What the mutant could change is imported again: its module, all that import that, and the tests."""
-    files = {name: str(getattr(module, "__file__", None) or "") for name, module in sys.modules.items()}
+    """What the mutant could change is imported again: its module, all that import that, and the
+    tests."""
+    files = {
+        name: str(getattr(module, "__file__", None) or "") for name, module in sys.modules.items()
+    }
     ours = {name: file for name, file in files.items() if file.startswith(str(TREE))}
-    stale = {name for name, file in ours.items() if file == str(TREE / path) or file.startswith(str(TREE / "tests"))}
+    stale = {
+        name
+        for name, file in ours.items()
+        if file == str(TREE / path) or file.startswith(str(TREE / "tests"))
+    }
     imports = {name: imported(name, file, ours) for name, file in ours.items()}
     while more := {name for name in ours if name not in stale and imports[name] & stale}:
         stale |= more
@@ -199,7 +228,10 @@ def imported(name: str, file: str, ours: Iterable[str]) -> set[str]:
             base = node.module or ""
             if node.level:
                 base = ".".join(
-                    [*package.split(".")[: len(package.split(".")) - node.level + 1], *filter(None, [base])]
+                    [
+                        *package.split(".")[: len(package.split(".")) - node.level + 1],
+                        *filter(None, [base]),
+                    ]
                 )
             found |= {base} | {f"{base}.{one.name}" for one in node.names}
     return {one for one in ours if one in found}
@@ -226,7 +258,8 @@ def inner(node: ast.AST, row: int, found: str, prefix: str = "") -> str:
 
 
 def run_tests(wanted: list[str], limit: float) -> str:
-    """The exit code of those tests in a fork, and why. Tests that use far too much CPU time, or none for long, hang."""
+    """The exit code of those tests in a fork, and why. Tests that use far too much CPU time, or
+    none for long, hang."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -258,7 +291,9 @@ def run_tests(wanted: list[str], limit: float) -> str:
             os.set_blocking(reading, False)
             failed = os.read(reading, 1000).decode(errors="replace")
             os.close(reading)
-            return f"{99 if hangs else code} {hangs or failed or f'{len(wanted)} tests'}, {used:.1f} s"
+            return (
+                f"{99 if hangs else code} {hangs or failed or f'{len(wanted)} tests'}, {used:.1f} s"
+            )
         sleep(0.05)
 
 

@@ -1,13 +1,14 @@
-"""Do the tests see a defect? Mutants of the trainer, the protocol and the codecs, made by cosmic-ray.
+"""Do the tests see a defect? Mutants of the trainer, the protocol and the codecs, made by
+cosmic-ray.
 
     python benchmarks/mutants.py --sample 60          60 mutants of each module, always the same ones
     python benchmarks/mutants.py --sample 0 outer     all of the modules whose path contains "outer"
     python benchmarks/mutants.py --again              run those again that survived: after a new test
 
-It works on a copy of the checkout under out/mutants, keeps every result there, and goes on where it was ended. Not counted are
-mutants of annotations and those that compare by identity instead of equality, which change nothing here. mutant_server.py runs
-the tests. Results: benchmarks/results/mutants.json.
-"""
+It works on a copy of the checkout under out/mutants, keeps every result there, and goes on where it
+was ended. Not counted are mutants of annotations and those that compare by identity instead of
+equality, which change nothing here. mutant_server.py runs the tests. Results:
+benchmarks/results/mutants.json."""
 
 import ast
 import json
@@ -43,23 +44,28 @@ EQUIVALENT = ROOT / "benchmarks" / "equivalent_mutants.toml"
 SEEN = "create table if not exists seen (job_id text primary key)"
 """Those that survived when they were run first."""
 NO_PYTHON = re.compile(r"[1-9]\d* \d+ tests")
-"""What mutant_server.py says where it ended without a test that failed: the module can't be imported, so it is no mutant."""
+"""What mutant_server.py says where it ended without a test that failed: the module can't be
+imported, so it is no mutant."""
 COUNTS = ("mutants", "run", "killed", "equivalent", "killed_at_first", "hung")
 SERVER = Path(__file__).with_name("mutant_server.py")
 SEED = 17
 TIMEOUT = 7200.0
-"""Seconds for cosmic-ray. mutant_server.py ends a mutant that hangs earlier, by its CPU time, so that load does not decide."""
+"""Seconds for cosmic-ray. mutant_server.py ends a mutant that hangs earlier, by its CPU time, so
+that load does not decide."""
 PROTOCOL, TRAINER = "protocol/lowcomm_protocol/", "node/lowcomm_node/trainer/"
 TESTS = {
     TRAINER + "state.py": "test_trainer_loop test_resuming test_transfer",
-    TRAINER + "replica.py": "test_replica test_trainer_loop test_resuming test_transfer test_trainer_amendments",
-    TRAINER + "loop.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_amendments",
+    TRAINER
+    + "replica.py": "test_replica test_trainer_loop test_resuming test_transfer test_trainer_amendments",
+    TRAINER
+    + "loop.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_amendments",
     TRAINER + "work.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_group",
     TRAINER + "writing.py": "test_trainer_loop test_trainer_telling test_saving",
     TRAINER + "building.py": "test_trainer_telling test_slots test_resuming",
     TRAINER + "lines.py": "test_messages",
     TRAINER + "transfer.py": "test_transfer test_trainer_loop",
-    TRAINER + "capture.py": "test_capture test_replica test_trainer_loop test_trainer_group test_resuming",
+    TRAINER
+    + "capture.py": "test_capture test_replica test_trainer_loop test_trainer_group test_resuming",
     TRAINER + "optimizer.py": "test_optimizer test_resuming test_transfer",
     TRAINER + "muon.py": "test_optimizer",
     PROTOCOL + "peers/trust.py": "test_trust test_standing",
@@ -131,12 +137,16 @@ TESTS = {
 def main() -> None:
     """See the module."""
     parser = kit.parser(__doc__)
-    parser.add_argument("modules", nargs="*", help="parts of the paths of modules; all if none is named")
+    parser.add_argument(
+        "modules", nargs="*", help="parts of the paths of modules; all if none is named"
+    )
     parser.add_argument("--sample", type=int, default=40, help="mutants of each module; 0: all")
     parser.add_argument("--again", action="store_true", help="run survivors again")
     told = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that no process is left behind
-    chosen = [path for path in TESTS if not told.modules or any(part in path for part in told.modules)]
+    chosen = [
+        path for path in TESTS if not told.modules or any(part in path for part in told.modules)
+    ]
     OUT.mkdir(parents=True, exist_ok=True)
     copy_tree()
     with warm() as server:
@@ -177,13 +187,22 @@ def wanting(path: str, sample: int, again: bool) -> Path | None:
     """The session of a module, with so many mutants that wait; None if none does."""
     command = shlex.join([sys.executable, "-S", str(Path(__file__).resolve()), "ask", str(ADDRESS)])
     session = session_of(path)
-    settings = {"module-path": path, "timeout": TIMEOUT, "excluded-modules": [], "test-command": command}
+    settings = {
+        "module-path": path,
+        "timeout": TIMEOUT,
+        "excluded-modules": [],
+        "test-command": command,
+    }
     lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
     session.with_suffix(".toml").write_text(
         "\n".join(["[cosmic-ray]", *lines, "[cosmic-ray.distributor]", 'name = "local"', ""])
     )
     if not session.exists():
-        subprocess.run([cosmic_ray(), "init", str(session.with_suffix(".toml")), str(session)], cwd=TREE, check=True)
+        subprocess.run(
+            [cosmic_ray(), "init", str(session.with_suffix(".toml")), str(session)],
+            cwd=TREE,
+            check=True,
+        )
     return session if choose(session, path, sample, again) else None
 
 
@@ -191,8 +210,14 @@ def choose(session: Path, path: str, sample: int, again: bool) -> int:
     """Leave a sample to be done; how many of it wait."""
     with sqlite3.connect(session) as db:
         db.execute(SEEN)
-        db.execute("insert or ignore into seen select job_id from work_results where test_outcome = 'SURVIVED'")
-        survivors = {row[0] for row in db.execute("select job_id from work_results where test_outcome = 'SURVIVED'")}
+        db.execute(
+            "insert or ignore into seen select job_id from work_results where test_outcome = "
+            "'SURVIVED'"
+        )
+        survivors = {
+            row[0]
+            for row in db.execute("select job_id from work_results where test_outcome = 'SURVIVED'")
+        }
         if again:
             db.execute("delete from work_results where test_outcome = 'SURVIVED'")
         db.execute("delete from work_results where worker_outcome = 'SKIPPED'")
@@ -201,14 +226,19 @@ def choose(session: Path, path: str, sample: int, again: bool) -> int:
         done = {row[0] for row in db.execute("select job_id from work_results")}
         for (job,) in db.execute("select job_id from mutation_specs").fetchall():
             if job not in wanted and job not in done:
-                db.execute("insert into work_results (job_id, worker_outcome) values (?, 'SKIPPED')", (job,))
+                db.execute(
+                    "insert into work_results (job_id, worker_outcome) values (?, 'SKIPPED')",
+                    (job,),
+                )
     return len(wanted - done)
 
 
 def population(db: sqlite3.Connection, path: str) -> list[str]:
     """The mutants of a module that count, in an order that the seed alone decides."""
     spans = annotations((ROOT / path).read_text())
-    query = "select operator_name, occurrence, start_pos_row, start_pos_col, job_id from mutation_specs"
+    query = (
+        "select operator_name, occurrence, start_pos_row, start_pos_col, job_id from mutation_specs"
+    )
     counted = [
         one
         for one in sorted(db.execute(query).fetchall())
@@ -226,7 +256,11 @@ def annotations(source: str) -> list[tuple[tuple[int, int], tuple[int, int]]]:
             found.append(node.annotation)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             found.append(node.returns)
-    return [((n.lineno, n.col_offset), (n.end_lineno or 0, n.end_col_offset or 0)) for n in found if n is not None]
+    return [
+        ((n.lineno, n.col_offset), (n.end_lineno or 0, n.end_col_offset or 0))
+        for n in found
+        if n is not None
+    ]
 
 
 def write_results() -> None:
@@ -234,7 +268,9 @@ def write_results() -> None:
     modules = {path: result(path) for path in TESTS if session_of(path).exists()}
     modules = {path: one for path, one in modules.items() if one["run"]}
     total = {key: sum(one[key] for one in modules.values()) for key in COUNTS}
-    total |= estimate(list(modules.values())) | {"not_run": [path for path in TESTS if path not in modules]}
+    total |= estimate(list(modules.values())) | {
+        "not_run": [path for path in TESTS if path not in modules]
+    }
     kit.write(RESULTS, {"seed": SEED, "total": total, "modules": modules})
     print(
         f"{total['killed']} of {total['run']} mutants killed, {total['equivalent']} equivalent: "
@@ -250,7 +286,8 @@ def result(path: str) -> dict[str, Any]:
         db.execute(SEEN)
         mutants = len(population(db, path))
         ran = db.execute(
-            "select r.test_outcome, r.diff, r.output, r.job_id in (select job_id from seen) from work_results r "
+            "select r.test_outcome, r.diff, r.output, r.job_id in (select job_id from seen) from "
+            "work_results r "
             "where r.worker_outcome != 'SKIPPED'"
         ).fetchall()
     ran = [one for one in ran if not NO_PYTHON.match(one[2] or "")]
@@ -262,7 +299,10 @@ def result(path: str) -> dict[str, Any]:
         "killed": len(ran) - len(alive),
         "equivalent": len(equivalent),
         "killed_at_first": sum(outcome != "SURVIVED" and not seen for outcome, _, _, seen in ran),
-        "hung": sum("of a processor" in (output or "") or "does nothing" in (output or "") for _, _, output, _ in ran),
+        "hung": sum(
+            "of a processor" in (output or "") or "does nothing" in (output or "")
+            for _, _, output, _ in ran
+        ),
         "survivors": [f"{was} -> {now}" for was, now in alive if now not in known],
         "equivalents": {f"{was} -> {now}": known[now] for was, now in equivalent},
     }
@@ -271,27 +311,40 @@ def result(path: str) -> dict[str, Any]:
 def changed(diff: str) -> tuple[str, str]:
     """The first line that a mutant changes, before and after."""
     lines = [
-        line for line in diff.splitlines() if line[:1] in "-+" and line[:3] not in ("---", "+++") and line[1:].strip()
+        line
+        for line in diff.splitlines()
+        if line[:1] in "-+" and line[:3] not in ("---", "+++") and line[1:].strip()
     ]
     was, now = ([line[1:].strip() for line in lines if line[0] == sign] for sign in "-+")
     return " ".join(was[:1]), " ".join(now[:1]) or "(nothing)"
 
 
 def estimate(modules: list[dict[str, Any]]) -> dict[str, float]:
-    """The part of all mutants of these modules that is killed, in percent, and its interval of 95 %: a stratified sample.
+    """The part of all mutants of these modules that is killed, in percent, and its interval of 95
+    %: a stratified sample.
 
-    Each module counts by its mutants, less the part of its sample that is equivalent. ``at_first``: by the tests as they
-    were when each mutant was run first, so that tests written for survivors of the sample flatter nothing.
-    """
+    Each module counts by its mutants, less the part of its sample that is equivalent. ``at_first``:
+    by the tests as they were when each mutant was run first, so that tests written for survivors of
+    the sample flatter nothing."""
     strata = []
     for one in modules:
         counted = one["run"] - one["equivalent"]
         if counted:
-            strata.append((one["mutants"] * counted / one["run"], counted, one["killed"], one["killed_at_first"]))
+            strata.append(
+                (
+                    one["mutants"] * counted / one["run"],
+                    counted,
+                    one["killed"],
+                    one["killed_at_first"],
+                )
+            )
     whole = max(1.0, sum(weight for weight, *_ in strata))
     killed = sum(weight * killed / counted for weight, counted, killed, _ in strata) / whole
     at_first = sum(weight * first / counted for weight, counted, _, first in strata) / whole
-    variance = sum((weight / whole) ** 2 * variance_of(killed, counted) for weight, counted, killed, _ in strata)
+    variance = sum(
+        (weight / whole) ** 2 * variance_of(killed, counted)
+        for weight, counted, killed, _ in strata
+    )
     spread = 1.96 * math.sqrt(variance)
     low, high = max(0.0, killed - spread), min(1.0, killed + spread)
     parts = {"killed": killed, "from": low, "to": high, "at_first": at_first}
@@ -299,7 +352,8 @@ def estimate(modules: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def variance_of(killed: int, counted: int) -> float:
-    """Of the part that is killed, where so many were counted; not 0 where all were (Agresti and Coull)."""
+    """Of the part that is killed, where so many were counted; not 0 where all were (Agresti and
+    Coull)."""
     part = (killed + 2) / (counted + 4)
     return part * (1 - part) / (counted + 4)
 
@@ -309,14 +363,17 @@ def variance_of(killed: int, counted: int) -> float:
 
 @contextmanager
 def warm() -> Iterator[IO[str]]:
-    """Such a process: for each line, a path and an address, it runs the tests of that module for whoever asks there."""
+    """Such a process: for each line, a path and an address, it runs the tests of that module for
+    whoever asks there."""
     environment = os.environ | {
         "PYTHONPATH": os.pathsep.join(("protocol", "node", "bootstrap")),
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",
         "NUMBA_CACHE_DIR": str(OUT / "numba"),
     }
-    server = subprocess.Popen([sys.executable, SERVER], stdin=subprocess.PIPE, text=True, cwd=TREE, env=environment)
+    server = subprocess.Popen(
+        [sys.executable, SERVER], stdin=subprocess.PIPE, text=True, cwd=TREE, env=environment
+    )
     assert server.stdin is not None
     try:
         yield server.stdin

@@ -1,11 +1,13 @@
-"""Who reaches whom: two real nodes and a public bootstrap server in network namespaces, behind NATs and firewalls. Needs root.
+"""Who reaches whom: two real nodes and a public bootstrap server in network namespaces, behind NATs
+and firewalls. Needs root.
 
     python benchmarks/reach.py [--exchanges 30] [--only port-restricted/symmetric ...]
 
-Each home has a line of 100 Mbit/s and 10 ms each way. For every case: the route that each node tells of the other, seconds
-from the start of the nodes' processes (of which imports take most) and from when both train until both have applied an
-exchange, the rate at which contents came (median of both nodes and all exchanges), and what became of the exchanges.
-Exchanges carry 3.4 MB each way (a model of 0.85 million parameters in full precision).
+Each home has a line of 100 Mbit/s and 10 ms each way. For every case: the route that each node
+tells of the other, seconds from the start of the nodes' processes (of which imports take most) and
+from when both train until both have applied an exchange, the rate at which contents came (median of
+both nodes and all exchanges), and what became of the exchanges. Exchanges carry 3.4 MB each way (a
+model of 0.85 million parameters in full precision).
 
 Results into benchmarks/results/reach.json and reach.md.
 """
@@ -87,10 +89,16 @@ CASES = {
     case.name: case
     for case in (
         *(pair(one, other) for one, other in combinations_with_replacement(Nat, 2)),
-        Case("public/port-restricted", lambda lab: [lab.public("carol", link=LINE), lab.home("bob", link=LINE)]),
+        Case(
+            "public/port-restricted",
+            lambda lab: [lab.public("carol", link=LINE), lab.home("bob", link=LINE)],
+        ),
         Case(
             "IPv6 only, firewalls",
-            lambda lab: [lab.home("alice", ip=(6,), link=LINE), lab.home("bob", ip=(6,), link=LINE)],
+            lambda lab: [
+                lab.home("alice", ip=(6,), link=LINE),
+                lab.home("bob", ip=(6,), link=LINE),
+            ],
             6,
         ),
         blocked("udp"),
@@ -102,7 +110,9 @@ CASES = {
 def main() -> None:
     """Run the cases, print them, and write them down."""
     parser = kit.parser(__doc__)
-    parser.add_argument("--exchanges", type=int, default=30, help="that both nodes complete in each case")
+    parser.add_argument(
+        "--exchanges", type=int, default=30, help="that both nodes complete in each case"
+    )
     parser.add_argument("--only", nargs="*", choices=list(CASES), default=list(CASES))
     arguments = parser.parse_args()
     if reason := missing():
@@ -123,7 +133,8 @@ def main() -> None:
 
 
 HEAD = (
-    "| nodes | route | s to first exchange | of these both training | Mbit/s | applied | refused | implausible | lost "
+    "| nodes | route | s to first exchange | of these both training | Mbit/s | applied | refused | "
+    "implausible | lost "
     "| load |\n|---|---|---|---|---|---|---|---|---|---|"
 )
 
@@ -131,13 +142,19 @@ HEAD = (
 def row(name: str, case: dict[str, Any]) -> str:
     """A line of the table."""
     rate = f"{case['rate'] * 8 / 1e6:.0f}" if case["rate"] else "-"
-    counts = " | ".join(str(case[what]) for what in ("applied", "refused", "implausible", "lost", "load"))
+    counts = " | ".join(
+        str(case[what]) for what in ("applied", "refused", "implausible", "lost", "load")
+    )
     route = " / ".join(dict.fromkeys(str(one) for one in case["routes"]))
-    return f"| {name} | {route} | {case['first']:.0f} | {case['first_training']:.1f} | {rate} | {counts} |"
+    return (
+        f"| {name} | {route} | {case['first']:.0f} | {case['first_training']:.1f} | {rate} | "
+        f"{counts} |"
+    )
 
 
 def measure(case: Case, exchanges: int) -> dict[str, Any]:
-    """Start a swarm of two, and see what becomes of its exchanges; counts are of both nodes together."""
+    """Start a swarm of two, and see what becomes of its exchanges; counts are of both nodes
+    together."""
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder, Lab() as lab:
         os.environ["XDG_RUNTIME_DIR"] = folder
         ip = (case.version,)
@@ -154,7 +171,11 @@ def measure(case: Case, exchanges: int) -> dict[str, Any]:
             return min(len(applied(node)) for node in nodes) >= exchanges
 
         # All are asked: one that has ended is told at once.
-        until(lambda: min(len(applied(node)) for node in nodes), START + 60, f"{case.name}: a first exchange")
+        until(
+            lambda: min(len(applied(node)) for node in nodes),
+            START + 60,
+            f"{case.name}: a first exchange",
+        )
         until(done, PATIENCE, f"{case.name}: {exchanges} exchanges")
         return told(nodes, began) | {"rate": median(rates.values()) if rates else None}
 
@@ -190,8 +211,13 @@ def applied(node: Resident) -> list[dict[str, Any]]:
 
 
 def rates_of(node: Resident) -> list[tuple[int, float]]:
-    """The number of the last exchange with the other, and the bytes a second at which its contents came."""
-    return [(peer["completed"], peer["rate_down"]) for peer in node.peers() if peer["completed"] and peer["rate_down"]]
+    """The number of the last exchange with the other, and the bytes a second at which its contents
+    came."""
+    return [
+        (peer["completed"], peer["rate_down"])
+        for peer in node.peers()
+        if peer["completed"] and peer["rate_down"]
+    ]
 
 
 def route(node: Resident) -> str | None:

@@ -1,10 +1,11 @@
-"""Memory that training takes, reckoned and measured: a real trainer steps, exchanges, saves and hands over its state.
+"""Memory that training takes, reckoned and measured: a real trainer steps, exchanges, saves and
+hands over its state.
 
     python benchmarks/reckoning.py [SHAPE...]
 
-For each shape: the reckoning of ``trainer/memory.py``, and the most memory that the trainer took, without the files that it
-maps. The reckoning holds if it is at least that, and at most twice as much. Writes out/reckoning.json; 1 if it does not hold.
-"""
+For each shape: the reckoning of ``trainer/memory.py``, and the most memory that the trainer took,
+without the files that it maps. The reckoning holds if it is at least that, and at most twice as
+much. Writes out/reckoning.json; 1 if it does not hold."""
 
 import asyncio
 import sys
@@ -32,7 +33,10 @@ SHAPES: dict[str, dict[str, dict[str, Any]]] = {
         "train": {"optimizer": "muon"},
         "sync": {"method": "noloco"},
     },
-    "large vocabulary": {"model": {"vocab": 32_000, "width": 128, "heads": 4}, "train": {"batch": 16}},
+    "large vocabulary": {
+        "model": {"vocab": 32_000, "width": 128, "heads": 4},
+        "train": {"batch": 16},
+    },
 }
 STEPS = 3
 MOST = 2.0
@@ -56,7 +60,8 @@ def main() -> int:
         wrong += not 1.0 <= factor <= MOST
         rows.append({"shape": name, "reckoned": reckoned, "measured": measured})
         print(
-            f"{name:24}  {count_parameters(spec.model):10,}  {reckoned / MIB:12.0f}  {measured / MIB:12.0f}  {factor:6.2f}"
+            f"{name:24}  {count_parameters(spec.model):10,}  {reckoned / MIB:12.0f}  "
+            f"{measured / MIB:12.0f}  {factor:6.2f}"
         )
     kit.write(kit.OUT / "reckoning.json", rows)
     return int(wrong > 0)
@@ -65,7 +70,9 @@ def main() -> int:
 def spec_of(settings: dict[str, dict[str, Any]]) -> RunSpec:
     """A run of such a shape that is not over soon."""
     sync = {"method": "lowcomm"} | settings.get("sync", {})
-    return RunSpec.model_validate({"run": {"name": "a", "steps": 100_000}, **settings, "sync": sync})
+    return RunSpec.model_validate(
+        {"run": {"name": "a", "steps": 100_000}, **settings, "sync": sync}
+    )
 
 
 async def peak(spec: RunSpec, folder: Path) -> int:
@@ -118,7 +125,9 @@ async def exchange(trainer: Trainer, ready: Ready) -> None:
         data = bytes(trainer.arena.view(2 * fragment, captured.size))
         trainer.arena.view(2 * fragment + 1, captured.size)[:] = data
         await trainer.receive(fragment, "other", 2 * fragment + 1, captured.size)
-    await asyncio.gather(*(trainer.merge(fragment, {"me": 1, "other": 1}, 1) for fragment in range(at_once)))
+    await asyncio.gather(
+        *(trainer.merge(fragment, {"me": 1, "other": 1}, 1) for fragment in range(at_once))
+    )
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""What a refusal costs the refuser: time and memory of each, for everything that strangers may send.
+"""What a refusal costs the refuser: time and memory of each, for everything that strangers may
+send.
 
     python benchmarks/refusals.py [--repeat 200]
 
-Prints and writes (out/refusals.json) the median and the 95th percentile in microseconds, and the peak of memory that Python
-allocated, in KiB. Not in these figures: what gRPC and libp2p hold of a message before they hand it over (at most 2 MiB and 4 MiB),
-and OpenSSL's own memory in the handshake. Every repetition is of fresh bytes, for known ones are refused by their digest.
-tests/unit/protocol/test_refusals.py holds that each of these is refused, counted, and stays below MAX_KIB.
-"""
+Prints and writes (out/refusals.json) the median and the 95th percentile in microseconds, and the
+peak of memory that Python allocated, in KiB. Not in these figures: what gRPC and libp2p hold of a
+message before they hand it over (at most 2 MiB and 4 MiB), and OpenSSL's own memory in the
+handshake. Every repetition is of fresh bytes, for known ones are refused by their digest.
+tests/unit/protocol/test_refusals.py holds that each of these is refused, counted, and stays below
+MAX_KIB."""
 
 import itertools
 import ssl
@@ -52,7 +54,8 @@ class Case:
     counted: str
     """As ``status`` shows it."""
     prepare: Callable[[], Attempt]
-    """Fresh bytes and a fresh refuser; what it returns is measured, and counts in those refusals."""
+    """Fresh bytes and a fresh refuser; what it returns is measured, and counts in those
+    refusals."""
 
 
 def record(**fields: object) -> bytes:
@@ -70,7 +73,9 @@ def oversized() -> bytes:
     inner = pb.PeerRecord.FromString(signed.payload)
     inner.certificate = bytes(MEGABYTE)
     payload = inner.SerializeToString()
-    return pb.SignedRecord(payload=payload, signature=ADA.sign("peer record", payload)).SerializeToString()
+    return pb.SignedRecord(
+        payload=payload, signature=ADA.sign("peer record", payload)
+    ).SerializeToString()
 
 
 def invite(uses: int = 1, expires: float = NOW + 1000, creator: Identity = CREATOR) -> Token:
@@ -113,7 +118,9 @@ def is_called(data: bytes | None, admission: Admission | None = None, times: int
     return call, refusals
 
 
-def credential(signer: Identity = ADA, issued: float = NOW, run: str = RUN, claim: bytes = b"", **to: str) -> bytes:
+def credential(
+    signer: Identity = ADA, issued: float = NOW, run: str = RUN, claim: bytes = b"", **to: str
+) -> bytes:
     """What a caller shows."""
     nonce = next(_fresh).to_bytes(16, "big")
     return write_credential(signer, to.get("callee", ME.peer_id), run, issued, nonce, claim)
@@ -210,7 +217,8 @@ CASES = [
 
 
 def handshake(clock: Callable[[], float] = time.perf_counter) -> Callable[[], float]:
-    """Our side of a TLS handshake with a man in the middle who shows another certificate; seconds of our own work."""
+    """Our side of a TLS handshake with a man in the middle who shows another certificate; seconds
+    of our own work."""
     import datetime
 
     pinned, other = (make_certificate(datetime.datetime.now(datetime.UTC)) for _ in range(2))
@@ -288,12 +296,20 @@ def main() -> int:
     for figures in measure(arguments.repeat):
         rows.append(figures)
         print(
-            f"{figures['case']:62}  {figures['counted']:30}  {figures['median_us']:9.0f}  {figures['p95_us']:7.0f}  "
+            f"{figures['case']:62}  {figures['counted']:30}  {figures['median_us']:9.0f}  "
+            f"{figures['p95_us']:7.0f}  "
             f"{figures['peak_kib']:8.1f}"
         )
     kit.write(arguments.out, {"machine": machine, "repeat": arguments.repeat, "rows": rows})
-    over = [one["case"] for one in rows if one["median_us"] > MAX_MICROSECONDS or one["peak_kib"] > MAX_KIB]
-    print(f"above {MAX_MICROSECONDS:.0f} us or {MAX_KIB:.0f} KiB: {', '.join(over) if over else 'none'}")
+    over = [
+        one["case"]
+        for one in rows
+        if one["median_us"] > MAX_MICROSECONDS or one["peak_kib"] > MAX_KIB
+    ]
+    print(
+        f"above {MAX_MICROSECONDS:.0f} us or {MAX_KIB:.0f} KiB: "
+        f"{', '.join(over) if over else 'none'}"
+    )
     return int(bool(over))
 
 

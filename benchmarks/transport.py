@@ -1,11 +1,12 @@
-"""Bytes a second, and seconds of CPU a GB, of every way in which contents could go from peer to peer, on loopback.
+"""Bytes a second, and seconds of CPU a GB, of every way in which contents could go from peer to
+peer, on loopback.
 
     python benchmarks/transport.py [--quick] [--only tunnel-tcp ...]
 
-One call of the Exchange service carries 512 MB one way (128 MB with --quick), in chunks of 1 MiB, and ends with a word of the
-callee that it has got all. Each end is a process of its own, with p2pd where there is one; CPU is that of all of them.
-Medians of several runs; everything into out/transport.json, a table to the terminal.
-"""
+One call of the Exchange service carries 512 MB one way (128 MB with --quick), in chunks of 1 MiB,
+and ends with a word of the callee that it has got all. Each end is a process of its own, with p2pd
+where there is one; CPU is that of all of them. Medians of several runs; everything into
+out/transport.json, a table to the terminal."""
 
 import asyncio
 import datetime
@@ -32,14 +33,25 @@ TCP, QUIC = "/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/udp/0/quic-v1"
 DEAD = "/ip4/127.0.0.1/tcp/1"
 """What ends announce that shall find each other only through the relay."""
 DEADLINE = 600.0
-WAYS = ("raw-tcp", "raw-tls", "grpc", "direct-tls", "tunnel-tcp", "tunnel-quic", "tunnel-relay", "hivemind")
+WAYS = (
+    "raw-tcp",
+    "raw-tls",
+    "grpc",
+    "direct-tls",
+    "tunnel-tcp",
+    "tunnel-quic",
+    "tunnel-relay",
+    "hivemind",
+)
 GOALS = {"direct-tls": "0.2 of raw TCP, 1.5 s/GB", "tunnel-tcp": "200 MB/s"}
 
 
 def main() -> None:
     """Measure and print; with --role, be one end of a measurement."""
     parser = kit.parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="128 MB and 3 runs instead of 512 MB and 5")
+    parser.add_argument(
+        "--quick", action="store_true", help="128 MB and 3 runs instead of 512 MB and 5"
+    )
     parser.add_argument("--only", nargs="*", choices=WAYS, default=list(WAYS))
     add_roles(parser, "callee", "caller", "relay")
     arguments = parser.parse_args()
@@ -60,7 +72,10 @@ def show(figures: dict[str, dict[str, Any]], title: str) -> None:
     print(f"{title}\n{'way':14} {'MB/s':>8} {'of raw':>7} {'CPU s/GB':>9}   goal")
     for way, figure in figures.items():
         share = f"{figure['rate'] / raw:7.2f}" if raw else f"{'-':>7}"
-        print(f"{way:14} {figure['rate'] / 1e6:8.0f} {share} {figure['cpu']:9.2f}   {GOALS.get(way, '')}")
+        print(
+            f"{way:14} {figure['rate'] / 1e6:8.0f} {share} {figure['cpu']:9.2f}   "
+            f"{GOALS.get(way, '')}"
+        )
 
 
 # Measuring: the processes of both ends
@@ -124,7 +139,8 @@ async def play(role: str, way: str, told: dict[str, Any]) -> None:
 
 @asynccontextmanager
 async def raw_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, Any]]:
-    """Reads what comes, 8 bytes of length first, and answers with one byte; "raw-tls": by OpenSSL, which all of it must pass."""
+    """Reads what comes, 8 bytes of length first, and answers with one byte; "raw-tls": by OpenSSL,
+    which all of it must pass."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve() -> None:
@@ -154,7 +170,10 @@ async def raw_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
     connection, chunk = socket.create_connection(("127.0.0.1", told["port"])), os.urandom(CHUNK)
     if way == "raw-tls":
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE  # who answers is not what is measured
+        context.check_hostname, context.verify_mode = (
+            False,
+            ssl.CERT_NONE,
+        )  # who answers is not what is measured
         connection = await asyncio.to_thread(context.wrap_socket, connection)
 
     def send(size: int) -> None:
@@ -215,7 +234,10 @@ async def grpc_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str,
     from grpc import aio
 
     from lowcomm_node.transport.stream import CalleeStream
-    from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeServicer, add_ExchangeServicer_to_server
+    from lowcomm_protocol.messages.exchange_pb2_grpc import (
+        ExchangeServicer,
+        add_ExchangeServicer_to_server,
+    )
 
     class Plain(ExchangeServicer):
         async def Swap(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
@@ -246,9 +268,13 @@ class Node(End):
 
     def __init__(self, role: str, told: dict[str, Any], way: str) -> None:
         listen = {"direct-tls": (), "tunnel-quic": (QUIC,)}.get(way, (TCP,))
-        relayed: dict[str, Any] = {"announce": [DEAD], "wants_places": True} if way == "tunnel-relay" else {}
+        relayed: dict[str, Any] = (
+            {"announce": [DEAD], "wants_places": True} if way == "tunnel-relay" else {}
+        )
         entries = told.get("relay", ())
-        super().__init__(role, Path(told["folder"]), listen, initial_peers=entries, punching=False, **relayed)
+        super().__init__(
+            role, Path(told["folder"]), listen, initial_peers=entries, punching=False, **relayed
+        )
 
     async def swap(self, peer: str, stream: Any) -> None:
         """See End."""
@@ -263,7 +289,12 @@ async def our_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, 
         await node.start()
         entries = list(node.discovery.addresses()) if way != "direct-tls" else []
         certificate = node.certificate.digest.hex()
-        yield {"peer": node.identity.peer_id, "port": node.port, "certificate": certificate, "entries": entries}
+        yield {
+            "peer": node.identity.peer_id,
+            "port": node.port,
+            "certificate": certificate,
+            "entries": entries,
+        }
     finally:
         await node.close()
 
@@ -276,14 +307,18 @@ async def our_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
     node = Node("caller", told, way)
     address = f"127.0.0.1:{told['port'] if way == 'direct-tls' else 1}"
     info = record_of(
-        told, [address], [entry for entry in told["entries"] if way != "tunnel-relay" or "circuit" in entry]
+        told,
+        [address],
+        [entry for entry in told["entries"] if way != "tunnel-relay" or "circuit" in entry],
     )
 
     async def send(size: int) -> None:
         stub = await node.channels.stub(info)
         await pour(CallerStream(stub.Swap(metadata=node.channels.metadata(info.peer_id))), size)
         route = node.channels.describe(info.peer_id).route
-        assert {"direct-tls": None, "tunnel-relay": "relay"}.get(way, "punched") == (route and route.split()[0]), route
+        assert {"direct-tls": None, "tunnel-relay": "relay"}.get(way, "punched") == (
+            route and route.split()[0]
+        ), route
 
     try:
         await node.start()
@@ -301,7 +336,9 @@ async def relaying(told: dict[str, Any]) -> AsyncIterator[list[str]]:
 
     key = Path(told["folder"]) / "relay.key"
     limits = RelayLimits(bytes=64 * 2**30)
-    discovery = HivemindDiscovery(identity=load_or_create_identity(key), key_file=key, listen=[TCP], relay=limits)
+    discovery = HivemindDiscovery(
+        identity=load_or_create_identity(key), key_file=key, listen=[TCP], relay=limits
+    )
     try:
         await discovery.start()
         yield list(discovery.addresses())
@@ -324,8 +361,13 @@ async def hivemind_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[
         return runtime_pb2.ExpertResponse()
 
     p2p = await P2P.create(startup_timeout=60)
-    await p2p.add_protobuf_handler("pour", swallow_messages, runtime_pb2.ExpertRequest, stream_input=True)
-    yield {"maddrs": [str(address) for address in await p2p.get_visible_maddrs()], "peer": p2p.peer_id.to_base58()}
+    await p2p.add_protobuf_handler(
+        "pour", swallow_messages, runtime_pb2.ExpertRequest, stream_input=True
+    )
+    yield {
+        "maddrs": [str(address) for address in await p2p.get_visible_maddrs()],
+        "peer": p2p.peer_id.to_base58(),
+    }
     await p2p.shutdown()
 
 
@@ -339,7 +381,9 @@ async def hivemind_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]
 
     p2p = await P2P.create(startup_timeout=60)
     peer, data = PeerID.from_base58(told["peer"]), os.urandom(CHUNK)
-    entries = [EntryPoint(told["peer"], address.rpartition("/p2p/")[0]) for address in told["maddrs"]]
+    entries = [
+        EntryPoint(told["peer"], address.rpartition("/p2p/")[0]) for address in told["maddrs"]
+    ]
     await p2p._client.connect(peer, entries)
 
     async def send(size: int) -> None:

@@ -2,9 +2,9 @@
 
     nice python benchmarks/work.py [--identities 1000] [--bits 3]
 
-Counts time of the processor, not of the clock, so that other work on the machine does not show. Finds proofs for so many
-identities indeed, at few bits, and reckons the other rows from it: each bit doubles the cost. Prints and writes
-(out/work.json).
+Counts time of the processor, not of the clock, so that other work on the machine does not show.
+Finds proofs for so many identities indeed, at few bits, and reckons the other rows from it: each
+bit doubles the cost. Prints and writes (out/work.json).
 """
 
 import time
@@ -42,7 +42,10 @@ def main() -> None:
     arguments = parser.parse_args()
     now = 2950 * WEEK + 1000.0
     rules = Rules(RUN, creator="", work=arguments.bits)
-    peers = [Identity(number.to_bytes(32, "big")).peer_id for number in range(1, arguments.identities + 1)]
+    peers = [
+        Identity(number.to_bytes(32, "big")).peer_id
+        for number in range(1, arguments.identities + 1)
+    ]
     began, hashes, proofs = time.process_time(), 0, list[bytes]()
     for peer in peers:
         proof, tried = find(peer, week_of(now), arguments.bits)
@@ -56,16 +59,40 @@ def main() -> None:
     refused = refuse(rules, peers[0], now)
     one = found / hashes
     print(kit.machine())
-    print(f"{arguments.identities} identities at {arguments.bits} bits: {hashes} hashes, {found:.1f} CPU s")
-    print(f"a hash {one * 1e3:.2f} ms; to check a good proof {checked * 1e3:.2f} ms, a bad one {refused * 1e3:.2f} ms")
-    print(f"{'bits':>4}  {'usual, CPU s':>12}  {'1 in 20 more than':>17}  {'1,000 identities, CPU h':>23}")
+    print(
+        f"{arguments.identities} identities at {arguments.bits} bits: {hashes} hashes, {found:.1f} "
+        "CPU s"
+    )
+    print(
+        f"a hash {one * 1e3:.2f} ms; to check a good proof {checked * 1e3:.2f} ms, a bad one "
+        f"{refused * 1e3:.2f} ms"
+    )
+    print(
+        f"{'bits':>4}  {'usual, CPU s':>12}  {'1 in 20 more than':>17}  "
+        f"{'1,000 identities, CPU h':>23}"
+    )
     rows = []
     for bits in SHOWN:
         usual = one * 2**bits
-        rows.append({"bits": bits, "usual_s": usual, "unlucky_s": UNLUCKY * usual, "thousand_h": usual * 1000 / 3600})
+        rows.append(
+            {
+                "bits": bits,
+                "usual_s": usual,
+                "unlucky_s": UNLUCKY * usual,
+                "thousand_h": usual * 1000 / 3600,
+            }
+        )
         print(f"{bits:4}  {usual:12.1f}  {UNLUCKY * usual:17.1f}  {usual * 1000 / 3600:23.2f}")
-    figures = {"hash_s": one, "found_s": found, "hashes": hashes, "checked_s": checked, "refused_s": refused}
-    kit.write(arguments.out, {**vars(arguments), "out": str(arguments.out), **figures, "rows": rows})
+    figures = {
+        "hash_s": one,
+        "found_s": found,
+        "hashes": hashes,
+        "checked_s": checked,
+        "refused_s": refused,
+    }
+    kit.write(
+        arguments.out, {**vars(arguments), "out": str(arguments.out), **figures, "rows": rows}
+    )
 
 
 def refuse(rules: Rules, peer: str, now: float) -> float:

@@ -6,8 +6,8 @@
       -> images of docker/Dockerfile           where docker or buildah is there; each tells the same version
       -> dist/SHA256SUMS, and a table
 
-``--trial`` takes a checkout with changes, and a version that is not dated yet. Nothing is uploaded: CONTRIBUTING.md tells what
-is left to do.
+``--trial`` takes a checkout with changes, and a version that is not dated yet. Nothing is uploaded:
+CONTRIBUTING.md tells what is left to do.
 """
 
 import argparse
@@ -33,7 +33,9 @@ TESTS = ("tests/unit/repository/test_packages.py", "tests/unit/daemon/test_syste
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description="Build wheel, sdist and images, and check them.")
-    parser.add_argument("--trial", action="store_true", help="take uncommitted changes and an undated version")
+    parser.add_argument(
+        "--trial", action="store_true", help="take uncommitted changes and an undated version"
+    )
     parser.add_argument("--no-images", action="store_true", help="packages alone")
     arguments = parser.parse_args()
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -54,11 +56,17 @@ def main() -> None:
 def refuse_unready(version: str) -> None:
     """A release is what is committed, and tells of itself."""
     if changed := run("git", "status", "--porcelain").strip():
-        sys.exit(f"These files are changed and not committed (--trial takes them as they are):\n{changed}")
-    heading = re.search(rf"^## {re.escape(version)} \((.*)\)$", (ROOT / "CHANGELOG.md").read_text(), re.M)
+        sys.exit(
+            "These files are changed and not committed (--trial takes them as they "
+            f"are):\n{changed}"
+        )
+    heading = re.search(
+        rf"^## {re.escape(version)} \((.*)\)$", (ROOT / "CHANGELOG.md").read_text(), re.M
+    )
     if heading is None or not re.fullmatch(r"\d{4}-\d\d-\d\d", heading[1]):
         sys.exit(
-            f"CHANGELOG.md has no heading '## {version} (YYYY-MM-DD)': write the day of the release (or use --trial)."
+            f"CHANGELOG.md has no heading '## {version} (YYYY-MM-DD)': write the day of the "
+            "release (or use --trial)."
         )
 
 
@@ -88,20 +96,33 @@ def check_packages(packages: Sequence[Path]) -> str:
     say("testing the packages")
     run(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS, shown=True)
     with tempfile.TemporaryDirectory() as name:
-        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+        pip = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
         run(*pip, "--target", name, str(packages[1]))
-        told = run(sys.executable, "-m", "lowcomm_node", "--version", cwd=Path(name), path=name).strip()
+        told = run(
+            sys.executable, "-m", "lowcomm_node", "--version", cwd=Path(name), path=name
+        ).strip()
     if "commit unknown" in told:
         sys.exit(f"{told}: build from a git checkout, or name the commit in SOURCE_COMMIT.")
     return told
 
 
 def build_images(version: str, told: str) -> list[str]:
-    """Build each target of the Dockerfile; their names with size. What can't be built here is skipped with a line."""
+    """Build each target of the Dockerfile; their names with size. What can't be built here is
+    skipped with a line."""
     recipe = ROOT / "docker" / "Dockerfile"
     tool = usable_builder()
     if not recipe.exists() or tool is None:
-        say(f"images skipped: {'neither docker nor buildah works here' if recipe.exists() else 'no docker/Dockerfile'}")
+        say(
+            f"images skipped: {'neither docker nor buildah works here' if recipe.exists() else 'no docker/Dockerfile'}"
+        )
         return []
     commit = re.search(r"commit (\S+)\)", told)
     options = ["--build-arg", f"SOURCE_COMMIT={commit[1] if commit else ''}", "-f", str(recipe)]
@@ -119,7 +140,10 @@ def build_images(version: str, told: str) -> list[str]:
 
 def usable_builder() -> list[str] | None:
     """The command that builds an image here."""
-    if shutil.which("docker") and subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0:
+    if (
+        shutil.which("docker")
+        and subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0
+    ):
         return ["docker", "build"]
     return ["buildah", "bud"] if shutil.which("buildah") else None
 
@@ -141,15 +165,25 @@ def write_sums(packages: Sequence[Path]) -> None:
     (DIST / "SHA256SUMS").write_text("".join(lines))
 
 
-def run(*command: str, cwd: Path | None = None, path: str | None = None, shown: bool = False) -> str:
-    """Run a command, and end with what it said if it fails; its output. ``path``: where it finds packages first."""
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH" or path is None}
+def run(
+    *command: str, cwd: Path | None = None, path: str | None = None, shown: bool = False
+) -> str:
+    """Run a command, and end with what it said if it fails; its output. ``path``: where it finds
+    packages first."""
+    environment = {
+        key: value for key, value in os.environ.items() if key != "PYTHONPATH" or path is None
+    }
     if path is not None:
         environment["PYTHONPATH"] = path
     pipe = None if shown else subprocess.PIPE
-    done = subprocess.run(command, cwd=cwd or ROOT, env=environment, stdout=pipe, stderr=pipe, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=cwd or ROOT, env=environment, stdout=pipe, stderr=pipe, text=True, check=False
+    )
     if done.returncode != 0:
-        sys.exit(f"{' '.join(command)} ended with {done.returncode}\n{done.stdout or ''}{done.stderr or ''}")
+        sys.exit(
+            f"{' '.join(command)} ended with "
+            f"{done.returncode}\n{done.stdout or ''}{done.stderr or ''}"
+        )
     return done.stdout or ""
 
 

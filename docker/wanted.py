@@ -1,4 +1,5 @@
-"""Prints what an image has to install: the project's requirements, and those of the extras that are named."""
+"""Prints what an image has to install: the project's requirements, and those of the extras that are
+named."""
 
 import sys
 import tomllib

@@ -35,7 +35,8 @@ def main() -> None:
 
 
 def drawn(printed: str) -> str:
-    """What a terminal shows for ``printed``, which holds escape sequences, as SVG without remote fonts."""
+    """What a terminal shows for ``printed``, which holds escape sequences, as SVG without remote
+    fonts."""
     console = Console(file=io.StringIO(), record=True, width=COLUMNS)
     console.print("[bold]$ lowcomm-node status[/]", highlight=False)
     console.print(Text.from_ansi(printed.rstrip("\n")))

@@ -1,4 +1,5 @@
-"""Writes the tables in docs/*.md that the code knows best: `make tables`. A test keeps them up to date.
+"""Writes the tables in docs/*.md that the code knows best: `make tables`. A test keeps them up to
+date.
 
 A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``, and is replaced as a whole.
 """
@@ -31,7 +32,14 @@ from lowcomm_node.sync import link
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system import quota
 from lowcomm_node.transport import call, nonces, ping, server, service
-from lowcomm_node.transport.guard import blocklist, eviction, overhead, peer_limit, rate_limits, unauthenticated
+from lowcomm_node.transport.guard import (
+    blocklist,
+    eviction,
+    overhead,
+    peer_limit,
+    rate_limits,
+    unauthenticated,
+)
 from lowcomm_node.transport.tunnel import callee, dialer
 from lowcomm_protocol.exchange.budget import FIRST_DEADLINE
 from lowcomm_protocol.exchange.group import table as group_table
@@ -64,7 +72,11 @@ RECORDS: dict[str, type] = {
     "contribution": Contribution,
 }
 """What ``--json`` prints, by the name of its table in docs/json.md."""
-HEADINGS: dict[type, str] = {ExchangeEnded: "rounds", Limits: "limits", Contribution: "contribution"}
+HEADINGS: dict[type, str] = {
+    ExchangeEnded: "rounds",
+    Limits: "limits",
+    Contribution: "contribution",
+}
 """Of records that are events, too: where docs/json.md lists their fields."""
 
 
@@ -99,7 +111,9 @@ def presets() -> Iterator[str]:
     yield "| | " + " | ".join(f"`{method}`" for method in PRESETS) + " |"
     yield "|---" * (len(PRESETS) + 1) + "|"
     for name in names:
-        cells = (_plain(preset.sync[name]) if name in preset.sync else "" for preset in PRESETS.values())
+        cells = (
+            _plain(preset.sync[name]) if name in preset.sync else "" for preset in PRESETS.values()
+        )
         yield f"| `{name}` | " + " | ".join(cells) + " |"
 
 
@@ -112,7 +126,8 @@ def added() -> Iterator[str]:
 
 
 def limits() -> Iterator[str]:
-    """What one peer, one address and all together may take of a node: a list, as entries are sentences."""
+    """What one peer, one address and all together may take of a node: a list, as entries are
+    sentences."""
     for title, entries in _limits().items():
         yield from ("", f"**{title}**", "")
         for what, most in entries:
@@ -149,7 +164,8 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         (
             "calls refused for that",
-            f"{rate_limits.REFUSED.each} a minute; then the connection ends; of peers that have proved their "
+            f"{rate_limits.REFUSED.each} a minute; then the connection ends; of peers that have "
+            "proved their "
             f"id, {rate_limits.REFUSED.each} of each, and "
             f"{rate_limits.TIMES_REFUSED * rate_limits.REFUSED.each:,} of their address",
         ),
@@ -157,8 +173,10 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         (
             "nonces of one peer; of one address; of all",
             f"{nonces.OF_PEER:,}; {nonces.OF_ADDRESS:,}; {nonces.OF_ALL:,}, kept for "
-            f"{2 * records.CREDENTIAL_LIFE / 60:.0f} minutes. Beyond that the node forgets the oldest of the "
-            "same peer or address, or of the address with most, and refuses that peer's credentials "
+            f"{2 * records.CREDENTIAL_LIFE / 60:.0f} minutes. Beyond that the node forgets the "
+            "oldest of the "
+            "same peer or address, or of the address with most, and refuses that peer's "
+            "credentials "
             "issued by then",
         ),
         ("the request of `Describe` and `Fetch`", f"within {service.REQUEST_DEADLINE:.0f} s"),
@@ -177,7 +195,8 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
             f"{_bytes(unauthenticated.UNPROVEN_BYTES)}; then the connection ends",
         ),
         (
-            "connections without a good credential from one address (IPv4, or a /64 of IPv6); of all",
+            "connections without a good credential from one address (IPv4, or a /64 of IPv6); of "
+            "all",
             f"{unauthenticated.MOST_OF_ONE}; {unauthenticated.MOST}; then the oldest end",
         ),
         (
@@ -193,11 +212,14 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         ("a connection without calls", f"{server.IDLE_SECONDS / 60:.0f} minutes"),
         (
-            "bytes of one address on peers' connections that belong to no message (frames such as `WINDOW_UPDATE`)",
-            f"{_bytes(overhead.RATE)} a second, {_bytes(overhead.BURST)} at once; then its noisiest connection ends",
+            "bytes of one address on peers' connections that belong to no message (frames such as "
+            "`WINDOW_UPDATE`)",
+            f"{_bytes(overhead.RATE)} a second, {_bytes(overhead.BURST)} at once; then its "
+            "noisiest connection ends",
         ),
         (
-            f"HTTP/2 pings sooner than every {server.PING_EVERY_MS / 1000:.0f} s, between two messages of the callee",
+            f"HTTP/2 pings sooner than every {server.PING_EVERY_MS / 1000:.0f} s, between two "
+            "messages of the callee",
             f"{server.MAX_PING_STRIKES}",
         ),
         (
@@ -217,8 +239,10 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         (
             "sessions of all",
-            f"{callee.MAX_TUNNELS}, {callee.MAX_UNAUTHENTICATED} of them without an accepted call. When it is "
-            "full, the oldest such session of the peer that holds most of them makes way for a peer that "
+            f"{callee.MAX_TUNNELS}, {callee.MAX_UNAUTHENTICATED} of them without an accepted call. "
+            "When it is "
+            "full, the oldest such session of the peer that holds most of them makes way for a "
+            "peer that "
             "holds fewer",
         ),
         ("first accepted call over a session", f"within {callee.UNACCEPTED:.0f} s"),
@@ -234,7 +258,8 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         (
             "requests of `/lowcomm/punch/1` heard at once; of one address; of one relay",
-            f"{punching.MAX_HEARD}; as many as are free, at least {one}; twice as many, at least {wide}",
+            f"{punching.MAX_HEARD}; as many as are free, at least {one}; twice as many, at least "
+            f"{wide}",
         ),
     ]
     exchanges = [
@@ -245,7 +270,8 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         (
             "exchanges at once that peers of one address begin by a call; of a /24 or /48",
-            f"as many as are free, at least {few}; twice as many, at least {few_wide}; others are refused as `full`",
+            f"as many as are free, at least {few}; twice as many, at least {few_wide}; others are "
+            "refused as `full`",
         ),
         ("members of a group", f"{MAX_GROUP}"),
         ("reason of `abandon`", f"{link.MAX_REASON} characters are shown"),
@@ -279,7 +305,8 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
 
 
 def printed(kind: type) -> Iterator[str]:
-    """Every field of a record, and of the records in it behind a point, as ``--json`` prints them."""
+    """Every field of a record, and of the records in it behind a point, as ``--json`` prints
+    them."""
     yield ""
     yield from _fields(kind, "")
     yield ""
@@ -308,7 +335,9 @@ def schema() -> str:
 
 
 def _fields(kind: type, before: str) -> Iterator[str]:
-    texts = {name: text for one in reversed(kind.__mro__[:-1]) for name, text in _docstrings(one).items()}
+    texts = {
+        name: text for one in reversed(kind.__mro__[:-1]) for name, text in _docstrings(one).items()
+    }
     hints = get_type_hints(kind)
     for field in fields(kind):
         word, inner = _json_kind(hints[field.name])
@@ -382,9 +411,15 @@ def _docstrings(model: type) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     texts: dict[str, str] = {}
     for field, after in zip(body.body, body.body[1:], strict=False):
-        if isinstance(field, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+        if (
+            isinstance(field, ast.AnnAssign)
+            and isinstance(after, ast.Expr)
+            and isinstance(after.value, ast.Constant)
+        ):
             assert isinstance(field.target, ast.Name)
-            texts[field.target.id] = " ".join(str(after.value.value).split()).replace("|", "\\|").replace("``", "`")
+            texts[field.target.id] = (
+                " ".join(str(after.value.value).split()).replace("|", "\\|").replace("``", "`")
+            )
     return texts
 
 
@@ -397,7 +432,9 @@ def _values(field: FieldInfo) -> str:
     for one in field.metadata:
         if isinstance(one, OneOf):
             return ", ".join(map(_plain, one.table))
-    name = {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}.get(kind, "list of texts")
+    name = {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}.get(
+        kind, "list of texts"
+    )
     told = _bounds_of(field)
     patterns = [f"`{one.pattern}`" for one in field.metadata if getattr(one, "pattern", None)]
     return " ".join([name, told, *patterns]).strip()
@@ -405,8 +442,13 @@ def _values(field: FieldInfo) -> str:
 
 def _bounds_of(field: FieldInfo) -> str:
     """In words; those of a value that may be missing, too."""
-    metadata = [*field.metadata, *(one for kind in get_args(field.annotation) for one in _metadata(kind))]
-    told = [f"{word} {_number(getattr(one, key))}" for one in metadata for key, word in _bounds(one)]
+    metadata = [
+        *field.metadata,
+        *(one for kind in get_args(field.annotation) for one in _metadata(kind)),
+    ]
+    told = [
+        f"{word} {_number(getattr(one, key))}" for one in metadata for key, word in _bounds(one)
+    ]
     if len(told) == 2 and told[0].startswith("at least ") and told[1].startswith("at most "):
         return f"{told[0].removeprefix('at least ')} to {told[1].removeprefix('at most ')}"
     return ", ".join(told)

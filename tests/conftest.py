@@ -10,7 +10,8 @@ from hypothesis import settings
 from helpers import keeping
 from helpers.skips import pytest_addoption, pytest_runtest_makereport  # noqa: F401 - hooks
 
-# Models of tests are no work for several threads, which spin while they wait for each other. Before torch is imported.
+# Models of tests are no work for several threads, which spin while they wait for each other. Before
+# torch is imported.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # No timed assertions: a first example compiles, and machines are noisy.
 settings.register_profile("lowcomm", deadline=None)
@@ -20,7 +21,8 @@ settings.load_profile("lowcomm")
 LATER = ("test_life.py", "test_rejoining.py", "test_tunnels.py")
 """Files of tests/swarm that are left for the end, when every worker is free for one."""
 LONG = ("test_fuzz.py", "test_soak.py")
-"""Files that take minutes each. They run before the other real processes, for the last one would end alone on one worker."""
+"""Files that take minutes each. They run before the other real processes, for the last one would
+end alone on one worker."""
 FOLDERS = ("unit", "long", "net", "chaos", "images")
 """In this order, the fast ones first; ``LONG`` counts as a folder."""
 
@@ -40,18 +42,22 @@ def _turn(file: str) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fast tests first. Where several workers share them, swarms first of all: one worker has all of them, and takes longest."""
+    """Fast tests first. Where several workers share them, swarms first of all: one worker has all
+    of them, and takes longest."""
     alone = not hasattr(config, "workerinput")
     items.sort(
         key=lambda item: (
-            (_turn(item.nodeid.split("::")[0]) or len(FOLDERS)) if alone else _turn(item.nodeid.split("::")[0])
+            (_turn(item.nodeid.split("::")[0]) or len(FOLDERS))
+            if alone
+            else _turn(item.nodeid.split("::")[0])
         )
     )
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One swarm or benchmark at a time, for each fills a machine; unit tests run beside them, file by file."""
+    """One swarm or benchmark at a time, for each fills a machine; unit tests run beside them, file
+    by file."""
     from xdist.scheduler import LoadScopeScheduling
 
     class OneSwarmAtATime(LoadScopeScheduling):

@@ -1,13 +1,15 @@
-"""What the node's container starts with: gives each replica a home of its own, tells it where the swarm is, becomes it.
+"""What the node's container starts with: gives each replica a home of its own, tells it where the
+swarm is, becomes it.
 
 /state         the volume that all replicas share
 /state/0       the home of one: identity, checkpoints; /state/1 that of another, ...
-/state/0.slot  locked by the replica whose home it is, to its last process; says which container that was
+/state/0.slot  locked by the replica whose home it is, to its last process; says which container
+that was
 /tmp/home      in each container leads to its own; LOWCOMM_HOME says so, for `lowcomm-node status` in it too
 
-A container that is started again takes the home that it had; a new one takes the first that nobody has. Only the kernel
-holds locks, so a replica that was killed leaves its home to the next. Standard library only: it runs before anything else.
-"""
+A container that is started again takes the home that it had; a new one takes the first that nobody
+has. Only the kernel holds locks, so a replica that was killed leaves its home to the next. Standard
+library only: it runs before anything else."""
 
 import fcntl
 import os
@@ -24,11 +26,13 @@ ADDRESSES = "ADDRESSES"
 PATIENCE = 300.0
 """Seconds to wait for that file."""
 POLL = 0.5
-"""Seconds between two looks for it: who writes it is in another container, and the standard library can't watch a folder."""
+"""Seconds between two looks for it: who writes it is in another container, and the standard library
+can't watch a folder."""
 
 
 def claim(state: Path, container: str) -> tuple[int, Path]:
-    """Descriptor of the lock, and the home; the lock lasts as long as the descriptor, also through exec. Raises OSError."""
+    """Descriptor of the lock, and the home; the lock lasts as long as the descriptor, also through
+    exec. Raises OSError."""
     had = [path.stem for path in state.glob("*.slot") if _holder(path) == container]
     for name in (*had, *(str(number) for number in range(MOST))):
         lock = os.open(state / f"{name}.slot", os.O_RDWR | os.O_CREAT, 0o600)
@@ -50,13 +54,16 @@ def read_addresses(file: Path, patience: float = PATIENCE) -> str:
     ends = time.monotonic() + patience
     while not file.exists():
         if time.monotonic() > ends:
-            raise OSError(f"{file} is not there after {patience:.0f} s: does the bootstrap server run?")
+            raise OSError(
+                f"{file} is not there after {patience:.0f} s: does the bootstrap server run?"
+            )
         time.sleep(POLL)
     return ",".join(file.read_text().split())
 
 
 def spread(home: str, devices: Path = Path("/dev")) -> str | None:
-    """The GPU of a home: as many homes as there are GPUs have one each. None where there is none."""
+    """The GPU of a home: as many homes as there are GPUs have one each. None where there is
+    none."""
     count = sum(path.name.removeprefix("nvidia").isdecimal() for path in devices.glob("nvidia*"))
     return f"cuda:{int(home) % count}" if count else None
 

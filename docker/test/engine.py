@@ -1,12 +1,13 @@
-"""Builds the images and runs containers on a Debian machine that has neither a container engine's daemon nor a registry.
+"""Builds the images and runs containers on a Debian machine that has neither a container engine's
+daemon nor a registry.
 
     python docker/test/engine.py build              base image by debootstrap, then all images, checked for what must not be in them
     python docker/test/engine.py run COMMAND...     such as: podman-compose -p lowcomm -f docker/compose.yaml up -d
 
-Needs root, and debootstrap, buildah, podman, podman-compose, netavark, aardvark-dns, crun, iptables. Everything lies under
-``--folder``; nothing else of the machine changes. Containers need cgroup v2 alone and none of systemd: they run in a mount
-namespace that has it so, which lives as long as the process that ``start`` makes.
-"""
+Needs root, and debootstrap, buildah, podman, podman-compose, netavark, aardvark-dns, crun,
+iptables. Everything lies under ``--folder``; nothing else of the machine changes. Containers need
+cgroup v2 alone and none of systemd: they run in a mount namespace that has it so, which lives as
+long as the process that ``start`` makes."""
 
 import argparse
 import configparser
@@ -30,17 +31,27 @@ RUN_ARGUMENTS = "--cgroups=disabled --ulimit nofile=1024:1024 --ulimit nproc=100
 """Where a machine lets nobody raise limits or make cgroups."""
 SETTINGS = ("/etc/pip.conf", "~/.config/pip/pip.conf")
 CERTIFICATES = "/etc/ssl/certs"
-"""What this machine's pip needs, with the folders that its settings name: mounted while images are built, never part of them."""
+"""What this machine's pip needs, with the folders that its settings name: mounted while images are
+built, never part of them."""
 MOUNTED = "/mnt"
-"""Where: a folder that every base has, for the builder leaves an empty one behind that it had to make."""
+"""Where: a folder that every base has, for the builder leaves an empty one behind that it had to
+make."""
 
 
 class Engine:
-    """Images and containers under a folder. ``start`` before containers are run; use as a context manager to end them."""
+    """Images and containers under a folder. ``start`` before containers are run; use as a context
+    manager to end them."""
 
     def __init__(self, folder: Path = FOLDER) -> None:
         self.folder = folder
-        self.storage = ("--storage-driver", "overlay", "--root", str(folder / "root"), "--runroot", str(folder / "run"))
+        self.storage = (
+            "--storage-driver",
+            "overlay",
+            "--root",
+            str(folder / "root"),
+            "--runroot",
+            str(folder / "run"),
+        )
         self.flags = (*self.storage, "--network-config-dir", str(folder / "networks"))
         """Of podman, which keeps networks as well."""
         self._holder: subprocess.Popen[str] | None = None
@@ -58,7 +69,9 @@ class Engine:
         run("debootstrap", "--variant=minbase", packages, "bookworm", str(tree))
         for name in ("etc/resolv.conf", "etc/hostname"):  # of this machine
             (tree / name).unlink(missing_ok=True)
-        with subprocess.Popen(["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE) as packing:
+        with subprocess.Popen(
+            ["tar", "-C", str(tree), "-c", "."], stdout=subprocess.PIPE
+        ) as packing:
             run("podman", *self.flags, "import", "-", BASE, stdin=packing.stdout)
         shutil.rmtree(tree)
 
@@ -89,7 +102,9 @@ class Engine:
 
     def history(self, image: str) -> str:
         """How an image was made, with every setting that it has."""
-        told = output("podman", *self.flags, "history", "--no-trunc", "--format", "{{.CreatedBy}}", image)
+        told = output(
+            "podman", *self.flags, "history", "--no-trunc", "--format", "{{.CreatedBy}}", image
+        )
         return told + self._inspect(image, "{{json .Config}}")
 
     def health_check(self, image: str) -> list[str]:
@@ -98,7 +113,9 @@ class Engine:
 
     def files(self, image: str) -> Iterator[tuple[str, bytes]]:
         """All files of an image, with their contents."""
-        name = output("podman", *self.flags, "create", image, "never-run").strip()  # a base may have no command
+        name = output(
+            "podman", *self.flags, "create", image, "never-run"
+        ).strip()  # a base may have no command
         with tempfile.TemporaryFile(dir=self.folder) as archive:
             try:
                 run("podman", *self.flags, "export", name, stdout=archive)
@@ -111,7 +128,12 @@ class Engine:
                     yield member.name, content.read() if content is not None else b""
 
     def _has(self, image: str) -> bool:
-        return subprocess.run(["podman", *self.flags, "image", "exists", image], check=False).returncode == 0
+        return (
+            subprocess.run(
+                ["podman", *self.flags, "image", "exists", image], check=False
+            ).returncode
+            == 0
+        )
 
     def _inspect(self, image: str, what: str) -> str:
         return output("podman", *self.flags, "image", "inspect", "--format", what, image).strip()
@@ -121,11 +143,15 @@ class Engine:
     def start(self) -> None:
         """Make the namespace in which containers run."""
         making = (
-            "mount --make-rprivate / && umount -R /sys/fs/cgroup && mount -t cgroup2 none /sys/fs/cgroup "
+            "mount --make-rprivate / && umount -R /sys/fs/cgroup && mount -t cgroup2 none "
+            "/sys/fs/cgroup "
             "&& echo ready && exec sleep infinity"
         )
         self._holder = subprocess.Popen(
-            ["unshare", "--mount", "bash", "-c", making], stdout=subprocess.PIPE, text=True, start_new_session=True
+            ["unshare", "--mount", "bash", "-c", making],
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
         )
         assert self._holder.stdout is not None
         if self._holder.stdout.readline() != "ready\n":
@@ -137,12 +163,17 @@ class Engine:
         return ["nsenter", f"--mount=/proc/{self._holder.pid}/ns/mnt", f"--wd={ROOT}", *command]
 
     def podman(self, *arguments: str, check: bool = True, timeout: float = 120) -> str:
-        """Output of podman, run there. Raises RuntimeError with what it said, also if it takes too long."""
+        """Output of podman, run there. Raises RuntimeError with what it said, also if it takes too
+        long."""
         command = self.inside("podman", *self.flags, *arguments)
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=timeout, check=False
+            )
         except subprocess.TimeoutExpired:
-            raise RuntimeError(f"podman {' '.join(arguments)}: no answer within {timeout:.0f} s") from None
+            raise RuntimeError(
+                f"podman {' '.join(arguments)}: no answer within {timeout:.0f} s"
+            ) from None
         if check and done.returncode:
             told = done.stdout[-1000:] + done.stderr[-1000:]
             raise RuntimeError(f"podman {' '.join(arguments)}: {done.returncode}: {told}")
@@ -177,7 +208,11 @@ def missing() -> str | None:
     """Why this machine can't build and run images; None if it can."""
     if os.geteuid():
         return "needs root"
-    lacking = [name for name in NEEDED if not shutil.which(name) and not Path("/usr/lib/podman", name).exists()]
+    lacking = [
+        name
+        for name in NEEDED
+        if not shutil.which(name) and not Path("/usr/lib/podman", name).exists()
+    ]
     return f"needs {', '.join(lacking)}" if lacking else None
 
 
@@ -200,15 +235,25 @@ def pip_settings() -> configparser.ConfigParser:
 
 def named_folders(settings: configparser.ConfigParser) -> list[str]:
     """The folders on this machine where pip looks for packages."""
-    words = [word for section in settings.values() for value in section.values() for word in value.split()]
+    words = [
+        word
+        for section in settings.values()
+        for value in section.values()
+        for word in value.split()
+    ]
     paths = [Path(word.removeprefix("file://")) for word in words]
     # The pages of an index lie in simple/ (PEP 503), its packages beside that.
-    folders = {path.parent if path.name == "simple" else path for path in paths if path.is_absolute() and path.is_dir()}
+    folders = {
+        path.parent if path.name == "simple" else path
+        for path in paths
+        if path.is_absolute() and path.is_dir()
+    }
     return sorted(map(str, folders))
 
 
 def write_settings(folder: Path, packages: Sequence[str]) -> None:
-    """Put pip's settings of this machine into a folder, as they hold where ``packages`` are mounted."""
+    """Put pip's settings of this machine into a folder, as they hold where ``packages`` are
+    mounted."""
     merged = pip_settings()
     with (folder / "pip.conf").open("w") as file:
         merged.write(file)
@@ -221,7 +266,9 @@ def write_settings(folder: Path, packages: Sequence[str]) -> None:
 
 def main() -> None:
     """See above."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--folder", type=Path, default=FOLDER)
     commands = parser.add_subparsers(required=True, dest="command")
     commands.add_parser("build")

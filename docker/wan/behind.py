@@ -1,7 +1,8 @@
-"""Puts a container behind its router, then becomes the command as a user without any rights: behind.py ROUTER COMMAND...
+"""Puts a container behind its router, then becomes the command as a user without any rights:
+behind.py ROUTER COMMAND...
 
-The only thing that needs rights is the default route; whoever takes part in training has none of them any more.
-"""
+The only thing that needs rights is the default route; whoever takes part in training has none of
+them any more."""
 
 import os
 import socket
@@ -30,14 +31,24 @@ def _route(gateway: str, flags: int) -> bytes:
     """A default route, as linux/route.h has it."""
     nowhere = struct.pack("=H14x", socket.AF_INET)
     by = struct.pack("=HH4s8x", socket.AF_INET, 0, socket.inet_aton(gateway))
-    return struct.pack("@L16s16s16sHhLPhPLLH", 0, nowhere, by, nowhere, flags, 0, 0, 0, 0, 0, 0, 0, 0)
+    return struct.pack(
+        "@L16s16s16sHhLPhPLLH", 0, nowhere, by, nowhere, flags, 0, 0, 0, 0, 0, 0, 0, 0
+    )
 
 
 def main() -> None:
     """Route, drop all rights, become the command."""
     only_in_a_container()
     route_by(find(sys.argv[1]))
-    drop = ("--reuid", USER, "--regid", USER, "--clear-groups", "--bounding-set=-all", "--inh-caps=-all")
+    drop = (
+        "--reuid",
+        USER,
+        "--regid",
+        USER,
+        "--clear-groups",
+        "--bounding-set=-all",
+        "--inh-caps=-all",
+    )
     os.execvp("setpriv", ["setpriv", *drop, "--no-new-privs", *sys.argv[2:]])
 
 

@@ -1,12 +1,14 @@
-"""A home's router in a container: it hides the home behind one address, and its line has a rate, a delay and losses.
+"""A home's router in a container: it hides the home behind one address, and its line has a rate, a
+delay and losses.
 
-    home ── lan ──► near ═══ emulated line ═══► line ── masquerade ──► wan ── bootstrap, other routers
-    home ◄── lan ── near ◄══ emulated line ════ line ◄── masquerade ── wan
+    home ── lan ──► near ═══ emulated line ═══► line ── masquerade ──► wan ── bootstrap, other
+    routers home ◄── lan ── near ◄══ emulated line ════ line ◄── masquerade ── wan
 
-``near`` and ``line`` are TUN devices in this one network namespace: what comes from the home is routed into ``near``, the
-emulator (tests/net) carries it over as the line would, and it comes out of ``line`` as if from elsewhere; back the same way.
-Nothing is asked of the kernel but TUN and iptables. Only what was sent from inside is let in, and nothing goes to other homes
-past their routers.
+``near`` and ``line`` are TUN devices in this one network namespace: what comes from the home is
+routed into ``near``, the emulator (tests/net) carries it over as the line would, and it comes out
+of ``line`` as if from elsewhere; back the same way. Nothing is asked of the kernel but TUN and
+iptables. Only what was sent from inside is let in, and nothing goes to other homes past their
+routers.
 
 RATE in bits a second, DELAY in seconds each way, LOSS as a probability each way.
 """
@@ -48,7 +50,8 @@ def interfaces(wan_host: str) -> tuple[str, str, str]:
 
 
 def rules(wan: str, lan: str, network: str) -> str:
-    """For iptables-restore. What passes the namespace twice is tracked the second time only, where it is translated."""
+    """For iptables-restore. What passes the namespace twice is tracked the second time only, where
+    it is translated."""
     return f"""*raw
 :PREROUTING ACCEPT
 -A PREROUTING -i {lan} -j CT --notrack
@@ -93,19 +96,27 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     ends = set_up(find(sys.argv[1]))
     take = os.environ.get
-    link = Link(rate=float(take("RATE", "20e6")), delay=float(take("DELAY", "0.03")), loss=float(take("LOSS", "0.01")))
+    link = Link(
+        rate=float(take("RATE", "20e6")),
+        delay=float(take("DELAY", "0.03")),
+        loss=float(take("LOSS", "0.01")),
+    )
     ours, theirs = socket.socketpair()
     emulator = Emulator(theirs, ends, (link, link))
     print(
-        f"a line of {link.rate / 1e6:g} Mbit/s, {1000 * link.delay:g} ms each way, {100 * link.loss:g} % lost",
+        f"a line of {link.rate / 1e6:g} Mbit/s, {1000 * link.delay:g} ms each way, "
+        f"{100 * link.loss:g} % lost",
         flush=True,
     )
     try:
         emulator.run()
     finally:
-        for way, counted in zip(("out", "in"), (one.counters for one in emulator.directions), strict=True):
+        for way, counted in zip(
+            ("out", "in"), (one.counters for one in emulator.directions), strict=True
+        ):
             print(
-                f"{way}: {counted.offered} packets, {counted.lost} lost, {counted.dropped} too many for the line",
+                f"{way}: {counted.offered} packets, {counted.lost} lost, {counted.dropped} too "
+                "many for the line",
                 flush=True,
             )
         ours.close()

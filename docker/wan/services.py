@@ -1,4 +1,5 @@
-"""What a container of compose.wan.yaml has to know: that it is one, and where those of other services are."""
+"""What a container of compose.wan.yaml has to know: that it is one, and where those of other
+services are."""
 
 import socket
 import sys
@@ -13,18 +14,25 @@ PLACE = Path("/opt/wan")
 
 
 def only_in_a_container() -> None:
-    """End this program anywhere else: what it does to routes would cut a whole machine off its network."""
+    """End this program anywhere else: what it does to routes would cut a whole machine off its
+    network."""
     if Path(__file__).parent != PLACE:
-        sys.exit(f"error: {sys.argv[0]} changes the routes of the machine it runs on: it is for compose.wan.yaml alone")
+        sys.exit(
+            f"error: {sys.argv[0]} changes the routes of the machine it runs on: it is for "
+            "compose.wan.yaml alone"
+        )
 
 
 def find(name: str) -> str:
-    """The IPv4 address of a service, once its container runs; ends this program where that takes longer than PATIENCE."""
+    """The IPv4 address of a service, once its container runs; ends this program where that takes
+    longer than PATIENCE."""
     ends = time.monotonic() + PATIENCE
     while True:
         try:
             return socket.gethostbyname(name)
         except OSError:
             if time.monotonic() > ends:
-                sys.exit(f"error: {name} has no address after {PATIENCE:.0f} s: does its container run?")
+                sys.exit(
+                    f"error: {name} has no address after {PATIENCE:.0f} s: does its container run?"
+                )
             time.sleep(POLL)

@@ -91,11 +91,13 @@ class Diverged(TrainerError):
 
 
 class NotFinite(TrainerError):
-    """Weights, slow weights or moments hold NaN or infinity: they are never saved, sent or loaded."""
+    """Weights, slow weights or moments hold NaN or infinity: they are never saved, sent or
+    loaded."""
 
 
 class Unusable(TrainerError):
-    """A contribution of another peer that can't be decoded, or is implausible; ``deed``: what is held against the peer."""
+    """A contribution of another peer that can't be decoded, or is implausible; ``deed``: what is
+    held against the peer."""
 
     def __init__(self, message: str, deed: Deed | None = Deed.HEAVY) -> None:
         super().__init__(message)

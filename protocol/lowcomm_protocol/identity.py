@@ -41,7 +41,8 @@ class Identity:
     def __post_init__(self) -> None:
         if len(self.secret) != KEY_BYTES:
             raise SignatureError(
-                f"An identity key has {KEY_BYTES} bytes, not {len(self.secret)}: restore the key file."
+                f"An identity key has {KEY_BYTES} bytes, not {len(self.secret)}: restore the key "
+                "file."
             )
 
     @property
@@ -71,11 +72,14 @@ def identity_from_libp2p(data: bytes) -> Identity:
     expected = len(_PRIVATE_KEY_PREFIX) + 2 * KEY_BYTES
     if len(data) != expected or not data.startswith(_PRIVATE_KEY_PREFIX):
         raise SignatureError(
-            f"The identity key is not an Ed25519 key in libp2p's form ({len(data)} bytes): restore it."
+            f"The identity key is not an Ed25519 key in libp2p's form ({len(data)} bytes): restore "
+            "it."
         )
     identity = Identity(data[len(_PRIVATE_KEY_PREFIX) : len(_PRIVATE_KEY_PREFIX) + KEY_BYTES])
     if not data.endswith(identity.public_key):
-        raise SignatureError("The two halves of the identity key do not belong together: restore the key file.")
+        raise SignatureError(
+            "The two halves of the identity key do not belong together: restore the key file."
+        )
     return identity
 
 
@@ -89,7 +93,9 @@ def check_key(public_key: bytes) -> None:
     canonical."""
     y = int.from_bytes(public_key, "little") & (2**255 - 1)
     if y >= _FIELD or y in _SMALL_Y:
-        raise SignatureError(f"The public key {public_key.hex()} is one that anybody can sign for: it is refused.")
+        raise SignatureError(
+            f"The public key {public_key.hex()} is one that anybody can sign for: it is refused."
+        )
 
 
 def public_key_of(peer_id: str) -> bytes:
@@ -102,12 +108,16 @@ def public_key_of(peer_id: str) -> bytes:
             raise ValueError
         raw = base58.b58decode(peer_id)
     except ValueError:
-        raise SignatureError(f"{peer_id[:64]!r} is not a peer id: expected base58 such as 12D3KooW...") from None
+        raise SignatureError(
+            f"{peer_id[:64]!r} is not a peer id: expected base58 such as 12D3KooW..."
+        ) from None
     public_key = raw[len(_PEER_ID_PREFIX) :]
     # base58 decoding accepts trailing white space; without this check one key would have many
     # names.
     if len(raw) != len(_PEER_ID_PREFIX) + KEY_BYTES or peer_id_of(public_key) != peer_id:
-        raise SignatureError(f"The peer id {peer_id!r} holds no Ed25519 key: expected one that begins with 12D3KooW.")
+        raise SignatureError(
+            f"The peer id {peer_id!r} holds no Ed25519 key: expected one that begins with 12D3KooW."
+        )
     check_key(public_key)
     return public_key
 
@@ -118,7 +128,9 @@ def verify(peer_id: str, purpose: str, payload: bytes, signature: bytes) -> None
     try:
         key.verify(signature, _bound(purpose, payload))
     except InvalidSignature:
-        raise SignatureError(f"The signature of this {purpose} is not one of {peer_id}: it is refused.") from None
+        raise SignatureError(
+            f"The signature of this {purpose} is not one of {peer_id}: it is refused."
+        ) from None
 
 
 def _bound(purpose: str, payload: bytes) -> bytes:

@@ -57,7 +57,12 @@ def week_of(now: float) -> int:
 
 def zero_bits(run_id: str, peer_id: str, proof: Proof) -> int:
     """The number of leading zero bits of a proof's hash. Takes one hash."""
-    statement = b"lowcomm/work\0" + bytes.fromhex(run_id) + public_key_of(peer_id) + proof.week.to_bytes(4, "big")
+    statement = (
+        b"lowcomm/work\0"
+        + bytes.fromhex(run_id)
+        + public_key_of(peer_id)
+        + proof.week.to_bytes(4, "big")
+    )
     salt = proof.nonce.to_bytes(8, "big")
     digest = hashlib.scrypt(statement, salt=salt, n=_N, r=_R, p=_P, maxmem=_MEMORY, dklen=32)
     return 256 - int.from_bytes(digest, "big").bit_length()
@@ -67,11 +72,14 @@ def read_proof(data: bytes) -> Proof:
     """Decode a proof. Raises AdmissionError if it is none."""
     if not data:
         raise AdmissionError(
-            "This run asks for a proof of work, and none was shown: a node finds one by itself when it joins.",
+            "This run asks for a proof of work, and none was shown: a node finds one by itself "
+            "when it joins.",
             reason=Reason.NO_WORK,
         )
     if len(data) != PROOF_BYTES:
-        raise AdmissionError(f"A proof of work has {PROOF_BYTES} bytes, not {len(data)}.", reason=Reason.MALFORMED)
+        raise AdmissionError(
+            f"A proof of work has {PROOF_BYTES} bytes, not {len(data)}.", reason=Reason.MALFORMED
+        )
     return Proof(int.from_bytes(data[:4], "big"), int.from_bytes(data[4:], "big"))
 
 
@@ -95,7 +103,8 @@ class Proofs:
         if not is_good_in(proof.week, now):
             early = proof.week * WEEK > now
             raise AdmissionError(
-                f"The proof of work of {peer_id} is for week {proof.week}, and this is week {week_of(now)}: "
+                f"The proof of work of {peer_id} is for week {proof.week}, and this is week "
+                f"{week_of(now)}: "
                 f"{'set both clocks right' if early else 'it has to find another'}.",
                 reason=Reason.FROM_FUTURE if early else Reason.EXPIRED,
             )
@@ -112,12 +121,14 @@ class Proofs:
             self._fresh = 0
         if self._fresh >= MAX_FRESH:
             raise AdmissionError(
-                f"More than {MAX_FRESH} proofs of work came within a second: show it again in a moment.",
+                f"More than {MAX_FRESH} proofs of work came within a second: show it again in a "
+                "moment.",
                 reason=Reason.TOO_MANY,
             )
         self._fresh += 1
         found = zero_bits(run_id, peer_id, proof)
         if found < bits:
             raise AdmissionError(
-                f"The proof of work of {peer_id} has {found} of {bits} bits: it is refused.", reason=Reason.NO_WORK
+                f"The proof of work of {peer_id} has {found} of {bits} bits: it is refused.",
+                reason=Reason.NO_WORK,
             )

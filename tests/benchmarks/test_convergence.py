@@ -1,4 +1,5 @@
-"""The quick slice of the convergence benchmark runs, resumes, and writes what it promises; so does a report of a part."""
+"""The quick slice of the convergence benchmark runs, resumes, and writes what it promises; so does
+a report of a part."""
 
 import json
 import subprocess
@@ -16,7 +17,9 @@ COMMITTED = ROOT / "benchmarks" / "results" / "convergence.json"
 
 def run(out: Path, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "benchmarks/convergence.py", *options, "--out", str(out)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=check, timeout=840)
+    return subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=check, timeout=840
+    )
 
 
 @pytest.mark.timeout(900)

@@ -1,4 +1,5 @@
-"""What must hold for the memory of a run: what is reckoned is what a real trainer takes, within a factor of two."""
+"""What must hold for the memory of a run: what is reckoned is what a real trainer takes, within a
+factor of two."""
 
 import subprocess
 import sys
@@ -12,5 +13,7 @@ BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "reckoning.py"
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_real_trainers_take_what_is_reckoned():
-    done = subprocess.run([sys.executable, str(BENCHMARK)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARK)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,8 @@ FAULTY = Path(__file__).parent / "faulty.py"
 
 
 class FaultyNode(DisguisedNode):
-    """A ``lowcomm-node join`` with a plan; started again in the same home it goes on with what has not happened."""
+    """A ``lowcomm-node join`` with a plan; started again in the same home it goes on with what has
+    not happened."""
 
     @property
     def plan(self) -> Plan:
@@ -33,4 +34,6 @@ def faulty_node(swarm: Swarm, name: str, plan: Plan, *arguments: str) -> FaultyN
     """Start a node to which this happens."""
     file = swarm.folder / f"{name}.plan"
     file.write_text(plan.to_json())
-    return start(FaultyNode, swarm, name, (FAULTY, file, swarm.folder / f"{name}.fired"), *arguments)
+    return start(
+        FaultyNode, swarm, name, (FAULTY, file, swarm.folder / f"{name}.fired"), *arguments
+    )

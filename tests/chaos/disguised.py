@@ -1,4 +1,5 @@
-"""Programs that wrap parts of the real code, and then run the real command line or the real trainer.
+"""Programs that wrap parts of the real code, and then run the real command line or the real
+trainer.
 
 python PROGRAM ARGUMENTS join --peers ...          a daemon
 python PROGRAM ARGUMENTS --trainer 5 6             its trainer, which it starts in the place of the real one
@@ -33,7 +34,8 @@ class _OtherTrainer:
 
 
 def run(arguments: int, wrap_daemon: Callable[[], None], wrap_trainer: Callable[[], None]) -> Any:
-    """Run what the command line of this process asks for, after so many arguments of the program's own."""
+    """Run what the command line of this process asks for, after so many arguments of the program's
+    own."""
     own, rest = sys.argv[: arguments + 1], sys.argv[arguments + 1 :]
     if rest[0] == TRAINER:
         from lowcomm_node.trainer.host import main as trainer
@@ -62,7 +64,13 @@ class DisguisedNode(Node):
         return subprocess.Popen([command[0], *self.program, *command[3:]], **options)
 
 
-def start(kind: type[DisguisedNode], swarm: Swarm, name: str, program: Sequence[str | Path], *arguments: str) -> Any:
+def start(
+    kind: type[DisguisedNode],
+    swarm: Swarm,
+    name: str,
+    program: Sequence[str | Path],
+    *arguments: str,
+) -> Any:
     """Start a node through a program; it is ended with its swarm."""
     disguised = type(kind.__name__, (kind,), {"program": tuple(map(str, program))})
     node = disguised(swarm.folder / name, swarm.address, *arguments)

@@ -51,7 +51,15 @@ class Kind(StrEnum):
     CLOCK_STEP = "clock-step"
 
 
-ON_THE_WAY = (Kind.DELAY, Kind.DROP, Kind.TRUNCATE, Kind.CORRUPT, Kind.DUPLICATE, Kind.REORDER, Kind.STALL)
+ON_THE_WAY = (
+    Kind.DELAY,
+    Kind.DROP,
+    Kind.TRUNCATE,
+    Kind.CORRUPT,
+    Kind.DUPLICATE,
+    Kind.REORDER,
+    Kind.STALL,
+)
 """What can happen to a message."""
 TO_A_PROCESS = (Kind.STOP, Kind.KILL, Kind.EXIT, Kind.CLOCK_STEP)
 POSSIBLE = {
@@ -93,19 +101,24 @@ class Plan:
         """The counterpart of ``to_json``."""
         return cls(
             tuple(
-                Fault(Boundary(one["boundary"]), Kind(one["kind"]), *list(one.values())[2:]) for one in json.loads(text)
+                Fault(Boundary(one["boundary"]), Kind(one["kind"]), *list(one.values())[2:])
+                for one in json.loads(text)
             )
         )
 
     @classmethod
-    def seeded(cls, seed: int, passages: Sequence[tuple[Boundary, str]], count: int, seconds: float) -> "Plan":
+    def seeded(
+        cls, seed: int, passages: Sequence[tuple[Boundary, str]], count: int, seconds: float
+    ) -> "Plan":
         """So many faults at random passages; the same seed gives the same plan."""
         random = Random(f"plan:{seed}")
         faults: list[Fault] = []
         for _ in range(count):
             boundary, what = random.choice(passages)
             kind = random.choice(POSSIBLE[boundary])
-            faults.append(Fault(boundary, kind, what, random.randrange(3), random.uniform(0.0, seconds)))
+            faults.append(
+                Fault(boundary, kind, what, random.randrange(3), random.uniform(0.0, seconds))
+            )
         return cls(tuple(faults))
 
 

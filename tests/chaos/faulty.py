@@ -1,9 +1,10 @@
-"""A node to which faults happen by plan: the boundaries of the real code are wrapped, then the real command line runs.
+"""A node to which faults happen by plan: the boundaries of the real code are wrapped, then the real
+command line runs.
 
     python faulty.py PLAN FIRED join --peers ...
 
-PLAN is a file of ``Plan.to_json``. What has happened is added to the file FIRED, and does not happen again after a restart.
-"""
+PLAN is a file of ``Plan.to_json``. What has happened is added to the file FIRED, and does not
+happen again after a restart."""
 
 import asyncio
 import errno
@@ -21,7 +22,8 @@ from faults import Boundary, Fault, Injector, Kind, Plan
 from lowcomm_node.trainer.messages import Refused
 
 FOREVER = 1e6
-"""Seconds. What sleeps here is the fault itself: a delay, or a stall that somebody else must end."""
+"""Seconds. What sleeps here is the fault itself: a delay, or a stall that somebody else must
+end."""
 
 
 class Injection:
@@ -31,11 +33,14 @@ class Injection:
         self._fired = fired
         before = fired.read_text().splitlines() if fired.exists() else []
         whole = Plan.from_json(plan.read_text()).faults
-        self._injector = Injector(Plan(tuple(fault for fault in whole if repr(fault) not in before)))
+        self._injector = Injector(
+            Plan(tuple(fault for fault in whole if repr(fault) not in before))
+        )
         self._ahead = 0.0
 
     def due(self, boundary: Boundary, what: str) -> Fault | None:
-        """What goes wrong at this passage and is left to the caller; what happens to the process has happened."""
+        """What goes wrong at this passage and is left to the caller; what happens to the process
+        has happened."""
         fault = self._injector.due(boundary, what)
         if fault is None:
             return None
@@ -57,7 +62,8 @@ class Injection:
         return None
 
     def shift_clock(self) -> None:
-        """From now on this process sees the time of day as the plan sets it; to be called before others import it."""
+        """From now on this process sees the time of day as the plan sets it; to be called before
+        others import it."""
         now = time.time
         time.time = lambda: now() + self._ahead
 
@@ -100,7 +106,10 @@ class Injection:
             fault = self.due(Boundary.DHT, "lookup")
             if fault is not None and fault.kind is Kind.DROP:
                 return {}
-            return {name: await self._bytes(fault, value) for name, value in (await lookup(node, key)).items()}
+            return {
+                name: await self._bytes(fault, value)
+                for name, value in (await lookup(node, key)).items()
+            }
 
         return faulty
 
@@ -188,7 +197,9 @@ class Injection:
         if fault is None or fault.kind not in (Kind.TRUNCATE, Kind.CORRUPT):
             return message
         fields = [
-            (field, value) for field, value in leaf_of(message).ListFields() if isinstance(value, bytes) and value
+            (field, value)
+            for field, value in leaf_of(message).ListFields()
+            if isinstance(value, bytes) and value
         ]
         if not fields:
             return type(message)()

@@ -1,4 +1,5 @@
-"""A node that lies: what it contributes, claims or sends is wrapped, then the real command line runs.
+"""A node that lies: what it contributes, claims or sends is wrapped, then the real command line
+runs.
 
 python liar.py LIE join --peers ...
 """
@@ -75,7 +76,10 @@ def lie_in_daemon(lie: str) -> None:
         async def lying(stream: Any, frame: Any) -> None:
             await send(stream, frame)
             while frame.WhichOneof("kind") == "chunk":
-                await send(stream, pb.Frame(chunk=pb.Chunk(offset=frame.chunk.offset, data=frame.chunk.data)))
+                await send(
+                    stream,
+                    pb.Frame(chunk=pb.Chunk(offset=frame.chunk.offset, data=frame.chunk.data)),
+                )
 
         return lying
 

@@ -1,7 +1,9 @@
-"""A swarm under continuous loss of its peers: a bootstrap server and nodes of which one is killed, stopped or started
-every few seconds. At the end the survivors must agree, and be as good as a swarm that nobody disturbed.
+"""A swarm under continuous loss of its peers: a bootstrap server and nodes of which one is killed,
+stopped or started every few seconds. At the end the survivors must agree, and be as good as a swarm
+that nobody disturbed.
 
-    PYTHONPATH=tests python tests/chaos/soak.py [--minutes 60] [--nodes 8] [--seed 0] [--out out/soak.json]
+    PYTHONPATH=tests python tests/chaos/soak.py [--minutes 60] [--nodes 8] [--seed 0] [--out
+    out/soak.json]
 
 Prints what it does as it does it, then a table and what does not hold; writes JSON.
 """
@@ -33,11 +35,13 @@ INTERVAL = 20
 PAUSE = (5.0, 20.0)
 """Seconds between two disturbances."""
 KILLED = 0.6
-"""Share of disturbances that are a SIGKILL; a third of the rest are a SIGSTOP for a while, the others starts."""
+"""Share of disturbances that are a SIGKILL; a third of the rest are a SIGSTOP for a while, the
+others starts."""
 STOPPED = (2.0, 20.0)
 """Seconds that a stopped node stands still."""
 LOOK = 1.0
-"""Seconds between two samples of memory, and between two looks at what is due: it is due by the clock."""
+"""Seconds between two samples of memory, and between two looks at what is due: it is due by the
+clock."""
 SETTLE = 120.0
 """Seconds for the survivors to come together at the end."""
 GROWTH = 1.1
@@ -126,7 +130,10 @@ class Soak:
             time.sleep(LOOK)
 
     def _one_disturbance(self) -> None:
-        running, dead = [p for p in self.peers if p.alive and not p.wakes], [p for p in self.peers if not p.alive]
+        running, dead = (
+            [p for p in self.peers if p.alive and not p.wakes],
+            [p for p in self.peers if not p.alive],
+        )
         draw = self.random.random()
         if draw < KILLED and len(running) > 2:
             self._kill(self.random.choice(running))
@@ -188,7 +195,9 @@ class Soak:
                 self.start(peer)
         self.until_training()
         self.say("all train again")
-        until(lambda: self.apart() <= 2 * INTERVAL, SETTLE, "all within two intervals of each other")
+        until(
+            lambda: self.apart() <= 2 * INTERVAL, SETTLE, "all within two intervals of each other"
+        )
         return [self._survivor(peer) for peer in self.peers]
 
     def apart(self) -> int:
@@ -203,7 +212,11 @@ class Soak:
     def _survivor(self, peer: Peer) -> Survivor:
         assert peer.node is not None
         seen = len(peer.node.events("evaluated"))
-        until(lambda: len(peer.node.events("evaluated")) > seen, SETTLE, "one more look at held-out text")
+        until(
+            lambda: len(peer.node.events("evaluated")) > seen,
+            SETTLE,
+            "one more look at held-out text",
+        )
         status = peer.node.until(bool, "answering")
         trainer = status["trainer"]
         return Survivor(
@@ -221,14 +234,20 @@ class Soak:
         for peer, status in zip(self.peers, self.statuses(), strict=True):
             assert peer.node is not None
             lines = [
-                line for line in peer.node.output.splitlines() if line.startswith('{"time"') and line.endswith("}")
+                line
+                for line in peer.node.output.splitlines()
+                if line.startswith('{"time"') and line.endswith("}")
             ]
             found[status["peer_id"]] = [json.loads(line) for line in lines]
         return found
 
     def killed(self) -> list[str]:
         """Peer ids, once for each time that one was killed."""
-        return [s["peer_id"] for peer, s in zip(self.peers, self.statuses(), strict=True) for _ in range(peer.kills)]
+        return [
+            s["peer_id"]
+            for peer, s in zip(self.peers, self.statuses(), strict=True)
+            for _ in range(peer.kills)
+        ]
 
     def grown(self) -> list[str]:
         """Whose memory or descriptors grew once it had settled."""
@@ -252,10 +271,11 @@ def damaged_checkpoints(home: Path) -> list[str]:
 
 
 def undisturbed(folder: Path, nodes: int, steps: int) -> tuple[float, list[str]]:
-    """Mean held-out loss of a swarm of as many nodes that nobody disturbs, at so many steps of each; what does not hold of it.
+    """Mean held-out loss of a swarm of as many nodes that nobody disturbs, at so many steps of
+    each; what does not hold of it.
 
-    Its nodes live as long as it does, so it is here that memory and descriptors must stay flat for the whole time.
-    """
+    Its nodes live as long as it does, so it is here that memory and descriptors must stay flat for
+    the whole time."""
     folder.mkdir()
     swarm = Swarm(folder)
     try:
@@ -272,7 +292,9 @@ def undisturbed(folder: Path, nodes: int, steps: int) -> tuple[float, list[str]]
 
 def closest_loss(node: Node, steps: int) -> float:
     """What it measured nearest to so many steps of its own."""
-    return float(min(node.events("evaluated"), key=lambda event: abs(event["steps"] - steps))["loss"])
+    return float(
+        min(node.events("evaluated"), key=lambda event: abs(event["steps"] - steps))["loss"]
+    )
 
 
 def soak(folder: Path, minutes: float, nodes: int, seed: int) -> dict[str, Any]:
@@ -313,16 +335,24 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=Path("out/soak.json"))
     arguments = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:  # a short name, as sockets need
+    with tempfile.TemporaryDirectory(
+        prefix="lc-", dir="/tmp"
+    ) as folder:  # a short name, as sockets need
         os.environ["XDG_RUNTIME_DIR"] = folder
-        result = soak(Path(folder) / "disturbed", arguments.minutes, arguments.nodes, arguments.seed)
+        result = soak(
+            Path(folder) / "disturbed", arguments.minutes, arguments.nodes, arguments.seed
+        )
         steps = round(mean(survivor["steps"] for survivor in result["survivors"]))
         result["steps_each"] = steps
-        result["undisturbed_loss"], grown = undisturbed(Path(folder) / "undisturbed", arguments.nodes, steps)
+        result["undisturbed_loss"], grown = undisturbed(
+            Path(folder) / "undisturbed", arguments.nodes, steps
+        )
         result["violations"] += grown
     result["loss"] = mean(survivor["loss"] for survivor in result["survivors"])
     if result["loss"] > 1.05 * result["undisturbed_loss"]:
-        result["violations"].append("the held-out loss is more than 5 % above that of a swarm that nobody disturbed")
+        result["violations"].append(
+            "the held-out loss is more than 5 % above that of a swarm that nobody disturbed"
+        )
     if result["swarm_steps_apart"] > 2 * INTERVAL:
         result["violations"].append("the survivors are more than two intervals apart")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
@@ -337,7 +367,9 @@ def show(result: dict[str, Any]) -> None:
     print("; ".join(f"{count} times {what}" for what, count in result["happened"].items()))
     print("node    swarm step   steps  exchanges   loss")
     for one in result["survivors"]:
-        print(f"{one['name']:<8}{one['swarm_step']:10}{one['steps']:8}{one['completed']:11}{one['loss']:7.3f}")
+        print(
+            f"{one['name']:<8}{one['swarm_step']:10}{one['steps']:8}{one['completed']:11}{one['loss']:7.3f}"
+        )
     ratio = result["loss"] / result["undisturbed_loss"] - 1
     print(f"loss {result['loss']:.3f} after {result['steps_each']} steps each")
     print(f"undisturbed {result['undisturbed_loss']:.3f} ({ratio:+.1%})")

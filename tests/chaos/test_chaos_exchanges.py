@@ -1,4 +1,5 @@
-"""Every fault, in every phase of an exchange, by every role: thousands of seeded stories in virtual time."""
+"""Every fault, in every phase of an exchange, by every role: thousands of seeded stories in virtual
+time."""
 
 from collections import Counter
 
@@ -24,7 +25,10 @@ SHORT, LONG = 15.0, 200.0
 
 def passages(frames: tuple[str, ...], requests: tuple[str, ...]) -> list[tuple[Boundary, str]]:
     """Where an exchange passes a boundary."""
-    return [*((Boundary.FRAME, frame) for frame in frames), *((Boundary.PIPE, request) for request in requests)]
+    return [
+        *((Boundary.FRAME, frame) for frame in frames),
+        *((Boundary.PIPE, request) for request in requests),
+    ]
 
 
 PAIR, GROUP = passages(PAIR_FRAMES, PAIR_REQUESTS), passages(GROUP_FRAMES, GROUP_REQUESTS)
@@ -100,21 +104,35 @@ def test_a_fault_of_one_member_costs_the_others_two_shards_at_most(passage):
             for peer in swarm.peers.values():
                 if peer is not victim:
                     with naming(swarm):
-                        assert peer.applied is not None, "a fault of one member has cost another the exchange"
-                        lost = {name for name, shard in zip(peer.applied, peer.shards, strict=True) if not shard}
+                        assert peer.applied is not None, (
+                            "a fault of one member has cost another the exchange"
+                        )
+                        lost = {
+                            name
+                            for name, shard in zip(peer.applied, peer.shards, strict=True)
+                            if not shard
+                        }
                         if fault.kind is Kind.CLOCK_STEP:
-                            # Beyond its deadline it says at once which means it lacks, and nobody applies these.
+                            # Beyond its deadline it says at once which means it lacks, and nobody
+                            # applies these.
                             lost -= lacked(victim)
-                        assert len(lost - {victim.name}) <= 1, "a fault of one member has cost the others theirs"
+                        assert len(lost - {victim.name}) <= 1, (
+                            "a fault of one member has cost the others theirs"
+                        )
 
 
-@pytest.mark.parametrize(("group", "sizes", "count"), [(2, (2, 3, 6), 900), (4, (4, 6), 400), (8, (5, 9), 120)])
+@pytest.mark.parametrize(
+    ("group", "sizes", "count"), [(2, (2, 3, 6), 900), (4, (4, 6), 400), (8, (5, 9), 120)]
+)
 def test_many_faults_at_once_are_survived_as_well(group, sizes, count):
     fired = applied = 0
     where = PAIR if group == 2 else GROUP
     for seed in range(count):
         size = sizes[seed % len(sizes)]
-        plans = {place: Plan.seeded(seed * 100 + place, where, 3, LONG) for place in range((size + 1) // 2)}
+        plans = {
+            place: Plan.seeded(seed * 100 + place, where, 3, LONG)
+            for place in range((size + 1) // 2)
+        }
         swarm = run(ChaoticSwarm(seed, size, group, plans))
         fired += len(swarm.fired)
         applied += sum(peer.applied is not None for peer in swarm.peers.values())
@@ -127,7 +145,9 @@ def test_the_same_seed_and_plan_tell_the_same_story():
     one, two = (ChaoticSwarm(5, 6, 4, plans).run() for _ in range(2))
     assert one.events == two.events
     assert one.fired == two.fired
-    assert [peer.applied for peer in one.peers.values()] == [peer.applied for peer in two.peers.values()]
+    assert [peer.applied for peer in one.peers.values()] == [
+        peer.applied for peer in two.peers.values()
+    ]
 
 
 def test_a_plan_comes_back_from_its_json():

@@ -105,7 +105,11 @@ def check_all_is_well(nodes: list[Node], disturbed: list[str]) -> None:
 
 def test_what_goes_wrong_on_the_way_of_one_node_costs_single_exchanges(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
-    nodes = [swarm.node("a"), swarm.node("b"), faulty_node(swarm, "c", ON_THE_WAY, "--checkpoint-every", "50")]
+    nodes = [
+        swarm.node("a"),
+        swarm.node("b"),
+        faulty_node(swarm, "c", ON_THE_WAY, "--checkpoint-every", "50"),
+    ]
     for node in nodes:
         node.until_completed(1)
     victim = nodes[2].until(bool, "answering")["peer_id"]
@@ -113,17 +117,25 @@ def test_what_goes_wrong_on_the_way_of_one_node_costs_single_exchanges(swarm: Sw
     check_all_is_well(nodes, [victim])
 
 
-@pytest.mark.parametrize("faults", [2, pytest.param(len(TO_ITS_SNAPSHOTS.faults), marks=pytest.mark.soak)])
+@pytest.mark.parametrize(
+    "faults", [2, pytest.param(len(TO_ITS_SNAPSHOTS.faults), marks=pytest.mark.soak)]
+)
 def test_what_goes_wrong_at_a_donor_keeps_nobody_from_joining(swarm: Swarm, faults: int) -> None:
     swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
-    # Both at once: whichever begins later copies from the other, and may be the first to meet the faults.
+    # Both at once: whichever begins later copies from the other, and may be the first to meet the
+    # faults.
     donors = swarm.node("a"), faulty_node(swarm, "c", Plan(TO_ITS_SNAPSHOTS.faults[:faults]))
     for donor in donors:
-        donor.until(lambda s: s["phase"] == "training" and s["trainer"]["swarm_step"] >= FAR, "far ahead", PATIENT)
+        donor.until(
+            lambda s: s["phase"] == "training" and s["trainer"]["swarm_step"] >= FAR,
+            "far ahead",
+            PATIENT,
+        )
     for number in range(3 * faults):  # each takes some chunks from either donor
         joiner = swarm.node(f"joiner{number}")
         joiner.until_completed(1, PATIENT)
-        # Where a fault made a copy take long, the swarm went on meanwhile: only that is a reason to copy again.
+        # Where a fault made a copy take long, the swarm went on meanwhile: only that is a reason to
+        # copy again.
         copies = [event["swarm_step"] for event in joiner.events("state.adopted")]
         assert copies[0] >= FAR
         assert all(later - earlier > INTERVAL for earlier, later in pairwise(copies))
@@ -139,7 +151,11 @@ def test_what_goes_wrong_at_a_donor_keeps_nobody_from_joining(swarm: Swarm, faul
 @pytest.mark.soak  # minutes; a trainer that is killed while it merges is in the test above
 def test_whatever_happens_to_a_trainer_it_is_started_again(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
-    nodes = [swarm.node("a"), swarm.node("b"), faulty_node(swarm, "c", TO_ITS_TRAINER, "--checkpoint-every", "50")]
+    nodes = [
+        swarm.node("a"),
+        swarm.node("b"),
+        faulty_node(swarm, "c", TO_ITS_TRAINER, "--checkpoint-every", "50"),
+    ]
     victim = nodes[2].until(lambda s: s["phase"] == "training", "training")["peer_id"]
     until_all_has_happened(nodes[2], 600)
     check_all_is_well(nodes, [victim] * len(TO_ITS_TRAINER.faults))
@@ -151,7 +167,11 @@ def test_whatever_happens_to_a_node_it_comes_back(swarm: Swarm) -> None:
     a, b = swarm.node("a"), swarm.node("b")
     for _ in TO_ITS_DAEMON.faults:
         node = faulty_node(swarm, "c", TO_ITS_DAEMON, "--checkpoint-every", "50")
-        until(lambda node=node: node.child.poll() is not None or not node.left(), 200, "its end, or that of the plan")
+        until(
+            lambda node=node: node.child.poll() is not None or not node.left(),
+            200,
+            "its end, or that of the plan",
+        )
         if not node.left():
             break
     if node.child.poll() is not None:

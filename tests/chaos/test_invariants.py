@@ -1,4 +1,5 @@
-"""What is checked between nodes can fail: a check that finds nothing anywhere would let everything pass."""
+"""What is checked between nodes can fail: a check that finds nothing anywhere would let everything
+pass."""
 
 from typing import Any
 
@@ -6,7 +7,9 @@ import pytest
 from invariants import MAX_FAR_APART, violations
 
 
-def told(outcome: str, partner: str = "", reason: str = "", in_doubt: bool = False) -> dict[str, Any]:
+def told(
+    outcome: str, partner: str = "", reason: str = "", in_doubt: bool = False
+) -> dict[str, Any]:
     """An exchange as a node prints it."""
     partners = [partner] if partner else []
     return {

@@ -1,4 +1,5 @@
-"""A node that is killed at random instants under load: it resumes each time, and loses no more than it must."""
+"""A node that is killed at random instants under load: it resumes each time, and loses no more than
+it must."""
 
 import signal
 from random import Random
@@ -14,14 +15,17 @@ from lowcomm_node.storage.checkpoint import CheckpointStore
 pytestmark = [pytest.mark.chaos, pytest.mark.swarm]
 
 EVERY = 25
-"""Inner steps that a kill may cost, a quarter of a second of this small model: at most instants a checkpoint is being written."""
+"""Inner steps that a kill may cost, a quarter of a second of this small model: at most instants a
+checkpoint is being written."""
 WITHIN = 4.0
 """Seconds of training after which it is dead."""
 
 
 @pytest.mark.timeout(3 * 3600)
 @pytest.mark.parametrize("instants", [2, pytest.param(200, marks=pytest.mark.soak)])
-def test_a_node_killed_at_any_instant_resumes_and_loses_one_interval_at_most(swarm: Swarm, instants: int) -> None:
+def test_a_node_killed_at_any_instant_resumes_and_loses_one_interval_at_most(
+    swarm: Swarm, instants: int
+) -> None:
     random = Random(f"kills:{instants}")
     swarm.bootstrap("--run", str(swarm.spec(evaluate_every=50)))
     other, node = swarm.node("other"), start(swarm)
@@ -31,7 +35,9 @@ def test_a_node_killed_at_any_instant_resumes_and_loses_one_interval_at_most(swa
         before = trained(node)["trainer"]["steps"]
         seen = max(before, die(node, random.uniform(0.0, WITHIN)))
         left = steps_left(node)
-        assert left >= seen - EVERY, f"instant {instant}: {seen} steps were done, and {left} are left"
+        assert left >= seen - EVERY, (
+            f"instant {instant}: {seen} steps were done, and {left} are left"
+        )
         node = start(swarm)
         status = trained(node)
         assert status["peer_id"] == identity

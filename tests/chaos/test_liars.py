@@ -1,4 +1,5 @@
-"""One liar of four, on real processes: it is refused, it is told why, and the others learn as if it were not there."""
+"""One liar of four, on real processes: it is refused, it is told why, and the others learn as if it
+were not there."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +20,8 @@ STEPS = 600
 MOST = 5
 """Exchanges with a liar that an honest node may apply."""
 REFUSED = tuple(lie for lie in LIES if lie != "flipped")
-"""Progress of plausible norm that points elsewhere looks like that of an honest peer in a pair; it only must not harm."""
+"""Progress of plausible norm that points elsewhere looks like that of an honest peer in a pair; it
+only must not harm."""
 
 
 def loss_at(node: Node, steps: int) -> float:
@@ -41,7 +43,9 @@ def until_refused(node: Node, peer_id: str) -> dict[str, Any]:
 
     def refused() -> dict[str, Any] | None:
         peer = seen_by(node, peer_id)
-        return peer if peer and peer["failed"] + peer["refused"] > 0 and peer["last_reason"] else None
+        return (
+            peer if peer and peer["failed"] + peer["refused"] > 0 and peer["last_reason"] else None
+        )
 
     found = until(refused, 120, f"{peer_id[-6:]} refused")
     assert found is not None
@@ -60,7 +64,8 @@ def run_with(swarm: Swarm, lie: str, check: Callable[[list[Node], str], None]) -
 
 
 @pytest.mark.parametrize(
-    "lie", [pytest.param(lie, marks=[] if lie == "flipped-huge" else pytest.mark.soak) for lie in REFUSED]
+    "lie",
+    [pytest.param(lie, marks=[] if lie == "flipped-huge" else pytest.mark.soak) for lie in REFUSED],
 )
 def test_a_liar_is_refused_by_all_and_the_others_go_on(swarm: Swarm, lie: str) -> None:
     def check(honest: list[Node], liar: str) -> None:
@@ -69,7 +74,9 @@ def test_a_liar_is_refused_by_all_and_the_others_go_on(swarm: Swarm, lie: str) -
             assert peer["completed"] <= MOST, peer
             node.until_completed(5)
         for node in honest:
-            assert seen_by(node, liar).get("completed", 0) <= MOST, f"a liar ({lie}) is let in again and again"
+            assert seen_by(node, liar).get("completed", 0) <= MOST, (
+                f"a liar ({lie}) is let in again and again"
+            )
 
     run_with(swarm, lie, check)
 
@@ -77,7 +84,10 @@ def test_a_liar_is_refused_by_all_and_the_others_go_on(swarm: Swarm, lie: str) -
 @pytest.fixture(scope="module")
 def loss_without(tmp_path_factory: pytest.TempPathFactory) -> float:
     """Of three honest nodes without a liar."""
-    with pytest.MonkeyPatch.context() as patch, lonely_swarm(tmp_path_factory.mktemp("honest"), patch) as swarm:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        lonely_swarm(tmp_path_factory.mktemp("honest"), patch) as swarm,
+    ):
         swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
         nodes = [swarm.node(name) for name in "abc"]
         return mean(loss_at(node, STEPS) for node in nodes)

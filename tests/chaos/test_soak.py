@@ -1,4 +1,5 @@
-"""A slice of ``make soak``: a swarm of which a peer is killed, stopped or started every few seconds."""
+"""A slice of ``make soak``: a swarm of which a peer is killed, stopped or started every few
+seconds."""
 
 from pathlib import Path
 
@@ -8,7 +9,9 @@ from soak import INTERVAL, soak
 pytestmark = [pytest.mark.chaos, pytest.mark.swarm, pytest.mark.timeout(700)]
 
 
-def test_a_swarm_whose_peers_die_all_the_time_stays_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swarm_whose_peers_die_all_the_time_stays_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     result = soak(tmp_path / "soak", minutes=3, nodes=4, seed=1)
     assert result["violations"] == []

@@ -1,4 +1,5 @@
-"""Virtual peers (``helpers/virtual.py``) to which faults happen by plan: on the way of their messages, or to their processes."""
+"""Virtual peers (``helpers/virtual.py``) to which faults happen by plan: on the way of their
+messages, or to their processes."""
 
 from collections.abc import Callable
 
@@ -20,19 +21,23 @@ _REQUESTS: dict[type[base.Effect], str] = {
 PAIR_REQUESTS = ("capture", "merge")
 GROUP_REQUESTS = ("capture", "reduce", "merge")
 CHAOTIC = frozenset({Kind.DROP, Kind.DUPLICATE, Kind.REORDER})
-"""What no transport of ours does: then honest peers may accuse each other, but nothing else may go wrong."""
+"""What no transport of ours does: then honest peers may accuse each other, but nothing else may go
+wrong."""
 
 
 class ChaoticSwarm(Swarm):
     """A calm swarm, but for what is planned for some of its peers, by their places."""
 
-    def __init__(self, seed: int, size: int, group: int, plans: dict[int, Plan], weather: Weather = CALM) -> None:
+    def __init__(
+        self, seed: int, size: int, group: int, plans: dict[int, Plan], weather: Weather = CALM
+    ) -> None:
         super().__init__(seed, size, group, weather)
         names = list(self.peers)
         self.injectors = {names[place]: Injector(plan) for place, plan in plans.items()}
         self.story += f", plans {plans}"
         self.hurt: set[str] = set()
-        """Peers whose process or trainer was hit: what they hold afterwards is their last checkpoint."""
+        """Peers whose process or trainer was hit: what they hold afterwards is their last
+        checkpoint."""
         self._awake: dict[str, float] = {}
         """When a peer that stands still goes on."""
         self._held_back: dict[tuple[Stream, str], Callable[[], None]] = {}
@@ -53,7 +58,13 @@ class ChaoticSwarm(Swarm):
     # messages
 
     def send(
-        self, stream: Stream, sender: str, kind: str, payload: object = None, size: int = 0, late: float = 0.0
+        self,
+        stream: Stream,
+        sender: str,
+        kind: str,
+        payload: object = None,
+        size: int = 0,
+        late: float = 0.0,
     ) -> None:
         def pass_on(later: float = 0.0) -> None:
             super(ChaoticSwarm, self).send(stream, sender, kind, payload, size, late + later)
@@ -79,7 +90,8 @@ class ChaoticSwarm(Swarm):
             case Kind.STALL:
                 self._stalled.add((stream, sender))
             case Kind.TRUNCATE | Kind.CORRUPT:
-                # What is too short or does not match its digest costs the stream when it is read; nothing after it is.
+                # What is too short or does not match its digest costs the stream when it is read;
+                # nothing after it is.
                 super().send(stream, sender, "closed", late=late)
                 self._stalled.add((stream, sender))
                 self.at(stream.arrived[stream.other(sender)], lambda: self.break_(stream))
@@ -109,10 +121,14 @@ class ChaoticSwarm(Swarm):
             return part
 
         peer.after = lambda seconds, action: after(seconds, lambda: when_awake(action))
-        peer.receive = lambda stream, kind, payload: when_awake(lambda: receive(stream, kind, payload))
+        peer.receive = lambda stream, kind, payload: when_awake(
+            lambda: receive(stream, kind, payload)
+        )
         peer.new_exchange = watched
 
-    def _carry_out(self, part: Part, effect: base.Effect, carry_out: Callable[[base.Effect], None]) -> None:
+    def _carry_out(
+        self, part: Part, effect: base.Effect, carry_out: Callable[[base.Effect], None]
+    ) -> None:
         request = _REQUESTS.get(type(effect))
         fault = self._due(part.peer.name, Boundary.PIPE, request) if request is not None else None
         if fault is None:
@@ -144,15 +160,23 @@ class ChaoticSwarm(Swarm):
         return True
 
     def _happens_to_trainer(
-        self, fault: Fault, part: Part, effect: base.Effect, carry_out: Callable[[base.Effect], None]
+        self,
+        fault: Fault,
+        part: Part,
+        effect: base.Effect,
+        carry_out: Callable[[base.Effect], None],
     ) -> None:
         merging = isinstance(effect, base.Apply)
         if merging:
             if fault.kind is not Kind.DELAY:
-                self.hurt.add(part.peer.name)  # the exchange is applied, and this trainer has not done it
+                self.hurt.add(
+                    part.peer.name
+                )  # the exchange is applied, and this trainer has not done it
             carry_out(effect)
         elif fault.kind is Kind.OUT_OF_MEMORY:
-            part.peer.after(0.0, lambda: part.tell(base.GaveUp(reason="the trainer ran out of memory")))
+            part.peer.after(
+                0.0, lambda: part.tell(base.GaveUp(reason="the trainer ran out of memory"))
+            )
         elif fault.kind is Kind.DELAY:
             part.peer.after(fault.seconds, lambda: None if part.decided else carry_out(effect))
 

@@ -50,7 +50,9 @@ def _modulo(name: str) -> Made:
         try:
             again = one.decode(memoryview(body), out)
             if again:
-                one.patch(memoryview(fit(patch, one.resent_size(again)) if len(patch) % 2 else patch), out)
+                one.patch(
+                    memoryview(fit(patch, one.resent_size(again)) if len(patch) % 2 else patch), out
+                )
         except CodecError:
             pass
         else:
@@ -64,7 +66,11 @@ def _modulo(name: str) -> Made:
 
     seeds = []
     for other in (own, own + np.float32(0.001), own + np.float32(0.5), vector(1)):
-        theirs, ours, out = coder(name, NUMEL), coder(name, NUMEL), bytearray(coder(name, NUMEL).max_size)
+        theirs, ours, out = (
+            coder(name, NUMEL),
+            coder(name, NUMEL),
+            bytearray(coder(name, NUMEL).max_size),
+        )
         size, mine = theirs.encode(other.copy(), memoryview(out)), other.copy()
         ours.encode(own.copy(), memoryview(bytearray(ours.max_size)))
         again = ours.decode(memoryview(out)[:size], np.empty(NUMEL, np.float32))
@@ -95,7 +101,10 @@ def _shards(name: str) -> Made:
 
     out = bytearray(codec(name).coded_size(256))
     codec(name).encode(vector(numel=256), memoryview(out))
-    return run, [(numel).to_bytes(2) + bytes([count]) + bytes(out) for numel, count in ((700, 2), (3, 3), (999, 8))]
+    return run, [
+        (numel).to_bytes(2) + bytes([count]) + bytes(out)
+        for numel, count in ((700, 2), (3, 3), (999, 8))
+    ]
 
 
 for _name in CODECS:

@@ -5,9 +5,9 @@
     python tests/fuzz/fuzz.py --seconds 60 record pair-link
     python tests/fuzz/fuzz.py --again out/fuzz/record/crash-...      run one input, with its traceback
 
-Corpora and crashes are kept under out/fuzz/TARGET: what was found there goes on from. What came of each target is written to
-benchmarks/results/fuzz.json, from a minute on: the longest time of each. Exits with 1 if there is a finding.
-"""
+Corpora and crashes are kept under out/fuzz/TARGET: what was found there goes on from. What came of
+each target is written to benchmarks/results/fuzz.json, from a minute on: the longest time of each.
+Exits with 1 if there is a finding."""
 
 import argparse
 import json
@@ -34,7 +34,11 @@ WORTH = 60.0
 MODULES = ("coded", "told", "machines", "stored")
 """Where targets are."""
 PROTOCOL = ROOT / "protocol" / "lowcomm_protocol"
-COMPILED = [path for path in PROTOCOL.rglob("*.py") if "\n@part" in path.read_text() or "\n@kernel" in path.read_text()]
+COMPILED = [
+    path
+    for path in PROTOCOL.rglob("*.py")
+    if "\n@part" in path.read_text() or "\n@kernel" in path.read_text()
+]
 UNTOUCHED = [
     *(".".join(path.relative_to(PROTOCOL.parent).with_suffix("").parts) for path in COMPILED),
     "lowcomm_protocol.messages",
@@ -54,7 +58,10 @@ class Found:
     crash: str
 
     def line(self) -> str:
-        return f"{self.name:18} {self.runs:>11,} {self.coverage:>6} {self.corpus:>6} {self.seconds:>7.0f}  {self.crash}"
+        return (
+            f"{self.name:18} {self.runs:>11,} {self.coverage:>6} {self.corpus:>6} "
+            f"{self.seconds:>7.0f}  {self.crash}"
+        )
 
 
 def load(instrumented: bool) -> None:
@@ -66,7 +73,9 @@ def load(instrumented: bool) -> None:
         return
     import atheris
 
-    with atheris.instrument_imports(include=["lowcomm_protocol", "lowcomm_node"], exclude=UNTOUCHED):
+    with atheris.instrument_imports(
+        include=["lowcomm_protocol", "lowcomm_node"], exclude=UNTOUCHED
+    ):
         for module in MODULES:
             import_module(module)
 
@@ -134,18 +143,25 @@ def read_log(name: str, status: int, seconds: float) -> Found:
     text = (OUT / name / "log").read_text(errors="replace")
     coverage = re.findall(r"cov: (\d+)", text)
     corpus = re.findall(r"corp: (\d+)", text)
-    runs = re.findall(r"stat::number_of_executed_units: +(\d+)", text) or re.findall(r"^#(\d+)", text, re.MULTILINE)
+    runs = re.findall(r"stat::number_of_executed_units: +(\d+)", text) or re.findall(
+        r"^#(\d+)", text, re.MULTILINE
+    )
     crash = ""
     if status != 0:
         written = re.findall(r"Test unit written to (\S+)", text)
-        told = written[-1] if written else f"ended with {os.waitstatus_to_exitcode(status)}: see {OUT / name / 'log'}"
+        told = (
+            written[-1]
+            if written
+            else f"ended with {os.waitstatus_to_exitcode(status)}: see {OUT / name / 'log'}"
+        )
         crash = told.replace(f"{ROOT}/", "")
     last = [int(found[-1]) if found else 0 for found in (runs, coverage, corpus)]
     return Found(name, last[0], last[1], last[2], seconds, crash)
 
 
 def note(found: Found) -> None:
-    """Write down what came of a target, beside what came of others, unless it was fuzzed for longer before."""
+    """Write down what came of a target, beside what came of others, unless it was fuzzed for longer
+    before."""
     known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if known.get(found.name, {"seconds": 0})["seconds"] > found.seconds and not found.crash:
         return
@@ -166,7 +182,9 @@ def again(path: Path) -> None:
 
 def main() -> int:
     """Fuzz; 1 if there is a finding."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("target", nargs="*", help="default: all")
     parser.add_argument("--seconds", type=float, default=600.0, help="for each target")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
@@ -180,15 +198,22 @@ def main() -> int:
     unknown = set(arguments.target) - set(names())
     if unknown:
         parser.error(f"no such target: {', '.join(unknown)}; there are {', '.join(names())}")
-    print(f"{'target':18} {'executions':>11} {'edges':>6} {'corpus':>6} {'seconds':>7}  finding", flush=True)
+    print(
+        f"{'target':18} {'executions':>11} {'edges':>6} {'corpus':>6} {'seconds':>7}  finding",
+        flush=True,
+    )
     crashed, shared = 0, Path("/dev/shm")
     with (
-        tempfile.TemporaryDirectory(prefix="lowcomm-fuzz-", dir=shared if shared.is_dir() else None) as scratch,
+        tempfile.TemporaryDirectory(
+            prefix="lowcomm-fuzz-", dir=shared if shared.is_dir() else None
+        ) as scratch,
         ThreadPoolExecutor(arguments.processes) as pool,
     ):
         tempfile.tempdir = scratch
         chosen = arguments.target or names()
-        for found in pool.map(lambda name: fuzz_in_child(name, arguments.seconds, arguments.seed), chosen):
+        for found in pool.map(
+            lambda name: fuzz_in_child(name, arguments.seconds, arguments.seed), chosen
+        ):
             print(found.line(), flush=True)
             if arguments.seconds >= WORTH:
                 note(found)

@@ -1,4 +1,5 @@
-"""Whole exchanges: what partners send, in any order, through the code that reads it into the machines that decide."""
+"""Whole exchanges: what partners send, in any order, through the code that reads it into the
+machines that decide."""
 
 from collections.abc import Callable, Coroutine, Sequence
 from hashlib import sha256
@@ -29,12 +30,19 @@ OFFER = Offer(
     tokens=10_240, version=2, slow_digest=b"",
 )  # fmt: skip
 READY = Readiness(
-    training=True, busy=False, has_room=True, min_steps=5, step_is_supported=True, fragment_count=4, longest=60
+    training=True,
+    busy=False,
+    has_room=True,
+    min_steps=5,
+    step_is_supported=True,
+    fragment_count=4,
+    longest=60,
 )
 
 
 def drive(work: Coroutine[Any, Any, None]) -> None:
-    """Run what never waits: its streams are lists. No event loop, so an input takes microseconds."""
+    """Run what never waits: its streams are lists. No event loop, so an input takes
+    microseconds."""
     try:
         work.send(None)
     except StopIteration:
@@ -68,7 +76,9 @@ class Said:
 
 
 def content(data: bytes = DATA, part: Any = pb.WHOLE) -> bytes:
-    return pb.Frame(content=pb.Content(size=len(data), digest=sha256(data).digest(), part=part)).SerializeToString()
+    return pb.Frame(
+        content=pb.Content(size=len(data), digest=sha256(data).digest(), part=part)
+    ).SerializeToString()
 
 
 def chunk(data: bytes = DATA, offset: int = 0) -> bytes:
@@ -110,7 +120,10 @@ def refusal() -> Made:
             return
         assert reason and words
 
-    return run, [pb.Refuse(reason=one, detail="why").SerializeToString() for one in ("busy", "full", "no such reason")]
+    return run, [
+        pb.Refuse(reason=one, detail="why").SerializeToString()
+        for one in ("busy", "full", "no such reason")
+    ]
 
 
 @target
@@ -126,7 +139,15 @@ def pair_link() -> Made:
             return Again(blocks=b"\x80", size=100) if asks and not again else None
 
         try:
-            drive(link.read(memoryview(into)[:SIZE], 10, on_content, lambda blocks: None, lambda members: None))
+            drive(
+                link.read(
+                    memoryview(into)[:SIZE],
+                    10,
+                    on_content,
+                    lambda blocks: None,
+                    lambda members: None,
+                )
+            )
         except (LinkLost, ProtocolViolation) as error:
             assert len(str(error)) < 500
         assert into[SIZE:] == bytes(64), "written beside the slot"
@@ -199,7 +220,9 @@ class Machine:
         try:
             effects = self.exchange.handle(event)
         except ProtocolViolation as error:
-            effects = self.exchange.handle(base.Lost(peer=getattr(event, "peer", ""), reason=str(error)))
+            effects = self.exchange.handle(
+                base.Lost(peer=getattr(event, "peer", ""), reason=str(error))
+            )
         assert not (over and effects), "does something after its end"
         self.take(effects)
 
@@ -211,7 +234,8 @@ class Machine:
 
 
 def events(data: bytes, read: Callable[[str, pb.Frame], Any], own: Sequence[Any]) -> list[Any]:
-    """Pieces as events: the first byte of each says who speaks, or which of our own events happens."""
+    """Pieces as events: the first byte of each says who speaks, or which of our own events
+    happens."""
     told = []
     for piece in list(cut(data))[:MAX_PIECES]:
         if not piece:
@@ -283,7 +307,9 @@ def group() -> Made:
             case "roll":
                 return groups.RollCame(peer=peer, roll=frames.read_roll(frame.roll))
             case "members":
-                return groups.MembersCame(peer=peer, members=frames.read_members(frame.members, tuple(members)))
+                return groups.MembersCame(
+                    peer=peer, members=frames.read_members(frame.members, tuple(members))
+                )
             case "content" if frame.content.part == pb.SHARE:
                 return groups.ShardVerified(peer=peer)
             case "content":
@@ -325,7 +351,9 @@ def group() -> Made:
 
         roll, named, share, _, mean, _, held, commit = _of_member()
         first = [*each(accept), *each(roll), *each(named), bytes([133])]
-        return join(*before, *first, *each(share), bytes([134]), *each(mean), *each(held), *each(commit))
+        return join(
+            *before, *first, *each(share), bytes([134]), *each(mean), *each(held), *each(commit)
+        )
 
     return run, [story(), story(bytes([130])), story(b"\2" + accept)]
 

@@ -1,4 +1,5 @@
-"""Files and requests: what a donor hands over, what the home keeps, what the loopback API is asked, what owners write."""
+"""Files and requests: what a donor hands over, what the home keeps, what the loopback API is asked,
+what owners write."""
 
 import json
 import tempfile
@@ -75,7 +76,10 @@ def piece() -> Made:
         assert not values.second.size or values.second.min() >= 0
 
     numbers = np.linspace(0.0, 1.0, max(one.size for one in kinds) // 4, dtype="<f4").tobytes()
-    return run, [bytes([n]) + numbers for n in range(len(kinds))] + [b"\xff" + numbers[:40], b"\0" + b"\xff" * 64]
+    return run, [bytes([n]) + numbers for n in range(len(kinds))] + [
+        b"\xff" + numbers[:40],
+        b"\0" + b"\xff" * 64,
+    ]
 
 
 @target
@@ -98,25 +102,34 @@ def manifest() -> Made:
         else:
             assert all("/" not in file.name for file in info.parts)
 
-    write_checkpoint(home, 40, dict.fromkeys(("weights", "outer", "inner"), TENSORS), META, 1_800_000_000.0)
+    write_checkpoint(
+        home, 40, dict.fromkeys(("weights", "outer", "inner"), TENSORS), META, 1_800_000_000.0
+    )
     sealed = (home / MANIFEST).read_bytes()
     return run, [b"\0" + sealed, b"\xff" + json.dumps(json.loads(sealed)["content"]).encode()]
 
 
 @target
 def control_body() -> Made:
-    """What the loopback API is asked, with the right token: its answer is an answer or an error in words."""
+    """What the loopback API is asked, with the right token: its answer is an answer or an error in
+    words."""
     settings = NodeSettings(home=folder())
 
     class Node:
         async def change_limits(self, changes: dict[str, Any]) -> dict[str, Any]:
             changed = change_settings(
-                settings, {name: changes[name] for name in changes if name in ("max_up", "max_peers")}
+                settings,
+                {name: changes[name] for name in changes if name in ("max_up", "max_peers")},
             )
             return {"max_up": changed.max_up, "max_peers": changed.max_peers}
 
         async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-            assert (type(prompt), type(tokens), type(temperature), type(seed)) == (str, int, float, int)
+            assert (type(prompt), type(tokens), type(temperature), type(seed)) == (
+                str,
+                int,
+                float,
+                int,
+            )
             return prompt
 
         async def doctor(self, peers: list[str]) -> list[dict[str, Any]]:
@@ -143,7 +156,16 @@ def control_body() -> Made:
             return {}
 
     api = server.ControlServer(Node(), settings.home / "control.json")  # type: ignore[arg-type]
-    handlers = [api._limits, api._stop, api._generate, api._doctor, api._ping, api._rounds, api._story, api._pause]
+    handlers = [
+        api._limits,
+        api._stop,
+        api._generate,
+        api._doctor,
+        api._ping,
+        api._rounds,
+        api._story,
+        api._pause,
+    ]
     headers = {"authorization": f"Bearer {api._token}"}
 
     def run(data: bytes) -> None:
@@ -168,7 +190,9 @@ def control_body() -> Made:
         {"max_up": "20Mbit", "max_peers": 8}, {"now": True}, {"prompt": "a", "tokens": 5, "temperature": 0.5, "seed": 1},
         {"peers": ["a", "b"]}, {"peer": "a"}, {},
     ]  # fmt: skip
-    return run, [join(b"x" * number, json.dumps(body).encode()) for number, body in enumerate(bodies)]
+    return run, [
+        join(b"x" * number, json.dumps(body).encode()) for number, body in enumerate(bodies)
+    ]
 
 
 @target
@@ -197,7 +221,16 @@ def settings() -> Made:
     def run(data: bytes) -> None:
         text, *pairs = [*cut(data), b""]
         (home / "config.toml").write_bytes(text)
-        names = ["PEERS", "MAX_UP", "PORT", "INVITE", "DEVICE", "RUN", "ANNOUNCE", "EXCHANGE_DEADLINE"]
+        names = [
+            "PEERS",
+            "MAX_UP",
+            "PORT",
+            "INVITE",
+            "DEVICE",
+            "RUN",
+            "ANNOUNCE",
+            "EXCHANGE_DEADLINE",
+        ]
         values = (pair.decode("utf-8", "replace").replace("\0", "") for pair in pairs)
         env = {f"LOWCOMM_{name}": value for name, value in zip(names, values, strict=False)}
         try:
@@ -208,7 +241,9 @@ def settings() -> Made:
     return run, [
         join(b'max_up = "20Mbit"\nport = 31330\n', b"", b"5Mbit", b"0"),
         join(b'peers = ["/ip4/192.0.2.1/tcp/1/p2p/12D3KooW"]\nrun = "a"\n'),
-        join(b"", b"", b"none", b"80", b"", b"cuda:0", b"name@0123456789ab", b"192.0.2.1:5000", b"60"),
+        join(
+            b"", b"", b"none", b"80", b"", b"cuda:0", b"name@0123456789ab", b"192.0.2.1:5000", b"60"
+        ),
     ]
 
 
@@ -228,4 +263,7 @@ def known_doors() -> Made:
         "answered": 1_799_999_990.0,
         "named": True,
     }
-    return run, [json.dumps({"version": known._VERSION, "doors": [door] * number}).encode() for number in range(3)]
+    return run, [
+        json.dumps({"version": known._VERSION, "doors": [door] * number}).encode()
+        for number in range(3)
+    ]

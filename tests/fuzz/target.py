@@ -1,4 +1,5 @@
-"""What is fuzzed: a target takes any bytes, and raises nothing but what is documented, in bounded time."""
+"""What is fuzzed: a target takes any bytes, and raises nothing but what is documented, in bounded
+time."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -44,5 +45,6 @@ def cut(data: bytes) -> Iterator[bytes]:
 
 
 def fit(data: bytes, size: int) -> bytes:
-    """So many bytes of ``data``, or zeros after it: what has another size is refused at once, and nothing else is seen."""
+    """So many bytes of ``data``, or zeros after it: what has another size is refused at once, and
+    nothing else is seen."""
     return data[:size].ljust(size, b"\0")

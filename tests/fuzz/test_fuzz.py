@@ -1,7 +1,8 @@
-"""What must hold for every fuzz target: its corpus passes, and so does what is like it. ``make fuzz`` looks for hours.
+"""What must hold for every fuzz target: its corpus passes, and so does what is like it. ``make
+fuzz`` looks for hours.
 
-Every input that was ever found to break something is a test of its own, here or beside what it broke.
-"""
+Every input that was ever found to break something is a test of its own, here or beside what it
+broke."""
 
 import os
 import random
@@ -22,7 +23,8 @@ fuzz.load(instrumented=False)
 MUTANTS = 60
 """Of each seed. No coverage guides them: `fuzz.py` does that."""
 SECONDS, PROCESSES = 30, 7
-"""Of each target in CI: seven share what other tests leave of the processor, so all of them take some three minutes."""
+"""Of each target in CI: seven share what other tests leave of the processor, so all of them take
+some three minutes."""
 
 
 def mutant(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
@@ -40,7 +42,9 @@ def mutant(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
                 start = rng.randrange(len(other) + 1)
                 changed[at:at] = other[start : start + rng.randint(1, 64)]
             case 3:
-                changed[at : at + 4] = rng.choice([b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff", b"\x80\0\0\0"])
+                changed[at : at + 4] = rng.choice(
+                    [b"\xff" * 4, b"\0" * 4, b"\x7f\xff\xff\xff", b"\x80\0\0\0"]
+                )
             case _ if changed:
                 changed[at % len(changed)] ^= 1 << rng.randrange(8)
     return bytes(changed)
@@ -67,7 +71,10 @@ def test_what_strangers_send_is_taken_or_refused_in_words_and_nothing_else(
 def test_fuzzers_that_are_guided_by_coverage_find_no_more_in_half_a_minute_each(tmp_path: Path):
     pytest.importorskip("atheris", reason="atheris is not installed here")
     # At the lowest priority an input may wait for seconds before it is run: that is not slow.
-    script = f"import pathlib, sys, fuzz; fuzz.OUT, fuzz.SLOWEST = pathlib.Path(sys.argv.pop(1)), {SECONDS}; sys.exit(fuzz.main())"
+    script = (
+        "import pathlib, sys, fuzz; fuzz.OUT, fuzz.SLOWEST = pathlib.Path(sys.argv.pop(1)), "
+        f"{SECONDS}; sys.exit(fuzz.main())"
+    )
     options = ("--seconds", str(SECONDS), "--processes", str(PROCESSES), "--seed", "7")
     with (tmp_path / "errors").open("wb") as errors:
         child = subprocess.Popen(
@@ -81,8 +88,12 @@ def test_fuzzers_that_are_guided_by_coverage_find_no_more_in_half_a_minute_each(
                 os.killpg(child.pid, signal.SIGKILL)
                 child.wait()
     findings = {path.name: path.read_bytes().hex() for path in tmp_path.glob("*/*-*")}
-    assert child.returncode == 0, f"{findings}\n{table}\n{(tmp_path / 'errors').read_text()[-2000:]}"
+    assert child.returncode == 0, (
+        f"{findings}\n{table}\n{(tmp_path / 'errors').read_text()[-2000:]}"
+    )
     lines = {line.split()[0]: line for line in table.splitlines() if line.strip()}
     for name in TARGETS:
-        executions, edges, _, seconds = (int(text.replace(",", "")) for text in lines[name].split()[1:5])
+        executions, edges, _, seconds = (
+            int(text.replace(",", "")) for text in lines[name].split()[1:5]
+        )
         assert executions > 100 and edges > 0 and seconds >= SECONDS, lines[name]

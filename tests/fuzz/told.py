@@ -1,4 +1,5 @@
-"""What peers and strangers tell: records, credentials, invites, runs, addresses, what the DHT stores, probes, tunnels."""
+"""What peers and strangers tell: records, credentials, invites, runs, addresses, what the DHT
+stores, probes, tunnels."""
 
 import json
 import math
@@ -43,25 +44,43 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers import probes
 from lowcomm_protocol.peers.admission import Admission, Rules
 from lowcomm_protocol.peers.invites import issue_invite, read_claim, read_token
-from lowcomm_protocol.peers.records import PeerInfo, Phase, read_credential, read_record, write_credential, write_record
+from lowcomm_protocol.peers.records import (
+    PeerInfo,
+    Phase,
+    read_credential,
+    read_record,
+    write_credential,
+    write_record,
+)
 from lowcomm_protocol.peers.removals import read_removals, write_removals
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.spec.amendments import Chain, Course, read_chain, write_amendment
 from lowcomm_protocol.spec.document import encode as encode_document
-from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml, read_signed_run, sign_run
+from lowcomm_protocol.spec.run import (
+    RunSpec,
+    parse_canonical,
+    parse_toml,
+    read_signed_run,
+    sign_run,
+)
 
 CREATOR, ADA, BOB = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
 NOW = 1_800_000_000.0
 RUN = "ab" * 32
 
 
-def signed_by(purpose: str, message: Callable[..., Any], who: Identity = ADA) -> Callable[[bytes], bytes]:
+def signed_by(
+    purpose: str, message: Callable[..., Any], who: Identity = ADA
+) -> Callable[[bytes], bytes]:
     """What a stranger can do: sign any payload with a key of its own."""
-    return lambda payload: message(payload=payload, signature=who.sign(purpose, payload)).SerializeToString()
+    return lambda payload: message(
+        payload=payload, signature=who.sign(purpose, payload)
+    ).SerializeToString()
 
 
 def both(read: Callable[[bytes], Any], sign: Callable[[bytes], bytes]) -> Callable[[bytes], None]:
-    """Read bytes as they are, or as a payload that is signed: else nothing gets past the signature."""
+    """Read bytes as they are, or as a payload that is signed: else nothing gets past the
+    signature."""
 
     def run(data: bytes) -> None:
         try:
@@ -94,8 +113,13 @@ def record() -> Made:
         assert math.isfinite(found.tokens_per_second)
         Roster(BOB.peer_id, RUN).hear(data, NOW, found.peer_id)
 
-    whole = [write_record(one, ADA) for one in (info(), info(addresses=(), phase=Phase.LEFT), info(claim=b"c" * 40))]
-    return both(read, signed_by("peer record", pb.SignedRecord)), seeds_of(*whole, kind=pb.SignedRecord)
+    whole = [
+        write_record(one, ADA)
+        for one in (info(), info(addresses=(), phase=Phase.LEFT), info(claim=b"c" * 40))
+    ]
+    return both(read, signed_by("peer record", pb.SignedRecord)), seeds_of(
+        *whole, kind=pb.SignedRecord
+    )
 
 
 @target
@@ -107,7 +131,9 @@ def credential() -> Made:
     token = issue_invite(CREATOR, RUN, b"i" * 32, NOW + 1000)
     claims = (b"", token.claim(ADA.peer_id, NOW).data)
     whole = [write_credential(ADA, BOB.peer_id, RUN, NOW, bytes(16), claim) for claim in claims]
-    return both(read, signed_by("credential", pb.SignedCredential)), seeds_of(*whole, kind=pb.SignedCredential)
+    return both(read, signed_by("credential", pb.SignedCredential)), seeds_of(
+        *whole, kind=pb.SignedCredential
+    )
 
 
 @target
@@ -117,7 +143,10 @@ def introduction() -> Made:
             message = pb.Introduction.FromString(data)
         except DecodeError:
             return  # gRPC's to refuse
-        roster, admission = Roster(BOB.peer_id, RUN), Admission(Rules(RUN, CREATOR.peer_id, admission="invite"))
+        roster, admission = (
+            Roster(BOB.peer_id, RUN),
+            Admission(Rules(RUN, CREATOR.peer_id, admission="invite")),
+        )
         admission.hear_uses(message.uses, NOW)
         admission.load(admission.to_bytes(), NOW)
         roster.hear(message.record.SerializeToString(), NOW, ADA.peer_id)
@@ -125,12 +154,14 @@ def introduction() -> Made:
 
     uses = [
         pb.Use(
-            peer_id=ADA.peer_id, claim=issue_invite(CREATOR, RUN, b"i" * 32, NOW + 1000).claim(ADA.peer_id, NOW).data
+            peer_id=ADA.peer_id,
+            claim=issue_invite(CREATOR, RUN, b"i" * 32, NOW + 1000).claim(ADA.peer_id, NOW).data,
         )
     ]
     told = pb.SignedRecord.FromString(write_record(info(), ADA))
     return run, [
-        pb.Introduction(record=told, uses=uses * number, release="0.1.0").SerializeToString() for number in (0, 1, 3)
+        pb.Introduction(record=told, uses=uses * number, release="0.1.0").SerializeToString()
+        for number in (0, 1, 3)
     ]
 
 
@@ -142,7 +173,10 @@ def token() -> Made:
         except LowcommError as error:
             assert str(error)
 
-    made = (issue_invite(CREATOR, RUN, bytes([number]) * 32, NOW + 1000, uses=number + 1) for number in range(2))
+    made = (
+        issue_invite(CREATOR, RUN, bytes([number]) * 32, NOW + 1000, uses=number + 1)
+        for number in range(2)
+    )
     return run, [one.text().encode() for one in made]
 
 
@@ -170,7 +204,8 @@ def removals() -> Made:
         Admission(Rules(found.run_id, CREATOR.peer_id)).hear_removals(data)
 
     whole = [
-        write_removals(CREATOR, RUN, 3, frozenset(ids)).data for ids in ([], [ADA.peer_id], [ADA.peer_id, BOB.peer_id])
+        write_removals(CREATOR, RUN, 3, frozenset(ids)).data
+        for ids in ([], [ADA.peer_id], [ADA.peer_id, BOB.peer_id])
     ]
     sign = signed_by("removal list", pb.SignedRemovalList, CREATOR)
     return both(read, sign), seeds_of(*whole, kind=pb.SignedRemovalList)
@@ -193,11 +228,17 @@ def run_specification() -> Made:
         assert len(spec.run_id) == 64
 
     methods = ("lowcomm", "noloco", "gossip", "diloco", "streaming-diloco", "local")
-    texts = [f'[run]\nname = "a"\nseed = 3\n[sync]\nmethod = "{method}"\ninterval = 20\n' for method in methods]
+    texts = [
+        f'[run]\nname = "a"\nseed = 3\n[sync]\nmethod = "{method}"\ninterval = 20\n'
+        for method in methods
+    ]
     return run, [
         *(b"\xff" + text.encode() for text in texts),
         *(b"\0" + parse_toml(text).canonical() for text in texts[:3]),
-        b"\0" + encode_document(json.loads(parse_toml(texts[0]).canonical()) | {"optional": ["b"], "b": [1.5]}),
+        b"\0"
+        + encode_document(
+            json.loads(parse_toml(texts[0]).canonical()) | {"optional": ["b"], "b": [1.5]}
+        ),
     ]
 
 
@@ -207,7 +248,9 @@ def signed_run() -> Made:
         text = data[1:].decode("utf-8", "replace")
         payload = text.encode()
         signature = CREATOR.sign("run specification", payload).hex()
-        forged = json.dumps({"creator": CREATOR.peer_id, "signature": signature, "spec": text}).encode()
+        forged = json.dumps(
+            {"creator": CREATOR.peer_id, "signature": signature, "spec": text}
+        ).encode()
         try:
             found = read_signed_run(forged if data[:1] > b"\x40" else data[1:])
         except LowcommError as error:
@@ -216,7 +259,10 @@ def signed_run() -> Made:
         assert found.creator == found.spec.run.creator
 
     made = [sign_run(_spec(seed=number), CREATOR) for number in range(2)]
-    return run, [*(b"\0" + one.to_bytes() for one in made), *(b"\xff" + one.spec.canonical() for one in made)]
+    return run, [
+        *(b"\0" + one.to_bytes() for one in made),
+        *(b"\xff" + one.spec.canonical() for one in made),
+    ]
 
 
 @target
@@ -236,8 +282,12 @@ def amendments() -> Made:
         assert course.at(0).sync == course.last.sync == run.spec.sync
         assert course.is_over(course.longest)
 
-    chain = write_amendment(CREATOR, run, Chain(), 5, {"run.steps": 500, "train.learning_rate": 0.5})
-    chain = write_amendment(CREATOR, run, chain, 9, {"run.admission": "list", "run.members": [ADA.peer_id]})
+    chain = write_amendment(
+        CREATOR, run, Chain(), 5, {"run.steps": 500, "train.learning_rate": 0.5}
+    )
+    chain = write_amendment(
+        CREATOR, run, chain, 9, {"run.admission": "list", "run.members": [ADA.peer_id]}
+    )
     return read, [chain.data, *(b"\xff" + link.document for link in chain.links)]
 
 
@@ -352,7 +402,11 @@ def tunnel() -> Made:
     return run, [
         join(opening(bytes(16), None), word(5) + b"hello", ack, word(Signal.END)),
         join(opening(bytes(16), 3), word(5) + b"he", b"llo" + ack[:3], ack[3:] + word(Signal.GONE)),
-        join(numbered(Signal.READY, 0), b"", word(1) + b"x" + numbered(Signal.ACK, 14) + word(Signal.END)),
+        join(
+            numbered(Signal.READY, 0),
+            b"",
+            word(1) + b"x" + numbered(Signal.ACK, 14) + word(Signal.END),
+        ),
     ]
 
 

@@ -1,9 +1,10 @@
 """Sign one run for each method and each kind of admission, as golden files of a release.
 
-``python tests/golden/make.py RELEASE`` in a checkout of that release writes ``tests/golden/RELEASE``: a signed run a file, and in
-``expected.json`` the run id and all settings of each, as that release reads them. Every later release must read the same
-(``tests/unit/spec/test_document.py``). For a release from before this file: PYTHONPATH=OLD/protocol python tests/golden/make.py.
-"""
+``python tests/golden/make.py RELEASE`` in a checkout of that release writes
+``tests/golden/RELEASE``: a signed run a file, and in ``expected.json`` the run id and all settings
+of each, as that release reads them. Every later release must read the same
+(``tests/unit/spec/test_document.py``). For a release from before this file: PYTHONPATH=OLD/protocol
+python tests/golden/make.py."""
 
 import json
 import sys
@@ -69,7 +70,9 @@ mix = 0.5
 
 def texts() -> dict[str, str]:
     """The runs, by the names of their files."""
-    methods = {method: f'[run]\nname = "{method}"\n[sync]\nmethod = "{method}"\n' for method in PRESETS}
+    methods = {
+        method: f'[run]\nname = "{method}"\n[sync]\nmethod = "{method}"\n' for method in PRESETS
+    }
     return methods | {
         "invite": '[run]\nname = "invite"\nadmission = "invite"\n',
         "list": f'[run]\nname = "list"\nadmission = "list"\nmembers = ["{MEMBER.peer_id}", "{CREATOR.peer_id}"]\n',

@@ -1,12 +1,14 @@
-"""Clients of a bootstrap server: DHT peers that live as nodes do, without training, many in one process.
+"""Clients of a bootstrap server: DHT peers that live as nodes do, without training, many in one
+process.
 
-Each has an identity, a p2pd and a place in the DHT of its own, publishes its record as a node does, looks the peers of the run up
-again and again, and keeps its connection by the same watchdog: nobody tells it to reconnect.
+Each has an identity, a p2pd and a place in the DHT of its own, publishes its record as a node does,
+looks the peers of the run up again and again, and keeps its connection by the same watchdog: nobody
+tells it to reconnect.
 
     python clients.py FOLDER COUNT RUN_ID SECONDS BEAT ADDRESS...       commands on stdin, an answer in JSON to each (class Worker)
 
-SECONDS lie between two looks of a client (a node's --poll, 2), BEAT seconds between two times that it publishes, and that it knocks
-at a door (a node's 10).
+SECONDS lie between two looks of a client (a node's --poll, 2), BEAT seconds between two times that
+it publishes, and that it knocks at a door (a node's 10).
 """
 
 import asyncio
@@ -27,7 +29,10 @@ from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 
 AT_ONCE = 4
 """Clients that start together."""
-BEATS = {name: getattr(watchdog, name) for name in ("HEARTBEAT", "LOST_AFTER", "MISSING_AFTER", "READ_BACK")}
+BEATS = {
+    name: getattr(watchdog, name)
+    for name in ("HEARTBEAT", "LOST_AFTER", "MISSING_AFTER", "READ_BACK")
+}
 """What a node's signs of life are timed by, in seconds."""
 
 
@@ -70,7 +75,9 @@ class Client(HivemindDiscovery):
             peer_id=self.peer_id, run_id=self.run_id, phase=Phase.TRAINING, issued=now, expires=now + life,
             addresses=("127.0.0.1:1",), certificate=bytes(32), entry_points=self.addresses()[:4],
         )  # fmt: skip
-        await self.publish(peers_key(self.run_id), self.peer_id, write_record(info, self.identity), life)
+        await self.publish(
+            peers_key(self.run_id), self.peer_id, write_record(info, self.identity), life
+        )
 
     async def look(self) -> None:
         """Look the peers of the run up."""
@@ -85,7 +92,8 @@ class Client(HivemindDiscovery):
         return {door.peer_id: door.answers for door in self.rejoin.describe().doors if door.named}
 
     async def ask_door(self, peer_id: str, seconds: float) -> list[float]:
-        """Ask one peer for the run's records, as fast as it answers; seconds that each answer took."""
+        """Ask one peer for the run's records, as fast as it answers; seconds that each answer
+        took."""
         from lowcomm_node.libp2p.hivemind_parts import DHTID, PeerID
 
         key, peer = DHTID.generate(source=peers_key(self.run_id)), PeerID.from_base58(peer_id)
@@ -135,7 +143,8 @@ class Worker:
         self._crowd = crowd
 
     async def told(self) -> dict[str, Any]:
-        """``told``: how many clients each door answers, the seconds of looks since the last question, how few peers one sees."""
+        """``told``: how many clients each door answers, the seconds of looks since the last
+        question, how few peers one sees."""
         clients = self._crowd.clients
         doors: dict[str, int] = {}
         for client in clients:
@@ -144,7 +153,11 @@ class Worker:
         looks = [took for client in clients for took in client.looks]
         for client in clients:
             client.looks.clear()
-        return {"doors": doors, "looks": looks, "fewest": min(len(client.seen) for client in clients)}
+        return {
+            "doors": doors,
+            "looks": looks,
+            "fewest": min(len(client.seen) for client in clients),
+        }
 
     async def move(self, run_id: str, seconds: str) -> dict[str, Any]:
         """``move RUN_ID SECONDS``: all go to another run, and look every so many seconds."""
@@ -162,12 +175,15 @@ class Worker:
     async def ask(self, peer_id: str, clients: str, seconds: str) -> dict[str, Any]:
         """``ask PEER_ID CLIENTS SECONDS``: so many clients ask that peer as fast as it answers."""
         asking = self._crowd.clients[: int(clients)]
-        took = await asyncio.gather(*(client.ask_door(peer_id, float(seconds)) for client in asking))
+        took = await asyncio.gather(
+            *(client.ask_door(peer_id, float(seconds)) for client in asking)
+        )
         return {"took": [one for each in took for one in each]}
 
 
 def live_by(beat: float) -> None:
-    """Let the clients of this process do every ``beat`` seconds what nodes do every HEARTBEAT, and know that of each other."""
+    """Let the clients of this process do every ``beat`` seconds what nodes do every HEARTBEAT, and
+    know that of each other."""
     for name, own in BEATS.items():
         setattr(watchdog, name, own * beat / BEATS["HEARTBEAT"])
 
@@ -179,7 +195,9 @@ async def _every(seconds: Callable[[], float], work: Callable[[], Awaitable[None
         await asyncio.sleep(max(0.0, seconds() - (monotonic() - began)))
 
 
-async def _work(folder: Path, count: int, run_id: str, seconds: float, doors: Sequence[str]) -> None:
+async def _work(
+    folder: Path, count: int, run_id: str, seconds: float, doors: Sequence[str]
+) -> None:
     loop, commands = asyncio.get_running_loop(), asyncio.StreamReader()
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(commands), sys.stdin)
     crowd = Crowd(folder, doors, run_id, seconds)
@@ -206,4 +224,8 @@ if __name__ == "__main__":
     hivemind.refuse_duplicate_identity = is_fresh
     live_by(float(sys.argv[5]))
     with suppress(KeyboardInterrupt, BrokenPipeError):
-        uvloop.run(_work(Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[6:]))
+        uvloop.run(
+            _work(
+                Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), sys.argv[6:]
+            )
+        )

@@ -24,14 +24,20 @@ def record_of(peer: Identity, life: float = 60.0, step: int = 0) -> bytes:
     now = time()
     return write_record(
         PeerInfo(
-            peer_id=peer.peer_id, run_id=RUN_ID, phase=Phase.TRAINING, issued=now, expires=now + life, swarm_step=step
+            peer_id=peer.peer_id,
+            run_id=RUN_ID,
+            phase=Phase.TRAINING,
+            issued=now,
+            expires=now + life,
+            swarm_step=step,
         ),
         peer,
     )
 
 
 FRESH = set[str]()
-"""Peers whose identity was drawn here: nobody else can have it, and to ask takes a second and a p2pd."""
+"""Peers whose identity was drawn here: nobody else can have it, and to ask takes a second and a
+p2pd."""
 
 
 async def _refuse_unless_fresh(peer_id: str, entries: Sequence[EntryPoint]) -> None:
@@ -46,7 +52,12 @@ class Peer(HivemindDiscovery):
     """A DHT peer with a home of its own."""
 
     def __init__(
-        self, home: Path, peers: Sequence[str] = (), port: int = 0, listen: Sequence[str] = (), **options: Any
+        self,
+        home: Path,
+        peers: Sequence[str] = (),
+        port: int = 0,
+        listen: Sequence[str] = (),
+        **options: Any,
     ) -> None:
         known = (home / "identity.key").exists()
         self.identity = load_or_create_identity(home / "identity.key")
@@ -83,7 +94,9 @@ class Dht:
         self._folder = folder
         self._peers: list[Peer] = []
 
-    async def peer(self, *peers: Sequence[str], home: str = "", port: int = 0, **options: Any) -> Peer:
+    async def peer(
+        self, *peers: Sequence[str], home: str = "", port: int = 0, **options: Any
+    ) -> Peer:
         """A started peer that enters at the addresses of others."""
         addresses = [address for addresses in peers for address in addresses]
         peer = Peer(self._folder / (home or secrets.token_hex(4)), addresses, port, **options)

@@ -1,8 +1,9 @@
-"""Disks that fail: a process that is killed at one of its writes, and a small file system that runs full.
+"""Disks that fail: a process that is killed at one of its writes, and a small file system that runs
+full.
 
-Children are forked from a server that has imported torch once, so that each costs milliseconds. A child touches the disk
-through ``os`` and safetensors; each such call is a point at which it can be killed.
-"""
+Children are forked from a server that has imported torch once, so that each costs milliseconds. A
+child touches the disk through ``os`` and safetensors; each such call is a point at which it can be
+killed."""
 
 import ctypes
 import multiprocessing
@@ -26,17 +27,19 @@ _context.set_forkserver_preload(["pytest", "lowcomm_node.storage.checkpoint", "l
 
 
 def is_killed_at(point: int, act: Callable[..., None], *arguments: Any) -> bool:
-    """Run ``act`` in a process that SIGKILL ends just before call number ``point``; false if it made no so many."""
+    """Run ``act`` in a process that SIGKILL ends just before call number ``point``; false if it
+    made no so many."""
     code = _run(_act_and_die, point, act, arguments)
     assert code in (0, -signal.SIGKILL), f"the process ended with {code}"
     return code != 0
 
 
 def on_small_disk(folder: Path, size: int, act: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``act`` gives in a process that has a file system of ``size`` bytes mounted at ``folder``."""
+    """What ``act`` gives in a process that has a file system of ``size`` bytes mounted at
+    ``folder``."""
     ours, theirs = _context.Pipe()
-    # Sent, not passed: to read it the child imports the test, whose libraries may start threads, and then no
-    # process may have a namespace of its own.
+    # Sent, not passed: to read it the child imports the test, whose libraries may start threads,
+    # and then no process may have a namespace of its own.
     ours.send((act, arguments))
     code = _run(_act_on_small_disk, folder, size, theirs)
     assert code == 0, f"the process ended with {code}"
@@ -106,7 +109,8 @@ def _act_on_small_disk(folder: Path, size: int, parent: Connection) -> None:
 
 
 def _mount(folder: Path, size: int) -> None:
-    """Mount a tmpfs for this process alone; as the root of a user namespace of its own, so nobody need be root."""
+    """Mount a tmpfs for this process alone; as the root of a user namespace of its own, so nobody
+    need be root."""
     user, group = os.getuid(), os.getgid()
     libc = ctypes.CDLL(None, use_errno=True)
     try:
@@ -122,7 +126,8 @@ def _mount(folder: Path, size: int) -> None:
 
 
 class PowerLoss:
-    """Watches that a folder gets its final name only when all that it holds is on the disk, and that the name is, too."""
+    """Watches that a folder gets its final name only when all that it holds is on the disk, and
+    that the name is, too."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._synced: list[Path] = []

@@ -1,8 +1,9 @@
-"""A swarm of nodes in one event loop: real gRPC over TLS, real shared memory, trainers that follow a script.
+"""A swarm of nodes in one event loop: real gRPC over TLS, real shared memory, trainers that follow
+a script.
 
-A node is an ``Exchanger`` with all that it needs; beside them are puppets, whose every frame is the test's. Deadlines are
-out of reach here: whatever ends, ends because somebody noticed. Every swarm must leave all slots free, no task, no open
-call and no defect behind.
+A node is an ``Exchanger`` with all that it needs; beside them are puppets, whose every frame is the
+test's. Deadlines are out of reach here: whatever ends, ends because somebody noticed. Every swarm
+must leave all slots free, no task, no open call and no defect behind.
 """
 
 import asyncio
@@ -25,7 +26,13 @@ from lowcomm_node.sync import offers
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.testing.scripted_trainer import REALIGN_SIZE, SIZE, ScriptedTrainer, contribution, set_event
+from lowcomm_node.testing.scripted_trainer import (
+    REALIGN_SIZE,
+    SIZE,
+    ScriptedTrainer,
+    contribution,
+    set_event,
+)
 from lowcomm_node.testing.wire import DEADLINE, new_certificate, record, soon
 from lowcomm_node.trainer.arena import slots_each
 from lowcomm_node.trainer.messages import Ready
@@ -53,7 +60,9 @@ PLAN = "22" * 32
 NEVER = 1000.0
 """Seconds: a deadline that no test reaches."""
 # In the order of their ids: of two calls that cross, the one of the first goes on.
-IDENTITIES = sorted((Identity(bytes([number]) * 32) for number in range(1, 9)), key=lambda one: one.peer_id)
+IDENTITIES = sorted(
+    (Identity(bytes([number]) * 32) for number in range(1, 9)), key=lambda one: one.peer_id
+)
 
 T = TypeVar("T")
 
@@ -68,7 +77,9 @@ def spec_of(group: int = 2, fragments: int = 1, codec: str = "fp32") -> RunSpec:
     method = "noloco" if codec == "fp32" else "streaming-diloco"
     sync = {"interval": INTERVAL, "min_steps": MIN_STEPS, "group": group, "fragments": fragments}
     numbers = "\n".join(f"{name} = {value}" for name, value in sync.items())
-    return parse_toml(f'[run]\nname = "test"\n[sync]\nmethod = "{method}"\ncodec = "{codec}"\n{numbers}\n')
+    return parse_toml(
+        f'[run]\nname = "test"\n[sync]\nmethod = "{method}"\ncodec = "{codec}"\n{numbers}\n'
+    )
 
 
 class Peer(ABC):
@@ -107,7 +118,9 @@ class Peer(ABC):
 
     def told(self, **changes: Any) -> bytes:
         """Its signed record."""
-        info = record(self.identity, self.port, self.certificate.digest, run_id=self.spec.run_id, **changes)
+        info = record(
+            self.identity, self.port, self.certificate.digest, run_id=self.spec.run_id, **changes
+        )
         return write_record(info, self.identity)
 
 
@@ -133,7 +146,14 @@ class Node(Peer):
     """An ``Exchanger`` with all that it needs; nothing begins before the test says so."""
 
     def __init__(
-        self, identity: Identity, spec: RunSpec, slots: int, size: int, numel: int, deadlines: Deadlines, **ready: Any
+        self,
+        identity: Identity,
+        spec: RunSpec,
+        slots: int,
+        size: int,
+        numel: int,
+        deadlines: Deadlines,
+        **ready: Any,
     ) -> None:
         super().__init__(identity, spec)
         self.roster = Roster(self.peer_id, spec.run_id)
@@ -177,8 +197,12 @@ class Node(Peer):
             event.set()
 
     def step(self, swarm_step: int, steps: int | None = None, seconds: float = 0.0) -> None:
-        """The trainer has come to a step, which took so long; each peer trains on another number of tokens."""
-        self.trainer.swarm_step, self.trainer.steps = swarm_step, swarm_step if steps is None else steps
+        """The trainer has come to a step, which took so long; each peer trains on another number of
+        tokens."""
+        self.trainer.swarm_step, self.trainer.steps = (
+            swarm_step,
+            swarm_step if steps is None else steps,
+        )
         self.trainer.tokens = self.trainer.steps * (100 + IDENTITIES.index(self.identity))
         self.exchanger.on_step(swarm_step, self.trainer.steps, self.trainer.tokens, seconds)
 
@@ -211,8 +235,12 @@ class Node(Peer):
         return rounds[count - 1]
 
     async def at_rest(self) -> None:
-        """Until the next exchange can begin: one that has ended keeps its slots while last words are on their way."""
-        await eventually(lambda: not self.exchanger.running and not self.exchanger._closing, "slots are given back")
+        """Until the next exchange can begin: one that has ended keeps its slots while last words
+        are on their way."""
+        await eventually(
+            lambda: not self.exchanger.running and not self.exchanger._closing,
+            "slots are given back",
+        )
 
 
 class Puppet(Peer):
@@ -242,7 +270,9 @@ class Puppet(Peer):
         stub = await self.channels.stub(info)
         return CallerStream(stub.Swap(metadata=self.channels.metadata(node.peer_id), timeout=NEVER))
 
-    async def hello(self, node: Node, port: int = 0, **changes: Any) -> tuple[CallerStream, pb.Frame]:
+    async def hello(
+        self, node: Node, port: int = 0, **changes: Any
+    ) -> tuple[CallerStream, pb.Frame]:
         """Call a node with an offer; its answer."""
         stream = await self.call(node, port)
         await stream.send(pb.Frame(hello=offers.to_message(self.offer(**changes))))
@@ -267,18 +297,25 @@ class Puppet(Peer):
 
     def confirm(self, *others: Peer) -> pb.Frame:
         """Its confirmation of an exchange with others."""
-        return pb.Frame(confirm=pb.Confirm(members=members_digest([peer.peer_id for peer in (self, *others)])))
+        return pb.Frame(
+            confirm=pb.Confirm(members=members_digest([peer.peer_id for peer in (self, *others)]))
+        )
 
 
 def announced(data: bytes, **changes: Any) -> pb.Frame:
     """The frame before a contribution."""
-    return pb.Frame(content=pb.Content(**{"size": len(data), "digest": sha256(data).digest(), **changes}))
+    return pb.Frame(
+        content=pb.Content(**{"size": len(data), "digest": sha256(data).digest(), **changes})
+    )
 
 
 def chunks(data: bytes) -> list[pb.Frame]:
     """A contribution as it travels."""
     pieces = range(0, len(data), CHUNK_BYTES)
-    return [pb.Frame(chunk=pb.Chunk(offset=offset, data=data[offset : offset + CHUNK_BYTES])) for offset in pieces]
+    return [
+        pb.Frame(chunk=pb.Chunk(offset=offset, data=data[offset : offset + CHUNK_BYTES]))
+        for offset in pieces
+    ]
 
 
 async def say(stream: Stream, *frames: pb.Frame) -> None:
@@ -317,7 +354,9 @@ async def hear_end(stream: Stream) -> list[pb.Frame]:
 class Swarm:
     """Peers of one run in this event loop."""
 
-    def __init__(self, spec: RunSpec, slots: int | None, size: int, numel: int, hello: float) -> None:
+    def __init__(
+        self, spec: RunSpec, slots: int | None, size: int, numel: int, hello: float
+    ) -> None:
         self.spec = spec
         self.size = size
         self.numel = numel
@@ -328,7 +367,15 @@ class Swarm:
 
     async def node(self, **ready: Any) -> Node:
         """One more node."""
-        node = Node(IDENTITIES[len(self.peers)], self.spec, self.slots, self.size, self.numel, self.deadlines, **ready)
+        node = Node(
+            IDENTITIES[len(self.peers)],
+            self.spec,
+            self.slots,
+            self.size,
+            self.numel,
+            self.deadlines,
+            **ready,
+        )
         self.nodes.append(node)
         self.peers.append(node)
         await node.start()
@@ -352,13 +399,17 @@ class Swarm:
         """Until nothing is under way, and everything has been given back."""
 
         def left() -> list[Any]:
-            tasks = tasks_of("Exchanger.", "ExchangeDriver.", "PairDriver.", "GroupDriver.", "CalleeStream.")
+            tasks = tasks_of(
+                "Exchanger.", "ExchangeDriver.", "PairDriver.", "GroupDriver.", "CalleeStream."
+            )
             running = [round_ for node in self.nodes for round_ in node.exchanger.running.values()]
             return [*tasks, *running, *(peer.peer_id for peer in self.peers if peer.answering)]
 
         await eventually(lambda: not left(), "nothing is left behind")
         assert [node.free for node in self.nodes] == [self.slots] * len(self.nodes)
-        assert not any(node.trainer._contributions or node.trainer._shared_out for node in self.nodes)
+        assert not any(
+            node.trainer._contributions or node.trainer._shared_out for node in self.nodes
+        )
         assert not any(node.exchanger._closing for node in self.nodes)
 
 
@@ -373,7 +424,9 @@ def no_other_deadlines() -> Iterator[None]:
 
 def tasks_of(*classes: str) -> list[asyncio.Task[Any]]:
     """Tasks that run methods of these classes."""
-    return [task for task in asyncio.all_tasks() if task.get_coro().__qualname__.startswith(classes)]
+    return [
+        task for task in asyncio.all_tasks() if task.get_coro().__qualname__.startswith(classes)
+    ]
 
 
 @asynccontextmanager
@@ -400,7 +453,10 @@ async def swarm(
             await one.settle()
         finally:
             await asyncio.gather(*(peer.stop() for peer in one.peers))
-            await eventually(lambda: not tasks_of("_AioCall."), "gRPC is done: the next test has another event loop")
+            await eventually(
+                lambda: not tasks_of("_AioCall."),
+                "gRPC is done: the next test has another event loop",
+            )
     left = [entry for entry in logs if entry["event"] == "exchange.defect"] + unhandled
     assert not left, left
 

@@ -1,7 +1,8 @@
-"""The model, fragments, partners and codecs once more: written from docs/*.md alone, in plain Python, one value at a time.
+"""The model, fragments, partners and codecs once more: written from docs/*.md alone, in plain
+Python, one value at a time.
 
-Nothing of ours is imported here: what these functions need and the pages lack is a gap in the pages.
-"""
+Nothing of ours is imported here: what these functions need and the pages lack is a gap in the
+pages."""
 
 import hashlib
 import itertools
@@ -31,12 +32,18 @@ def start(seed: int, name: str, shape: tuple[int, ...], layers: int) -> np.ndarr
     return np.random.default_rng(stream).standard_normal(shape, dtype=F) * factor
 
 
-def logits(weights: dict[str, np.ndarray], tokens: np.ndarray, heads: int, rope_base: float) -> np.ndarray:
+def logits(
+    weights: dict[str, np.ndarray], tokens: np.ndarray, heads: int, rope_base: float
+) -> np.ndarray:
     """Of an untied model, [token, vocab]."""
     x = weights["embedding.weight"][tokens]
     layers = 1 + max(int(name.split(".")[1]) for name in weights if name.startswith("blocks"))
     for layer in range(layers):
-        part = {name.split(".", 2)[2]: one for name, one in weights.items() if name.startswith(f"blocks.{layer}.")}
+        part = {
+            name.split(".", 2)[2]: one
+            for name, one in weights.items()
+            if name.startswith(f"blocks.{layer}.")
+        }
         x = x + attention(normed(x, part["attention_norm.weight"]), part, heads, rope_base)
         n = normed(x, part["feed_forward_norm.weight"])
         gate = n @ part["feed_forward.gate.weight"].T
@@ -49,19 +56,25 @@ def normed(x: np.ndarray, weight: np.ndarray) -> np.ndarray:
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-6) * weight
 
 
-def attention(x: np.ndarray, part: dict[str, np.ndarray], heads: int, rope_base: float) -> np.ndarray:
+def attention(
+    x: np.ndarray, part: dict[str, np.ndarray], heads: int, rope_base: float
+) -> np.ndarray:
     length, width = x.shape
     d = width // heads
     angle = np.arange(length)[:, None] * rope_base ** (-2 * np.arange(d // 2) / d)
     mixed = []
     for head in range(heads):
         rows = slice(head * d, (head + 1) * d)
-        query, key, value = (x @ part[f"attention.{one}.weight"][rows].T for one in ("query", "key", "value"))
+        query, key, value = (
+            x @ part[f"attention.{one}.weight"][rows].T for one in ("query", "key", "value")
+        )
         query, key = (
             turned(normed(one, part[f"attention.{name}_norm.weight"]), angle)
             for one, name in ((query, "query"), (key, "key"))
         )
-        scores = np.where(np.tril(np.ones((length, length))) > 0, query @ key.T / math.sqrt(d), -np.inf)
+        scores = np.where(
+            np.tril(np.ones((length, length))) > 0, query @ key.T / math.sqrt(d), -np.inf
+        )
         shares = np.exp(scores - scores.max(axis=1, keepdims=True))
         mixed.append(shares / shares.sum(axis=1, keepdims=True) @ value)
     return np.concatenate(mixed, axis=1) @ part["attention.output.weight"].T
@@ -84,7 +97,8 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int, final: float)
 
 
 def cut_column(sizes: list[tuple[int, int]], count: int) -> list[list[tuple[int, int, int]]]:
-    """Cut tensors of (rows, width) into ``count`` parts: for each the (tensor, first row, row after the last)."""
+    """Cut tensors of (rows, width) into ``count`` parts: for each the (tensor, first row, row after
+    the last)."""
     total = sum(rows * width for rows, width in sizes)
     all_rows = sum(rows for rows, _ in sizes)
     cuts = [0]
@@ -114,12 +128,15 @@ def cut_column(sizes: list[tuple[int, int]], count: int) -> list[list[tuple[int,
 def plan(
     tensors: list[tuple[str, int, int, str, int]], count: int, pattern: str
 ) -> list[list[tuple[str, int, int, int]]]:
-    """Slices (tensor, start, stop, values) of each fragment; tensors are (name, rows, width, role, layer)."""
+    """Slices (tensor, start, stop, values) of each fragment; tensors are (name, rows, width, role,
+    layer)."""
     place = {name: index for index, (name, *_) in enumerate(tensors)}
     layers = sorted({layer for *_, role, layer in tensors if role == "block"})
     parts: list[list[tuple[str, int, int, int]]] = [[] for _ in range(count)]
     if len(layers) < count:
-        for index, spans in enumerate(cut_column([(rows, width) for _, rows, width, *_ in tensors], count)):
+        for index, spans in enumerate(
+            cut_column([(rows, width) for _, rows, width, *_ in tensors], count)
+        ):
             parts[index] = [(tensors[t][0], a, b, (b - a) * tensors[t][2]) for t, a, b in spans]
     else:
         parts = whole_layers(tensors, layers, count, pattern)
@@ -130,7 +147,10 @@ def whole_layers(tensors, layers, count, pattern):
     if pattern == "strided":
         home = {layer: layer % count for layer in layers}
     else:
-        values = [sum(r * w for _, r, w, role, of in tensors if role == "block" and of == layer) for layer in layers]
+        values = [
+            sum(r * w for _, r, w, role, of in tensors if role == "block" and of == layer)
+            for layer in layers
+        ]
         runs = cut_column([(1, size) for size in values], count)
         home = {layers[t]: index for index, spans in enumerate(runs) for t, _, _ in spans}
     parts: list[list[tuple[str, int, int, int]]] = [[] for _ in range(count)]
@@ -171,7 +191,9 @@ def poured(load: list[int], volume: int) -> list[Fraction]:
 
 
 def digest(parts, pattern: str) -> str:
-    text = json.dumps(["lowcomm fragment plan 1", pattern, [[list(one) for one in part] for part in parts]])
+    text = json.dumps(
+        ["lowcomm fragment plan 1", pattern, [[list(one) for one in part] for part in parts]]
+    )
     return hashlib.sha256(text.replace(", ", ",").encode("ascii")).hexdigest()
 
 
@@ -183,7 +205,10 @@ def offset(fragment: int, count: int, interval: int) -> int:
 
 
 def permutation(seed: int, fragment: int, number: int, peers) -> list[str]:
-    return sorted(set(peers), key=lambda one: hashlib.sha256(f"{seed}/{fragment}/{number}/{one}".encode()).digest())
+    return sorted(
+        set(peers),
+        key=lambda one: hashlib.sha256(f"{seed}/{fragment}/{number}/{one}".encode()).digest(),
+    )
 
 
 def hypercube_partner(seed: int, fragment: int, round_: int, me: str, peers) -> str | None:
@@ -314,7 +339,10 @@ def integers(block) -> tuple[list[int], np.float32]:
 
 def short_scale(upper: int, lower: int, top, largest: float) -> int:
     """Bits of a bf16; 0 where the scale is too small."""
-    scale = min(of_bf16(to_bf16(F(np.float64(upper) / np.float64(lower) * (np.float64(top) * 2.0**-23)))), F(largest))
+    scale = min(
+        of_bf16(to_bf16(F(np.float64(upper) / np.float64(lower) * (np.float64(top) * 2.0**-23)))),
+        F(largest),
+    )
     return to_bf16(scale) if scale >= 2.0**-100 else 0
 
 
@@ -340,7 +368,9 @@ def encode_q2(vector) -> bytes:
             out += empty
             continue
         edge = F(of_bf16(code) * F(2.25))
-        out += struct.pack("<H", code) + pack([2 * (value < 0) + (abs(value) >= edge) for value in block], 2)
+        out += struct.pack("<H", code) + pack(
+            [2 * (value < 0) + (abs(value) >= edge) for value in block], 2
+        )
     return out
 
 
@@ -372,7 +402,10 @@ def decode_q1(data: bytes, count: int) -> list:
     for start in range(0, count, BLOCK):
         at, size = start // BLOCK * (2 + BLOCK // 8), min(BLOCK, count - start)
         scale = of_bf16(struct.unpack_from("<H", data, at)[0])
-        out += [-scale if code else scale for code in unpack(data[at + 2 : at + 2 + -(-size // 8)], 1, size)]
+        out += [
+            -scale if code else scale
+            for code in unpack(data[at + 2 : at + 2 + -(-size // 8)], 1, size)
+        ]
     return out
 
 
@@ -424,7 +457,10 @@ def decode_modulo(data: bytes, own, bits: int) -> tuple[list, list[int]]:
     parts = blocks(own)
     at, out, wrapped, hashes = 4 * len(parts), [], [], []
     for number, block in enumerate(parts):
-        code, sent = data[4 * number], int.from_bytes(data[4 * number + 1 : 4 * number + 4], "little")
+        code, sent = (
+            data[4 * number],
+            int.from_bytes(data[4 * number + 1 : 4 * number + 4], "little"),
+        )
         size = -(-len(block) * (bits if code else 16) // 8)
         body, at = data[at : at + size], at + size
         if not code:

@@ -20,7 +20,11 @@ def name_of(distribution: str) -> str:
 
 def listed(lock: Path) -> dict[str, str]:
     """Name and version of each package in a lock."""
-    lines = (line.partition(";")[0].partition("==") for line in lock.read_text().splitlines() if "==" in line)
+    lines = (
+        line.partition(";")[0].partition("==")
+        for line in lock.read_text().splitlines()
+        if "==" in line
+    )
     return {name_of(name.strip()): version.strip() for name, _, version in lines}
 
 
@@ -32,7 +36,8 @@ class Frugal:
         self._refused = {
             module
             for module, distributions in packages_distributions().items()
-            if not any(name_of(one) in allowed for one in distributions) and not module.startswith(OURS)
+            if not any(name_of(one) in allowed for one in distributions)
+            and not module.startswith(OURS)
         }
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:

@@ -16,7 +16,9 @@ PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 def frame(kind: int, flags: int = 0, stream: int = 0, payload: bytes = b"") -> bytes:
     """One frame (RFC 9113, section 4.1)."""
-    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+    return (
+        len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+    )
 
 
 def _text(text: bytes) -> bytes:
@@ -26,7 +28,14 @@ def _text(text: bytes) -> bytes:
 def block(path: bytes) -> bytes:
     """The header block of a call (RFC 7541): static names, literal values that are not indexed."""
     fields = b"\x83\x87\x04" + _text(path) + b"\x01" + _text(b"lowcomm")
-    return fields + b"\x0f\x10" + _text(b"application/grpc") + b"\x00" + _text(b"te") + _text(b"trailers")
+    return (
+        fields
+        + b"\x0f\x10"
+        + _text(b"application/grpc")
+        + b"\x00"
+        + _text(b"te")
+        + _text(b"trailers")
+    )
 
 
 def _string(text: bytes) -> bytes:
@@ -41,7 +50,9 @@ def _string(text: bytes) -> bytes:
     return bytes([*length, left]) + text
 
 
-def call(stream: int, path: bytes, metadata: Iterable[tuple[str, bytes]], message: bytes = b"") -> bytes:
+def call(
+    stream: int, path: bytes, metadata: Iterable[tuple[str, bytes]], message: bytes = b""
+) -> bytes:
     """A whole call with one message, by a caller that shows who it is."""
     fields = block(path)
     for name, value in metadata:
@@ -51,7 +62,9 @@ def call(stream: int, path: bytes, metadata: Iterable[tuple[str, bytes]], messag
     return frame(HEADERS, END_HEADERS, stream, fields) + frame(DATA, END_STREAM, stream, data)
 
 
-def begin(stream: int, path: bytes = b"/lowcomm.v1.Exchange/Describe", flags: int = END_HEADERS) -> bytes:
+def begin(
+    stream: int, path: bytes = b"/lowcomm.v1.Exchange/Describe", flags: int = END_HEADERS
+) -> bytes:
     """The beginning of a call."""
     return frame(HEADERS, flags, stream, block(path))
 
@@ -78,7 +91,11 @@ def window_updates(number: int) -> bytes:
 
 def continuations(number: int) -> bytes:
     """Headers that never end (CVE-2024-27316)."""
-    return begin(1, flags=0) if number == 0 else frame(CONTINUATION, 0, 1, b"\x00" + _text(b"x") + _text(b"y" * 99))
+    return (
+        begin(1, flags=0)
+        if number == 0
+        else frame(CONTINUATION, 0, 1, b"\x00" + _text(b"x") + _text(b"y" * 99))
+    )
 
 
 def settings(number: int) -> bytes:
@@ -138,7 +155,9 @@ async def connected(port: int) -> AsyncIterator[Connection]:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(["h2"])
-    streams = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=SERVER_NAME)
+    streams = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=context, server_hostname=SERVER_NAME
+    )
     connection = Connection(*streams)
     connection.writer.write(PREFACE + frame(SETTINGS))
     try:

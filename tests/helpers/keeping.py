@@ -1,8 +1,9 @@
 """No process outlives the tests that started it, however those end.
 
-Every process of pytest, the controller of xdist and each of its workers, puts a mark of its own into its environment, which
-all that it starts inherit. A keeper, a small process in a session of its own, waits for the end of that process. However it
-ended, by any signal too, the keeper then kills what still carries the mark.
+Every process of pytest, the controller of xdist and each of its workers, puts a mark of its own
+into its environment, which all that it starts inherit. A keeper, a small process in a session of
+its own, waits for the end of that process. However it ended, by any signal too, the keeper then
+kills what still carries the mark.
 
 Also a script: ``keeping.py PID`` is the keeper, so only what starts fast is imported here.
 """
@@ -44,7 +45,9 @@ def marked(mark: str) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or is somebody else's
             has_mark = f"{mark}=1".encode() in (path / "environ").read_bytes().split(b"\0")
-            if has_mark and not any(one.encode() in (path / "cmdline").read_bytes() for one in SPARED):
+            if has_mark and not any(
+                one.encode() in (path / "cmdline").read_bytes() for one in SPARED
+            ):
                 found.append(int(path.name))
     return found
 

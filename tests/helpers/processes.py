@@ -1,4 +1,5 @@
-"""Real processes on loopback: a bootstrap server and nodes, started by the real command line, always ended."""
+"""Real processes on loopback: a bootstrap server and nodes, started by the real command line,
+always ended."""
 
 import json
 import os
@@ -48,7 +49,12 @@ def command(module: str, *arguments: str) -> list[str]:
 def run(module: str, *arguments: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
     """Run a command to its end."""
     return subprocess.run(
-        command(module, *arguments), capture_output=True, text=True, timeout=timeout, check=False, env=environment()
+        command(module, *arguments),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+        env=environment(),
     )
 
 
@@ -69,7 +75,11 @@ class Process:
         self.home, self.log = home, home / "log"
         with self.log.open("ab") as file:
             self.child = self.launch(
-                command(module, *arguments), stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment()
+                command(module, *arguments),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                env=environment(),
             )
 
     @property
@@ -96,7 +106,9 @@ class Process:
         except subprocess.TimeoutExpired:
             self.child.kill()
             self.child.wait()
-            raise AssertionError(f"did not end within {timeout} s:\n{self.output[-3000:]}") from None
+            raise AssertionError(
+                f"did not end within {timeout} s:\n{self.output[-3000:]}"
+            ) from None
 
 
 class Node(Process):
@@ -113,7 +125,9 @@ class Node(Process):
 
     def status(self) -> dict[str, Any] | None:
         """Its status; None while it does not answer."""
-        assert self.child.poll() is None, f"ended with {self.child.returncode}:\n{self.output[-3000:]}"
+        assert self.child.poll() is None, (
+            f"ended with {self.child.returncode}:\n{self.output[-3000:]}"
+        )
         try:
             status = to_json(self.ask(ControlClient.status))
         except NodeError:
@@ -142,7 +156,11 @@ class Node(Process):
         """Wait for so many more completed exchanges."""
         status = self.until(lambda s: s["phase"] == "training", "training", deadline)
         wanted = status["exchanges"]["completed"] + more
-        return self.until(lambda s: s["exchanges"]["completed"] >= wanted, f"{wanted} exchanges completed", deadline)
+        return self.until(
+            lambda s: s["exchanges"]["completed"] >= wanted,
+            f"{wanted} exchanges completed",
+            deadline,
+        )
 
 
 class Swarm:
@@ -175,15 +193,24 @@ class Swarm:
         return server
 
     def spec(
-        self, method: str = "noloco", steps: int = 1_000_000, start_peers: int = 1, evaluate_every: int = 100_000
+        self,
+        method: str = "noloco",
+        steps: int = 1_000_000,
+        start_peers: int = 1,
+        evaluate_every: int = 100_000,
     ) -> Path:
         """Write a run.toml of a tiny model."""
         path = self.folder / "run.toml"
-        path.write_text(TINY.format(method=method, steps=steps, start_peers=start_peers, evaluate_every=evaluate_every))
+        path.write_text(
+            TINY.format(
+                method=method, steps=steps, start_peers=start_peers, evaluate_every=evaluate_every
+            )
+        )
         return path
 
     def node(self, name: str, *arguments: str, address: str | None = None) -> Node:
-        """Start a node, or start it again; ``address``: where it enters, if not at the bootstrap server; empty: nowhere."""
+        """Start a node, or start it again; ``address``: where it enters, if not at the bootstrap
+        server; empty: nowhere."""
         node = Node(self.folder / name, self.address if address is None else address, *arguments)
         self.processes.append(node)
         return node
@@ -210,11 +237,14 @@ class Swarm:
 
 @contextmanager
 def lonely_swarm(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Swarm]:
-    """A swarm with sockets in a folder of its own, so that others on this machine do not disturb; ended in any case.
+    """A swarm with sockets in a folder of its own, so that others on this machine do not disturb;
+    ended in any case.
 
     Raises AssertionError if a process has survived a defect: a swarm that works hides them well.
     """
-    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as runtime:  # a short name, as sockets need
+    with tempfile.TemporaryDirectory(
+        prefix="lc-", dir="/tmp"
+    ) as runtime:  # a short name, as sockets need
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         swarm = Swarm(folder)
         try:

@@ -1,4 +1,5 @@
-"""``--no-skips``: a test that is skipped fails, with the reason. What a machine can't have at all is excepted."""
+"""``--no-skips``: a test that is skipped fails, with the reason. What a machine can't have at all
+is excepted."""
 
 from collections.abc import Iterator
 from typing import Any

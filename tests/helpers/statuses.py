@@ -47,7 +47,9 @@ def make_exchange(**told: Any) -> ExchangeEnded:
 
 def _merged(known: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
     nested = {
-        name: _merged(known[name], one) if isinstance(one, dict) and isinstance(known.get(name), dict) else one
+        name: _merged(known[name], one)
+        if isinstance(one, dict) and isinstance(known.get(name), dict)
+        else one
         for name, one in told.items()
     }
     return {**known, **nested}

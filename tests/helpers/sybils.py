@@ -1,4 +1,5 @@
-"""Free identities: signed records of peers that are not there, stored in the real DHT by one client."""
+"""Free identities: signed records of peers that are not there, stored in the real DHT by one
+client."""
 
 import asyncio
 import socket
@@ -25,9 +26,14 @@ def silent_door(host: str = "127.0.0.1") -> Iterator[int]:
 
 
 async def store_sybils(
-    peer: Peer, run_id: str, addresses: Sequence[str], life: float = 300.0, entry_points: bool = False
+    peer: Peer,
+    run_id: str,
+    addresses: Sequence[str],
+    life: float = 300.0,
+    entry_points: bool = False,
 ) -> int:
-    """Publish one training peer for each address (``host:port``), of an identity of its own; how many were taken.
+    """Publish one training peer for each address (``host:port``), of an identity of its own; how
+    many were taken.
 
     ``entry_points``: whether they say to be there as peers of the DHT, too.
     """
@@ -41,9 +47,13 @@ async def store_sybils(
             entry_points=(multiaddress(address, identity.peer_id),) if entry_points else (),
         )  # fmt: skip
         async with slots:
-            return await peer.publish(peers_key(run_id), identity.peer_id, write_record(info, identity), life)
+            return await peer.publish(
+                peers_key(run_id), identity.peer_id, write_record(info, identity), life
+            )
 
-    taken = await asyncio.gather(*(store(number, address) for number, address in enumerate(addresses)))
+    taken = await asyncio.gather(
+        *(store(number, address) for number, address in enumerate(addresses))
+    )
     return sum(taken)
 
 

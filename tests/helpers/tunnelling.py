@@ -1,4 +1,5 @@
-"""Ends of tunnels, with real gRPC at both; the streams between them are whatever a test gives: a twin's, or p2pd's."""
+"""Ends of tunnels, with real gRPC at both; the streams between them are whatever a test gives: a
+twin's, or p2pd's."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -79,7 +80,9 @@ class End:
     async def call(self, other: PeerInfo, timeout: float = 300) -> CallerStream:
         """Begin a Swap with another."""
         stub = await self.channels.stub(other)
-        return CallerStream(stub.Swap(metadata=self.channels.metadata(other.peer_id), timeout=timeout))
+        return CallerStream(
+            stub.Swap(metadata=self.channels.metadata(other.peer_id), timeout=timeout)
+        )
 
     async def introduce(self, other: PeerInfo) -> str:
         """What another answers to Describe: as whom it knows us."""

@@ -1,9 +1,10 @@
-"""A swarm of virtual peers: an exchange each, over the seeded network and in the virtual time of the simulation.
+"""A swarm of virtual peers: an exchange each, over the seeded network and in the virtual time of
+the simulation.
 
-Every peer drives the machine of a peer (``exchange/peer.py``) as the simulator does, and decides nothing. Streams break,
-contributions stall, trainers fail; peers die with or without anybody noticing. The same seed gives the same story, to the
-event. What travels are names: a mean is the digest of whose mean it is.
-"""
+Every peer drives the machine of a peer (``exchange/peer.py``) as the simulator does, and decides
+nothing. Streams break, contributions stall, trainers fail; peers die with or without anybody
+noticing. The same seed gives the same story, to the event. What travels are names: a mean is the
+digest of whose mean it is."""
 
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +55,11 @@ READY = events.TrainerReady(
     swarm_step=OFFER.swarm_step,
     steps=2 * INTERVAL,
     tokens=2 * OFFER.tokens,
-    progress=(FragmentProgress(OFFER.version, merged_steps=INTERVAL, merged_tokens=OFFER.tokens, synced=1),),
+    progress=(
+        FragmentProgress(
+            OFFER.version, merged_steps=INTERVAL, merged_tokens=OFFER.tokens, synced=1
+        ),
+    ),
     slow_digests=(b"",),
     momentum_digests=(b"",),
 )
@@ -91,16 +96,33 @@ class Weather:
     def conditions(self) -> Conditions:
         """What of it the network brings about."""
         latency, notice = (0.0, self.delay), (0.0, 1.0)
-        return Conditions(latency=latency, notice=notice, loss=self.breaks, loss_within=DEADLINE / 2)
+        return Conditions(
+            latency=latency, notice=notice, loss=self.breaks, loss_within=DEADLINE / 2
+        )
 
 
 CALM = Weather()
-STORM = Weather(transfer=30.0, breaks=0.15, deaths=0.1, stalls=0.05, fails=0.05, blind=0.1, idle=0.2, unready=0.1)
+STORM = Weather(
+    transfer=30.0,
+    breaks=0.15,
+    deaths=0.1,
+    stalls=0.05,
+    fails=0.05,
+    blind=0.1,
+    idle=0.2,
+    unready=0.1,
+)
 
 
 @cache
 def _spec(group: int) -> RunSpec:
-    sync = {"method": "noloco", "group": group, "interval": INTERVAL, "fragments": 1, "codec": OFFER.codec}
+    sync = {
+        "method": "noloco",
+        "group": group,
+        "interval": INTERVAL,
+        "fragments": 1,
+        "codec": OFFER.codec,
+    }
     return RunSpec.model_validate({"run": {"name": "virtual"}, "sync": sync})
 
 
@@ -173,7 +195,9 @@ class VirtualPeer(PeerDriver):
 
     def __init__(self, swarm: Swarm, name: str, spec: RunSpec) -> None:
         self.view = View()
-        super().__init__(swarm, Peer(name, spec, OFFER.run_id, self.view, Deadlines(first=DEADLINE)))
+        super().__init__(
+            swarm, Peer(name, spec, OFFER.run_id, self.view, Deadlines(first=DEADLINE))
+        )
         self.swarm = swarm
         self.part: Part | None = None
         """In its exchange, once that has begun."""
@@ -210,11 +234,14 @@ class VirtualPeer(PeerDriver):
 
     @property
     def outcome(self) -> tuple[tuple[str, ...], tuple[bytes, ...]] | None:
-        """What it has applied: the members, and for each the digest of its shard, empty where it was left out."""
+        """What it has applied: the members, and for each the digest of its shard, empty where it
+        was left out."""
         if self.applied is None:
             return None
         shards = zip(self.applied, self.shards, strict=True)
-        return self.applied, tuple(self.group.tally.digest_of(peer) if shard else b"" for peer, shard in shards)
+        return self.applied, tuple(
+            self.group.tally.digest_of(peer) if shard else b"" for peer, shard in shards
+        )
 
     def begin(self) -> None:
         """Come to the step at which the fragment is due."""
@@ -286,7 +313,8 @@ class VirtualPeer(PeerDriver):
 
 
 class Part(ExchangeDriver):
-    """One peer's part in its exchange. It reads a stream in order: what follows a content waits until that is decoded."""
+    """One peer's part in its exchange. It reads a stream in order: what follows a content waits
+    until that is decoded."""
 
     peer: VirtualPeer
 
@@ -374,7 +402,9 @@ class PairPart(Part):
             case pairs.SendContent(peer=peer):
                 self.peer.send_content(peer, "content", lambda sender: pairs.Verified(peer=sender))
             case pairs.SendConfirm(peer=peer, members=members):
-                self.say(peer, "confirm", lambda sender: pairs.Confirmed(peer=sender, members=members))
+                self.say(
+                    peer, "confirm", lambda sender: pairs.Confirmed(peer=sender, members=members)
+                )
             case _:
                 raise AssertionError(f"nobody carries out {effect}")
 
@@ -389,20 +419,30 @@ class GroupPart(Part):
             case groups.SendRoll(peer=peer, roll=roll):
                 self.say(peer, "roll", lambda sender: groups.RollCame(peer=sender, roll=roll))
             case groups.SendMembers(peer=peer, members=members):
-                self.say(peer, "members", lambda sender: groups.MembersCame(peer=sender, members=members))
+                self.say(
+                    peer, "members", lambda sender: groups.MembersCame(peer=sender, members=members)
+                )
             case groups.SendShard(peer=peer):
-                self.peer.send_content(peer, "shard", lambda sender: groups.ShardVerified(peer=sender))
+                self.peer.send_content(
+                    peer, "shard", lambda sender: groups.ShardVerified(peer=sender)
+                )
             case groups.Reduce(contributors=contributors):
                 self.peer.averaged = contributors
                 reduced = groups.Reduced(digest=self.peer.mean())
                 self.peer.after(self.peer.swarm.upto(1.0), lambda: self.tell(reduced))
             case groups.SendMean(peer=peer):
                 mean = self.peer.mean_for(peer)
-                self.peer.send_content(peer, "mean", lambda sender: groups.MeanVerified(peer=sender, digest=mean))
+                self.peer.send_content(
+                    peer, "mean", lambda sender: groups.MeanVerified(peer=sender, digest=mean)
+                )
             case groups.SendHeld(peer=peer, held=held):
                 self.say(peer, "held", lambda sender: groups.HeldCame(peer=sender, held=held))
             case groups.SendCommit(peer=peer, shards=shards, heard=heard):
-                self.say(peer, "commit", lambda sender: groups.CommitCame(peer=sender, shards=shards, heard=heard))
+                self.say(
+                    peer,
+                    "commit",
+                    lambda sender: groups.CommitCame(peer=sender, shards=shards, heard=heard),
+                )
             case _:
                 raise AssertionError(f"nobody carries out {effect}")
 
@@ -447,8 +487,12 @@ def check(swarm: Swarm) -> None:
         assert exchange.over, f"{peer.name} never ended: {exchange}"
         assert not peer.machine.running, f"{peer.name} believes that its exchange still runs"
         # Rounded, as moments are sums.
-        assert round(peer.ended - peer.began, 6) <= DEADLINE + LAST_WORDS, f"{peer.name} was over too late"
-        assert exchange.stage is base.Stage.APPLIED or exchange.reason, f"{peer.name} ended without a reason"
+        assert round(peer.ended - peer.began, 6) <= DEADLINE + LAST_WORDS, (
+            f"{peer.name} was over too late"
+        )
+        assert exchange.stage is base.Stage.APPLIED or exchange.reason, (
+            f"{peer.name} ended without a reason"
+        )
 
 
 def check_members(swarm: Swarm, peer: VirtualPeer, members: tuple[str, ...]) -> None:
@@ -460,20 +504,33 @@ def check_members(swarm: Swarm, peer: VirtualPeer, members: tuple[str, ...]) -> 
 def check_applied(swarm: Swarm, peer: VirtualPeer, members: tuple[str, ...]) -> None:
     for other in (swarm.peers[name] for name in members):
         if other.applied is not None:
-            assert other.applied == members, f"{peer.name} and {other.name} applied different groups"
+            assert other.applied == members, (
+                f"{peer.name} and {other.name} applied different groups"
+            )
         else:
             doubts = other.exchange is not None and other.exchange.in_doubt
-            assert doubts or other.dead, f"{peer.name} applied with {other.name}, which did not and has no doubt"
+            assert doubts or other.dead, (
+                f"{peer.name} applied with {other.name}, which did not and has no doubt"
+            )
 
 
 def check_applied_in_group(swarm: Swarm, peer: VirtualPeer) -> None:
-    """Whose commit counts for a peer that is in no doubt applied exactly the same, or is in doubt itself, or dead."""
+    """Whose commit counts for a peer that is in no doubt applied exactly the same, or is in doubt
+    itself, or dead."""
     tally = peer.group.tally
     assert any(peer.shards)
-    assert all(tally.digest_of(name) for name, shard in zip(tally.members, peer.shards, strict=True) if shard)
+    assert all(
+        tally.digest_of(name)
+        for name, shard in zip(tally.members, peer.shards, strict=True)
+        if shard
+    )
     assert len(tally.commits) > 1, f"{peer.name} applied alone"
     for name in tally.commits:
         other = swarm.peers[name]
-        assert other.group.members == peer.applied, f"{peer.name} and {name} count on each other in different groups"
+        assert other.group.members == peer.applied, (
+            f"{peer.name} and {name} count on each other in different groups"
+        )
         if not (peer.group.in_doubt or other.group.in_doubt or other.dead):
-            assert other.outcome == peer.outcome, f"{peer.name} and {name} applied different shards without doubt"
+            assert other.outcome == peer.outcome, (
+                f"{peer.name} and {name} applied different shards without doubt"
+            )

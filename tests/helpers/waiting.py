@@ -7,11 +7,13 @@ from typing import TypeVar
 
 T = TypeVar("T")
 POLL = 0.1
-"""Seconds between two looks: conditions are about anything, so nothing tells when one comes true."""
+"""Seconds between two looks: conditions are about anything, so nothing tells when one comes
+true."""
 
 
 def until(condition: Callable[[], T], deadline: float, what: str) -> T:
-    """The first true value of ``condition``. Raises AssertionError that says ``what`` did not happen in time."""
+    """The first true value of ``condition``. Raises AssertionError that says ``what`` did not
+    happen in time."""
     end = time.monotonic() + deadline
     while True:
         value = condition()

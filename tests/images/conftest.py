@@ -14,7 +14,8 @@ from engine import BASE, FOLDER, IMAGES, Engine, missing
 
 @pytest.fixture(scope="session")
 def engine() -> Iterator[Engine]:
-    """A machine with the images of this checkout; containers are ended in any case, images stay for the next time.
+    """A machine with the images of this checkout; containers are ended in any case, images stay for
+    the next time.
 
     LOWCOMM_IMAGES names the folder, which may become 10 GB.
     """
@@ -22,7 +23,8 @@ def engine() -> Iterator[Engine]:
         pytest.skip(f"images: {reason}")
     with Engine(Path(os.environ.get("LOWCOMM_IMAGES", FOLDER))) as engine:
         engine.import_base()
-        base = f"{BASE.rpartition(':')[0]}@{engine.digest(BASE)}"  # pinned, as whoever wants the same image again does
+        # pinned, as whoever wants the same image again does
+        base = f"{BASE.rpartition(':')[0]}@{engine.digest(BASE)}"
         for target in IMAGES:
             engine.build(target, base)
         yield engine

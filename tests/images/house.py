@@ -1,4 +1,5 @@
-"""A compose file that runs: ask its containers, kill, stop and start them; all are removed at the end."""
+"""A compose file that runs: ask its containers, kill, stop and start them; all are removed at the
+end."""
 
 import json
 import os
@@ -34,7 +35,11 @@ class House:
     def containers(self, service: str = "") -> list[str]:
         """Names of those that run."""
         told = self.engine.podman(
-            "ps", "--format", "{{.Names}}", "--filter", f"label=io.podman.compose.project={self.project}"
+            "ps",
+            "--format",
+            "{{.Names}}",
+            "--filter",
+            f"label=io.podman.compose.project={self.project}",
         )
         return sorted(name for name in told.split() if name.startswith(f"{self.project}_{service}"))
 
@@ -46,7 +51,11 @@ class House:
             return None
 
     def until(
-        self, name: str, condition: Callable[[dict[str, Any]], Any], what: str, deadline: float = START
+        self,
+        name: str,
+        condition: Callable[[dict[str, Any]], Any],
+        what: str,
+        deadline: float = START,
     ) -> dict[str, Any]:
         """The first status of a node for which ``condition`` holds."""
 
@@ -81,4 +90,9 @@ def house(engine: Engine, project: str, *files: str, **environment: str) -> Iter
         if names:
             engine.podman("rm", "--force", "--time", "2", *names, check=False, timeout=300)
         volumes = engine.podman("volume", "ls", "--format", "{{.Name}}", check=False).split()
-        engine.podman("volume", "rm", *[name for name in volumes if name.startswith(f"{project}_")], check=False)
+        engine.podman(
+            "volume",
+            "rm",
+            *[name for name in volumes if name.startswith(f"{project}_")],
+            check=False,
+        )

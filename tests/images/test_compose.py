@@ -1,4 +1,5 @@
-"""The swarm of compose.yaml, and behind routers that of compose.wan.yaml: it exchanges, learns, and survives what is done to it."""
+"""The swarm of compose.yaml, and behind routers that of compose.wan.yaml: it exchanges, learns, and
+survives what is done to it."""
 
 import re
 import time
@@ -38,9 +39,16 @@ def test_four_nodes_learn_and_survive_what_is_done_to_their_containers(engine: E
         nodes = swarm.containers("node")
         assert len(nodes) == 4
         for name in nodes:
-            swarm.until(name, lambda s: trains(s) and has_exchanged(2)(s), "training and exchanging")
-        now = {name: swarm.until(name, has_learned, "its loss on held-out text falls") for name in nodes}
-        assert len({status["peer_id"] for status in now.values()}) == 4, "each has an identity of its own"
+            swarm.until(
+                name, lambda s: trains(s) and has_exchanged(2)(s), "training and exchanging"
+            )
+        now = {
+            name: swarm.until(name, has_learned, "its loss on held-out text falls")
+            for name in nodes
+        }
+        assert len({status["peer_id"] for status in now.values()}) == 4, (
+            "each has an identity of its own"
+        )
         assert {engine.podman("exec", name, "readlink", "/tmp/home").strip() for name in nodes} == {
             f"/state/{number}" for number in range(4)
         }
@@ -56,7 +64,10 @@ def test_four_nodes_learn_and_survive_what_is_done_to_their_containers(engine: E
 
 def check_control_is_local(swarm: House, name: str, other: str) -> None:
     """Nobody reaches a node's control API but from inside its container."""
-    engine, read = swarm.engine, "import json; print(json.load(open('/tmp/home/control.json'))['port'])"
+    engine, read = (
+        swarm.engine,
+        "import json; print(json.load(open('/tmp/home/control.json'))['port'])",
+    )
     port = engine.podman("exec", name, "python3", "-c", read).strip()
     host = engine.podman(
         "inspect", "--format", "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}", name
@@ -69,7 +80,8 @@ def check_control_is_local(swarm: House, name: str, other: str) -> None:
 
 
 def stopped_in_order(swarm: House, name: str) -> None:
-    """SIGTERM: it saves and leaves in time; started again it is the same peer, and no step is lost."""
+    """SIGTERM: it saves and leaves in time; started again it is the same peer, and no step is
+    lost."""
     engine = swarm.engine
     before = swarm.until(name, trains, "training")
     began = time.monotonic()
@@ -77,7 +89,9 @@ def stopped_in_order(swarm: House, name: str) -> None:
     took = time.monotonic() - began
     print(f"{name} left in {took:.1f} s")
     assert took < LEAVING
-    assert engine.podman("inspect", "--format", "{{.State.ExitCode}}", name).strip() == "0", swarm.logs(name)[-2000:]
+    assert engine.podman("inspect", "--format", "{{.State.ExitCode}}", name).strip() == "0", (
+        swarm.logs(name)[-2000:]
+    )
     engine.podman("start", name)
     after = swarm.until(name, lambda s: trains(s) and s["trainer"]["steps"], "training again")
     assert after["peer_id"] == before["peer_id"]
@@ -92,7 +106,9 @@ def killed(swarm: House, name: str) -> None:
     saved, began = before["checkpoint"]["step"], before["trainer"]["swarm_step"]
     engine.podman("kill", "--signal", "KILL", name)
     engine.podman("start", name)  # where the engine has not done so by itself
-    after = swarm.until(name, lambda s: trains(s) and s["uptime"] < before["uptime"], "training again")
+    after = swarm.until(
+        name, lambda s: trains(s) and s["uptime"] < before["uptime"], "training again"
+    )
     assert after["peer_id"] == before["peer_id"]
     assert saved <= began and after["trainer"]["swarm_step"] >= saved
     swarm.until(name, has_exchanged(1), "exchanging again")
@@ -123,27 +139,49 @@ def test_behind_nat_on_slow_lines_that_lose_packets_it_still_learns(engine: Engi
     with house(engine, "lc-wan", "compose.yaml", "compose.wan.yaml") as swarm:
         nodes = swarm.containers("node")
         assert len(nodes) == 4
-        until(lambda: all("20 Mbit/s, 30 ms" in swarm.logs(name) for name in swarm.containers("router")), 120, "lines")
+        until(
+            lambda: all(
+                "20 Mbit/s, 30 ms" in swarm.logs(name) for name in swarm.containers("router")
+            ),
+            120,
+            "lines",
+        )
         for name in nodes:
-            swarm.until(name, lambda s: trains(s) and has_exchanged(3)(s), "training and exchanging", 2 * START)
-        routes = [peer["route"] for name in nodes for peer in swarm.ask(name, "lowcomm-node", "peers")]
+            swarm.until(
+                name,
+                lambda s: trains(s) and has_exchanged(3)(s),
+                "training and exchanging",
+                2 * START,
+            )
+        routes = [
+            peer["route"] for name in nodes for peer in swarm.ask(name, "lowcomm-node", "peers")
+        ]
         assert not any(str(route).startswith("direct") for route in routes), (
             f"nobody is dialed past the routers: {routes}"
         )
         for name in nodes:
             swarm.until(name, has_learned, "its loss on held-out text falls", 2 * START)
             rights = swarm.engine.podman(
-                "exec", name, "grep", "-h", "-E", "^(Uid|CapEff|CapBnd)", f"/proc/{node_of(swarm, name)}/status"
+                "exec",
+                name,
+                "grep",
+                "-h",
+                "-E",
+                "^(Uid|CapEff|CapBnd)",
+                f"/proc/{node_of(swarm, name)}/status",
             )
             assert rights.split()[1] == "10001" and rights.count("0" * 16) == 2, rights
             assert is_healthy(swarm, name)
         engine.podman("stop", "--time", "20", "lc-wan_router1_1")
-        counted = re.findall(r"(?m)^(?:out|in): (\d+) packets, (\d+) lost", swarm.logs("lc-wan_router1_1"))
+        counted = re.findall(
+            r"(?m)^(?:out|in): (\d+) packets, (\d+) lost", swarm.logs("lc-wan_router1_1")
+        )
         print(f"routes {routes}; packets and losses {counted}")
         assert len(counted) == 2
-        assert all(0.003 < int(lost) / int(offered) < 0.03 and int(offered) > 1000 for offered, lost in counted), (
-            counted
-        )
+        assert all(
+            0.003 < int(lost) / int(offered) < 0.03 and int(offered) > 1000
+            for offered, lost in counted
+        ), counted
 
 
 def node_of(swarm: House, name: str) -> str:

@@ -5,7 +5,16 @@ import re
 from pathlib import Path
 
 import pytest
-from engine import BASE, CERTIFICATES, IMAGES, MOUNTED, SETTINGS, Engine, named_folders, pip_settings
+from engine import (
+    BASE,
+    CERTIFICATES,
+    IMAGES,
+    MOUNTED,
+    SETTINGS,
+    Engine,
+    named_folders,
+    pip_settings,
+)
 
 pytestmark = [pytest.mark.images, pytest.mark.soak, pytest.mark.timeout(3600)]
 FOLDERS = named_folders(pip_settings())
@@ -18,7 +27,9 @@ def secrets() -> dict[str, bytes]:
     for file in (Path(file).expanduser() for file in SETTINGS):
         if file.exists():
             values = re.findall(rb"=\s*(\S.*)", file.read_bytes())
-            found |= {f"{file}: {value.decode(errors='replace')}": value.strip() for value in values}
+            found |= {
+                f"{file}: {value.decode(errors='replace')}": value.strip() for value in values
+            }
     # Every Debian has certificates there, and tools that name them.
     return {name: value for name, value in found.items() if CERTIFICATES.encode() not in value}
 
@@ -55,16 +66,22 @@ def test_an_image_has_no_build_tools_and_tells_what_it_has(engine: Engine, image
         for line in Path("requirements.lock").read_text().splitlines()
         if "==" in line
     )
-    assert versions["lowcomm-node"] and versions["tini"] and versions["hivemind"] == lock["hivemind"]
+    assert (
+        versions["lowcomm-node"] and versions["tini"] and versions["hivemind"] == lock["hivemind"]
+    )
     packages = [
-        entry for entry in bill["components"] if entry["purl"].startswith("pkg:pypi/") and entry["name"] in lock
+        entry
+        for entry in bill["components"]
+        if entry["purl"].startswith("pkg:pypi/") and entry["name"] in lock
     ]
     pinned = {entry["name"]: entry["version"].split("+")[0] for entry in packages}
     assert pinned == {name: lock[name] for name in pinned}, "the versions of requirements.lock"
 
 
 def test_a_signal_reaches_what_runs_before_python_listens(engine: Engine) -> None:
-    engine.podman("run", "-d", "--name", "early", *locked(), "lowcomm-node", "join", "--peers", NOWHERE)
+    engine.podman(
+        "run", "-d", "--name", "early", *locked(), "lowcomm-node", "join", "--peers", NOWHERE
+    )
     try:
         engine.podman("stop", "--time", "30", "early", timeout=60)
         code = int(engine.podman("inspect", "--format", "{{.State.ExitCode}}", "early"))
@@ -74,10 +91,15 @@ def test_a_signal_reaches_what_runs_before_python_listens(engine: Engine) -> Non
 
 
 def test_it_runs_as_nobody_who_may_do_anything(engine: Engine) -> None:
-    look = "id -u; grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; touch /opt/x /usr/x 2>&1; touch /tmp/x && echo tmp"
+    look = (
+        "id -u; grep -E 'CapEff|CapBnd|NoNewPrivs' /proc/self/status; touch /opt/x /usr/x 2>&1; "
+        "touch /tmp/x && echo tmp"
+    )
     told = engine.podman("run", "--rm", *locked(), "--entrypoint", "sh", "lowcomm-node", "-c", look)
     assert told.splitlines()[0] == "10001"
-    assert re.findall(r"Cap\w+:\s*(\w+)", told) == ["0" * 16] * 2 and re.search(r"NoNewPrivs:\s*1", told)
+    assert re.findall(r"Cap\w+:\s*(\w+)", told) == ["0" * 16] * 2 and re.search(
+        r"NoNewPrivs:\s*1", told
+    )
     assert told.count("Read-only file system") == 2 and told.endswith("tmp\n")
 
 
@@ -87,4 +109,10 @@ NOWHERE = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpU
 def locked() -> tuple[str, ...]:
     """How docs/containers.md has a node run."""
     limits = ("--cgroups=disabled", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000")
-    return (*limits, "--read-only", "--tmpfs=/tmp", "--cap-drop=ALL", "--security-opt=no-new-privileges")
+    return (
+        *limits,
+        "--read-only",
+        "--tmpfs=/tmp",
+        "--cap-drop=ALL",
+        "--security-opt=no-new-privileges",
+    )

@@ -25,6 +25,7 @@ def sockets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def lab(needs_a_laboratory: None) -> Iterator[Lab]:
-    """An internet without hosts; whatever is made and started in it is removed and ended, also when the test fails."""
+    """An internet without hosts; whatever is made and started in it is removed and ended, also when
+    the test fails."""
     with Lab() as lab:
         yield lab

@@ -1,8 +1,9 @@
-"""The process behind an emulated link: it carries packets between two TUN devices, each in a namespace of its own.
+"""The process behind an emulated link: it carries packets between two TUN devices, each in a
+namespace of its own.
 
-Started by ``links.py`` with an open socket, on which commands come as lines of JSON, and each is answered by one. It ends,
-and the devices with it, when the other end of the socket is closed, also by the death of whoever held it.
-"""
+Started by ``links.py`` with an open socket, on which commands come as lines of JSON, and each is
+answered by one. It ends, and the devices with it, when the other end of the socket is closed, also
+by the death of whoever held it."""
 
 import ctypes
 import fcntl
@@ -32,18 +33,25 @@ LARGEST = 65536 + VNET.size
 
 
 def open_tun(namespace: str, name: str) -> int:
-    """A TUN device in a namespace, as a descriptor that does not block; this process stays there. Raises OSError."""
+    """A TUN device in a namespace, as a descriptor that does not block; this process stays there.
+    Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path(namespace).open() as file:
         if libc.setns(file.fileno(), _CLONE_NEWNET):
-            raise OSError(ctypes.get_errno(), f"can't enter {namespace}: {os.strerror(ctypes.get_errno())}")
+            raise OSError(
+                ctypes.get_errno(), f"can't enter {namespace}: {os.strerror(ctypes.get_errno())}"
+            )
     return make_tun(name)
 
 
 def make_tun(name: str) -> int:
     """A TUN device where this process is, as a descriptor that does not block. Raises OSError."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    fcntl.ioctl(descriptor, _TUNSETIFF, pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR))
+    fcntl.ioctl(
+        descriptor,
+        _TUNSETIFF,
+        pack("16sH22x", name.encode(), _IFF_TUN | _IFF_NO_PI | _IFF_VNET_HDR),
+    )
     try:
         fcntl.ioctl(descriptor, _TUNSETOFFLOAD, _CHECKSUMS_AND_TCP | _UDP)
     except OSError:  # before Linux 6.2: UDP comes in single packets
@@ -54,9 +62,13 @@ def make_tun(name: str) -> int:
 class Emulator:
     """Both directions of a link, and the socket of its commands."""
 
-    def __init__(self, control: socket.socket, devices: tuple[int, int], links: tuple[Link, Link]) -> None:
+    def __init__(
+        self, control: socket.socket, devices: tuple[int, int], links: tuple[Link, Link]
+    ) -> None:
         self.control, self.devices = control, devices
-        self.directions = tuple(Direction(link, name) for link, name in zip(links, ("up", "down"), strict=True))
+        self.directions = tuple(
+            Direction(link, name) for link, name in zip(links, ("up", "down"), strict=True)
+        )
         self.commands = b""
 
     def run(self) -> None:
@@ -105,7 +117,8 @@ def take(device: int, direction: Direction) -> None:
             piece = os.read(device, LARGEST)
         except BlockingIOError:
             return
-        # The kernel looks for routers and tells of groups of its own accord; that would change which packets are lost.
+        # The kernel looks for routers and tells of groups of its own accord; that would change
+        # which packets are lost.
         if not is_multicast(piece):
             direction.offer(piece, now)
 
@@ -121,7 +134,8 @@ def deliver(direction: Direction, device: int) -> None:
 
 
 def main() -> None:
-    """``emulator.py SOCKET JSON``: the number of the control socket, and namespaces, names and links."""
+    """``emulator.py SOCKET JSON``: the number of the control socket, and namespaces, names and
+    links."""
     control = socket.socket(fileno=int(sys.argv[1]))
     settings = json.loads(sys.argv[2])
     devices = tuple(open_tun(namespace, name) for namespace, name in settings["devices"])

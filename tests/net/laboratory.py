@@ -1,17 +1,18 @@
-"""An internet of network namespaces on one machine: public hosts, homes behind NAT, links as slow and lossy as asked for.
+"""An internet of network namespaces on one machine: public hosts, homes behind NAT, links as slow
+and lossy as asked for.
 
     with Lab() as lab:
         server = lab.public("server")
-        alice = lab.home("alice", nat=Nat.SYMMETRIC, link=Link(rate=20e6, delay=0.02, loss=0.01, seed=1))
-        server.popen(["lowcomm-bootstrap", "serve", "--host", server.address])
+        alice = lab.home("alice", nat=Nat.SYMMETRIC, link=Link(rate=20e6, delay=0.02, loss=0.01,
+        seed=1)) server.popen(["lowcomm-bootstrap", "serve", "--host", server.address])
         alice.run(["ping", "-c", "1", server.address])
         alice.link.outage(True)
         alice.router.block(Block("udp"))
 
-What it is made of: the internet is a router that hosts and home routers hang on, each by a pair of veth devices or, where
-a `Link` is given, by an emulated link. So hosts of different owners share no network, no broadcast and no multicast. The
-machine's own network is not touched; what a laboratory has made is gone when it is closed, or its process has died.
-"""
+What it is made of: the internet is a router that hosts and home routers hang on, each by a pair of
+veth devices or, where a `Link` is given, by an emulated link. So hosts of different owners share no
+network, no broadcast and no multicast. The machine's own network is not touched; what a laboratory
+has made is gone when it is closed, or its process has died."""
 
 import re
 from contextlib import ExitStack
@@ -20,11 +21,21 @@ from itertools import count
 from typing import Self
 
 from links import EmulatedLink
-from namespaces import LaboratoryError, Namespace, Warden, end_processes, prefix, remove, remove_leftovers, tool
+from namespaces import (
+    LaboratoryError,
+    Namespace,
+    Warden,
+    end_processes,
+    prefix,
+    remove,
+    remove_leftovers,
+    tool,
+)
 from nat import MAPPED, MAPPING_LIFE, REFUSE, Block, Nat, host_rules, router_rules
 from shaping import Link
 
-# Not the ranges for documentation: what is not global by ipaddress or by libp2p is not told to others, or not dialed.
+# Not the ranges for documentation: what is not global by ipaddress or by libp2p is not told to
+# others, or not dialed.
 _PUBLIC4 = IPv4Network("44.128.0.0/16")
 _PUBLIC6 = IPv6Network("2a00:128::/64")
 _HOMES6 = IPv6Network("2a00:128:1::/48")
@@ -35,7 +46,8 @@ _FIRST = 10
 """Number of the first public address."""
 _FIRST_AT_HOME = 2
 _WAITING = 10_000
-"""Packets that a device keeps for the emulator: what waits, and what is dropped, is the emulator's to decide."""
+"""Packets that a device keeps for the emulator: what waits, and what is dropped, is the emulator's
+to decide."""
 _NO_WAIT = {4: "", 6: "nodad"}
 """Nobody else has our addresses of IPv6; to make sure takes seconds."""
 
@@ -47,7 +59,9 @@ class Host(Namespace):
 
     def __init__(self, prefix: str, name: str) -> None:
         if not re.fullmatch("[a-z0-9-]+", name):
-            raise ValueError(f"a host can't be called {name!r}: small letters, digits and hyphens only")
+            raise ValueError(
+                f"a host can't be called {name!r}: small letters, digits and hyphens only"
+            )
         super().__init__(prefix, name)
         self.addresses: dict[int, str] = {}
         """By version of IP."""
@@ -69,11 +83,14 @@ class Host(Namespace):
     @property
     def public_address(self) -> str:
         """The address that the internet knows it by; of IPv4 if it has one."""
-        return self.router.address if self.router is not None and 4 in self.addresses else self.address
+        return (
+            self.router.address if self.router is not None and 4 in self.addresses else self.address
+        )
 
     @property
     def link(self) -> EmulatedLink:
-        """The emulated link to the internet, of itself or of its router. Raises LaboratoryError where there is none."""
+        """The emulated link to the internet, of itself or of its router. Raises LaboratoryError
+        where there is none."""
         link = self.uplink if self.router is None else self.router.uplink
         if link is None:
             raise LaboratoryError(f"{self.name} has no emulated link: make it with link=Link()")
@@ -85,7 +102,8 @@ class Host(Namespace):
         self._apply_rules()
 
     def refused(self) -> int:
-        """Packets that blocks have dropped, and of a router its filter, since the blocks were changed."""
+        """Packets that blocks have dropped, and of a router its filter, since the blocks were
+        changed."""
         if not self._has_rules:
             return 0
         return sum(
@@ -119,11 +137,16 @@ class Router(Host):
             f"address add {inside6[1]}/{inside6.prefixlen} dev lan nodad",
         )
         if nat is Nat.FULL_CONE:
-            tool(*self.command(["ipset", "create", MAPPED, "hash:ip,port", "timeout", str(MAPPING_LIFE)]))
+            tool(
+                *self.command(
+                    ["ipset", "create", MAPPED, "hash:ip,port", "timeout", str(MAPPING_LIFE)]
+                )
+            )
         self._apply_rules()
 
     def host(self, name: str) -> Host:
-        """A host behind this router, with addresses of the versions that the router has. Raises ValueError."""
+        """A host behind this router, with addresses of the versions that the router has. Raises
+        ValueError."""
         if self.hosts and self.nat is Nat.FULL_CONE:
             raise ValueError(f"{self.name} is a full cone, and serves {self.hosts[0].name} alone")
         host = Host(self._prefix, name)
@@ -139,7 +162,8 @@ class Router(Host):
             if version in self.addresses:
                 host.addresses[version] = str(network[number])
                 host.ip(
-                    f"address add {network[number]}/{network.prefixlen} dev eth0 {_NO_WAIT[version]}",
+                    f"address add {network[number]}/{network.prefixlen} dev eth0 "
+                    f"{_NO_WAIT[version]}",
                     f"route add default via {network[1]}",
                 )
         return host
@@ -179,13 +203,22 @@ class Lab:
     def close(self) -> None:
         """End all processes of all hosts, and remove everything."""
         try:
-            end_processes([host for machine in self._machines for host in (machine, *machine.hosts)], self.grace)
+            end_processes(
+                [host for machine in self._machines for host in (machine, *machine.hosts)],
+                self.grace,
+            )
         finally:
             self._end.close()
 
-    def public(self, name: str, ip: tuple[int, ...] = (4,), link: Link | None = None, down: Link | None = None) -> Host:
-        """A host with public addresses of these versions of IP. Its link to the internet is emulated if ``link`` is
-        given; ``down`` is the direction to the host, where it differs."""
+    def public(
+        self,
+        name: str,
+        ip: tuple[int, ...] = (4,),
+        link: Link | None = None,
+        down: Link | None = None,
+    ) -> Host:
+        """A host with public addresses of these versions of IP. Its link to the internet is
+        emulated if ``link`` is given; ``down`` is the direction to the host, where it differs."""
         host = Host(self.prefix, name)
         self._attach(host, "eth0", ip, next(self._numbers), link, down)
         return host
@@ -198,8 +231,8 @@ class Lab:
         link: Link | None = None,
         down: Link | None = None,
     ) -> Host:
-        """A host at home, behind a router of its own, ``host.router``, with which further hosts can be made. ``link``
-        and ``down`` are those of the router."""
+        """A host at home, behind a router of its own, ``host.router``, with which further hosts can
+        be made. ``link`` and ``down`` are those of the router."""
         number = next(self._numbers)
         inside6 = IPv6Network((int(_HOMES6.network_address) + (number << 64), 64))
         router = Router(self.prefix, f"{name}-router", Nat(nat), inside6)
@@ -209,9 +242,12 @@ class Lab:
         return router.host(name)
 
     def move(self, host: Host) -> str:
-        """Give a public host another address of IPv4, as providers do: nothing reaches the old one any more."""
+        """Give a public host another address of IPv4, as providers do: nothing reaches the old one
+        any more."""
         old, new = host.addresses[4], str(_PUBLIC4[next(self._numbers)])
-        self._internet.ip(f"route del {old}/32 dev {host.far}", f"route add {new}/32 dev {host.far}")
+        self._internet.ip(
+            f"route del {old}/32 dev {host.far}", f"route add {new}/32 dev {host.far}"
+        )
         host.ip(
             f"address del {old}/32 dev {host.device}",
             f"address add {new}/32 dev {host.device}",
@@ -221,15 +257,25 @@ class Lab:
         return new
 
     def _attach(
-        self, machine: Host, device: str, ip: tuple[int, ...], number: int, link: Link | None, down: Link | None
+        self,
+        machine: Host,
+        device: str,
+        ip: tuple[int, ...],
+        number: int,
+        link: Link | None,
+        down: Link | None,
     ) -> None:
         self._machines.append(machine)
         far = f"h{number}"
         machine.device, machine.far = device, far
         if link is None:
-            self._internet.ip(f"link add {far} type veth peer name {device} netns {machine.namespace}")
+            self._internet.ip(
+                f"link add {far} type veth peer name {device} netns {machine.namespace}"
+            )
         else:
-            machine.uplink = EmulatedLink((machine, device), (self._internet, far), link, down or link)
+            machine.uplink = EmulatedLink(
+                (machine, device), (self._internet, far), link, down or link
+            )
             self._end.callback(machine.uplink.close)
         for side, name in ((self._internet, far), (machine, device)):
             side.ip(f"link set {name} addrgenmode none txqueuelen {_WAITING} up")

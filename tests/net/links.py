@@ -1,4 +1,5 @@
-"""Emulated links as the tests hold them: each is a process (``emulator.py``) with a device in either namespace."""
+"""Emulated links as the tests hold them: each is a process (``emulator.py``) with a device in
+either namespace."""
 
 import json
 import socket
@@ -23,18 +24,30 @@ class Traffic:
 
 
 class EmulatedLink:
-    """A running link: ``up`` is the direction from the near end to the far one. Raises LaboratoryError when it ended."""
+    """A running link: ``up`` is the direction from the near end to the far one. Raises
+    LaboratoryError when it ended."""
 
-    def __init__(self, near: tuple[Namespace, str], far: tuple[Namespace, str], up: Link, down: Link) -> None:
+    def __init__(
+        self, near: tuple[Namespace, str], far: tuple[Namespace, str], up: Link, down: Link
+    ) -> None:
         ours, theirs = socket.socketpair()
         settings = {
             "devices": [[str(namespace.path), device] for namespace, device in (near, far)],
             "links": [asdict(up), asdict(down)],
         }
         with theirs:
-            # A session of its own: an interrupt from the terminal is for the tests, which then end it.
+            # A session of its own: an interrupt from the terminal is for the tests, which then end
+            # it.
             self.process = subprocess.Popen(
-                [sys.executable, "-E", "-s", "-S", str(_EMULATOR), str(theirs.fileno()), json.dumps(settings)],
+                [
+                    sys.executable,
+                    "-E",
+                    "-s",
+                    "-S",
+                    str(_EMULATOR),
+                    str(theirs.fileno()),
+                    json.dumps(settings),
+                ],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
@@ -54,7 +67,8 @@ class EmulatedLink:
         self._ask({"outage": on})
 
     def change(self, up: Link, down: Link | None = None) -> None:
-        """Other settings, for packets that come from now on; ``down`` as ``up`` if it is not given."""
+        """Other settings, for packets that come from now on; ``down`` as ``up`` if it is not
+        given."""
         self._ask({"links": [asdict(up), asdict(up if down is None else down)]})
 
     def traffic(self) -> Traffic:
@@ -84,11 +98,15 @@ class EmulatedLink:
         try:
             line = self._answers.readline()
         except TimeoutError:
-            raise LaboratoryError(f"the emulator {self.process.pid} does not answer within {DEADLINE:.0f} s") from None
+            raise LaboratoryError(
+                f"the emulator {self.process.pid} does not answer within {DEADLINE:.0f} s"
+            ) from None
         except OSError:
             line = b""
         return json.loads(line) if line else self._ended()
 
     def _ended(self) -> Any:
         code = self.process.wait(DEADLINE)
-        raise LaboratoryError(f"the emulator ended with {code}: {self.process.stderr.read()[-2000:]}")
+        raise LaboratoryError(
+            f"the emulator ended with {code}: {self.process.stderr.read()[-2000:]}"
+        )

@@ -1,8 +1,9 @@
 """Network namespaces that do not outlive whoever made them.
 
-Their names tell the process that made them: ``lc-<pid>-<when that process started>-<number of the laboratory>-<name>``.
-A warden, a small process of its own, removes those of its laboratory when the process that holds it dies, however it
-dies. Should the warden be killed as well, the next laboratory on this machine finds and removes what is left.
+Their names tell the process that made them: ``lc-<pid>-<when that process started>-<number of the
+laboratory>-<name>``. A warden, a small process of its own, removes those of its laboratory when the
+process that holds it dies, however it dies. Should the warden be killed as well, the next
+laboratory on this machine finds and removes what is left.
 
 Also a script: ``namespaces.py PREFIX`` is the warden, so only what starts fast is imported here.
 """
@@ -50,7 +51,13 @@ def missing() -> str | None:
     capabilities = int(re.search(r"CapEff:\s*(\w+)", Path("/proc/self/status").read_text())[1], 16)
     if not (capabilities >> _NET_ADMIN & 1 and capabilities >> _SYS_ADMIN & 1):
         return "network namespaces need root (CAP_NET_ADMIN and CAP_SYS_ADMIN)"
-    packages = sorted({package for command, package in TOOLS.items() if shutil.which(command, path=_path()) is None})
+    packages = sorted(
+        {
+            package
+            for command, package in TOOLS.items()
+            if shutil.which(command, path=_path()) is None
+        }
+    )
     if packages:
         return f"apt-get install -y {' '.join(packages)}"
     if not Path("/dev/net/tun").exists():
@@ -59,10 +66,17 @@ def missing() -> str | None:
 
 
 def tool(*command: str, text: str | None = None) -> str:
-    """Run a command of the system to its end; what it printed. Raises LaboratoryError with what it complained of."""
+    """Run a command of the system to its end; what it printed. Raises LaboratoryError with what it
+    complained of."""
     environment = os.environ | {"PATH": _path(), "LC_ALL": "C"}
     done = subprocess.run(
-        command, input=text, capture_output=True, text=True, timeout=DEADLINE, check=False, env=environment
+        command,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+        env=environment,
     )
     if done.returncode:
         raise LaboratoryError(f"{' '.join(command)}: {done.stderr.strip()}\n{text or ''}".strip())
@@ -80,7 +94,8 @@ def existing(prefix: str) -> list[str]:
 
 
 def remove(prefix: str) -> None:
-    """Kill whatever runs in the namespaces of a laboratory, and remove them. Raises LaboratoryError."""
+    """Kill whatever runs in the namespaces of a laboratory, and remove them. Raises
+    LaboratoryError."""
     names = existing(prefix)
     kill(names)
     for name in names:
@@ -115,7 +130,8 @@ def processes(names: Iterable[str]) -> list[int]:
 
 
 def kill(names: Iterable[str]) -> None:
-    """Kill every process in these namespaces, and wait until none is left. Raises LaboratoryError."""
+    """Kill every process in these namespaces, and wait until none is left. Raises
+    LaboratoryError."""
     end = monotonic() + DEADLINE
     names = list(names)
     # Again and again: what has been forked meanwhile was not in the list.
@@ -133,7 +149,8 @@ def kill(names: Iterable[str]) -> None:
 
 
 def end_processes(namespaces: Sequence["Namespace"], grace: float) -> None:
-    """End what ``popen`` has started in these, within ``grace`` seconds of its own accord, and close their sockets."""
+    """End what ``popen`` has started in these, within ``grace`` seconds of its own accord, and
+    close their sockets."""
     for namespace in namespaces:
         for made in namespace.sockets:
             made.close()
@@ -167,12 +184,16 @@ class Namespace:
         return FOLDER / self.namespace
 
     def command(self, arguments: Sequence[str | Path]) -> list[str]:
-        """The command line that runs a command line in here; its process id is that of the command itself."""
+        """The command line that runs a command line in here; its process id is that of the command
+        itself."""
         return ["nsenter", f"--net={self.path}", "--", *map(str, arguments)]
 
-    def run(self, arguments: Sequence[str | Path], timeout: float = 60, **options: Any) -> subprocess.CompletedProcess:
-        """Run a command in here to its end, as ``subprocess.run`` does: text, captured, and its exit code is left to
-        the caller. ``timeout`` in seconds; raises subprocess.TimeoutExpired."""
+    def run(
+        self, arguments: Sequence[str | Path], timeout: float = 60, **options: Any
+    ) -> subprocess.CompletedProcess:
+        """Run a command in here to its end, as ``subprocess.run`` does: text, captured, and its
+        exit code is left to the caller. ``timeout`` in seconds; raises
+        subprocess.TimeoutExpired."""
         options = {"capture_output": True, "text": True, "check": False} | options
         return subprocess.run(self.command(arguments), timeout=timeout, **options)
 
@@ -184,7 +205,8 @@ class Namespace:
 
     @contextmanager
     def inside(self) -> Iterator[None]:
-        """This thread is in here meanwhile: what it opens stays in here, what other threads open does not."""
+        """This thread is in here meanwhile: what it opens stays in here, what other threads open
+        does not."""
         with Path("/proc/thread-self/ns/net").open() as home, self.path.open() as there:
             _enter(there.fileno())
             try:
@@ -192,9 +214,11 @@ class Namespace:
             finally:
                 _enter(home.fileno())
 
-    def socket(self, kind: int = socket.SOCK_DGRAM, port: int = 0, version: int = 4) -> socket.socket:
-        """A socket of this host, bound to all addresses of IPv4 or IPv6, that waits for no longer than ``DEADLINE``.
-        Others may bind the same port. The laboratory closes it."""
+    def socket(
+        self, kind: int = socket.SOCK_DGRAM, port: int = 0, version: int = 4
+    ) -> socket.socket:
+        """A socket of this host, bound to all addresses of IPv4 or IPv6, that waits for no longer
+        than ``DEADLINE``. Others may bind the same port. The laboratory closes it."""
         with self.inside():
             made = socket.socket(socket.AF_INET6 if version == 6 else socket.AF_INET, kind)
         self.sockets.append(made)
@@ -205,7 +229,8 @@ class Namespace:
         return made
 
     def ip(self, *lines: str) -> None:
-        """Carry out commands of iproute2 in here, all or up to the first that fails. Raises LaboratoryError."""
+        """Carry out commands of iproute2 in here, all or up to the first that fails. Raises
+        LaboratoryError."""
         tool("ip", "-n", self.namespace, "-batch", "-", text="\n".join(lines) + "\n")
 
     def sysctl(self, settings: dict[str, object]) -> None:
@@ -216,7 +241,8 @@ class Namespace:
 
 
 class Warden:
-    """Watches over a laboratory: when this process dies, it removes what the laboratory has made."""
+    """Watches over a laboratory: when this process dies, it removes what the laboratory has
+    made."""
 
     def __init__(self, prefix: str) -> None:
         # A session of its own: what ends the tests from a terminal must not end it too.

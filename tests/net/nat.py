@@ -1,6 +1,7 @@
 """What routers and firewalls do, as texts for iptables-restore.
 
-Kinds of NAT by RFC 4787: where a *mapping* (inner address and port, outer port) comes from, and whom the *filter* lets in.
+Kinds of NAT by RFC 4787: where a *mapping* (inner address and port, outer port) comes from, and
+whom the *filter* lets in.
 
 | kind            | mapping                  | filter                                             |
 |-----------------|--------------------------|----------------------------------------------------|
@@ -41,30 +42,42 @@ class Block:
     """Only packets of more bytes, and without a word: an MTU black hole."""
 
 
-def router_rules(nat: Nat, version: int, blocks: Iterable[Block] = (), only_host: str | None = None) -> str:
-    """The rules of a router between its interfaces ``lan`` and ``wan``; ``only_host`` is the address that a full cone
-    serves. IPv6 is not translated: hosts inside reach all, and only answers are let in."""
+def router_rules(
+    nat: Nat, version: int, blocks: Iterable[Block] = (), only_host: str | None = None
+) -> str:
+    """The rules of a router between its interfaces ``lan`` and ``wan``; ``only_host`` is the
+    address that a full cone serves. IPv6 is not translated: hosts inside reach all, and only
+    answers are let in."""
     nating = []
     mapping = []
     admitted = []
     if version == 4:
         # Linux keeps the inner port where it is free outside, and keeps to it for all destinations.
-        nating = [f"-A POSTROUTING -o wan -j MASQUERADE{' --random' if nat is Nat.SYMMETRIC else ''}"]
+        nating = [
+            f"-A POSTROUTING -o wan -j MASQUERADE{' --random' if nat is Nat.SYMMETRIC else ''}"
+        ]
         if nat is Nat.FULL_CONE:
-            # What Linux knows of a mapping it applies to answers alone. So all goes to the one host that is there, and
-            # a set tells which of its ports have sent something.
+            # What Linux knows of a mapping it applies to answers alone. So all goes to the one host
+            # that is there, and a set tells which of its ports have sent something.
             nating.append(f"-A PREROUTING -i wan -j DNAT --to-destination {only_host}")
-            mapping = [f"-A FORWARD -i lan -o wan -j SET --add-set {MAPPED} src,src --exist --timeout {MAPPING_LIFE}"]
+            mapping = [
+                f"-A FORWARD -i lan -o wan -j SET --add-set {MAPPED} src,src --exist --timeout "
+                f"{MAPPING_LIFE}"
+            ]
             admitted = [f"-A FORWARD -i wan -m set --match-set {MAPPED} dst,dst -j ACCEPT"]
     return _table("nat", ("PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"), nating) + _table(
         "filter",
         ("INPUT", "FORWARD", "OUTPUT", REFUSE),
         [
             f"-A {REFUSE} -j DROP",
-            # Also for the NAT's sake: a packet that the router itself took in would occupy its port, and the answer
-            # that punches a hole for it would leave from another.
+            # Also for the NAT's sake: a packet that the router itself took in would occupy its
+            # port, and the answer that punches a hole for it would leave from another.
             f"-A INPUT -i wan -m conntrack --ctstate NEW -j {REFUSE}",
-            *(f"-A FORWARD {way} wan {_matches(block)} -j {REFUSE}" for block in blocks for way in ("-i", "-o")),
+            *(
+                f"-A FORWARD {way} wan {_matches(block)} -j {REFUSE}"
+                for block in blocks
+                for way in ("-i", "-o")
+            ),
             # What Linux does not translate must not leave with its inner address.
             f"-A FORWARD -m conntrack --ctstate INVALID -j {REFUSE}",
             *mapping,
@@ -82,7 +95,10 @@ def host_rules(blocks: Iterable[Block]) -> str:
     return _table(
         "filter",
         ("INPUT", "FORWARD", "OUTPUT", REFUSE),
-        [f"-A {REFUSE} -j DROP", *(f"-A {way} {_matches(block)} -j {REFUSE}" for block in blocks for way in ways)],
+        [
+            f"-A {REFUSE} -j DROP",
+            *(f"-A {way} {_matches(block)} -j {REFUSE}" for block in blocks for way in ways),
+        ],
     )
 
 

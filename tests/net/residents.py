@@ -1,4 +1,5 @@
-"""What lives in a laboratory, which ends it: bootstrap servers and nodes, real processes on the hosts that a test has made."""
+"""What lives in a laboratory, which ends it: bootstrap servers and nodes, real processes on the
+hosts that a test has made."""
 
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,17 @@ class Server(Process):
     def __init__(self, host: Host, home: Path, *arguments: str) -> None:
         self.host = host
         self.launch = host.popen  # pyright: ignore[reportAttributeAccessIssue]
-        super().__init__(home, "lowcomm_bootstrap", "serve", "--json", "--port", PORT, "--home", str(home), *arguments)
+        super().__init__(
+            home,
+            "lowcomm_bootstrap",
+            "serve",
+            "--json",
+            "--port",
+            PORT,
+            "--home",
+            str(home),
+            *arguments,
+        )
 
     def address(self, version: int = 4, deadline: float = START) -> str:
         """Where it is reached over TCP and this version of IP, once it is ready."""
@@ -60,18 +71,25 @@ class Resident(Node):
 class Swarm:
     """A bootstrap server with a run, and nodes that enter there."""
 
-    def __init__(self, folder: Path, spec: str = TINY, method: str = "lowcomm", start_peers: int = 2) -> None:
+    def __init__(
+        self, folder: Path, spec: str = TINY, method: str = "lowcomm", start_peers: int = 2
+    ) -> None:
         self.folder, self.address = folder, ""
         self._run = folder / "run.toml"
         self._run.parent.mkdir(parents=True, exist_ok=True)
         self._run.write_text(
-            spec.format(method=method, steps=1_000_000, start_peers=start_peers, evaluate_every=1_000_000)
+            spec.format(
+                method=method, steps=1_000_000, start_peers=start_peers, evaluate_every=1_000_000
+            )
         )
 
     def serve(self, host: Host, *arguments: str, version: int = 4, deadline: float = START) -> None:
-        """Start the bootstrap server, and publish the run; nodes enter at its address of this version of IP."""
+        """Start the bootstrap server, and publish the run; nodes enter at its address of this
+        version of IP."""
         listen = "::" if version == 6 else host.address
-        server = Server(host, self.folder / host.name, "--host", listen, "--run", str(self._run), *arguments)
+        server = Server(
+            host, self.folder / host.name, "--host", listen, "--run", str(self._run), *arguments
+        )
         self.address = server.address(version, deadline)
 
     def node(self, host: Host, *arguments: str) -> Resident:
@@ -79,7 +97,9 @@ class Swarm:
         return Resident(host, self.folder / host.name, self.address, *arguments)
 
 
-def until_exchanged(nodes: list[Resident], more: int, deadline: float, what: str = "exchanges are applied") -> None:
+def until_exchanged(
+    nodes: list[Resident], more: int, deadline: float, what: str = "exchanges are applied"
+) -> None:
     """Wait until each of these has completed so many more exchanges than it has now."""
     wanted = {node: completed(node) + more for node in nodes}
     # All are asked: one that has ended is told at once.

@@ -1,15 +1,17 @@
-"""Packets as a TUN device with IFF_VNET_HDR gives them: one packet of the wire, or many of one stream in one piece.
+"""Packets as a TUN device with IFF_VNET_HDR gives them: one packet of the wire, or many of one
+stream in one piece.
 
-A piece is the virtio header (linux/virtio_net.h), the headers of one packet, and the payloads of all its segments. To
-forward a piece costs as much as to forward a packet, so a link that carries pieces is fast; to treat each packet of the
-wire on its own, as a real link does, pieces are cut.
+A piece is the virtio header (linux/virtio_net.h), the headers of one packet, and the payloads of
+all its segments. To forward a piece costs as much as to forward a packet, so a link that carries
+pieces is fast; to treat each packet of the wire on its own, as a real link does, pieces are cut.
 """
 
 from struct import Struct
 from typing import NamedTuple
 
 VNET = Struct("=BBHHHH")
-"""flags, kind of piece, bytes of headers, payload of a segment, where the checksum begins, where in there it stands."""
+"""flags, kind of piece, bytes of headers, payload of a segment, where the checksum begins, where in
+there it stands."""
 _UDP = 5
 """VIRTIO_NET_HDR_GSO_UDP_L4; the other kinds are TCP."""
 _FIN_PSH, _CWR = 0x09, 0x80
@@ -62,17 +64,27 @@ def cut(piece: bytes, first: int, last: int) -> bytes:
         if first:
             head[start + 13] &= ~_CWR
     size = headers + len(content)
-    # What stands in the checksum's place is the sum of the pseudo header, the length among it; whoever needs the whole
-    # checksum goes on from there.
+    # What stands in the checksum's place is the sum of the pseudo header, the length among it;
+    # whoever needs the whole checksum goes on from there.
     was = len(piece) - VNET.size - start
-    _put(head, start + offset, 2, _fold(_get(head, start + offset, 2) + (~was & 0xFFFF) + size - start))
+    _put(
+        head,
+        start + offset,
+        2,
+        _fold(_get(head, start + offset, 2) + (~was & 0xFFFF) + size - start),
+    )
     if udp:
         _put(head, start + 4, 2, size - start)
     if head[0] >> 4 == 4:
         _put(head, 2, 2, size)
         _put(head, 4, 2, _get(head, 4, 2) + first)
         _put(head, 10, 2, 0)
-        _put(head, 10, 2, ~_fold(sum(_get(head, place, 2) for place in range(0, (head[0] & 15) * 4, 2))))
+        _put(
+            head,
+            10,
+            2,
+            ~_fold(sum(_get(head, place, 2) for place in range(0, (head[0] & 15) * 4, 2))),
+        )
     else:
         _put(head, 4, 2, size - 40)
     if len(content) <= payload:

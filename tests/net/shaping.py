@@ -1,4 +1,5 @@
-"""What a link does to packets: when each arrives, and which never do. No clock and no sockets: time is an argument."""
+"""What a link does to packets: when each arrives, and which never do. No clock and no sockets: time
+is an argument."""
 
 import heapq
 from dataclasses import dataclass
@@ -8,9 +9,11 @@ from random import Random
 from segments import Shape, cut, shape_of
 
 BURST = 0.005
-"""Seconds: what arrives in one piece has taken the link no longer than this; packets of a slow link come one by one."""
+"""Seconds: what arrives in one piece has taken the link no longer than this; packets of a slow link
+come one by one."""
 BUCKET = 0.01
-"""Seconds of its rate that an idle link may catch up on: the emulator's process is not always awake when a packet comes."""
+"""Seconds of its rate that an idle link may catch up on: the emulator's process is not always awake
+when a packet comes."""
 _LOST, _LATE, _KEPT = range(3)
 _LONG_AGO = float("-inf")
 
@@ -32,8 +35,8 @@ class Link:
     late: float = 0.01
     """Seconds."""
     queue: int | None = None
-    """Bytes that may wait to be sent, where there is a rate; more is dropped at the tail. None: what the link sends in
-    0.1 s, and at least 64 KiB."""
+    """Bytes that may wait to be sent, where there is a rate; more is dropped at the tail. None:
+    what the link sends in 0.1 s, and at least 64 KiB."""
     seed: int = 0
     """The same seed loses and delays the same packets, by their number."""
 
@@ -45,7 +48,9 @@ class Link:
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} = {getattr(self, name)} s: must not be negative")
         if self.rate is not None and not self.rate > 0:
-            raise ValueError(f"rate = {self.rate} bit/s: must be positive; to carry nothing, there is outage()")
+            raise ValueError(
+                f"rate = {self.rate} bit/s: must be positive; to carry nothing, there is outage()"
+            )
 
     @property
     def limit(self) -> float:
@@ -91,7 +96,8 @@ class Direction:
 
     @property
     def link(self) -> Link:
-        """What the link does; a new one begins its seed anew, and holds for what is offered from now on."""
+        """What the link does; a new one begins its seed anew, and holds for what is offered from
+        now on."""
         return self._link
 
     @link.setter
@@ -136,12 +142,17 @@ class Direction:
         return piece
 
     def _offer_runs(self, piece: bytes, shape: Shape, now: float) -> None:
-        """Draw for each packet on its own; neighbours of the same fate stay together, as far as a burst goes."""
+        """Draw for each packet on its own; neighbours of the same fate stay together, as far as a
+        burst goes."""
         link, counters = self._link, self.counters
         together = shape.segments
         if link.rate is not None:
             together = max(1, int(link.rate * BURST / 8 / (shape.headers + shape.payload)))
-        fates = [self._fate() for _ in range(shape.segments)] if link.loss or link.reorder else [_KEPT] * shape.segments
+        fates = (
+            [self._fate() for _ in range(shape.segments)]
+            if link.loss or link.reorder
+            else [_KEPT] * shape.segments
+        )
         first = 0
         for fate, run in groupby(fates):
             last = first + len(list(run))

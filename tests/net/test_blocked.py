@@ -1,4 +1,5 @@
-"""Networks that let only some things through: training goes on, exchanges resume, nobody restarts anything."""
+"""Networks that let only some things through: training goes on, exchanges resume, nobody restarts
+anything."""
 
 from pathlib import Path
 
@@ -19,7 +20,9 @@ RESUMES = 120.0
 
 def steps_of(node: Resident) -> int:
     """Inner steps that it has taken."""
-    return node.until(lambda status: status["trainer"]["steps"], "steps are taken")["trainer"]["steps"]
+    return node.until(lambda status: status["trainer"]["steps"], "steps are taken")["trainer"][
+        "steps"
+    ]
 
 
 def test_a_public_node_and_one_at_home_exchange(lab: Lab, tmp_path: Path) -> None:
@@ -27,7 +30,9 @@ def test_a_public_node_and_one_at_home_exchange(lab: Lab, tmp_path: Path) -> Non
     swarm.serve(lab.public("server"))
     nodes = [swarm.node(lab.public("carol")), swarm.node(lab.home("alice", link=HOME))]
     until_exchanged(nodes, 3, START + 60)
-    until(lambda: nodes[1].route() == "direct", 60, "the node at home calls the public one directly")
+    until(
+        lambda: nodes[1].route() == "direct", 60, "the node at home calls the public one directly"
+    )
     until(lambda: nodes[0].route() == "punched", 60, "the public one reaches it without a relay")
 
 
@@ -36,7 +41,11 @@ def test_nodes_that_have_ipv6_alone_exchange(lab: Lab, tmp_path: Path) -> None:
     swarm.serve(lab.public("server", ip=(6,)), version=6)
     nodes = [swarm.node(lab.home(name, ip=(6,), link=HOME)) for name in ("alice", "bob")]
     until_exchanged(nodes, 3, START + 60)
-    until(lambda: [node.route() for node in nodes] == ["punched"] * 2, 60, "holes in firewalls are punched")
+    until(
+        lambda: [node.route() for node in nodes] == ["punched"] * 2,
+        60,
+        "holes in firewalls are punched",
+    )
 
 
 def two_homes(lab: Lab, folder: Path) -> tuple[Swarm, list[Host]]:

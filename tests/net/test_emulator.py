@@ -1,4 +1,5 @@
-"""Emulated links between real namespaces: what they are set to is what packets of the kernel meet."""
+"""Emulated links between real namespaces: what they are set to is what packets of the kernel
+meet."""
 
 import hashlib
 import os
@@ -21,8 +22,8 @@ _RECEIVED_AT_ONCE = 64 << 20
 
 
 def flood(sender: Host, receiver: Host, count: int, size: int = 200) -> list[int]:
-    """Send numbered datagrams in one go, of ``size`` bytes on the wire; which have arrived, in order, once the link of
-    the sender has done with all."""
+    """Send numbered datagrams in one go, of ``size`` bytes on the wire; which have arrived, in
+    order, once the link of the sender has done with all."""
     with sender.socket() as sending, receiver.socket() as receiving:
         # Nothing is to be lost but on the link.
         receiving.setsockopt(socket.SOL_SOCKET, _RCVBUFFORCE, _RECEIVED_AT_ONCE)
@@ -30,8 +31,15 @@ def flood(sender: Host, receiver: Host, count: int, size: int = 200) -> list[int
         address = (receiver.address, receiving.getsockname()[1])
         for number in range(count):
             sending.sendto(number.to_bytes(size - 28, "big"), address)
-        now = until(lambda: done(sender.link, before.offered + count), 30, "the link has done with all packets")
-        return [int.from_bytes(receiving.recv(2000), "big") for _ in range(now.delivered - before.delivered)]
+        now = until(
+            lambda: done(sender.link, before.offered + count),
+            30,
+            "the link has done with all packets",
+        )
+        return [
+            int.from_bytes(receiving.recv(2000), "big")
+            for _ in range(now.delivered - before.delivered)
+        ]
 
 
 def done(link: EmulatedLink, count: int) -> Counters | None:
@@ -41,7 +49,8 @@ def done(link: EmulatedLink, count: int) -> Counters | None:
 
 
 def stream(sender: Host, receiver: Host, content: bytes, version: int = 4) -> float:
-    """Send something by TCP, and see it arrive unchanged; seconds from the first byte sent to the last received."""
+    """Send something by TCP, and see it arrive unchanged; seconds from the first byte sent to the
+    last received."""
     with (
         receiver.socket(socket.SOCK_STREAM, version=version) as listening,
         sender.socket(socket.SOCK_STREAM, version=version) as sending,
@@ -80,7 +89,10 @@ def test_both_directions_are_delayed(lab: Lab):
 
 
 def test_each_direction_has_settings_of_its_own_and_others_while_it_runs(lab: Lab):
-    alice, server = lab.public("alice", link=Link(loss=1.0), down=Link(delay=0.03)), lab.public("server")
+    alice, server = (
+        lab.public("alice", link=Link(loss=1.0), down=Link(delay=0.03)),
+        lab.public("server"),
+    )
     assert flood(alice, server, 20) == []
     alice.link.change(Link(delay=0.02), Link(delay=0.04))
     assert round_trip(alice, server) >= 0.06
@@ -92,7 +104,8 @@ def test_the_same_seed_loses_the_same_packets(lab: Lab):
     server = lab.public("server")
     seeds = {"alice": 1, "bob": 1, "carol": 2}
     arrived = {
-        name: flood(lab.public(name, link=Link(loss=0.1, seed=seed)), server, 500) for name, seed in seeds.items()
+        name: flood(lab.public(name, link=Link(loss=0.1, seed=seed)), server, 500)
+        for name, seed in seeds.items()
     }
     assert arrived["alice"] == arrived["bob"] == sorted(arrived["alice"])
     assert arrived["alice"] != arrived["carol"]
@@ -111,8 +124,12 @@ def test_counters_tell_of_every_packet_and_byte(lab: Lab):
 
 @pytest.mark.parametrize("version", [4, 6])
 def test_datagrams_that_are_sent_in_one_piece_are_lost_one_by_one(lab: Lab, version: int):
-    # So does QUIC. A kernel before 4.18 can't, and one before 6.2 gives them to the emulator singly.
-    alice, server = lab.home("alice", ip=(4, 6), link=Link(loss=0.2, seed=1)), lab.public("server", ip=(4, 6))
+    # So does QUIC. A kernel before 4.18 can't, and one before 6.2 gives them to the emulator
+    # singly.
+    alice, server = (
+        lab.home("alice", ip=(4, 6), link=Link(loss=0.2, seed=1)),
+        lab.public("server", ip=(4, 6)),
+    )
     sending, receiving = alice.socket(version=version), server.socket(version=version)
     sending.setsockopt(socket.IPPROTO_UDP, _UDP_SEGMENT, 100)
     sent = [number.to_bytes(100, "big") for number in range(50)]
@@ -124,7 +141,10 @@ def test_datagrams_that_are_sent_in_one_piece_are_lost_one_by_one(lab: Lab, vers
 
 
 def test_packets_overtake_each_other_where_asked_for_and_none_is_missing(lab: Lab):
-    alice, server = lab.public("alice", link=Link(reorder=0.1, late=0.2, seed=1)), lab.public("server")
+    alice, server = (
+        lab.public("alice", link=Link(reorder=0.1, late=0.2, seed=1)),
+        lab.public("server"),
+    )
     arrived = flood(alice, server, 500)
     assert sorted(arrived) == list(range(500))
     assert arrived != sorted(arrived)
@@ -141,14 +161,19 @@ def test_a_queue_keeps_the_first_packets_and_drops_the_rest(lab: Lab):
 
 
 def test_nothing_is_faster_than_the_rate(lab: Lab):
-    alice, server = lab.public("alice", link=Link(rate=8e6), down=Link(rate=16e6)), lab.public("server")
+    alice, server = (
+        lab.public("alice", link=Link(rate=8e6), down=Link(rate=16e6)),
+        lab.public("server"),
+    )
     content = os.urandom(400_000)
     assert stream(alice, server, content) >= len(content) * 8 / 8e6 - BUCKET
     assert stream(server, alice, content) >= len(content) * 8 / 16e6 - BUCKET
 
 
 @pytest.mark.parametrize("version", [4, 6])
-def test_streams_arrive_whole_over_bad_links_and_each_of_their_packets_counts(lab: Lab, version: int):
+def test_streams_arrive_whole_over_bad_links_and_each_of_their_packets_counts(
+    lab: Lab, version: int
+):
     link = Link(rate=200e6, delay=0.002, jitter=0.001, loss=0.005, reorder=0.01, late=0.002, seed=1)
     alice = lab.home("alice", ip=(4, 6), link=link)
     server = lab.public("server", ip=(4, 6), link=link)
@@ -156,7 +181,9 @@ def test_streams_arrive_whole_over_bad_links_and_each_of_their_packets_counts(la
     stream(alice, server, content, version)
     up = alice.link.traffic().up
     largest = 1500 - (60 if version == 6 else 40)
-    assert up.offered >= len(content) / largest, "packets of the wire, not the large pieces that they come in"
+    assert up.offered >= len(content) / largest, (
+        "packets of the wire, not the large pieces that they come in"
+    )
     assert up.offered_bytes >= len(content) + up.offered * (1500 - largest)
     assert up.lost > 0
     assert up.late > 0
@@ -173,8 +200,14 @@ def test_an_outage_stops_both_directions_and_a_stream_goes_on_after_it(lab: Lab)
     before = alice.link.traffic()
     calling.sendall(b"hello")
     server.socket().sendto(b"hello", (alice.address, 9))
-    until(lambda: alice.link.traffic().up.cut_off >= before.up.cut_off + 2, 30, "sent, and sent again, in vain")
-    until(lambda: alice.link.traffic().down.cut_off > before.down.cut_off, 30, "the other way neither")
+    until(
+        lambda: alice.link.traffic().up.cut_off >= before.up.cut_off + 2,
+        30,
+        "sent, and sent again, in vain",
+    )
+    until(
+        lambda: alice.link.traffic().down.cut_off > before.down.cut_off, 30, "the other way neither"
+    )
     assert flood(alice, server, 20) == []
     assert alice.link.traffic().up.delivered == before.up.delivered
     assert alice.link.traffic().down.delivered == before.down.delivered

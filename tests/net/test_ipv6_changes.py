@@ -1,4 +1,5 @@
-"""A change of the IPv6 address, as many providers make every day: only what was bound to the old one ends."""
+"""A change of the IPv6 address, as many providers make every day: only what was bound to the old
+one ends."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -95,7 +96,8 @@ async def town(tmp_path: Path) -> AsyncIterator[Town]:
 
 
 async def talk(peer: Peer, other: Peer, host: Host, version: int, transport: str) -> Talk:
-    """Have a peer connect to another over one version of IP and one transport alone, and open a stream."""
+    """Have a peer connect to another over one version of IP and one transport alone, and open a
+    stream."""
     place = f"/ip{version}/{host.addresses[version]}/{transport}/{PORT}"
     entry = f"{place}{'/quic-v1' if transport == 'udp' else ''}/p2p/{other.peer_id}"
     await peer.connect(other.peer_id, [entry], SECONDS)
@@ -118,7 +120,9 @@ def change_ipv6(host: Host) -> None:
 
 
 @pytest.mark.parametrize("transport", ["tcp", pytest.param("udp", marks=pytest.mark.soak)])
-async def test_only_what_was_bound_to_the_old_address_ends(lab: Lab, town: Town, transport: str) -> None:
+async def test_only_what_was_bound_to_the_old_address_ends(
+    lab: Lab, town: Town, transport: str
+) -> None:
     home = lab.public("home", ip=(4, 6))
     hosts = [lab.public(name, ip=(4, 6)) for name in ("four", "six")]
     peer, *others = [await town.peer(host) for host in (home, *hosts)]

@@ -1,4 +1,5 @@
-"""The laboratory itself: its NATs and firewalls are what their names say, and nothing of it remains."""
+"""The laboratory itself: its NATs and firewalls are what their names say, and nothing of it
+remains."""
 
 import os
 import select
@@ -42,7 +43,10 @@ def seen_by(server: Host, sock: socket.socket) -> Address:
 
 def tcp_seen_by(server: Host, client: Host, port: int = 0) -> tuple[Address, int]:
     """The address that a server sees a TCP connection come from, and the client's own port."""
-    with server.socket(socket.SOCK_STREAM) as listening, client.socket(socket.SOCK_STREAM, port) as calling:
+    with (
+        server.socket(socket.SOCK_STREAM) as listening,
+        client.socket(socket.SOCK_STREAM, port) as calling,
+    ):
         listening.listen()
         calling.connect(address_of(server, listening))
         answering, address = listening.accept()
@@ -62,7 +66,8 @@ def arrives(sender: socket.socket, receiver: socket.socket, address: Address) ->
 
 
 def is_refused(by: Host, sender: socket.socket, receiver: socket.socket, address: Address) -> bool:
-    """Send a datagram, wait until a firewall has dropped one, and look whether nothing has arrived."""
+    """Send a datagram, wait until a firewall has dropped one, and look whether nothing has
+    arrived."""
     before = by.refused()
     with suppress(PermissionError):  # that is what a host's own firewall says
         sender.sendto(b"hello", address)
@@ -79,7 +84,8 @@ def can_call(client: Host, listening: socket.socket, address: Address) -> bool:
 
 
 def is_call_refused(by: Host, client: Host, listening: socket.socket, address: Address) -> bool:
-    """Call, wait until a firewall has dropped something, and look whether no connection has come about."""
+    """Call, wait until a firewall has dropped something, and look whether no connection has come
+    about."""
     with client.socket(socket.SOCK_STREAM, version=ip_address(address[0]).version) as calling:
         before = by.refused()
         calling.setblocking(False)
@@ -103,11 +109,16 @@ class Peer:
         return cls(host, sock, seen_by(server, sock))
 
     def hears(self, other: "Peer") -> bool:
-        """The other one sends to us; if it arrives, we know from where. It arrives or our router refuses it."""
+        """The other one sends to us; if it arrives, we know from where. It arrives or our router
+        refuses it."""
         router = self.host.router
         before = router.refused()
         other.sock.sendto(b"hello", self.mapped)
-        until(lambda: has_received(self.sock) or router.refused() > before, 20, "a datagram is let in or refused")
+        until(
+            lambda: has_received(self.sock) or router.refused() > before,
+            20,
+            "a datagram is let in or refused",
+        )
         if not has_received(self.sock):
             return False
         other.mapped = self.sock.recvfrom(100)[1]
@@ -130,7 +141,10 @@ def test_programs_in_a_host_see_its_network_alone(lab: Lab):
     done = alice.run(["ip", "-brief", "address"])
     assert done.returncode == 0
     assert alice.address in done.stdout
-    assert [line.split()[0].partition("@")[0] for line in done.stdout.splitlines()] == ["lo", "eth0"]
+    assert [line.split()[0].partition("@")[0] for line in done.stdout.splitlines()] == [
+        "lo",
+        "eth0",
+    ]
 
 
 def test_hosts_of_one_home_share_a_public_address_and_reach_each_other(lab: Lab):
@@ -174,12 +188,19 @@ def test_a_symmetric_nat_maps_a_port_to_another_one_for_each_destination(lab: La
 
 @pytest.mark.parametrize("nat", Nat)
 def test_only_a_full_cone_lets_in_who_was_not_sent_to(lab: Lab, nat: Nat):
-    server, stranger, alice = lab.public("server"), lab.public("stranger"), lab.home("alice", nat=nat)
+    server, stranger, alice = (
+        lab.public("server"),
+        lab.public("stranger"),
+        lab.home("alice", nat=nat),
+    )
     inside, outside = alice.socket(), server.socket()
     inside.sendto(b"hello", address_of(server, outside))
     mapped = outside.recvfrom(100)[1]
     assert arrives(outside, inside, mapped), "whoever was sent to may answer"
-    for other in (stranger.socket(), server.socket()):  # another address, and another port of the same
+    for other in (
+        stranger.socket(),
+        server.socket(),
+    ):  # another address, and another port of the same
         if nat is Nat.FULL_CONE:
             assert arrives(other, inside, mapped)
         else:
@@ -196,7 +217,11 @@ def test_no_nat_lets_in_what_comes_to_a_port_without_a_mapping(lab: Lab, nat: Na
 
 @pytest.mark.parametrize("nat", [Nat.FULL_CONE, Nat.PORT_RESTRICTED])
 def test_only_a_full_cone_lets_in_calls_to_a_port_that_has_called_others(lab: Lab, nat: Nat):
-    server, stranger, alice = lab.public("server"), lab.public("stranger"), lab.home("alice", nat=nat)
+    server, stranger, alice = (
+        lab.public("server"),
+        lab.public("stranger"),
+        lab.home("alice", nat=nat),
+    )
     mapped, port = tcp_seen_by(server, alice)
     listening = alice.socket(socket.SOCK_STREAM, port)
     listening.listen()
@@ -215,16 +240,23 @@ def test_only_a_full_cone_lets_in_calls_to_a_port_that_has_called_others(lab: La
         (Nat.SYMMETRIC, Nat.SYMMETRIC, False),
     ],
 )
-def test_udp_holes_can_be_punched_unless_mappings_are_not_foreseen(lab: Lab, first: Nat, second: Nat, works: bool):
+def test_udp_holes_can_be_punched_unless_mappings_are_not_foreseen(
+    lab: Lab, first: Nat, second: Nat, works: bool
+):
     server = lab.public("server")
-    alice, bob = (Peer.of(lab.home(name, nat), server) for name, nat in (("alice", first), ("bob", second)))
-    # Each sends to where the server has seen the other, and then to where it has heard the other from.
+    alice, bob = (
+        Peer.of(lab.home(name, nat), server) for name, nat in (("alice", first), ("bob", second))
+    )
+    # Each sends to where the server has seen the other, and then to where it has heard the other
+    # from.
     heard = [(bob.hears(alice), alice.hears(bob)) for _ in range(2)]
     assert heard[-1] == (works, works)
 
 
 @pytest.mark.parametrize(("nat", "works"), [(Nat.PORT_RESTRICTED, True), (Nat.SYMMETRIC, False)])
-def test_tcp_opens_at_once_from_both_sides_where_mappings_are_foreseen(lab: Lab, nat: Nat, works: bool):
+def test_tcp_opens_at_once_from_both_sides_where_mappings_are_foreseen(
+    lab: Lab, nat: Nat, works: bool
+):
     server, alice, bob = lab.public("server"), lab.home("alice", nat=nat), lab.home("bob", nat=nat)
     mappings = {host: tcp_seen_by(server, host) for host in (alice, bob)}
     ours, theirs = (host.socket(socket.SOCK_STREAM, mappings[host][1]) for host in (alice, bob))
@@ -239,7 +271,10 @@ def test_tcp_opens_at_once_from_both_sides_where_mappings_are_foreseen(lab: Lab,
 
     if works:
         until(lambda: len(connected()) == 2, 20, "both are connected")
-        assert [sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for sock in (ours, theirs)] == [0, 0]
+        assert [sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) for sock in (ours, theirs)] == [
+            0,
+            0,
+        ]
         ours.sendall(b"hello")
         theirs.settimeout(20)
         assert theirs.recv(100) == b"hello"
@@ -277,7 +312,9 @@ def test_ipv6_is_not_translated_and_homes_let_in_answers_alone(lab: Lab, nat: Na
 
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("at", ["router", "host", "server"])
-def test_a_block_drops_its_protocol_and_nothing_else_until_it_is_lifted(lab: Lab, at: str, version: int):
+def test_a_block_drops_its_protocol_and_nothing_else_until_it_is_lifted(
+    lab: Lab, at: str, version: int
+):
     server, alice = lab.public("server", ip=(4, 6)), lab.home("alice", ip=(4, 6))
     blocking = {"router": alice.router, "host": alice, "server": server}[at]
     inside, outside = alice.socket(version=version), server.socket(version=version)
@@ -319,9 +356,20 @@ def test_a_block_at_a_host_leaves_its_loopback_alone(lab: Lab):
 
 
 def machine() -> str:
-    """What the laboratory must not change: devices, addresses, routes and forwarding of this machine."""
-    forwarding = [Path(f"/proc/sys/net/{path}").read_text() for path in ("ipv4/ip_forward", "ipv6/conf/all/forwarding")]
-    return "".join((tool("ip", "-oneline", "link"), tool("ip", "-brief", "address"), tool("ip", "route"), *forwarding))
+    """What the laboratory must not change: devices, addresses, routes and forwarding of this
+    machine."""
+    forwarding = [
+        Path(f"/proc/sys/net/{path}").read_text()
+        for path in ("ipv4/ip_forward", "ipv6/conf/all/forwarding")
+    ]
+    return "".join(
+        (
+            tool("ip", "-oneline", "link"),
+            tool("ip", "-brief", "address"),
+            tool("ip", "route"),
+            *forwarding,
+        )
+    )
 
 
 def is_alive(pid: int) -> bool:
@@ -333,13 +381,22 @@ def is_alive(pid: int) -> bool:
 def test_nothing_remains_also_after_a_failure():
     before = machine()
     with pytest.raises(RuntimeError, match="a test fails"), Lab(grace=0.1) as lab:
-        server, alice = lab.public("server", link=Link()), lab.home("alice", nat="full-cone", link=Link())
+        server, alice = (
+            lab.public("server", link=Link()),
+            lab.home("alice", nat="full-cone", link=Link()),
+        )
         server.popen(["sleep", "600"])
-        stubborn = alice.popen(["sh", "-c", "trap '' TERM; setsid sleep 600 & echo; wait"], stdout=subprocess.PIPE)
+        stubborn = alice.popen(
+            ["sh", "-c", "trap '' TERM; setsid sleep 600 & echo; wait"], stdout=subprocess.PIPE
+        )
         with stubborn.stdout:
             stubborn.stdout.readline()
         pids = [
-            *until(lambda: len(found := processes(existing(lab.prefix))) >= 4 and found, 20, "three sleeps, one shell"),
+            *until(
+                lambda: len(found := processes(existing(lab.prefix))) >= 4 and found,
+                20,
+                "three sleeps, one shell",
+            ),
             server.link.process.pid,
             alice.link.process.pid,
             lab.warden.process.pid,
@@ -349,7 +406,9 @@ def test_nothing_remains_also_after_a_failure():
         raise RuntimeError("a test fails")
     assert existing(lab.prefix) == []
     assert [pid for pid in pids if is_alive(pid)] == []
-    assert (server.link.process.returncode, alice.link.process.returncode) == (0, 0), "asked to end, not killed"
+    assert (server.link.process.returncode, alice.link.process.returncode) == (0, 0), (
+        "asked to end, not killed"
+    )
     assert open_socket.fileno() == -1
     assert machine() == before
 
@@ -394,7 +453,11 @@ def test_two_laboratories_know_nothing_of_each_other(lab: Lab):
         ours, theirs = lab.public("server"), other.public("server")
         assert ours.address == theirs.address
         assert ours.namespace != theirs.namespace
-        asking, answering, stranger = lab.public("client").socket(), ours.socket(port=5000), theirs.socket(port=5000)
+        asking, answering, stranger = (
+            lab.public("client").socket(),
+            ours.socket(port=5000),
+            theirs.socket(port=5000),
+        )
         asking.sendto(b"hello", (ours.address, 5000))
         assert answering.recv(100) == b"hello"
         assert not has_received(stranger)

@@ -1,4 +1,5 @@
-"""An outage, and an address that changes, in the middle of a run: training never stops, and nobody restarts anything."""
+"""An outage, and an address that changes, in the middle of a run: training never stops, and nobody
+restarts anything."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,7 +16,8 @@ from helpers.waiting import until
 pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]
 START = 120.0
 BACK = 120.0
-"""Seconds for an exchange after all is well again: p2pd and gRPC wait longer and longer between two dials."""
+"""Seconds for an exchange after all is well again: p2pd and gRPC wait longer and longer between two
+dials."""
 
 
 def started(folder: Path, hosts: Sequence[Host], version: int = 4) -> list[Resident]:
@@ -35,7 +37,9 @@ def told(node: Resident, other: str) -> dict[str, Any]:
 
 @pytest.mark.soak  # a minute each
 @pytest.mark.parametrize("seconds", [8, 30])
-def test_training_outlives_an_outage_and_a_change_of_address(lab: Lab, tmp_path: Path, seconds: int) -> None:
+def test_training_outlives_an_outage_and_a_change_of_address(
+    lab: Lab, tmp_path: Path, seconds: int
+) -> None:
     near = lab.public("near", link=Link())
     a, b = started(tmp_path, [lab.public("server"), near, lab.public("far")])
     for node in (a, b):
@@ -46,9 +50,14 @@ def test_training_outlives_an_outage_and_a_change_of_address(lab: Lab, tmp_path:
     near.link.outage(True)
     cut = monotonic()
     a.until(lambda s: s["swarm"]["state"] == "lost", "it sees that it is alone", 60)
-    # It says that nobody answers as soon as it knows, and why and when it tries again once an attempt has failed.
-    a.until(lambda s: "no peer answers" in (s["swarm"]["reason"] or ""), "it says that nobody answers")
-    a.until(lambda s: "next attempt in" in (s["swarm"]["reason"] or ""), "it says when it tries again")
+    # It says that nobody answers as soon as it knows, and why and when it tries again once an
+    # attempt has failed.
+    a.until(
+        lambda s: "no peer answers" in (s["swarm"]["reason"] or ""), "it says that nobody answers"
+    )
+    a.until(
+        lambda s: "next attempt in" in (s["swarm"]["reason"] or ""), "it says when it tries again"
+    )
     until(lambda: monotonic() - cut > seconds, seconds + 60, "the outage lasts")
     during = steps(a)
     assert during > before, "training goes on"
@@ -57,10 +66,16 @@ def test_training_outlives_an_outage_and_a_change_of_address(lab: Lab, tmp_path:
     a.until(lambda s: s["swarm"]["state"] == "connected", "in the swarm", BACK)
 
     new = lab.move(near)
-    a.until(lambda s: any(new in entry for entry in s["entry_points"]), "it tells its new address", BACK)
+    a.until(
+        lambda s: any(new in entry for entry in s["entry_points"]), "it tells its new address", BACK
+    )
     assert a.until(bool, "answering")["addresses"][0].startswith(f"{new}:")
     a.until_completed(2, BACK)
-    until(lambda: (told(b, a_id).get("address") or "").startswith(new), BACK, "the other knows the new address")
+    until(
+        lambda: (told(b, a_id).get("address") or "").startswith(new),
+        BACK,
+        "the other knows the new address",
+    )
     b.until_completed(1, BACK)
     assert a.child.poll() is None and b.child.poll() is None
     assert steps(a) > during
@@ -69,13 +84,17 @@ def test_training_outlives_an_outage_and_a_change_of_address(lab: Lab, tmp_path:
 
 @pytest.mark.soak
 def test_a_pair_that_has_only_ipv6_exchanges_directly(lab: Lab, tmp_path: Path) -> None:
-    a, b = started(tmp_path, [lab.public(name, ip=(6,)) for name in ("server", "one", "other")], version=6)
+    a, b = started(
+        tmp_path, [lab.public(name, ip=(6,)) for name in ("server", "one", "other")], version=6
+    )
     for node in (a, b):
         node.until_completed(1, START)
     b_id, a_id = (node.until(bool, "answering")["peer_id"] for node in (b, a))
     routes = until(
         lambda: [
-            told(node, peer).get("route") for node, peer in ((a, b_id), (b, a_id)) if told(node, peer).get("route")
+            told(node, peer).get("route")
+            for node, peer in ((a, b_id), (b, a_id))
+            if told(node, peer).get("route")
         ],
         START,
         "a route is known",

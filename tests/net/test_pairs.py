@@ -1,4 +1,5 @@
-"""Two nodes behind NATs of all kinds, and a public bootstrap server: exchanges complete, by the best route that there is."""
+"""Two nodes behind NATs of all kinds, and a public bootstrap server: exchanges complete, by the
+best route that there is."""
 
 from itertools import combinations_with_replacement
 from pathlib import Path
@@ -11,7 +12,8 @@ from shaping import Link
 
 from helpers.waiting import until
 
-# Four processes and minutes for each pair: what CI sees of them is in test_holes.py, without training.
+# Four processes and minutes for each pair: what CI sees of them is in test_holes.py, without
+# training.
 pytestmark = [pytest.mark.net, pytest.mark.soak, pytest.mark.timeout(900)]
 
 CONE = {Nat.FULL_CONE, Nat.PORT_RESTRICTED}
@@ -33,10 +35,16 @@ def exchange(lab: Lab, folder: Path, one: Nat, other: Nat) -> None:
     ]
     until_exchanged(nodes, 3, START + 60, f"{one} and {other} exchange")
     route = expected(one, other)
-    until(lambda: [node.route() for node in nodes] == [route] * 2, 60, f"{one} and {other} are {route}")
+    until(
+        lambda: [node.route() for node in nodes] == [route] * 2,
+        60,
+        f"{one} and {other} are {route}",
+    )
     until_exchanged(nodes, 3, 60, f"{one} and {other} go on exchanging")
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations_with_replacement(Nat, 2)))
-def test_nodes_behind_nats_exchange_by_the_best_route(lab: Lab, tmp_path: Path, one: Nat, other: Nat) -> None:
+def test_nodes_behind_nats_exchange_by_the_best_route(
+    lab: Lab, tmp_path: Path, one: Nat, other: Nat
+) -> None:
     exchange(lab, tmp_path, one, other)

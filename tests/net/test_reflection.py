@@ -42,7 +42,9 @@ class Victim:
         return self.counted
 
 
-def name_third_party(attacker: Host, folder: Path, address: str, run_id: str, victim: Victim) -> None:
+def name_third_party(
+    attacker: Host, folder: Path, address: str, run_id: str, victim: Victim
+) -> None:
     """Store records that say of as many peers that they are at the victim."""
 
     async def store() -> None:
@@ -58,7 +60,9 @@ def name_third_party(attacker: Host, folder: Path, address: str, run_id: str, vi
         asyncio.run(store())
 
 
-def test_thirty_records_that_name_a_third_party_draw_few_connections(lab: Lab, tmp_path: Path) -> None:
+def test_thirty_records_that_name_a_third_party_draw_few_connections(
+    lab: Lab, tmp_path: Path
+) -> None:
     swarm = Swarm(tmp_path, method="noloco", start_peers=1)
     victim = Victim(lab.public("victim"))
     swarm.serve(lab.public("server"))

@@ -15,7 +15,8 @@ _TCP, _UDP = 6, 17
 def checksum(content: bytes) -> int:
     """RFC 1071; 0 over anything that holds its own right checksum."""
     total = sum(
-        int.from_bytes(content[place : place + 2].ljust(2, b"\0"), "big") for place in range(0, len(content), 2)
+        int.from_bytes(content[place : place + 2].ljust(2, b"\0"), "big")
+        for place in range(0, len(content), 2)
     )
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)
@@ -29,11 +30,16 @@ def pseudo_header(packet: bytes, protocol: int, start: int) -> bytes:
 
 
 def piece_of(content: bytes, version: int = 4, protocol: int = _TCP) -> bytes:
-    """All of ``content`` in one piece, as the kernel makes it: the checksum's place holds the pseudo header's sum."""
+    """All of ``content`` in one piece, as the kernel makes it: the checksum's place holds the
+    pseudo header's sum."""
     start = 20 if version == 4 else 40
     inner = bytearray(b"\x12\x34\x10\x92" + bytes(16 if protocol == _TCP else 4))
     if protocol == _TCP:
-        inner[4:8], inner[12], inner[13] = (0xFFFFFF00).to_bytes(4, "big"), 5 << 4, 0x99  # CWR, ACK, PSH, FIN
+        inner[4:8], inner[12], inner[13] = (
+            (0xFFFFFF00).to_bytes(4, "big"),
+            5 << 4,
+            0x99,
+        )  # CWR, ACK, PSH, FIN
     else:
         inner[4:6] = (8 + len(content)).to_bytes(2, "big")
     if version == 4:
@@ -43,7 +49,10 @@ def piece_of(content: bytes, version: int = 4, protocol: int = _TCP) -> bytes:
         outer[10:12] = checksum(outer).to_bytes(2, "big")
     else:
         outer = bytearray(b"\x60" + bytes(39))
-        outer[4:6], outer[6:8] = (len(inner) + len(content)).to_bytes(2, "big"), bytes((protocol, 64))
+        outer[4:6], outer[6:8] = (
+            (len(inner) + len(content)).to_bytes(2, "big"),
+            bytes((protocol, 64)),
+        )
         outer[8:40] = bytes(range(32))
     packet = bytes(outer + inner) + content
     offset = 16 if protocol == _TCP else 6
@@ -54,7 +63,8 @@ def piece_of(content: bytes, version: int = 4, protocol: int = _TCP) -> bytes:
 
 
 def packet_of(piece: bytes, version: int, protocol: int) -> bytes:
-    """A piece of one segment, with its checksum completed as a receiver's kernel would; checks all checksums."""
+    """A piece of one segment, with its checksum completed as a receiver's kernel would; checks all
+    checksums."""
     flags, kind, _, _, start, offset = VNET.unpack_from(piece)
     packet = bytearray(piece[VNET.size :])
     assert (flags, kind) == (1, 0)
@@ -68,7 +78,9 @@ def packet_of(piece: bytes, version: int, protocol: int) -> bytes:
     return bytes(packet)
 
 
-def sent_through(direction: Direction, pieces: list[bytes], now: float = 0.0) -> list[tuple[float, bytes]]:
+def sent_through(
+    direction: Direction, pieces: list[bytes], now: float = 0.0
+) -> list[tuple[float, bytes]]:
     """When each piece arrives that was offered at one moment."""
     for piece in pieces:
         direction.offer(piece, now)
@@ -90,7 +102,9 @@ def numbers(arrived: list[tuple[float, bytes]]) -> list[int]:
 
 @pytest.mark.parametrize("version", [4, 6])
 @pytest.mark.parametrize("protocol", [_TCP, _UDP])
-def test_a_piece_cut_anywhere_gives_the_packets_that_the_kernel_would_have_sent(version: int, protocol: int):
+def test_a_piece_cut_anywhere_gives_the_packets_that_the_kernel_would_have_sent(
+    version: int, protocol: int
+):
     content = os.urandom(4 * MSS + 17)
     piece = piece_of(content, version, protocol)
     headers = (20 if version == 4 else 40) + (20 if protocol == _TCP else 8)
@@ -105,11 +119,19 @@ def test_a_piece_cut_anywhere_gives_the_packets_that_the_kernel_would_have_sent(
         ]
         assert [packet[start + 13] for packet in packets] == [0x90, 0x10, 0x10, 0x10, 0x19]
     if version == 4:
-        assert [int.from_bytes(packet[4:6], "big") for packet in packets] == [0xFFFE, 0xFFFF, 0, 1, 2]
+        assert [int.from_bytes(packet[4:6], "big") for packet in packets] == [
+            0xFFFE,
+            0xFFFF,
+            0,
+            1,
+            2,
+        ]
     for first in range(5):
         for last in range(first + 1, 6):
             part = cut(piece, first, last)
-            assert [cut(part, number, number + 1) for number in range(last - first)] == singles[first:last]
+            assert [cut(part, number, number + 1) for number in range(last - first)] == singles[
+                first:last
+            ]
             assert shape_of(part).total == sum(len(packet) for packet in packets[first:last])
 
 
@@ -154,16 +176,22 @@ def test_as_many_packets_are_lost_as_asked_for(probability: float):
 
 def test_packets_leave_one_after_another_at_the_rate():
     rate, size = 1e6, 1250
-    arrived = sent_through(Direction(Link(rate=rate, delay=0.5, queue=10**9), "up"), numbered(1000, size))
+    arrived = sent_through(
+        Direction(Link(rate=rate, delay=0.5, queue=10**9), "up"), numbered(1000, size)
+    )
     assert numbers(arrived) == list(range(1000))
     # What an idle link may catch up on is one packet here.
-    assert [time for time, _ in arrived] == pytest.approx([0.5 + number * size * 8 / rate for number in range(1000)])
+    assert [time for time, _ in arrived] == pytest.approx(
+        [0.5 + number * size * 8 / rate for number in range(1000)]
+    )
     assert size * 8 / rate == BUCKET
 
 
 def test_a_piece_takes_a_slow_link_in_parts_as_long_as_its_packets_would():
     rate = 1e6
-    arrived = sent_through(Direction(Link(rate=rate, queue=10**9), "up"), [piece_of(bytes(50 * MSS))])
+    arrived = sent_through(
+        Direction(Link(rate=rate, queue=10**9), "up"), [piece_of(bytes(50 * MSS))]
+    )
     assert [shape_of(piece).segments for _, piece in arrived] == [1] * 50
     assert arrived[-1][0] == pytest.approx(50 * (MSS + 40) * 8 / rate - BUCKET)
     fast = sent_through(Direction(Link(rate=1e8, queue=10**9), "up"), [piece_of(bytes(50 * MSS))])
@@ -183,7 +211,9 @@ def test_what_the_queue_has_no_room_for_is_dropped_at_its_tail(in_pieces: bool):
     assert direction.counters.delivered + direction.counters.dropped == 40
     first = [cut(whole, number, number + 1) for number in range(direction.counters.delivered)]
     assert [
-        cut(part, number, number + 1) for _, part in arrived for number in range(shape_of(part).segments)
+        cut(part, number, number + 1)
+        for _, part in arrived
+        for number in range(shape_of(part).segments)
     ] == first, "the first are those that are kept"
 
 
@@ -200,7 +230,8 @@ def test_the_queue_is_of_bytes_not_of_time_and_has_room_again_later():
 
 
 @pytest.mark.parametrize(
-    "settings", [{"loss": 1.1}, {"reorder": -0.1}, {"delay": -1}, {"rate": 0}, {"jitter": float("nan")}]
+    "settings",
+    [{"loss": 1.1}, {"reorder": -0.1}, {"delay": -1}, {"rate": 0}, {"jitter": float("nan")}],
 )
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, float]):
     with pytest.raises(ValueError, match=next(iter(settings))):
@@ -243,4 +274,6 @@ def test_an_outage_takes_what_is_under_way_and_what_is_offered():
     direction.outage(False)
     undisturbed = numbers(sent_through(Direction(direction.link, "up"), numbered(200)))
     after = numbers(sent_through(direction, numbered(100), now=0.2))
-    assert after == [number - 100 for number in undisturbed if number >= 100], "the seed goes on where it was"
+    assert after == [number - 100 for number in undisturbed if number >= 100], (
+        "the seed goes on where it was"
+    )

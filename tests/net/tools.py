@@ -1,7 +1,8 @@
-"""Install what the tests need of the system: ``make test-tools``. Does nothing where nothing is missing.
+"""Install what the tests need of the system: ``make test-tools``. Does nothing where nothing is
+missing.
 
-Debian and its kin only, as root; elsewhere it names the commands that are missing. Needs nothing but Python.
-"""
+Debian and its kin only, as root; elsewhere it names the commands that are missing. Needs nothing
+but Python."""
 
 import os
 import shutil
@@ -19,7 +20,10 @@ def main() -> int:
     """The exit code: 0 where all is there in the end."""
     if absent := absent_packages():
         if os.geteuid() != 0 or shutil.which("apt-get") is None:
-            return fail(f"the tests need the packages {' '.join(absent)}: install them, or run this as root on Debian")
+            return fail(
+                f"the tests need the packages {' '.join(absent)}: install them, or run this as "
+                "root on Debian"
+            )
         install(absent)
         if absent := absent_packages():
             return fail(f"apt-get has not brought what the tests need: {' '.join(absent)}")
@@ -31,14 +35,21 @@ def main() -> int:
 def absent_packages() -> list[str]:
     """Packages of which a command is missing."""
     wanted = {**TOOLS, **OTHERS}
-    return sorted({package for command, package in wanted.items() if shutil.which(command, path=PATH) is None})
+    return sorted(
+        {package for command, package in wanted.items() if shutil.which(command, path=PATH) is None}
+    )
 
 
 def install(packages: list[str]) -> None:
     """Install packages. Raises CalledProcessError."""
     environment = os.environ | {"DEBIAN_FRONTEND": "noninteractive"}
-    for command in (["update", "-qq"], ["install", "-qq", "-y", "--no-install-recommends", *packages]):
-        subprocess.run(["apt-get", "-o", "Acquire::Retries=5", *command], check=True, env=environment)
+    for command in (
+        ["update", "-qq"],
+        ["install", "-qq", "-y", "--no-install-recommends", *packages],
+    ):
+        subprocess.run(
+            ["apt-get", "-o", "Acquire::Retries=5", *command], check=True, env=environment
+        )
 
 
 def fail(reason: str) -> int:

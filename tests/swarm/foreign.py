@@ -1,10 +1,11 @@
-"""A peer that shares no line of code with ours: written from docs/protocol.md and exchange.proto alone.
+"""A peer that shares no line of code with ours: written from docs/protocol.md and exchange.proto
+alone.
 
     python foreign.py exchange.proto HOST:PORT PEER_ID run.json
 
-It makes its own stubs, introduces itself (``Describe``), copies the callee's state (``Fetch``), and exchanges the one fragment of
-the model in fp32 (``Swap``). It tells what came of that as JSON. Nothing of lowcomm may be imported here.
-"""
+It makes its own stubs, introduces itself (``Describe``), copies the callee's state (``Fetch``), and
+exchanges the one fragment of the model in fp32 (``Swap``). It tells what came of that as JSON.
+Nothing of lowcomm may be imported here."""
 
 import hashlib
 import json
@@ -65,20 +66,27 @@ def bound(purpose: str, payload: bytes) -> bytes:
 class Client:
     """One key, one run, one callee."""
 
-    def __init__(self, messages: Any, services: Any, address: str, callee: str, run: dict[str, Any]) -> None:
+    def __init__(
+        self, messages: Any, services: Any, address: str, callee: str, run: dict[str, Any]
+    ) -> None:
         self.pb, self.address, self.callee = messages, address, callee
         self.key = Ed25519PrivateKey.generate()
         self.peer_id = base58(PREFIX + self.key.public_key().public_bytes_raw())
         # The run's specification names its own id, and its creator has signed it.
         text = run["spec"].encode()
-        public_key(run["creator"]).verify(bytes.fromhex(run["signature"]), bound("run specification", text))
+        public_key(run["creator"]).verify(
+            bytes.fromhex(run["signature"]), bound("run specification", text)
+        )
         self.run_id, self.spec = hashlib.sha256(text).digest(), json.loads(text)
         assert self.spec["run"]["creator"] == run["creator"]
-        # Nobody has told us the record yet: what answers here must turn out to be in the record of whom we mean.
+        # Nobody has told us the record yet: what answers here must turn out to be in the record of
+        # whom we mean.
         host, _, port = address.rpartition(":")
         self.certificate = ssl.get_server_certificate((host, int(port)), timeout=30)
         credentials = grpc.ssl_channel_credentials(self.certificate.encode())
-        channel = grpc.secure_channel(address, credentials, options=[("grpc.ssl_target_name_override", "lowcomm")])
+        channel = grpc.secure_channel(
+            address, credentials, options=[("grpc.ssl_target_name_override", "lowcomm")]
+        )
         self.stub = services.ExchangeStub(channel)
 
     def sign(self, purpose: str, payload: bytes) -> bytes:
@@ -91,7 +99,9 @@ class Client:
             caller=self.peer_id, callee=self.callee, run_id=self.run_id, issued_ms=int(time.time() * 1000),
             nonce=secrets.token_bytes(16),
         ).SerializeToString()  # fmt: skip
-        signed = self.pb.SignedCredential(payload=payload, signature=self.sign("credential", payload))
+        signed = self.pb.SignedCredential(
+            payload=payload, signature=self.sign("credential", payload)
+        )
         return [("lowcomm-credential-bin", signed.SerializeToString())]
 
     def introduce(self) -> Any:
@@ -102,16 +112,25 @@ class Client:
             phase="training",
         ).SerializeToString()  # fmt: skip
         record = self.pb.SignedRecord(payload=payload, signature=self.sign("peer record", payload))
-        answer = self.stub.Describe(self.pb.Introduction(record=record), metadata=self.metadata(), timeout=30).record
+        answer = self.stub.Describe(
+            self.pb.Introduction(record=record), metadata=self.metadata(), timeout=30
+        ).record
         public_key(self.callee).verify(answer.signature, bound("peer record", answer.payload))
         theirs = self.pb.PeerRecord.FromString(answer.payload)
-        assert (theirs.peer_id, theirs.run_id, theirs.protocol) == (self.callee, self.run_id, PROTOCOL)
+        assert (theirs.peer_id, theirs.run_id, theirs.protocol) == (
+            self.callee,
+            self.run_id,
+            PROTOCOL,
+        )
         shown = x509.load_pem_x509_certificate(self.certificate.encode()).public_bytes(Encoding.DER)
-        assert theirs.certificate == hashlib.sha256(shown).digest(), "somebody else answers at this address"
+        assert theirs.certificate == hashlib.sha256(shown).digest(), (
+            "somebody else answers at this address"
+        )
         return theirs
 
     def state(self, numel: int) -> tuple[Any, np.ndarray, np.ndarray]:
-        """The manifest, fast weights, slow weights, of a model that is one fragment and is trained by AdamW."""
+        """The manifest, fast weights, slow weights, of a model that is one fragment and is trained
+        by AdamW."""
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
         requests.put(self.pb.FetchRequest(enter=self.pb.Enter()))
         replies = self.stub.Fetch(iter(requests.get, None), metadata=self.metadata(), timeout=60)
@@ -129,7 +148,9 @@ class Client:
                 requests.put(self.pb.FetchRequest(wanted=self.pb.Wanted(piece=piece)))
                 data = self._chunks(replies, 4 * 5 * count)
                 assert hashlib.sha256(data).digest() == manifest.digests[piece]
-                fast[start : start + count], slow[start : start + count] = np.frombuffer(data, "<f4").reshape(5, -1)[:2]
+                fast[start : start + count], slow[start : start + count] = np.frombuffer(
+                    data, "<f4"
+                ).reshape(5, -1)[:2]
             assert piece + 1 == len(manifest.digests)
             assert hashlib.sha256(slow.tobytes()).digest() == manifest.slow_digests[0]
             return manifest, fast, slow
@@ -156,14 +177,20 @@ class Client:
             if answer.WhichOneof("kind") == "refuse":
                 return answer.refuse.reason, b""
             theirs = answer.accept
-            assert (theirs.run_id, theirs.plan, theirs.codec) == (offer.run_id, offer.plan, offer.codec)
+            assert (theirs.run_id, theirs.plan, theirs.codec) == (
+                offer.run_id,
+                offer.plan,
+                offer.codec,
+            )
             digest = hashlib.sha256(contribution).digest()
             frames.put(frame(content=self.pb.Content(size=len(contribution), digest=digest)))
             for offset in range(0, len(contribution), CHUNK):
                 data = contribution[offset : offset + CHUNK]
                 frames.put(frame(chunk=self.pb.Chunk(offset=offset, data=data)))
             received = self._receive(incoming, len(contribution))
-            members = hashlib.sha256("\n".join(sorted([self.peer_id, self.callee])).encode()).digest()
+            members = hashlib.sha256(
+                "\n".join(sorted([self.peer_id, self.callee])).encode()
+            ).digest()
             frames.put(frame(confirm=self.pb.Confirm(members=members)))
             assert next(incoming).confirm.members == members, "it holds something else"
             frames.put(None)
@@ -193,7 +220,11 @@ def tensors_of(model: dict[str, Any]) -> list[tuple[str, int, int]]:
         "attention.key_norm": (head, 1), "feed_forward_norm": (width, 1), "feed_forward.gate": (hidden, width),
         "feed_forward.up": (hidden, width), "feed_forward.down": (width, hidden),
     }  # fmt: skip
-    blocks = [(f"blocks.{n}.{name}.weight", *shape) for n in range(model["layers"]) for name, shape in block.items()]
+    blocks = [
+        (f"blocks.{n}.{name}.weight", *shape)
+        for n in range(model["layers"])
+        for name, shape in block.items()
+    ]
     ends = [("norm.weight", width, 1), ("head.weight", model["vocab"], width)]
     return [("embedding.weight", model["vocab"], width), *blocks, *ends]
 
@@ -202,7 +233,12 @@ def take_part(client: Client) -> dict[str, Any]:
     """Introduce ourselves, copy the state, exchange."""
     theirs = client.introduce()
     spec, sync = client.spec, client.spec["sync"]
-    assert (sync["fragments"], sync["group"], sync["codec"], spec["model"]["tied"]) == (1, 2, "fp32", False)
+    assert (sync["fragments"], sync["group"], sync["codec"], spec["model"]["tied"]) == (
+        1,
+        2,
+        "fp32",
+        False,
+    )
     assert spec["train"]["optimizer"] == "adamw"
     slices = [[name, 0, rows, rows * width] for name, rows, width in tensors_of(spec["model"])]
     plan = json.dumps(["lowcomm fragment plan 1", sync["pattern"], [slices]], separators=(",", ":"))
@@ -221,7 +257,12 @@ def take_part(client: Client) -> dict[str, Any]:
         if not reason:
             ours, others = (np.frombuffer(data, "<f4") for data in (contribution, received))
             distance = float(np.linalg.norm(ours - others) / np.linalg.norm(ours))
-            return {"peer_id": client.peer_id, "phase": theirs.phase, "refused": refused, "distance": distance}
+            return {
+                "peer_id": client.peer_id,
+                "phase": theirs.phase,
+                "refused": refused,
+                "distance": distance,
+            }
         refused.append(reason)
         assert reason in LATER, reason
         time.sleep(RETRY)
@@ -232,7 +273,13 @@ def main() -> None:
     """Make stubs, take part, tell."""
     proto, address, callee, run = Path(sys.argv[1]), *sys.argv[2:4], Path(sys.argv[4])
     with tempfile.TemporaryDirectory() as folder:
-        made = ["protoc", f"-I{proto.parent}", f"--python_out={folder}", f"--grpc_python_out={folder}", proto.name]
+        made = [
+            "protoc",
+            f"-I{proto.parent}",
+            f"--python_out={folder}",
+            f"--grpc_python_out={folder}",
+            proto.name,
+        ]
         assert protoc.main(made) == 0
         sys.path.insert(0, folder)
         messages, services = __import__("exchange_pb2"), __import__("exchange_pb2_grpc")

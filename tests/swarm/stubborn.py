@@ -1,4 +1,5 @@
-"""``python -m stubborn join ...``: a node whose program does not care whether the run takes it. Others must."""
+"""``python -m stubborn join ...``: a node whose program does not care whether the run takes it.
+Others must."""
 
 from lowcomm_node.cli import main
 from lowcomm_node.swarm.admission import RunAdmission

@@ -1,4 +1,5 @@
-"""What must hold when a creator changes a run that trains: real nodes follow, exchanges go on, and late ones get there too."""
+"""What must hold when a creator changes a run that trains: real nodes follow, exchanges go on, and
+late ones get there too."""
 
 import json
 from pathlib import Path
@@ -23,7 +24,9 @@ def follows(amendments: int) -> Any:
     def holds(status: dict[str, Any]) -> bool:
         known = (status["run"] or {}).get("amendments", [])
         in_force = [one for one in known if one["in_force"]]
-        return len(in_force) == amendments and status["trainer"]["learning_rate"] == pytest.approx(RATE)
+        return len(in_force) == amendments and status["trainer"]["learning_rate"] == pytest.approx(
+            RATE
+        )
 
     return holds
 
@@ -35,18 +38,28 @@ def ended(*nodes: Node) -> bool:
 def test_all_follow_an_amendment_while_they_train_and_a_late_one_does_too(swarm: Swarm) -> None:
     swarm.bootstrap()
     home, spec = str(swarm.folder / "creator"), swarm.spec()
-    assert run("lowcomm_node", "create", str(spec), "--peers", swarm.address, "--home", home).returncode == 0
+    assert (
+        run(
+            "lowcomm_node", "create", str(spec), "--peers", swarm.address, "--home", home
+        ).returncode
+        == 0
+    )
     creator, other = swarm.node("creator"), swarm.node("other")
     creator.until_completed(1)
 
     # A constant rate from a step on that is behind them by now.
     changes = (f"train.learning_rate={RATE}", "train.final_learning_rate=1", "train.warmup=0")
-    done = amend(swarm, "--json", "--at", "1", *(word for change in changes for word in ("--set", change)))
+    done = amend(
+        swarm, "--json", "--at", "1", *(word for change in changes for word in ("--set", change))
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["number"] == 1
     for node in (creator, other):
         node.until(follows(1), "the first amendment in force")
-        assert "so it holds at once" in until(lambda node=node: node.events("amended"), 10, "told")[0]["text"]
+        assert (
+            "so it holds at once"
+            in until(lambda node=node: node.events("amended"), 10, "told")[0]["text"]
+        )
     other.until_completed(1)
     shown = run("lowcomm_node", "status", "--home", home).stdout
     assert "amendment 1" in shown and "(in force)" in shown
@@ -65,7 +78,9 @@ def test_all_follow_an_amendment_while_they_train_and_a_late_one_does_too(swarm:
     assert not ended(creator) and not ended(other)
 
     end = (other.status() or {})["trainer"]["swarm_step"] + 300
-    done = amend(swarm, "--set", f"run.steps={end}", "--set", "run.description=shorter", "--at", str(step))
+    done = amend(
+        swarm, "--set", f"run.steps={end}", "--set", "run.description=shorter", "--at", str(step)
+    )
     assert done.returncode == 0, done.stderr
     nodes = (creator, other)
     until(lambda: ended(*nodes), 150, "the run ends where the third amendment says")
@@ -73,6 +88,7 @@ def test_all_follow_an_amendment_while_they_train_and_a_late_one_does_too(swarm:
     for node in nodes:
         assert node.events("amended")[-1]["settings"]["run.steps"] == end
 
-    # Who comes when all have gone knows it from its home, and the creator can make the run longer again.
+    # Who comes when all have gone knows it from its home, and the creator can make the run longer
+    # again.
     kept = Path(home, "runs").glob("*/amendments")
     assert len(json.loads(next(kept).read_bytes())) == 3

@@ -1,4 +1,5 @@
-"""``lowcomm-bootstrap serve`` as a real process: the door stays where it is, and runs stay published."""
+"""``lowcomm-bootstrap serve`` as a real process: the door stays where it is, and runs stay
+published."""
 
 import asyncio
 import json
@@ -12,7 +13,16 @@ import psutil
 import pytest
 
 from helpers.dht_peers import Dht
-from helpers.processes import Notified, Process, Swarm, assert_one_clear_line, descendants, environments, free_port, run
+from helpers.processes import (
+    Notified,
+    Process,
+    Swarm,
+    assert_one_clear_line,
+    descendants,
+    environments,
+    free_port,
+    run,
+)
 from helpers.waiting import until, until_async
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.dht.hivemind import HivemindDiscovery
@@ -49,7 +59,9 @@ async def test_it_publishes_a_specification_under_its_own_name(swarm: Swarm, dht
     assert json.loads(data)["creator"] == swarm.address.rpartition("/")[2]
 
 
-async def test_runs_of_creators_are_adopted_and_survive_its_death(swarm: Swarm, dht: Dht, tmp_path: Path) -> None:
+async def test_runs_of_creators_are_adopted_and_survive_its_death(
+    swarm: Swarm, dht: Dht, tmp_path: Path
+) -> None:
     signed, created = make_run("signed"), make_run("created")
     (tmp_path / "signed.json").write_bytes(signed.to_bytes())
     door = await start(swarm, "--run", str(tmp_path / "signed.json"))
@@ -63,7 +75,9 @@ async def test_runs_of_creators_are_adopted_and_survive_its_death(swarm: Swarm, 
     # The registry alone brings the runs back: whoever else held them is gone.
     await ada.close()
     again = await start(swarm)
-    assert again.child.pid != door.child.pid, "at the same address, with the same identity: the kit checks it"
+    assert again.child.pid != door.child.pid, (
+        "at the same address, with the same identity: the kit checks it"
+    )
     newcomer = await dht.peer([swarm.address])
     await until_published(newcomer, signed, created)
 
@@ -78,9 +92,15 @@ async def test_it_counts_the_peers_of_its_runs(swarm: Swarm, dht: Dht, tmp_path:
     door = await start(swarm, "--run", str(tmp_path / "run.json"))
     ada = await dht.peer([swarm.address])
     now = time()
-    info = PeerInfo(peer_id=ada.peer_id, run_id=run_.run_id, phase=Phase.TRAINING, issued=now, expires=now + 60)
-    assert await ada.publish(peers_key(run_.run_id), ada.peer_id, write_record(info, ada.identity), 60)
-    await asyncio.to_thread(until, lambda: [e for e in door.events("run.peers") if e["peers"] == 1], 30, "counted")
+    info = PeerInfo(
+        peer_id=ada.peer_id, run_id=run_.run_id, phase=Phase.TRAINING, issued=now, expires=now + 60
+    )
+    assert await ada.publish(
+        peers_key(run_.run_id), ada.peer_id, write_record(info, ada.identity), 60
+    )
+    await asyncio.to_thread(
+        until, lambda: [e for e in door.events("run.peers") if e["peers"] == 1], 30, "counted"
+    )
 
 
 async def test_a_closed_server_keeps_only_its_own_runs(swarm: Swarm, dht: Dht) -> None:
@@ -94,14 +114,23 @@ async def test_a_closed_server_keeps_only_its_own_runs(swarm: Swarm, dht: Dht) -
     assert [run.spec.run.name for run in Registry(door.home / "runs").runs()] == ["test"]
 
 
-def test_create_tells_whether_the_server_keeps_a_run_and_why_not(swarm: Swarm, tmp_path: Path) -> None:
+def test_create_tells_whether_the_server_keeps_a_run_and_why_not(
+    swarm: Swarm, tmp_path: Path
+) -> None:
     swarm.bootstrap("--max-runs", "2", "--run", str(swarm.spec()))
     told: list[dict[str, Any]] = []
     for name, home in (("first", "ada"), ("second", "ada")):
         file = tmp_path / f"{name}.toml"
         file.write_text(f'[run]\nname = "{name}"\n')
         done = run(
-            "lowcomm_node", "create", str(file), "--peers", swarm.address, "--home", str(tmp_path / home), "--json"
+            "lowcomm_node",
+            "create",
+            str(file),
+            "--peers",
+            swarm.address,
+            "--home",
+            str(tmp_path / home),
+            "--json",
         )
         assert done.returncode == 0, done.stderr
         (kept,) = json.loads(done.stdout)["kept"]
@@ -119,13 +148,18 @@ def test_it_stops_cleanly_at_the_first_signal_and_keeps_its_service_manager_info
             door = swarm.bootstrap()
         children = descendants(door.child.pid)
         assert children
-        assert not any("NOTIFY_SOCKET" in one or "WATCHDOG_USEC" in one for one in environments(children))
+        assert not any(
+            "NOTIFY_SOCKET" in one or "WATCHDOG_USEC" in one for one in environments(children)
+        )
         notified.until("READY=1")
         fed = notified.count("WATCHDOG=1")
         notified.until("WATCHDOG=1", fed + 1)
         assert door.end(number) == 0
         assert notified.count("STOPPING=1") == notified.count("READY=1") == 1
-        assert [told.partition("=")[0] for told in notified.told[:2]] == ["EXTEND_TIMEOUT_USEC", "STATUS"]
+        assert [told.partition("=")[0] for told in notified.told[:2]] == [
+            "EXTEND_TIMEOUT_USEC",
+            "STATUS",
+        ]
         notified.told.clear()
         assert door.events("stopping")
         assert not any(psutil.pid_exists(pid) for pid in children)
@@ -145,7 +179,10 @@ def test_it_is_healthy_while_its_p2pd_answers(swarm: Swarm) -> None:
     os.kill(p2pd, signal.SIGSTOP)
     ill = run(*ask, "--json")
     os.kill(p2pd, signal.SIGCONT)
-    assert ill.returncode == 4 and "p2pd does not answer at 127.0.0.1:" in json.loads(ill.stdout)["reason"], ill.stdout
+    assert (
+        ill.returncode == 4
+        and "p2pd does not answer at 127.0.0.1:" in json.loads(ill.stdout)["reason"]
+    ), ill.stdout
     door.end(signal.SIGKILL)
     ill = run(*ask)
     assert ill.returncode == 4 and "ended without a goodbye" in ill.stdout, ill.stdout
@@ -180,8 +217,12 @@ def test_it_prints_what_volunteers_type(swarm: Swarm, monkeypatch: pytest.Monkey
     swarm.processes.append(door)
     until(lambda: "join --peers" in door.output, 90, "ready")
     peer_id = run("lowcomm_bootstrap", "id", "--home", str(door.home)).stdout.strip()
-    command = f"lowcomm-node join --peers /dns4/boot.example.org/tcp/31337/p2p/{peer_id} --peers {other}"
-    assert command in door.output.splitlines(), "its own address, and those of the servers that it was told of"
+    command = (
+        f"lowcomm-node join --peers /dns4/boot.example.org/tcp/31337/p2p/{peer_id} --peers {other}"
+    )
+    assert command in door.output.splitlines(), (
+        "its own address, and those of the servers that it was told of"
+    )
 
 
 def test_id_and_runs_need_no_server(tmp_path: Path) -> None:
@@ -199,10 +240,14 @@ def test_id_and_runs_need_no_server(tmp_path: Path) -> None:
     assert f"a@{make_run('a').fingerprint}" in run("lowcomm_bootstrap", "runs", *home).stdout
 
 
-def test_the_home_is_that_of_systemd_unless_one_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_is_that_of_systemd_unless_one_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("STATE_DIRECTORY", f"{tmp_path / 'state'}:{tmp_path / 'other'}")
     peer_id = run("lowcomm_bootstrap", "id").stdout.strip()
-    assert peer_id == run("lowcomm_bootstrap", "id", "--home", str(tmp_path / "state")).stdout.strip()
+    assert (
+        peer_id == run("lowcomm_bootstrap", "id", "--home", str(tmp_path / "state")).stdout.strip()
+    )
     assert not (tmp_path / "other").exists()
 
 
@@ -212,10 +257,16 @@ def test_mistakes_end_with_one_clear_line(tmp_path: Path) -> None:
     bad = tmp_path / "bad.toml"
     bad.write_text('[run]\nname = "a"\nstps = 1\n')
     assert_one_clear_line(run(*serve, "--run", str(bad)), 78, str(bad), "steps")
-    assert_one_clear_line(run(*serve, "--run", str(tmp_path / "none")), 78, str(tmp_path / "none"), "run.toml")
+    assert_one_clear_line(
+        run(*serve, "--run", str(tmp_path / "none")), 78, str(tmp_path / "none"), "run.toml"
+    )
     assert_one_clear_line(run(*serve, "--host", "203.0.113.7"), 78, "203.0.113.7", "0.0.0.0")
-    assert_one_clear_line(run(*serve, "--announce", "boot.example.org:31337"), 78, "boot.example.org", "/dns4/")
-    assert_one_clear_line(run("lowcomm_bootstrap", "id", "--home", "/proc/none"), 78, "/proc/none", "--home")
+    assert_one_clear_line(
+        run(*serve, "--announce", "boot.example.org:31337"), 78, "boot.example.org", "/dns4/"
+    )
+    assert_one_clear_line(
+        run("lowcomm_bootstrap", "id", "--home", "/proc/none"), 78, "/proc/none", "--home"
+    )
     (home / "identity.key").write_bytes(b"rubbish")
     assert_one_clear_line(run(*serve), 78, "identity.key", "Restore it")
     assert run(*serve, "--prot", "3").returncode == 2

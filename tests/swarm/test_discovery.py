@@ -59,8 +59,11 @@ def pid_of(peer: Peer) -> int:
     return peer._daemon.pid
 
 
-async def force(peer: Peer, value: bytes, subkey: str, life: float, **options: bool) -> list[bool] | None:
-    """Make others store what ``peer`` itself would not: what one of them answers, asked past all checks of ours."""
+async def force(
+    peer: Peer, value: bytes, subkey: str, life: float, **options: bool
+) -> list[bool] | None:
+    """Make others store what ``peer`` itself would not: what one of them answers, asked past all
+    checks of ours."""
     from lowcomm_node.libp2p.hivemind_parts import DHTID, MSGPackSerializer
 
     protocol = peer._node.protocol
@@ -86,7 +89,9 @@ async def test_peers_see_each_others_records_through_a_third(dht: Dht) -> None:
 
 async def test_addresses_serve_as_entry_points(dht: Dht) -> None:
     ada = await dht.peer()
-    assert ada.addresses()[0].startswith("/ip4/127.0.0.1/tcp/") and ada.addresses()[0].endswith(f"/p2p/{ada.peer_id}")
+    assert ada.addresses()[0].startswith("/ip4/127.0.0.1/tcp/") and ada.addresses()[0].endswith(
+        f"/p2p/{ada.peer_id}"
+    )
     bob = await dht.peer(ada.addresses())
     cleo = await dht.peer(bob.addresses())
     assert await ada.tell()
@@ -114,12 +119,16 @@ async def test_a_record_under_someone_elses_name_is_refused_by_the_storer(dht: D
     forged = pack(KEY, record_of(evil.identity))
     assert await force(evil, forged, ada.peer_id, 500) == [False], "another's subkey"
     assert await force(evil, b"X" + forged, evil.peer_id, 500) == [False], "another kind"
-    assert await force(evil, pack(KEY, record_of(evil.identity, life=500)), evil.peer_id, 9e9) == [False], (
-        "for centuries"
-    )
-    assert await force(evil, pack(KEY, record_of(evil.identity, life=5)), evil.peer_id, 500) == [False], "too long"
+    assert await force(evil, pack(KEY, record_of(evil.identity, life=500)), evil.peer_id, 9e9) == [
+        False
+    ], "for centuries"
+    assert await force(evil, pack(KEY, record_of(evil.identity, life=5)), evil.peer_id, 500) == [
+        False
+    ], "too long"
     run = sign_run(parse_toml('[run]\nname = "a"\n'), STRANGER)
-    assert await force(evil, pack(RUNS_KEY, run.to_bytes()), run.run_id, 60) == [False], "under another key"
+    assert await force(evil, pack(RUNS_KEY, run.to_bytes()), run.run_id, 60) == [False], (
+        "under another key"
+    )
     assert await ada.sees() == {ada.peer_id, STRANGER.peer_id}
 
 
@@ -128,7 +137,8 @@ async def test_a_forged_record_is_refused_by_the_reader_and_hides_no_other(dht: 
 
     ada = await dht.peer()
     evil, reader = await dht.peer(ada.addresses()), await dht.peer(ada.addresses())
-    # A storer without any scruples, the only one that has ada's record; it claims that nothing could be newer.
+    # A storer without any scruples, the only one that has ada's record; it claims that nothing
+    # could be newer.
     storage = evil._node.protocol.storage = DHTLocalStorage()
     forged = MSGPackSerializer.dumps(pack(KEY, record_of(evil.identity)))
     sound = MSGPackSerializer.dumps(pack(KEY, record_of(ada.identity)))
@@ -147,7 +157,9 @@ async def test_a_record_that_expires_on_the_way_hides_no_other(dht: Dht) -> None
     storer, reader = await dht.peer(ada.addresses()), await dht.peer(ada.addresses())
     assert await ada.tell()
     # The storer lets it live longer than its signer does; the reader must mind only that one.
-    assert await force(storer, pack(KEY, record_of(STRANGER, life=1)), STRANGER.peer_id, 30) == [True]
+    assert await force(storer, pack(KEY, record_of(STRANGER, life=1)), STRANGER.peer_id, 30) == [
+        True
+    ]
     began = time()
 
     async def expired() -> bool:
@@ -168,7 +180,9 @@ async def test_nothing_can_be_put_in_a_cache(dht: Dht) -> None:
     ada = await dht.peer()
     evil = await dht.peer(ada.addresses())
     assert await ada.tell(life=20)
-    assert await force(evil, pack(KEY, record_of(evil.identity, life=500)), evil.peer_id, 499, in_cache=True) == [False]
+    assert await force(
+        evil, pack(KEY, record_of(evil.identity, life=500)), evil.peer_id, 499, in_cache=True
+    ) == [False]
     evil._node.protocol.storage.clear()
     assert await evil.sees() == {ada.peer_id}
 
@@ -180,7 +194,9 @@ async def test_a_peer_can_not_choose_its_place(dht: Dht) -> None:
     evil = await dht.peer(ada.addresses(), require_peers=False)
     protocol = ada._node.protocol
     before = dict(protocol.routing_table.uid_to_peer_id)
-    await protocol.update_routing_table(DHTID.generate(source=KEY), PeerID.from_base58(STRANGER.peer_id))
+    await protocol.update_routing_table(
+        DHTID.generate(source=KEY), PeerID.from_base58(STRANGER.peer_id)
+    )
     assert protocol.routing_table.uid_to_peer_id == before
     assert evil.peer_id in {str(peer) for peer in before.values()}
 
@@ -196,7 +212,10 @@ async def test_storage_is_bounded(dht: Dht, monkeypatch: pytest.MonkeyPatch) -> 
     assert taken[0] == [True]
     assert taken[-1] == [False]
     assert 1 <= len(await ada.sees()) <= 3
-    assert await force(evil, pack(KEY, record_of(flood[0], step=1)), flood[0].peer_id, 59.5) in ([True], [False])
+    assert await force(evil, pack(KEY, record_of(flood[0], step=1)), flood[0].peer_id, 59.5) in (
+        [True],
+        [False],
+    )
 
 
 async def test_a_bootstrap_that_was_killed_and_comes_back_is_found_again(dht: Dht) -> None:
@@ -239,10 +258,14 @@ async def test_a_peers_own_address_serves_when_the_bootstrap_is_dead(dht: Dht) -
     await until_async(found, 60, "bob is found without the bootstrap")
 
 
-def test_learned_entry_points_are_bounded_and_never_displace_the_owners(tmp_path: Path, sockets: Path) -> None:
+def test_learned_entry_points_are_bounded_and_never_displace_the_owners(
+    tmp_path: Path, sockets: Path
+) -> None:
     given = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER.peer_id}"
     peer = Peer(tmp_path, [given])
-    peer.add_entry_points([f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER.peer_id}" for port in range(2, 500)])
+    peer.add_entry_points(
+        [f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER.peer_id}" for port in range(2, 500)]
+    )
     kept = [str(entry) for entry in peer._entry_points]
     assert kept[0] == given
     assert len(kept) == 32
@@ -280,7 +303,9 @@ async def test_an_identity_can_not_be_in_a_swarm_twice(
     door = await dht.peer()
     ada = await dht.peer(door.addresses(), home="ada")
     (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / "identity.key").write_bytes((tmp_path / "ada" / "identity.key").read_bytes())
+    (tmp_path / "copy" / "identity.key").write_bytes(
+        (tmp_path / "ada" / "identity.key").read_bytes()
+    )
     with pytest.raises(RetryLater, match=ada.peer_id):
         await dht.peer(door.addresses(), home="copy")
     await ada.close()
@@ -300,7 +325,9 @@ async def test_no_entry_point_answers(dht: Dht) -> None:
     assert await alone.check_connection() == 0
 
 
-async def test_another_peer_at_the_given_address_is_not_taken_for_the_one_that_was_meant(dht: Dht) -> None:
+async def test_another_peer_at_the_given_address_is_not_taken_for_the_one_that_was_meant(
+    dht: Dht,
+) -> None:
     door = await dht.peer()
     wrong = door.addresses()[0].rpartition("/")[0] + "/" + STRANGER.peer_id
     with pytest.raises(NoPeers, match=STRANGER.peer_id):
@@ -352,7 +379,9 @@ async def test_a_p2pd_that_is_aborted_before_it_says_a_word_is_started_once_more
     from lowcomm_node.libp2p import p2pd
 
     script, real = tmp_path / "p2pd", p2pd.find_p2pd()
-    script.write_text(f'#!/bin/sh\nif mkdir {tmp_path}/tried; then kill -ABRT $$; fi\nexec {real} "$@"\n')
+    script.write_text(
+        f'#!/bin/sh\nif mkdir {tmp_path}/tried; then kill -ABRT $$; fi\nexec {real} "$@"\n'
+    )
     script.chmod(0o755)
     monkeypatch.setattr(p2pd, "find_p2pd", lambda: script)
     assert (await dht.peer()).addresses()
@@ -386,9 +415,22 @@ main()
 """
 
 
-@pytest.mark.parametrize(("offset", "words"), [("20", "20 s behind"), ("-20", "20 s ahead of"), ("1", "")])
-async def test_a_clock_that_is_off_is_named(dht: Dht, tmp_path: Path, offset: str, words: str) -> None:
-    arguments = ("serve", "--json", "--host", "127.0.0.1", "--port", "0", "--home", str(tmp_path / "door"))
+@pytest.mark.parametrize(
+    ("offset", "words"), [("20", "20 s behind"), ("-20", "20 s ahead of"), ("1", "")]
+)
+async def test_a_clock_that_is_off_is_named(
+    dht: Dht, tmp_path: Path, offset: str, words: str
+) -> None:
+    arguments = (
+        "serve",
+        "--json",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "0",
+        "--home",
+        str(tmp_path / "door"),
+    )
     door = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", SKEWED, offset, *arguments), stdout=asyncio.subprocess.PIPE
     )
@@ -423,9 +465,12 @@ asyncio.run(live())
 """
 
 
-async def test_p2pd_and_its_socket_go_when_their_parent_is_killed(tmp_path: Path, sockets: Path) -> None:
+async def test_p2pd_and_its_socket_go_when_their_parent_is_killed(
+    tmp_path: Path, sockets: Path
+) -> None:
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", CHILD, json.dumps(sys.path), str(tmp_path)), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", CHILD, json.dumps(sys.path), str(tmp_path)),
+        stdout=asyncio.subprocess.PIPE,
     )
     try:
         assert child.stdout is not None
@@ -445,7 +490,10 @@ async def test_p2pd_and_its_socket_go_when_their_parent_is_killed(tmp_path: Path
 
 def large_record(peer: Identity, life: float) -> bytes:
     """A valid record of about 2000 bytes, the most that one may have."""
-    now, entry = time(), f"/ip4/203.0.113.7/tcp/31337/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{peer.peer_id}"
+    now, entry = (
+        time(),
+        f"/ip4/203.0.113.7/tcp/31337/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{peer.peer_id}",
+    )
     info = PeerInfo(
         peer_id=peer.peer_id, run_id=RUN_ID, phase=Phase.TRAINING, issued=now, expires=now + life,
         addresses=("[2001:db8:1111:2222:3333:4444:5555:6666]:40000",) * 8, entry_points=(entry,) * 4,
@@ -454,24 +502,35 @@ def large_record(peer: Identity, life: float) -> bytes:
 
 
 @pytest.mark.timeout(300)
-async def test_two_thousand_sybil_records_push_no_honest_peer_out_and_keep_none_out(dht: Dht) -> None:
+async def test_two_thousand_sybil_records_push_no_honest_peer_out_and_keep_none_out(
+    dht: Dht,
+) -> None:
     door = await dht.peer()
     honest = [await dht.peer(door.addresses()) for _ in range(2)]
     assert all([await peer.tell(life=280.0) for peer in honest])
     attacker = await dht.peer(door.addresses())
-    key, sybils = DHTID.generate(source=KEY), [Identity(number.to_bytes(32, "big")) for number in range(1, 2001)]
+    key, sybils = (
+        DHTID.generate(source=KEY),
+        [Identity(number.to_bytes(32, "big")) for number in range(1, 2001)],
+    )
     stored = 0
     for storer in (door, *honest):
         target = PeerID.from_base58(storer.peer_id)
         for start in range(0, len(sybils), 200):
             some = sybils[start : start + 200]
-            values = [MSGPackSerializer.dumps(pack(KEY, large_record(peer, 290.0))) for peer in some]
+            values = [
+                MSGPackSerializer.dumps(pack(KEY, large_record(peer, 290.0))) for peer in some
+            ]
             names, keys = [peer.peer_id for peer in some], [key] * len(some)
-            answer = await attacker._node.protocol.call_store(target, keys, values, time() + 280.0, subkeys=names)
+            answer = await attacker._node.protocol.call_store(
+                target, keys, values, time() + 280.0, subkeys=names
+            )
             stored += sum(answer or ())
     assert stored > 2000, "the flood has filled every storer"
     late = await dht.peer(door.addresses())
-    assert await late.publish(KEY, late.peer_id, large_record(late.identity, 280.0), 280.0), "who comes after the flood"
+    assert await late.publish(KEY, late.peer_id, large_record(late.identity, 280.0), 280.0), (
+        "who comes after the flood"
+    )
     wanted = {peer.peer_id for peer in (*honest, late)}
     for storer in (door, *honest):
         kept = storer._node.protocol.storage.get(key)

@@ -51,7 +51,8 @@ def test_doctor_and_ping_find_what_is_there(swarm: Swarm) -> None:
     for name in ("disk", "memory", "gpu", "congestion"):
         assert found[name]["value"], found
 
-    # Without one, a passing identity is examined for the time of the check, and nothing is left in the home.
+    # Without one, a passing identity is examined for the time of the check, and nothing is left in
+    # the home.
     found = alone.result()
     assert_seen_from_loopback(found)
     assert found["node"]["state"] == "unknown" and found["dht"]["figures"]["runs"] == 1
@@ -66,7 +67,12 @@ def test_doctor_and_ping_find_what_is_there(swarm: Swarm) -> None:
         routes = {route["route"].split()[0]: route for route in told["routes"]}
         assert set(routes) == {"direct", "punched"}, routes
         for route in routes.values():
-            assert route["up"] > 0 and route["down"] > 0 and route["round_trip"] > 0 and not route["reason"]
+            assert (
+                route["up"] > 0
+                and route["down"] > 0
+                and route["round_trip"] > 0
+                and not route["reason"]
+            )
     unknown = run("lowcomm_node", "ping", "nobody", "--home", str(a.home))
     assert unknown.returncode == 6 and "peers` lists them" in unknown.stderr
     assert "Traceback" not in a.output + b.output + swarm.processes[0].output

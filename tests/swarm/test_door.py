@@ -1,5 +1,5 @@
-"""A deployed bootstrap server: only the packages of its own lock, a name in DNS, clients that nobody tells anything, two as one
-service, a copy on another machine.
+"""A deployed bootstrap server: only the packages of its own lock, a name in DNS, clients that
+nobody tells anything, two as one service, a copy on another machine.
 """
 
 import asyncio
@@ -32,7 +32,9 @@ NAME = "/dns4/localhost"
 def frugally(command: list[str], **options: Any) -> subprocess.Popen[bytes]:
     """Start a module of ours where nothing else is installed than what the server's lock lists."""
     python, _, *rest = command
-    return subprocess.Popen([python, frugal.__file__, str(ROOT / "bootstrap" / "requirements.lock"), *rest], **options)
+    return subprocess.Popen(
+        [python, frugal.__file__, str(ROOT / "bootstrap" / "requirements.lock"), *rest], **options
+    )
 
 
 class Server(Process):
@@ -40,7 +42,9 @@ class Server(Process):
 
     launch = staticmethod(frugally)
 
-    def __init__(self, swarm: Swarm, name: str, port: int, *arguments: str, host: str = "/ip4/127.0.0.1") -> None:
+    def __init__(
+        self, swarm: Swarm, name: str, port: int, *arguments: str, host: str = "/ip4/127.0.0.1"
+    ) -> None:
         super().__init__(
             swarm.folder / name, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port", str(port),
             "--home", str(swarm.folder / name), "--announce", f"{host}/tcp/{port}", *arguments,
@@ -99,7 +103,10 @@ async def kill_and_come_back(swarm: Swarm, dht: Dht, count: int) -> None:
     assert address == f"{NAME}/tcp/{port}/p2p/{door}"
     async with crowd_of(count, swarm.folder, address) as clients:
         await asyncio.to_thread(
-            until, lambda: [e for e in server.events("run.peers") if e["peers"] == count], 60, "it counts them"
+            until,
+            lambda: [e for e in server.events("run.peers") if e["peers"] == count],
+            60,
+            "it counts them",
         )
         children = descendants(server.child.pid)
         server.end(signal.SIGKILL)
@@ -111,17 +118,23 @@ async def kill_and_come_back(swarm: Swarm, dht: Dht, count: int) -> None:
         await until_async(all_are_cut_off, 60, "no connection is left")
         for client in clients:
             client.seen = frozenset()
-        await until_all(clients, lambda client: len(client.seen) == count, "those who know each other go on")
+        await until_all(
+            clients, lambda client: len(client.seen) == count, "those who know each other go on"
+        )
 
         again = Server(swarm, "server", port, host=NAME)
         assert await again.address() == address, "the same identity at the same place"
 
         async def all_are_connected() -> bool:
-            return all([await client.connected_at(door) and client.doors()[door] for client in clients])
+            return all(
+                [await client.connected_at(door) and client.doors()[door] for client in clients]
+            )
 
         await until_async(all_are_connected, 120, "all are back, by themselves")
         assert await names_the_run(dht, address)
-        told = await asyncio.to_thread(until, lambda: again.events("run.peers"), 60, "it counts again")
+        told = await asyncio.to_thread(
+            until, lambda: again.events("run.peers"), 60, "it counts again"
+        )
         assert told[-1]["peers"] == count
 
 
@@ -138,14 +151,18 @@ async def test_two_hundred_clients_come_back_by_themselves(swarm: Swarm, dht: Dh
     await kill_and_come_back(swarm, dht, 200)
 
 
-async def test_of_two_servers_either_may_be_replaced_though_only_one_was_told_of_a_run(swarm: Swarm, dht: Dht) -> None:
+async def test_of_two_servers_either_may_be_replaced_though_only_one_was_told_of_a_run(
+    swarm: Swarm, dht: Dht
+) -> None:
     (swarm.folder / "run.json").write_bytes(RUN.to_bytes())
     ports = free_port(), free_port()
     first = Server(swarm, "first", ports[0], "--run", str(swarm.folder / "run.json"))
     door = await first.address()
     second = Server(swarm, "second", ports[1], "--peers", door)
     other = await second.address()
-    await asyncio.to_thread(until, lambda: second.events("run.adopted"), 30, "the second keeps the run as well")
+    await asyncio.to_thread(
+        until, lambda: second.events("run.adopted"), 30, "the second keeps the run as well"
+    )
 
     # An upgrade: stopped, replaced, started. Meanwhile newcomers enter at the other one.
     assert first.end() == 0
@@ -155,6 +172,8 @@ async def test_of_two_servers_either_may_be_replaced_though_only_one_was_told_of
     shutil.copy2(swarm.folder / "first" / "identity.key", swarm.folder / "copy" / "identity.key")
     first = Server(swarm, "copy", ports[0], "--peers", other)
     assert await first.address() == door, "a copy of the key is all that an address needs"
-    await asyncio.to_thread(until, lambda: first.events("run.adopted"), 30, "it has the run from the other one")
+    await asyncio.to_thread(
+        until, lambda: first.events("run.adopted"), 30, "it has the run from the other one"
+    )
     second.end(signal.SIGKILL)
     assert await names_the_run(dht, door, other)

@@ -1,4 +1,5 @@
-"""What must hold while somebody floods a node: memory stays, exchanges go on. ``benchmarks/flood.py`` measures more, for longer."""
+"""What must hold while somebody floods a node: memory stays, exchanges go on.
+``benchmarks/flood.py`` measures more, for longer."""
 
 import json
 import subprocess
@@ -32,14 +33,21 @@ def flood(node: Node, seconds: float, calls: int, connections: int) -> dict[str,
         str(calls), "--connections", str(connections), "--parameters", str(status["trainer"]["parameters"]), "--dht-port", dht,
     ]  # fmt: skip
     done = subprocess.run(
-        command, input="\n", capture_output=True, text=True, timeout=240, check=False, env=environment()
+        command,
+        input="\n",
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        env=environment(),
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])["ends"]
 
 
 @pytest.mark.parametrize(
-    ("seconds", "calls", "connections"), [(5.0, 500, 100), pytest.param(60.0, 10_000, 1000, marks=pytest.mark.soak)]
+    ("seconds", "calls", "connections"),
+    [(5.0, 500, 100), pytest.param(60.0, 10_000, 1000, marks=pytest.mark.soak)],
 )
 def test_a_node_that_is_flooded_keeps_its_memory_and_goes_on(
     swarm: Swarm, seconds: float, calls: int, connections: int
@@ -49,12 +57,22 @@ def test_a_node_that_is_flooded_keeps_its_memory_and_goes_on(
     before = node.until_completed(2)
     memory = private(node)
     ends = flood(node, seconds, calls, connections)
-    assert {"garbage: UNAUTHENTICATED", "no credential: UNAUTHENTICATED", "replayed: UNAUTHENTICATED"} <= set(ends)
+    assert {
+        "garbage: UNAUTHENTICATED",
+        "no credential: UNAUTHENTICATED",
+        "replayed: UNAUTHENTICATED",
+    } <= set(ends)
     assert ends.get("half-open: OK", 0) == 0
     after = node.until_completed(2, 60)
     assert private(node) - memory < MAX_GROWTH
     assert after["trainer"]["steps"] > before["trainer"]["steps"]
     assert after["refusals"]["call.missing"] > 0
     (peer,) = [one for one in node.peers() if one["peer_id"] == other.status()["peer_id"]]  # type: ignore[index]
-    assert (peer["score"], peer["left_out"]) == (1.0, False), "what others do is not held against it"
-    until(lambda: [one for one in node.peers() if one["left_out"]] or None, 30, "the client is left out")
+    assert (peer["score"], peer["left_out"]) == (1.0, False), (
+        "what others do is not held against it"
+    )
+    until(
+        lambda: [one for one in node.peers() if one["left_out"]] or None,
+        30,
+        "the client is left out",
+    )

@@ -1,4 +1,5 @@
-"""Nothing is held against honest nodes, however slow, late or interrupted they are: real processes on a busy machine."""
+"""Nothing is held against honest nodes, however slow, late or interrupted they are: real processes
+on a busy machine."""
 
 import os
 import signal
@@ -42,7 +43,10 @@ def paused(node: Node) -> Iterator[None]:
 @contextmanager
 def busy_machine() -> Iterator[None]:
     """Another job on each core."""
-    jobs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(os.cpu_count() or 1)]
+    jobs = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"])
+        for _ in range(os.cpu_count() or 1)
+    ]
     try:
         yield
     finally:
@@ -85,14 +89,17 @@ def nothing_is_held(nodes: list[Node]) -> None:
 
 
 def pause_until_missed(node: Node, others: list[Node]) -> None:
-    """Stop a node until each of the others has failed to exchange with it, or has gone on without it for long."""
+    """Stop a node until each of the others has failed to exchange with it, or has gone on without
+    it for long."""
     before = [other.until(lambda _: True, "status")["trainer"]["swarm_step"] for other in others]
     with paused(node):
         for other, step in zip(others, before, strict=True):
             other.until(lambda s, step=step: s["trainer"]["swarm_step"] >= step + 40, "training on")
 
 
-def test_a_node_that_comes_late_and_stands_still_for_a_while_is_taken_for_no_liar(swarm: Swarm) -> None:
+def test_a_node_that_comes_late_and_stands_still_for_a_while_is_taken_for_no_liar(
+    swarm: Swarm,
+) -> None:
     swarm.bootstrap("--run", str(swarm.spec("lowcomm")))
     first = [swarm.node(name) for name in "ab"]
     for node in first:

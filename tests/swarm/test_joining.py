@@ -19,7 +19,8 @@ class Stubborn(Node):
     def __init__(self, home: Path, address: str, *arguments: str) -> None:
         Process.__init__(
             self, home, "stubborn", "join", "--json", "--home", str(home), "--peers", address, "--threads", "1",
-            # Records that outlive the test: only the others' own checks can take it off their lists.
+            # Records that outlive the test: only the others' own checks can take it off their
+            # lists.
             "--poll", "1", "--record-life", "600", "--exchange-deadline", "15", *arguments,
         )  # fmt: skip
 
@@ -41,13 +42,23 @@ def create(swarm: Swarm, *settings: str) -> None:
     """Publish a run of the home ``creator``."""
     spec = swarm.spec()
     spec.write_text(spec.read_text().replace("[model]", "\n".join([*settings, "[model]"])))
-    done = run("lowcomm_node", "create", str(spec), "--peers", swarm.address, "--home", str(swarm.folder / "creator"))
+    done = run(
+        "lowcomm_node",
+        "create",
+        str(spec),
+        "--peers",
+        swarm.address,
+        "--home",
+        str(swarm.folder / "creator"),
+    )
     assert done.returncode == 0, done.stderr
 
 
 def invite(swarm: Swarm, *options: str) -> dict[str, Any]:
     """What ``lowcomm-node invite`` makes in the creator's home."""
-    done = run("lowcomm_node", "invite", "--json", "--home", str(swarm.folder / "creator"), *options)
+    done = run(
+        "lowcomm_node", "invite", "--json", "--home", str(swarm.folder / "creator"), *options
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -55,7 +66,18 @@ def invite(swarm: Swarm, *options: str) -> dict[str, Any]:
 def join(swarm: Swarm, name: str, *arguments: str) -> Any:
     """A ``join`` that is expected to end at once."""
     home = str(swarm.folder / name)
-    return run("lowcomm_node", "join", "--json", "--home", home, "--peers", swarm.address, "--threads", "1", *arguments)
+    return run(
+        "lowcomm_node",
+        "join",
+        "--json",
+        "--home",
+        home,
+        "--peers",
+        swarm.address,
+        "--threads",
+        "1",
+        *arguments,
+    )
 
 
 def completed_with(node: Node, peer_id: str) -> int:
@@ -78,12 +100,17 @@ def test_an_invite_lets_in_as_many_as_it_says_and_nobody_else(swarm: Swarm, stub
     # Those who do not care are refused by the others, with the reason counted.
     uninvited = stubborn("uninvited")
     uninvited.until(lambda s: s["phase"] == "training", "training alone")
-    refused = creator.until(lambda s: s["refusals"].get("record.not-invited"), "the record of the uninvited refused")
+    refused = creator.until(
+        lambda s: s["refusals"].get("record.not-invited"), "the record of the uninvited refused"
+    )
     assert refused["exchanges"]["completed"] >= 1
     uninvited_id = (uninvited.status() or {})["peer_id"]
     for node in (creator, invited):
         assert uninvited_id not in [peer["peer_id"] for peer in node.peers()]
-    uninvited.until(lambda s: any("does not take us" in text for text in s["warnings"]), "the uninvited told why")
+    uninvited.until(
+        lambda s: any("does not take us" in text for text in s["warnings"]),
+        "the uninvited told why",
+    )
     assert (uninvited.status() or {})["exchanges"]["completed"] == 0
 
     # A restart needs no invite: it is the same peer.
@@ -93,21 +120,29 @@ def test_an_invite_lets_in_as_many_as_it_says_and_nobody_else(swarm: Swarm, stub
     assert status["peer_id"] == invited_id
 
 
-def test_an_open_run_that_asks_for_work_takes_who_has_done_it_and_nobody_else(swarm: Swarm, stubborn: Any) -> None:
+def test_an_open_run_that_asks_for_work_takes_who_has_done_it_and_nobody_else(
+    swarm: Swarm, stubborn: Any
+) -> None:
     swarm.bootstrap()
     create(swarm, "work = 4")
     ada, bob, idle = swarm.node("ada"), swarm.node("bob"), stubborn("idle")
     bob.until_completed(1)
     assert next((bob.home / "runs").glob("*/work")).stat().st_size > 0, "kept for the next start"
-    ada.until(lambda s: s["refusals"].get("record.expired") or s["refusals"].get("record.no-work"), "the idle refused")
+    ada.until(
+        lambda s: s["refusals"].get("record.expired") or s["refusals"].get("record.no-work"),
+        "the idle refused",
+    )
     idle.until(lambda s: s["phase"] == "training", "training alone")
     idle_id = (idle.status() or {})["peer_id"]
     assert all(idle_id not in [peer["peer_id"] for peer in node.peers()] for node in (ada, bob))
     assert (idle.status() or {})["exchanges"]["completed"] == 0
 
 
-@pytest.mark.soak  # minutes; the rules are in tests/unit/peers/test_admission.py and test_run_admission.py
-def test_a_removed_peer_is_out_within_a_minute_whether_it_cares_or_not(swarm: Swarm, stubborn: Any) -> None:
+# minutes; the rules are in tests/unit/peers/test_admission.py and test_run_admission.py
+@pytest.mark.soak
+def test_a_removed_peer_is_out_within_a_minute_whether_it_cares_or_not(
+    swarm: Swarm, stubborn: Any
+) -> None:
     swarm.bootstrap()
     create(swarm, 'admission = "invite"')
     token = invite(swarm, "--uses", "2")["invite"]
@@ -123,9 +158,14 @@ def test_a_removed_peer_is_out_within_a_minute_whether_it_cares_or_not(swarm: Sw
     assert json.loads(removed.stdout)["removed"] == [rogue_id]
     for node in (creator, honest):
         until(
-            lambda node=node: rogue_id not in [peer["peer_id"] for peer in node.peers()], REMOVED_WITHIN, "off the list"
+            lambda node=node: rogue_id not in [peer["peer_id"] for peer in node.peers()],
+            REMOVED_WITHIN,
+            "off the list",
         )
-        node.until(lambda s: all(rogue_id not in r["partners"] for r in s["exchanges_running"]), "no exchange with it")
+        node.until(
+            lambda s: all(rogue_id not in r["partners"] for r in s["exchanges_running"]),
+            "no exchange with it",
+        )
     before = (rogue.status() or {})["exchanges"]["completed"]
     creator.until(lambda s: s["refusals"].get("call.removed"), "a call of the removed refused")
     honest.until_completed(2)
@@ -139,7 +179,16 @@ def test_a_removed_peer_is_out_within_a_minute_whether_it_cares_or_not(swarm: Sw
     assert honest.events("saved"), "its work is not lost"
     assert_one_clear_line(join(swarm, "honest"), 77, "was removed")
     # A mistake can be undone.
-    back = run("lowcomm_node", "remove", "--undo", honest_id, "--peers", swarm.address, "--home", str(creator.home))
+    back = run(
+        "lowcomm_node",
+        "remove",
+        "--undo",
+        honest_id,
+        "--peers",
+        swarm.address,
+        "--home",
+        str(creator.home),
+    )
     assert back.returncode == 0, back.stderr
     swarm.node("honest").until_completed(1)
 

@@ -21,7 +21,9 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
     swarm.bootstrap()
     spec = str(swarm.spec(evaluate_every=100))
-    created = run("lowcomm_node", "create", spec, "--peers", swarm.address, "--home", str(swarm.folder / "c"))
+    created = run(
+        "lowcomm_node", "create", spec, "--peers", swarm.address, "--home", str(swarm.folder / "c")
+    )
     assert created.returncode == 0, created.stderr
     a, b, c = (swarm.node(name) for name in "abc")
     for node in (a, b, c):
@@ -51,7 +53,9 @@ def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
     status = late.until(lambda s: s["phase"] == "training", "the late peer training")
     assert late.events("state.adopted"), late.output[-2000:]
     first = status["trainer"]["val_loss_first"]
-    assert first == late.events("evaluated")[0]["loss"], "the loss it reports first is the first that it measured"
+    assert first == late.events("evaluated")[0]["loss"], (
+        "the loss it reports first is the first that it measured"
+    )
     donors = {node.until(bool, "answering")["peer_id"]: node for node in (a, b, c)}
     donor = donors[late.events("state.adopted")[0]["donors"][0]]
     measured = [event["loss"] for event in donor.events("evaluated")]
@@ -62,11 +66,19 @@ def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
 
 def check_json(node: Node) -> None:
     """What a node answers and prints has the very keys that docs/json.md describes."""
-    for path, kind in (("status", Status), ("peers", list[PeerStatus]), ("rounds", list[ExchangeEnded])):
+    for path, kind in (
+        ("status", Status),
+        ("peers", list[PeerStatus]),
+        ("rounds", list[ExchangeEnded]),
+    ):
         told = node.ask(lambda client, path=path: client._call("GET", f"/v1/{path}"))
         assert told and to_json(read(kind, told)) == told, path
     events = [json.loads(line) for line in node.output.splitlines() if line.startswith('{"time"')]
-    assert {"phase", "swarm.connected", "exchange.applied"} <= {event["event"] for event in events} <= set(EVENTS)
+    assert (
+        {"phase", "swarm.connected", "exchange.applied"}
+        <= {event["event"] for event in events}
+        <= set(EVENTS)
+    )
     assert all(json.loads(json.dumps(read_notice(event).to_json())) == event for event in events)
 
 
@@ -94,19 +106,34 @@ def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(
         leaver = (node.status() or {})["peer_id"]
         assert leaver in [peer["peer_id"] for peer in a.peers()]
         if how == "finish":
-            assert node.until(lambda s: s["limits"]["peers"], "peers that it talks with")["limits"]["peers"] <= 2
+            assert (
+                node.until(lambda s: s["limits"]["peers"], "peers that it talks with")["limits"][
+                    "peers"
+                ]
+                <= 2
+            )
             done = run("lowcomm_node", "finish", "--home", str(node.home))
             assert done.returncode == 0
             assert node.child.wait(30) == 0
             newest = max((node.home / "runs").glob("*/checkpoints/step-*"))
-            assert f"the model:   {newest}\n" in done.stdout and f"--home {node.home}\n" in done.stdout
+            assert (
+                f"the model:   {newest}\n" in done.stdout and f"--home {node.home}\n" in done.stdout
+            )
             (told,) = node.events("contributed")
-            assert told["checkpoint"] == str(newest) and told["exchanges"] >= 1 and told["bytes_sent"] > 0
+            assert (
+                told["checkpoint"] == str(newest)
+                and told["exchanges"] >= 1
+                and told["bytes_sent"] > 0
+            )
         else:
             assert node.end(signal.SIGTERM) == 0
             assert notified.count("STOPPING=1") == 1
         # Its record would live for ten minutes more: only a goodbye can have removed it.
-        until(lambda gone=leaver: gone not in [peer["peer_id"] for peer in a.peers()], 5, "gone from the other's peers")
+        until(
+            lambda gone=leaver: gone not in [peer["peer_id"] for peer in a.peers()],
+            5,
+            "gone from the other's peers",
+        )
         assert alive(family) == []
         assert not (node.home / "control.json").exists()
         newest = run("lowcomm_node", "checkpoint", "verify", "--json", "--home", str(node.home))
@@ -122,7 +149,13 @@ def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(
 
 @pytest.mark.parametrize(
     "method",
-    ["lowcomm", *(pytest.param(one, marks=pytest.mark.soak) for one in ("streaming-diloco", "diloco", "gossip"))],
+    [
+        "lowcomm",
+        *(
+            pytest.param(one, marks=pytest.mark.soak)
+            for one in ("streaming-diloco", "diloco", "gossip")
+        ),
+    ],
 )
 def test_three_nodes_finish_a_run_together(swarm: Swarm, method: str) -> None:
     swarm.bootstrap("--run", str(swarm.spec(method, steps=300, start_peers=3)))
@@ -132,5 +165,10 @@ def test_three_nodes_finish_a_run_together(swarm: Swarm, method: str) -> None:
     applied = [len(node.events("exchange.applied")) for node in nodes]
     assert min(applied) >= 1 and sum(applied) >= 8, (applied, nodes[0].output[-3000:])
     if "diloco" in method:
-        whole = [event for node in nodes for event in node.events("exchange.applied") if len(event["partners"]) == 2]
+        whole = [
+            event
+            for node in nodes
+            for event in node.events("exchange.applied")
+            if len(event["partners"]) == 2
+        ]
         assert whole, "no exchange of the whole group"

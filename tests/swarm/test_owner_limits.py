@@ -1,4 +1,5 @@
-"""The owner's limits on a running node: from the command line to the exchange, and kept for the next start."""
+"""The owner's limits on a running node: from the command line to the exchange, and kept for the
+next start."""
 
 import json
 
@@ -34,7 +35,10 @@ def test_limits_are_taken_shown_changed_and_kept(swarm: Swarm) -> None:
     # At a rate at which no exchange could end, it says so instead of failing again and again.
     limits("--max-up", "64kbit")
     a.until(lambda s: "raise --max-up" in (s["waiting"] or ""), "the reason is told")
-    assert "5Mbit or 5MB" in run("lowcomm_node", "limits", "--home", str(a.home), "--max-up", "5Mb").stderr
+    assert (
+        "5Mbit or 5MB"
+        in run("lowcomm_node", "limits", "--home", str(a.home), "--max-up", "5Mb").stderr
+    )
 
     # What was changed is what the next start finds, where no flag says otherwise.
     assert a.end() == 0

@@ -1,4 +1,5 @@
-"""How a node finds its swarm, and gets back to it: real processes, doors that close, and none of the nodes is restarted."""
+"""How a node finds its swarm, and gets back to it: real processes, doors that close, and none of
+the nodes is restarted."""
 
 import asyncio
 import re
@@ -36,11 +37,16 @@ def door(status: dict[str, Any], peer_id: str) -> dict[str, Any]:
 
 
 def alone(status: dict[str, Any]) -> bool:
-    return status["phase"] == "training" and "training alone: no peer answered" in (status["waiting"] or "")
+    return status["phase"] == "training" and "training alone: no peer answered" in (
+        status["waiting"] or ""
+    )
 
 
-@pytest.mark.soak  # minutes; a door that is killed and comes back is in test_bootstrap.py and test_life.py
-def test_training_goes_on_while_the_door_is_shut_and_a_node_comes_back_without_it(swarm: Swarm) -> None:
+# minutes; a door that is killed and comes back is in test_bootstrap.py and test_life.py
+@pytest.mark.soak
+def test_training_goes_on_while_the_door_is_shut_and_a_node_comes_back_without_it(
+    swarm: Swarm,
+) -> None:
     boot = swarm.bootstrap("--run", str(swarm.spec()))
     boot_id = swarm.address.rpartition("/")[2]
     a, b = swarm.node("a"), swarm.node("b")
@@ -62,16 +68,23 @@ def test_training_goes_on_while_the_door_is_shut_and_a_node_comes_back_without_i
     b = swarm.node("b", address="")
     b.until_completed(1)
 
-    # The server comes back with nothing in its tables: it is found by those who know it, and told everything again.
+    # The server comes back with nothing in its tables: it is found by those who know it, and told
+    # everything again.
     again = swarm.bootstrap()
     a.until(lambda s: door(s, boot_id).get("answers"), "the door is open")
-    until(lambda: [event for event in again.events("run.peers") if event["peers"] == 2], 60, "both are in its tables")
+    until(
+        lambda: [event for event in again.events("run.peers") if event["peers"] == 2],
+        60,
+        "both are in its tables",
+    )
     a.until_completed(1)
     assert len(a.events("door.closed")) == len(a.events("door.open")) - 1 == 1
 
 
 @pytest.mark.soak
-def test_a_node_that_nobody_answers_trains_alone_says_why_and_joins_when_somebody_comes(swarm: Swarm) -> None:
+def test_a_node_that_nobody_answers_trains_alone_says_why_and_joins_when_somebody_comes(
+    swarm: Swarm,
+) -> None:
     boot = swarm.bootstrap("--run", str(swarm.spec()))
     a = swarm.node("a")
     a.until(lambda s: s["phase"] == "training", "training")
@@ -90,25 +103,34 @@ def test_a_node_that_nobody_answers_trains_alone_says_why_and_joins_when_somebod
     b = swarm.node("b")
     for node in (a, b):
         node.until_completed(1)
-    assert a.until(lambda s: s["swarm"]["state"] == "connected", "connected")["swarm"]["reason"] is None
+    assert (
+        a.until(lambda s: s["swarm"]["state"] == "connected", "connected")["swarm"]["reason"]
+        is None
+    )
 
 
 @pytest.mark.soak  # its rules are in tests/unit/swarm/test_find_run.py
-def test_what_a_home_remembers_is_not_used_for_a_mistyped_address_of_another_swarm(swarm: Swarm) -> None:
+def test_what_a_home_remembers_is_not_used_for_a_mistyped_address_of_another_swarm(
+    swarm: Swarm,
+) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     a = swarm.node("a")
     a.until(lambda s: s["phase"] == "training", "training")
     until(lambda: remembers(a, swarm.address), 60, "the door is kept")
     assert a.end() == 0
     other = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{NOBODY}"
-    done = run("lowcomm_node", "join", "--peers", other, "--home", str(a.home), "--join-deadline", "1")
+    done = run(
+        "lowcomm_node", "join", "--peers", other, "--home", str(a.home), "--join-deadline", "1"
+    )
     assert done.returncode == 6 and other in done.stderr, done.stderr
     done = run("lowcomm_node", "join", "--home", str(swarm.folder / "new"))
     assert done.returncode == 78 and "--peers" in done.stderr, done.stderr
 
 
 @pytest.mark.soak  # a minute; two doors at once are in the test of hivemind's own program
-def test_two_servers_are_one_service_and_a_dead_address_beside_a_good_one_is_only_named(swarm: Swarm) -> None:
+def test_two_servers_are_one_service_and_a_dead_address_beside_a_good_one_is_only_named(
+    swarm: Swarm,
+) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     home = swarm.folder / "second"
     second = Process(
@@ -119,7 +141,9 @@ def test_two_servers_are_one_service_and_a_dead_address_beside_a_good_one_is_onl
     (ready,) = until(lambda: second.events("ready"), 90, "the second is ready")
     dead = f"/ip4/127.0.0.1/tcp/{free_port()}/p2p/{NOBODY}"
     a = swarm.node("a", "--peers", dead)
-    a.until(lambda s: s["phase"] == "training", "training")  # or both might begin alone, thousands of quick steps apart
+    a.until(
+        lambda s: s["phase"] == "training", "training"
+    )  # or both might begin alone, thousands of quick steps apart
     b = swarm.node("b", address=ready["addresses"][0])
     for node in (a, b):
         node.until_completed(1)
@@ -158,7 +182,9 @@ async def test_what_others_keep_of_us_is_told_from_what_we_keep_ourselves(dht: D
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 async def test_a_fresh_p2pd_listens_where_the_old_one_did(dht: Dht, host: str) -> None:
     door = await dht.peer()
-    ada = await dht.peer(door.addresses(), listen=[f"/ip4/{host}/tcp/0", f"/ip4/{host}/udp/0/quic-v1"])
+    ada = await dht.peer(
+        door.addresses(), listen=[f"/ip4/{host}/tcp/0", f"/ip4/{host}/udp/0/quic-v1"]
+    )
     before = ada.addresses()
     assert len(before) >= 2
     assert await ada.restart()
@@ -208,7 +234,9 @@ def hivemind_dht(tmp_path: Path, swarm: Swarm) -> Iterator[HivemindDht]:
 
 
 @pytest.mark.soak  # two minutes; what it keeps is checked in the test below
-def test_hiveminds_own_program_is_a_door_of_the_swarm(swarm: Swarm, hivemind_dht: HivemindDht) -> None:
+def test_hiveminds_own_program_is_a_door_of_the_swarm(
+    swarm: Swarm, hivemind_dht: HivemindDht
+) -> None:
     address = until(lambda: hivemind_dht.address, 90, "hivemind-dht is ready")
     assert "/p2p/Qm" in address
     boot = swarm.bootstrap("--run", str(swarm.spec()))
@@ -221,7 +249,9 @@ def test_hiveminds_own_program_is_a_door_of_the_swarm(swarm: Swarm, hivemind_dht
     late.until_completed(1)
 
 
-async def test_what_hiveminds_own_program_keeps_is_checked_when_it_is_read(dht: Dht, hivemind_dht: HivemindDht) -> None:
+async def test_what_hiveminds_own_program_keeps_is_checked_when_it_is_read(
+    dht: Dht, hivemind_dht: HivemindDht
+) -> None:
     from lowcomm_node.libp2p.hivemind_parts import DHTID, MSGPackSerializer, PeerID
 
     await asyncio.to_thread(until, lambda: hivemind_dht.address, 90, "hivemind-dht is ready")

@@ -1,4 +1,5 @@
-"""A trainer that dies is started again, one that dies for good takes its node along, and a pause is a pause."""
+"""A trainer that dies is started again, one that dies for good takes its node along, and a pause is
+a pause."""
 
 import os
 import signal
@@ -30,7 +31,9 @@ def phase_seen_by(watcher: Node, node: Node) -> str | None:
     return next((peer["phase"] for peer in watcher.peers() if peer["peer_id"] == me), None)
 
 
-def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(swarm: Swarm) -> None:
+def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
+    swarm: Swarm,
+) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     a, b = (swarm.node(name, *OFTEN, "--record-life", "600") for name in "ab")
     for node in (a, b):
@@ -59,7 +62,9 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
     assert len(psutil.Process(a.child.pid).children()) == 1, "p2pd alone is left"
     assert phase_seen_by(b, a) == "paused"
     well = run("lowcomm_node", "healthy", "--home", str(a.home))
-    assert (well.returncode, well.stdout) == (0, f"{now['waiting']}\n"), "what its owner wants is health"
+    assert (well.returncode, well.stdout) == (0, f"{now['waiting']}\n"), (
+        "what its owner wants is health"
+    )
     well = run("lowcomm_node", "healthy", "--home", str(b.home))
     assert well.returncode == 0 and well.stdout.startswith("training at swarm step "), well.stdout
     steps = now["trainer"]["steps"]
@@ -67,7 +72,9 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
     before = (b.status() or {})["trainer"]["steps"]
     b.until(lambda s: s["trainer"]["steps"] > before + 50, "the other trains on")
     (last,) = b.ask(lambda client: client.rounds(1))
-    assert (last.reason, last.left_out) == ("no partner: nobody else is training", {}), "nobody asks who is paused"
+    assert (last.reason, last.left_out) == ("no partner: nobody else is training", {}), (
+        "nobody asks who is paused"
+    )
 
     # One that starts outside its hours is in the swarm, paused, and takes nothing.
     hour = (datetime.now().astimezone().hour + 12) % 24
@@ -95,11 +102,15 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
         reached = node.events("exchange.applied")[-1]["swarm_step"]
         assert last >= reached, "it saved what it had reached"
         if node is b:
-            until(lambda: leaver not in [peer["peer_id"] for peer in a.peers()], 20, "it said goodbye")
+            until(
+                lambda: leaver not in [peer["peer_id"] for peer in a.peers()], 20, "it said goodbye"
+            )
 
 
 @pytest.mark.soak  # two minutes; counting is tested in tests/unit/trainer/test_supervisor.py
-def test_a_trainer_that_dies_again_and_again_takes_its_node_along_with_a_reason(swarm: Swarm) -> None:
+def test_a_trainer_that_dies_again_and_again_takes_its_node_along_with_a_reason(
+    swarm: Swarm,
+) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     a, b = (swarm.node(name, "--record-life", "600") for name in "ab")
     for node in (a, b):
@@ -124,7 +135,8 @@ def test_a_trainer_that_dies_again_and_again_takes_its_node_along_with_a_reason(
     until(lambda: leaver not in [peer["peer_id"] for peer in a.peers()], 20, "it said goodbye")
 
 
-@pytest.mark.soak  # over a minute of silence; the same with real processes is in tests/unit/trainer/test_supervisor.py
+# over a minute of silence; the same with real processes is in tests/unit/trainer/test_supervisor.py
+@pytest.mark.soak
 def test_a_trainer_that_hangs_is_started_again(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     a = swarm.node("a", *OFTEN)
@@ -132,6 +144,8 @@ def test_a_trainer_that_hangs_is_started_again(swarm: Swarm) -> None:
     hung = trainer_of(a)
     os.kill(hung, signal.SIGSTOP)
     a.until(lambda s: s["trainer"]["failures"] == 1, "the hang is noticed", 100)
-    status = a.until(lambda s: s["phase"] == "training" and s["trainer"]["steps"] > saved, "training again")
+    status = a.until(
+        lambda s: s["phase"] == "training" and s["trainer"]["steps"] > saved, "training again"
+    )
     assert not alive([hung])
     assert status["trainer"]["last_failure"]["kind"] == "hung"

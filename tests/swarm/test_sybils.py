@@ -1,4 +1,5 @@
-"""What must hold while anybody stores records of peers that are not there: exchanges go on, newcomers get in."""
+"""What must hold while anybody stores records of peers that are not there: exchanges go on,
+newcomers get in."""
 
 import asyncio
 from collections.abc import Sequence
@@ -15,7 +16,8 @@ SOAK = [pytest.mark.soak, pytest.mark.timeout(900)]
 STEPS = 400
 """Swarm steps in which exchanges are counted, in the slice that CI runs."""
 LONG = 4 * STEPS
-"""Swarm steps of the measurement itself: a rate of 80 exchanges can tell 0.9 from 1, one of 18 can't."""
+"""Swarm steps of the measurement itself: a rate of 80 exchanges can tell 0.9 from 1, one of 18
+can't."""
 
 
 def counted(nodes: Sequence[Node]) -> list[tuple[int, int]]:
@@ -31,17 +33,26 @@ def exchanges(nodes: Sequence[Node], steps: int = STEPS) -> float:
     """Exchanges that a node completes in ``steps`` swarm steps, on the mean of all."""
     before = counted(nodes)
     for node, (step, _) in zip(nodes, before, strict=True):
-        node.until(lambda s, step=step: s["trainer"]["swarm_step"] >= step + steps, f"{steps} steps more", 300)
+        node.until(
+            lambda s, step=step: s["trainer"]["swarm_step"] >= step + steps,
+            f"{steps} steps more",
+            300,
+        )
     after = counted(nodes)
-    rates = [steps * (c1 - c0) / (s1 - s0) for (s0, c0), (s1, c1) in zip(before, after, strict=True)]
+    rates = [
+        steps * (c1 - c0) / (s1 - s0) for (s0, c0), (s1, c1) in zip(before, after, strict=True)
+    ]
     return sum(rates) / len(rates)
 
 
 @pytest.mark.parametrize(
     ("method", "peers", "steps", "share"),
-    # Three peers make 27 pairs in 400 steps, give or take three, so the ratio of two such counts spreads by 0.15.
-    # Where every record is asked, as in 0.1, it is 0.17: half lies far from both.
-    [("noloco", 3, STEPS, 0.5), *(pytest.param(one, 4, LONG, 0.9, marks=SOAK) for one in ("noloco", "diloco"))],
+    # Three peers make 27 pairs in 400 steps, give or take three, so the ratio of two such counts
+    # spreads by 0.15. Where every record is asked, as in 0.1, it is 0.17: half lies far from both.
+    [
+        ("noloco", 3, STEPS, 0.5),
+        *(pytest.param(one, 4, LONG, 0.9, marks=SOAK) for one in ("noloco", "diloco")),
+    ],
 )
 async def test_records_of_peers_that_are_dead_or_silent_stop_no_exchange(
     swarm: Swarm, dht: Dht, method: str, peers: int, steps: int, share: float, count: int = 330
@@ -60,7 +71,10 @@ async def test_records_of_peers_that_are_dead_or_silent_stop_no_exchange(
         doors = [f"127.0.0.1:{silent if number % 2 else free_port()}" for number in range(count)]
         assert await store_sybils(client, run_id, doors) >= 0.9 * count
         after = await asyncio.to_thread(exchanges, nodes, steps)
-        print(f"{method}: {before:.1f} exchanges of a node in {steps} steps before, {after:.1f} with {count} records")
+        print(
+            f"{method}: {before:.1f} exchanges of a node in {steps} steps before, {after:.1f} with "
+            f"{count} records"
+        )
         assert after >= share * before
         late = swarm.node("late")
         await asyncio.to_thread(late.until_completed, 3)
@@ -79,7 +93,9 @@ def first_exchange(newcomer: Node) -> tuple[float, int]:
 
 @pytest.mark.soak
 @pytest.mark.timeout(900)
-async def test_among_records_of_nobody_a_newcomer_exchanges_as_often_as_the_others(swarm: Swarm, dht: Dht) -> None:
+async def test_among_records_of_nobody_a_newcomer_exchanges_as_often_as_the_others(
+    swarm: Swarm, dht: Dht
+) -> None:
     def begin() -> tuple[list[Node], tuple[float, int]]:
         swarm.bootstrap("--run", str(swarm.spec("noloco", start_peers=3)))
         nodes = [swarm.node(name) for name in "abc"]
@@ -98,7 +114,12 @@ async def test_among_records_of_nobody_a_newcomer_exchanges_as_often_as_the_othe
         assert await store_sybils(client, run_id, doors) >= 0.9 * 330
         late = swarm.node("late")
         took = await asyncio.to_thread(first_exchange, late)
-        print(f"first exchange of a newcomer after {without} (seconds, swarm steps); with 330 records after {took}")
-        rates = await asyncio.gather(*(asyncio.to_thread(exchanges, [one]) for one in (*nodes, late)))
+        print(
+            f"first exchange of a newcomer after {without} (seconds, swarm steps); with 330 "
+            f"records after {took}"
+        )
+        rates = await asyncio.gather(
+            *(asyncio.to_thread(exchanges, [one]) for one in (*nodes, late))
+        )
         print(f"exchanges in {STEPS} steps: {rates}")
         assert rates[-1] >= 0.7 * sum(rates[:-1]) / len(nodes)

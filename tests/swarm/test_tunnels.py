@@ -113,7 +113,9 @@ async def swap(caller: End, callee: End, pieces: int, size: int, **record: objec
 
 
 @pytest.mark.parametrize("transport", [TCP, QUIC])
-async def test_contents_go_both_ways_at_once_and_the_caller_is_known(net: Net, transport: str) -> None:
+async def test_contents_go_both_ways_at_once_and_the_caller_is_known(
+    net: Net, transport: str
+) -> None:
     bob = await net.end(listen=[transport])
     ada = await net.end(where(bob), listen=[transport])
     await swap(ada, bob, 64, 2**20)
@@ -132,7 +134,8 @@ SIZES = (0, 1, 7, 100, 4_096, 10_000, 65_536, 262_144, 500_000, 1_000_000)
 
 
 async def one_exchange(ada: End, bob: End, number: int, sizes: tuple[int, int]) -> None:
-    """A session of its own that ends with its call: contents to the callee, then others back, then the status."""
+    """A session of its own that ends with its call: contents to the callee, then others back, then
+    the status."""
     dialer = ada.tunnels.dialer(bob.peer_id)
     dialer.entry_points = where(bob)
     there, back = (random.Random(1000 * number + size).randbytes(size) for size in sizes)
@@ -151,11 +154,16 @@ async def one_exchange(ada: End, bob: End, number: int, sizes: tuple[int, int]) 
 async def test_nothing_that_grpc_wrote_is_lost_and_its_end_is_seen_though_each_stream_ends_at_once(
     net: Net, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Over QUIC p2pd loses small contents whole, and the tails of large ones, where the sender closes at once."""
+    """Over QUIC p2pd loses small contents whole, and the tails of large ones, where the sender
+    closes at once."""
     monkeypatch.setattr(crowd, "MAX_NEW", 1000)
     bob = await net.end(listen=[transport])
     ada = await net.end(where(bob), listen=[transport])
-    pairs = [(there, back) for there in SIZES for back in (SIZES[(there + 3) % len(SIZES)], SIZES[-1 - there % 7])]
+    pairs = [
+        (there, back)
+        for there in SIZES
+        for back in (SIZES[(there + 3) % len(SIZES)], SIZES[-1 - there % 7])
+    ]
 
     async def answer(peer: str, stream: CalleeStream) -> None:
         frame = await stream.receive()
@@ -234,7 +242,8 @@ async def test_raw_bytes_up_to_the_last_arrive_and_so_does_the_end_though_the_se
 
 
 async def relayed(net: Net, port: int = 0, **limits: int) -> tuple[Peer, End, End]:
-    """A relay and two ends that can reach each other only through it, unless they learn of the second one's port."""
+    """A relay and two ends that can reach each other only through it, unless they learn of the
+    second one's port."""
     door = await net.dht.peer(relay=RelayLimits(**{**LIMITS.__dict__, **limits}))
     options = {"announce": DEAD, "punching": False, "wants_places": True}
     bob = await net.end(door.addresses(), port=port, **options)
@@ -250,7 +259,9 @@ async def test_an_exchange_through_a_relay(net: Net) -> None:
     await swap(ada, bob, 32, 2**20, entry_points=(str(entry),))
     assert ada.channels.describe(bob.peer_id).route == f"relay {door.peer_id[-6:]}"
     assert bob.callers[-1] == ada.peer_id
-    assert bob.channels.describe(ada.peer_id).route == f"relay {door.peer_id[-6:]}", "the callee tells it too"
+    assert bob.channels.describe(ada.peer_id).route == f"relay {door.peer_id[-6:]}", (
+        "the callee tells it too"
+    )
 
 
 async def test_a_peer_whose_record_names_no_relay_is_found_through_our_own(net: Net) -> None:
@@ -287,7 +298,9 @@ async def test_an_exchange_goes_on_over_fresh_circuits_when_a_relay_ends_them_at
     await stream.close()
 
 
-async def test_an_exchange_goes_on_over_a_fresh_circuit_when_a_relay_ends_one_by_the_clock(net: Net) -> None:
+async def test_an_exchange_goes_on_over_a_fresh_circuit_when_a_relay_ends_one_by_the_clock(
+    net: Net,
+) -> None:
     door, ada, bob = await relayed(net, seconds=4)
 
     async def outlived() -> bool:
@@ -306,7 +319,8 @@ async def test_an_exchange_goes_on_over_a_fresh_circuit_when_a_relay_ends_one_by
 async def exchange(
     ada: End, bob: End, size: int, between: Callable[[int], Awaitable[None]] | None = None
 ) -> CallerStream:
-    """One call that brings random contents to the callee, and is told their digest; the digests must be equal.
+    """One call that brings random contents to the callee, and is told their digest; the digests
+    must be equal.
 
     ``between``: told how many bytes gRPC has taken, after each MiB; what follows waits for it.
     """
@@ -334,8 +348,11 @@ async def exchange(
 
 
 def totals(*ends: End) -> tuple[int, int]:
-    """Streams that took the place of others, as the first end counts them, and bytes that any end has sent again."""
-    return ends[0].tunnels.statistics().resumed, sum(end.tunnels.statistics().repeated for end in ends)
+    """Streams that took the place of others, as the first end counts them, and bytes that any end
+    has sent again."""
+    return ends[0].tunnels.statistics().resumed, sum(
+        end.tunnels.statistics().repeated for end in ends
+    )
 
 
 @pytest.mark.parametrize(
@@ -343,7 +360,11 @@ def totals(*ends: End) -> tuple[int, int]:
     [
         (TCP, 1),
         (QUIC, 2),
-        *(pytest.param(one, seed, marks=pytest.mark.soak) for one in (TCP, QUIC) for seed in range(3, 8)),
+        *(
+            pytest.param(one, seed, marks=pytest.mark.soak)
+            for one in (TCP, QUIC)
+            for seed in range(3, 8)
+        ),
     ],
 )
 async def test_an_exchange_outlives_connections_that_are_cut_at_random_instants(
@@ -494,7 +515,14 @@ async def test_a_caller_that_is_killed_leaves_nothing_at_the_callee(
     monkeypatch.setattr("lowcomm_node.transport.tunnel.callee.KEEP", 2.0)
     bob = await net.end(listen=[transport])
     child = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", CALLER, json.dumps(sys.path), str(tmp_path / "caller"), json.dumps(where(bob))),
+        *(
+            sys.executable,
+            "-c",
+            CALLER,
+            json.dumps(sys.path),
+            str(tmp_path / "caller"),
+            json.dumps(where(bob)),
+        ),
         stdout=asyncio.subprocess.PIPE,
     )
     try:
@@ -507,7 +535,9 @@ async def test_a_caller_that_is_killed_leaves_nothing_at_the_callee(
         await child.wait()
 
     async def gone() -> bool:
-        return not bob.tunnels.callee._names and not bob.tunnels._pumps and not bob.service.open_calls
+        return (
+            not bob.tunnels.callee._names and not bob.tunnels._pumps and not bob.service.open_calls
+        )
 
     await until_async(gone, 60, "call and tunnel have ended")
 
@@ -516,7 +546,9 @@ async def test_a_flood_of_streams_is_bounded_and_others_get_through(net: Net) ->
     bob = await net.end(listen=[QUIC])
     eve = await net.dht.peer(where(bob), listen=[QUIC])
     ada = await net.end(where(bob), listen=[QUIC])
-    flood = await asyncio.gather(*(eve.open_stream(bob.peer_id, protocol_of(RUN), 20) for _ in range(100)))
+    flood = await asyncio.gather(
+        *(eve.open_stream(bob.peer_id, protocol_of(RUN), 20) for _ in range(100))
+    )
 
     answers = await soon(asyncio.gather(*(begin(stream.socket) for stream in flood)))
     assert 0 < answers.count(numbered(Signal.READY, 0)) <= MAX_TUNNELS_PER_PEER, answers

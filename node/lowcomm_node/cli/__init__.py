@@ -30,14 +30,30 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for group in (create, members, amend, join, demo, watch, healthy, doctor, limits, pausing, leave, text, local):
+for group in (
+    create,
+    members,
+    amend,
+    join,
+    demo,
+    watch,
+    healthy,
+    doctor,
+    limits,
+    pausing,
+    leave,
+    text,
+    local,
+):
     group.register(app)
 app.add_typer(checkpoints.app, name="checkpoint")
 
 
 @app.callback(invoke_without_command=True)
 def version(
-    show: Annotated[bool, typer.Option("--version", help="Show release, commit and protocol.", is_eager=True)] = False,
+    show: Annotated[
+        bool, typer.Option("--version", help="Show release, commit and protocol.", is_eager=True)
+    ] = False,
 ) -> None:
     """Show the version, or go on to the command."""
     if show:

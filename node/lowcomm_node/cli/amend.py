@@ -36,7 +36,8 @@ def amend(
         ),
     ] = None,
     peers: Annotated[
-        list[str] | None, setting("peers", "Address of the swarm; default: the node of this home, or its settings.")
+        list[str] | None,
+        setting("peers", "Address of the swarm; default: the node of this home, or its settings."),
     ] = None,
     run: Run = None,
     home: Home = None,
@@ -57,7 +58,8 @@ def amend(
     changes = dict(map(parse_change, set_))
     if at is None and any(name in SCHEDULE for name in changes):
         raise ConfigError(
-            "--at is missing: name the swarm step from which the change holds, a minute ahead of the "
+            "--at is missing: name the swarm step from which the change holds, a minute ahead of "
+            "the "
             "swarm, so that all peers hear of it before (`lowcomm-node status` shows the step)."
         )
     settings = load_settings({"home": home, "peers": peers}).settings
@@ -68,7 +70,8 @@ def amend(
     show(
         content,
         json_,
-        f"{name}: {made}\nall peers know within a minute; `lowcomm-node status` shows what is in force",
+        f"{name}: {made}\nall peers know within a minute; `lowcomm-node status` shows what is in "
+        "force",
     )
 
 
@@ -82,7 +85,8 @@ def parse_change(text: str) -> tuple[str, Any]:
         raise ConfigError(f"--set {text[:80]}: expected SETTING=VALUE, such as run.steps=20000.")
     if name not in AMENDABLE:
         raise ConfigError(
-            f"--set {text[:80]}: this can't be changed while a run trains; these can: {', '.join(AMENDABLE)}."
+            f"--set {text[:80]}: this can't be changed while a run trains; these can: "
+            f"{', '.join(AMENDABLE)}."
         )
     if name == "run.members":
         return name, [member.strip() for member in value.split(",") if member.strip()]

@@ -13,11 +13,15 @@ from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.formatting import size
 
 app = typer.Typer(help="Checkpoints of this node: list, verify, export.", no_args_is_help=True)
-Run = Annotated[str | None, typer.Option(help="Fingerprint of the run; default: the one used last.")]
+Run = Annotated[
+    str | None, typer.Option(help="Fingerprint of the run; default: the one used last.")
+]
 
 
 @app.command("ls")
-def list_(run: Run = None, home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
+def list_(
+    run: Run = None, home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0
+) -> None:
     """List checkpoints, the oldest first."""
     store = _store(home, run)
     found = [
@@ -25,7 +29,8 @@ def list_(run: Run = None, home: Home = None, json_: Json = False, quiet: Quiet 
         for info in store.entries()
     ]
     lines = [
-        f"{entry['step']:>10}  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(entry['time']))}  "
+        f"{entry['step']:>10}  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(entry['time']))} "
+        " "
         f"{size(entry['bytes']):>9}  {entry['path']}"
         for entry in found
     ]
@@ -33,20 +38,29 @@ def list_(run: Run = None, home: Home = None, json_: Json = False, quiet: Quiet 
 
 
 @app.command()
-def verify(run: Run = None, home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
+def verify(
+    run: Run = None, home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0
+) -> None:
     """Read every byte of every checkpoint, and report damage."""
     store = _store(home, run)
     found = {step: store.verify(step) for step in store.steps()}
-    lines = [f"{step:>10}  {'ok' if not problems else '; '.join(problems)}" for step, problems in found.items()]
+    lines = [
+        f"{step:>10}  {'ok' if not problems else '; '.join(problems)}"
+        for step, problems in found.items()
+    ]
     show(found, json_, "\n".join(lines) or "no checkpoint yet")
     if any(found.values()):
         damaged = ", ".join(str(step) for step, problems in found.items() if problems)
-        raise CheckpointError(f"Damaged: {damaged}. A restart resumes from the newest sound one; delete the others.")
+        raise CheckpointError(
+            f"Damaged: {damaged}. A restart resumes from the newest sound one; delete the others."
+        )
 
 
 @app.command()
 def export(
-    folder: Annotated[Path, typer.Argument(help="New folder for weights.safetensors and config.json.")],
+    folder: Annotated[
+        Path, typer.Argument(help="New folder for weights.safetensors and config.json.")
+    ],
     step: Annotated[int | None, typer.Option(help="Which; default: the newest.")] = None,
     run: Run = None,
     home: Home = None,

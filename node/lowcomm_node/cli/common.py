@@ -22,8 +22,12 @@ from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, Ver
 
 Home = Annotated[Path | None, setting("home")]
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
-Quiet = Annotated[int, typer.Option("--quiet", "-q", count=True, help="Log less; twice: errors only.")]
-Verbose = Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log more, and show tracebacks.")]
+Quiet = Annotated[
+    int, typer.Option("--quiet", "-q", count=True, help="Log less; twice: errors only.")
+]
+Verbose = Annotated[
+    int, typer.Option("--verbose", "-v", count=True, help="Log more, and show tracebacks.")
+]
 INTERRUPTED = 130
 _VERBOSE = re.compile(r"-v+|--verbose")
 
@@ -83,7 +87,9 @@ def _run(app: typer.Typer) -> int:
     except OSError as error:
         if error.filename is None:
             raise
-        return _tell(f"{error.filename}: {error.strerror}: name another path, or correct its permissions.", 1)
+        return _tell(
+            f"{error.filename}: {error.strerror}: name another path, or correct its permissions.", 1
+        )
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     return 0

@@ -23,14 +23,21 @@ def init(
     method: Annotated[
         str, typer.Option(help="lowcomm, noloco, gossip, diloco, streaming-diloco or local.")
     ] = "lowcomm",
-    optimizer: Annotated[str | None, typer.Option(help="Inner optimizer, adamw or muon, if not the method's.")] = None,
-    name: Annotated[str, typer.Option(help="Name of the run: a-z, 0-9, dots and dashes.")] = "my-run",
+    optimizer: Annotated[
+        str | None, typer.Option(help="Inner optimizer, adamw or muon, if not the method's.")
+    ] = None,
+    name: Annotated[
+        str, typer.Option(help="Name of the run: a-z, 0-9, dots and dashes.")
+    ] = "my-run",
     steps: Annotated[int, typer.Option(help="Length of the run in swarm steps.", min=1)] = 2000,
     seed: Annotated[int, typer.Option(help="Seed of all randomness of the run.", min=0)] = 0,
     admission: Annotated[str, typer.Option(help="Who may join: open, invite or list.")] = "open",
-    member: Annotated[list[str] | None, typer.Option(help="Peer id on the list; may be repeated.")] = None,
+    member: Annotated[
+        list[str] | None, typer.Option(help="Peer id on the list; may be repeated.")
+    ] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="The tokenizer.json that all peers use; default: bytes, without a file.")
+        Path | None,
+        typer.Option(help="The tokenizer.json that all peers use; default: bytes, without a file."),
     ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite the file.")] = False,
     home: Home = None,
@@ -54,7 +61,14 @@ def init(
 
         chosen = open_tokenizer_file(str(tokenizer))
     text = write_template(
-        name, method, steps, seed, optimizer=optimizer, admission=admission, members=member or (), tokenizer=chosen
+        name,
+        method,
+        steps,
+        seed,
+        optimizer=optimizer,
+        admission=admission,
+        members=member or (),
+        tokenizer=chosen,
     )
     spec = parse_toml(text, str(file))
     file.write_text(text)
@@ -70,7 +84,10 @@ def create(
     file: Annotated[Path, typer.Argument(help="The run.toml to publish.")],
     peers: Annotated[list[str], setting("peers")],
     tokenizer: Annotated[
-        str | None, setting("tokenizer", 'The tokenizer.json that all peers use, where data.tokenizer = "local".')
+        str | None,
+        setting(
+            "tokenizer", 'The tokenizer.json that all peers use, where data.tokenizer = "local".'
+        ),
     ] = None,
     home: Home = None,
     json_: Json = False,
@@ -94,7 +111,8 @@ def create(
         raise ConfigError(f"{file}: {error}: write one with `lowcomm-node init`.") from None
     if tokenizer is not None and spec.data.tokenizer != "local":
         raise ConfigError(
-            f'--tokenizer {tokenizer}: {file} says data.tokenizer = "bytes": set "local", or leave the flag.'
+            f'--tokenizer {tokenizer}: {file} says data.tokenizer = "bytes": set "local", or leave '
+            "the flag."
         )
     spec = name_tokenizer(spec, settings.tokenizer)
     warning = check_size(spec)
@@ -103,10 +121,17 @@ def create(
     kept = run_async(publish_run(settings, identity, run))
     write_atomic(settings.paths.signed_run(run.fingerprint), run.to_bytes(), 0o600)
     show(
-        {"name": spec.run.name, "run_id": run.run_id, "fingerprint": run.fingerprint, "creator": run.creator}
+        {
+            "name": spec.run.name,
+            "run_id": run.run_id,
+            "fingerprint": run.fingerprint,
+            "creator": run.creator,
+        }
         | {"kept": [{"peer_id": peer, **asdict(keeping)} for peer, keeping in kept.items()]},
         json_,
-        f"published {spec.run.name}@{run.fingerprint} ({spec.sync.method}, {spec.run.steps} steps)\n"
+        f"published {spec.run.name}@{run.fingerprint} ({spec.sync.method}, {spec.run.steps} "
+        "steps)\n"
         f"{keeping_in_words(kept)}\n"
-        f"join it with\n  {how_to_join(spec, settings.peers[0])}" + (f"\nwarning: {warning}" if warning else ""),
+        f"join it with\n  {how_to_join(spec, settings.peers[0])}"
+        + (f"\nwarning: {warning}" if warning else ""),
     )

@@ -20,10 +20,16 @@ def demo(
     method: Annotated[
         str, typer.Option(help="lowcomm, noloco, gossip, diloco, streaming-diloco or local.")
     ] = "lowcomm",
-    optimizer: Annotated[str | None, typer.Option(help="Inner optimizer, adamw or muon, if not the method's.")] = None,
+    optimizer: Annotated[
+        str | None, typer.Option(help="Inner optimizer, adamw or muon, if not the method's.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the run.", min=0)] = 0,
-    interval: Annotated[int | None, typer.Option(help="Swarm steps between two syncs of a fragment.", min=1)] = None,
-    folder: Annotated[Path | None, typer.Option("--home", help="Where everything lies; default: a new folder.")] = None,
+    interval: Annotated[
+        int | None, typer.Option(help="Swarm steps between two syncs of a fragment.", min=1)
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--home", help="Where everything lies; default: a new folder.")
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds, at most.")] = 900.0,
     json_: Json = False,
     quiet: Quiet = 0,

@@ -31,7 +31,9 @@ def register(app: typer.Typer) -> None:
 def doctor(
     peers: Annotated[
         list[str] | None,
-        setting("peers", "Address of the swarm, where no node runs; default: what this home is set to."),
+        setting(
+            "peers", "Address of the swarm, where no node runs; default: what this home is set to."
+        ),
     ] = None,
     home: Home = None,
     json_: Json = False,
@@ -59,7 +61,12 @@ def doctor(
 
 
 def ping(
-    peer: Annotated[str, typer.Argument(help="Peer id, its beginning, or its last characters as `peers` shows them.")],
+    peer: Annotated[
+        str,
+        typer.Argument(
+            help="Peer id, its beginning, or its last characters as `peers` shows them."
+        ),
+    ],
     home: Home = None,
     json_: Json = False,
     quiet: Quiet = 0,
@@ -96,7 +103,10 @@ def _examine(settings: NodeSettings, peers: Sequence[str]) -> Sequence[Finding]:
 
 def _print_findings(findings: Sequence[Finding]) -> None:
     # One remedy may mend several findings.
-    numbers = {remedy: number for number, remedy in enumerate(dict.fromkeys(f.remedy for f in findings if f.remedy), 1)}
+    numbers = {
+        remedy: number
+        for number, remedy in enumerate(dict.fromkeys(f.remedy for f in findings if f.remedy), 1)
+    }
     table = Table(box=None, show_header=False, pad_edge=False)
     for finding in findings:
         state = Text(finding.state.value, _STYLES[finding.state.value])
@@ -107,11 +117,15 @@ def _print_findings(findings: Sequence[Finding]) -> None:
     if numbers:
         console.print(Text("\nwhat to do", "bold"))
     for remedy, number in numbers.items():
-        console.print(Text(f"{number}. {clean(remedy)}"), soft_wrap=True)  # so that commands can be copied
+        console.print(
+            Text(f"{number}. {clean(remedy)}"), soft_wrap=True
+        )  # so that commands can be copied
 
 
 def _print_routes(found: Ping) -> None:
-    table = Table("route", "round trip", "up", "down", "", box=None, pad_edge=False, header_style="dim")
+    table = Table(
+        "route", "round trip", "up", "down", "", box=None, pad_edge=False, header_style="dim"
+    )
     for route in found.routes:
         figures = (milliseconds(route.round_trip), rate(route.up), rate(route.down))
         table.add_row(_folded(route.route), *figures, _folded(route.reason))

@@ -23,7 +23,8 @@ def join(
     quiet: Quiet = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Join a run and train until it is over. Ctrl-C finishes cleanly; a second Ctrl-C stops at once.
+    """Join a run and train until it is over. Ctrl-C finishes cleanly; a second Ctrl-C stops at
+    once.
 
     Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """

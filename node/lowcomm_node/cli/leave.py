@@ -39,7 +39,12 @@ def stop(
     verbose: Verbose = 0,
 ) -> None:
     """Save, give running exchanges 2 s, say goodbye, leave; --now does not save."""
-    _end(home, lambda client: client.stop(now), json_, "stopped without saving" if now else "saved and stopped")
+    _end(
+        home,
+        lambda client: client.stop(now),
+        json_,
+        "stopped without saving" if now else "saved and stopped",
+    )
 
 
 def _end(home: Path | None, ask: Callable[[ControlClient], None], as_json: bool, text: str) -> None:
@@ -58,7 +63,10 @@ def _end(home: Path | None, ask: Callable[[ControlClient], None], as_json: bool,
         deadline = max(DEADLINE, last.leaving or 0.0)
         if not client.wait_ended(deadline, look):
             pid = client.endpoint.pid
-            raise Unhealthy(f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill {pid}`.")
+            raise Unhealthy(
+                f"The node (process {pid}) did not end within {deadline:.0f} s: end it with `kill "
+                f"{pid}`."
+            )
     given = _as_saved(contribution(last), folder, last.run)
     told = f"\n{tell_farewell(given, folder)}" if last.run is not None else ""
     show({"ended": True, **asdict(given)}, as_json, text + told)

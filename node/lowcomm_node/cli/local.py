@@ -48,6 +48,8 @@ def config(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Ve
     """Show every setting, its value, and where it was set."""
     loaded = read_settings({"home": home})
     values = loaded.settings.model_dump(mode="json")
-    content = {key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()}
+    content = {
+        key: {"value": value, "source": loaded.sources[key]} for key, value in values.items()
+    }
     lines = [f"{key:<18}{entry['value']!s:<24} {entry['source']}" for key, entry in content.items()]
     show(content, json_, "\n".join(lines))

@@ -16,7 +16,10 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 _DURATION = re.compile(r"([1-9]\d{0,8})([smhdw])")
 _MAX_DAYS = 3660
 
-Run = Annotated[str | None, typer.Option("--run", help="NAME or NAME@FINGERPRINT; default: the only run created here.")]
+Run = Annotated[
+    str | None,
+    typer.Option("--run", help="NAME or NAME@FINGERPRINT; default: the only run created here."),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -28,9 +31,12 @@ def register(app: typer.Typer) -> None:
 def invite(
     uses: Annotated[int, typer.Option(help="How many peers may use it.", min=1, max=1024)] = 1,
     expires: Annotated[
-        str, typer.Option(help="How long the invite and those who used it may take part: 12h, 7d, 8w.")
+        str,
+        typer.Option(help="How long the invite and those who used it may take part: 12h, 7d, 8w."),
     ] = "30d",
-    for_: Annotated[str | None, typer.Option("--for", help="The only peer id that may use it.")] = None,
+    for_: Annotated[
+        str | None, typer.Option("--for", help="The only peer id that may use it.")
+    ] = None,
     run: Run = None,
     home: Home = None,
     json_: Json = False,
@@ -52,7 +58,9 @@ def invite(
     seconds = parse_duration(expires)
     peer_id = _check_peer_id(for_) if for_ is not None else ""
     if peer_id and uses != 1:
-        raise ConfigError(f"--uses {uses} and --for: one peer uses an invite once. Leave out one of the two.")
+        raise ConfigError(
+            f"--uses {uses} and --for: one peer uses an invite once. Leave out one of the two."
+        )
     paths = Paths(find_home(home))
     identity, signed = created_run(paths, run)
     name = f"{signed.spec.run.name}@{signed.fingerprint}"
@@ -81,7 +89,8 @@ def invite(
     lines = [
         token.text(),
         "",
-        f"an invite to {name} {whom}; those who come by it are out on {until}. Send it over a private channel:",
+        f"an invite to {name} {whom}; those who come by it are out on {until}. Send it over a "
+        "private channel:",
         "whoever has it can use it. They join with",
         "  LOWCOMM_INVITE=invite... lowcomm-node join --peers ADDR",
         "take it back, and all who came by it, with",
@@ -94,7 +103,8 @@ def remove(
     who: Annotated[list[str], typer.Argument(help="Peer ids, ids of invites, or invites.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let them take part again.")] = False,
     peers: Annotated[
-        list[str] | None, setting("peers", "Address of the swarm; default: the node of this home, or its settings.")
+        list[str] | None,
+        setting("peers", "Address of the swarm; default: the node of this home, or its settings."),
     ] = None,
     run: Run = None,
     home: Home = None,
@@ -113,11 +123,18 @@ def remove(
     names = frozenset(_name_of(text) for text in who)
     settings = read_settings({"home": home, "peers": peers}).settings
     identity, signed = created_run(settings.paths, run)
-    removals = run_async(publish_removals(with_entry_points(settings), identity, signed, names, undo))
+    removals = run_async(
+        publish_removals(with_entry_points(settings), identity, signed, names, undo)
+    )
     name = f"{signed.spec.run.name}@{signed.fingerprint}"
     content = {"run": name, "version": removals.version, "removed": sorted(removals.ids)}
     told = f"{'let in again' if undo else 'removed'}: {', '.join(sorted(names))}"
-    show(content, json_, f"{told}\n{name} has {len(removals.ids)} removed peers and invites; all know within a minute")
+    show(
+        content,
+        json_,
+        f"{told}\n{name} has {len(removals.ids)} removed peers and invites; all know within a "
+        "minute",
+    )
 
 
 def parse_duration(text: str) -> int:
@@ -125,7 +142,9 @@ def parse_duration(text: str) -> int:
     match = _DURATION.fullmatch(text)
     seconds = int(match[1]) * _SECONDS[match[2]] if match else 0
     if not 0 < seconds <= _MAX_DAYS * 86_400:
-        raise ConfigError(f"--expires {text[:40]}: expected a time such as 12h, 7d or 8w, at most {_MAX_DAYS}d.")
+        raise ConfigError(
+            f"--expires {text[:40]}: expected a time such as 12h, 7d or 8w, at most {_MAX_DAYS}d."
+        )
     return seconds
 
 
@@ -148,6 +167,7 @@ def _check_peer_id(text: str) -> str:
         public_key_of(text)
     except SignatureError:
         raise ConfigError(
-            f"{text[:64]!r} is not a peer id such as 12D3KooW..., as `lowcomm-node id` and `peers` show it."
+            f"{text[:64]!r} is not a peer id such as 12D3KooW..., as `lowcomm-node id` and `peers` "
+            "show it."
         ) from None
     return text

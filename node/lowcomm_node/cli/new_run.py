@@ -9,11 +9,13 @@ from lowcomm_protocol.spec.run import RunSpec
 
 
 def check_size(spec: RunSpec) -> str | None:
-    """A warning about how many peers a run is for. Raises ConfigError if it begins with too many."""
+    """A warning about how many peers a run is for. Raises ConfigError if it begins with too
+    many."""
     group, begins_with = spec.sync.group, spec.run.start_peers
     if spec.sync.realigns_among(begins_with):
         raise ConfigError(
-            f"start_peers = {begins_with}, but group = {group} and consensus = 0: most exchanges of "
+            f"start_peers = {begins_with}, but group = {group} and consensus = 0: most exchanges "
+            "of "
             f"more than {group} peers would be realignments in fp32. Set start_peers = {group} or "
             'less, codec = "bf16" and consensus = 1.0, or method = "lowcomm".'
         )
@@ -33,7 +35,8 @@ def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:
     if path is None:
         if not spec.data.tokenizer_sha256:
             raise ConfigError(
-                'data.tokenizer = "local", but nobody knows which file: name yours with --tokenizer '
+                'data.tokenizer = "local", but nobody knows which file: name yours with '
+                "--tokenizer "
                 "PATH, so that the run carries its SHA-256 and refuses others."
             )
         return spec
@@ -47,7 +50,10 @@ def open_tokenizer_file(path: str) -> Tokenizer:
     """The tokenizer of a file that a run can name by its SHA-256. Raises ConfigError."""
     found = open_tokenizer(path)
     if not found.sha256:
-        raise ConfigError("--tokenizer bytes needs no file: leave it away, runs use bytes unless they say otherwise.")
+        raise ConfigError(
+            "--tokenizer bytes needs no file: leave it away, runs use bytes unless they say "
+            "otherwise."
+        )
     return found
 
 
@@ -70,7 +76,8 @@ def keeping_in_words(kept: Mapping[str, Keeping]) -> str:
     seconds = [keeping.seconds for keeping in keepers if keeping.seconds is not None]
     if keepers:
         lasts = (
-            f"for {_duration(min(seconds))} without a peer that answers, and for as long as one does"
+            f"for {_duration(min(seconds))} without a peer that answers, and for as long as one "
+            "does"
             if seconds
             else "for good"
         )

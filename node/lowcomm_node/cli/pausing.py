@@ -24,7 +24,9 @@ def register(app: typer.Typer) -> None:
 
 
 def pause(
-    duration: Annotated[str | None, typer.Argument(help="Such as 30m, 2h or 1h30m; without: until `resume`.")] = None,
+    duration: Annotated[
+        str | None, typer.Argument(help="Such as 30m, 2h or 1h30m; without: until `resume`.")
+    ] = None,
     home: Home = None,
     json_: Json = False,
     quiet: Quiet = 0,
@@ -45,7 +47,9 @@ def pause(
         now = _wait_paused(client)
     kept = f"saved at swarm step {now.checkpoint.step}" if now.checkpoint else "nothing to save yet"
     told = now.pause.reason if now.pause else "paused"
-    show({"paused": True, "pause": now.pause, "checkpoint": now.checkpoint}, json_, f"{told}; {kept}")
+    show(
+        {"paused": True, "pause": now.pause, "checkpoint": now.checkpoint}, json_, f"{told}; {kept}"
+    )
 
 
 def resume(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
@@ -64,5 +68,7 @@ def _wait_paused(client: ControlClient) -> Status:
         if now.pause is None:
             raise NodeError("The node does not pause: it was resumed meanwhile.")
         if time.monotonic() > deadline:
-            raise Unhealthy(f"The node has not paused within {DEADLINE:.0f} s: it is {now.phase}; see its logs.")
+            raise Unhealthy(
+                f"The node has not paused within {DEADLINE:.0f} s: it is {now.phase}; see its logs."
+            )
         time.sleep(POLL)

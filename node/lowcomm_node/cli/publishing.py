@@ -47,8 +47,11 @@ class Signed(Protocol):
 Made = TypeVar("Made", bound=Signed)
 
 
-async def publish_run(settings: NodeSettings, identity: Identity, run: SignedRun) -> dict[str, Keeping]:
-    """Publish a run; returns whether each server that ``--peers`` names keeps it. Raises NoPeers."""
+async def publish_run(
+    settings: NodeSettings, identity: Identity, run: SignedRun
+) -> dict[str, Keeping]:
+    """Publish a run; returns whether each server that ``--peers`` names keeps it. Raises
+    NoPeers."""
     discovery = open_discovery(settings, identity)
     try:
         await discovery.start()
@@ -116,7 +119,8 @@ def _entry_points(home: Path) -> tuple[str, ...]:
             return client.status().entry_points
     except NotRunning:
         raise ConfigError(
-            f"No address of the swarm is known, and no node runs in {shlex.quote(str(home))}: give one with --peers."
+            f"No address of the swarm is known, and no node runs in {shlex.quote(str(home))}: give "
+            "one with --peers."
         ) from None
     except Unhealthy as error:
         raise Unhealthy(f"{error} Or give an address of the swarm with --peers.") from None
@@ -130,7 +134,8 @@ async def _publish_next(
     life: float,
     write: Callable[[bytes], Made],
 ) -> Made:
-    """Publish for ``life`` seconds what ``write`` makes of the record in the DHT; keep it in ``path``.
+    """Publish for ``life`` seconds what ``write`` makes of the record in the DHT; keep it in
+    ``path``.
 
     Under a passing identity: our node may run under ours. Raises NoPeers.
     """

@@ -1,7 +1,7 @@
 """Runs the daemon of ``join``: signals, the service manager, and what is printed meanwhile.
 
-``join`` imports this once its trainer starts: it loads torch, gRPC and the DHT, which takes seconds.
-"""
+``join`` imports this once its trainer starts: it loads torch, gRPC and the DHT, which takes
+seconds."""
 
 import asyncio
 import json
@@ -53,7 +53,9 @@ def _tell_contribution(daemon: Daemon, as_json: bool) -> None:
     print(told if as_json else tell_farewell(given, daemon.settings.home), flush=True)
 
 
-async def _run(daemon: Daemon, manager: ServiceManager, show: Callable[[Daemon], Coroutine[Any, Any, None]]) -> int:
+async def _run(
+    daemon: Daemon, manager: ServiceManager, show: Callable[[Daemon], Coroutine[Any, Any, None]]
+) -> int:
     _finish_on_signal(daemon, manager)
     attending = asyncio.create_task(manager.attend(lambda: condition(daemon.controls.status())))
     showing = asyncio.create_task(show(daemon))
@@ -71,7 +73,8 @@ async def _run(daemon: Daemon, manager: ServiceManager, show: Callable[[Daemon],
 
 
 def _finish_on_signal(daemon: Daemon, manager: ServiceManager) -> None:
-    """SIGINT finishes. SIGTERM, whose sender may kill us in 10 s, saves and leaves. A second: stop now."""
+    """SIGINT finishes. SIGTERM, whose sender may kill us in 10 s, saves and leaves. A second: stop
+    now."""
     loop = asyncio.get_running_loop()
     told: list[int] = []
 
@@ -124,7 +127,12 @@ async def _show_panel(daemon: Daemon) -> None:
     with Live(console=Console(), auto_refresh=False, transient=False) as live:
         try:
             while True:
-                live.update(node_panel(daemon.controls.status(), daemon.controls.rounds(ROUNDS)), refresh=True)
+                live.update(
+                    node_panel(daemon.controls.status(), daemon.controls.rounds(ROUNDS)),
+                    refresh=True,
+                )
                 await asyncio.sleep(REFRESH)
         finally:
-            live.update(node_panel(daemon.controls.status(), daemon.controls.rounds(ROUNDS)), refresh=True)
+            live.update(
+                node_panel(daemon.controls.status(), daemon.controls.rounds(ROUNDS)), refresh=True
+            )

@@ -24,9 +24,14 @@ def generate(
     tokens: Annotated[int, typer.Option(help="How many to draw.", min=1, max=4096)] = 200,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.", min=0.0)] = 0.8,
     seed: Annotated[int, typer.Option(help="The same seed gives the same text.")] = 0,
-    checkpoint: Annotated[Path | None, typer.Option(help="Folder of a checkpoint; default: the running node.")] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="Folder of a checkpoint; default: the running node.")
+    ] = None,
     tokenizer: Annotated[
-        str | None, typer.Option(help="Its tokenizer.json, if the home of the checkpoint has no copy; or bytes.")
+        str | None,
+        typer.Option(
+            help="Its tokenizer.json, if the home of the checkpoint has no copy; or bytes."
+        ),
     ] = None,
     home: Home = None,
     json_: Json = False,
@@ -46,6 +51,11 @@ def generate(
         from lowcomm_node.models.inference import generate_from
 
         text = generate_from(
-            checkpoint or newest_run(folder, None) / "checkpoints", prompt, tokens, temperature, seed, tokenizer
+            checkpoint or newest_run(folder, None) / "checkpoints",
+            prompt,
+            tokens,
+            temperature,
+            seed,
+            tokenizer,
         )
     show({"prompt": prompt, "text": text}, json_, prompt + clean_text(text))

@@ -14,7 +14,16 @@ from lowcomm_node.errors import NodeError, RetryLater
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.system.formatting import MISSING, clean, milliseconds, quantity, rate, seconds, short_peer, size
+from lowcomm_node.system.formatting import (
+    MISSING,
+    clean,
+    milliseconds,
+    quantity,
+    rate,
+    seconds,
+    short_peer,
+    size,
+)
 
 POLL = 0.5
 """Seconds between two looks at the status: no event announces a single step."""
@@ -71,7 +80,9 @@ def peers_table(found: Sequence[PeerStatus], width: int) -> str:
     )
     notes = [_notes(peer) for peer in found]
     rows = [[cell(peer) for _, cell, _ in columns] for peer in found]
-    return table([name for name, _, _ in columns], rows, [sooner for _, _, sooner in columns], notes, width)
+    return table(
+        [name for name, _, _ in columns], rows, [sooner for _, _, sooner in columns], notes, width
+    )
 
 
 def _route(route: str | None) -> str:
@@ -92,7 +103,11 @@ def rounds(
     limit: Annotated[int, typer.Option(help="How many, at most.", min=1, max=200)] = 20,
     story: Annotated[
         int | None,
-        typer.Option(help="Instead, tell in JSON how the N-th last exchange went, for a report.", metavar="N", min=1),
+        typer.Option(
+            help="Instead, tell in JSON how the N-th last exchange went, for a report.",
+            metavar="N",
+            min=1,
+        ),
     ] = None,
     home: Home = None,
     json_: Json = False,
@@ -148,7 +163,9 @@ def wait(
             if now.phase in ("finished", "left"):
                 # Its clock stands still from now on: waiting on would only run into the timeout.
                 reached = now.trainer.swarm_step
-                raise NodeError(f"The node has {now.phase} at swarm step {reached}: it goes no further.")
+                raise NodeError(
+                    f"The node has {now.phase} at swarm step {reached}: it goes no further."
+                )
             if time.monotonic() > deadline:
                 why = now.waiting or f"it is {now.phase} at swarm step {now.trainer.swarm_step}"
                 raise RetryLater(f"Not reached within {timeout:.0f} s: {why}.")
@@ -186,5 +203,7 @@ def table(
     for row, told in zip([columns, *rows], [(), *notes], strict=True):
         lines.append("  ".join(row[i].ljust(widths[i]) for i in kept).rstrip())
         for note in told:
-            lines += textwrap.wrap(note, max(20, width), initial_indent="  ", subsequent_indent="    ")
+            lines += textwrap.wrap(
+                note, max(20, width), initial_indent="  ", subsequent_indent="    "
+            )
     return "\n".join(lines)

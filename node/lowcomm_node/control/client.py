@@ -1,6 +1,7 @@
 """What commands ask the daemon of this machine, over its loopback API.
 
-    read home/control.json {"port", "token", "pid", "peer_id"} -> HTTP on 127.0.0.1 with the token -> JSON
+    read home/control.json {"port", "token", "pid", "peer_id"} -> HTTP on 127.0.0.1 with the token
+    -> JSON
 
 The daemon removes the file when it ends; after a crash it stays, so its pid is checked.
 """
@@ -54,18 +55,29 @@ def read_endpoint(home: Path) -> Endpoint:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         endpoint = Endpoint(
-            int(content["port"]), str(content["token"]), int(content["pid"]), str(content.get("peer_id", ""))
+            int(content["port"]),
+            str(content["token"]),
+            int(content["pid"]),
+            str(content.get("peer_id", "")),
         )
     except FileNotFoundError:
-        raise NotRunning(f"No node runs in {home}: {_START}, or name its folder with --home.") from None
+        raise NotRunning(
+            f"No node runs in {home}: {_START}, or name its folder with --home."
+        ) from None
     except PermissionError:
-        raise ConfigError(f"{path} belongs to another user: run this command as the user of the node.") from None
+        raise ConfigError(
+            f"{path} belongs to another user: run this command as the user of the node."
+        ) from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise NotRunning(
-            f"{path} is damaged, so the node can't be found: end it by hand if it runs, then {_START}."
+            f"{path} is damaged, so the node can't be found: end it by hand if it runs, then "
+            f"{_START}."
         ) from None
     if not _alive(endpoint.pid):
-        raise NotRunning(f"The node of {home} (process {endpoint.pid}) ended without a goodbye: {_START}; it resumes.")
+        raise NotRunning(
+            f"The node of {home} (process {endpoint.pid}) ended without a goodbye: {_START}; it "
+            "resumes."
+        )
     return endpoint
 
 
@@ -85,7 +97,8 @@ class ControlClient:
             timeout=timeout,
             # A proxy of the environment has no business between two processes of one machine.
             trust_env=False,
-            # Plain HTTP on loopback: loading the machine's certificates for nothing takes longer than the call.
+            # Plain HTTP on loopback: loading the machine's certificates for nothing takes longer
+            # than the call.
             verify=False,
         )
 
@@ -93,7 +106,10 @@ class ControlClient:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -155,7 +171,8 @@ class ControlClient:
         return str(self._call("POST", "/v1/generate", body=body, timeout=600.0)["text"])
 
     def doctor(self, peers: Sequence[str] = ()) -> list[Any]:
-        """Findings on the machine and its network, as JSON; ``peers`` (multiaddresses) come first."""
+        """Findings on the machine and its network, as JSON; ``peers`` (multiaddresses) come
+        first."""
         return self._call("POST", "/v1/doctor", body={"peers": list(peers)}, timeout=EXAMINING)
 
     def ping(self, peer: str) -> Ping:
@@ -174,11 +191,21 @@ class ControlClient:
         return True
 
     def _call(
-        self, method: str, path: str, *, params: Any = None, body: Any = None, timeout: float | None = None
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Any = None,
+        body: Any = None,
+        timeout: float | None = None,
     ) -> Any:
         with self._answered():
             response = self._http.request(
-                method, path, params=params, json=body, timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
+                method,
+                path,
+                params=params,
+                json=body,
+                timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout,
             )
             _check(response)
             return response.json() if response.content else None
@@ -191,12 +218,14 @@ class ControlClient:
             yield
         except httpx.TimeoutException as error:
             raise Unhealthy(
-                f"The node (process {pid}) does not answer: see its logs, or end it with `kill {pid}` and start it "
+                f"The node (process {pid}) does not answer: see its logs, or end it with `kill "
+                f"{pid}` and start it "
                 "again; it resumes from its last checkpoint."
             ) from error
         except httpx.TransportError as error:
             raise NotRunning(
-                f"No node answers for {self.home} (process {pid}, port {port}): it has just ended, or another program "
+                f"No node answers for {self.home} (process {pid}, port {port}): it has just ended, "
+                "or another program "
                 f"has its number; {_START}."
             ) from error
         except ValueError as error:
@@ -213,7 +242,9 @@ def _check(response: httpx.Response) -> None:
     except (ValueError, KeyError, TypeError, AttributeError):
         message, code = f"The node answered {response.status_code}", 1
     if response.status_code == httpx.codes.UNAUTHORIZED:
-        raise Unhealthy("The node refuses the token of control.json: it has just been restarted; try again.")
+        raise Unhealthy(
+            "The node refuses the token of control.json: it has just been restarted; try again."
+        )
     error = NodeError(message)
     error.exit_code = code
     raise error

@@ -24,8 +24,14 @@ class BoundedProtocol(H11Protocol):
         super().connection_made(transport)
         self._await_request()
         if len(self.connections) > MAX_CONNECTIONS:
-            open_ = [one for one in self.connections if isinstance(one, BoundedProtocol) and one._timer is not None]
-            min(open_, key=lambda one: one._timer.when() if one._timer is not None else 0.0).give_up()
+            open_ = [
+                one
+                for one in self.connections
+                if isinstance(one, BoundedProtocol) and one._timer is not None
+            ]
+            min(
+                open_, key=lambda one: one._timer.when() if one._timer is not None else 0.0
+            ).give_up()
 
     def data_received(self, data: bytes) -> None:
         """Some of a request has come."""

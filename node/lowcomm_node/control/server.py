@@ -78,7 +78,9 @@ class ControlServer:
             sock.listen()  # before the control file tells of it
         except OSError:
             sock.close()
-            raise PortInUse(f"Port {port} of {LOOPBACK} is in use: choose another with --control-port.") from None
+            raise PortInUse(
+                f"Port {port} of {LOOPBACK} is in use: choose another with --control-port."
+            ) from None
         config = uvicorn.Config(
             self._app(),
             http=BoundedProtocol,
@@ -91,7 +93,12 @@ class ControlServer:
         self._server = uvicorn.Server(config)
         self._server.capture_signals = _leave_signals_alone  # type: ignore[method-assign] - the daemon has its own
         self._serving = asyncio.create_task(self._server.serve([sock]))
-        content = {"port": sock.getsockname()[1], "token": self._token, "pid": os.getpid(), "peer_id": peer_id}
+        content = {
+            "port": sock.getsockname()[1],
+            "token": self._token,
+            "pid": os.getpid(),
+            "peer_id": peer_id,
+        }
         write_atomic(self._file, json.dumps(content).encode(), 0o600)
 
     async def close(self) -> None:
@@ -129,11 +136,15 @@ class ControlServer:
         async def guarded(request: Request) -> Response:
             given = request.headers.get("authorization", "").removeprefix("Bearer ")
             if not secrets.compare_digest(given.encode(), self._token.encode()):
-                return JSONResponse({"error": "Wrong token: read it from control.json in the node's home."}, 401)
+                return JSONResponse(
+                    {"error": "Wrong token: read it from control.json in the node's home."}, 401
+                )
             try:
                 return await handler(request)
             except (LowcommError, ValueError, KeyError) as error:
-                return JSONResponse({"error": str(error), "exit_code": getattr(error, "exit_code", 1)}, 400)
+                return JSONResponse(
+                    {"error": str(error), "exit_code": getattr(error, "exit_code", 1)}, 400
+                )
 
         return guarded
 
@@ -177,7 +188,9 @@ class ControlServer:
     async def _pause(self, request: Request) -> Response:
         seconds = _take(await _body(request), "seconds", int | float | None, None)
         if seconds is not None and not 0 < seconds <= LONGEST_PAUSE:
-            raise ValueError(f"'seconds' can't be {seconds}: more than 0, at most {LONGEST_PAUSE:.0f}, or null.")
+            raise ValueError(
+                f"'seconds' can't be {seconds}: more than 0, at most {LONGEST_PAUSE:.0f}, or null."
+            )
         self._node.pause(seconds)
         return JSONResponse({})
 
@@ -226,7 +239,9 @@ def _take(body: dict[str, Any], name: str, kind: Any, default: Any) -> Any:
     """A field of a request. Raises ValueError if it is of another kind."""
     value = body.get(name, default)
     if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise ValueError(f"{name!r} can't be {json.dumps(value)[:80]}: expected such as {json.dumps(default)}.")
+        raise ValueError(
+            f"{name!r} can't be {json.dumps(value)[:80]}: expected such as {json.dumps(default)}."
+        )
     return value
 
 

@@ -84,7 +84,8 @@ class Controls:
         self._leave.stop(now)
 
     def pause(self, seconds: float | None) -> None:
-        """Save and end the trainer, which frees its GPU, for so many seconds or until ``resume``."""
+        """Save and end the trainer, which frees its GPU, for so many seconds or until
+        ``resume``."""
         self._view().availability.pause(seconds)
 
     def resume(self) -> None:
@@ -96,9 +97,13 @@ class Controls:
         node = self._view()
         phase = node.board.phase
         if node.ready is None:
-            raise TrainerError(f"The model is not loaded yet (the node is {phase}): try again in a moment.")
+            raise TrainerError(
+                f"The model is not loaded yet (the node is {phase}): try again in a moment."
+            )
         if not node.supervisor.runs:
-            raise TrainerError(f"The model is not loaded now, for the node is {phase}: `status` tells why.")
+            raise TrainerError(
+                f"The model is not loaded now, for the node is {phase}: `status` tells why."
+            )
         return await node.supervisor.trainer.generate(prompt, tokens, temperature, seed)
 
     async def doctor(self, peers: Sequence[str]) -> Sequence[Finding]:
@@ -110,7 +115,9 @@ class Controls:
             async with asyncio.timeout(EXAMINE_DEADLINE), self._examining:
                 return await examine_node(self._shown(), peers)
         except TimeoutError:
-            raise RetryLater(f"The examination took longer than {EXAMINE_DEADLINE:.0f} s: try again.") from None
+            raise RetryLater(
+                f"The examination took longer than {EXAMINE_DEADLINE:.0f} s: try again."
+            ) from None
 
     def _shown(self) -> RunningNode:
         """What the doctor is shown of the node."""
@@ -136,7 +143,9 @@ class Controls:
         """
         node = self._view()
         if node.membership is None or node.exchanger is None or node.channels is None:
-            raise NodeError(f"The node knows no peers yet (it is {node.board.phase}): try again in a moment.")
+            raise NodeError(
+                f"The node knows no peers yet (it is {node.board.phase}): try again in a moment."
+            )
         info = match_peer(peer, node.membership.roster.alive(time()))
         routes = await node.channels.ping(info, node.exchanger.bandwidth)
         return Ping(peer_id=info.peer_id, routes=tuple(routes))

@@ -70,7 +70,10 @@ class Daemon:
     """One node. ``run`` lives its whole life; ``controls`` may be asked at any time meanwhile."""
 
     def __init__(
-        self, settings: NodeSettings, trainer: Trainer | None = None, availability: Availability | None = None
+        self,
+        settings: NodeSettings,
+        trainer: Trainer | None = None,
+        availability: Availability | None = None,
     ) -> None:
         """``trainer``: the first one, perhaps launched already.
 
@@ -157,7 +160,9 @@ class Daemon:
     async def _live(self) -> None:
         kept = remembered_run(self.settings)
         known = self._remembered_peers(kept) if kept is not None else None
-        self._remembered = [address for peer in (known.peers() if known else ()) for address in peer.addresses]
+        self._remembered = [
+            address for peer in (known.peers() if known else ()) for address in peer.addresses
+        ]
         discovery = open_discovery(
             self.settings,
             self.identity,
@@ -166,7 +171,9 @@ class Daemon:
             refusals=self.refusals,
             remembered=self._remembered,
         )
-        self.rejoin = Rejoin(discovery, self.settings.peers, known, self.board.tell, self.board.warn)
+        self.rejoin = Rejoin(
+            discovery, self.settings.peers, known, self.board.tell, self.board.warn
+        )
         try:
             known_at = ", ".join([*self.settings.peers, *self._remembered][:8])
             self.board.enter("joining", f"looking for the swarm at {known_at}")
@@ -241,11 +248,19 @@ class Daemon:
             refusals=self.refusals,
         )
         if self._prover is not None:
-            self._tasks.append(asyncio.create_task(self._prover.renew(partial(self._show_proof, gatekeeper))))
+            self._tasks.append(
+                asyncio.create_task(self._prover.renew(partial(self._show_proof, gatekeeper)))
+            )
         traffic, tunnels = Traffic(), Tunnels(discovery, self.run_.run_id)
         allowance, flow = self.allowance, flow_options(self.settings.max_down)
         self.channels = Channels(
-            gatekeeper, tunnels, traffic, self.refusals, allowance.peer_limit, flow, discovery.targets
+            gatekeeper,
+            tunnels,
+            traffic,
+            self.refusals,
+            allowance.peer_limit,
+            flow,
+            discovery.targets,
         )
         roster = Roster(self.peer_id, self.run_.run_id, admission, self.refusals)
         self.exchanger = Exchanger(
@@ -260,7 +275,13 @@ class Daemon:
         certificate = make_certificate(datetime.datetime.now(datetime.UTC))
         echo = Echo(allowance.bandwidth)
         service = ExchangeService(
-            gatekeeper, PeerCalls(self._view), tunnels, traffic, echo, allowance.peer_limit, self.refusals
+            gatekeeper,
+            PeerCalls(self._view),
+            tunnels,
+            traffic,
+            echo,
+            allowance.peer_limit,
+            self.refusals,
         )
         server = ExchangeServer(certificate, service, flow)
         server.listen_locally(runtime_folder())
@@ -272,10 +293,14 @@ class Daemon:
             if self._prober is not None:
                 self._prober.keep_to(allowance.bandwidth.up, allowance.bandwidth.down)
             await tunnels.serve(server.local)
-            told = await in_numbers(self.settings.announce) or tuple(f"{address}:{port}" for address in announce)
+            told = await in_numbers(self.settings.announce) or tuple(
+                f"{address}:{port}" for address in announce
+            )
             self.membership = self._make_membership(discovery, roster, certificate.digest, told)
             service.on_caller = self.channels.on_answer = self.membership.sign_of_life
-            self.rejoin.publish_with(self.membership.republish, (peers_key(self.run_.run_id), self.peer_id))
+            self.rejoin.publish_with(
+                self.membership.republish, (peers_key(self.run_.run_id), self.peer_id)
+            )
             self.rejoin.on_move(lambda: self._move(port))
             watches = (CongestionWatch(self.board.tell).run(), service.unauthenticated.run(port))
             works = (self.membership.run(), self.availability.run(), *watches)
@@ -299,7 +324,9 @@ class Daemon:
             addresses=addresses,
             progress=self.board.position,
         )
-        listeners = Listeners(warn=self.board.warn, on_removals=self._drop_removed, on_barred=self._leave_barred)
+        listeners = Listeners(
+            warn=self.board.warn, on_removals=self._drop_removed, on_barred=self._leave_barred
+        )
         return Membership(
             own=own,
             run=self.run_,
@@ -340,7 +367,9 @@ class Daemon:
             if self.training is not None and self._has_something_to_save():
                 async with asyncio.timeout(self.training.leave_seconds):
                     await (
-                        self.training.hurry_out() if self._departure.hurry else self.training.conclude(LEAVE_PATIENCE)
+                        self.training.hurry_out()
+                        if self._departure.hurry
+                        else self.training.conclude(LEAVE_PATIENCE)
                     )
         with suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_DEADLINE):
@@ -361,7 +390,8 @@ class Daemon:
         assert self.training  # which starts the trainer
         self.training.news.hear(event)
         if isinstance(event, Stepped) and self.run_admission.reach(event.swarm_step):
-            self._drop_removed()  # and the next look at the swarm sees whether we may stay ourselves
+            # and the next look at the swarm sees whether we may stay ourselves
+            self._drop_removed()
 
     # who may take part
 
@@ -379,7 +409,9 @@ class Daemon:
         for driver in list(self.exchanger.running.values()):
             gone = [peer for peer in driver.one.partners if barred(peer, now)]
             if gone:
-                driver.tell(base.GaveUp(reason=f"{gone[0][-6:]} was removed from the run by its creator"))
+                driver.tell(
+                    base.GaveUp(reason=f"{gone[0][-6:]} was removed from the run by its creator")
+                )
 
     def _hear_amendments(self, news: list[Amendment]) -> None:
         """Tell the owner what the run's creator has changed, and have the trainer follow."""

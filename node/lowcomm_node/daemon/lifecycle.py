@@ -49,18 +49,21 @@ START_DEADLINE = 300.0
 PAUSE_PATIENCE = 5.0
 """Seconds for exchanges that are under way to end when the owner pauses the node."""
 UNCHECKED = (
-    "this run does not say which tokenizer it uses, so nobody checks it: with another file than its creator's this node "
+    "this run does not say which tokenizer it uses, so nobody checks it: with another file than "
+    "its creator's this node "
     "spoils what others learn. Compare the SHA-256 of both"
 )
 LEAVE_DEADLINE = 45.0
-"""Seconds for a node that leaves to end exchanges, save and evaluate, beside its steps and its disk."""
+"""Seconds for a node that leaves to end exchanges, save and evaluate, beside its steps and its
+disk."""
 LONGEST_LEAVE = 300.0
 LEAVE_PATIENCE = 15.0
 """Seconds for exchanges that are under way to end when the node leaves."""
 HURRY_PATIENCE = 2.0
 """The same where whoever ends the node will not wait: Docker kills it after 10 s."""
 SAVED_BYTES, DISK_RATE = 20, 50e6
-"""Bytes of a checkpoint for each parameter, and bytes a second: an estimate until a save was measured."""
+"""Bytes of a checkpoint for each parameter, and bytes a second: an estimate until a save was
+measured."""
 
 
 class Training:
@@ -126,12 +129,15 @@ class Training:
 
     @property
     def leave_seconds(self) -> float:
-        """How long leaving may take: a save waits for the end of a step, and may be of gigabytes."""
+        """How long leaving may take: a save waits for the end of a step, and may be of
+        gigabytes."""
         if self.ready is None:
             return LEAVE_DEADLINE
         guess = SAVED_BYTES * self.ready.parameters / DISK_RATE
         saving = guess if self.news.save_seconds is None else self.news.save_seconds
-        return min(LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (self._exchanger.peer.budget.step_seconds + saving))
+        return min(
+            LONGEST_LEAVE, LEAVE_DEADLINE + 2 * (self._exchanger.peer.budget.step_seconds + saving)
+        )
 
     async def hurry_out(self) -> None:
         """Save, and let no exchange hold us up for long."""
@@ -173,7 +179,8 @@ class Training:
         """Take a turn; False if the owner wants a pause. Raises TrainerLost."""
         task = asyncio.create_task(turn)
         lost, held = (
-            asyncio.create_task(one) for one in (self._supervisor.wait_lost(), self._availability.wait_held())
+            asyncio.create_task(one)
+            for one in (self._supervisor.wait_lost(), self._availability.wait_held())
         )
         try:
             await asyncio.wait({task, lost, held}, return_when=asyncio.FIRST_COMPLETED)
@@ -197,7 +204,8 @@ class Training:
                 await self._exchanger.close("copies the state of a peer", 0.0)
                 await self._supervisor.train(False)
                 self._board.warn(
-                    "we have drifted too far from most peers for exchanges to bring us back: copying their state"
+                    "we have drifted too far from most peers for exchanges to bring us back: "
+                    "copying their state"
                 )
                 await self._sync_and_train("back to the swarm", drifted=True)
             await self.conclude()
@@ -209,7 +217,9 @@ class Training:
         """Whether the creator has made the run longer. A node that stays waits for that."""
         stay = self._settings.stay
         while self._has_ended():
-            self._board.enter("finished", "the run is over: serving its state to others" if stay else None)
+            self._board.enter(
+                "finished", "the run is over: serving its state to others" if stay else None
+            )
             await self._membership.announce(Phase.FINISHED)
             if not stay:
                 return False
@@ -252,7 +262,9 @@ class Training:
 
     async def _is_over(self) -> bool:
         """Wait until the run is over; False if we have drifted away from the others before."""
-        waits = {asyncio.create_task(event.wait()) for event in (self.news.over, self._exchanger.drifted)}
+        waits = {
+            asyncio.create_task(event.wait()) for event in (self.news.over, self._exchanger.drifted)
+        }
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             return self.news.over.is_set()
@@ -280,7 +292,9 @@ class Training:
         )
         began = monotonic()
         copied = await catch_up.run_from(
-            self._exchanger.peer.position.swarm_step, state_form(self._run, self.ready, self.course.longest), drifted
+            self._exchanger.peer.position.swarm_step,
+            state_form(self._run, self.ready, self.course.longest),
+            drifted,
         )
         if copied is not None:
             self._take_over(copied)
@@ -300,7 +314,8 @@ class Training:
                 return
             if monotonic() > deadline:
                 self._board.warn(
-                    f"only {there} of {wanted} peers came within {START_DEADLINE:.0f} s: beginning with them"
+                    f"only {there} of {wanted} peers came within {START_DEADLINE:.0f} s: beginning "
+                    "with them"
                 )
                 return
             self._board.show(f"the run begins with {wanted} peers: {there} are here")
@@ -312,12 +327,16 @@ class Training:
         """Save, end the trainer, and wait until the owner lets us train."""
         hold = self._availability.hold
         assert hold
-        self._exchanger.exchanging = False  # who calls us until all know it is told that we do not train
+        self._exchanger.exchanging = (
+            False  # who calls us until all know it is told that we do not train
+        )
         self._board.enter("paused", f"{hold.text}; saving")
         self._board.tell(Paused(rule=hold.rule.value, reason=hold.text, until=hold.until))
         await self._membership.announce(Phase.PAUSED)
         if self._supervisor.runs:
-            await self._exchanger.close("the node pauses", PAUSE_PATIENCE)  # why is nobody's business
+            await self._exchanger.close(
+                "the node pauses", PAUSE_PATIENCE
+            )  # why is nobody's business
             await self._save()
         await self._supervisor.stop()
         self._board.show(None)  # the report tells why
@@ -332,7 +351,10 @@ class Training:
             raise error  # it has never run, and says why
         failure = await self._supervisor.explain(error)
         wait = self._failures.failed(failure)
-        told = f"{failure.reason.rstrip('.')} (failure {self._failures.count} in a row, at step {failure.step})"
+        told = (
+            f"{failure.reason.rstrip('.')} (failure {self._failures.count} in a row, at step "
+            f"{failure.step})"
+        )
         self._board.enter("restarting", told)
         self._board.warn(f"the trainer failed: {told}")
         await self._exchanger.close("the trainer failed", 0.0)
@@ -348,7 +370,11 @@ class Training:
     def _given_up(self, error: TrainerError) -> NodeError:
         reason = self._failures.farewell()
         log.error("trainer.given_up", reason=reason)
-        return ConfigError(reason) if error.exit_code == ConfigError.exit_code else TrainerError(reason)
+        return (
+            ConfigError(reason)
+            if error.exit_code == ConfigError.exit_code
+            else TrainerError(reason)
+        )
 
     async def _save(self) -> None:
         """A checkpoint of where it stands; no more steps."""
@@ -378,7 +404,9 @@ class Training:
             useless=largest_jump(self._run.spec.sync.interval),
         )
         form = state_form(self._run, ready, self.course.longest)
-        donor = Donor(form, self._snapshots, self._bandwidth.up, lambda peer: not self._barred(peer, time()))
+        donor = Donor(
+            form, self._snapshots, self._bandwidth.up, lambda peer: not self._barred(peer, time())
+        )
         self._exchanger.around.joiners = lambda: donor.joiners
         return donor
 

@@ -173,7 +173,10 @@ def _amendments(view: View) -> tuple[Amended, ...]:
     if view.course is None:
         return ()
     step = view.board.position()[0]
-    return tuple(Amended(**one.to_json(), text=str(one), in_force=one.at <= step) for one in view.course.chain.links)
+    return tuple(
+        Amended(**one.to_json(), text=str(one), in_force=one.at <= step)
+        for one in view.course.chain.links
+    )
 
 
 def _pause(hold: Hold | None) -> Pause | None:

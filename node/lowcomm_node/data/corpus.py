@@ -23,7 +23,16 @@ from lowcomm_node.errors import ConfigError, DataError
 
 PYTHON_BYTES = 12 << 20
 """Bytes of ``builtin:python`` at most: enough for a demo, tokenized within a second."""
-_SKIPPED = {"test", "tests", "idlelib", "idle_test", "lib2to3", "site-packages", "dist-packages", "__pycache__"}
+_SKIPPED = {
+    "test",
+    "tests",
+    "idlelib",
+    "idle_test",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+}
 _HELD_OUT_FILES = 20
 _HELD_OUT_DOCUMENTS = 100
 
@@ -101,7 +110,10 @@ class PythonCorpus:
                 break
             found.append((name, path))
         if not found:
-            raise DataError(f"{self.root} holds no source text of Python: name a text of your own with --data PATH.")
+            raise DataError(
+                f"{self.root} holds no source text of Python: name a text of your own with --data "
+                "PATH."
+            )
         return found
 
     def _sources(self) -> Iterator[tuple[str, Path]]:
@@ -140,7 +152,9 @@ class FileCorpus:
         """At least one document is held out, with all its copies."""
         spare = self._spare()
         for text, ends in self._texts(reading or Reading()):
-            held_out = _one_in(_HELD_OUT_DOCUMENTS, text) or (spare is not None and _hash(text) == spare)
+            held_out = _one_in(_HELD_OUT_DOCUMENTS, text) or (
+                spare is not None and _hash(text) == spare
+            )
             yield Document(text, held_out, ends)
 
     def _spare(self) -> int | None:
@@ -170,9 +184,13 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
     if source == "builtin:python":
         return PythonCorpus(Path(sysconfig.get_path("stdlib")))
     if source == "local":
-        raise ConfigError("This run leaves the text to each owner: name a file, folder or glob with --data PATH.")
+        raise ConfigError(
+            "This run leaves the text to each owner: name a file, folder or glob with --data PATH."
+        )
     if source.startswith("builtin:"):
-        raise ConfigError(f"data source = {source!r} is not known: use builtin:python, or --data PATH.")
+        raise ConfigError(
+            f"data source = {source!r} is not known: use builtin:python, or --data PATH."
+        )
     told, separator, path = source.partition(":")
     if separator and told in KINDS:
         kind, files = told, _of_kind(told, path)
@@ -181,7 +199,9 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
         if files:
             kind = one_kind(source, files)
     if not files:
-        raise ConfigError(f"data source = {source!r} names no {kind} file: check the path that --data gives.")
+        raise ConfigError(
+            f"data source = {source!r} names no {kind} file: check the path that --data gives."
+        )
     return FileCorpus(kind, source, f"{kind}:{PurePosixPath(path).name}", tuple(files), field)
 
 
@@ -200,7 +220,11 @@ def _belongs(name: str) -> bool:
     # _sysconfigdata and config-* contain paths of this machine. Without them equal Pythons have
     # equal text.
     parts = name.split("/")
-    return not _SKIPPED.intersection(parts) and not parts[-1].startswith("_sysconfigdata") and name[:7] != "config-"
+    return (
+        not _SKIPPED.intersection(parts)
+        and not parts[-1].startswith("_sysconfigdata")
+        and name[:7] != "config-"
+    )
 
 
 def _one_in(count: int, key: bytes) -> bool:

@@ -50,8 +50,16 @@ def find_files(path: str) -> list[Path]:
     if root.is_file():
         return [root]
     if root.is_dir():
-        return sorted(file for file in root.rglob("*") if file.is_file() and not _is_hidden(file.relative_to(root)))
-    return sorted(file for file in map(Path, glob.glob(str(root), recursive=True)) if file.is_file())  # noqa: PTH207
+        return sorted(
+            file
+            for file in root.rglob("*")
+            if file.is_file() and not _is_hidden(file.relative_to(root))
+        )
+    return sorted(
+        file
+        for file in map(Path, glob.glob(str(root), recursive=True))  # noqa: PTH207
+        if file.is_file()
+    )
 
 
 def is_folder(path: str) -> bool:
@@ -59,7 +67,9 @@ def is_folder(path: str) -> bool:
     return _expanded(path).is_dir()
 
 
-def read_text(files: Sequence[Path], reading: Reading | None = None) -> Iterator[tuple[bytes, bool]]:
+def read_text(
+    files: Sequence[Path], reading: Reading | None = None
+) -> Iterator[tuple[bytes, bool]]:
     """Pieces of text files, and whether each is the last of its file.
 
     A file packed with gzip is unpacked.
@@ -82,7 +92,9 @@ def read_text(files: Sequence[Path], reading: Reading | None = None) -> Iterator
             reading.end(raw.tell())
 
 
-def read_jsonl(files: Sequence[Path], field: str, reading: Reading | None = None) -> Iterator[bytes]:
+def read_jsonl(
+    files: Sequence[Path], field: str, reading: Reading | None = None
+) -> Iterator[bytes]:
     """The text in one field of each line. Raises DataError that names the line."""
     reading = reading or Reading()
     for path in files:
@@ -96,7 +108,9 @@ def read_jsonl(files: Sequence[Path], field: str, reading: Reading | None = None
             reading.end(raw.tell())
 
 
-def read_parquet(files: Sequence[Path], field: str, reading: Reading | None = None) -> Iterator[bytes]:
+def read_parquet(
+    files: Sequence[Path], field: str, reading: Reading | None = None
+) -> Iterator[bytes]:
     """The text in one column.
 
     Raises ConfigError if pyarrow is missing, DataError if the column is.
@@ -105,16 +119,23 @@ def read_parquet(files: Sequence[Path], field: str, reading: Reading | None = No
         library: Any = importlib.import_module("pyarrow")
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
-        raise ConfigError(f"{files[0]} needs the library pyarrow: pip install 'lowcomm-node[parquet]'.") from None
+        raise ConfigError(
+            f"{files[0]} needs the library pyarrow: pip install 'lowcomm-node[parquet]'."
+        ) from None
     reading = reading or Reading()
     for path in files:
         try:
             with parquet.ParquetFile(path) as file:
                 if field not in file.schema_arrow.names:
                     names = ", ".join(file.schema_arrow.names)
-                    raise DataError(f"{path} has no column {field!r}, only {names}: name one of them with --field.")
+                    raise DataError(
+                        f"{path} has no column {field!r}, only {names}: name one of them with "
+                        "--field."
+                    )
                 size, rows, seen = path.stat().st_size, max(1, file.metadata.num_rows), 0
-                for batch in file.iter_batches(batch_size=_ROWS, columns=[field], use_threads=False):
+                for batch in file.iter_batches(
+                    batch_size=_ROWS, columns=[field], use_threads=False
+                ):
                     seen += batch.num_rows
                     reading.at(size * seen // rows)
                     for value in batch.column(0).to_pylist():
@@ -122,7 +143,9 @@ def read_parquet(files: Sequence[Path], field: str, reading: Reading | None = No
                 reading.end(size)
         # ValueError includes bytes that are not UTF-8.
         except (library.ArrowException, OSError, ValueError) as error:
-            raise DataError(f"{path} can't be read as Parquet ({error}): replace or remove it.") from error
+            raise DataError(
+                f"{path} can't be read as Parquet ({error}): replace or remove it."
+            ) from error
 
 
 def _last_character(piece: bytes) -> int:
@@ -135,10 +158,13 @@ def _field_of(line: bytes, field: str, where: str) -> str:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{where} is not a JSON object ({error}): correct or remove that line.") from None
+        raise DataError(
+            f"{where} is not a JSON object ({error}): correct or remove that line."
+        ) from None
     if not isinstance(record, dict) or field not in record:
         raise DataError(
-            f"{where} has no field {field!r}{_fields_of(record)}: name the field with --field, or correct that line."
+            f"{where} has no field {field!r}{_fields_of(record)}: name the field with --field, or "
+            "correct that line."
         )
     return _checked(record[field], field, where)
 
@@ -147,7 +173,10 @@ def _checked(value: object, field: str, where: str) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise DataError(f"{where}: {field!r} is a {type(value).__name__}, not text: name another field with --field.")
+        raise DataError(
+            f"{where}: {field!r} is a {type(value).__name__}, not text: name another field with "
+            "--field."
+        )
     return value
 
 

@@ -62,10 +62,13 @@ def one_kind(source: str, files: Sequence[Path]) -> str:
     found = sort_by_kind(files)
     refuse_binary(source, found)
     if len(found) > 1:
-        told = "; ".join(f"{len(those)} {kind} ({_some(those)})" for kind, those in sorted(found.items()))
+        told = "; ".join(
+            f"{len(those)} {kind} ({_some(those)})" for kind, those in sorted(found.items())
+        )
         first = min(found)
         raise ConfigError(
-            f"{source} holds files of several kinds: {told}. Say which to read, such as --data {first}:{source}, "
+            f"{source} holds files of several kinds: {told}. Say which to read, such as --data "
+            f"{first}:{source}, "
             "or name a folder that holds one kind."
         )
     return next(iter(found))
@@ -82,14 +85,20 @@ def sort_by_kind(files: Iterable[Path]) -> dict[str, list[Path]]:
     return found
 
 
-def refuse_binary(source: str, found: dict[str, list[Path]], allowed: Sequence[str] = KINDS) -> None:
+def refuse_binary(
+    source: str, found: dict[str, list[Path]], allowed: Sequence[str] = KINDS
+) -> None:
     """Raise ConfigError if any file is of another kind than those that can be read."""
     binary = {kind: those for kind, those in found.items() if kind not in allowed}
     if not binary:
         return
     told = "; ".join(f"{_some(those)} ({kind})" for kind, those in binary.items())
     others = sum(len(those) for kind, those in found.items() if kind in allowed)
-    remedy = f"leave them out with --data {TEXT}:FOLDER" if others else "name files of text, JSON lines or Parquet"
+    remedy = (
+        f"leave them out with --data {TEXT}:FOLDER"
+        if others
+        else "name files of text, JSON lines or Parquet"
+    )
     raise ConfigError(f"{source} holds binary files: {told}. Unpack or remove them, or {remedy}.")
 
 
@@ -104,7 +113,9 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as file:
             head = file.read(_LOOK)
     except OSError as error:
-        raise ConfigError(f"{path} can't be read ({error.strerror}): correct its permissions, or remove it.") from None
+        raise ConfigError(
+            f"{path} can't be read ({error.strerror}): correct its permissions, or remove it."
+        ) from None
     if not is_packed(path, head):
         return head
     try:

@@ -91,12 +91,19 @@ class Split:
             start = max(0, start - len(shard))
         tokens = np.concatenate(parts).astype(np.int64)
         if int(tokens.max()) >= self.vocab:
-            raise DataError(f"Token {tokens.max()} is not below {self.vocab}: remove the data cache, it is damaged.")
+            raise DataError(
+                f"Token {tokens.max()} is not below {self.vocab}: remove the data cache, it is "
+                "damaged."
+            )
         return tokens
 
 
 def open_shards(
-    corpus: Corpus, tokenizer: Tokenizer, cache: Path, disk_quota: DiskQuota | None = None, tell: Tell = lambda _: None
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    cache: Path,
+    disk_quota: DiskQuota | None = None,
+    tell: Tell = lambda _: None,
 ) -> tuple[Split, Split]:
     """The train and held-out splits of a corpus; made if they are not there, or not as they were
     made.
@@ -120,7 +127,9 @@ def open_shards(
 
 def _open_split(folder: Path, manifest: dict[str, Any], split: str) -> Split:
     files = [folder / shard["file"] for shard in manifest["shards"] if shard["split"] == split]
-    return Split(tuple(np.memmap(file, manifest["dtype"], "r") for file in files), manifest["vocab"])
+    return Split(
+        tuple(np.memmap(file, manifest["dtype"], "r") for file in files), manifest["vocab"]
+    )
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -138,7 +147,14 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path, disk_quota: DiskQuota, tell: Tell) -> None:
+def _make(
+    corpus: Corpus,
+    tokenizer: Tokenizer,
+    cache: Path,
+    folder: Path,
+    disk_quota: DiskQuota,
+    tell: Tell,
+) -> None:
     for leftover in cache.glob(f"{_WRITING}*"):
         shutil.rmtree(leftover, ignore_errors=True)
     shutil.rmtree(folder, ignore_errors=True)
@@ -154,7 +170,9 @@ def _make(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path, disk_
     _remove_former(corpus, tokenizer, cache, folder)
 
 
-def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, disk_quota: DiskQuota, tell: Tell) -> None:
+def _tokenize(
+    corpus: Corpus, tokenizer: Tokenizer, folder: Path, disk_quota: DiskQuota, tell: Tell
+) -> None:
     room = disk_quota.room()
     dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
     separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype)
@@ -171,11 +189,18 @@ def _tokenize(corpus: Corpus, tokenizer: Tokenizer, folder: Path, disk_quota: Di
                 # The number of tokens is known only afterwards.
                 if (size := train.size + held_out.size) > room:
                     raise disk_quota.refusal(size, f"The text of {corpus.name}")
-            tell(Tokenized(min(reading.done, total), total, (train.size + held_out.size) // dtype.itemsize))
+            tell(
+                Tokenized(
+                    min(reading.done, total), total, (train.size + held_out.size) // dtype.itemsize
+                )
+            )
         train.finish_shard()
         held_out.finish_shard()
     if not train.shards or not held_out.shards:
-        raise DataError(f"{corpus.name} has too little text to hold any of it out: give it at least two documents.")
+        raise DataError(
+            f"{corpus.name} has too little text to hold any of it out: give it at least two "
+            "documents."
+        )
     content = {
         "origin": corpus.origin,
         "tokenizer": tokenizer.name,
@@ -244,7 +269,9 @@ class _ShardWriter:
         path = self._path()
         sync_file(path)
         size = path.stat().st_size
-        self.shards.append({"split": self._split, "file": path.name, "size": size, "sha256": sha256_file(path)})
+        self.shards.append(
+            {"split": self._split, "file": path.name, "size": size, "sha256": sha256_file(path)}
+        )
 
     def close(self) -> None:
         """Close the file, finished or not. After a full disk this fails like the write before

@@ -42,7 +42,10 @@ class TrainStream:
         """Continue from ``state``. Raises DataError if it is not a state of a stream."""
         batches = state.get("batches")
         if not isinstance(batches, int) or isinstance(batches, bool) or batches < 0:
-            raise DataError(f"The state of the data stream says batches = {batches!r}: resume from another checkpoint.")
+            raise DataError(
+                f"The state of the data stream says batches = {batches!r}: resume from another "
+                "checkpoint."
+            )
         self.batches = batches
 
 
@@ -58,7 +61,8 @@ def held_out_windows(split: Split, context: int, count: int, seed: int) -> tuple
 def _require(split: Split, context: int, kind: str) -> None:
     if split.tokens <= context:
         raise DataError(
-            f"The {kind} text has {split.tokens} tokens, context = {context} needs more: add text to --data."
+            f"The {kind} text has {split.tokens} tokens, context = {context} needs more: add text "
+            "to --data."
         )
 
 

@@ -88,7 +88,9 @@ class FileTokenizer:
             # Numbers may have gaps, so their count is not always enough.
             self.vocab: int = max(self._tokenizer.get_vocab().values()) + 1
         except Exception as error:  # the library raises plain Exception
-            raise ConfigError(f"{path} is not a tokenizer.json ({error}): name one with --tokenizer.") from error
+            raise ConfigError(
+                f"{path} is not a tokenizer.json ({error}): name one with --tokenizer."
+            ) from error
         # Files of models for short texts enable truncation and padding.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
@@ -118,11 +120,15 @@ def open_tokenizer(name: str) -> Tokenizer:
     if name == "bytes":
         return BytesTokenizer()
     if name == "local":
-        raise ConfigError("This run leaves the tokenizer to each owner: name a tokenizer.json with --tokenizer PATH.")
+        raise ConfigError(
+            "This run leaves the tokenizer to each owner: name a tokenizer.json with --tokenizer "
+            "PATH."
+        )
     path = Path(os.path.expanduser(name))  # noqa: PTH111, Path's own raises RuntimeError on a user it does not know
     if not path.is_file():
         raise ConfigError(
-            f"tokenizer = {name!r} is neither 'bytes' nor a file: name a tokenizer.json with --tokenizer."
+            f"tokenizer = {name!r} is neither 'bytes' nor a file: name a tokenizer.json with "
+            "--tokenizer."
         )
     return FileTokenizer(path)
 
@@ -132,7 +138,8 @@ def check_tokenizer(tokenizer: Tokenizer, wanted: str, vocab: int) -> None:
     large."""
     if wanted and tokenizer.sha256 != wanted:
         raise ConfigError(
-            f"{describe(tokenizer)} is not the tokenizer of this run: its SHA-256 is {tokenizer.sha256 or 'none'}, the "
+            f"{describe(tokenizer)} is not the tokenizer of this run: its SHA-256 is "
+            f"{tokenizer.sha256 or 'none'}, the "
             f"run's is {wanted}. Name the file that the run's creator used with --tokenizer."
         )
     check_vocabulary(tokenizer, vocab)
@@ -142,8 +149,10 @@ def check_vocabulary(tokenizer: Tokenizer, vocab: int) -> None:
     """Raise ConfigError if a model of ``vocab`` tokens has no room for all of a tokenizer's."""
     if tokenizer.vocab > vocab:
         raise ConfigError(
-            f"model.vocab = {vocab} is too small for the tokenizer {describe(tokenizer)}, which has {tokenizer.vocab} "
-            f"tokens: name the run's own tokenizer, or have its creator publish a run with vocab = {tokenizer.vocab}."
+            f"model.vocab = {vocab} is too small for the tokenizer {describe(tokenizer)}, which "
+            f"has {tokenizer.vocab} "
+            "tokens: name the run's own tokenizer, or have its creator publish a run with vocab = "
+            f"{tokenizer.vocab}."
         )
 
 
@@ -163,7 +172,9 @@ def identify(tokenizer: Tokenizer) -> dict[str, str]:
 def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
     """Copy a tokenizer's file beside the checkpoints of its run, so that they stay usable."""
     path = folder / KEPT
-    if isinstance(tokenizer, FileTokenizer) and not (path.is_file() and sha256_file(path) == tokenizer.sha256):
+    if isinstance(tokenizer, FileTokenizer) and not (
+        path.is_file() and sha256_file(path) == tokenizer.sha256
+    ):
         write_atomic(path, tokenizer.content)
 
 

@@ -56,7 +56,10 @@ class Callers:
         # Each look lists all connections. The pause bounds its cost in a flood of callers.
         await asyncio.sleep(max(0.0, self._looked + LOOK_EVERY - self._clock()))
         with suppress(LinkLost):
-            found = [(connection.peer_id, place_in(connection.address)) for connection in await self._connections()]
+            found = [
+                (connection.peer_id, place_in(connection.address))
+                for connection in await self._connections()
+            ]
             # A direct connection sorts last, and so replaces a relayed one of the same peer.
             found.sort(key=lambda one: not one[1].startswith("relay"))
             self._places = dict(found)

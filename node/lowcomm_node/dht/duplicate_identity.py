@@ -4,7 +4,8 @@ streams.
 Asked before we start under that identity, from a p2pd with a temporary one:
 
     temporary -> entry points: connect
-    temporary -> our peer id:  connect by libp2p's routing; success means that another process has it
+    temporary -> our peer id:  connect by libp2p's routing; success means that another process has
+    it
 """
 
 import asyncio
@@ -13,7 +14,14 @@ from contextlib import suppress
 from time import monotonic
 
 from lowcomm_node.errors import RetryLater
-from lowcomm_node.libp2p.hivemind_client import DIAL_DEADLINE, attach, detach, dial, load_hivemind, wait_routing
+from lowcomm_node.libp2p.hivemind_client import (
+    DIAL_DEADLINE,
+    attach,
+    detach,
+    dial,
+    load_hivemind,
+    wait_routing,
+)
 from lowcomm_node.libp2p.multiaddress import EntryPoint
 from lowcomm_node.libp2p.p2pd import P2pDaemon
 
@@ -38,7 +46,8 @@ async def refuse_duplicate_identity(peer_id: str, entries: Sequence[EntryPoint])
         while await dial(p2p, peer_id):
             if monotonic() > end:
                 raise RetryLater(
-                    f"Another peer of this swarm answers as {peer_id}: end that one, or start this one with a --home "
+                    f"Another peer of this swarm answers as {peer_id}: end that one, or start this "
+                    "one with a --home "
                     "of its own; a copied home needs its identity.key moved away."
                 )
             await asyncio.sleep(0.5)

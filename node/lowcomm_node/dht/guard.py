@@ -71,7 +71,10 @@ def place_of(peer_id: str) -> DHTID:
 
 
 def guard(
-    protocol: DHTProtocol, provenances: Provenances, named: Collection[str] = (), answered: Answered | None = None
+    protocol: DHTProtocol,
+    provenances: Provenances,
+    named: Collection[str] = (),
+    answered: Answered | None = None,
 ) -> None:
     """Harden a protocol that was just created and has met no peer yet.
 
@@ -83,12 +86,17 @@ def guard(
     def is_in_place(node_id: DHTID, peer: PeerID) -> bool:
         # Others may report a named peer only at the place that it has told us itself.
         name = peer.to_base58()
-        return node_id == place_of(name) or (name in named and protocol.routing_table.get(peer_id=peer) == node_id)
+        return node_id == place_of(name) or (
+            name in named and protocol.routing_table.get(peer_id=peer) == node_id
+        )
 
     async def find(peer: PeerID, keys: Any) -> Any:
         answer = await call_find(peer, keys)
         return answer and {
-            key: (_honest(value), {place: one for place, one in near.items() if is_in_place(place, one)})
+            key: (
+                _honest(value),
+                {place: one for place, one in near.items() if is_in_place(place, one)},
+            )
             for key, (value, near) in answer.items()
         }
 
@@ -121,9 +129,14 @@ class OwnRecords(RecordValidatorBase):
         if len(record.value) > MAX_VALUE + 64 or len(record.subkey) > MAX_SUBKEY:
             return self._refuse(Reason.TOO_LARGE)  # before anything is unpacked
         if not now < record.expiration_time <= now + MAX_LIFE + CLOCK_SLACK:
-            return self._refuse(Reason.EXPIRED if record.expiration_time <= now else Reason.LIVES_TOO_LONG)
+            return self._refuse(
+                Reason.EXPIRED if record.expiration_time <= now else Reason.LIVES_TOO_LONG
+            )
         try:
-            subkey, value = MSGPackSerializer.loads(record.subkey), MSGPackSerializer.loads(record.value)
+            subkey, value = (
+                MSGPackSerializer.loads(record.subkey),
+                MSGPackSerializer.loads(record.value),
+            )
         except Exception:  # untrusted msgpack and its extension types can raise anything
             return self._refuse(Reason.MALFORMED)
         if not isinstance(subkey, str) or not isinstance(value, bytes):
@@ -177,7 +190,9 @@ class BoundedStorage(DHTLocalStorage):
             kept = before.order if before is not None else -1
             if order < kept or (order == kept and expiration_time <= known.expiration_time):
                 return False
-        new = self._describe(key, subkey, value, told.owner if told is not None else "", known is not None)
+        new = self._describe(
+            key, subkey, value, told.owner if told is not None else "", known is not None
+        )
         if not self._make_room(key, records, new):
             return False
         if not self._put(key, records, subkey, value, expiration_time):
@@ -190,7 +205,9 @@ class BoundedStorage(DHTLocalStorage):
     def proved(self, key: DHTID) -> frozenset[str]:
         """The signers under a key that stored their record here themselves, or have answered."""
         entries = (self._ranked(entry) for entry in self._kept.get(key, {}).values())
-        return frozenset(entry.owner for entry in entries if entry.rank in (Rank.BROUGHT, Rank.ANSWERED))
+        return frozenset(
+            entry.owner for entry in entries if entry.rank in (Rank.BROUGHT, Rank.ANSWERED)
+        )
 
     def brought_from(self, key: DHTID, subkey: Any) -> tuple[str, ...]:
         """The networks that a record came from, narrowest first; empty if it is not here, or is
@@ -198,7 +215,9 @@ class BoundedStorage(DHTLocalStorage):
         kept = self._kept.get(key, {}).get(subkey)
         return kept.networks if kept is not None else ()
 
-    def _put(self, key: DHTID, records: Records | None, subkey: Any, value: bytes, expiration_time: float) -> bool:
+    def _put(
+        self, key: DHTID, records: Records | None, subkey: Any, value: bytes, expiration_time: float
+    ) -> bool:
         if records is None:
             return super().store_subkey(key, subkey, value, expiration_time)
         known = records.get(subkey)
@@ -214,7 +233,9 @@ class BoundedStorage(DHTLocalStorage):
         by = bringer()
         rank = Rank.OWN if by is None else Rank.BROUGHT if by.peer_id == owner else Rank.TOLD
         self._stored += 1
-        new = Kept(subkey, len(value), rank, owner, by.networks if by is not None else (), self._stored)
+        new = Kept(
+            subkey, len(value), rank, owner, by.networks if by is not None else (), self._stored
+        )
         before = self._kept.get(key, {}).get(subkey)
         return before.renewed(new) if before is not None and is_known else new
 
@@ -229,13 +250,17 @@ class BoundedStorage(DHTLocalStorage):
                 return False
         return self._make_room_beside(key, new)
 
-    def _evict(self, key: DHTID, records: DictionaryDHTValue, new: Kept, others: set[Any], excess: int) -> bool:
+    def _evict(
+        self, key: DHTID, records: DictionaryDHTValue, new: Kept, others: set[Any], excess: int
+    ) -> bool:
         kept, ranked, now = self._kept.get(key, {}), self._ranked(new), time()
         kind = (key, ranked.rank, ranked.networks)
         refused_at, size = self._refused.get(kind, (float("-inf"), 0))
         if now < refused_at + REFUSED_FOR and new.size >= size and new.name not in kept:
             return False
-        gone = those_to_go(ranked, [self._ranked(kept[name]) for name in others if name in kept], excess)
+        gone = those_to_go(
+            ranked, [self._ranked(kept[name]) for name in others if name in kept], excess
+        )
         if gone is None:
             if len(self._refused) >= MAX_REFUSED:
                 self._refused.clear()
@@ -249,7 +274,9 @@ class BoundedStorage(DHTLocalStorage):
         """Whether there is room for one more key, or one that grows, evicting other keys where
         needed."""
         size = sum(entry.size for entry in self._kept.get(key, {}).values())
-        if (len(self._kept) < MAX_KEYS or key in self._kept) and self._bytes + new.size <= MAX_BYTES:
+        if (
+            len(self._kept) < MAX_KEYS or key in self._kept
+        ) and self._bytes + new.size <= MAX_BYTES:
             return True
         self._sweep()
         keys = [self._of_key(one, entries) for one, entries in self._kept.items() if one != key]
@@ -268,7 +295,10 @@ class BoundedStorage(DHTLocalStorage):
 
     def _of_key(self, key: DHTID, entries: dict[Any, Kept]) -> Kept:
         """All records under one key as one entry, with the best rank and age among them."""
-        best = max((self._ranked(entry) for entry in entries.values()), key=lambda entry: (entry.rank, -entry.since))
+        best = max(
+            (self._ranked(entry) for entry in entries.values()),
+            key=lambda entry: (entry.rank, -entry.since),
+        )
         return replace(best, name=key, size=sum(entry.size for entry in entries.values()))
 
     def _ranked(self, entry: Kept) -> Kept:
@@ -312,7 +342,9 @@ def _keep_valid(validator: OwnRecords) -> Callable[[bytes, DictionaryDHTValue], 
     def keep_valid(key: bytes, records: DictionaryDHTValue) -> bool:
         with records.freeze():
             for subkey, (value, expires) in list(records.items()):
-                if not validator.validate(DHTRecord(key, MSGPackSerializer.dumps(subkey), value, expires)):
+                if not validator.validate(
+                    DHTRecord(key, MSGPackSerializer.dumps(subkey), value, expires)
+                ):
                     del records[subkey]
         return bool(records)
 
@@ -324,11 +356,16 @@ def _honest(found: ValueWithExpiration[Any] | None) -> ValueWithExpiration[Any] 
     if found is None or not isinstance(found.value, DictionaryDHTValue):
         return None
     with found.value.freeze():
-        return ValueWithExpiration(found.value, max(entry.expiration_time for _, entry in found.value.items()))
+        return ValueWithExpiration(
+            found.value, max(entry.expiration_time for _, entry in found.value.items())
+        )
 
 
 def _copy(records: DictionaryDHTValue) -> DictionaryDHTValue:
     copy = DictionaryDHTValue()
     copy.data, copy.key_to_heap = dict(records.data), dict(records.key_to_heap)
-    copy.expiration_heap, copy.latest_expiration_time = list(records.expiration_heap), records.latest_expiration_time
+    copy.expiration_heap, copy.latest_expiration_time = (
+        list(records.expiration_heap),
+        records.latest_expiration_time,
+    )
     return copy

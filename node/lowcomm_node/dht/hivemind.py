@@ -97,7 +97,9 @@ class HivemindDiscovery:
         """
         self.peer_id = identity.peer_id
         self._entry_points = EntryPoints(self.peer_id, initial_peers, learned)
-        self._reachability = Reachability(self.peer_id, self._entry_points, self._control, announce, wants_places)
+        self._reachability = Reachability(
+            self.peer_id, self._entry_points, self._control, announce, wants_places
+        )
         # A node that listens on loopback only belongs to a swarm on this machine.
         local = all("/127.0.0.1/" in one or "/::1/" in one for one in listen)
         self.targets = Targets([*initial_peers, *learned], local=local)
@@ -140,7 +142,10 @@ class HivemindDiscovery:
                 raise NoPeers(no_answer([str(entry) for entry in entries], knocks))
             # Only peers named by the owner may keep us from starting.
             named = {entry.peer_id for entry in self._entry_points.named}
-            check_clock({peer: knock for peer, knock in knocks.items() if peer in named}, self.max_clock_offset)
+            check_clock(
+                {peer: knock for peer, knock in knocks.items() if peer in named},
+                self.max_clock_offset,
+            )
             await self.find_neighbours()
             with suppress(LinkLost):  # it is looked for again
                 await self._reachability.look_from_outside()
@@ -193,8 +198,13 @@ class HivemindDiscovery:
 
     async def knock(self, entry_points: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
         """See Discovery."""
-        alone, wanted = not self.known_peers(), {peer: leading_to(peer, texts) for peer, texts in entry_points.items()}
-        knocks = await asyncio.gather(*(self._knock(peer, entries) for peer, entries in wanted.items()))
+        alone, wanted = (
+            not self.known_peers(),
+            {peer: leading_to(peer, texts) for peer, texts in entry_points.items()},
+        )
+        knocks = await asyncio.gather(
+            *(self._knock(peer, entries) for peer, entries in wanted.items())
+        )
         if alone and any(knock.reason is None for knock in knocks):
             await wait_routing(self._p2p)
         return dict(zip(wanted, knocks, strict=True))
@@ -238,7 +248,9 @@ class HivemindDiscovery:
     async def connected_peers(self) -> frozenset[str]:
         """See Discovery."""
         try:
-            return frozenset(connection.peer_id for connection in await self._control().connections())
+            return frozenset(
+                connection.peer_id for connection in await self._control().connections()
+            )
         except LinkLost:
             return frozenset()
 
@@ -317,7 +329,9 @@ class HivemindDiscovery:
         """Close and open at the same ports, so that the addresses that others know stay valid."""
         await self._shut()
         try:
-            await self._open(tuple(_with_port(listen, self._reachability.visible) for listen in self._listen))
+            await self._open(
+                tuple(_with_port(listen, self._reachability.visible) for listen in self._listen)
+            )
         except PortInUse:
             await self._open(self._listen)
 
@@ -341,7 +355,13 @@ class HivemindDiscovery:
     async def _start_daemon(self, listen: Sequence[str]) -> P2pDaemon:
         def make() -> P2pDaemon:
             options = {"relay": self._relay, "punching": self._punching, "relays": self._relays}
-            return P2pDaemon(self._key_file, listen, self._reachability.announced, self._start_deadline, **options)
+            return P2pDaemon(
+                self._key_file,
+                listen,
+                self._reachability.announced,
+                self._start_deadline,
+                **options,
+            )
 
         if self._relay is not None and self._relay.peers > 0:
             await load_hivemind()
@@ -385,12 +405,16 @@ class HivemindDiscovery:
                     backoff_rate=1.0,
                 )
         except TimeoutError:
-            raise NodeError("p2pd started, but does not answer: is this machine overloaded? Try again.") from None
+            raise NodeError(
+                "p2pd started, but does not answer: is this machine overloaded? Try again."
+            ) from None
         named = {entry.peer_id for entry in self._entry_points.named}
         guard(node.protocol, self._provenances, named, self._answered)
         return node
 
-    async def _admitted(self, control: Control, peer_id: str, addresses: Sequence[str]) -> Sequence[str]:
+    async def _admitted(
+        self, control: Control, peer_id: str, addresses: Sequence[str]
+    ) -> Sequence[str]:
         """A peer's addresses that may be dialed now; all if it is connected, since nothing is
         dialed then."""
         connections = await control.connections()
@@ -406,7 +430,11 @@ class HivemindDiscovery:
 
     async def _knock(self, peer_id: str, entries: Sequence[EntryPoint]) -> Knock:
         if peer_id == self.peer_id or self._node is None:
-            return Knock("is ourselves" if peer_id == self.peer_id else "p2pd is not running: it is started again")
+            return Knock(
+                "is ourselves"
+                if peer_id == self.peer_id
+                else "p2pd is not running: it is started again"
+            )
         try:
             told = [str(entry) for entry in entries]
             admitted = set(await self._admitted(self._control(), peer_id, told))
@@ -422,7 +450,11 @@ class HivemindDiscovery:
                 ahead = await ping(self._node, peer_id)
         except LinkLost as error:
             return Knock(self._why(peer_id, in_words(str(error))))
-        return Knock(None, ahead) if ahead is not None else Knock("is there, but does not answer as a peer of the DHT")
+        return (
+            Knock(None, ahead)
+            if ahead is not None
+            else Knock("is there, but does not answer as a peer of the DHT")
+        )
 
     def _why(self, peer_id: str, reason: str) -> str:
         """The reason of an earlier failure, if p2pd's backoff kept it from dialing at all."""

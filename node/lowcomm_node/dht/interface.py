@@ -122,4 +122,6 @@ class Discovery(Streams, Protocol):
 def check_size(value: bytes) -> None:
     """Raise RecordError if a value is too large for the DHT."""
     if len(value) > MAX_VALUE:
-        raise RecordError(f"A record of {len(value)} bytes is too large for the DHT: at most {MAX_VALUE}.")
+        raise RecordError(
+            f"A record of {len(value)} bytes is too large for the DHT: at most {MAX_VALUE}."
+        )

@@ -125,7 +125,9 @@ class Provenances:
             # ValueError: text that can't be encoded.
             except (LowcommError, ValueError) as error:
                 if digest not in self._refused:
-                    self.refuse(error.reason if isinstance(error, LowcommError) else Reason.MALFORMED)
+                    self.refuse(
+                        error.reason if isinstance(error, LowcommError) else Reason.MALFORMED
+                    )
                     _remember(self._refused, digest, None, _REMEMBERED)
                 return None
             _remember(self._known, digest, found, _REMEMBERED)
@@ -152,11 +154,19 @@ class Provenances:
         """Remember the admission rules of a chain. They count if its signer has created the run."""
         known, _ = self._amended.get((chain.run_id, signer), (0, ()))
         if chain.admissions and len(chain.links) >= known:
-            _remember(self._amended, (chain.run_id, signer), (len(chain.links), chain.admissions), _MAX_RULES)
+            _remember(
+                self._amended,
+                (chain.run_id, signer),
+                (len(chain.links), chain.admissions),
+                _MAX_RULES,
+            )
 
     def _reach(self, run_id: str, swarm_step: int) -> None:
         """Remember how far a run is, if its admission depends on it."""
-        if (run_id, self._creators.get(run_id, "")) in self._amended and swarm_step > self._steps.get(run_id, 0):
+        if (
+            run_id,
+            self._creators.get(run_id, ""),
+        ) in self._amended and swarm_step > self._steps.get(run_id, 0):
             _remember(self._steps, run_id, swarm_step, _MAX_RULES)
 
     def _examine(self, stored: bytes, subkey: str, now: float) -> Provenance:
@@ -181,15 +191,21 @@ class Provenances:
             found = Provenance(key, expires, info.peer_id, order)
         elif kind == _REMOVALS:
             removals, signed_for = read_removals(value, subkey), subkey
-            found = Provenance(removals_key(removals.run_id, subkey), math.inf, subkey, removals.version)
+            found = Provenance(
+                removals_key(removals.run_id, subkey), math.inf, subkey, removals.version
+            )
         elif kind == _AMENDMENTS:
             chain, signed_for = read_chain(value, subkey), subkey
-            found = Provenance(amendments_key(chain.run_id, subkey), math.inf, subkey, len(chain.links))
+            found = Provenance(
+                amendments_key(chain.run_id, subkey), math.inf, subkey, len(chain.links)
+            )
             self._follow(chain, subkey)
         else:
             raise RecordError("A value of an unknown kind is refused.")
         if signed_for != subkey:
-            raise RecordError(f"A record of {signed_for} under another name is refused.", reason=Reason.MISPLACED)
+            raise RecordError(
+                f"A record of {signed_for} under another name is refused.", reason=Reason.MISPLACED
+            )
         return found
 
 

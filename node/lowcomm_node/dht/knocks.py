@@ -24,7 +24,11 @@ def by_peer(addresses: Sequence[str]) -> dict[str, tuple[str, ...]]:
 
 def no_answer(addresses: Sequence[str], knocks: Mapping[str, Knock]) -> str:
     """An error text: which addresses do not answer, and why."""
-    told = [f"{text} ({knocks[peer].reason})" for text in addresses[:8] if (peer := text.rpartition("/")[2]) in knocks]
+    told = [
+        f"{text} ({knocks[peer].reason})"
+        for text in addresses[:8]
+        if (peer := text.rpartition("/")[2]) in knocks
+    ]
     return nobody_answers("; ".join(told))
 
 
@@ -35,10 +39,13 @@ def nobody_answers(where: str) -> str:
 
 def check_clock(knocks: Mapping[str, Knock], most: float = MAX_CLOCK_OFFSET) -> None:
     """Raise Unhealthy if our clock differs from that of every peer."""
-    nearest = min((knock.ahead for knock in knocks.values() if knock.reason is None), key=abs, default=0.0)
+    nearest = min(
+        (knock.ahead for knock in knocks.values() if knock.reason is None), key=abs, default=0.0
+    )
     if abs(nearest) > most:
         where = "behind" if nearest > 0 else "ahead of"
         raise Unhealthy(
-            f"This machine's clock is {abs(nearest):.0f} s {where} the swarm's; at most {most:.0f} s are "
+            f"This machine's clock is {abs(nearest):.0f} s {where} the swarm's; at most {most:.0f} "
+            "s are "
             "allowed: set it right (`timedatectl set-ntp true`), or that of the bootstrap server."
         )

@@ -23,7 +23,9 @@ class Records:
     Without a node, such as while p2pd is restarted, nothing is found or stored.
     """
 
-    def __init__(self, node: Callable[[], Any], provenances: Provenances, answered: Container[str] = ()) -> None:
+    def __init__(
+        self, node: Callable[[], Any], provenances: Provenances, answered: Container[str] = ()
+    ) -> None:
         """``node``: returns hivemind's ``DHTNode``, or None; ``answered``: peers that have proved
         to be there."""
         self._node = node
@@ -34,7 +36,9 @@ class Records:
         """See Discovery."""
         check_size(value)
         expires = time() + min(lifetime, MAX_LIFE)
-        return bool(await self._call("store", key, pack(key, value), expiration_time=expires, subkey=subkey))
+        return bool(
+            await self._call("store", key, pack(key, value), expiration_time=expires, subkey=subkey)
+        )
 
     async def lookup(self, key: str) -> dict[str, bytes]:
         """See Discovery."""
@@ -59,9 +63,15 @@ class Records:
         place = DHTID.generate(source=key)
         options = {"k_nearest": REPLICAS, "exclude_self": True}
         near = await self._call("find_nearest_nodes", [place], **options) or {}
-        answers = await asyncio.gather(*(self._find_at(peer, place) for peer in near.get(place, {}).values()))
+        answers = await asyncio.gather(
+            *(self._find_at(peer, place) for peer in near.get(place, {}).values())
+        )
         held = [value for entries in answers if (value := read_entry(entries, subkey)) is not None]
-        checked = [(found, value) for value in held if (found := self._provenances.check(value, subkey, time()))]
+        checked = [
+            (found, value)
+            for value in held
+            if (found := self._provenances.check(value, subkey, time()))
+        ]
         right = [(found.order, value) for found, value in checked if found.key == key]
         return unpack(max(right)[1]) if right else None
 
@@ -77,7 +87,9 @@ class Records:
         from lowcomm_node.libp2p.hivemind_parts import DHTID
 
         node = self._node()
-        return tell(node.protocol.storage, DHTID.generate(source=key)) if node is not None else nothing
+        return (
+            tell(node.protocol.storage, DHTID.generate(source=key)) if node is not None else nothing
+        )
 
     async def find_neighbours(self) -> None:
         """See Discovery."""

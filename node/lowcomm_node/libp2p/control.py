@@ -45,7 +45,9 @@ class Control:
         """Connect to a peer at any of these addresses, unless it is connected already."""
         pb = _messages()
         addresses = [entry.to_bytes() for entry in entries]
-        connect = pb.ConnectRequest(peer=base58.b58decode(peer_id), addrs=addresses, timeout=max(1, round(seconds)))
+        connect = pb.ConnectRequest(
+            peer=base58.b58decode(peer_id), addrs=addresses, timeout=max(1, round(seconds))
+        )
         await self._ask(pb.Request(type=pb.Request.CONNECT, connect=connect), seconds)
 
     async def disconnect(self, peer_id: str, seconds: float = 5.0) -> None:
@@ -59,7 +61,9 @@ class Control:
         pb = _messages()
         answer = (await self._ask(pb.Request(type=pb.Request.IDENTIFY), seconds)).identify
         addresses = (decode(address) for address in answer.addrs)
-        return base58.b58encode(answer.id).decode(), tuple(address for address in addresses if address)
+        return base58.b58encode(answer.id).decode(), tuple(
+            address for address in addresses if address
+        )
 
     async def connections(self, seconds: float = 5.0) -> list[Connection]:
         """All connections; a peer may have several."""
@@ -77,7 +81,9 @@ class Control:
         p2pd answers before the other end does: only bytes from the stream prove that it is served.
         """
         pb = _messages()
-        wanted = pb.StreamOpenRequest(peer=base58.b58decode(peer_id), proto=[protocol], timeout=max(1, round(seconds)))
+        wanted = pb.StreamOpenRequest(
+            peer=base58.b58decode(peer_id), proto=[protocol], timeout=max(1, round(seconds))
+        )
         request = pb.Request(type=pb.Request.STREAM_OPEN, streamOpen=wanted)
         with _in_words():
             async with asyncio.timeout(seconds + SLACK):
@@ -173,7 +179,10 @@ def _shorten(message: str) -> str:
     """p2pd's error, one line per address, as one printable line. Other peers can influence its
     text."""
     lines = [line.strip(" *") for line in message.splitlines()]
-    text = "; ".join(line for line in lines if line and not line.startswith("failed to dial")) or message
+    text = (
+        "; ".join(line for line in lines if line and not line.startswith("failed to dial"))
+        or message
+    )
     return "".join(char if char.isprintable() else " " for char in text)[:300]
 
 

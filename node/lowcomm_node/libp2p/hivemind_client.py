@@ -50,27 +50,40 @@ async def attach(daemon: P2pDaemon, storing: Callable[[str], Awaitable[None]] | 
     """
     from lowcomm_node.libp2p.hivemind_parts import P2P, Multiaddr
 
-    async def add_handler(self: Any, name: str, handler: Any, *arguments: Any, **options: Any) -> None:
+    async def add_handler(
+        self: Any, name: str, handler: Any, *arguments: Any, **options: Any
+    ) -> None:
         async def handle(request: Any, context: Any) -> Any:
             assert storing is not None
             await storing(context.remote_id.to_base58())
             return await handler(request, context)
 
         stores = storing is not None and name.endswith("rpc_store")
-        await P2P.add_protobuf_handler(self, name, handle if stores else handler, *arguments, **options)
+        await P2P.add_protobuf_handler(
+            self, name, handle if stores else handler, *arguments, **options
+        )
 
-    own = {"_UNIX_SOCKET_PREFIX": f"/unix{daemon.control.parent}/", "add_protobuf_handler": add_handler}
+    own = {
+        "_UNIX_SOCKET_PREFIX": f"/unix{daemon.control.parent}/",
+        "add_protobuf_handler": add_handler,
+    }
     client = type("OwnP2P", (P2P,), own)
     try:
         async with asyncio.timeout(CALL_DEADLINE):
             return await client.replicate(Multiaddr(f"/unix{daemon.control}"))
     except (TimeoutError, OSError, EOFError):
-        raise NodeError("p2pd started, but does not answer on its control socket: see its log with -v.") from None
+        raise NodeError(
+            "p2pd started, but does not answer on its control socket: see its log with -v."
+        ) from None
 
 
 async def detach(p2p: Any) -> None:
     """The counterpart of ``attach``. It works after p2pd has died, too."""
-    tasks = [task for task in (p2p._client.control._read_task, p2p._client.control._write_task) if task is not None]
+    tasks = [
+        task
+        for task in (p2p._client.control._read_task, p2p._client.control._write_task)
+        if task is not None
+    ]
     await p2p.shutdown()
     # Await their end here, or asyncio reports exceptions that were never retrieved.
     await asyncio.wait(tasks, timeout=CLOSE_DEADLINE)

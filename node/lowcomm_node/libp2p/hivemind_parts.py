@@ -39,7 +39,11 @@ def _put_packages_in_place() -> None:
         if parent:
             setattr(sys.modules[parent], child, package)
     for name, module in _NAMES_OF_UTILS.items():
-        setattr(sys.modules["hivemind.utils"], name, getattr(import_module(f"hivemind.utils.{module}"), name))
+        setattr(
+            sys.modules["hivemind.utils"],
+            name,
+            getattr(import_module(f"hivemind.utils.{module}"), name),
+        )
 
 
 def _is_news(record: logging.LogRecord) -> bool:
@@ -49,7 +53,9 @@ def _is_news(record: logging.LogRecord) -> bool:
     keeps.
     """
     text = record.getMessage()
-    return not (text.startswith("Task was destroyed but it is pending!") and "coro=<Event.wait()" in text)
+    return not (
+        text.startswith("Task was destroyed but it is pending!") and "coro=<Event.wait()" in text
+    )
 
 
 _put_packages_in_place()

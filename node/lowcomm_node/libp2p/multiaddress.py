@@ -64,7 +64,9 @@ def parse_entry_point(text: str) -> EntryPoint:
     dial, marker, peer_id = text.strip().rpartition("/p2p/")
     good = bool(marker) and len(text) <= MAX_MULTIADDRESS and is_peer_id(peer_id)
     if not good or not (is_dialable(dial) or _is_circuit(dial, peer_id)):
-        raise ConfigError(f"{text[:120]!r} is not the address of a peer: expected one such as {EXAMPLE}.")
+        raise ConfigError(
+            f"{text[:120]!r} is not the address of a peer: expected one such as {EXAMPLE}."
+        )
     return EntryPoint(peer_id, dial)
 
 
@@ -77,7 +79,8 @@ def parse_announced(text: str, peer_id: str) -> str:
     told = EntryPoint(peer_id, dial)
     if not is_dialable(dial) or named not in ("", peer_id) or not told.fits:
         raise ConfigError(
-            f"{text[:120]!r} can't be announced: expected the address at which others reach this server, such as "
+            f"{text[:120]!r} can't be announced: expected the address at which others reach this "
+            "server, such as "
             "/dns4/bootstrap.example.org/tcp/31337, without a peer id or with its own."
         )
     return dial
@@ -90,13 +93,17 @@ def is_peer_id(text: str) -> bool:
     except ValueError:
         return False
     # Decoding accepts trailing white space; without this check one peer would have many names.
-    is_one = any(len(raw) == len(start) + 32 and raw.startswith(start) for start in (_ED25519, _RSA))
+    is_one = any(
+        len(raw) == len(start) + 32 and raw.startswith(start) for start in (_ED25519, _RSA)
+    )
     return is_one and base58.b58encode(raw).decode() == text
 
 
 def is_dialable(dial: str) -> bool:
     """Whether this is a host, a transport and a port, and nothing else."""
-    empty, kind, host, transport, port, *rest = [*dial.split("/"), "", "", "", ""][: max(5, dial.count("/") + 1)]
+    empty, kind, host, transport, port, *rest = [*dial.split("/"), "", "", "", ""][
+        : max(5, dial.count("/") + 1)
+    ]
     return (
         not empty
         and _is_host(kind, host)
@@ -223,7 +230,9 @@ def _is_host(kind: str, host: str) -> bool:
     if kind in _NAMES:
         return _NAME.fullmatch(host) is not None
     try:
-        return ipaddress.ip_address(host).version == {"ip4": 4, "ip6": 6}.get(kind) and "%" not in host
+        return (
+            ipaddress.ip_address(host).version == {"ip4": 4, "ip6": 6}.get(kind) and "%" not in host
+        )
     except ValueError:
         return False
 

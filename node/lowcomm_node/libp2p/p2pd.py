@@ -38,16 +38,23 @@ def runtime_folder() -> Path:
     Raises NodeError if somebody else owns it.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
-    folder = Path(base) / "lowcomm" if base else Path(tempfile.gettempdir()) / f"lowcomm-{os.getuid()}"
+    folder = (
+        Path(base) / "lowcomm" if base else Path(tempfile.gettempdir()) / f"lowcomm-{os.getuid()}"
+    )
     if len(os.fsencode(folder)) > _SOCKET_LIMIT - 30:
         folder = Path("/tmp") / f"lowcomm-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         found = folder.lstat()
     except OSError as error:
-        raise NodeError(f"{folder}: {error.strerror}: set XDG_RUNTIME_DIR to a folder of your own.") from None
+        raise NodeError(
+            f"{folder}: {error.strerror}: set XDG_RUNTIME_DIR to a folder of your own."
+        ) from None
     if found.st_uid != os.getuid() or found.st_mode & 0o077 or folder.is_symlink():
-        raise NodeError(f"{folder} is open to other users: remove it, or set XDG_RUNTIME_DIR to a folder of your own.")
+        raise NodeError(
+            f"{folder} is open to other users: remove it, or set XDG_RUNTIME_DIR to a folder of "
+            "your own."
+        )
     return folder
 
 
@@ -125,12 +132,18 @@ class P2pDaemon:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.STDOUT,
-                env={**os.environ, "GOLOG_LOG_FMT": "json", "GOLOG_LOG_LEVEL": "error", **self._environment},
+                env={
+                    **os.environ,
+                    "GOLOG_LOG_FMT": "json",
+                    "GOLOG_LOG_LEVEL": "error",
+                    **self._environment,
+                },
                 preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
             )
         except OSError as error:
             raise NodeError(
-                f"p2pd can't run on this machine ({error.strerror}): lowcomm needs Linux on x86-64 or ARM64."
+                f"p2pd can't run on this machine ({error.strerror}): lowcomm needs Linux on x86-64 "
+                "or ARM64."
             ) from None
         try:
             async with asyncio.timeout(self._start_deadline):
@@ -169,9 +182,13 @@ class P2pDaemon:
                 return
         await process.wait()
         if "address already in use" in last or "failed to listen" in last:
-            raise PortInUse(f"{', '.join(self._listen)} is in use: choose another port, or 0 for any free one.")
+            raise PortInUse(
+                f"{', '.join(self._listen)} is in use: choose another port, or 0 for any free one."
+            )
         if not last and (process.returncode or 0) < 0:
-            raise _EndedMute(f"p2pd ended at once: a signal ended it ({-(process.returncode or 0)})")
+            raise _EndedMute(
+                f"p2pd ended at once: a signal ended it ({-(process.returncode or 0)})"
+            )
         raise NodeError(f"p2pd ended at once: {last[:300] or f'exit code {process.returncode}'}")
 
 
@@ -199,7 +216,9 @@ def listeners(host: str, port: int) -> tuple[str, ...]:
     it."""
     hosts = ("0.0.0.0", "::") if host == "0.0.0.0" and has_ipv6() else (host,)
     places = [f"/{'ip6' if ':' in one else 'ip4'}/{one}" for one in hosts]
-    return tuple(f"{place}/{rest}" for place in places for rest in (f"tcp/{port}", f"udp/{port}/quic-v1"))
+    return tuple(
+        f"{place}/{rest}" for place in places for rest in (f"tcp/{port}", f"udp/{port}/quic-v1")
+    )
 
 
 def has_ipv6() -> bool:
@@ -218,8 +237,15 @@ def _check_free(listen: str) -> None:
     p2pd would share it, and each connection would reach one of the two by chance.
     """
     _, family, host, transport, port, *_ = [*listen.split("/"), "", "", "", "", ""]
-    if family not in ("ip4", "ip6") or transport not in ("tcp", "udp") or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{listen!r} can't be listened on: expected an address such as /ip4/0.0.0.0/tcp/31337.")
+    if (
+        family not in ("ip4", "ip6")
+        or transport not in ("tcp", "udp")
+        or not port.isdecimal()
+        or int(port) > 65535
+    ):
+        raise ConfigError(
+            f"{listen!r} can't be listened on: expected an address such as /ip4/0.0.0.0/tcp/31337."
+        )
     kind = socket.SOCK_STREAM if transport == "tcp" else socket.SOCK_DGRAM
     with socket.socket(socket.AF_INET6 if family == "ip6" else socket.AF_INET, kind) as probe:
         if family == "ip6":
@@ -230,9 +256,12 @@ def _check_free(listen: str) -> None:
             probe.bind((host, int(port)))
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                raise PortInUse(f"{listen} is in use: choose another port, or 0 for any free one.") from None
+                raise PortInUse(
+                    f"{listen} is in use: choose another port, or 0 for any free one."
+                ) from None
             raise ConfigError(
-                f"{listen} can't be listened on ({error.strerror}): choose an address of this machine, "
+                f"{listen} can't be listened on ({error.strerror}): choose an address of this "
+                "machine, "
                 "such as 0.0.0.0 for all, and another port, or 0 for any free one."
             ) from None
 

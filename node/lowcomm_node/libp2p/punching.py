@@ -2,7 +2,8 @@
 
     we ── over the relay: the addresses that others see us at ──► they
     we ◄───────────────────── those of theirs ─────────────────── they
-    both close the relayed connection and dial at once; if the relay reconnects first, they close it once more
+    both close the relayed connection and dial at once; if the relay reconnects first, they close it
+    once more
 
 An outgoing packet opens a NAT for answers. Over QUIC both ends dial from the port that they listen
 on, so one of the two gets through, unless a NAT uses another port for each destination. If both
@@ -25,7 +26,14 @@ from time import monotonic
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.control import Control, read_exactly, read_message
 from lowcomm_node.libp2p.interface import OpenStream
-from lowcomm_node.libp2p.multiaddress import CIRCUIT, EntryPoint, decode, is_dialable, place_in, reach
+from lowcomm_node.libp2p.multiaddress import (
+    CIRCUIT,
+    EntryPoint,
+    decode,
+    is_dialable,
+    place_in,
+    reach,
+)
 from lowcomm_node.libp2p.relay import fields
 from lowcomm_node.libp2p.targets import Targets
 from lowcomm_node.system.logs import log
@@ -114,7 +122,11 @@ class Puncher:
         Raises LinkLost if in the end it is not connected at all.
         """
         tried = self._of(peer_id)
-        if peer_id in self._punching or monotonic() < tried.due or await _is_direct(control, peer_id) is not False:
+        if (
+            peer_id in self._punching
+            or monotonic() < tried.due
+            or await _is_direct(control, peer_id) is not False
+        ):
             return
         self._punching.add(peer_id)
         try:
@@ -131,7 +143,11 @@ class Puncher:
             raise
         finally:
             self._punching.discard(peer_id)
-        log.info("hole.failed", peer=peer_id, reason="a NAT between us lets no connection through: relays are used")
+        log.info(
+            "hole.failed",
+            peer=peer_id,
+            reason="a NAT between us lets no connection through: relays are used",
+        )
 
     def _pause(self, tried: _Tried) -> None:
         """Count a failed attempt."""
@@ -300,4 +316,9 @@ async def _receive(stream: socket.socket) -> list[str] | None:
 
 def _is_public(dial: str) -> bool:
     """Whether it is a public address by number. A name could be made to mean any host."""
-    return len(dial) <= MAX_MESSAGE and dial.startswith(("/ip4/", "/ip6/")) and is_dialable(dial) and reach(dial) == 2
+    return (
+        len(dial) <= MAX_MESSAGE
+        and dial.startswith(("/ip4/", "/ip6/"))
+        and is_dialable(dial)
+        and reach(dial) == 2
+    )

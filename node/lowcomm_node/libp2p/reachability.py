@@ -13,7 +13,13 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.libp2p.control import Control
 from lowcomm_node.libp2p.entry_points import EntryPoints
 from lowcomm_node.libp2p.hivemind_client import CALL_DEADLINE
-from lowcomm_node.libp2p.multiaddress import EntryPoint, host_of, parse_announced, parse_entry_point, reach
+from lowcomm_node.libp2p.multiaddress import (
+    EntryPoint,
+    host_of,
+    parse_announced,
+    parse_entry_point,
+    reach,
+)
 from lowcomm_node.libp2p.punching import observed
 from lowcomm_node.libp2p.relay import Places
 
@@ -51,17 +57,25 @@ class Reachability:
 
     def addresses(self) -> tuple[str, ...]:
         """See Discovery."""
-        first, *others = [*sorted(self.announced or (*self.visible, *self._observed), key=_preference), ""]
+        first, *others = [
+            *sorted(self.announced or (*self.visible, *self._observed), key=_preference),
+            "",
+        ]
         # A record has room for a few addresses. Those of many interfaces must not displace the
         # place at a relay.
         dials = filter(None, [first, *self._places.dials, *others])
-        entries = (EntryPoint(self._peer_id, dial) for dial in sorted(dials, key=lambda dial: -reach(dial)))
+        entries = (
+            EntryPoint(self._peer_id, dial) for dial in sorted(dials, key=lambda dial: -reach(dial))
+        )
         return tuple(str(entry) for entry in entries if entry.fits)
 
     def seen_at(self) -> tuple[str, ...]:
         """Addresses at which others may reach us, also those that only hole punching makes
         reachable."""
-        return (*self._observed, *sorted(self.announced or self.visible, key=lambda dial: "/udp/" not in dial))
+        return (
+            *self._observed,
+            *sorted(self.announced or self.visible, key=lambda dial: "/udp/" not in dial),
+        )
 
     async def look_at_ourselves(self) -> None:
         """Learn at which addresses p2pd can be reached. Raises LinkLost."""
@@ -87,7 +101,11 @@ class Reachability:
         control = self._control()
         connected = {connection.peer_id for connection in await control.connections()}
         named, learned = (
-            [entry.peer_id for entry in entries if entry.peer_id in connected and entry.relay is None]
+            [
+                entry.peer_id
+                for entry in entries
+                if entry.peer_id in connected and entry.relay is None
+            ]
             for entries in (self._entry_points.named, self._entry_points.learned)
         )
         asked = list(dict.fromkeys(named or learned))[:MAX_OBSERVERS]
@@ -99,8 +117,15 @@ class Reachability:
 
     def _believable(self, told: Sequence[str]) -> list[str]:
         """The reported addresses whose host we know ourselves, or that two peers report."""
-        hosts, known = [host_of(dial) for dial in told], {host_of(dial) for dial in (*self.visible, *self._observed)}
-        return [dial for dial, host in zip(told, hosts, strict=True) if host in known or hosts.count(host) > 1]
+        hosts, known = (
+            [host_of(dial) for dial in told],
+            {host_of(dial) for dial in (*self.visible, *self._observed)},
+        )
+        return [
+            dial
+            for dial, host in zip(told, hosts, strict=True)
+            if host in known or hosts.count(host) > 1
+        ]
 
 
 def _preference(dial: str) -> tuple[int, bool]:

@@ -121,7 +121,9 @@ class Places:
     def dials(self) -> tuple[str, ...]:
         """Our addresses through relays."""
         now = time()
-        return tuple(place.dial for place in self._held.values() if place.useful and place.expires > now)
+        return tuple(
+            place.dial for place in self._held.values() if place.useful and place.expires > now
+        )
 
     async def keep(self, control: Control, relays: list[EntryPoint]) -> None:
         """Ask for missing places, and renew due ones; takes seconds at most.
@@ -135,7 +137,9 @@ class Places:
         known = connected & {relay.peer_id for relay in relays}
         self._held = {peer_id: place for peer_id, place in self._held.items() if peer_id in known}
         self._due = {peer_id: due for peer_id, due in self._due.items() if peer_id in known}
-        of_use = [relay for relay in relays if relay.peer_id in connected and self._is_of_use(relay)]
+        of_use = [
+            relay for relay in relays if relay.peer_id in connected and self._is_of_use(relay)
+        ]
         first = {relay.peer_id: relay for relay in reversed(of_use)}
         candidates = [relay for relay in of_use if first[relay.peer_id] is relay]
         end = monotonic() + DEADLINE
@@ -198,7 +202,9 @@ def read_place(answer: bytes, relay: EntryPoint) -> Place:
     answered = dict(fields(answer))
     status = answered.get(5)
     if answered.get(1) != _STATUS or status != _OK:
-        raise LinkLost(_REFUSALS.get(status, "gives no place") if isinstance(status, int) else "gives no place")
+        raise LinkLost(
+            _REFUSALS.get(status, "gives no place") if isinstance(status, int) else "gives no place"
+        )
     reservation, limit = answered.get(3), answered.get(4)
     told = dict(fields(reservation)) if isinstance(reservation, bytes) else {}
     limits = dict(fields(limit)) if isinstance(limit, bytes) else {}

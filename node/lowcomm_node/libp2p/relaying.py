@@ -37,7 +37,10 @@ async def start_as_relay(make: Callable[[], P2pDaemon], limits: RelayLimits) -> 
                 await daemon.stop()
                 raise
             if attempt == MAX_STARTS:
-                log.warning("relay.limited", reason="p2pd relays only 128 KiB a circuit; start again to try again")
+                log.warning(
+                    "relay.limited",
+                    reason="p2pd relays only 128 KiB a circuit; start again to try again",
+                )
                 return daemon
             await daemon.stop()
     finally:

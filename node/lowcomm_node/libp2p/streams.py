@@ -94,7 +94,9 @@ class StreamListener:
             stream.setblocking(False)
             if caller(stream) != self.dialer:
                 log.warning(
-                    "stream.other_process", reason="another process of this machine dialed us", pid=caller(stream)
+                    "stream.other_process",
+                    reason="another process of this machine dialed us",
+                    pid=caller(stream),
                 )
                 return
             async with asyncio.timeout(HEADER_DEADLINE):
@@ -167,4 +169,6 @@ class Served:
 def caller(connection: socket.socket) -> int:
     """The process id at the other end of a unix socket, from the kernel."""
     size = struct.calcsize(_CREDENTIALS)
-    return struct.unpack(_CREDENTIALS, connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))[0]
+    return struct.unpack(
+        _CREDENTIALS, connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )[0]

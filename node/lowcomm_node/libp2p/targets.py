@@ -64,7 +64,11 @@ def held_addresses() -> tuple[str, ...]:
     import psutil
 
     # Of IPv6 the system adds the interface to some.
-    return tuple(entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries)
+    return tuple(
+        entry.address.partition("%")[0]
+        for entries in psutil.net_if_addrs().values()
+        for entry in entries
+    )
 
 
 class Targets:
@@ -100,10 +104,18 @@ class Targets:
         number = _number(host)
         if number is None:
             return "it is a name, which could be made to mean any host"
-        if number.is_multicast or number.is_unspecified or (number.version == 4 and int(number) == 2**32 - 1):
+        if (
+            number.is_multicast
+            or number.is_unspecified
+            or (number.version == 4 and int(number) == 2**32 - 1)
+        ):
             return "nobody can be there"
         if number.is_loopback:
-            return None if self.local else "it is a loopback address, and we are not reached over loopback"
+            return (
+                None
+                if self.local
+                else "it is a loopback address, and we are not reached over loopback"
+            )
         if number.is_global or self._is_near(number):
             return None
         return "it is a private address of a network that we are not in"
@@ -198,7 +210,11 @@ def places_of(addresses: Sequence[str], entry_points: Sequence[str]) -> tuple[st
         for number in hosts
         if number is not None and (number.is_global or number.is_loopback)
     ]
-    relays = [text.partition(CIRCUIT)[0].rpartition("/p2p/")[2] for text in entry_points if CIRCUIT in text]
+    relays = [
+        text.partition(CIRCUIT)[0].rpartition("/p2p/")[2]
+        for text in entry_points
+        if CIRCUIT in text
+    ]
     if not places and not relays:
         places = [str(number) for number in hosts if number is not None]
     return tuple(dict.fromkeys(places or relays))[:MAX_ADDRESSES]

@@ -9,7 +9,9 @@ from typing import Any
 from lowcomm_protocol.spec.names import MODELS
 from lowcomm_protocol.table import Table
 
-FAMILIES: Table[Any] = Table("kind of model", {"transformer": "lowcomm_node.models.transformer.family:FAMILY"})
+FAMILIES: Table[Any] = Table(
+    "kind of model", {"transformer": "lowcomm_node.models.transformer.family:FAMILY"}
+)
 """``base.Family`` by ``model.kind``."""
 
 

@@ -26,7 +26,9 @@ def load_checkpoint(path: Path) -> Checkpoint:
     match = _STEP.fullmatch(path.name)
     if match:
         return CheckpointStore(path.parent).load(int(match[1]), ["weights"])
-    found = CheckpointStore(path).load_newest_usable(["weights"]).checkpoint if path.is_dir() else None
+    found = (
+        CheckpointStore(path).load_newest_usable(["weights"]).checkpoint if path.is_dir() else None
+    )
     if found is None:
         raise CheckpointError(f"There is no sound checkpoint in {path}: name the folder of one.")
     return found
@@ -41,12 +43,19 @@ def load_model(checkpoint: Checkpoint) -> Model:
         model = build_model(read_model(checkpoint.meta["model"]), seed=0)
         model.load_state_dict(checkpoint.tensors["weights"], strict=False)
     except (KeyError, ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{checkpoint.info.path} does not hold a model of this release: {error}.") from None
+        raise CheckpointError(
+            f"{checkpoint.info.path} does not hold a model of this release: {error}."
+        ) from None
     return model.eval()
 
 
 def generate_from(
-    path: Path, prompt: str, tokens: int, temperature: float, seed: int, tokenizer: str | None = None
+    path: Path,
+    prompt: str,
+    tokens: int,
+    temperature: float,
+    seed: int,
+    tokenizer: str | None = None,
 ) -> str:
     """Continue a prompt with the model of a checkpoint, by its own tokenizer.
 
@@ -78,7 +87,8 @@ def tokenizer_of(checkpoint: Checkpoint, given: str | None = None) -> Tokenizer:
     found = open_tokenizer(given)
     if wanted.is_known and found.sha256 != wanted.sha256:
         raise ConfigError(
-            f"{given} has the SHA-256 {found.sha256 or 'none'}, but {checkpoint.info.path} {wanted}: name that with "
+            f"{given} has the SHA-256 {found.sha256 or 'none'}, but {checkpoint.info.path} "
+            f"{wanted}: name that with "
             "--tokenizer, or leave it away."
         )
     return found
@@ -96,7 +106,11 @@ class _Wanted:
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
         told = checkpoint.meta.get("tokenizer")
-        if isinstance(told, dict) and isinstance(told.get("sha256"), str) and isinstance(told.get("file"), str):
+        if (
+            isinstance(told, dict)
+            and isinstance(told.get("sha256"), str)
+            and isinstance(told.get("file"), str)
+        ):
             return cls(clean(told["file"])[:80], clean(told["sha256"])[:64], is_known=True)
         model = checkpoint.meta.get("model")
         is_bytes = isinstance(model, dict) and model.get("vocab") == BYTES
@@ -105,4 +119,8 @@ class _Wanted:
     def __str__(self) -> str:
         if not self.is_known:
             return "does not say which tokenizer.json it was trained with"
-        return f"was trained with {self.file} (SHA-256 {self.sha256})" if self.sha256 else "was trained on bytes"
+        return (
+            f"was trained with {self.file} (SHA-256 {self.sha256})"
+            if self.sha256
+            else "was trained on bytes"
+        )

@@ -31,15 +31,26 @@ def generate(
     vocab = model.settings.vocab
     if not prompt or not all(0 <= token < vocab for token in prompt):
         raise ConfigError(
-            f"The prompt needs at least one token, each from 0 to {vocab - 1}: pass some text of this run."
+            f"The prompt needs at least one token, each from 0 to {vocab - 1}: pass some text of "
+            "this run."
         )
     if not 0 <= temperature < math.inf or (top_k is not None and top_k < 1):
-        raise ConfigError(f"temperature = {temperature} must be 0 or a positive number, top_k = {top_k} at least 1.")
-    return _continue(model, list(prompt), count, temperature, top_k, torch.Generator().manual_seed(seed))
+        raise ConfigError(
+            f"temperature = {temperature} must be 0 or a positive number, top_k = {top_k} at least "
+            "1."
+        )
+    return _continue(
+        model, list(prompt), count, temperature, top_k, torch.Generator().manual_seed(seed)
+    )
 
 
 def _continue(
-    model: Model, text: list[int], count: int, temperature: float, top_k: int | None, generator: torch.Generator
+    model: Model,
+    text: list[int],
+    count: int,
+    temperature: float,
+    top_k: int | None,
+    generator: torch.Generator,
 ) -> Iterator[int]:
     cache: Cache | None = None
     for _ in range(count):

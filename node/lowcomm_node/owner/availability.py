@@ -53,7 +53,9 @@ class Availability:
             idle_after=settings.idle_after,
             on_battery=settings.on_battery,
         )
-        return cls(rules, settings.paths.pause, IdleDetector(rules.only_idle, not rules.on_battery).look)
+        return cls(
+            rules, settings.paths.pause, IdleDetector(rules.only_idle, not rules.on_battery).look
+        )
 
     def pause(self, seconds: float | None) -> None:
         """Hold training now, for so many seconds or until ``resume``, over restarts too.
@@ -110,5 +112,6 @@ def _read(file: Path) -> float | None:
         return None
     except (OSError, ValueError, KeyError, TypeError):
         raise ConfigError(
-            f"{file} can't be read: remove it to let the node train, or say `lowcomm-node pause` again once it runs."
+            f"{file} can't be read: remove it to let the node train, or say `lowcomm-node pause` "
+            "again once it runs."
         ) from None

@@ -87,7 +87,9 @@ class IdleDetector:
     def look(self) -> MachineUse:
         """The use of the machine now."""
         idle, by = self._idle() if self._use else (None, "")
-        return MachineUse(idle=idle, used_by=by, on_battery=_on_battery() if self._battery else None)
+        return MachineUse(
+            idle=idle, used_by=by, on_battery=_on_battery() if self._battery else None
+        )
 
     def _idle(self) -> tuple[float | None, str]:
         now = monotonic()
@@ -129,7 +131,9 @@ def _terminals() -> list[Path]:
 def ask_logind() -> float | None:
     """Unix time since which logind says it is idle, now if it is in use; None without logind."""
     try:
-        done = subprocess.run(_LOGIND, capture_output=True, text=True, timeout=LOGIND_DEADLINE, check=True)
+        done = subprocess.run(
+            _LOGIND, capture_output=True, text=True, timeout=LOGIND_DEADLINE, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return read_logind(done.stdout, time())

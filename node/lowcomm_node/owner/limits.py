@@ -25,7 +25,9 @@ class Allowance:
     """The limits of a running node, and their use."""
 
     def __init__(self, settings: NodeSettings) -> None:
-        self.bandwidth = Bandwidth(BandwidthLimit(settings.max_up), BandwidthLimit(settings.max_down))
+        self.bandwidth = Bandwidth(
+            BandwidthLimit(settings.max_up), BandwidthLimit(settings.max_down)
+        )
         self.peer_limit = PeerLimit(settings.max_peers)
 
     def change(self, settings: NodeSettings, changes: Mapping[str, Any]) -> NodeSettings:
@@ -36,7 +38,10 @@ class Allowance:
         """
         unknown = [name for name in changes if name not in CHANGEABLE]
         if unknown:
-            raise ConfigError(f"{unknown[0]!r} can't be changed while the node runs: only {', '.join(CHANGEABLE)}.")
+            raise ConfigError(
+                f"{unknown[0]!r} can't be changed while the node runs: only "
+                f"{', '.join(CHANGEABLE)}."
+            )
         changed = change_settings(settings, changes)
         written = dict(changes)
         if "max_peers" in written:
@@ -61,4 +66,6 @@ def _keep(path: Path, changes: Mapping[str, Any]) -> None:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}. Correct that line.") from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}: make it writable, or the limits would not be kept.") from None
+        raise ConfigError(
+            f"{path}: {error.strerror}: make it writable, or the limits would not be kept."
+        ) from None

@@ -57,7 +57,9 @@ class Hold:
     """Unix time at which it ends; None if that is unknown."""
 
 
-def holds(rules: Rules, paused_until: float | None, machine: MachineUse, now: datetime) -> list[Hold]:
+def holds(
+    rules: Rules, paused_until: float | None, machine: MachineUse, now: datetime
+) -> list[Hold]:
     """Everything that holds training at a local time, the most important first.
 
     ``paused_until``: when the owner's pause ends, None without one.
@@ -68,13 +70,16 @@ def holds(rules: Rules, paused_until: float | None, machine: MachineUse, now: da
     if rules.schedule is not None and not rules.schedule.allows(now):
         change = rules.schedule.changes(now)
         until = change.timestamp() if change is not None else None
-        found.append(Hold(Rule.SCHEDULE, f"outside its schedule {rules.schedule}{_until(until, now)}", until))
+        found.append(
+            Hold(Rule.SCHEDULE, f"outside its schedule {rules.schedule}{_until(until, now)}", until)
+        )
     if rules.only_idle and machine.idle is not None and machine.idle < rules.idle_after:
         left = write_duration(rules.idle_after - machine.idle)
         found.append(
             Hold(
                 Rule.IN_USE,
-                f"the machine is in use ({machine.used_by}): waits until it is left alone for {left}",
+                f"the machine is in use ({machine.used_by}): waits until it is left alone for "
+                f"{left}",
             )
         )
     if not rules.on_battery and machine.on_battery:
@@ -94,4 +99,8 @@ def _until(until: float | None, now: datetime) -> str:
     then = datetime.fromtimestamp(until, now.tzinfo)
     if (then.date() - now.date()).days == 0:
         return f" until {then:%H:%M}"
-    return f" until {then:%a %H:%M}" if until - now.timestamp() < 6 * 86400 else f" until {then:%Y-%m-%d %H:%M}"
+    return (
+        f" until {then:%a %H:%M}"
+        if until - now.timestamp() < 6 * 86400
+        else f" until {then:%Y-%m-%d %H:%M}"
+    )

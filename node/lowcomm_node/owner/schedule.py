@@ -33,7 +33,9 @@ class Schedule:
     def allows(self, now: datetime) -> bool:
         """Whether training is allowed at this local time."""
         minute = now.weekday() * 24 * 60 + now.hour * 60 + now.minute
-        return any(start <= minute + week < end for start, end in self.windows for week in (0, _WEEK))
+        return any(
+            start <= minute + week < end for start, end in self.windows for week in (0, _WEEK)
+        )
 
     def changes(self, now: datetime) -> datetime | None:
         """When that changes next; None if it never does."""
@@ -42,8 +44,15 @@ class Schedule:
 
     def _edges(self, now: datetime) -> Iterator[datetime]:
         """All starts and ends of windows within a week from now, in order."""
-        monday = now.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=now.weekday())
-        minutes = {minute % _WEEK + week for window in self.windows for minute in window for week in (0, _WEEK)}
+        monday = now.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(
+            days=now.weekday()
+        )
+        minutes = {
+            minute % _WEEK + week
+            for window in self.windows
+            for minute in window
+            for week in (0, _WEEK)
+        }
         edges = sorted(monday + timedelta(minutes=minute) for minute in minutes)
         return (edge for edge in edges if edge > now)
 

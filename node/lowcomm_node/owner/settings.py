@@ -93,7 +93,9 @@ class NodeSettings(BaseModel):
         bool,
         Setting(Section.SWARM, "A fresh identity, in memory only: for containers", negation=False),
     ] = False
-    stay: Annotated[bool, Setting(Section.SWARM, "Serve the state to others after the run has finished")] = False
+    stay: Annotated[
+        bool, Setting(Section.SWARM, "Serve the state to others after the run has finished")
+    ] = False
 
     data: Annotated[
         Text | None,
@@ -121,8 +123,12 @@ class NodeSettings(BaseModel):
             unset="loopback if all --peers are there, else all interfaces",
         ),
     ] = None
-    port: Annotated[Port, Setting(Section.ADDRESSES, "TCP port for exchanges", "PORT", unset="0, any free one")] = 0
-    dht_port: Annotated[Port, Setting(Section.ADDRESSES, "TCP port for the DHT", "PORT", unset="0, any free one")] = 0
+    port: Annotated[
+        Port, Setting(Section.ADDRESSES, "TCP port for exchanges", "PORT", unset="0, any free one")
+    ] = 0
+    dht_port: Annotated[
+        Port, Setting(Section.ADDRESSES, "TCP port for the DHT", "PORT", unset="0, any free one")
+    ] = 0
     announce: Annotated[
         Endpoints,
         Setting(
@@ -133,18 +139,26 @@ class NodeSettings(BaseModel):
     ] = ()
     control_port: Annotated[
         Port,
-        Setting(Section.ADDRESSES, "Loopback port of the control API", "PORT", unset="0, any free one"),
+        Setting(
+            Section.ADDRESSES, "Loopback port of the control API", "PORT", unset="0, any free one"
+        ),
     ] = 0
 
-    device: Annotated[Device, Setting(Section.MACHINE, "auto, cpu, cuda or cuda:N", "DEVICE")] = "auto"
+    device: Annotated[Device, Setting(Section.MACHINE, "auto, cpu, cuda or cuda:N", "DEVICE")] = (
+        "auto"
+    )
     threads: Annotated[
         Annotated[int, Field(ge=1, le=4096)] | None,
-        Setting(Section.MACHINE, "CPU threads of the trainer", "COUNT", unset="as many as torch likes"),
+        Setting(
+            Section.MACHINE, "CPU threads of the trainer", "COUNT", unset="as many as torch likes"
+        ),
     ] = None
     nice: Annotated[
         int,
         Field(ge=0, le=19),
-        Setting(Section.MACHINE, "0 to 19: how far training steps back for other programs", "LEVEL"),
+        Setting(
+            Section.MACHINE, "0 to 19: how far training steps back for other programs", "LEVEL"
+        ),
     ] = 5
     max_memory: Annotated[
         Positive | None,
@@ -158,18 +172,24 @@ class NodeSettings(BaseModel):
     ] = None
     max_vram: Annotated[
         GiB | None,
-        Setting(Section.MACHINE, "Memory of the GPU that training may take", "GiB", unset="all of it"),
+        Setting(
+            Section.MACHINE, "Memory of the GPU that training may take", "GiB", unset="all of it"
+        ),
     ] = None
     max_disk: Annotated[
         GiB | None,
-        Setting(Section.MACHINE, "Disk that the files of the home may take", "GiB", unset="all of it"),
+        Setting(
+            Section.MACHINE, "Disk that the files of the home may take", "GiB", unset="all of it"
+        ),
     ] = None
     checkpoint_every: Annotated[
         int,
         Field(ge=1),
         Setting(Section.MACHINE, "Inner steps that a crash may cost at most", "STEPS"),
     ] = 100
-    keep: Annotated[int, Field(ge=1, le=1000), Setting(Section.MACHINE, "Checkpoints to keep", "COUNT")] = 3
+    keep: Annotated[
+        int, Field(ge=1, le=1000), Setting(Section.MACHINE, "Checkpoints to keep", "COUNT")
+    ] = 3
 
     max_up: Annotated[
         Rate,
@@ -209,11 +229,19 @@ class NodeSettings(BaseModel):
             unset="none, which is always",
         ),
     ] = None
-    only_idle: Annotated[bool, Setting(Section.HOURS, "Train only while nobody uses this machine")] = False
-    idle_after: Annotated[Duration, Setting(Section.HOURS, "How long nobody must have used it", "TIME")] = 600.0
-    on_battery: Annotated[bool, Setting(Section.HOURS, "Whether to train on battery: yes or no", "yes|no")] = True
+    only_idle: Annotated[
+        bool, Setting(Section.HOURS, "Train only while nobody uses this machine")
+    ] = False
+    idle_after: Annotated[
+        Duration, Setting(Section.HOURS, "How long nobody must have used it", "TIME")
+    ] = 600.0
+    on_battery: Annotated[
+        bool, Setting(Section.HOURS, "Whether to train on battery: yes or no", "yes|no")
+    ] = True
 
-    record_life: Annotated[RecordLife, Setting(Section.TIMES, "How long others believe us alive", "SECONDS")] = 30.0
+    record_life: Annotated[
+        RecordLife, Setting(Section.TIMES, "How long others believe us alive", "SECONDS")
+    ] = 30.0
     poll: Annotated[
         Positive,
         Setting(

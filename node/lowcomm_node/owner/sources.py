@@ -33,7 +33,9 @@ class LoadedSettings:
     """What was ignored, for the owner."""
 
 
-def load_settings(flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None) -> LoadedSettings:
+def load_settings(
+    flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None
+) -> LoadedSettings:
     """Merge all sources. A flag that is None or empty counts as not given.
 
     An unknown variable causes a warning only: other programs may share the prefix. Raises
@@ -41,11 +43,18 @@ def load_settings(flags: Mapping[str, Any] | None = None, env: Mapping[str, str]
     value, with its source.
     """
     env = os.environ if env is None else env
-    given = {key: value for key, value in (flags or {}).items() if value is not None and value not in ((), [])}
+    given = {
+        key: value
+        for key, value in (flags or {}).items()
+        if value is not None and value not in ((), [])
+    }
     home, home_source = _home(given, env)
     layers = [
         *((key, value, f"flag {flag_of(key)}") for key, value in given.items()),
-        *((key, value, f"environment {variable}") for variable, key, value in _from_environment(env)),
+        *(
+            (key, value, f"environment {variable}")
+            for variable, key, value in _from_environment(env)
+        ),
         *_from_file(Paths(home).config),
     ]
     values: dict[str, Any] = {"home": home}
@@ -102,7 +111,11 @@ def _unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
     for variable, key, _ in _variables(env):
         if key not in NodeSettings.model_fields:
             near = get_close_matches(key, NodeSettings.model_fields, 1)
-            meant = f"did you mean {PREFIX}{near[0].upper()}?" if near else "`lowcomm-node config` lists all settings."
+            meant = (
+                f"did you mean {PREFIX}{near[0].upper()}?"
+                if near
+                else "`lowcomm-node config` lists all settings."
+            )
             yield f"environment: the variable {variable} is no setting and has no effect; {meant}"
 
 
@@ -114,11 +127,15 @@ def _from_file(path: Path) -> list[tuple[str, Any, str]]:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}. Correct that line.") from None
     except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror}: make it readable, or choose another --home.") from None
+        raise ConfigError(
+            f"{path}: {error.strerror}: make it readable, or choose another --home."
+        ) from None
     known = [name for name in NodeSettings.model_fields if name != "home"]
     for key in content:
         if key == "home":
-            raise ConfigError(f"{path}: home can't be set in a file of the home; use --home or {PREFIX}HOME.")
+            raise ConfigError(
+                f"{path}: home can't be set in a file of the home; use --home or {PREFIX}HOME."
+            )
         if key not in known:
             raise ConfigError(f"{path}: unknown key {key!r}; {_nearest(key, known)}")
     return [(key, value, str(path)) for key, value in content.items()]
@@ -134,7 +151,9 @@ def _validate(values: dict[str, Any], sources: Mapping[str, str]) -> NodeSetting
             raise ConfigError(f"settings: {message}.") from None
         key = str(first["loc"][0])
         if key not in sources:
-            raise ConfigError(f"settings: unknown key {key!r}; {_nearest(key, list(sources))}") from None
+            raise ConfigError(
+                f"settings: unknown key {key!r}; {_nearest(key, list(sources))}"
+            ) from None
         shown = "..." if kind_of(key) is SecretStr else repr(str(values[key])[:200])
         raise ConfigError(f"{sources[key]}: {key} = {shown}: {message}.") from None
 

@@ -22,7 +22,9 @@ def _absolute(folder: Path) -> Path:
 
 def _check_run(run: str) -> str:
     if not _RUN.fullmatch(run):
-        raise ValueError("expected NAME or NAME@FINGERPRINT (12 to 64 hexadecimal digits), as `create` prints it")
+        raise ValueError(
+            "expected NAME or NAME@FINGERPRINT (12 to 64 hexadecimal digits), as `create` prints it"
+        )
     return run
 
 
@@ -45,7 +47,9 @@ def _check_device(device: str) -> str:
 def _check_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
     for address in addresses:
         if not address.startswith("/") or "/p2p/" not in address:
-            raise ValueError(f"{address!r} is not an address such as /ip4/203.0.113.7/tcp/31330/p2p/12D3KooW")
+            raise ValueError(
+                f"{address!r} is not an address such as /ip4/203.0.113.7/tcp/31330/p2p/12D3KooW"
+            )
     return tuple(dict.fromkeys(addresses))
 
 
@@ -55,7 +59,9 @@ def _check_endpoints(endpoints: tuple[str, ...]) -> tuple[str, ...]:
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ValueError(f"{endpoint!r} is not host:port, such as node.example.org:31331")
         if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise ValueError(f"{endpoint!r}: an address of IPv6 stands in brackets, such as [2001:db8::7]:31331")
+            raise ValueError(
+                f"{endpoint!r}: an address of IPv6 stands in brackets, such as [2001:db8::7]:31331"
+            )
     return endpoints
 
 

@@ -1,4 +1,5 @@
-"""Simulation: N replicas in one process, with the protocol's own objects, in virtual time over a seeded network.
+"""Simulation: N replicas in one process, with the protocol's own objects, in virtual time over a
+seeded network.
 
 network.py   virtual time, streams that take time and break
 driver.py    drives the machine of a peer over the network
@@ -13,4 +14,14 @@ from lowcomm_node.simulation.network import Conditions
 from lowcomm_node.simulation.swarm import ATTACKS, Member, Result, simulate
 from lowcomm_node.trainer.replica import Replica
 
-__all__ = ["ATTACKS", "Conditions", "Member", "Replica", "Result", "allreduce", "ring_bytes", "simulate", "single"]
+__all__ = [
+    "ATTACKS",
+    "Conditions",
+    "Member",
+    "Replica",
+    "Result",
+    "allreduce",
+    "ring_bytes",
+    "simulate",
+    "single",
+]

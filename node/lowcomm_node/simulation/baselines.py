@@ -1,4 +1,5 @@
-"""What a swarm is measured against: one replica alone, and all-reduce of gradients at every step."""
+"""What a swarm is measured against: one replica alone, and all-reduce of gradients at every
+step."""
 
 import torch
 from torch import nn
@@ -22,12 +23,18 @@ def single(spec: RunSpec, dataset: Dataset, compiled: bool = False, evaluations:
     return simulate(alone, dataset, 1, compiled=compiled, evaluations=evaluations)
 
 
-def allreduce(spec: RunSpec, dataset: Dataset, peers: int, compiled: bool = False, evaluations: int = 0) -> Result:
-    """``peers`` data-parallel replicas, which stay equal, so one is kept: each step takes the mean of all gradients."""
+def allreduce(
+    spec: RunSpec, dataset: Dataset, peers: int, compiled: bool = False, evaluations: int = 0
+) -> Result:
+    """``peers`` data-parallel replicas, which stay equal, so one is kept: each step takes the mean
+    of all gradients."""
     cpu = torch.device("cpu")
     replica = Replica(spec, "peer-0", dataset, cpu, compiled)
     train, model = spec.train, spec.model
-    streams = [TrainStream(dataset.train, model.context, train.batch, spec.run.seed, f"peer-{k}") for k in range(peers)]
+    streams = [
+        TrainStream(dataset.train, model.context, train.batch, spec.run.seed, f"peer-{k}")
+        for k in range(peers)
+    ]
     parameters = sum(weight.numel() for weight in replica.weights.values())
     every, curve = (max(1, spec.run.steps // evaluations) if evaluations else 0), []
     for step in range(1, spec.run.steps + 1):
@@ -38,7 +45,13 @@ def allreduce(spec: RunSpec, dataset: Dataset, peers: int, compiled: bool = Fals
         replica.clock.tick()
         if every and step % every == 0:
             sent = round(ring_bytes(parameters, peers, step))
-            curve.append(Point(step * spec.tokens_per_step, sent, held_out_loss(replica.model, dataset, model.context)))
+            curve.append(
+                Point(
+                    step * spec.tokens_per_step,
+                    sent,
+                    held_out_loss(replica.model, dataset, model.context),
+                )
+            )
     loss = held_out_loss(replica.model, dataset, model.context)
     return Result(
         losses=(loss,),

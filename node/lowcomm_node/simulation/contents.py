@@ -1,4 +1,5 @@
-"""What exchanges of simulated replicas carry: contributions, coded to bytes, decoded by the receiver's capture.
+"""What exchanges of simulated replicas carry: contributions, coded to bytes, decoded by the
+receiver's capture.
 
 A kind of exchange has one entry in `CONTENTS`.
 """
@@ -24,7 +25,8 @@ ENDLESS = 8
 
 
 class Contents(ExchangeDriver):
-    """What all kinds share: captures and merges at step boundaries, and what is decoded in between."""
+    """What all kinds share: captures and merges at step boundaries, and what is decoded in
+    between."""
 
     peer: SimulatedPeer
 
@@ -39,7 +41,8 @@ class Contents(ExchangeDriver):
 
     @abstractmethod
     def decode(self, other: str, kind: str, data: bytes) -> Any:
-        """Decode contents; the event that follows, if any. Raises CodecError or ImplausibleError."""
+        """Decode contents; the event that follows, if any. Raises CodecError or
+        ImplausibleError."""
 
     @abstractmethod
     def pool(self, effect: base.Apply) -> None:
@@ -161,7 +164,9 @@ class PairContents(Contents):
             case pairs.SendConfirm(peer=other, members=members):
                 self.say(other, "confirm", members)
             case _:
-                raise AssertionError(f"nobody carries out {effect}")  # a new effect needs a case here
+                raise AssertionError(
+                    f"nobody carries out {effect}"
+                )  # a new effect needs a case here
 
     def code(self) -> None:
         """See Contents."""
@@ -231,7 +236,9 @@ class GroupContents(Contents):
             case groups.SendCommit(peer=other, shards=shards, heard=heard):
                 self.say(other, "commit", (shards, heard))
             case _:
-                raise AssertionError(f"nobody carries out {effect}")  # a new effect needs a case here
+                raise AssertionError(
+                    f"nobody carries out {effect}"
+                )  # a new effect needs a case here
 
     def code(self) -> None:
         """See Contents."""
@@ -252,11 +259,16 @@ class GroupContents(Contents):
 
     def pool(self, effect: base.Apply) -> None:
         """See Contents."""
-        owners = [owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied]
+        owners = [
+            owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied
+        ]
         self.captured_group.pool(owners)
 
 
-CONTENTS: dict[str, type[Contents]] = {kinds.PAIR.name: PairContents, kinds.GROUP.name: GroupContents}
+CONTENTS: dict[str, type[Contents]] = {
+    kinds.PAIR.name: PairContents,
+    kinds.GROUP.name: GroupContents,
+}
 """By the name of the kind."""
 
 

@@ -2,8 +2,8 @@
 
     messages, timers ─► events ─► Peer.handle ─► effects ─► messages, captures, merges
 
-Nothing is decided here. What an exchange carries is up to a subclass of `ExchangeDriver`: coded tensors
-(``contents.py``), numbers, or mere names.
+Nothing is decided here. What an exchange carries is up to a subclass of `ExchangeDriver`: coded
+tensors (``contents.py``), numbers, or mere names.
 """
 
 from abc import ABC, abstractmethod
@@ -186,7 +186,9 @@ class ExchangeDriver(ABC):
 
     def fail(self, other: str, reason: str, **more: Any) -> None:
         """Nothing can come from a peer any more."""
-        self.peer.stimulate(events.Failed(exchange=self.one.number, peer=other, reason=reason, **more))
+        self.peer.stimulate(
+            events.Failed(exchange=self.one.number, peer=other, reason=reason, **more)
+        )
 
     # messages
 
@@ -223,7 +225,9 @@ class ExchangeDriver(ABC):
             self.link(other, stream)
             self.peer.stimulate(events.Answered(exchange=number, peer=other, offer=payload))
         else:
-            told = events.OfferRefused(exchange=number, peer=other, reason=payload, detail=REFUSAL_TEXT[payload])
+            told = events.OfferRefused(
+                exchange=number, peer=other, reason=payload, detail=REFUSAL_TEXT[payload]
+            )
             self.peer.stimulate(told)
 
     def _use(self, other: str, kind: str, payload: Any) -> None:
@@ -238,7 +242,9 @@ class ExchangeDriver(ABC):
             case base.Dial(peer=other):
                 stream = self.calls[other] = self.network.open(self.peer.name, other)
                 self.peer.by_stream[stream] = self
-                self.network.send(stream, self.peer.name, "hello", self.peer.tampered(self.one.offer))
+                self.network.send(
+                    stream, self.peer.name, "hello", self.peer.tampered(self.one.offer)
+                )
             case base.Capture(members=members):
                 self.capture(members)
             case base.Abandon(peer=other, reason=reason):

@@ -1,4 +1,5 @@
-"""Virtual time, and a seeded network in it: streams between peers that take time, keep their order, and break.
+"""Virtual time, and a seeded network in it: streams between peers that take time, keep their order,
+and break.
 
 The same seed gives the same story, to the event. Nothing here knows what travels.
 """
@@ -29,7 +30,8 @@ class Receiver(Protocol):
     """An end of a stream."""
 
     def receive(self, stream: "Stream", kind: str, payload: Any) -> None:
-        """Take in a message; ``kind`` is "closed" when the other end closed the stream or it broke."""
+        """Take in a message; ``kind`` is "closed" when the other end closed the stream or it
+        broke."""
 
 
 @dataclass(eq=False)
@@ -79,20 +81,31 @@ class Network:
         """A stream between two peers; nobody else may be there to answer."""
         stream = Stream(caller, callee)
         if self.random.random() < self.conditions.loss:
-            self.after(self.random.uniform(0.0, self.conditions.loss_within), lambda: self.break_(stream))
+            self.after(
+                self.random.uniform(0.0, self.conditions.loss_within), lambda: self.break_(stream)
+            )
         return stream
 
     def send(
-        self, stream: Stream, sender: str, kind: str, payload: Any = None, size: int = 0, late: float = 0.0
+        self,
+        stream: Stream,
+        sender: str,
+        kind: str,
+        payload: Any = None,
+        size: int = 0,
+        late: float = 0.0,
     ) -> None:
-        """Send a message of ``size`` bytes; it arrives unless the stream is closed or breaks before.
+        """Send a message of ``size`` bytes; it arrives unless the stream is closed or breaks
+        before.
 
-        ``late``: seconds that it takes longer than it should; whatever follows in the stream comes after it.
-        """
+        ``late``: seconds that it takes longer than it should; whatever follows in the stream comes
+        after it."""
         if sender in stream.closed or stream.broken:
             return
         receiver = stream.other(sender)
-        way = self.random.uniform(*self.conditions.latency) + size / self.conditions.bandwidth + late
+        way = (
+            self.random.uniform(*self.conditions.latency) + size / self.conditions.bandwidth + late
+        )
         arrives = stream.arrived[receiver] = max(stream.arrived.get(receiver, 0.0), self.now + way)
 
         def deliver() -> None:
@@ -117,7 +130,10 @@ class Network:
         stream.broken = True
         for name in (stream.caller, stream.callee):
             if name not in stream.closed:
-                self.after(self.random.uniform(*self.conditions.notice), lambda name=name: self._notice(stream, name))
+                self.after(
+                    self.random.uniform(*self.conditions.notice),
+                    lambda name=name: self._notice(stream, name),
+                )
 
     def _notice(self, stream: Stream, name: str) -> None:
         if name in self.peers:

@@ -1,7 +1,7 @@
 """One simulated peer: a real replica, real exchanges, and virtual time.
 
-Steps take ``1 / speed`` seconds; captures and merges wait for step boundaries, as in ``trainer/loop.py``.
-"""
+Steps take ``1 / speed`` seconds; captures and merges wait for step boundaries, as in
+``trainer/loop.py``."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -152,7 +152,9 @@ class SimulatedPeer(PeerDriver):
     def _take_over(self) -> None:
         replica = self.replica
         count = len(replica.plan.fragments)
-        sizes = [coder(self.sync.codec, fragment.numel).max_size for fragment in replica.plan.fragments]
+        sizes = [
+            coder(self.sync.codec, fragment.numel).max_size for fragment in replica.plan.fragments
+        ]
         ready = events.TrainerReady(
             plan=replica.plan.digest,
             sizes=tuple((size, size) for size in sizes),
@@ -162,8 +164,12 @@ class SimulatedPeer(PeerDriver):
             steps=replica.steps,
             tokens=replica.tokens,
             progress=tuple(replica.schedule[fragment] for fragment in range(count)),
-            slow_digests=tuple(bytes.fromhex(replica.slow_digest(fragment)) for fragment in range(count)),
-            momentum_digests=tuple(bytes.fromhex(replica.momentum_digest(fragment)) for fragment in range(count)),
+            slow_digests=tuple(
+                bytes.fromhex(replica.slow_digest(fragment)) for fragment in range(count)
+            ),
+            momentum_digests=tuple(
+                bytes.fromhex(replica.momentum_digest(fragment)) for fragment in range(count)
+            ),
         )
         self.stimulate(ready)
         self.stimulate(events.Opened())
@@ -186,7 +192,10 @@ class SimulatedPeer(PeerDriver):
 
     def _when_awake(self, action: Callable[[], None]) -> None:
         now = self.network.now
-        until = max((start + length for start, length in self.pauses if start <= now < start + length), default=now)
+        until = max(
+            (start + length for start, length in self.pauses if start <= now < start + length),
+            default=now,
+        )
         if until > now:
             self.network.at(until, lambda: self._when_awake(action))
         elif not self.over:
@@ -198,7 +207,10 @@ class SimulatedPeer(PeerDriver):
         self._pass_boundary()
         self.world.on_step(self)
         step = events.Stepped(
-            swarm_step=replica.clock.step, steps=replica.steps, tokens=replica.tokens, seconds=1.0 / self.speed
+            swarm_step=replica.clock.step,
+            steps=replica.steps,
+            tokens=replica.tokens,
+            seconds=1.0 / self.speed,
         )
         self.stimulate(step)
         if not replica.course.is_over(replica.clock.step):
@@ -233,7 +245,9 @@ class SimulatedPeer(PeerDriver):
             return
         self.stimulate(events.Closed())
         self.stimulate(events.GaveUpAll(reason="copies the state of a peer"))
-        for exchange in list(self.exchanges.values()):  # those that are applied and wait to be merged
+        for exchange in list(
+            self.exchanges.values()
+        ):  # those that are applied and wait to be merged
             exchange.carry_out(base.End(reason="copies the state of a peer"))
         self.ripening.clear()
         self.at_boundary.clear()
@@ -254,8 +268,11 @@ class SimulatedPeer(PeerDriver):
             super().receive(stream, kind, payload)
 
     def _probe(self) -> None:
-        """Call some of the peers that records name and of which there was no sign of life of late."""
-        known = ((peer, self.world.places(peer)) for peer in self.world.training() if peer != self.name)
+        """Call some of the peers that records name and of which there was no sign of life of
+        late."""
+        known = (
+            (peer, self.world.places(peer)) for peer in self.world.training() if peer != self.name
+        )
         for peer in self.liveness.due(known, self.network.now, self.world.connected(self)):
             self.world.probe(self, peer)
         self.after(PROBE_EVERY, self._probe)
@@ -269,13 +286,17 @@ class _View:
 
     def partners(self) -> list[str]:
         peer = self._peer
-        return [one for one in peer.world.training() if peer.liveness.is_alive(one, peer.network.now)]
+        return [
+            one for one in peer.world.training() if peer.liveness.is_alive(one, peer.network.now)
+        ]
 
     def training(self) -> list[tuple[str, int]]:
         return [(one.name, one.replica.clock.step) for one in self._peer.world.others(self._peer)]
 
     def furthest(self, but: str) -> int:
-        return max((one.replica.clock.step for one in self._peer.world.others(self._peer, but)), default=0)
+        return max(
+            (one.replica.clock.step for one in self._peer.world.others(self._peer, but)), default=0
+        )
 
     def knows(self, peer: str) -> bool:
         return True

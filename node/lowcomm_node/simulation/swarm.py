@@ -73,7 +73,8 @@ class Point:
 
 @dataclass(frozen=True)
 class Result:
-    """What came of a run; of honest peers that were there at the end. Losses are held-out, in nats a token."""
+    """What came of a run; of honest peers that were there at the end. Losses are held-out, in nats
+    a token."""
 
     losses: tuple[float, ...]
     average_loss: float
@@ -123,11 +124,15 @@ class Swarm:
         for number, member in enumerate(members):
             name = f"peer-{number}"
             made = liar(kind, member.attack) if member.attack else kind
-            peer = SimulatedPeer(self, name, made(spec, name, dataset, cpu, compiled), member.speed, _contents)
+            peer = SimulatedPeer(
+                self, name, made(spec, name, dataset, cpu, compiled), member.speed, _contents
+            )
             peer.delay, peer.pauses = member.delay, member.pauses
             peer.replica.course = course or peer.replica.course
             self.peers.append(peer)
-            self.network.after(member.joins, lambda peer=peer, late=member.joins > 0: self._join(peer, late))
+            self.network.after(
+                member.joins, lambda peer=peer, late=member.joins > 0: self._join(peer, late)
+            )
             if member.leaves is not None:
                 self.network.after(member.leaves, lambda peer=peer: self._leave(peer))
             if member.dies is not None:
@@ -136,16 +141,20 @@ class Swarm:
     def training(self) -> list[str]:
         """Whom peers believe to be training, as signed records would tell them."""
         now = self.network.now
-        there = [one.name for one in self.peers if one.training or self._gone.get(one.name, now) > now]
+        there = [
+            one.name for one in self.peers if one.training or self._gone.get(one.name, now) > now
+        ]
         return there + self._sybils
 
     def places(self, peer: str) -> tuple[str, ...]:
-        """The network that a record names: each honest peer has one of its own, thirty Sybils share one."""
+        """The network that a record names: each honest peer has one of its own, thirty Sybils share
+        one."""
         kind, _, number = peer.partition("-")
         return (f"sybils-{int(number) // 30}",) if kind == "sybil" else (peer,)
 
     def connected(self, peer: SimulatedPeer) -> set[str]:
-        """Whom the DHT has connected a peer to, besides: of honest peers those before and after it."""
+        """Whom the DHT has connected a peer to, besides: of honest peers those before and after
+        it."""
         place = self.peers.index(peer)
         return {self.peers[(place + step) % len(self.peers)].name for step in (-1, 1)}
 
@@ -163,10 +172,13 @@ class Swarm:
 
     def others(self, *but: SimulatedPeer | str) -> Iterable[SimulatedPeer]:
         """All peers that train, but these."""
-        return [one for one in self.peers if one.training and one not in but and one.name not in but]
+        return [
+            one for one in self.peers if one.training and one not in but and one.name not in but
+        ]
 
     def altered(self, peer: SimulatedPeer, content: bytes) -> bytes:
-        """What a peer really sends: a liar may send bytes that decode to no number, or more than it should."""
+        """What a peer really sends: a liar may send bytes that decode to no number, or more than it
+        should."""
         match self.lie(peer):
             case "nan":
                 return b"\xff" * len(content)
@@ -193,7 +205,10 @@ class Swarm:
             for peer, member in zip(self.peers, self.members, strict=True)
             if member.attack is None and member.leaves is None and member.dies is None
         ]
-        losses = tuple(held_out_loss(one.replica.model, self.dataset, self.spec.model.context) for one in honest)
+        losses = tuple(
+            held_out_loss(one.replica.model, self.dataset, self.spec.model.context)
+            for one in honest
+        )
         average, spread, worst = compare([one.replica for one in honest])
         return Result(
             losses=losses,
@@ -214,7 +229,8 @@ class Swarm:
         peer.start()
 
     def copy_state(self, peer: SimulatedPeer) -> bool:
-        """Piece by piece from all peers that are where the furthest one is; whether anybody was there."""
+        """Piece by piece from all peers that are where the furthest one is; whether anybody was
+        there."""
         there = list(self.others(peer))
         if not there:
             return False
@@ -224,7 +240,11 @@ class Swarm:
 
         def read(piece: Piece) -> bytes:
             version = manifests[base].version
-            good = [one for one in copies if manifests[one].version.fits(version, piece.fragment, self.spec.sync)]
+            good = [
+                one
+                for one in copies
+                if manifests[one].version.fits(version, piece.fragment, self.spec.sync)
+            ]
             return good[piece.index % len(good)].piece(piece)
 
         transfer.adopt(peer.replica, manifests[base], read)
@@ -255,23 +275,35 @@ def simulate(
     course: Course | None = None,
     sybils: int = 0,
 ) -> Result:
-    """Train a swarm in one process and virtual time; deterministic in ``spec`` (whose seed it uses) and the arguments.
+    """Train a swarm in one process and virtual time; deterministic in ``spec`` (whose seed it uses)
+    and the arguments.
 
-    ``kind`` is the replica, where a method of your own goes (docs/methods.md); ``compiled`` compiles its step, which
-    needs a C++ compiler; ``evaluations``: how often the first peer is looked at during the run; ``course``: how the run is amended;
-    ``sybils``: records of peers that are not there, half of them dead, half taking every call and never answering.
-    """
+    ``kind`` is the replica, where a method of your own goes (docs/methods.md); ``compiled``
+    compiles its step, which needs a C++ compiler; ``evaluations``: how often the first peer is
+    looked at during the run; ``course``: how the run is amended; ``sybils``: records of peers that
+    are not there, half of them dead, half taking every call and never answering."""
     members = [Member()] * members if isinstance(members, int) else members
-    swarm = Swarm(spec, dataset, members, conditions or Conditions(), kind, compiled, evaluations, course, sybils)
+    swarm = Swarm(
+        spec,
+        dataset,
+        members,
+        conditions or Conditions(),
+        kind,
+        compiled,
+        evaluations,
+        course,
+        sybils,
+    )
     swarm.network.run()
     return swarm.result()
 
 
 def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
-    """A replica that multiplies what it contributes, or brings the same again and again, from a quarter of the run on.
+    """A replica that multiplies what it contributes, or brings the same again and again, from a
+    quarter of the run on.
 
-    It takes whatever others bring. Where what it multiplies is far too large, it keeps it out of the mean of its own
-    shard, so that only the shards of others show it.
+    It takes whatever others bring. Where what it multiplies is far too large, it keeps it out of
+    the mean of its own shard, so that only the shards of others show it.
     """
     factor = FACTORS.get(attack, 1.0)
 
@@ -294,7 +326,11 @@ def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
             if not self._lies():
                 return super().contribution(phi, theta)
             brought = super().contribution(phi, torch.lerp(phi, theta, factor))
-            return self.kept.setdefault(self.captured, brought).clone() if attack == "stale" else brought
+            return (
+                self.kept.setdefault(self.captured, brought).clone()
+                if attack == "stale"
+                else brought
+            )
 
         def _lies(self) -> bool:
             return self.clock.step >= self.spec.run.steps // 4
@@ -308,12 +344,15 @@ def _without_ours(
     tokens: Mapping[str, int],
     out: memoryview,
 ) -> int:
-    return reduce({peer: count for peer, count in tokens.items() if peer != capture.me} or tokens, out)
+    return reduce(
+        {peer: count for peer, count in tokens.items() if peer != capture.me} or tokens, out
+    )
 
 
 @torch.no_grad()
 def compare(replicas: Sequence[Replica]) -> tuple[Model, float, float]:
-    """The averaged model (in place of the first one's weights), the weight spread, and that of the worst block of 256."""
+    """The averaged model (in place of the first one's weights), the weight spread, and that of the
+    worst block of 256."""
     vectors = [torch.cat([weight.flatten() for weight in one.weights.values()]) for one in replicas]
     variance, average = torch.var_mean(torch.stack(vectors), 0, correction=0)
     offset = 0

@@ -93,9 +93,14 @@ class CatchUp:
             if behind <= largest_jump(self.run.spec.sync.interval) or behind > least:
                 return copied
             least = behind // 2
-            self.warn(f"the state that was copied is {behind} swarm steps old by now: copying it again")
+            self.warn(
+                f"the state that was copied is {behind} swarm steps old by now: copying it again"
+            )
         if copied is None:
-            self.warn("no peer could hand over its state: training begins from our own, and merges bring it closer")
+            self.warn(
+                "no peer could hand over its state: training begins from our own, and merges bring "
+                "it closer"
+            )
         return copied
 
     def _donors(self, own: int, drifted: bool) -> list[PeerInfo]:
@@ -182,10 +187,14 @@ class CatchUp:
 
     def _forget_old(self, download: Download, own: int, drifted: bool) -> None:
         """Drop a complete download from an earlier start if the swarm is elsewhere by now."""
-        oldest = min((info.swarm_step for info in self._donors(own, drifted)), default=0) - tolerated_lag(
-            self.run.spec.sync
-        )
-        if download.base is not None and download.base.swarm_step < oldest and download.is_complete():
+        oldest = min(
+            (info.swarm_step for info in self._donors(own, drifted)), default=0
+        ) - tolerated_lag(self.run.spec.sync)
+        if (
+            download.base is not None
+            and download.base.swarm_step < oldest
+            and download.is_complete()
+        ):
             download.forget()
 
     async def _keep_showing(self, fetcher: Fetcher) -> None:

@@ -96,18 +96,24 @@ class Donor:
         finally:
             turn.leave()
 
-    async def _serve_turn(self, turn: Turn, stream: CalleeStream, requests: ReadAhead, wanted: bytes) -> None:
+    async def _serve_turn(
+        self, turn: Turn, stream: CalleeStream, requests: ReadAhead, wanted: bytes
+    ) -> None:
         async for position in turn.wait_served():
             await self._send(stream, pb.FetchReply(position=position))
         async with self._snapshot(turn, stream, wanted) as snapshot:
-            opened = pb.Opened(snapshot=snapshot.name, size=(snapshot.path / "manifest").stat().st_size)
+            opened = pb.Opened(
+                snapshot=snapshot.name, size=(snapshot.path / "manifest").stat().st_size
+            )
             await self._send(stream, pb.FetchReply(opened=opened))
             if wanted != snapshot.name:
                 await self._send_file(turn, stream, snapshot.path / "manifest", 0, 0, opened.size)
             await self._serve_pieces(turn, stream, requests, snapshot.path / "state")
 
     @asynccontextmanager
-    async def _snapshot(self, turn: Turn, stream: CalleeStream, wanted: bytes) -> AsyncIterator[Snapshot]:
+    async def _snapshot(
+        self, turn: Turn, stream: CalleeStream, wanted: bytes
+    ) -> AsyncIterator[Snapshot]:
         """Context that holds a snapshot.
 
         Making one of a large model takes a while: the joiner gets signs of life meanwhile.
@@ -123,7 +129,9 @@ class Donor:
                 using.cancel()
                 await asyncio.gather(using, return_exceptions=True)
 
-    async def _serve_pieces(self, turn: Turn, stream: CalleeStream, requests: ReadAhead, path: Path) -> None:
+    async def _serve_pieces(
+        self, turn: Turn, stream: CalleeStream, requests: ReadAhead, path: Path
+    ) -> None:
         largest = max(piece.size for piece in self._form.pieces)
         while True:
             request = await self._receive(requests, PATIENCE + largest / SLOWEST)
@@ -152,7 +160,9 @@ class Donor:
                     if not data:
                         raise CheckpointError("The snapshot is damaged: ask another peer.")
                     await self._up.pass_(len(data))
-                await self._send(stream, pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)), len(data))
+                await self._send(
+                    stream, pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)), len(data)
+                )
                 turn.took(len(data))
                 offset += len(data)
 

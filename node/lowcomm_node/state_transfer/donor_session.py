@@ -42,7 +42,11 @@ in a moment."""
 LATER = 20.0
 """Seconds before a donor is asked again that was busy, slow, or of another version."""
 TICK = 0.25
-_REFUSED = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.UNAUTHENTICATED)
+_REFUSED = (
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.UNAUTHENTICATED,
+)
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,10 @@ class DonorSession:
         Raises LinkLost, RetryLater, CheckpointError, ProtocolViolation, DiskFull.
         """
         if self._download.base is not None:
-            self._known = (name_of(self._download.base.to_bytes(self._download.form)), self._download.base)
+            self._known = (
+                name_of(self._download.base.to_bytes(self._download.form)),
+                self._download.base,
+            )
         failures = 0
         while True:
             before = self._joiner.bytes_received
@@ -141,7 +148,9 @@ class DonorSession:
         stream = CallerStream(call)
         source: Source | None = None
         try:
-            await stream.send(pb.FetchRequest(enter=pb.Enter(snapshot=self._known[0] if self._known else b"")))
+            await stream.send(
+                pb.FetchRequest(enter=pb.Enter(snapshot=self._known[0] if self._known else b""))
+            )
             name, manifest = await self._opened(stream)
             self._known = (name, manifest)
             source = self._download.open(self.donor.peer_id, manifest)
@@ -150,7 +159,9 @@ class DonorSession:
             await stream.close()
         except LinkLost:
             if call.done() and await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise (TurnOver if self.position == 0 else RetryLater)(await call.details() or "is busy") from None
+                raise (TurnOver if self.position == 0 else RetryLater)(
+                    await call.details() or "is busy"
+                ) from None
             if call.done() and await call.code() in _REFUSED:
                 raise CheckpointError(await call.details() or "refuses us") from None
             raise
@@ -171,7 +182,9 @@ class DonorSession:
             if kind == "opened":
                 break
             if kind != "position" or reply.position > most:
-                raise ProtocolViolation(f"sent {kind or 'nothing'} before it was our turn, or a position that grew")
+                raise ProtocolViolation(
+                    f"sent {kind or 'nothing'} before it was our turn, or a position that grew"
+                )
             ours = ours if self.position == 0 else monotonic()
             if not reply.position and monotonic() - ours > OPEN_DEADLINE:
                 raise RetryLater("takes too long to make a snapshot")
@@ -183,7 +196,8 @@ class DonorSession:
             return self._known
         if not 0 < reply.opened.size <= form.largest_manifest:
             raise ProtocolViolation(
-                f"a manifest of {reply.opened.size} bytes: at most {form.largest_manifest} are needed"
+                f"a manifest of {reply.opened.size} bytes: at most {form.largest_manifest} are "
+                "needed"
             )
         data = bytearray()
         await self._read(stream, data, reply.opened.size)
@@ -191,7 +205,9 @@ class DonorSession:
             raise ProtocolViolation("a manifest that does not match its digest")
         manifest = read_manifest(bytes(data), form)
         if not await self._joiner.plausible(self.donor, manifest.swarm_step):
-            raise ProtocolViolation(f"a snapshot of swarm step {manifest.swarm_step}, which nobody else is near")
+            raise ProtocolViolation(
+                f"a snapshot of swarm step {manifest.swarm_step}, which nobody else is near"
+            )
         return name, manifest
 
     async def _take_pieces(self, stream: CallerStream, source: Source, name: bytes) -> None:
@@ -209,7 +225,8 @@ class DonorSession:
                 await self._joiner.wait_changed(TICK)
                 if monotonic() - self.since > LATER:
                     raise RetryLater(
-                        "has nothing that we miss: its state is of another version, or others give the rest"
+                        "has nothing that we miss: its state is of another version, or others give "
+                        "the rest"
                     )
                 continue
             self.began = monotonic()
@@ -229,11 +246,19 @@ class DonorSession:
             self._joiner.changed()
 
     async def _ask_ahead(
-        self, stream: CallerStream, source: Source, asked: deque[Asked], partial: tuple[bytes, Asked, bytearray] | None
+        self,
+        stream: CallerStream,
+        source: Source,
+        asked: deque[Asked],
+        partial: tuple[bytes, Asked, bytearray] | None,
     ) -> None:
         # Under an owner's limit the link is busy anyway. At most a sixteenth, so that no donor gets
         # all of a small state.
-        ahead = min(AHEAD_BYTES, self._download.form.size // 16) if self._joiner.down.rate is None else 0
+        ahead = (
+            min(AHEAD_BYTES, self._download.form.size // 16)
+            if self._joiner.down.rate is None
+            else 0
+        )
         while not asked or sum(one.piece.size for one in asked) < ahead:
             offset = 0
             if (
@@ -250,7 +275,9 @@ class DonorSession:
             else:
                 return
             asked.append(one)
-            await stream.send(pb.FetchRequest(wanted=pb.Wanted(piece=one.piece.index, offset=offset)))
+            await stream.send(
+                pb.FetchRequest(wanted=pb.Wanted(piece=one.piece.index, offset=offset))
+            )
 
     async def _read(self, stream: CallerStream, data: bytearray, size: int) -> None:
         """Read chunks until ``data`` has ``size`` bytes."""

@@ -84,7 +84,9 @@ class Download:
         """Open the folder, and take up an earlier download. Raises DiskFull."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self._state = os.open(self.folder / "state", os.O_RDWR | os.O_CREAT, 0o600)
-        self._journal = os.open(self.folder / "journal", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self._journal = os.open(
+            self.folder / "journal", os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600
+        )
         for piece, source, digest in self._remembered():
             data = os.pread(self._state, piece.size, self._offsets[piece.index])
             if sha256(data).hexdigest() == digest and self._fits(source, piece):
@@ -103,7 +105,15 @@ class Download:
             if json.loads(data.splitlines()[0])["form"] != self._form_digest():
                 raise ValueError("it is of another state")
             self.base = read_manifest((self.folder / "manifest").read_bytes(), self.form)
-        except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError, ProtocolViolation):
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            IndexError,
+            TypeError,
+            AttributeError,
+            ProtocolViolation,
+        ):
             self._sources.clear()
             found.clear()
             os.truncate(self._journal, 0)
@@ -127,7 +137,9 @@ class Download:
 
     def _form_digest(self) -> str:
         form = self.form
-        return sha256(repr((form.run_id, form.plan, form.fragments, form.ranges)).encode()).hexdigest()
+        return sha256(
+            repr((form.run_id, form.plan, form.fragments, form.ranges)).encode()
+        ).hexdigest()
 
     def forget(self) -> None:
         """Begin anew: what is here is useless."""
@@ -164,7 +176,11 @@ class Download:
         complete."""
 
         def weight(source: Source) -> tuple[int, bool, bool]:
-            return (self._standing(source), source.manifest is not None, source.version == self._base_version())
+            return (
+                self._standing(source),
+                source.manifest is not None,
+                source.version == self._base_version(),
+            )
 
         for one, other in self._disputes:
             if not (one.out or other.out):
@@ -175,7 +191,10 @@ class Download:
 
     def open(self, peer: str, manifest: Manifest) -> Source:
         """A donor serves this snapshot now. Raises CheckpointError if there were too many."""
-        source = next((one for one in self._sources if one.peer == peer and one.version == manifest.version), None)
+        source = next(
+            (one for one in self._sources if one.peer == peer and one.version == manifest.version),
+            None,
+        )
         if source is None:
             if len(self._sources) >= MAX_SOURCES:
                 raise CheckpointError(f"more than {MAX_SOURCES} snapshots were offered")
@@ -249,7 +268,9 @@ class Download:
         """Whether pieces are missing that no serving donor can give, being of other versions."""
         giving = self._giving()
         wanted = [self.form.pieces[index] for index in self._missing]
-        return bool(giving and wanted) and not any(self._fits(one, piece) for one in giving for piece in wanted)
+        return bool(giving and wanted) and not any(
+            self._fits(one, piece) for one in giving for piece in wanted
+        )
 
     def rebase(self) -> None:
         """Continue with an available version. What does not fit it is fetched again."""
@@ -288,7 +309,10 @@ class Download:
 
         def distance() -> float:
             values = _verify(piece, data, digest)
-            return apart(values, read_piece(piece, os.pread(self._state, piece.size, self._offsets[piece.index])))
+            return apart(
+                values,
+                read_piece(piece, os.pread(self._state, piece.size, self._offsets[piece.index])),
+            )
 
         far = await asyncio.to_thread(distance)
         source.auditing = False
@@ -314,7 +338,11 @@ class Download:
         disputed = {one for pair in self._disputes for one in pair}
         others = {index: one for index, one in self._held.items() if one.peer != source.peer}
         pieces = [index for index, one in others.items() if one in disputed] or list(others)
-        fitting = [self.form.pieces[index] for index in pieces if self._fits(source, self.form.pieces[index])]
+        fitting = [
+            self.form.pieces[index]
+            for index in pieces
+            if self._fits(source, self.form.pieces[index])
+        ]
         return self._random.choice(fitting) if fitting else None
 
     def _settle(self) -> None:
@@ -325,7 +353,13 @@ class Download:
 
     def _standing(self, source: Source) -> int:
         """Agreements with other donors, less disputes."""
-        others = {one for pair in self._disputes if source in pair for one in pair if one is not source and not one.out}
+        others = {
+            one
+            for pair in self._disputes
+            if source in pair
+            for one in pair
+            if one is not source and not one.out
+        }
         return self._agreements[source] - len(others) - source.struck
 
     # small things

@@ -13,7 +13,13 @@ from statistics import median
 from time import monotonic
 
 from lowcomm_node.errors import DiskFull, LinkLost, RetryLater
-from lowcomm_node.state_transfer.donor_session import LATER, QUEUE_DEADLINE, TICK, DonorSession, Plausible
+from lowcomm_node.state_transfer.donor_session import (
+    LATER,
+    QUEUE_DEADLINE,
+    TICK,
+    DonorSession,
+    Plausible,
+)
 from lowcomm_node.state_transfer.download import Download
 from lowcomm_node.transport.bandwidth import BandwidthLimit, Use
 from lowcomm_node.transport.channels import Channels
@@ -96,10 +102,14 @@ class Fetcher:
         """The progress, for people."""
         form, serving = self.download.form, self._serving()
         queued = sorted(
-            (session.position, name[-6:]) for name, (session, _) in self._sessions.items() if session.position
+            (session.position, name[-6:])
+            for name, (session, _) in self._sessions.items()
+            if session.position
         )
         if not serving and queued:
-            return ", ".join(f"{_ordinal(position)} in the queue of {name}" for position, name in queued)
+            return ", ".join(
+                f"{_ordinal(position)} in the queue of {name}" for position, name in queued
+            )
         told = f"{self.download.size / 1e6:.1f} of {form.size / 1e6:.1f} MB"
         if not serving:
             return f"{told}, calling {len(self._sessions)} peers" if self._sessions else told
@@ -125,7 +135,10 @@ class Fetcher:
 
     def disputed(self, peer: str) -> None:
         """A donor's piece has nothing in common with another's."""
-        self._warn(f"state of {peer[-6:]} has nothing in common with that of another peer: one of them is left out")
+        self._warn(
+            f"state of {peer[-6:]} has nothing in common with that of another peer: one of them is "
+            "left out"
+        )
 
     def changed(self) -> None:
         """Wake whoever waits for changes."""
@@ -164,7 +177,9 @@ class Fetcher:
                 del self._sessions[name]
                 self._take_in(name, task)
         if len(self._serving()) >= self._enough():
-            await self._cancel([name for name, (session, _) in self._sessions.items() if session.position != 0])
+            await self._cancel(
+                [name for name, (session, _) in self._sessions.items() if session.position != 0]
+            )
 
     def _take_in(self, name: str, task: asyncio.Task[None]) -> None:
         self._later[name] = monotonic() + LATER
@@ -230,5 +245,7 @@ async def _anything(donor: PeerInfo, swarm_step: int) -> bool:
 
 
 def _ordinal(number: int) -> str:
-    last = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    last = (
+        "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    )
     return f"{number}{last}"

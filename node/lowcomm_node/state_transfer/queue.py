@@ -146,7 +146,11 @@ class TurnQueue:
     """One place per peer. A peer that returns after a broken stream gets its former place."""
 
     def __init__(
-        self, served: int, waiting: int, turn_seconds: float = 600.0, clock: Callable[[], float] = monotonic
+        self,
+        served: int,
+        waiting: int,
+        turn_seconds: float = 600.0,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self.served = served
         self.waiting = waiting
@@ -185,8 +189,12 @@ class TurnQueue:
             last = self._order()[-1]
             self._queued.remove(last)
             if last is turn:
-                raise RetryLater(f"{len(self)} joiners are served or wait here: ask another peer, or later.")
-            last.give_way("Your place is given to a joiner from another address: ask another peer, or later.")
+                raise RetryLater(
+                    f"{len(self)} joiners are served or wait here: ask another peer, or later."
+                )
+            last.give_way(
+                "Your place is given to a joiner from another address: ask another peer, or later."
+            )
             self._tell_moved()
         return turn
 
@@ -208,7 +216,11 @@ class TurnQueue:
             return
         slow = [turn for turn in self._serving if turn.is_slow()]
         now = self.clock()
-        done = [turn for turn in self._serving if turn.began is not None and now - turn.began > self.turn_seconds]
+        done = [
+            turn
+            for turn in self._serving
+            if turn.began is not None and now - turn.began > self.turn_seconds
+        ]
         over = slow or sorted(done, key=Turn.rate)[:1]
         for turn in over:
             if turn.rate() < IDLE:

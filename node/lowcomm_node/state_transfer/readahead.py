@@ -42,7 +42,10 @@ class ReadAhead:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         """Raise LinkLost or ProtocolViolation in place of the cancellation that ended the task."""
         self._reader.cancel()

@@ -18,7 +18,15 @@ from lowcomm_node.swarm.records import (
 )
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.events import Event
-from lowcomm_node.trainer.messages import Evaluated, Failed, Finished, NotSaved, Saved, Skipped, Stepped
+from lowcomm_node.trainer.messages import (
+    Evaluated,
+    Failed,
+    Finished,
+    NotSaved,
+    Saved,
+    Skipped,
+    Stepped,
+)
 from lowcomm_node.transport.records import CongestionChanged
 
 

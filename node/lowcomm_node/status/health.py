@@ -1,7 +1,8 @@
 """Is a node well? From its status alone, as the control API gives it. Pure.
 
-Unwell is a node that does not get anywhere though nobody wants it so: its daemon does not end a trainer that hangs, it
-stays in one phase for longer than anything there takes, or no peer of the swarm has answered for long. Training alone is
+Unwell is a node that does not get anywhere though nobody wants it so: its daemon does not end a
+trainer that hangs, it stays in one phase for longer than anything there takes, or no peer of the
+swarm has answered for long. Training alone is
 not: a node trains on through an outage, but its owner should know of one that lasts.
 """
 
@@ -18,7 +19,9 @@ SWARM_PATIENCE = 300.0
 PHASE_PATIENCE: Mapping[str, float] = {
     "starting": 120.0,
     "joining": 3600.0,  # text is read and the model made, too
-    "syncing": 600.0,  # nobody waits longer than 300 s for the first peers; a state that comes in changes what it shows
+    # nobody waits longer than 300 s for the first peers; a state that comes in changes what it
+    # shows
+    "syncing": 600.0,
     "restarting": 3600.0,
     "finishing": 120.0,
     "left": 60.0,
@@ -48,21 +51,26 @@ def condition(status: Status) -> Condition:
     overdue, leaving = status.trainer.overdue, status.leaving
     if leaving is not None and leaving < 0:
         overdue = overdue or f"the node should have left {-leaving:.0f} s ago"
-    return Condition(ready=status.joined, line=summary(status), leaving=leaving is not None, overdue=overdue)
+    return Condition(
+        ready=status.joined, line=summary(status), leaving=leaving is not None, overdue=overdue
+    )
 
 
 def _unwell(status: Status, phase: str) -> Health | None:
     if status.trainer.overdue:
         return Health(
             False,
-            f"{clean(status.trainer.overdue)}: end the node and start it again, it resumes from its checkpoint",
+            f"{clean(status.trainer.overdue)}: end the node and start it again, it resumes from "
+            "its checkpoint",
         )
     patience = PHASE_PATIENCE.get(phase)
     if status.leaving is not None:
         patience = None if status.leaving >= 0 else 0.0
     if patience is not None and status.unchanged > patience:
         why = f" ({clean(status.waiting)})" if status.waiting else ""
-        return Health(False, f"{phase}{why} for {seconds(status.unchanged)}: see its logs, or start it again")
+        return Health(
+            False, f"{phase}{why} for {seconds(status.unchanged)}: see its logs, or start it again"
+        )
     swarm = status.swarm
     if swarm is None or swarm.state == "connected" or phase in ("finishing", "left"):
         return None
@@ -75,5 +83,7 @@ def _unwell(status: Status, phase: str) -> Health | None:
 def _doing(status: Status, phase: str) -> str:
     step, peers = status.trainer.swarm_step, status.peers
     if phase == "training":
-        return f"training at swarm step {step or 0}, {peers} other {'peer' if peers == 1 else 'peers'}"
+        return (
+            f"training at swarm step {step or 0}, {peers} other {'peer' if peers == 1 else 'peers'}"
+        )
     return f"{phase}: {clean(status.waiting)}" if status.waiting else phase

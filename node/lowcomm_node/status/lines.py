@@ -57,7 +57,10 @@ def summary(status: Status) -> str:
     trainer = status.trainer
     if status.waiting or trainer.swarm_step is None:
         return f"{status.phase} · {status.waiting}" if status.waiting else status.phase
-    return f"{status.phase} · step {trainer.swarm_step} of {trainer.total_steps}, {status.peers} other peers alive"
+    return (
+        f"{status.phase} · step {trainer.swarm_step} of {trainer.total_steps}, {status.peers} "
+        "other peers alive"
+    )
 
 
 def contribution(status: Status) -> Contribution:
@@ -74,8 +77,8 @@ def contribution(status: Status) -> Contribution:
 def farewell(given: Contribution, command: str, home: str = "") -> str:
     """What a node has given, where the model lies, and how to use it, in lines.
 
-    ``command``: how this program is started; ``home``: the option that names the home, where it is needed.
-    """
+    ``command``: how this program is started; ``home``: the option that names the home, where it is
+    needed."""
     lines = [
         f"contributed: {given.steps:,} steps, {quantity(given.tokens)} tokens; since this start "
         f"{given.exchanges:,} exchanges applied, {size(given.bytes_sent)} sent"
@@ -92,10 +95,14 @@ def farewell(given: Contribution, command: str, home: str = "") -> str:
 def swarm_in_words(statuses: Sequence[Status | None]) -> str:
     """Where the nodes of a demo are (None: not up yet), in a line."""
     training = [status for status in statuses if status and status.trainer.swarm_step is not None]
-    at_work = [status for status in training if status.phase in ("training", "finishing", "finished")]
+    at_work = [
+        status for status in training if status.phase in ("training", "finishing", "finished")
+    ]
     if len(at_work) < len(statuses):
         phases = [clean(status.phase) if status else "starting" for status in statuses]
-        return ", ".join(f"node {number} is {phase}" for number, phase in enumerate(phases, start=1))
+        return ", ".join(
+            f"node {number} is {phase}" for number, phase in enumerate(phases, start=1)
+        )
     losses = [one for status in at_work if (one := status.trainer.val_loss_last) is not None]
     trainers = [status.trainer for status in at_work]
     parts = (
@@ -112,7 +119,10 @@ def tokenizing_in_words(now: Tokenizing) -> str:
     """How far the text is tokenized, how fast, and how long it takes yet."""
     share = f"{100 * now.done // now.total} %" if now.total else MISSING
     left = f", about {seconds(now.remaining)} left" if now.remaining is not None else ""
-    return f"tokenizing the text: {share}, {size(now.done)} of {size(now.total)}, {size(now.rate)}/s{left}"
+    return (
+        f"tokenizing the text: {share}, {size(now.done)} of {size(now.total)}, "
+        f"{size(now.rate)}/s{left}"
+    )
 
 
 def _words(event: Event) -> str | None:
@@ -153,4 +163,6 @@ def _words(event: Event) -> str | None:
         case SwarmLost(reason=reason) | SwarmLooking(reason=reason) | SwarmUnlisted(reason=reason):
             return f"not in the swarm: {reason}"
         case _:
-            return " ".join((event.name, *(f"{key}={value}" for key, value in details(event).items())))
+            return " ".join(
+                (event.name, *(f"{key}={value}" for key, value in details(event).items()))
+            )

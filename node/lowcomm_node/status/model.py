@@ -154,7 +154,8 @@ class ExchangeCounts:
     realigned_share: float | None = None
     """Their part of all applied ones."""
     worst_block: float | None = None
-    """Largest spread of contributions in a block of 256 values, over the last merge of each fragment."""
+    """Largest spread of contributions in a block of 256 values, over the last merge of each
+    fragment."""
     since_applied: float | None = None
     """Seconds since one was applied last; null if none was since the node started."""
 
@@ -192,7 +193,8 @@ class Status:
     run: RunStatus | None
     """The run; null until it is found."""
     phase: str
-    """`starting`, `joining`, `syncing`, `training`, `paused`, `restarting`, `finishing`, `finished` or `left`."""
+    """`starting`, `joining`, `syncing`, `training`, `paused`, `restarting`, `finishing`, `finished`
+    or `left`."""
     joined: bool = False
     """Whether it takes part in the run."""
     waiting: str | None
@@ -200,7 +202,8 @@ class Status:
     unchanged: float = 0.0
     """Seconds since its phase, or what it waits for, changed."""
     leaving: float | None = None
-    """Seconds that it may still take to leave, below 0 if it should have left; null while it stays."""
+    """Seconds that it may still take to leave, below 0 if it should have left; null while it
+    stays."""
     swarm: SwarmStatus | None = None
     """How it stands to the swarm; null before it looks."""
     pause: Pause | None = None
@@ -234,7 +237,8 @@ class Status:
     tunnels: Mapping[str, int] = field(default_factory=dict)
     """Streams of tunnels that were `refused` or `resumed`, and bytes that were `repeated`."""
     refusals: Mapping[str, int] = field(default_factory=dict)
-    """Records, calls and connections that were refused, by what and why, such as `call.replayed`."""
+    """Records, calls and connections that were refused, by what and why, such as
+    `call.replayed`."""
     warnings: tuple[str, ...]
     """What the owner should know, the newest last; 20 at most."""
 

@@ -56,7 +56,10 @@ def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> Renderab
         rows.add_row("limits", _line(limits_text(status.limits)))
     for index in range(ROUNDS):
         recent = list(rounds)[-ROUNDS:][::-1]
-        rows.add_row("rounds" if index == 0 else "", _round(recent[index]) if index < len(recent) else Text(""))
+        rows.add_row(
+            "rounds" if index == 0 else "",
+            _round(recent[index]) if index < len(recent) else Text(""),
+        )
     if status.refusals:
         rows.add_row("refused", _refusals(status.refusals))
     for warning in status.warnings:
@@ -67,14 +70,21 @@ def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> Renderab
     )  # fmt: skip
 
 
-def swarm_panel(title: str, statuses: Sequence[Status | None], elapsed: float, width: int = 80) -> RenderableType:
+def swarm_panel(
+    title: str, statuses: Sequence[Status | None], elapsed: float, width: int = 80
+) -> RenderableType:
     """A demo: a row a node (None: not up yet), totals, exchanges and every reason to wait.
 
     ``width`` in columns decides how many figures a row shows.
     """
     known = [status for status in statuses if status is not None]
     notes = [
-        Text(f"node {index + 1}: {clean(status.waiting)}", "yellow", no_wrap=True, overflow="ellipsis")
+        Text(
+            f"node {index + 1}: {clean(status.waiting)}",
+            "yellow",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
         for index, status in enumerate(statuses)
         if status is not None and status.waiting and status.phase != "finished"
     ]
@@ -180,7 +190,8 @@ def _exchange(status: Status) -> RenderableType:
 def _counts(status: Status) -> Text:
     counts = status.exchanges
     parts = [(f"{counts.completed} completed", "green" if counts.completed else "dim")]
-    # Refusals of single peers belong to `peers`: an exchange that all refused is one without a partner.
+    # Refusals of single peers belong to `peers`: an exchange that all refused is one without a
+    # partner.
     for count, word in (
         (counts.no_partner, "no partner"),
         (counts.failed, "failed"),
@@ -246,14 +257,24 @@ def _swarm_progress(known: Sequence[Status], nodes: int) -> RenderableType:
 
 def _swarm_table(statuses: Sequence[Status | None], width: int) -> Table:
     columns = [column for column in _COLUMNS if width >= column.width]
-    table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim", show_footer=True, footer_style="dim")
+    table = Table(
+        box=None,
+        expand=True,
+        padding=(0, 1, 0, 0),
+        header_style="dim",
+        show_footer=True,
+        footer_style="dim",
+    )
     known = [status for status in statuses if status is not None]
     table.add_column("node", no_wrap=True)
     for index, one in enumerate(columns):
         side = "left" if index == 0 else "right"
         table.add_column(one.heading, footer=one.total(known), justify=side, no_wrap=True)
     for index, status in enumerate(statuses):
-        cells = [Text(MISSING, "dim") if status is None else Text(one.cell(status), one.style) for one in columns]
+        cells = [
+            Text(MISSING, "dim") if status is None else Text(one.cell(status), one.style)
+            for one in columns
+        ]
         table.add_row(_node_phase(index, status), *cells)
     return table
 
@@ -264,12 +285,16 @@ def _node_phase(index: int, status: Status | None) -> Text:
 
 
 def _under_way(statuses: Sequence[Status | None]) -> Text:
-    known = [(str(index + 1), status) for index, status in enumerate(statuses) if status is not None]
+    known = [
+        (str(index + 1), status) for index, status in enumerate(statuses) if status is not None
+    ]
     numbers = {status.peer_id: number for number, status in known}
     meetings: dict[tuple[int | str, ...], str] = {}
     for number, status in known:
         for one in status.exchanges_running:
-            members = sorted([number, *(numbers.get(peer) or short_peer(peer) for peer in one.partners)])
+            members = sorted(
+                [number, *(numbers.get(peer) or short_peer(peer) for peer in one.partners)]
+            )
             # Every member tells of the same meeting: it is shown once.
             meetings[(one.fragment, *members)] = f"{' ⇄ '.join(members)} fragment {one.fragment}"
     text = "   ".join(meetings.values())
@@ -307,8 +332,12 @@ _COLUMNS = (
     _Column("step", 0, lambda status: str(status.trainer.swarm_step or 0)),
     _Column("loss", 76, lambda status: loss(status.trainer.loss)),
     _Column("held-out", 0, lambda status: loss(status.trainer.val_loss_last), _held_out_mean),
-    _Column("tokens/s", 68, lambda status: quantity(status.trainer.tokens_per_second), _speed_of_all),
+    _Column(
+        "tokens/s", 68, lambda status: quantity(status.trainer.tokens_per_second), _speed_of_all
+    ),
     _Column("met", 56, lambda status: str(status.exchanges.completed)),
-    _Column("missed", 100, lambda status: str(status.exchanges.no_partner + status.exchanges.failed)),
+    _Column(
+        "missed", 100, lambda status: str(status.exchanges.no_partner + status.exchanges.failed)
+    ),
     _Column("sent", 56, lambda status: size(status.bytes_sent), _sent_by_all),
 )

@@ -105,7 +105,11 @@ class CheckpointStore:
                 self._sweep()
 
     def save(
-        self, step: int, tensors_by_part: "Mapping[str, Mapping[str, Tensor]]", meta: dict[str, Any], created_at: float
+        self,
+        step: int,
+        tensors_by_part: "Mapping[str, Mapping[str, Tensor]]",
+        meta: dict[str, Any],
+        created_at: float,
     ) -> CheckpointInfo:
         """Write a checkpoint, then remove the oldest beyond ``keep``. It is durable when this
         returns.
@@ -160,7 +164,9 @@ class CheckpointStore:
         except CheckpointError as error:
             return [str(error)]
 
-    def load(self, step: int, parts: Sequence[str] | None = None, device: str = "cpu") -> Checkpoint:
+    def load(
+        self, step: int, parts: Sequence[str] | None = None, device: str = "cpu"
+    ) -> Checkpoint:
         """Read some parts (None: all), verified.
 
         Raises CheckpointError if one is missing, damaged or not finite.
@@ -171,7 +177,9 @@ class CheckpointStore:
             files = {file.part: info.path / file.name for file in info.parts}
             return Checkpoint(info, {part: _read_finite(files[part], device) for part in wanted})
 
-    def load_newest_usable(self, parts: Sequence[str] | None = None, device: str = "cpu") -> Recovery:
+    def load_newest_usable(
+        self, parts: Sequence[str] | None = None, device: str = "cpu"
+    ) -> Recovery:
         """Read the newest sound checkpoint; reports which were skipped, and why.
 
         Checkpoints from which training diverged are read only if there is no other.
@@ -186,7 +194,9 @@ class CheckpointStore:
             except (CheckpointError, OSError) as error:
                 skipped.append(Skipped(step, str(error)))
                 continue
-            passed = [_passed(one, note) for one, note in notes.items() if note is not None and one > step]
+            passed = [
+                _passed(one, note) for one, note in notes.items() if note is not None and one > step
+            ]
             return Recovery(found, (*passed, *skipped), newest)
         return Recovery(None, tuple(skipped), newest)
 
@@ -220,7 +230,9 @@ class CheckpointStore:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
-            raise CheckpointError(f"{path} can't be opened ({error.strerror}): see `checkpoint ls`.") from error
+            raise CheckpointError(
+                f"{path} can't be opened ({error.strerror}): see `checkpoint ls`."
+            ) from error
         try:
             if not lock(descriptor, fcntl.LOCK_SH, wait=False) or not _leads_to(path, descriptor):
                 raise CheckpointError(f"{path} is being removed: use a newer checkpoint.")
@@ -261,7 +273,11 @@ class CheckpointStore:
         return info
 
     def _write(
-        self, step: int, tensors_by_part: "Mapping[str, Mapping[str, Tensor]]", meta: dict[str, Any], created_at: float
+        self,
+        step: int,
+        tensors_by_part: "Mapping[str, Mapping[str, Tensor]]",
+        meta: dict[str, Any],
+        created_at: float,
     ) -> None:
         from lowcomm_node.storage.state_file import state_bytes
 
@@ -280,7 +296,11 @@ class CheckpointStore:
         """
         if self._disk_quota.most is None:
             return
-        sound = [info.step for info in self.entries() if is_complete(info) and self._diverged(info.step) is None]
+        sound = [
+            info.step
+            for info in self.entries()
+            if is_complete(info) and self._diverged(info.step) is None
+        ]
         spared = {sound[-1] if sound else step}
         for old in self.steps():
             if self._disk_quota.room() >= needed:
@@ -292,8 +312,12 @@ class CheckpointStore:
 
     def _publish(self, temporary: Path, step: int) -> None:
         final = self._path(step)
-        if final.exists() and not _move_if_unpinned(final, self.folder / f"{_REPLACED}{final.name}"):
-            raise RetryLater(f"{final} is being served and can't be replaced now: save again at a later step.")
+        if final.exists() and not _move_if_unpinned(
+            final, self.folder / f"{_REPLACED}{final.name}"
+        ):
+            raise RetryLater(
+                f"{final} is being served and can't be replaced now: save again at a later step."
+            )
         temporary.rename(final)
         sync_folder(self.folder)
 
@@ -303,8 +327,14 @@ class CheckpointStore:
         Steps beyond it were abandoned when the node resumed from an earlier one: they go first,
         like damaged ones and those from which training diverged.
         """
-        sound = {info.step for info in self.entries() if is_complete(info) and self._diverged(info.step) is None}
-        ranked = sorted(self.steps(), key=lambda step: (step in sound and step <= newest, step in sound, step))
+        sound = {
+            info.step
+            for info in self.entries()
+            if is_complete(info) and self._diverged(info.step) is None
+        }
+        ranked = sorted(
+            self.steps(), key=lambda step: (step in sound and step <= newest, step in sound, step)
+        )
         for step in [step for step in ranked if step != newest][: max(0, len(ranked) - self.keep)]:
             # The new checkpoint is safe by now. A removal that fails is repeated at the next save.
             with suppress(OSError):
@@ -329,14 +359,20 @@ class CheckpointStore:
 
 def _check_names(step: int, parts: Mapping[str, Any]) -> None:
     if not 0 <= step < 10**10:
-        raise CheckpointError(f"step = {step} can't be a checkpoint's number: it must have 1 to 10 digits.")
+        raise CheckpointError(
+            f"step = {step} can't be a checkpoint's number: it must have 1 to 10 digits."
+        )
     for part in parts:
         if not PART.fullmatch(part):
-            raise CheckpointError(f"{part!r} can't be a part's name: use at most 64 of a-z, 0-9, - and _.")
+            raise CheckpointError(
+                f"{part!r} can't be a part's name: use at most 64 of a-z, 0-9, - and _."
+            )
 
 
 def _passed(step: int, note: dict[str, Any]) -> Skipped:
-    return Skipped(step, f"training went on from it and diverged: {note.get('reason', 'the reason is lost')}")
+    return Skipped(
+        step, f"training went on from it and diverged: {note.get('reason', 'the reason is lost')}"
+    )
 
 
 def _read_finite(path: Path, device: str = "cpu") -> "dict[str, Tensor]":
@@ -372,7 +408,9 @@ def _write_export(info: CheckpointInfo, folder: Path) -> None:
     weights = folder / "weights.safetensors"
     config = folder / "config.json"
     shutil.copyfile(info.path / weights.name, weights)
-    config.write_text(json.dumps({"step": info.step, "created_at": info.created_at, **info.meta}, indent=2) + "\n")
+    config.write_text(
+        json.dumps({"step": info.step, "created_at": info.created_at, **info.meta}, indent=2) + "\n"
+    )
     tokenizer = info.path.parent.parent / "tokenizer.json"  # as data.tokenizer keeps it
     if tokenizer.is_file():
         shutil.copyfile(tokenizer, folder / tokenizer.name)

@@ -52,5 +52,6 @@ class DiskQuota:
         assert self.most is not None
         return DiskFull(
             f"{what} needs {int(needed):,} bytes, and {self.home} has {int(self.room()):,} left of "
-            f"--max-disk {self.most / GIB:g} ({write_size(self.most)}): raise that, or lower --keep."
+            f"--max-disk {self.most / GIB:g} ({write_size(self.most)}): raise that, or lower "
+            "--keep."
         )

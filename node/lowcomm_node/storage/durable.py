@@ -98,7 +98,8 @@ def disk_full(folder: Path, needed: int | None = None) -> DiskFull:
     wanted = "more" if needed is None else f"{needed:,}"
     return DiskFull(
         f"No room in {folder}: {wanted} bytes needed, {free:,} free (a quota may allow less). "
-        "Free some space there, or choose another disk with --home; what was saved before is untouched."
+        "Free some space there, or choose another disk with --home; what was saved before is "
+        "untouched."
     )
 
 

@@ -60,7 +60,9 @@ def load_or_create_identity(path: Path) -> Identity:
                 path.chmod(0o600)
         return identity_from_libp2p(path.read_bytes())
     except SignatureError as error:
-        raise ConfigError(f"{path}: {error} Restore it from a copy, or move it away to become a new peer.") from None
+        raise ConfigError(
+            f"{path}: {error} Restore it from a copy, or move it away to become a new peer."
+        ) from None
     except OSError as error:
         raise ConfigError(
             f"{path}: {error.strerror}: make it readable and writable, or choose another --home."
@@ -114,7 +116,8 @@ def _check_owner(home: Path) -> None:
     owner, ours = home.stat().st_uid, os.geteuid()
     if owner not in (ours, 0):
         raise ConfigError(
-            f"{home} belongs to another user (number {owner}, this is {ours}): choose another --home, start the node as "
+            f"{home} belongs to another user (number {owner}, this is {ours}): choose another "
+            "--home, start the node as "
             f"that user, or make it yours with `chown -R {ours} {shlex.quote(str(home))}`."
         )
 
@@ -139,7 +142,8 @@ def _open_own(path: Path) -> int:
 
 def _no_lock(path: Path) -> str:
     return (
-        f"{path} is a link, or belongs to somebody else, so nothing is written to it: remove it if it is yours, or choose "
+        f"{path} is a link, or belongs to somebody else, so nothing is written to it: remove it if "
+        "it is yours, or choose "
         "another --home."
     )
 
@@ -173,6 +177,11 @@ class HomeLock:
         os.write(self._descriptor, str(os.getpid()).encode())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         """Give the lock back."""
         os.close(self._descriptor)

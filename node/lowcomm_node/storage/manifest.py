@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.storage.durable import read_sealed_json, sha256_file, sync_file, sync_folder, write_sealed_json
+from lowcomm_node.storage.durable import (
+    read_sealed_json,
+    sha256_file,
+    sync_file,
+    sync_folder,
+    write_sealed_json,
+)
 
 if TYPE_CHECKING:  # reading a manifest needs no torch, which takes seconds to load
     from torch import Tensor
@@ -64,8 +70,16 @@ def write_checkpoint(
 
     Raises CheckpointError if meta is not JSON.
     """
-    files = [asdict(_write_part(folder, part, tensors)) for part, tensors in tensors_by_part.items()]
-    content = {"format": FORMAT, "step": step, "created_at": created_at, "files": files, "meta": meta}
+    files = [
+        asdict(_write_part(folder, part, tensors)) for part, tensors in tensors_by_part.items()
+    ]
+    content = {
+        "format": FORMAT,
+        "step": step,
+        "created_at": created_at,
+        "files": files,
+        "meta": meta,
+    }
     try:
         write_sealed_json(folder / MANIFEST, content)
     except (ValueError, TypeError) as error:
@@ -83,10 +97,13 @@ def read_manifest(path: Path, step: int) -> CheckpointInfo:
     try:
         content = read_sealed_json(path / MANIFEST)
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} has no sound manifest ({error}): use another checkpoint.") from error
+        raise CheckpointError(
+            f"{path} has no sound manifest ({error}): use another checkpoint."
+        ) from error
     if content.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} has format {content.get('format')!r:.20}, this release reads {FORMAT}: use the release that wrote it."
+            f"{path} has format {content.get('format')!r:.20}, this release reads {FORMAT}: use "
+            "the release that wrote it."
         )
     try:
         files = tuple(PartFile(**file) for file in content["files"])
@@ -96,7 +113,9 @@ def read_manifest(path: Path, step: int) -> CheckpointInfo:
     if info is None or not _is_well_formed(info):
         raise CheckpointError(f"{path} has a malformed manifest: use another checkpoint.")
     if info.step != step:
-        raise CheckpointError(f"{path} says that it is of step {info.step!r:.20}: give the folder its old name.")
+        raise CheckpointError(
+            f"{path} says that it is of step {info.step!r:.20}: give the folder its old name."
+        )
     return info
 
 
@@ -126,7 +145,9 @@ def _is_well_formed(info: CheckpointInfo) -> bool:
         and all(isinstance(part, str) and PART.fullmatch(part) for part in parts)
         and len(set(parts)) == len(parts)
         and all(type(file.size) is int and 0 <= file.size < 1 << 63 for file in info.parts)
-        and all(isinstance(file.sha256, str) and _SHA256.fullmatch(file.sha256) for file in info.parts)
+        and all(
+            isinstance(file.sha256, str) and _SHA256.fullmatch(file.sha256) for file in info.parts
+        )
     )
 
 
@@ -142,12 +163,19 @@ def _write_part(folder: Path, part: str, tensors: "Mapping[str, Tensor]") -> Par
 
 def _problem(info: CheckpointInfo, file: PartFile | None, part: str) -> str | None:
     if file is None:
-        return f"{info.path} has no part {part!r}, only {', '.join(other.part for other in info.parts)}"
+        return (
+            f"{info.path} has no part {part!r}, only "
+            f"{', '.join(other.part for other in info.parts)}"
+        )
     path = info.path / file.name
     try:
         size = path.stat().st_size
         if size != file.size:
             return f"{path} has {size} bytes instead of {file.size}"
-        return None if sha256_file(path) == file.sha256 else f"{path} does not match its SHA-256 in {MANIFEST}"
+        return (
+            None
+            if sha256_file(path) == file.sha256
+            else f"{path} does not match its SHA-256 in {MANIFEST}"
+        )
     except OSError as error:
         return f"{path} can't be read ({error.strerror})"

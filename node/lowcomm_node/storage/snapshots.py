@@ -38,7 +38,9 @@ FAILED_PAUSE = 30.0
 _WRITING = ".writing-"
 
 
-def write_snapshot(folder: Path, size: int, pieces: Iterable[bytes], seal: Callable[[list[bytes]], bytes]) -> str:
+def write_snapshot(
+    folder: Path, size: int, pieces: Iterable[bytes], seal: Callable[[list[bytes]], bytes]
+) -> str:
     """Write ``size`` bytes of pieces, and the manifest that ``seal`` makes of their digests.
 
     Returns the name. Raises DiskFull.
@@ -115,7 +117,9 @@ class Snapshots:
 
         Raises RetryLater if none can be made now.
         """
-        snapshot = next((one for one in self._held if one.name == wanted), None) or await self._fresh()
+        snapshot = (
+            next((one for one in self._held if one.name == wanted), None) or await self._fresh()
+        )
         snapshot.users += 1
         try:
             yield snapshot
@@ -145,7 +149,9 @@ class Snapshots:
                 if newest is not None:
                     return newest
                 # The error names a path of this machine, which other peers must not see.
-                raise RetryLater("no snapshot can be made here now: ask another peer, or later.") from None
+                raise RetryLater(
+                    "no snapshot can be made here now: ask another peer, or later."
+                ) from None
             path = self.folder / name
             made = Snapshot(path, swarm_step, monotonic(), monotonic() - began)
             self._held = [one for one in self._held if one.path != path] + [made]

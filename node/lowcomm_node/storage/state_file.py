@@ -29,7 +29,9 @@ def write_state(path: Path, tensors: Mapping[str, Tensor]) -> None:
     Raises CheckpointError on what the format can't hold: shared memory, an unknown dtype; OSError.
     """
     if _RESERVED in tensors:
-        raise CheckpointError(f"{_RESERVED!r} can't be a tensor's name in {path.name}: give it another.")
+        raise CheckpointError(
+            f"{_RESERVED!r} can't be a tensor's name in {path.name}: give it another."
+        )
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
         save_file(contiguous, path)
@@ -38,7 +40,9 @@ def write_state(path: Path, tensors: Mapping[str, Tensor]) -> None:
             raise
         raise OSError(int(found[1]), os.strerror(int(found[1])), str(path)) from error
     except (RuntimeError, ValueError, KeyError) as error:
-        raise CheckpointError(f"{path.name} can't hold these tensors ({str(error).strip()}): save copies.") from error
+        raise CheckpointError(
+            f"{path.name} can't hold these tensors ({str(error).strip()}): save copies."
+        ) from error
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -60,4 +64,6 @@ def read_state(path: Path, device: str = "cpu") -> dict[str, Tensor]:
     try:
         return load_file(path, device=device)
     except SafetensorError as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file ({error}): remove its checkpoint.") from error
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file ({error}): remove its checkpoint."
+        ) from error

@@ -23,7 +23,13 @@ from lowcomm_node.storage.files import read_small, write_atomic
 from lowcomm_node.swarm.amendments import Amending
 from lowcomm_protocol.errors import AdmissionError, LowcommError, SignatureError
 from lowcomm_protocol.peers.admission import Admission, Rules
-from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES, Token, read_claim, read_token, verify_token
+from lowcomm_protocol.peers.invites import (
+    MAX_CLAIM_BYTES,
+    Token,
+    read_claim,
+    read_token,
+    verify_token,
+)
 from lowcomm_protocol.peers.records import read_record
 from lowcomm_protocol.peers.removals import MAX_REMOVALS_BYTES, Removals
 from lowcomm_protocol.spec.run import SignedRun
@@ -102,7 +108,9 @@ class RunAdmission:
         A false record makes us apply early what the creator has signed. Peers that train check for
         themselves.
         """
-        if self._trains or not any(at > self._reached for at, _, _ in self.amending.course.chain.admissions):
+        if self._trains or not any(
+            at > self._reached for at, _, _ in self.amending.course.chain.admissions
+        ):
             return False
         now = time()
         for data in (await discovery.lookup(peers_key(self._run.run_id))).values():
@@ -131,7 +139,9 @@ class RunAdmission:
         """Keep removals and amendments alive in the DHT, since their creator may be away."""
         await self.amending.publish(discovery)
         if self.admission.removals.data:
-            await discovery.publish(self._key, self.rules.creator, self.admission.removals.data, REMOVALS_LIFE)
+            await discovery.publish(
+                self._key, self.rules.creator, self.admission.removals.data, REMOVALS_LIFE
+            )
 
     @property
     def _key(self) -> str:
@@ -171,14 +181,22 @@ def given_token(settings: NodeSettings) -> Token | None:
     return read_token(settings.invite.get_secret_value()) if settings.invite is not None else None
 
 
-def _own_claim(settings: NodeSettings, run: SignedRun, rules: Rules, peer_id: str, now: float) -> bytes:
+def _own_claim(
+    settings: NodeSettings, run: SignedRun, rules: Rules, peer_id: str, now: float
+) -> bytes:
     """This node's claim; empty if it needs none. Raises NotAdmitted."""
     if rules.admission != "invite":
         return b""
     path, token = settings.paths.claim(run.fingerprint), given_token(settings)
-    claim = b"" if settings.ephemeral else _sound_claim(read_small(path, MAX_CLAIM_BYTES), rules, peer_id)
+    claim = (
+        b""
+        if settings.ephemeral
+        else _sound_claim(read_small(path, MAX_CLAIM_BYTES), rules, peer_id)
+    )
     # Keep an older claim on the same invite, since earlier claims take precedence.
-    if token is not None and not (claim and read_claim(claim, peer_id).invite.key == token.invite.key):
+    if token is not None and not (
+        claim and read_claim(claim, peer_id).invite.key == token.invite.key
+    ):
         _check_token(token, rules, peer_id, now)
         claim = token.claim(peer_id, now).data
         if not settings.ephemeral:
@@ -192,7 +210,8 @@ def _check_token(token: Token, rules: Rules, peer_id: str, now: float) -> None:
         token.invite.check_for(rules.run_id, peer_id, now)
     except SignatureError:
         raise NotAdmitted(
-            f"The invite was not signed by the creator of this run ({rules.creator}): ask that one for an invite."
+            f"The invite was not signed by the creator of this run ({rules.creator}): ask that one "
+            "for an invite."
         ) from None
     except AdmissionError as error:
         raise NotAdmitted(str(error), reason=error.reason) from None

@@ -47,7 +47,9 @@ class Amending:
             self.course = Course(self._run.spec, chain)
         except (SpecError, VersionError) as error:
             self._refused = data
-            self.on_trouble(f"the creator has amended the run in a way that this node can't follow: {error}")
+            self.on_trouble(
+                f"the creator has amended the run in a way that this node can't follow: {error}"
+            )
             return False
         except LowcommError as error:
             log.debug("amendments.refused", reason=str(error))
@@ -75,7 +77,9 @@ class Amending:
         """Keep the chain alive in the DHT, since its creator may be away."""
         with suppress(LowcommError):
             if self.course.chain.data:
-                await discovery.publish(self._key, self._run.creator, self.course.chain.data, AMENDMENTS_LIFE)
+                await discovery.publish(
+                    self._key, self._run.creator, self.course.chain.data, AMENDMENTS_LIFE
+                )
 
     @property
     def _key(self) -> str:

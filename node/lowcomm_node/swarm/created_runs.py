@@ -31,6 +31,7 @@ def created_run(paths: Paths, wanted: str | None) -> tuple[Identity, SignedRun]:
             return identity, chosen
     known = ", ".join(sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in runs))
     raise ConfigError(
-        f"{paths.home} has created {'no run' if not runs else f'no run {wanted!r}, only {known}'}: name the home where "
+        f"{paths.home} has created {'no run' if not runs else f'no run {wanted!r}, only {known}'}: "
+        "name the home where "
         "`lowcomm-node create` was called with --home."
     )

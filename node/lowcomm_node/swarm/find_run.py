@@ -48,7 +48,8 @@ def open_discovery(
 
     if not settings.peers and not remembered:
         raise ConfigError(
-            "No address of the swarm is known: give one with --peers, as `lowcomm-bootstrap serve` prints it."
+            "No address of the swarm is known: give one with --peers, as `lowcomm-bootstrap serve` "
+            "prints it."
         )
     host, _ = listening(settings, remembered)
     host = host.strip("[]")
@@ -100,7 +101,9 @@ async def find_run(
     missing = missing_run([], settings.run, invited_to)
     while monotonic() < began + deadline:
         found, unread = await _published(discovery)
-        is_kept = kept is not None and (any(run.run_id == kept.run_id for run in found) or _is_late(began, found))
+        is_kept = kept is not None and (
+            any(run.run_id == kept.run_id for run in found) or _is_late(began, found)
+        )
         chosen = kept if is_kept else choose(found, settings.run, invited_to)
         if chosen is not None:
             path = settings.paths.signed_run(chosen.fingerprint)
@@ -111,35 +114,56 @@ async def find_run(
         deadline = OTHERS_DEADLINE if found else FIND_DEADLINE
         show(missing)
         await asyncio.sleep(1.0)
-    remedy = "correct --run" if settings.run else "use the invite at its own swarm" if invited_to else "try again later"
+    remedy = (
+        "correct --run"
+        if settings.run
+        else "use the invite at its own swarm"
+        if invited_to
+        else "try again later"
+    )
     raise NoPeers(
-        f"The swarm answers, but {missing} (within {deadline:.0f} s): {remedy}, or publish the run with "
+        f"The swarm answers, but {missing} (within {deadline:.0f} s): {remedy}, or publish the run "
+        "with "
         "`lowcomm-node create run.toml --peers ADDR`."
     )
 
 
 def missing_run(
-    found: list[SignedRun], wanted: str | None, invited_to: str | None = None, unread: Sequence[str] = ()
+    found: list[SignedRun],
+    wanted: str | None,
+    invited_to: str | None = None,
+    unread: Sequence[str] = (),
 ) -> str:
     """Why no published run is the one that is meant, with suggestions.
 
     ``unread``: why this release can't read other published runs.
     """
     if unread:
-        return f"{missing_run(found, wanted, invited_to)}; {len(unread)} cannot be read here: {unread[0].rstrip('.')}"
+        return (
+            f"{missing_run(found, wanted, invited_to)}; {len(unread)} cannot be read here: "
+            f"{unread[0].rstrip('.')}"
+        )
     if not found:
         return f"the run {wanted!r} is not published yet" if wanted else "no run is published yet"
     names = sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in found)
-    told = ", ".join(names[:NAMED]) + (f" and {len(names) - NAMED} more" if len(names) > NAMED else "")
+    told = ", ".join(names[:NAMED]) + (
+        f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    )
     if wanted is None:
-        return f"the run {(invited_to or '')[:12]} of the invite is not published; there are: {told}"
+        return (
+            f"the run {(invited_to or '')[:12]} of the invite is not published; there are: {told}"
+        )
     name = wanted.partition("@")[0]
     near = get_close_matches(name, [one.partition("@")[0] for one in names], 1)
-    meant = next((f"; did you mean {one}?" for one in names if near and one.startswith(f"{near[0]}@")), "")
+    meant = next(
+        (f"; did you mean {one}?" for one in names if near and one.startswith(f"{near[0]}@")), ""
+    )
     return f"no run {wanted!r} is published; there are: {told}{meant}"
 
 
-def choose(runs: list[SignedRun], wanted: str | None, invited_to: str | None = None) -> SignedRun | None:
+def choose(
+    runs: list[SignedRun], wanted: str | None, invited_to: str | None = None
+) -> SignedRun | None:
     """The run that is meant; None if it is not among ``runs``. Raises ConfigError if it is
     ambiguous.
 
@@ -147,12 +171,15 @@ def choose(runs: list[SignedRun], wanted: str | None, invited_to: str | None = N
     """
     if wanted is not None:
         name, _, fingerprint = wanted.partition("@")
-        runs = [run for run in runs if run.spec.run.name == name and run.run_id.startswith(fingerprint)]
+        runs = [
+            run for run in runs if run.spec.run.name == name and run.run_id.startswith(fingerprint)
+        ]
     if invited_to is not None:
         named, runs = runs, [run for run in runs if run.run_id == invited_to]
         if wanted is not None and named and not runs:
             raise ConfigError(
-                f"--invite is for another run ({invited_to[:12]}) than --run {wanted}: leave --run away, or use the "
+                f"--invite is for another run ({invited_to[:12]}) than --run {wanted}: leave --run "
+                "away, or use the "
                 "invite that you were given for it."
             )
     if len(runs) > 1:
@@ -179,7 +206,9 @@ def _kept(settings: NodeSettings) -> list[SignedRun]:
     return runs
 
 
-def _was_entered_at(settings: NodeSettings, run: SignedRun, peer_ids: list[str], now: float) -> bool:
+def _was_entered_at(
+    settings: NodeSettings, run: SignedRun, peer_ids: list[str], now: float
+) -> bool:
     entry_points = RememberedPeers(settings.paths.remembered_peers(run.fingerprint), now)
     return any(peer_id in entry_points for peer_id in peer_ids)
 

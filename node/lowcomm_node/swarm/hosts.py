@@ -12,7 +12,9 @@ from lowcomm_node.swarm.rejoin import own_addresses
 from lowcomm_protocol.peers.records import MAX_ADDRESSES
 
 
-def listening(settings: NodeSettings, remembered: Sequence[str] = ()) -> tuple[str, tuple[str, ...]]:
+def listening(
+    settings: NodeSettings, remembered: Sequence[str] = ()
+) -> tuple[str, tuple[str, ...]]:
     """The host to listen on, and the hosts to announce: loopback only if all known peers are on
     loopback.
 
@@ -20,7 +22,10 @@ def listening(settings: NodeSettings, remembered: Sequence[str] = ()) -> tuple[s
     """
     peers = settings.peers or tuple(remembered)
     if settings.host is not None:
-        return settings.host, (settings.host,) if settings.host not in ("0.0.0.0", "[::]") else _own_hosts()
+        return settings.host, (settings.host,) if settings.host not in (
+            "0.0.0.0",
+            "[::]",
+        ) else _own_hosts()
     if peers and all("/ip4/127." in peer or "/ip6/::1/" in peer for peer in peers):
         return "127.0.0.1", ("127.0.0.1",)
     return "0.0.0.0", _own_hosts()
@@ -35,10 +40,13 @@ async def in_numbers(announced: Sequence[str]) -> tuple[str, ...]:
     for address in announced:
         host, _, port = address.rpartition(":")
         try:
-            answers = await asyncio.get_running_loop().getaddrinfo(host.strip("[]"), int(port), type=SOCK_STREAM)
+            answers = await asyncio.get_running_loop().getaddrinfo(
+                host.strip("[]"), int(port), type=SOCK_STREAM
+            )
         except OSError as error:
             raise ConfigError(
-                f"--announce {address}: {host} can't be looked up ({error.strerror}): correct it, or give its IP address."
+                f"--announce {address}: {host} can't be looked up ({error.strerror}): correct it, "
+                "or give its IP address."
             ) from None
         numbers = [answer[4][0] for answer in answers]
         found += [f"[{one}]:{port}" if ":" in str(one) else f"{one}:{port}" for one in numbers]
@@ -55,4 +63,6 @@ def _own_hosts() -> tuple[str, ...]:
     # Public addresses first, since most peers are outside our network; of those IPv4 first, which
     # everybody has.
     numbers.sort(key=lambda address: (not address.is_global, address.version))
-    return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or ("127.0.0.1",)
+    return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or (
+        "127.0.0.1",
+    )

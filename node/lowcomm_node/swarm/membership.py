@@ -133,7 +133,9 @@ class Membership:
 
     def count_ready(self) -> int:
         """The number of peers that have loaded their model and are not paused."""
-        return sum(info.phase not in (Phase.JOINING, Phase.PAUSED) for info in self.roster.alive(time()))
+        return sum(
+            info.phase not in (Phase.JOINING, Phase.PAUSED) for info in self.roster.alive(time())
+        )
 
     def anybody_training(self) -> bool:
         """Whether the run has begun elsewhere."""
@@ -141,7 +143,9 @@ class Membership:
 
     def donors(self) -> list[PeerInfo]:
         """Peers that can provide their state, the most advanced first."""
-        return sorted(self.roster.in_phase(Phase.TRAINING, time()), key=lambda info: -info.swarm_step)
+        return sorted(
+            self.roster.in_phase(Phase.TRAINING, time()), key=lambda info: -info.swarm_step
+        )
 
     async def wait_changed(self, seconds: float) -> None:
         """Wait until the roster changes, or for ``seconds``."""
@@ -172,14 +176,24 @@ class Membership:
     async def run(self) -> None:
         """Publish, look around, and watch the connection, until cancelled."""
         await asyncio.gather(
-            self._forever("our record is not published", self._publish, lambda: self._settings.record_life / 3),
+            self._forever(
+                "our record is not published", self._publish, lambda: self._settings.record_life / 3
+            ),
             self._forever("no look for other peers", self.look, self._look_pause),
             self._forever("no probe of other peers", self._probe, lambda: PROBE_EVERY),
-            self._forever("the size of the swarm is not watched", self._look_at_size, lambda: CHECK_EVERY),
-            self._forever("the run is not published", self._watch, lambda: CHECK_EVERY if self.dht_peers else 2.0),
+            self._forever(
+                "the size of the swarm is not watched", self._look_at_size, lambda: CHECK_EVERY
+            ),
+            self._forever(
+                "the run is not published",
+                self._watch,
+                lambda: CHECK_EVERY if self.dht_peers else 2.0,
+            ),
         )
 
-    async def _forever(self, trouble: str, work: Callable[[], Awaitable[None]], pause: Callable[[], float]) -> None:
+    async def _forever(
+        self, trouble: str, work: Callable[[], Awaitable[None]], pause: Callable[[], float]
+    ) -> None:
         """Repeat ``work``; ``pause``: seconds in between.
 
         A defect must not cost the node its swarm.
@@ -194,13 +208,17 @@ class Membership:
                 if repr(error) != told:
                     told = repr(error)
                     self._listeners.warn(
-                        f"{trouble} (tried again in {DEFECT_PAUSE:.0f} s), because of a defect: {error!r}"[:300]
+                        f"{trouble} (tried again in {DEFECT_PAUSE:.0f} s), because of a defect: {error!r}"[
+                            :300
+                        ]
                     )
                 wait = DEFECT_PAUSE
             await asyncio.sleep(wait)
 
     def _look_pause(self) -> float:
-        return look_pause(self._settings.poll, self._settings.record_life, len(self.roster.known(time())))
+        return look_pause(
+            self._settings.poll, self._settings.record_life, len(self.roster.known(time()))
+        )
 
     async def _watch(self) -> None:
         self.dht_peers = self._discovery.known_peers()
@@ -216,8 +234,10 @@ class Membership:
             return
         self._is_too_large = True
         self._listeners.warn(
-            f"{peers} peers are alive, but this run is for at most {sync.group} (group = {sync.group}, consensus = 0): most "
-            "exchanges become realignments, which carry fp32 and lose momentum, as `status` counts. Train elsewhere, or ask "
+            f"{peers} peers are alive, but this run is for at most {sync.group} (group = "
+            f"{sync.group}, consensus = 0): most "
+            "exchanges become realignments, which carry fp32 and lose momentum, as `status` "
+            "counts. Train elsewhere, or ask "
             'the creator for a run with codec = "bf16" and consensus = 1.0, or method = "lowcomm"'
         )
 
@@ -269,7 +289,9 @@ class Membership:
         known = [info.peer_id for info in self.roster.known(now)]
         if any(liveness.is_proved(peer, now) for peer in known):
             known = [peer for peer in known if peer in self._likely]
-        return any(liveness.is_untried(peer, now) for peer in known) or (bool(self._greetings) and bool(known))
+        return any(liveness.is_untried(peer, now) for peer in known) or (
+            bool(self._greetings) and bool(known)
+        )
 
     async def ask(self) -> None:
         """Ask the alive peers for fresh records, since those in the DHT may be some seconds old."""
@@ -280,7 +302,9 @@ class Membership:
         self._likely = await self._discovery.connected_peers()
         now = time()
         known = {info.peer_id: info for info in self.roster.known(now)}
-        places = ((peer, places_of(info.addresses, info.entry_points)) for peer, info in known.items())
+        places = (
+            (peer, places_of(info.addresses, info.entry_points)) for peer, info in known.items()
+        )
         room = max(0, self.roster.liveness.at_once(now) - len(self._greetings))
         for peer in self.roster.liveness.due(places, now, self._likely, room):
             task = asyncio.create_task(self._greet(known[peer], PROBE_DEADLINE))
@@ -304,7 +328,9 @@ class Membership:
 
     def _learn_entry_points(self, info: PeerInfo) -> None:
         # Only addresses of the peer itself: its record must not send us to third parties.
-        entry_points = [entry for entry in info.entry_points if entry.endswith(f"/p2p/{info.peer_id}")]
+        entry_points = [
+            entry for entry in info.entry_points if entry.endswith(f"/p2p/{info.peer_id}")
+        ]
         self._discovery.add_entry_points(entry_points)
         self._tell_rejoin(info, entry_points)
 
@@ -323,7 +349,9 @@ class Membership:
         try:
             newer = await self._run_admission.look(self._discovery)
         except (LowcommError, OSError) as error:
-            self._listeners.warn(f"what is known of invites and removals could not be kept: {error}")
+            self._listeners.warn(
+                f"what is known of invites and removals could not be kept: {error}"
+            )
             newer = True
         if newer:
             self._changed.set()
@@ -377,7 +405,9 @@ class Membership:
             async with asyncio.timeout(deadline):
                 stub = await self._channels.stub(info)
                 answer = await stub.Describe(
-                    self._introduction(), metadata=self._channels.metadata(info.peer_id), timeout=deadline
+                    self._introduction(),
+                    metadata=self._channels.metadata(info.peer_id),
+                    timeout=deadline,
                 )
             self._hear_introduction(info.peer_id, answer)
             self._discovery.answered(info.peer_id)
@@ -408,7 +438,11 @@ class Membership:
             self._run_admission.admission.uses_to_tell(alive),
             self._run_admission.amending.course.chain.data,
         )
-        return pb.Introduction(record=signed, release=self._release, uses=uses, amendments=amendments)
+        return pb.Introduction(
+            record=signed, release=self._release, uses=uses, amendments=amendments
+        )
 
     def _record(self) -> bytes:
-        return self.own.sign(self._settings.record_life, self.entry_points, self._run_admission.claim)
+        return self.own.sign(
+            self._settings.record_life, self.entry_points, self._run_admission.claim
+        )

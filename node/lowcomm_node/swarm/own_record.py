@@ -7,7 +7,13 @@ from time import time
 
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.records import MAX_ENTRY_POINTS, PeerInfo, Phase, read_record, write_record
+from lowcomm_protocol.peers.records import (
+    MAX_ENTRY_POINTS,
+    PeerInfo,
+    Phase,
+    read_record,
+    write_record,
+)
 
 
 @dataclass(kw_only=True)

@@ -15,7 +15,16 @@ from time import perf_counter, time
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.system.formatting import seconds as span
 from lowcomm_protocol.peers.admission import Rules
-from lowcomm_protocol.work import OVERLAP, PROOF_BYTES, WEEK, Proof, is_good_in, read_proof, week_of, zero_bits
+from lowcomm_protocol.work import (
+    OVERLAP,
+    PROOF_BYTES,
+    WEEK,
+    Proof,
+    is_good_in,
+    read_proof,
+    week_of,
+    zero_bits,
+)
 
 CHUNK = 0.25
 """Seconds of hashing between two checks whether the proof is still wanted."""
@@ -31,7 +40,12 @@ class Prover:
     """The proofs of one node in one run."""
 
     def __init__(
-        self, rules: Rules, peer_id: str, path: Path | None, show: Show, clock: Callable[[], float] = time
+        self,
+        rules: Rules,
+        peer_id: str,
+        path: Path | None,
+        show: Show,
+        clock: Callable[[], float] = time,
     ) -> None:
         """``path``: where proofs are kept, None for an ephemeral node; ``show``: receives the
         progress."""
@@ -67,7 +81,11 @@ class Prover:
     def _best(self) -> Proof | None:
         """The newest proof whose week has begun, if it is still valid."""
         now = self._clock()
-        good = [proof for proof in self._proofs if proof.week <= week_of(now) and is_good_in(proof.week, now)]
+        good = [
+            proof
+            for proof in self._proofs
+            if proof.week <= week_of(now) and is_good_in(proof.week, now)
+        ]
         return max(good, key=lambda proof: proof.week, default=None)
 
     async def _find(self, week: int) -> Proof:
@@ -80,7 +98,10 @@ class Prover:
                 hashes += await asyncio.to_thread(search.hash_on)
                 spent = perf_counter() - began
                 self._show(
-                    self._told(f"{hashes:,} hashes in {span(spent)}; {usual:,} are usual, about {span(usual * took)}")
+                    self._told(
+                        f"{hashes:,} hashes in {span(spent)}; {usual:,} are usual, about "
+                        f"{span(usual * took)}"
+                    )
                 )
                 took = spent / hashes
         finally:
@@ -102,11 +123,15 @@ class Prover:
     def _read(self) -> list[Proof]:
         """The home's proofs. Damaged ones are found again."""
         try:
-            data = self._path.read_bytes()[: MAX_KEPT * PROOF_BYTES] if self._path is not None else b""
+            data = (
+                self._path.read_bytes()[: MAX_KEPT * PROOF_BYTES] if self._path is not None else b""
+            )
         except OSError:
             return []
         whole = len(data) // PROOF_BYTES * PROOF_BYTES
-        return [read_proof(data[start : start + PROOF_BYTES]) for start in range(0, whole, PROOF_BYTES)]
+        return [
+            read_proof(data[start : start + PROOF_BYTES]) for start in range(0, whole, PROOF_BYTES)
+        ]
 
     def _is_sound(self, proof: Proof) -> bool:
         good = (proof.week + 1) * WEEK + OVERLAP > self._clock()
@@ -141,5 +166,8 @@ class _Search:
 
     def _hash(self) -> None:
         self._nonce += 1
-        if zero_bits(self._rules.run_id, self._peer_id, Proof(self._week, self._nonce)) >= self._rules.work:
+        if (
+            zero_bits(self._rules.run_id, self._peer_id, Proof(self._week, self._nonce))
+            >= self._rules.work
+        ):
             self.found = self._nonce

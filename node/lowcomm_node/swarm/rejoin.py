@@ -69,7 +69,11 @@ class Rejoin:
         self._addresses = addresses or own_addresses
         self._held = held or held_addresses
         self._named = by_peer(named)
-        before = {peer.peer_id: peer.addresses for peer in remembered.peers()} if remembered is not None else {}
+        before = (
+            {peer.peer_id: peer.addresses for peer in remembered.peers()}
+            if remembered is not None
+            else {}
+        )
         self._watchdog = Watchdog(monotonic(), self._named, before, restarts)
         self._record: tuple[str, str] | None = None
         self._publish: Callable[[], Awaitable[None]] | None = None
@@ -87,9 +91,13 @@ class Rejoin:
         for peer in remembered.peers():
             self.learned(peer.peer_id, peer.addresses)
         for peer_id in self._watchdog.open_entry_points(monotonic()):
-            remembered.answered(peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named)
+            remembered.answered(
+                peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named
+            )
 
-    def publish_with(self, publish: Callable[[], Awaitable[None]], record: tuple[str, str] | None) -> None:
+    def publish_with(
+        self, publish: Callable[[], Awaitable[None]], record: tuple[str, str] | None
+    ) -> None:
         """How to publish our records, and key and subkey of the one that shows whether they
         arrived."""
         self._publish = publish
@@ -127,7 +135,9 @@ class Rejoin:
     def unanswered(self) -> str:
         """The entry points that do not answer, and why."""
         silent = [entry for entry in self.describe().doors if entry.reason]
-        return "; ".join(f"{entry.address} ({entry.reason})" for entry in silent[:8]) or "any address"
+        return (
+            "; ".join(f"{entry.address} ({entry.reason})" for entry in silent[:8]) or "any address"
+        )
 
     def describe(self) -> SwarmStatus:
         """For ``status``."""
@@ -164,7 +174,9 @@ class Rejoin:
     async def _step(self) -> float:
         self._look_at_ourselves()
         await self._discovery.revive()
-        plan = self._watchdog.plan(monotonic(), isolated=not await self._discovery.has_connections())
+        plan = self._watchdog.plan(
+            monotonic(), isolated=not await self._discovery.has_connections()
+        )
         if plan.restart:
             log.info("dht.restart", reason=self.reason)
             await self._discovery.restart()

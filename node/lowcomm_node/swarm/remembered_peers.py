@@ -1,6 +1,7 @@
 """Peers and bootstrap servers that answered, kept as entry points for the next start.
 
-    {"version": 1, "doors": [{"peer_id": ..., "addresses": [...], "answered": Unix time, "named": bool}, ...]}
+    {"version": 1, "doors": [{"peer_id": ..., "addresses": [...], "answered": Unix time, "named":
+    bool}, ...]}
 
 Addresses come from other peers, and anybody may have written the file, so everything is checked
 when it is read. A damaged file counts as empty.
@@ -55,13 +56,17 @@ class RememberedPeers:
     def __contains__(self, peer_id: str) -> bool:
         return peer_id in self._peers
 
-    def answered(self, peer_id: str, addresses: Sequence[str], now: float, named: bool = False) -> None:
+    def answered(
+        self, peer_id: str, addresses: Sequence[str], now: float, named: bool = False
+    ) -> None:
         """Remember a peer. Beyond MAX_REMEMBERED the oldest are forgotten."""
         before = self._peers.get(peer_id)
         good = [text for text in addresses if _leads_to(text, peer_id)]
         kept = tuple(dict.fromkeys([*good, *(before.addresses if before else ())]))[:MAX_ADDRESSES]
         if kept:
-            self._peers[peer_id] = RememberedPeer(peer_id, kept, now, named or (before is not None and before.named))
+            self._peers[peer_id] = RememberedPeer(
+                peer_id, kept, now, named or (before is not None and before.named)
+            )
         self._peers = {peer.peer_id: peer for peer in _newest(self._peers.values())}
 
     def save(self) -> None:
@@ -73,7 +78,12 @@ class RememberedPeers:
 
     def _content(self) -> bytes:
         peers = [
-            {"peer_id": peer.peer_id, "addresses": peer.addresses, "answered": peer.answered, "named": peer.named}
+            {
+                "peer_id": peer.peer_id,
+                "addresses": peer.addresses,
+                "answered": peer.answered,
+                "named": peer.named,
+            }
             for peer in self.peers()
         ]
         return json.dumps({"version": _VERSION, "doors": peers}, indent=1).encode()
@@ -99,21 +109,37 @@ def _read(path: Path, now: float) -> list[RememberedPeer]:
         or not isinstance(content.get("doors"), list)
     ):
         return []
-    found = [peer for entry in content["doors"][: 4 * MAX_REMEMBERED] if (peer := _read_peer(entry, now)) is not None]
+    found = [
+        peer
+        for entry in content["doors"][: 4 * MAX_REMEMBERED]
+        if (peer := _read_peer(entry, now)) is not None
+    ]
     return _newest({peer.peer_id: peer for peer in found}.values())
 
 
 def _read_peer(entry: Any, now: float) -> RememberedPeer | None:
     if not isinstance(entry, dict):
         return None
-    peer_id, addresses, answered = entry.get("peer_id"), entry.get("addresses"), entry.get("answered")
+    peer_id, addresses, answered = (
+        entry.get("peer_id"),
+        entry.get("addresses"),
+        entry.get("answered"),
+    )
     if not isinstance(peer_id, str) or not is_peer_id(peer_id) or not isinstance(addresses, list):
         return None
-    if not isinstance(answered, int | float) or isinstance(answered, bool) or not math.isfinite(answered):
+    if (
+        not isinstance(answered, int | float)
+        or isinstance(answered, bool)
+        or not math.isfinite(answered)
+    ):
         return None
     # An entry from the future counts as the oldest possible, or it would never be forgotten.
     answered = float(answered) if answered <= now else now - MAX_AGE
-    good = [text for text in addresses[:MAX_ADDRESSES] if isinstance(text, str) and _leads_to(text, peer_id)]
+    good = [
+        text
+        for text in addresses[:MAX_ADDRESSES]
+        if isinstance(text, str) and _leads_to(text, peer_id)
+    ]
     if not good or now - answered > MAX_AGE:
         return None
     return RememberedPeer(peer_id, tuple(dict.fromkeys(good)), answered, entry.get("named") is True)

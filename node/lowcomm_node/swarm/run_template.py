@@ -101,7 +101,11 @@ def write_template(
         {"work": 0} if admission == "open" else {}
     )
     document = tomlkit.document()
-    document.add(tomlkit.comment("A run specification. Publish it with: lowcomm-node create run.toml --peers ADDR"))
+    document.add(
+        tomlkit.comment(
+            "A run specification. Publish it with: lowcomm-node create run.toml --peers ADDR"
+        )
+    )
     sections = {
         "run": run,
         "model": spec.model.model_dump() | ({"vocab": tokenizer.vocab} if tokenizer else {}),
@@ -115,7 +119,11 @@ def write_template(
 
 
 def _file_of(tokenizer: TokenizerFile | None) -> dict[str, str]:
-    return {"tokenizer": "local", "tokenizer_sha256": tokenizer.sha256} if tokenizer and tokenizer.sha256 else {}
+    return (
+        {"tokenizer": "local", "tokenizer_sha256": tokenizer.sha256}
+        if tokenizer and tokenizer.sha256
+        else {}
+    )
 
 
 def _table(values: dict[str, object]) -> Table:

@@ -1,7 +1,8 @@
 """Decides whether this node is in its swarm, and what to do if not. No I/O, no clock: time
 (seconds, monotonic) and observations are arguments.
 
-    LOOKING ── a peer answers ──► CONNECTED ── none answers any more ──► LOST ── a peer answers ──► CONNECTED
+    LOOKING ── a peer answers ──► CONNECTED ── none answers any more ──► LOST ── a peer answers ──►
+    CONNECTED
                                    │      ▲
                      others answer, but do not list us ──► UNLISTED ── they list us ──┘
 
@@ -223,7 +224,9 @@ class Watchdog:
             for entry in self._entries.values():
                 entry.due = min(entry.due, now)
 
-    def own_addresses(self, addresses: Collection[str], now: float, held: Collection[str] = ()) -> bool:
+    def own_addresses(
+        self, addresses: Collection[str], now: float, held: Collection[str] = ()
+    ) -> bool:
         """Update the addresses of this machine. Returns whether they have changed.
 
         ``held``: addresses that still exist, but are not used for new connections.
@@ -255,7 +258,11 @@ class Watchdog:
     def open_entry_points(self, now: float) -> list[str]:
         """The peer ids of entry points that answer."""
         entries = self._entries.values()
-        return [entry.peer_id for entry in entries if entry.answers and now - (entry.answered or 0.0) < LOST_AFTER]
+        return [
+            entry.peer_id
+            for entry in entries
+            if entry.answers and now - (entry.answered or 0.0) < LOST_AFTER
+        ]
 
     def must_publish(self, now: float) -> bool:
         """Whether others may lack our records, and can be reached."""
@@ -276,7 +283,11 @@ class Watchdog:
         after = RESTART_MOVED if self._moved else self._restart_after
         quiet = now - max(self._quiet_since, self._restarted)
         restart = (
-            self._restarts and bool(self._entries) and not connected and quiet >= after and (isolated or self._moved)
+            self._restarts
+            and bool(self._entries)
+            and not connected
+            and quiet >= after
+            and (isolated or self._moved)
         )
         knock = {entry.peer_id: entry.addresses for entry in self._due(now)} if not restart else {}
         read_back = connected and now >= self._read_due
@@ -303,14 +314,19 @@ class Watchdog:
             case State.CONNECTED:
                 return None
             case State.UNLISTED:
-                return "other peers answer, but do not tell of us: we publish again, and knock at all that we know"
+                return (
+                    "other peers answer, but do not tell of us: we publish again, and knock at all "
+                    "that we know"
+                )
             case state:
                 return self._why_quiet(now, state)
 
     def describe(self, now: float) -> SwarmStatus:
         """For ``status``: state, since when, why, and the entry points named or tried."""
         shown = [
-            entry for entry in self._entries.values() if entry.named or entry.failures or self._is_wanted(entry, now)
+            entry
+            for entry in self._entries.values()
+            if entry.named or entry.failures or self._is_wanted(entry, now)
         ]
         return SwarmStatus(
             state=self.state(now).value,
@@ -325,7 +341,9 @@ class Watchdog:
                     reason=entry.reason or None,
                     next_attempt=max(0.0, entry.due - now) if self._is_wanted(entry, now) else None,
                 )
-                for entry in sorted(shown, key=lambda entry: (not entry.named, not entry.answers))[:16]
+                for entry in sorted(shown, key=lambda entry: (not entry.named, not entry.answers))[
+                    :16
+                ]
             ),
         )
 
@@ -342,7 +360,9 @@ class Watchdog:
 
     def _make_room(self, newest: _EntryPoint) -> None:
         while len(self._entries) > MAX_ENTRY_POINTS:
-            others = [entry for entry in self._entries.values() if not entry.named and entry is not newest]
+            others = [
+                entry for entry in self._entries.values() if not entry.named and entry is not newest
+            ]
             if not others:
                 return
             del self._entries[min(others, key=lambda entry: (entry.answers, entry.seen)).peer_id]
@@ -351,12 +371,18 @@ class Watchdog:
         return bool(self.open_entry_points(now))
 
     def _due(self, now: float) -> list[_EntryPoint]:
-        due = [entry for entry in self._entries.values() if entry.due <= now and self._is_wanted(entry, now)]
+        due = [
+            entry
+            for entry in self._entries.values()
+            if entry.due <= now and self._is_wanted(entry, now)
+        ]
         named = [entry for entry in due if entry.named]
         others = [entry for entry in due if not entry.named]
         # First those that answer, to keep them alive; then those missed, then the least tried,
         # newest first.
-        others.sort(key=lambda entry: (not entry.answers, not entry.missing, entry.failures, -entry.seen))
+        others.sort(
+            key=lambda entry: (not entry.answers, not entry.missing, entry.failures, -entry.seen)
+        )
         return [*named, *others[:AT_ONCE]]
 
     def _is_wanted(self, entry: _EntryPoint, now: float) -> bool:
@@ -374,7 +400,10 @@ class Watchdog:
             for entry in self._entries.values()
             if entry.peer_id not in knocking and self._is_wanted(entry, now)
         ]
-        return min(max(min(dues, default=now + HEARTBEAT) - now, 1.0), FIRST_PAUSE if knocking else HEARTBEAT / 2)
+        return min(
+            max(min(dues, default=now + HEARTBEAT) - now, 1.0),
+            FIRST_PAUSE if knocking else HEARTBEAT / 2,
+        )
 
     def _why_quiet(self, now: float, state: State) -> str | None:
         if not self._entries:
@@ -382,11 +411,14 @@ class Watchdog:
         entries = sorted(self._entries.values(), key=lambda entry: not entry.named)
         tried = [entry for entry in entries if entry.reason]
         seconds = now - self._quiet_since
-        quiet = f"no peer answers for {seconds:.0f} s" if state is State.LOST else "no peer answered"
+        quiet = (
+            f"no peer answers for {seconds:.0f} s" if state is State.LOST else "no peer answered"
+        )
         if not tried:
             return quiet
         told = "; ".join(
-            f"{entry.addresses[0] if entry.addresses else entry.peer_id}: {entry.reason}" for entry in tried[:3]
+            f"{entry.addresses[0] if entry.addresses else entry.peer_id}: {entry.reason}"
+            for entry in tried[:3]
         )
         more = f" and {len(tried) - 3} more" if len(tried) > 3 else ""
         ahead = max(0.0, min(entry.due for entry in entries if self._is_wanted(entry, now)) - now)

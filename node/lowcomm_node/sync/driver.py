@@ -1,9 +1,11 @@
-"""Carries out one exchange at this node: what its machine decides, and reports what comes of that as events.
+"""Carries out one exchange at this node: what its machine decides, and reports what comes of that
+as events.
 
-    Peer.handle ─► Do(effect) ─► carry_out ─► tasks: dial, capture, send, read, apply, abandon, end ─► events
+    Peer.handle ─► Do(effect) ─► carry_out ─► tasks: dial, capture, send, read, apply, abandon, end
+    ─► events
 
-Nothing is decided here. ``pair_driver.py`` and ``group_driver.py`` carry out what only pairs and only groups do.
-"""
+Nothing is decided here. ``pair_driver.py`` and ``group_driver.py`` carry out what only pairs and
+only groups do."""
 
 import asyncio
 import json
@@ -42,8 +44,8 @@ ABANDON_DEADLINE = 2.0
 class Station:
     """What one exchange has of its node.
 
-    The node may go on with another trainer while the exchange ends: it never meets that one's memory.
-    """
+    The node may go on with another trainer while the exchange ends: it never meets that one's
+    memory."""
 
     peer: Peer
     """The machine, to look things up; events go through ``stimulate``."""
@@ -76,7 +78,8 @@ class ExchangeDriver(ABC):
         self.worst_block: float | None = None
         """How far contributions were apart where they were most, once they are merged."""
         self.worked = 0.0
-        """Seconds in which our trainer had something to do for it: to finish its step first, to code, to decode."""
+        """Seconds in which our trainer had something to do for it: to finish its step first, to
+        code, to decode."""
         self.done = asyncio.Event()
         self._asked = 0
         self._asked_at = 0.0
@@ -101,15 +104,18 @@ class ExchangeDriver(ABC):
 
     @abstractmethod
     async def _read(self, link: Any) -> None:
-        """Report what a member sends as events, to its last word. Raises LowcommError if the member is lost."""
+        """Report what a member sends as events, to its last word. Raises LowcommError if the member
+        is lost."""
 
     @abstractmethod
     async def _effect(self, effect: Any) -> None:
-        """Carry out what only this kind of exchange asks for. Raises LowcommError if the peer that it is for is lost."""
+        """Carry out what only this kind of exchange asks for. Raises LowcommError if the peer that
+        it is for is lost."""
 
     @abstractmethod
     def _prepare(self) -> None:
-        """The members are known, and whether it is a realignment. Raises LowcommError if they can't exchange."""
+        """The members are known, and whether it is a realignment. Raises LowcommError if they can't
+        exchange."""
 
     @abstractmethod
     async def _code(self) -> None:
@@ -157,11 +163,24 @@ class ExchangeDriver(ABC):
 
     def lose(self, peer: str, why: str | Exception) -> None:
         """Tell the machine that nothing can come from a peer any more."""
-        deed = why.deed if isinstance(why, Unusable) else Deed.HEAVY if isinstance(why, ProtocolViolation) else None
+        deed = (
+            why.deed
+            if isinstance(why, Unusable)
+            else Deed.HEAVY
+            if isinstance(why, ProtocolViolation)
+            else None
+        )
         broke = isinstance(why, str) or (isinstance(why, LinkLost) and not isinstance(why, GaveUp))
         stands = isinstance(why, Unusable)
         self.station.stimulate(
-            events.Failed(exchange=self.one.number, peer=peer, reason=str(why), deed=deed, broke=broke, stands=stands)
+            events.Failed(
+                exchange=self.one.number,
+                peer=peer,
+                reason=str(why),
+                deed=deed,
+                broke=broke,
+                stands=stands,
+            )
         )
 
     def arrived(self, peer: str) -> None:
@@ -173,8 +192,8 @@ class ExchangeDriver(ABC):
     def carry_out(self, effect: base.Effect) -> None:
         """Carry out an effect of this exchange, at once or in a task.
 
-        Tasks begin in this order, and a link sends in the order of asking: what is told arrives as it was decided.
-        """
+        Tasks begin in this order, and a link sends in the order of asking: what is told arrives as
+        it was decided."""
         match effect:
             case base.Dial(peer=peer):
                 self.calls[peer] = self._start(self._dial(peer))
@@ -201,28 +220,42 @@ class ExchangeDriver(ABC):
             call.cancel()
 
     def cut_off(self, peer: str, reason: str) -> None:
-        """Cancel the stream of a peer that is lost, or its other end would wait for what can't come any more.
+        """Cancel the stream of a peer that is lost, or its other end would wait for what can't come
+        any more.
 
         ``reason``: what it is told first; empty where its stream does not stand.
         """
         if reason:
             self._abandoning.add(peer)
             self._start(self._abandon(peer, reason))
-        elif peer in self.links and peer not in self.declined:  # one that is declined is told why first
+        elif (
+            peer in self.links and peer not in self.declined
+        ):  # one that is declined is told why first
             self.links[peer].stream.cancel()
 
     def explain_late(self) -> None:
-        """Note what has not come by the deadline, and the flag to raise where that is what cut it short."""
+        """Note what has not come by the deadline, and the flag to raise where that is what cut it
+        short."""
         missing, step = "", self.station.peer.budget.step_seconds
         if self.one.members and not self._captured.is_set():
-            missing = "our contribution was not ready" + (f", a step takes {step:.0f} s here" if step >= 1 else "")
+            missing = "our contribution was not ready" + (
+                f", a step takes {step:.0f} s here" if step >= 1 else ""
+            )
         elif self.one.members:
             missing = "; ".join(
-                f"{peer[-6:]} had sent {100 * link.share_come:.0f} %" for peer, link in list(self.links.items())[:4]
+                f"{peer[-6:]} had sent {100 * link.share_come:.0f} %"
+                for peer, link in list(self.links.items())[:4]
             )
         longest = self.station.peer.budget.deadlines.longest
-        remedy = "" if self.one.deadline < longest else f"; --exchange-deadline allows {longest:g} s: raise it"
-        self._why_late = self._why_late or f"({self.one.deadline:.3g} s{': ' if missing else ''}{missing}{remedy})"
+        remedy = (
+            ""
+            if self.one.deadline < longest
+            else f"; --exchange-deadline allows {longest:g} s: raise it"
+        )
+        self._why_late = (
+            self._why_late
+            or f"({self.one.deadline:.3g} s{': ' if missing else ''}{missing}{remedy})"
+        )
 
     def time_left(self) -> float:
         """Seconds until the deadline."""
@@ -252,7 +285,13 @@ class ExchangeDriver(ABC):
         error = None if task.cancelled() else task.exception()
         if error is not None:  # a defect of ours: it costs this exchange, not the node
             story = json.dumps(self.one.story.to_json())
-            log.error("exchange.defect", fragment=self.fragment, error=repr(error), story=story, exc_info=error)
+            log.error(
+                "exchange.defect",
+                fragment=self.fragment,
+                error=repr(error),
+                story=story,
+                exc_info=error,
+            )
             self.tell(base.GaveUp(reason=f"a defect: {error!r}; please report it with the log"))
 
     async def _try(self, effect: Any) -> None:
@@ -270,13 +309,15 @@ class ExchangeDriver(ABC):
             raise ProtocolViolation("called us where the exchange could not take it")
         waiting = {asyncio.create_task(stream.wait_dropped())}
         try:
-            # The effects of its call are tasks, which have not begun yet: our acceptance goes first.
+            # The effects of its call are tasks, which have not begun yet: our acceptance goes
+            # first.
             accept = pb.Frame(accept=offers.to_message(self.one.offer))
             await answer_in_time(link, accept, self.station.peer.budget.deadlines.hello)
             waiting.add(self._start(self._follow(link)))
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            # A caller that drops its call cancels this handler, and whatever it wrote last may never arrive.
+            # A caller that drops its call cancels this handler, and whatever it wrote last may
+            # never arrive.
             self.lose(peer, "ended the stream")
             for task in waiting:
                 task.cancel()
@@ -326,7 +367,9 @@ class ExchangeDriver(ABC):
         reason, detail = offers.read_refusal(message)
         self.station.heard(peer, reason)
         self.calls.pop(peer, None)
-        told = events.OfferRefused(exchange=self.one.number, peer=peer, reason=reason, detail=detail)
+        told = events.OfferRefused(
+            exchange=self.one.number, peer=peer, reason=reason, detail=detail
+        )
         self.station.stimulate(told)
         await stream.close()
 
@@ -353,7 +396,8 @@ class ExchangeDriver(ABC):
             async with asyncio.timeout(ABANDON_DEADLINE):
                 await link.send_abandon(reason)
                 if call is not None:
-                    # A call that is cancelled takes with it what was written last: the other end must read that first.
+                    # A call that is cancelled takes with it what was written last: the other end
+                    # must read that first.
                     await asyncio.wait({call})
                     await link.close()
         link.stream.cancel()
@@ -373,9 +417,12 @@ class ExchangeDriver(ABC):
         self.tell(base.Captured())
 
     async def _until(self, event: asyncio.Event) -> None:
-        """Wait for the members, or for our capture. Raises LinkLost if the exchange is over before."""
+        """Wait for the members, or for our capture. Raises LinkLost if the exchange is over
+        before."""
         await event.wait()
-        if self.one.machine.over:  # not only once it is done: what is captured may be dropped already
+        if (
+            self.one.machine.over
+        ):  # not only once it is done: what is captured may be dropped already
             raise LinkLost("the exchange is over")
 
     def _tokens(self, peers: Sequence[str]) -> dict[str, int]:
@@ -412,7 +459,9 @@ class ExchangeDriver(ABC):
             with suppress(TrainerError):
                 await self.trainer.drop(self.fragment)
         told = f"{reason} {self._why_late}" if self._why_late else reason
-        self._finish(events.Dropped(exchange=self.one.number, reason=told, measured=self._measured()))
+        self._finish(
+            events.Dropped(exchange=self.one.number, reason=told, measured=self._measured())
+        )
 
     def _measured(self) -> events.Measured:
         now = monotonic()
@@ -441,7 +490,8 @@ class ExchangeDriver(ABC):
 
 
 async def _decline(stream: CallerStream, reason: str) -> None:
-    """Tell a peer that has accepted why nothing comes of it: to one that hears nothing its own line looks broken."""
+    """Tell a peer that has accepted why nothing comes of it: to one that hears nothing its own line
+    looks broken."""
     if not reason:
         return
     with suppress(LowcommError, TimeoutError):

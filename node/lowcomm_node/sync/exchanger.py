@@ -1,6 +1,8 @@
-"""Every exchange of this node: drives the machine of the peer (``lowcomm_protocol/exchange/peer.py``).
+"""Every exchange of this node: drives the machine of the peer
+(``lowcomm_protocol/exchange/peer.py``).
 
-    steps of the trainer, calls of peers, timers ─► events ─► Peer.handle ─► effects ─► ExchangeDriver, counters
+    steps of the trainer, calls of peers, timers ─► events ─► Peer.handle ─► effects ─►
+    ExchangeDriver, counters
 
 Nothing is decided here. The trainer captures and applies; the daemon only passes slot numbers on.
 """
@@ -37,12 +39,16 @@ from lowcomm_protocol.plan.matching import Refusal
 from lowcomm_protocol.plan.schedule import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
 
-DRIVERS: dict[str, type[ExchangeDriver]] = {kinds.PAIR.name: PairDriver, kinds.GROUP.name: GroupDriver}
+DRIVERS: dict[str, type[ExchangeDriver]] = {
+    kinds.PAIR.name: PairDriver,
+    kinds.GROUP.name: GroupDriver,
+}
 """What carries out an exchange, by the name of its kind."""
 
 
 class Surroundings:
-    """What the machine may look up: the roster, and who shares our line. See ``events.Surroundings``."""
+    """What the machine may look up: the roster, and who shares our line. See
+    ``events.Surroundings``."""
 
     def __init__(self, roster: Roster, bandwidth: Bandwidth) -> None:
         self.roster = roster
@@ -54,10 +60,15 @@ class Surroundings:
         return [info.peer_id for info in self.roster.partners(time())]
 
     def training(self) -> list[tuple[str, int]]:
-        return [(info.peer_id, info.swarm_step) for info in self.roster.in_phase(Phase.TRAINING, time())]
+        return [
+            (info.peer_id, info.swarm_step) for info in self.roster.in_phase(Phase.TRAINING, time())
+        ]
 
     def furthest(self, but: str) -> int:
-        return max((info.swarm_step for info in self.roster.alive(time()) if info.peer_id != but), default=0)
+        return max(
+            (info.swarm_step for info in self.roster.alive(time()) if info.peer_id != but),
+            default=0,
+        )
 
     def knows(self, peer: str) -> bool:
         return self.roster.get(peer, time()) is not None
@@ -129,7 +140,9 @@ class Exchanger:
             tokens=ready.tokens,
             progress=tuple(FragmentProgress(**counters) for counters in ready.progress),
             slow_digests=tuple(bytes.fromhex(digest) for digest in ready.slow_digests),
-            momentum_digests=tuple(bytes.fromhex(digest) for digest in ready.momentum_digests or ("",) * count),
+            momentum_digests=tuple(
+                bytes.fromhex(digest) for digest in ready.momentum_digests or ("",) * count
+            ),
         )
         self.stimulate(told)
 
@@ -146,7 +159,9 @@ class Exchanger:
             self._timer.cancel()
         due = self.peer.next_timer
         delay = 0.0 if due is None else max(0.0, due - monotonic())
-        self._timer = None if due is None else asyncio.get_running_loop().call_later(delay, self._on_timer)
+        self._timer = (
+            None if due is None else asyncio.get_running_loop().call_later(delay, self._on_timer)
+        )
 
     def _on_timer(self) -> None:
         self.stimulate(events.Tick())
@@ -181,7 +196,9 @@ class Exchanger:
             case events.Drifted():
                 self.drifted.set()
             case _:
-                raise AssertionError(f"nobody carries out {effect}")  # a new effect needs a case here
+                raise AssertionError(
+                    f"nobody carries out {effect}"
+                )  # a new effect needs a case here
 
     def _begin(self, number: int) -> None:
         one = self.peer.exchange(number)
@@ -219,7 +236,9 @@ class Exchanger:
             log.info("peer.stumbled", peer=held.peer, reason=held.reason)
             return
         told = log.warning if held.deed is Deed.HEAVY else log.info
-        told("peer.held", peer=held.peer, deed=held.deed.value, reason=held.reason, score=held.score)
+        told(
+            "peer.held", peer=held.peer, deed=held.deed.value, reason=held.reason, score=held.score
+        )
 
     # what happens at this node
 
@@ -238,8 +257,11 @@ class Exchanger:
         self.stimulate(events.Opened() if value else events.Closed())
 
     def on_step(self, swarm_step: int, steps: int, tokens: int, seconds: float = 0.0) -> None:
-        """Take in one inner step, which took so many seconds, and begin the exchanges that are due."""
-        self.stimulate(events.Stepped(swarm_step=swarm_step, steps=steps, tokens=tokens, seconds=seconds))
+        """Take in one inner step, which took so many seconds, and begin the exchanges that are
+        due."""
+        self.stimulate(
+            events.Stepped(swarm_step=swarm_step, steps=steps, tokens=tokens, seconds=seconds)
+        )
 
     def copied(self, seconds: float) -> None:
         """The state of others was copied for a drift, in so many seconds."""
@@ -257,7 +279,8 @@ class Exchanger:
 
     @property
     def resting(self) -> str | None:
-        """Why we train on though we are far from most peers; None if we are not, or are about to copy their state."""
+        """Why we train on though we are far from most peers; None if we are not, or are about to
+        copy their state."""
         return self.peer.drift.resting(monotonic())
 
     @property
@@ -306,7 +329,9 @@ class Exchanger:
         except TimeoutError:
             self._hold(peer, Deed.STUMBLE, "called without saying hello in time")
             raise LinkLost("called without saying hello in time") from None
-        if frame is None:  # it has dropped its call: calls cross, and exchanges end before they begin
+        if (
+            frame is None
+        ):  # it has dropped its call: calls cross, and exchanges end before they begin
             raise LinkLost("called, and ended the stream before it said hello")
         return frame
 
@@ -336,7 +361,8 @@ class Exchanger:
     # the end
 
     async def close(self, reason: str, patience: float | None = None) -> None:
-        """Take part in no more exchanges; those under way may end within their deadline, then they are given up.
+        """Take part in no more exchanges; those under way may end within their deadline, then they
+        are given up.
 
         ``patience``: seconds that they get at most.
         """
@@ -345,7 +371,11 @@ class Exchanger:
         latest = max((driver.one.deadline for driver in self._drivers.values()), default=0.0)
         try:
             async with asyncio.timeout(
-                min(latest, self.peer.budget.deadlines.longest, latest if patience is None else patience)
+                min(
+                    latest,
+                    self.peer.budget.deadlines.longest,
+                    latest if patience is None else patience,
+                )
             ):
                 while self._drivers:
                     await next(iter(self._drivers.values())).done.wait()
@@ -355,7 +385,9 @@ class Exchanger:
             last_words = ABANDON_DEADLINE + 1
         with suppress(TimeoutError):
             async with asyncio.timeout(last_words):
-                while self._drivers or self._closing:  # one that is given up ends, and then closes its streams
+                while (
+                    self._drivers or self._closing
+                ):  # one that is given up ends, and then closes its streams
                     await self._wait_for_ends()
 
     async def _wait_for_ends(self) -> None:

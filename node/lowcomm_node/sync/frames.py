@@ -1,4 +1,5 @@
-"""What members of a group tell each other, as frames, and back; nothing of a frame is used before it is checked here."""
+"""What members of a group tell each other, as frames, and back; nothing of a frame is used before
+it is checked here."""
 
 from collections.abc import Sequence
 
@@ -41,7 +42,8 @@ def read_roll(message: pb.Roll) -> tuple[str, ...]:
 
 
 def read_members(message: pb.Members, roll: Sequence[str]) -> tuple[str, ...]:
-    """The peers of a list of members, by the sender's ``roll``. Raises ProtocolViolation if it is not in form."""
+    """The peers of a list of members, by the sender's ``roll``. Raises ProtocolViolation if it is
+    not in form."""
     if not 0 < message.peers < 1 << len(roll):
         raise ProtocolViolation(f"named members {message.peers:#b} of a roll of {len(roll)}")
     return tuple(peer for place, peer in enumerate(roll) if message.peers >> place & 1)
@@ -57,10 +59,13 @@ def read_held(message: pb.Held) -> tuple[bytes, ...]:
 
 
 def read_commit(message: pb.Commit) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
-    """Which shards a member would apply, and of whom it has heard. Raises ProtocolViolation if it is not in form."""
+    """Which shards a member would apply, and of whom it has heard. Raises ProtocolViolation if it
+    is not in form."""
     _count("shards", len(message.shards))
     if len(message.shards) != len(message.heard):
-        raise ProtocolViolation(f"committed to {len(message.shards)} shards of {len(message.heard)} members")
+        raise ProtocolViolation(
+            f"committed to {len(message.shards)} shards of {len(message.heard)} members"
+        )
     return tuple(message.shards), tuple(message.heard)
 
 

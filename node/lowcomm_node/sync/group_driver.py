@@ -1,4 +1,5 @@
-"""An exchange of a group at this node: everybody averages one shard, and sends the mean to the others.
+"""An exchange of a group at this node: everybody averages one shard, and sends the mean to the
+others.
 
 Three slots hold it, however many take part. Members and shards are in the same, sorted order:
 
@@ -6,8 +7,8 @@ Three slots hold it, however many take part. Members and shards are in the same,
     received  the contributions of the others to our shard, each at the place of its sender
     means     the means of all shards, each at the place of its owner; ours, too
 
-All contributions to our shard are of one size; so are all copies of a mean. A size that differs is refused unread.
-"""
+All contributions to our shard are of one size; so are all copies of a mean. A size that differs is
+refused unread."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -50,7 +51,8 @@ class GroupDriver(ExchangeDriver):
         """See ExchangeDriver."""
         if not self.sizes:
             return 0
-        # A contribution to each other shard and the mean of ours to each other member: so much goes out, and comes in.
+        # A contribution to each other shard and the mean of ours to each other member: so much goes
+        # out, and comes in.
         return 2 * (sum(self.sizes) + (len(self.sizes) - 2) * self.sizes[self.mine])
 
     # what comes
@@ -60,7 +62,9 @@ class GroupDriver(ExchangeDriver):
 
     async def _read(self, link: GroupLink) -> None:
         peer = link.peer
-        await link.read(partial(self._place, peer), partial(self._take_in, peer), partial(self._on_told, peer))
+        await link.read(
+            partial(self._place, peer), partial(self._take_in, peer), partial(self._on_told, peer)
+        )
 
     def _on_told(self, peer: str, frame: pb.Frame) -> None:
         self.tell(self._event(peer, frame))
@@ -71,7 +75,9 @@ class GroupDriver(ExchangeDriver):
                 self._rolls[peer] = frames.read_roll(frame.roll)
                 return groups.RollCame(peer=peer, roll=self._rolls[peer])
             case "members":
-                return groups.MembersCame(peer=peer, members=frames.read_members(frame.members, self._rolls[peer]))
+                return groups.MembersCame(
+                    peer=peer, members=frames.read_members(frame.members, self._rolls[peer])
+                )
             case "held":
                 return groups.HeldCame(peer=peer, held=frames.read_held(frame.held))
             case _:
@@ -85,7 +91,9 @@ class GroupDriver(ExchangeDriver):
             raise LinkLost("is not in the list of members")
         _, received, means = self.slots
         return (
-            self._view(received, *self._share_of(peer)) if part == pb.SHARE else self._view(means, *self._mean_of(peer))
+            self._view(received, *self._share_of(peer))
+            if part == pb.SHARE
+            else self._view(means, *self._mean_of(peer))
         )
 
     async def _take_in(self, peer: str, content: Incoming) -> None:
@@ -94,7 +102,9 @@ class GroupDriver(ExchangeDriver):
         _, received, means = self.slots
         if content.part == pb.SHARE:
             with self.working():
-                await self.trainer.receive_share(self.fragment, peer, received, *self._share_of(peer))
+                await self.trainer.receive_share(
+                    self.fragment, peer, received, *self._share_of(peer)
+                )
             self.tell(groups.ShardVerified(peer=peer))
         else:
             with self.working():
@@ -128,13 +138,17 @@ class GroupDriver(ExchangeDriver):
     async def _send_share(self, link: GroupLink, shard: int) -> None:
         assert self._shared is not None
         offset, size = sum(self._shared.sizes[:shard]), self._shared.sizes[shard]
-        await link.send_content(self._view(self.slots[0], offset, size), self._shared.digests[shard], pb.SHARE)
+        await link.send_content(
+            self._view(self.slots[0], offset, size), self._shared.digests[shard], pb.SHARE
+        )
 
     async def _reduce(self, contributors: Sequence[str]) -> None:
         offset, _ = self._mean_of(self.station.peer.me)
         try:
             with self.working():
-                mean = await self.trainer.reduce(self.fragment, self._tokens(contributors), self.slots[2], offset)
+                mean = await self.trainer.reduce(
+                    self.fragment, self._tokens(contributors), self.slots[2], offset
+                )
         except TrainerError as error:
             self.tell(base.GaveUp(reason=f"our shard could not be averaged: {error}"))
             return
@@ -156,8 +170,12 @@ class GroupDriver(ExchangeDriver):
         )
 
     async def _merge(self, effect: base.Apply) -> Merged:
-        owners = [owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied]
-        return await self.trainer.merge(self.fragment, owners, effect.swarm_step, self.one.keep_momentum)
+        owners = [
+            owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied
+        ]
+        return await self.trainer.merge(
+            self.fragment, owners, effect.swarm_step, self.one.keep_momentum
+        )
 
     # places in slots: offset and size
 

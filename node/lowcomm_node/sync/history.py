@@ -28,7 +28,8 @@ WE_REFUSED: dict[Refusal, str] = {
     Refusal.NOT_ALLOWED: "we did not know it yet",
     Refusal.NOT_TRUSTED: "it is left out for a while",
 }
-"""Why we refused an offer, for our owner; ``REFUSAL_TEXT`` says the same of a peer that refused ours."""
+"""Why we refused an offer, for our owner; ``REFUSAL_TEXT`` says the same of a peer that refused
+ours."""
 MAX_ROUNDS = 200
 MAX_STORIES = 50
 MAX_STORY_EVENTS = 5000
@@ -53,7 +54,8 @@ class History:
     outcomes: Counter[Outcome] = field(default_factory=Counter)
     in_doubt: int = 0
     realigned: int = 0
-    """Exchanges that were applied and carried whole slow weights in fp32, because those of the members differed."""
+    """Exchanges that were applied and carried whole slow weights in fp32, because those of the
+    members differed."""
     refusals: int = 0
     """Offers that were refused, by others and by us."""
     bytes_sent: int = 0
@@ -62,14 +64,17 @@ class History:
     stories: deque[Story] = field(default_factory=deque)
     """Of the last exchanges."""
     worst_block: dict[int, float] = field(default_factory=dict)
-    """Of each fragment at its last merge: how far contributions were apart in the block of 256 values that was worst."""
+    """Of each fragment at its last merge: how far contributions were apart in the block of 256
+    values that was worst."""
     last_reason: str = ""
     """Why the last exchange was not applied; empty after one that was."""
     applied_at: float | None = None
     """When the last one was applied (monotonic seconds)."""
     _peers: OrderedDict[str, PeerHistory] = field(default_factory=OrderedDict)
 
-    def record(self, driver: ExchangeDriver, outcome: Outcome, reason: str, swarm_step: int) -> ExchangeEnded:
+    def record(
+        self, driver: ExchangeDriver, outcome: Outcome, reason: str, swarm_step: int
+    ) -> ExchangeEnded:
         """Count an exchange that is over; its entry in the list of rounds."""
         now = monotonic()
         self.outcomes[outcome] += 1
@@ -110,10 +115,13 @@ class History:
             events -= len(self.stories.popleft().told)
 
     def story(self, last: int) -> dict[str, Any]:
-        """How the ``last``-th exchange from the end went, for ``story.replay``. Raises NodeError."""
+        """How the ``last``-th exchange from the end went, for ``story.replay``. Raises
+        NodeError."""
         kept = len(self.stories)
         if not 1 <= last <= kept:
-            remedy = f"choose 1 (the last one) to {kept}" if kept else "wait until an exchange has ended"
+            remedy = (
+                f"choose 1 (the last one) to {kept}" if kept else "wait until an exchange has ended"
+            )
             raise NodeError(f"There is no story of exchange {last} from the end: {remedy}.")
         return self.stories[-last].to_json()
 
@@ -127,7 +135,8 @@ class History:
         return self._peers[peer]
 
     def they_refused(self, peer: str, refusal: Refusal) -> None:
-        """Count an offer of ours that a peer refused; not where its own call to us goes on instead."""
+        """Count an offer of ours that a peer refused; not where its own call to us goes on
+        instead."""
         if refusal is Refusal.CROSSED:
             return
         self.refusals += 1
@@ -136,7 +145,8 @@ class History:
         history.last_reason = REFUSAL_TEXT[refusal]
 
     def we_refused(self, peer: str, refusal: Refusal) -> None:
-        """Count an offer of a peer that we refused; not where our own call to it goes on instead."""
+        """Count an offer of a peer that we refused; not where our own call to it goes on
+        instead."""
         if refusal is Refusal.CROSSED:
             return
         self.refusals += 1

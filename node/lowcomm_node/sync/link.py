@@ -1,7 +1,8 @@
 """One stream to one member of an exchange: contents go out, contents come in.
 
-Both are bytes in slots of shared memory. What comes in is checked before it is used: size against the plan before the first
-byte is read, order and bounds of every chunk, digest of the whole, and then by the trainer, which decodes it.
+Both are bytes in slots of shared memory. What comes in is checked before it is used: size against
+the plan before the first byte is read, order and bounds of every chunk, digest of the whole, and
+then by the trainer, which decodes it.
 
     PairLink     both ends send their whole contribution, and a part of it again where they are asked to
     GroupLink    both ends send one share and one mean, and tell each other what a group has to agree on
@@ -25,7 +26,8 @@ CHUNK_BYTES = 256 * 1024
 MAX_REASON = 200
 """Characters of a reason to give up."""
 LEAST_CHUNK, FREE_CHUNKS = 1024, 64
-"""Chunks of a content have so many bytes on average, but for the first few: each costs us as much work as a large one."""
+"""Chunks of a content have so many bytes on average, but for the first few: each costs us as much
+work as a large one."""
 PACE_TIME, PACE_SHARE = 0.25, 0.1
 """When so much of the time that a content has is over, so much of it must have come."""
 
@@ -34,11 +36,14 @@ MEASURED_FROM = 1.0
 
 
 class Incoming:
-    """A content that comes in: chunk by chunk into its place, at least ``least`` bytes and no more than fit there."""
+    """A content that comes in: chunk by chunk into its place, at least ``least`` bytes and no more
+    than fit there."""
 
     def __init__(self, content: pb.Content, into: memoryview, least: int) -> None:
         if not least <= content.size <= len(into) or len(content.digest) != 32:
-            raise ProtocolViolation(f"announced {content.size} bytes where {least} to {len(into)} are due")
+            raise ProtocolViolation(
+                f"announced {content.size} bytes where {least} to {len(into)} are due"
+            )
         self.part, self.size, self.digest = content.part, content.size, content.digest
         self._into, self._offset, self._hash = into, 0, sha256()
         self._chunks_left = FREE_CHUNKS + content.size // LEAST_CHUNK
@@ -63,10 +68,14 @@ class Incoming:
         data = chunk.data  # once: protobuf copies it each time
         end = self._offset + len(data)
         if chunk.offset != self._offset or not data or end > self.size:
-            raise ProtocolViolation(f"sent a chunk of {len(data)} bytes at {chunk.offset}, out of place")
+            raise ProtocolViolation(
+                f"sent a chunk of {len(data)} bytes at {chunk.offset}, out of place"
+            )
         self._chunks_left -= 1
         if self._chunks_left < 0:
-            raise ProtocolViolation(f"sent a contribution of {self.size} bytes in pieces of less than {LEAST_CHUNK}")
+            raise ProtocolViolation(
+                f"sent a contribution of {self.size} bytes in pieces of less than {LEAST_CHUNK}"
+            )
         self._into[self._offset : end] = data
         self._hash.update(data)
         self._offset = end
@@ -95,8 +104,8 @@ class Link:
         self._time_left = time_left
         self.bytes_sent = 0
         self.bytes_received = 0
-        # One writer at a time, in the order of asking: a stream takes no two writes at once, and what we tell may be
-        # due while our contribution is still on its way.
+        # One writer at a time, in the order of asking: a stream takes no two writes at once, and
+        # what we tell may be due while our contribution is still on its way.
         self._writing = asyncio.Lock()
         self._incoming: Incoming | None = None
         self._arrival: Arrival | None = None
@@ -107,10 +116,16 @@ class Link:
         """When a part of what comes in must have come; a time of ``monotonic``."""
 
     def rate(self, now: float) -> float | None:
-        """Bytes a second at which contents came, the slowest, one that still comes included; None if that can't be told."""
+        """Bytes a second at which contents came, the slowest, one that still comes included; None
+        if that can't be told."""
         rates = [] if self._slowest is None else [self._slowest]
         waited = now - self._announced
-        if self._incoming is not None and not self._incoming.whole and self._incoming.come and waited > MEASURED_FROM:
+        if (
+            self._incoming is not None
+            and not self._incoming.whole
+            and self._incoming.come
+            and waited > MEASURED_FROM
+        ):
             rates.append(self._incoming.come / waited)
         return min(rates, default=None)
 
@@ -127,7 +142,9 @@ class Link:
     async def send_content(self, data: memoryview, digest: bytes, part: pb.Part = pb.WHOLE) -> None:
         """Send coded values. Raises LinkLost."""
         async with self._writing:
-            await self.stream.send(pb.Frame(content=pb.Content(size=len(data), digest=digest, part=part)))
+            await self.stream.send(
+                pb.Frame(content=pb.Content(size=len(data), digest=digest, part=part))
+            )
             offset = 0
             while offset < len(data):
                 piece = bytes(data[offset : offset + self._bandwidth.up.piece(CHUNK_BYTES)])
@@ -143,12 +160,14 @@ class Link:
         await self.send(pb.Frame(abandon=pb.Abandon(reason=reason[:MAX_REASON])))
 
     async def close(self) -> None:
-        """Say that we have no more to say, after all that was to be sent before, and let the other end read it."""
+        """Say that we have no more to say, after all that was to be sent before, and let the other
+        end read it."""
         async with self._writing:
             await self.stream.close()
 
     async def _receive(self) -> pb.Frame | None:
-        """The next frame, once the owner's limit allows it; None when the other end has no more to say."""
+        """The next frame, once the owner's limit allows it; None when the other end has no more to
+        say."""
         if self._arrival is not None:
             await self._arrival.make_room()
         seconds = self._paced - monotonic()
@@ -203,13 +222,15 @@ class PairLink(Link):
         on_resend: Callable[[bytes], None],
         on_confirm: Callable[[bytes], None],
     ) -> None:
-        """Read frames until the other end has confirmed; its content must have ``least`` bytes and fit ``into``.
+        """Read frames until the other end has confirmed; its content must have ``least`` bytes and
+        fit ``into``.
 
-        ``on_content`` gets the size of a content that has arrived whole, and whether it is what was asked for again;
-        what it returns is asked for. ``on_resend`` gets what the other end asks for again, once at most.
+        ``on_content`` gets the size of a content that has arrived whole, and whether it is what was
+        asked for again; what it returns is asked for. ``on_resend`` gets what the other end asks
+        for again, once at most.
 
-        Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends what is not allowed.
-        """
+        Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends
+        what is not allowed."""
         confirmed = False
         while (frame := await self._receive()) is not None:
             match frame.WhichOneof("kind"):
@@ -276,12 +297,13 @@ class GroupLink(Link):
     ) -> None:
         """Read frames until the other end has committed.
 
-        ``place`` tells where a share or a mean goes, which must have exactly that size; ``on_content`` gets it when it
-        has arrived whole, ``on_told`` gets every other frame, still to be checked. All are called in the order in which
-        the other end has sent, each after the one before is done.
+        ``place`` tells where a share or a mean goes, which must have exactly that size;
+        ``on_content`` gets it when it has arrived whole, ``on_told`` gets every other frame, still
+        to be checked. All are called in the order in which the other end has sent, each after the
+        one before is done.
 
-        Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends what is not allowed.
-        """
+        Raises LinkLost if the stream breaks off or the peer gives up, ProtocolViolation if it sends
+        what is not allowed."""
         last = ""
         while (frame := await self._receive()) is not None:
             kind = frame.WhichOneof("kind")
@@ -291,9 +313,17 @@ class GroupLink(Link):
                 if whole := self._take(frame.chunk):
                     await on_content(whole)
                 continue
-            what = self._PARTS.get(frame.content.part, "a whole contribution") if kind == "content" else kind
-            if what not in self._NEXT[last] or (self._incoming is not None and not self._incoming.whole):
-                raise ProtocolViolation(f"sent {what!r} after {last or 'hello'!r}, where it is not due")
+            what = (
+                self._PARTS.get(frame.content.part, "a whole contribution")
+                if kind == "content"
+                else kind
+            )
+            if what not in self._NEXT[last] or (
+                self._incoming is not None and not self._incoming.whole
+            ):
+                raise ProtocolViolation(
+                    f"sent {what!r} after {last or 'hello'!r}, where it is not due"
+                )
             last = what
             if kind == "content":
                 into = await place(frame.content.part)

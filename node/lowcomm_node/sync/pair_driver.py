@@ -1,4 +1,5 @@
-"""An exchange of two at this node: both send their whole contribution, and a part of it again where it must be."""
+"""An exchange of two at this node: both send their whole contribution, and a part of it again where
+it must be."""
 
 from functools import partial
 from typing import Any
@@ -60,7 +61,9 @@ class PairDriver(ExchangeDriver):
         match effect:
             case pairs.SendContent():
                 assert self.content is not None
-                await link.send_content(self.arena.view(self.slots[0], self.content.size), self.content.digest)
+                await link.send_content(
+                    self.arena.view(self.slots[0], self.content.size), self.content.digest
+                )
             case pairs.SendConfirm(members=members):
                 await link.send_confirm(members)
 
@@ -80,7 +83,9 @@ class PairDriver(ExchangeDriver):
             self.least = self.most = self.station.ready.realign_sizes[self.fragment]
 
     async def _code(self) -> None:
-        self.content = await self.trainer.capture(self.fragment, self.slots[0], self.one.realign, self.one.ahead)
+        self.content = await self.trainer.capture(
+            self.fragment, self.slots[0], self.one.realign, self.one.ahead
+        )
 
     async def _merge(self, effect: base.Apply) -> Merged:
         return await self.trainer.merge(

@@ -44,7 +44,8 @@ class ExchangeEnded(Event):
     outcome: Outcome
     """How it ended."""
     reason: str
-    """Why it was not applied, or what was special about it; empty where there is nothing to tell."""
+    """Why it was not applied, or what was special about it; empty where there is nothing to
+    tell."""
     partners: tuple[str, ...]
     """Peer ids of the other members."""
     in_doubt: bool = False
@@ -60,7 +61,8 @@ class ExchangeEnded(Event):
     seconds: float
     """Seconds that it took."""
     worst_block: float | None = None
-    """Spread of the contributions in the block of 256 values where it was largest; null unless it was applied."""
+    """Spread of the contributions in the block of 256 values where it was largest; null unless it
+    was applied."""
 
     @property
     def name(self) -> str:

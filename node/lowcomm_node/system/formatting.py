@@ -19,7 +19,9 @@ def clean(text: Any) -> str:
 
 def clean_text(text: str) -> str:
     """The same for several lines: line ends and tabs stay."""
-    return "".join(character if character.isprintable() or character in "\n\t" else " " for character in text)
+    return "".join(
+        character if character.isprintable() or character in "\n\t" else " " for character in text
+    )
 
 
 def place(host: str, port: int | None) -> str:

@@ -30,7 +30,9 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
         return sys.stderr
 
 
-def configure_logs(verbosity: int = 0, as_json: bool | None = None, colors: bool | None = None) -> None:
+def configure_logs(
+    verbosity: int = 0, as_json: bool | None = None, colors: bool | None = None
+) -> None:
     """Send all logs to stderr. ``verbosity``: -2 errors, -1 warnings, 0 what happens, 1 and more
     everything.
 
@@ -39,7 +41,9 @@ def configure_logs(verbosity: int = 0, as_json: bool | None = None, colors: bool
     terminal = sys.stderr.isatty()
     as_json = not terminal if as_json is None else as_json
     in_color = terminal if colors is None else colors
-    level = {-1: logging.WARNING, 0: logging.INFO}.get(verbosity, logging.DEBUG if verbosity > 0 else logging.ERROR)
+    level = {-1: logging.WARNING, 0: logging.INFO}.get(
+        verbosity, logging.DEBUG if verbosity > 0 else logging.ERROR
+    )
     handler = _StderrHandler()
     handler.setFormatter(_formatter(as_json, in_color))
     root = logging.getLogger()
@@ -48,7 +52,11 @@ def configure_logs(verbosity: int = 0, as_json: bool | None = None, colors: bool
     root.setLevel(logging.DEBUG if verbosity > 1 else max(level, logging.WARNING))
     logging.getLogger("lowcomm").setLevel(level)
     structlog.configure(
-        processors=[structlog.stdlib.filter_by_level, *_SHARED, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
+        processors=[
+            structlog.stdlib.filter_by_level,
+            *_SHARED,
+            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
+        ],
         logger_factory=lambda *_: logging.getLogger("lowcomm"),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,
@@ -58,9 +66,14 @@ def configure_logs(verbosity: int = 0, as_json: bool | None = None, colors: bool
 def _formatter(as_json: bool, colors: bool) -> logging.Formatter:
     last: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
     if as_json:
-        last += [structlog.processors.format_exc_info, structlog.processors.JSONRenderer(default=str)]
+        last += [
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(default=str),
+        ]
     else:
-        last.append(structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time", pad_event_to=24))
+        last.append(
+            structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time", pad_event_to=24)
+        )
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=last)
 
 

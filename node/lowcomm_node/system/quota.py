@@ -89,7 +89,9 @@ class Shares:
     def has_room(self, place: str, free: int) -> bool:
         """Whether one more may come from an address, with ``free`` places left."""
         # The widest first: a relay, with a single prefix, gets the bounds of a network.
-        bounds = zip(reversed(prefixes_of(place)), reversed(self._at_least), reversed(PER_FREE), strict=False)
+        bounds = zip(
+            reversed(prefixes_of(place)), reversed(self._at_least), reversed(PER_FREE), strict=False
+        )
         return all(self._held[prefix] < max(least, share * free) for prefix, least, share in bounds)
 
     def take(self, place: str) -> None:
@@ -107,7 +109,11 @@ class Shares:
 def network_of(host: str) -> str:
     """The key of one caller: an IPv4 address, or an IPv6 /64, which a household uses freely."""
     address = ipaddress.ip_address(host)
-    return host if address.version == 4 else str(ipaddress.ip_network((int(address), 64), strict=False))
+    return (
+        host
+        if address.version == 4
+        else str(ipaddress.ip_network((int(address), 64), strict=False))
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -120,4 +126,6 @@ def prefixes_of(place: str) -> tuple[str, ...]:
         network = ipaddress.ip_network(network_of(place))
     except ValueError:
         return (place,)
-    return str(network).removesuffix("/32"), str(network.supernet(new_prefix=24 if network.version == 4 else 48))
+    return str(network).removesuffix("/32"), str(
+        network.supernet(new_prefix=24 if network.version == 4 else 48)
+    )

@@ -27,7 +27,16 @@ def commit(package: Path = Path(__file__).parents[1]) -> str | None:
     # Without this check git might find another repository around the installed packages.
     if not (root / ".git").exists():
         return None
-    ask = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*", f"--abbrev={_DIGITS}"]
+    ask = [
+        "git",
+        "-C",
+        str(root),
+        "describe",
+        "--always",
+        "--dirty",
+        "--exclude=*",
+        f"--abbrev={_DIGITS}",
+    ]
     try:
         told = subprocess.run(ask, capture_output=True, text=True, timeout=GIT_DEADLINE, check=True)
     except (OSError, subprocess.SubprocessError):

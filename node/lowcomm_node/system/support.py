@@ -20,7 +20,8 @@ DESCRIPTORS = 65_536
 """Open files: authenticated connections (1024), others (256), streams of p2pd, shards of a
 corpus."""
 WINDOWS = (
-    "lowcomm can't take part in a swarm on Windows: hivemind, by which peers find each other, has no package for it. "
+    "lowcomm can't take part in a swarm on Windows: hivemind, by which peers find each other, has "
+    "no package for it. "
     "Install lowcomm-node inside WSL 2 (`wsl --install`), which is a Linux on the same machine."
 )
 
@@ -66,12 +67,19 @@ def check_system(find_p2pd: Callable[[], Path]) -> None:
     program, here = find_p2pd(), f"{platform.system()} on {platform.machine()}"
     if not program.is_file():
         raise Incompatible(
-            f"This installation of hivemind has no p2pd for {here}, without which no peer is found: its wheels for "
-            "Linux (glibc) and macOS on x86-64 and ARM64 have one. Use such a machine, or a container of that kind."
+            f"This installation of hivemind has no p2pd for {here}, without which no peer is "
+            "found: its wheels for "
+            "Linux (glibc) and macOS on x86-64 and ARM64 have one. Use such a machine, or a "
+            "container of that kind."
         )
     if not os.access(program, os.X_OK):
         raise Incompatible(
-            f"{program} can't be executed: install lowcomm-node again, on a file system that is not mounted noexec."
+            f"{program} can't be executed: install lowcomm-node again, on a file system that is "
+            "not mounted noexec."
         )
     if sys.platform != "linux":
-        log.warning("system.untried", system=here, told="lowcomm is tried on Linux only: tell us how it went")
+        log.warning(
+            "system.untried",
+            system=here,
+            told="lowcomm is tried on Linux only: tell us how it went",
+        )

@@ -2,8 +2,8 @@
 library.
 
     READY=1                 once: the process works, or waits for others with a reason
-    EXTEND_TIMEOUT_USEC=... at each tick until then, and while it leaves: it is not stuck, since what
-                            it waits for has a deadline of its own
+    EXTEND_TIMEOUT_USEC=... at each tick until then, and while it leaves: it is not stuck, since
+    what it waits for has a deadline of its own
     STATUS=...              one line when it has changed, at most every STATUS_EVERY seconds
     WATCHDOG=1              twice per period of the manager, while nothing is overdue
     STOPPING=1              once
@@ -67,7 +67,9 @@ class ServiceManager:
         address = environment.pop("NOTIFY_SOCKET", None)
         period, whose = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
         ours = not whose or whose == str(os.getpid() if pid is None else pid)
-        watchdog = int(period) / _MICROSECONDS if period.isdecimal() and int(period) > 0 and ours else None
+        watchdog = (
+            int(period) / _MICROSECONDS if period.isdecimal() and int(period) > 0 and ours else None
+        )
         if address is not None and address[:1] not in ("/", "@"):
             # Such as vsock, which a virtual machine's manager uses.
             log.warning("service.unknown_socket", address=address)
@@ -102,7 +104,11 @@ class ServiceManager:
         if (now.leaving or not (self._ready or self._stopping)) and now.overdue is None:
             self._tell(f"EXTEND_TIMEOUT_USEC={int(EXTENSION * _MICROSECONDS)}")
         line = clean(now.overdue or now.line)[:MAX_STATUS]
-        if line != self._line and time - self._line_at >= STATUS_EVERY and self._tell(f"STATUS={line}"):
+        if (
+            line != self._line
+            and time - self._line_at >= STATUS_EVERY
+            and self._tell(f"STATUS={line}")
+        ):
             self._line = line
             self._line_at = time
         self._feed(now.overdue, time)
@@ -112,7 +118,11 @@ class ServiceManager:
             log.error("service.overdue", reason=overdue)
         self._overdue = overdue
         # One tick before half of the period is over: the manager kills us after a late message.
-        if self._watchdog is None or overdue is not None or time - self._fed_at < self._watchdog / 2 - self.period:
+        if (
+            self._watchdog is None
+            or overdue is not None
+            or time - self._fed_at < self._watchdog / 2 - self.period
+        ):
             return
         if self._tell("WATCHDOG=1"):
             self._fed_at = time
@@ -125,7 +135,9 @@ class ServiceManager:
         if self._address is None:
             return True
         address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK) as sender:
+        with socket.socket(
+            socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        ) as sender:
             try:
                 sender.sendto(text.encode(), address)
             except OSError as error:

@@ -7,7 +7,17 @@ bytes is off by eight.
 
 import re
 
-_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_PREFIXES = {
+    "": 1,
+    "k": 10**3,
+    "M": 10**6,
+    "G": 10**9,
+    "T": 10**12,
+    "Ki": 2**10,
+    "Mi": 2**20,
+    "Gi": 2**30,
+    "Ti": 2**40,
+}
 _BYTES = {f"{prefix}B": float(factor) for prefix, factor in _PREFIXES.items()}
 _BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _PREFIXES.items()}
 _TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -29,7 +39,9 @@ def read_rate(text: str) -> float | None:
     number, unit = _split(text.strip().removesuffix("/s"), "20Mbit or 2.5MB, a second, or none")
     rate = number * _factor(unit, _BITS | _BYTES, number, ("Mbit", "MB"))
     if rate < LEAST_RATE:
-        raise ValueError(f"{text.strip()} is too little to take part: at least {write_rate(LEAST_RATE)}, or none")
+        raise ValueError(
+            f"{text.strip()} is too little to take part: at least {write_rate(LEAST_RATE)}, or none"
+        )
     return rate
 
 
@@ -53,7 +65,10 @@ def read_duration(text: str) -> float:
     if match is None or not text.strip():
         meant = f": write {text.strip()}m or {text.strip()}h" if text.strip().isdecimal() else ""
         raise ValueError(f"{text.strip()!r} is not a duration such as 90s, 30m, 2h or 1h30m{meant}")
-    seconds = sum(float(number or 0) * _TIMES[unit] for number, unit in zip(match.groups(), "dhms", strict=True))
+    seconds = sum(
+        float(number or 0) * _TIMES[unit]
+        for number, unit in zip(match.groups(), "dhms", strict=True)
+    )
     if not seconds:
         raise ValueError(f"{text.strip()} is no time at all: write such as 90s, 30m or 2h")
     return seconds
@@ -79,7 +94,11 @@ def write_rate(rate: float | None) -> str:
 
 def write_size(size: int) -> str:
     """Format a size for ``read_size``, without rounding."""
-    fitting = {int(factor): unit for unit, factor in _BYTES.items() if size % int(factor) == 0 and size >= factor}
+    fitting = {
+        int(factor): unit
+        for unit, factor in _BYTES.items()
+        if size % int(factor) == 0 and size >= factor
+    }
     largest = max(fitting, default=1)
     return f"{size // largest}{fitting.get(largest, 'B')}"
 
@@ -103,5 +122,7 @@ def _factor(unit: str, known: dict[str, float], number: float, examples: tuple[s
         raise ValueError(f"{shown}{unit} is not a unit: write {shown}{same[0]}")
     longest_first = sorted(filter(None, _PREFIXES), key=len, reverse=True)
     prefix = next((p for p in longest_first if unit.lower().startswith(p.lower())), "M")
-    meant = " or ".join(f"{shown}{name}" for name in (f"{prefix}bit", f"{prefix}B") if name in known)
+    meant = " or ".join(
+        f"{shown}{name}" for name in (f"{prefix}bit", f"{prefix}B") if name in known
+    )
     raise ValueError(f"{shown}{unit} is not a unit: write {meant}")

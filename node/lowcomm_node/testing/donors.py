@@ -50,7 +50,10 @@ def drawn(form: StateForm, seed: int, noise: float = 0.02, common: int = 0) -> l
     """The pieces of one peer; peers with the same ``common`` differ by ``noise``."""
 
     def piece(one: Piece) -> bytes:
-        shared, own = np.random.default_rng([common, one.index]), np.random.default_rng([seed, one.index])
+        shared, own = (
+            np.random.default_rng([common, one.index]),
+            np.random.default_rng([seed, one.index]),
+        )
         vectors = [
             (shared.standard_normal(count) + noise * own.standard_normal(count)).astype(np.float32)
             for count in one.counts
@@ -165,5 +168,8 @@ class Joiner(Fetcher):
 
     def given_by(self, givers: Sequence[Giver]) -> list[int]:
         """How many pieces are, to the bit, those of each; all must be somebody's."""
-        found = [[giver.pieces[index] for giver in givers].index(data) for index, data in enumerate(self.pieces())]
+        found = [
+            [giver.pieces[index] for giver in givers].index(data)
+            for index, data in enumerate(self.pieces())
+        ]
         return [found.count(number) for number in range(len(givers))]

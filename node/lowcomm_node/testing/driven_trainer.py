@@ -49,10 +49,15 @@ class Driven:
         self._number = 0
         text = folder / "text"
         text.mkdir(exist_ok=True)
-        for name, words in (("a.txt", "A short text, and again a short text. "), ("b.txt", "One that is held out. ")):
+        for name, words in (
+            ("a.txt", "A short text, and again a short text. "),
+            ("b.txt", "One that is held out. "),
+        ):
             if not (text / name).exists():
                 (text / name).write_text(words * 300)
-        told = tiny_settings(folder, peer, more + '\n[data]\nsource = "local"\n', data=f"text:{text}", **settings)
+        told = tiny_settings(
+            folder, peer, more + '\n[data]\nsource = "local"\n', data=f"text:{text}", **settings
+        )
         self.built = self.ask(messages.Build(settings=told))
 
     @property
@@ -152,7 +157,9 @@ def begin(one: Driven, other: Driven, fragment: int = 0, realign: bool = False) 
 def bring(here: Driven, there: Driven, fragment: int, part: Part, size: int) -> Again | None:
     """Pass what lies in the slot of one to the other, which decodes it."""
     here.slot(1, size)[:] = there.slot(0, size)
-    receive = messages.Receive(fragment=fragment, part=part, peer=there.peer, slot=1, offset=0, size=size)
+    receive = messages.Receive(
+        fragment=fragment, part=part, peer=there.peer, slot=1, offset=0, size=size
+    )
     return here.ask(receive).again
 
 

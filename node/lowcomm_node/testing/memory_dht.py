@@ -91,7 +91,9 @@ class MemoryDiscovery:
     async def knock(self, entry_points: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
         """See Discovery."""
         there = self._network.peers - {self.peer_id}
-        return {peer: Knock(None if peer in there else "connection refused") for peer in entry_points}
+        return {
+            peer: Knock(None if peer in there else "connection refused") for peer in entry_points
+        }
 
     async def find_neighbours(self) -> None:
         """See Discovery."""

@@ -66,7 +66,9 @@ class ScriptedTrainer:
         self.codec_name = codec_name
         self.numel = numel
         memory = create_file()
-        self.arena: Arena | None = Arena(memory, slots, max(size, REALIGN_SIZE, 4 * numel + 8 * 4 * 256))
+        self.arena: Arena | None = Arena(
+            memory, slots, max(size, REALIGN_SIZE, 4 * numel + 8 * 4 * 256)
+        )
         os.close(memory)
         self.asked: list[str] = []
         self.holds: defaultdict[str, asyncio.Event] = defaultdict(set_event)
@@ -113,7 +115,9 @@ class ScriptedTrainer:
         await self._asked("patch")
         self._contributions[fragment][peer] += bytes(self._view(slot, size))
 
-    async def share(self, fragment: int, slot: int, realign: bool, members: tuple[str, ...], ahead: int) -> Shared:
+    async def share(
+        self, fragment: int, slot: int, realign: bool, members: tuple[str, ...], ahead: int
+    ) -> Shared:
         """See Trainer."""
         await self._asked("share")
         assert fragment not in self._shared_out, "captured twice"
@@ -124,19 +128,25 @@ class ScriptedTrainer:
             for owner, size in zip(members, sizes, strict=True)
         ]
         mine = members.index(self.peer_id)
-        self._shared_out[fragment] = SharedOut(members, sizes, shares[mine], {self.peer_id: shares[mine]}, {})
+        self._shared_out[fragment] = SharedOut(
+            members, sizes, shares[mine], {self.peer_id: shares[mine]}, {}
+        )
         shares[mine] = b""
         data = b"".join(shares)
         self._view(slot, len(data))[:] = data
         told = tuple(map(len, shares)), tuple(sha256(share).digest() for share in shares)
         return Shared(sizes=told[0], digests=told[1], steps=self.steps)
 
-    async def receive_share(self, fragment: int, peer: str, slot: int, offset: int, size: int) -> None:
+    async def receive_share(
+        self, fragment: int, peer: str, slot: int, offset: int, size: int
+    ) -> None:
         """See Trainer."""
         await self._asked("receive_share", peer)
         self._shared(fragment).received[peer] = bytes(self._view(slot, offset + size)[offset:])
 
-    async def reduce(self, fragment: int, tokens: dict[str, int], slot: int, offset: int) -> Reduced:
+    async def reduce(
+        self, fragment: int, tokens: dict[str, int], slot: int, offset: int
+    ) -> Reduced:
         """See Trainer."""
         await self._asked("reduce")
         one = self._shared(fragment)
@@ -145,13 +155,19 @@ class ScriptedTrainer:
         one.means[self.peer_id] = mean
         return Reduced(size=len(mean), digest=sha256(mean).digest(), refused={})
 
-    async def receive_mean(self, fragment: int, owner: str, slot: int, offset: int, size: int) -> None:
+    async def receive_mean(
+        self, fragment: int, owner: str, slot: int, offset: int, size: int
+    ) -> None:
         """See Trainer."""
         await self._asked("receive_mean", owner)
         self._shared(fragment).means[owner] = bytes(self._view(slot, offset + size)[offset:])
 
     async def merge(
-        self, fragment: int, over: dict[str, int] | list[str], swarm_step: int, keep_momentum: bool = False
+        self,
+        fragment: int,
+        over: dict[str, int] | list[str],
+        swarm_step: int,
+        keep_momentum: bool = False,
     ) -> Merged:
         """See Trainer."""
         await self._asked("merge")
@@ -159,10 +175,15 @@ class ScriptedTrainer:
             self.merges.append(Merge(fragment, self._contributions.pop(fragment), over, swarm_step))
         else:
             means = self._shared_out.pop(fragment).means
-            self.merges.append(Merge(fragment, {owner: means[owner] for owner in over}, {}, swarm_step))
+            self.merges.append(
+                Merge(fragment, {owner: means[owner] for owner in over}, {}, swarm_step)
+            )
         self.swarm_step = max(self.swarm_step, swarm_step)
         return Merged(
-            swarm_step=self.swarm_step, merged_steps=self.steps, merged_tokens=self.tokens, slow_digest="33" * 32
+            swarm_step=self.swarm_step,
+            merged_steps=self.steps,
+            merged_tokens=self.tokens,
+            slow_digest="33" * 32,
         )
 
     async def drop(self, fragment: int) -> None:
@@ -191,7 +212,9 @@ class ScriptedTrainer:
 
 def shard_sizes(codec_name: str, numel: int, count: int) -> tuple[int, ...]:
     """Coded bytes of each shard."""
-    return tuple(codec(codec_name).coded_size(stop - start) for start, stop in shard_bounds(numel, count))
+    return tuple(
+        codec(codec_name).coded_size(stop - start) for start, stop in shard_bounds(numel, count)
+    )
 
 
 def set_event() -> asyncio.Event:

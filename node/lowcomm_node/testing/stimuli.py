@@ -1,4 +1,5 @@
-"""A log of all that a peer's machine was told and looked up, which another machine can be told again."""
+"""A log of all that a peer's machine was told and looked up, which another machine can be told
+again."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -33,7 +34,8 @@ class Log:
     stimuli: list[Stimulus] = field(default_factory=list[Stimulus])
 
     def replay(self) -> list[list[Effect]]:
-        """What a new machine decides that is told the same. Raises AssertionError if it looks up something else."""
+        """What a new machine decides that is told the same. Raises AssertionError if it looks up
+        something else."""
         around = _Replayed()
         machine = Peer(self.me, self.spec, self.run_id, around, self.deadlines)
         decided: list[list[Effect]] = []
@@ -48,7 +50,12 @@ class RecordedPeer(Peer):
     """A machine that keeps a log."""
 
     def __init__(
-        self, me: str, spec: RunSpec, run_id: str, surroundings: Surroundings, deadlines: Deadlines | None = None
+        self,
+        me: str,
+        spec: RunSpec,
+        run_id: str,
+        surroundings: Surroundings,
+        deadlines: Deadlines | None = None,
     ) -> None:
         around = _Recorded(surroundings)
         super().__init__(me, spec, run_id, around, deadlines)

@@ -16,7 +16,13 @@ from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.server import ExchangeServer
 from lowcomm_node.transport.service import ExchangeService
 from lowcomm_node.transport.stream import CalleeStream, CallerStream
-from lowcomm_node.transport.tls import SERVER_NAME, Certificate, Gatekeeper, make_certificate, pinned
+from lowcomm_node.transport.tls import (
+    SERVER_NAME,
+    Certificate,
+    Gatekeeper,
+    make_certificate,
+    pinned,
+)
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo, Phase
@@ -181,7 +187,9 @@ class Cable:
         await asyncio.gather(*self._pumps, return_exceptions=True)
 
     async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        there, back = await asyncio.open_connection("127.0.0.1", self._target, local_addr=self._from)
+        there, back = await asyncio.open_connection(
+            "127.0.0.1", self._target, local_addr=self._from
+        )
         self._writers |= {writer, back}
         for source, sink in ((reader, back), (there, writer)):
             task = asyncio.create_task(self._pump(source, sink))

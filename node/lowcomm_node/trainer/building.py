@@ -66,7 +66,9 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     return Built(replica, store, arena, ready_of(replica, arena, resumed, skipped))
 
 
-def ready_of(replica: Replica, arena: Arena, resumed: int | None = None, skipped: tuple[str, ...] = ()) -> Ready:
+def ready_of(
+    replica: Replica, arena: Arena, resumed: int | None = None, skipped: tuple[str, ...] = ()
+) -> Ready:
     """What the daemon must know of a replica that was built, resumed or adopted."""
     numels = tuple(fragment.numel for fragment in replica.plan.fragments)
     form = transfer.form_of(replica)

@@ -20,7 +20,11 @@ def limit_vram(device: torch.device, max_vram: float | None) -> None:
 
 
 def check_memory(
-    spec: RunSpec, device: torch.device, max_memory: float | None, max_vram: float | None = None, exchanges: int = 4
+    spec: RunSpec,
+    device: torch.device,
+    max_memory: float | None,
+    max_vram: float | None = None,
+    exchanges: int = 4,
 ) -> None:
     """Raise ConfigError if training needs more memory than is free, or than the owner allows.
 
@@ -42,7 +46,8 @@ def _require(spec: RunSpec, parts: dict[str, int], allowed: int, what: str, opti
     if needed <= allowed:
         return
     raise ConfigError(
-        f"This run needs about {needed / GIB:.1f} GiB of {what}, {allowed / GIB:.1f} GiB are allowed "
+        f"This run needs about {needed / GIB:.1f} GiB of {what}, {allowed / GIB:.1f} GiB are "
+        "allowed "
         f"here (GiB: {explain(parts)}; {count_parameters(spec.model):,} parameters): join from a "
         f"larger machine, raise {option}, or ask the run's creator for a smaller batch or context."
     )

@@ -1,7 +1,7 @@
 """The state of one exchange between capture and merge: in a pair, and in a group.
 
-In both, ``sent`` ends as our contribution as the others decoded it, ``mean`` as the mean of all, and
-``ranges`` say where there is one. Vectors are flat, float32, in host memory.
+In both, ``sent`` ends as our contribution as the others decoded it, ``mean`` as the mean of all,
+and ``ranges`` say where there is one. Vectors are flat, float32, in host memory.
 """
 
 from abc import ABC, abstractmethod
@@ -55,7 +55,8 @@ class Capture(ABC):
     norms: dict[str, float] = field(default_factory=dict)
     """What was plausible of what they have brought this time."""
     worst_block: float = 0.0
-    """The largest spread of the contributions in any block of 256 values; in a group, of our shard."""
+    """The largest spread of the contributions in any block of 256 values; in a group, of our
+    shard."""
     repeats: Repeats
     """Learns what they bring, to know it again; in a group, to our shard."""
     received: dict[str, Tensor] = field(default_factory=dict)
@@ -80,7 +81,9 @@ class Capture(ABC):
         """Raises ImplausibleError if a peer resends its previous contribution."""
         brought = self.repeats.sample(self.received[peer], steps, ours)
         if self.repeats.repeats(peer, brought):
-            raise ImplausibleError("brings what it has brought before, as if it had not trained since")
+            raise ImplausibleError(
+                "brings what it has brought before, as if it had not trained since"
+            )
         self.brought[peer] = brought
 
     def commit(self) -> None:
@@ -248,7 +251,8 @@ class GroupCapture(Capture):
         vector.add_(seen, alpha=most / float(seen.norm()) - 1.0)
 
     def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:
-        """Average our shard, weighted by ``tokens`` of each contributor, and code the mean; bytes."""
+        """Average our shard, weighted by ``tokens`` of each contributor, and code the mean;
+        bytes."""
         start, stop = self.bounds[self.mine]
         self.left_out = self._against(tokens)
         tokens = {peer: count for peer, count in tokens.items() if peer not in self.left_out}

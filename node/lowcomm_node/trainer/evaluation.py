@@ -1,7 +1,7 @@
 """Loss on held-out text: the same windows at every peer that has the same data.
 
-A slow machine takes only the first 1, 2, 4, 8, ... windows, so that two peers that took equally many
-can be compared.
+A slow machine takes only the first 1, 2, 4, 8, ... windows, so that two peers that took equally
+many can be compared.
 """
 
 from collections.abc import Callable

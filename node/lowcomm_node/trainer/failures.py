@@ -83,7 +83,8 @@ class Failures:
         # checkpoint back, is the run's fault.
         if kind is Kind.DIVERGED:
             return 2
-        # A trainer that never stepped never fitted; otherwise another program may have taken memory.
+        # A trainer that never stepped never fitted; otherwise another program may have taken
+        # memory.
         if kind is Kind.MEMORY and not self._has_stepped:
             return 2
         return MOST

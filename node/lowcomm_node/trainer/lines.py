@@ -72,7 +72,9 @@ class Request(Message, Generic[A]):
     holds_steps: ClassVar[bool]
     """Whether no inner step is taken until it is done."""
 
-    def __init_subclass__(cls, name: str | None = None, at_boundary: bool = True, holds_steps: bool = False) -> None:
+    def __init_subclass__(
+        cls, name: str | None = None, at_boundary: bool = True, holds_steps: bool = False
+    ) -> None:
         super().__init_subclass__(name)
         cls.answer = get_args(cls.__dict__["__orig_bases__"][0])[0]
         cls.at_boundary = at_boundary

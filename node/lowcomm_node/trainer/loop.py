@@ -134,7 +134,9 @@ class TrainerLoop:
         at_boundary = self._boundary.put
         self._exchanges = ExchangeWork(self.replica, self.arena, self._coder, at_boundary)
         saving = Saving(settings.checkpoint_every, self.replica.steps)
-        self._states = StateWriter(self.replica, self.store, saving, self._writer, self._pipe.tell, at_boundary)
+        self._states = StateWriter(
+            self.replica, self.store, saving, self._writer, self._pipe.tell, at_boundary
+        )
         self._handlers = {
             **self._handlers,
             messages.Train: self._train,

@@ -77,7 +77,9 @@ def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4) -> Reckoning:
             host={"programs": DAEMON + CUDA_TRAINER, **_with_gaps(keeping)},
             device={"programs": CUDA_DEVICE, **_with_gaps(training)},
         )
-    return Reckoning(host={"programs": DAEMON + TRAINER, **_with_gaps(training | keeping)}, device={})
+    return Reckoning(
+        host={"programs": DAEMON + TRAINER, **_with_gaps(training | keeping)}, device={}
+    )
 
 
 def count_parameters(model: ModelSettings) -> int:
@@ -87,7 +89,9 @@ def count_parameters(model: ModelSettings) -> int:
 
 def explain(parts: Mapping[str, int]) -> str:
     """The largest parts first, in GiB."""
-    largest = sorted((part for part in parts.items() if part[1] >= GIB / 20), key=lambda part: -part[1])[:4]
+    largest = sorted(
+        (part for part in parts.items() if part[1] >= GIB / 20), key=lambda part: -part[1]
+    )[:4]
     return ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in largest)
 
 
@@ -99,7 +103,9 @@ def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:
     """A processor moves all matrices of one shape together, a GPU one after the other."""
     if train.optimizer != "muon":
         return 0
-    together = max(rows * columns * (1 if gpu else count) for (rows, columns), count in model.matrices.items())
+    together = max(
+        rows * columns * (1 if gpu else count) for (rows, columns), count in model.matrices.items()
+    )
     return MUON_VECTORS * FLOAT * together
 
 
@@ -110,7 +116,10 @@ def _activations(spec: RunSpec, model: Footprint, gpu: bool) -> int:
     looked_at = max(context, EVALUATION_TOKENS)
     # A GPU computes in bf16, but norms and the loss, and keeps a copy of the weights in bf16.
     copies = FLOAT // 2 * model.parameters if gpu else 0
-    return max(FLOAT * tokens * (model.kept + model.passing), FLOAT * looked_at * model.evaluated) + copies
+    return (
+        max(FLOAT * tokens * (model.kept + model.passing), FLOAT * looked_at * model.evaluated)
+        + copies
+    )
 
 
 def _exchanges(spec: RunSpec, numel: int, exchanges: int) -> int:

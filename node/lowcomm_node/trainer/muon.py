@@ -35,15 +35,20 @@ class BatchedMuon(torch.optim.Muon):
                 state["momentum_buffer"] = torch.zeros_like(weight.grad)
             momentum = state["momentum_buffer"].lerp_(weight.grad, 1 - group["momentum"])
             updates.append(weight.grad.lerp(momentum, group["momentum"]))
-        orthogonal = orthogonalized(torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"])
+        orthogonal = orthogonalized(
+            torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"]
+        )
         rows, columns = weights[0].shape
         rate = group["lr"] * max(1.0, rows / columns) ** 0.5
         for weight, update in zip(weights, orthogonal, strict=True):
             weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
 
 
-def orthogonalized(matrices: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float) -> Tensor:
-    """Matrices ``[count, rows, columns]`` with singular values near 1, by quintic Newton-Schulz steps.
+def orthogonalized(
+    matrices: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float
+) -> Tensor:
+    """Matrices ``[count, rows, columns]`` with singular values near 1, by quintic Newton-Schulz
+    steps.
 
     Source: Jordan et al., Muon, 2024.
     """

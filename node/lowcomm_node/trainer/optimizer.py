@@ -28,10 +28,14 @@ class InnerOptimizer:
         by_muon = {
             name: weight
             for name, weight in self._weights.items()
-            if train.optimizer == "muon" and weight.ndim == 2 and model.place_of(name).role == "block"
+            if train.optimizer == "muon"
+            and weight.ndim == 2
+            and model.place_of(name).role == "block"
         }
         others = [weight for name, weight in self._weights.items() if name not in by_muon]
-        self._moments_of = {name: MUON_MOMENTS if name in by_muon else ADAMW_MOMENTS for name in self._weights}
+        self._moments_of = {
+            name: MUON_MOMENTS if name in by_muon else ADAMW_MOMENTS for name in self._weights
+        }
         self._parts: list[torch.optim.Optimizer] = [_adamw(others, train, device)]
         if by_muon:
             self._parts.append(_muon(list(by_muon.values()), train, device))
@@ -69,7 +73,9 @@ class InnerOptimizer:
 
     def moment_vectors(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """First and second moments by weight, not copied; empty before the first step."""
-        kept = {name: self._state_of(name).get(weight, {}) for name, weight in self._weights.items()}
+        kept = {
+            name: self._state_of(name).get(weight, {}) for name, weight in self._weights.items()
+        }
         if not all(kept.values()):
             return {}, {}
         first = {name: moments[self._moments_of[name][0]] for name, moments in kept.items()}
@@ -79,7 +85,11 @@ class InnerOptimizer:
         """Go on with moments of others, which are made of so many steps."""
         firsts = {f"{name}.{self._moments_of[name][0]}": value for name, value in first.items()}
         counts = {f"{name}.step": torch.tensor(float(steps)) for name in second}
-        self.restore(firsts | {f"{name}.{ADAMW_MOMENTS[1]}": value for name, value in second.items()} | counts)
+        self.restore(
+            firsts
+            | {f"{name}.{ADAMW_MOMENTS[1]}": value for name, value in second.items()}
+            | counts
+        )
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go on with what ``moments`` gave.
@@ -88,10 +98,17 @@ class InnerOptimizer:
         """
         for name, weight in self._weights.items():
             moments = {key: tensors[f"{name}.{key}"] for key in self._moments_of[name]}
-            if "step" in moments and (bool((moments["exp_avg_sq"] < 0).any()) or bool(moments["step"] < 1)):
-                raise CheckpointError(f"The state holds impossible moments of {name}: it is refused; ask another peer.")
+            if "step" in moments and (
+                bool((moments["exp_avg_sq"] < 0).any()) or bool(moments["step"] < 1)
+            ):
+                raise CheckpointError(
+                    f"The state holds impossible moments of {name}: it is refused; ask another "
+                    "peer."
+                )
             self._state_of(name)[weight] = {
-                key: value.to(weight.device) if key != "step" or weight.device.type == "cuda" else value
+                key: value.to(weight.device)
+                if key != "step" or weight.device.type == "cuda"
+                else value
                 for key, value in moments.items()
             }
 
@@ -108,18 +125,33 @@ def learning_rate(train: TrainSettings, swarm_step: int, steps: int) -> float:
     return train.learning_rate * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
 
 
-def _adamw(weights: Sequence[Tensor], train: TrainSettings, device: torch.device) -> torch.optim.AdamW:
+def _adamw(
+    weights: Sequence[Tensor], train: TrainSettings, device: torch.device
+) -> torch.optim.AdamW:
     # Weight decay only on matrices, as is usual for transformers.
     share = train.adamw_share if train.optimizer == "muon" else 1.0
     groups = [
-        {"params": [w for w in weights if w.ndim >= 2], "weight_decay": train.weight_decay, "share": share},
+        {
+            "params": [w for w in weights if w.ndim >= 2],
+            "weight_decay": train.weight_decay,
+            "share": share,
+        },
         {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0, "share": share},
     ]
     fused = device.type in ("cuda", "cpu") or None
-    return torch.optim.AdamW(groups, lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=fused)
+    return torch.optim.AdamW(
+        groups, lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=fused
+    )
 
 
-def _muon(weights: Sequence[Tensor], train: TrainSettings, device: torch.device) -> torch.optim.Muon:
+def _muon(
+    weights: Sequence[Tensor], train: TrainSettings, device: torch.device
+) -> torch.optim.Muon:
     group = {"params": weights, "share": 1.0}
     kind = BatchedMuon if device.type == "cpu" else torch.optim.Muon
-    return kind([group], lr=train.learning_rate, momentum=train.muon_momentum, weight_decay=train.weight_decay)
+    return kind(
+        [group],
+        lr=train.learning_rate,
+        momentum=train.muon_momentum,
+        weight_decay=train.weight_decay,
+    )

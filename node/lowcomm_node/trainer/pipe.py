@@ -35,9 +35,13 @@ class Pipe:
         with self._lock, suppress(OSError):
             self._sock.sendall(line)
 
-    def start_reading(self, consume: Callable[[Request[Any], int], None], gone: Callable[[], None]) -> None:
+    def start_reading(
+        self, consume: Callable[[Request[Any], int], None], gone: Callable[[], None]
+    ) -> None:
         """Read on a thread of its own until the daemon closes; then call ``gone``."""
-        self._reader = threading.Thread(target=self._read, args=(consume, gone), name="pipe", daemon=True)
+        self._reader = threading.Thread(
+            target=self._read, args=(consume, gone), name="pipe", daemon=True
+        )
         self._reader.start()
 
     def close(self) -> None:

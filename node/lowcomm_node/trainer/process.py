@@ -118,7 +118,9 @@ class Trainer(ABC):
 
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         """Sample text from the fast weights."""
-        request = messages.Generate(prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
+        request = messages.Generate(
+            prompt=prompt, tokens=tokens, temperature=temperature, seed=seed
+        )
         return (await self.ask(request)).text
 
     async def capture(self, fragment: int, slot: int, realign: bool, ahead: int) -> Captured:
@@ -129,9 +131,13 @@ class Trainer(ABC):
         request = messages.Capture(fragment=fragment, slot=slot, realign=realign, ahead=ahead)
         return (await self.ask(request)).whole
 
-    async def share(self, fragment: int, slot: int, realign: bool, members: Sequence[str], ahead: int) -> Shared:
+    async def share(
+        self, fragment: int, slot: int, realign: bool, members: Sequence[str], ahead: int
+    ) -> Shared:
         """The same in a group: code what each other owner gets."""
-        request = messages.Capture(fragment=fragment, slot=slot, realign=realign, ahead=ahead, members=tuple(members))
+        request = messages.Capture(
+            fragment=fragment, slot=slot, realign=realign, ahead=ahead, members=tuple(members)
+        )
         return await self.ask(request)
 
     async def receive(self, fragment: int, peer: str, slot: int, size: int) -> Again | None:
@@ -142,16 +148,24 @@ class Trainer(ABC):
         """Decode the blocks that came again."""
         await self._receive(Part.AGAIN, fragment, peer, slot, 0, size)
 
-    async def receive_share(self, fragment: int, peer: str, slot: int, offset: int, size: int) -> None:
+    async def receive_share(
+        self, fragment: int, peer: str, slot: int, offset: int, size: int
+    ) -> None:
         """Decode a member's contribution to our shard."""
         await self._receive(Part.SHARE, fragment, peer, slot, offset, size)
 
-    async def receive_mean(self, fragment: int, owner: str, slot: int, offset: int, size: int) -> None:
+    async def receive_mean(
+        self, fragment: int, owner: str, slot: int, offset: int, size: int
+    ) -> None:
         """Decode an owner's mean of its shard."""
         await self._receive(Part.MEAN, fragment, owner, slot, offset, size)
 
-    async def _receive(self, part: Part, fragment: int, peer: str, slot: int, offset: int, size: int) -> Again | None:
-        request = messages.Receive(fragment=fragment, part=part, peer=peer, slot=slot, offset=offset, size=size)
+    async def _receive(
+        self, part: Part, fragment: int, peer: str, slot: int, offset: int, size: int
+    ) -> Again | None:
+        request = messages.Receive(
+            fragment=fragment, part=part, peer=peer, slot=slot, offset=offset, size=size
+        )
         return (await self.ask(request)).again
 
     async def resend(self, fragment: int, blocks: bytes, slot: int) -> tuple[int, bytes]:
@@ -159,9 +173,13 @@ class Trainer(ABC):
         told = await self.ask(messages.Resend(fragment=fragment, blocks=blocks, slot=slot))
         return told.size, told.digest
 
-    async def reduce(self, fragment: int, tokens: Mapping[str, int], slot: int, offset: int) -> Reduced:
+    async def reduce(
+        self, fragment: int, tokens: Mapping[str, int], slot: int, offset: int
+    ) -> Reduced:
         """Average our shard over the peers in ``tokens``, weighted by them, and code the mean."""
-        return await self.ask(messages.Reduce(fragment=fragment, tokens=tokens, slot=slot, offset=offset))
+        return await self.ask(
+            messages.Reduce(fragment=fragment, tokens=tokens, slot=slot, offset=offset)
+        )
 
     async def merge(
         self,
@@ -262,7 +280,9 @@ class Trainer(ABC):
                 self._building = limit if is_build else self._building
                 answer = await future
         except TimeoutError:
-            raise TrainerLost(f"The trainer did not answer {name!r} within {seconds:.0f} s.") from None
+            raise TrainerLost(
+                f"The trainer did not answer {name!r} within {seconds:.0f} s."
+            ) from None
         finally:
             self.occupied -= request.holds_steps
             self._building = None if is_build else self._building
@@ -370,7 +390,9 @@ class TrainerThread(Trainer):
 
     def _launch(self, theirs: socket.socket, memory: int) -> None:
         copy = theirs.dup()
-        self._thread = threading.Thread(target=serve, args=(copy, os.dup(memory)), name="trainer", daemon=True)
+        self._thread = threading.Thread(
+            target=serve, args=(copy, os.dup(memory)), name="trainer", daemon=True
+        )
         self._thread.start()
 
     async def _join(self, seconds: float) -> None:
@@ -382,7 +404,8 @@ def fate(code: int) -> str:
     """What the exit code of a trainer tells that said nothing of its end."""
     if code == -signal.SIGKILL:
         return (
-            "The trainer was killed (SIGKILL): if nobody did that, the machine ran out of memory, and "
+            "The trainer was killed (SIGKILL): if nobody did that, the machine ran out of memory, "
+            "and "
             "`journalctl -k` tells so."
         )
     if code < 0:

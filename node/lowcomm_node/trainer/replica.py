@@ -1,8 +1,8 @@
 """One replica: fast weights that the inner optimizer moves, slow weights that outer steps move.
 
-Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` slow weights, ``delta``
-outer momentum, ``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta`` are float32 in
-host memory, one flat vector a fragment.
+Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` slow weights,
+``delta`` outer momentum, ``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta``
+are float32 in host memory, one flat vector a fragment.
 """
 
 import importlib.util
@@ -31,7 +31,15 @@ from lowcomm_protocol.codecs import Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange.outer import contribution, merge, outer_step
 from lowcomm_protocol.exchange.repeats import Repeats
-from lowcomm_protocol.exchange.robust import FAR, FAR_APART, Bound, Directions, UsualNorm, believed_steps, growth
+from lowcomm_protocol.exchange.robust import (
+    FAR,
+    FAR_APART,
+    Bound,
+    Directions,
+    UsualNorm,
+    believed_steps,
+    growth,
+)
 from lowcomm_protocol.plan.clock import SwarmClock, largest_jump
 from lowcomm_protocol.plan.fragments import plan_fragments
 from lowcomm_protocol.plan.rows import gather, scatter
@@ -69,7 +77,9 @@ class Replica:
         self.model = build_model(spec.model, spec.run.seed).to(device)
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
         self.optimizer = InnerOptimizer(self.model, spec.train, device)
-        self.stream = TrainStream(dataset.train, spec.model.context, spec.train.batch, spec.run.seed, peer_id)
+        self.stream = TrainStream(
+            dataset.train, spec.model.context, spec.train.batch, spec.run.seed, peer_id
+        )
         self.clock = SwarmClock()
         self.steps = 0
         """Inner steps done, skipped ones included."""
@@ -78,7 +88,9 @@ class Replica:
         self.skipped = 0
         """Inner steps that were skipped, as loss or gradients were not finite."""
         self.skipped_in_a_row = 0
-        self.schedule = SyncSchedule(spec.sync.interval, [FragmentProgress() for _ in self.plan.fragments])
+        self.schedule = SyncSchedule(
+            spec.sync.interval, [FragmentProgress() for _ in self.plan.fragments]
+        )
         self.weights = dict(self.model.named_parameters())
         self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
         self.delta = [torch.zeros_like(phi) for phi in self.phi]
@@ -92,11 +104,12 @@ class Replica:
         self.captures: dict[int, Capture] = {}
         make = shard_coder if spec.sync.group > 2 else coder
         self.coders: list[Coder | ShardCoder] = [
-            make(spec.sync.codec, fragment.numel, spec.sync.error_feedback) for fragment in self.plan.fragments
+            make(spec.sync.codec, fragment.numel, spec.sync.error_feedback)
+            for fragment in self.plan.fragments
         ]
         self._outer = spec.sync.outer_settings
-        # Compiling pays on CUDA, where a step is many small kernels. On a CPU it needs a compiler and
-        # a minute of start-up.
+        # Compiling pays on CUDA, where a step is many small kernels. On a CPU it needs a compiler
+        # and a minute of start-up.
         worth_it = device.type == "cuda" and can_compile()
         self.loss = _loss(self.model, worth_it if compiled is None else compiled)
 
@@ -110,10 +123,12 @@ class Replica:
     def inner_step(self) -> float:
         """Train on one batch of our own stream; the loss in nats a token.
 
-        If the loss or a gradient is not finite, the step is skipped: only counters, stream and clock
-        go on.
+        If the loss or a gradient is not finite, the step is skipped: only counters, stream and
+        clock go on.
         """
-        tokens, targets = (batch.to(self.device, non_blocking=True) for batch in self.stream.next_batch())
+        tokens, targets = (
+            batch.to(self.device, non_blocking=True) for batch in self.stream.next_batch()
+        )
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             loss = self.loss(tokens, targets)
         loss.backward()
@@ -141,20 +156,24 @@ class Replica:
         gather(self.plan.fragments[fragment], self.weights, out)
         return out
 
-    def capture(self, fragment: int, realign: bool = False, members: Sequence[str] = (), ahead: int = 0) -> None:
+    def capture(
+        self, fragment: int, realign: bool = False, members: Sequence[str] = (), ahead: int = 0
+    ) -> None:
         """Keep what this replica contributes to an exchange of ``fragment``, as of now.
 
         ``members``: the whole group, sorted; empty in a pair. ``realign`` makes slow weights equal
         again that should be equal and are not: everybody sends fast weights in full precision, and
-        their mean becomes the slow weights of all. ``ahead``: how many inner steps longer than we the
-        others claim to have trained. Raises NotFinite if our weights are not finite.
+        their mean becomes the slow weights of all. ``ahead``: how many inner steps longer than we
+        the others claim to have trained. Raises NotFinite if our weights are not finite.
         """
         theta, phi = self.fast(fragment), self.phi[fragment]
         consensus = 1.0 if realign else self.spec.sync.consensus
         gain = 1.0 if realign else self._outer.gain
         own = gain * float((theta - phi).norm())
         if not math.isfinite(own):
-            raise NotFinite(f"Our weights in fragment {fragment} are not finite: they are not sent.")
+            raise NotFinite(
+                f"Our weights in fragment {fragment} are not finite: they are not sent."
+            )
         far = FAR_APART if consensus and self.spec.sync.group == 2 else FAR
         common = {
             "me": self.peer_id,
@@ -173,7 +192,9 @@ class Replica:
         coding = self.coders[fragment]
         if isinstance(coding, ShardCoder):
             coding = shard_coder("fp32", theta.numel()) if realign else coding
-            start, stop = shard_bounds(theta.numel(), len(members))[list(members).index(self.peer_id)]
+            start, stop = shard_bounds(theta.numel(), len(members))[
+                list(members).index(self.peer_id)
+            ]
             repeats = self._repeats(fragment, stop - start, realign)
             self.captures[fragment] = GroupCapture(
                 **common, coder=coding, repeats=repeats, kind=self.spec.sync.mean, members=members
@@ -184,7 +205,8 @@ class Replica:
             self.captures[fragment] = PairCapture(**common, coder=coding, repeats=repeats)
 
     def _repeats(self, fragment: int, numel: int, realign: bool) -> Repeats:
-        """What others brought last to these values; nothing is known if their number has changed."""
+        """What others brought last to these values; nothing is known if their number has
+        changed."""
         if realign or self.repeats[fragment].numel != numel:
             known = Repeats(numel)
             if realign:
@@ -228,7 +250,9 @@ class Replica:
     def _captured(self, fragment: int, kind: type[Kind]) -> Kind:
         capture = self.captures.get(fragment)
         if not isinstance(capture, kind):
-            raise TrainerError(f"Fragment {fragment} is not captured any more: the exchange is void.")
+            raise TrainerError(
+                f"Fragment {fragment} is not captured any more: the exchange is void."
+            )
         return capture
 
     def drop(self, fragment: int) -> None:
@@ -240,8 +264,8 @@ class Replica:
     def outer(self, fragment: int) -> None:
         """Compute the outer step from the mean of the capture; ``merge`` applies it.
 
-        Slow weights are replaced, never changed in place, so that this can run beside inner steps and
-        snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
+        Slow weights are replaced, never changed in place, so that this can run beside inner steps
+        and snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
         phi, delta = self.phi[fragment].clone(), self.delta[fragment].clone()
@@ -258,16 +282,23 @@ class Replica:
                 self.outer_step(phi[part], delta[part], capture.mean[part])
         if not (is_finite(phi) and is_finite(delta)):
             raise NotFinite(
-                f"The outer step of fragment {fragment} gives values that are not finite: it is not applied."
+                f"The outer step of fragment {fragment} gives values that are not finite: it is "
+                "not applied."
             )
         capture.outcome = (phi, delta)
         if self.spec.sync.consensus == 0:
             capture.digests = (_digest(phi), _digest(delta))
 
     def outer_step(
-        self, phi: Tensor, delta: Tensor, mean: Tensor, progress: Tensor | None = None, sent: Tensor | None = None
+        self,
+        phi: Tensor,
+        delta: Tensor,
+        mean: Tensor,
+        progress: Tensor | None = None,
+        sent: Tensor | None = None,
     ) -> None:
-        """One outer step, in place on ``phi`` and ``delta``; override it for a method of your own."""
+        """One outer step, in place on ``phi`` and ``delta``; override it for a method of your
+        own."""
         outer_step(self._outer, phi, delta, mean, progress, sent)
 
     def merge(self, fragment: int, swarm_step: int) -> None:
@@ -283,7 +314,10 @@ class Replica:
             part = slice(start, stop)
             merge(self._outer, theta[part], phi[part], capture.theta[part])
         if not is_finite(theta):
-            raise NotFinite(f"The merge of fragment {fragment} gives weights that are not finite: it is not applied.")
+            raise NotFinite(
+                f"The merge of fragment {fragment} gives weights that are not finite: it is not "
+                "applied."
+            )
         del self.captures[fragment]
         self.phi[fragment], self.delta[fragment] = phi, delta
         with torch.no_grad():
@@ -320,7 +354,9 @@ def can_compile() -> bool:
     """
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_paths()["include"], "Python.h")
-    return compiler is not None and headers.exists() and importlib.util.find_spec("triton") is not None
+    return (
+        compiler is not None and headers.exists() and importlib.util.find_spec("triton") is not None
+    )
 
 
 def _loss(model: Model, compiled: bool) -> Callable[[Tensor, Tensor], Tensor]:

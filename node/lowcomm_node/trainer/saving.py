@@ -1,22 +1,23 @@
 """When a checkpoint begins, and when training waits for one: a kill costs one interval at most.
 
-A checkpoint counts once it is on the disk. The next one therefore begins before the interval ends, as
-early as the last write suggests. If the write takes longer all the same, training waits for it.
+A checkpoint counts once it is on the disk. The next one therefore begins before the interval ends,
+as early as the last write suggests. If the write takes longer all the same, training waits for it.
 Pure: steps and time come in.
 
     steps   |------ every ------|
             ^ newest on disk    ^ no further while one is being written
                       ^ begun: twice the last write ahead of the end, half an interval at most
 
-After a failed save the next one waits: five seconds, then twice as long each time. Training waits for
-none of them.
+After a failed save the next one waits: five seconds, then twice as long each time. Training waits
+for none of them.
 """
 
 from collections import deque
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 PATIENCE = 30.0
-"""Seconds that training waits for one write; then it goes on: a disk that hangs ends no training."""
+"""Seconds that training waits for one write; then it goes on: a disk that hangs ends no
+training."""
 HANGS = f"the disk has not taken one within {PATIENCE:.0f} s."
 
 

@@ -1,8 +1,8 @@
 """A replica as checkpoint parts, and back.
 
 Parts: ``weights`` (fast weights, by name), ``outer`` (``phi.N`` and ``delta.N``, flat, float32, and
-the state of coders), ``inner`` (moments of the inner optimizer). The rest is small and goes into the
-manifest's ``meta``. Joiners get pieces instead (``transfer.py``).
+the state of coders), ``inner`` (moments of the inner optimizer). The rest is small and goes into
+the manifest's ``meta``. Joiners get pieces instead (``transfer.py``).
 """
 
 from dataclasses import asdict, fields, replace
@@ -26,7 +26,9 @@ _COUNTERS = tuple(field.name for field in fields(FragmentProgress))
 def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
     """A copy of what a resume needs, in host memory; call ``require_finite`` before writing it."""
     parts: Parts = {
-        "weights": {name: tensor.detach().to("cpu", copy=True) for name, tensor in replica.weights.items()},
+        "weights": {
+            name: tensor.detach().to("cpu", copy=True) for name, tensor in replica.weights.items()
+        },
         "outer": {
             # Merges replace slow weights and momentum, and never change them in place.
             **{f"phi.{p}": phi for p, phi in enumerate(replica.phi)},
@@ -57,7 +59,10 @@ def require_finite(parts: Parts) -> None:
     """Raise NotFinite where any tensor holds NaN or infinity."""
     for part, tensors in parts.items():
         if (name := not_finite(tensors)) is not None:
-            raise NotFinite(f"{name} ({part}) holds NaN or infinity: such a state is neither saved nor handed on.")
+            raise NotFinite(
+                f"{name} ({part}) holds NaN or infinity: such a state is neither saved nor handed "
+                "on."
+            )
 
 
 def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
@@ -72,7 +77,9 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
     replica.steps, replica.tokens = int(meta["steps"]), int(meta["tokens"])
     replica.skipped = int(meta.get("skipped", 0))  # 0.1 counted none
     replica.stream.restore(meta["stream"])
-    replica.course = newest(replica.spec, replica.run_id, [replica.course.chain.data, _amendments(meta)])
+    replica.course = newest(
+        replica.spec, replica.run_id, [replica.course.chain.data, _amendments(meta)]
+    )
     replica.usual = _usual(replica, meta)
     replica.schedule = _schedule(replica, meta["progress"])
 
@@ -91,9 +98,13 @@ def skip_text(replica: Replica, diverged: dict[str, Any] | None) -> None:
 
 
 def _schedule(replica: Replica, told: list[dict[str, int]]) -> SyncSchedule:
-    schedule = SyncSchedule(replica.spec.sync.interval, [FragmentProgress(**counters) for counters in told])
+    schedule = SyncSchedule(
+        replica.spec.sync.interval, [FragmentProgress(**counters) for counters in told]
+    )
     # 0.1 wrote 0 for a fragment that was not due yet: none has synced later than now.
-    synced = [min(one["synced"], schedule.round_of(p, replica.clock.step)) for p, one in enumerate(told)]
+    synced = [
+        min(one["synced"], schedule.round_of(p, replica.clock.step)) for p, one in enumerate(told)
+    ]
     progress = [replace(schedule[p], synced=synced[p]) for p in range(len(schedule))]
     return SyncSchedule(replica.spec.sync.interval, progress)
 
@@ -101,13 +112,16 @@ def _schedule(replica: Replica, told: list[dict[str, int]]) -> SyncSchedule:
 def _check(replica: Replica, meta: dict[str, Any]) -> None:
     if meta.get("run_id") != replica.run_id or meta.get("plan") != replica.plan.digest:
         raise CheckpointError(
-            f"The state is of run {str(meta.get('run_id'))[:12]}, not of {replica.run_id[:12]}: use another --home."
+            f"The state is of run {str(meta.get('run_id'))[:12]}, not of {replica.run_id[:12]}: "
+            "use another --home."
         )
     progress = meta.get("progress")
     if not isinstance(progress, list) or len(progress) != len(replica.plan.fragments):
         raise CheckpointError("The state counts other fragments than the plan: it is refused.")
     # A stranger may have written this; everything is checked before anything of it is used.
-    counters = [meta.get(name) for name in ("swarm_step", "steps", "tokens")] + [meta.get("skipped", 0)]
+    counters = [meta.get(name) for name in ("swarm_step", "steps", "tokens")] + [
+        meta.get("skipped", 0)
+    ]
     lowest = [0] * len(counters)
     for one in progress:
         is_whole = isinstance(one, dict) and len(one) == len(_COUNTERS)
@@ -121,7 +135,11 @@ def _check(replica: Replica, meta: dict[str, Any]) -> None:
 def _usual(replica: Replica, meta: dict[str, Any]) -> list[UsualNorm]:
     """Norms of usual progress; a donor that claims nonsense gives none."""
     claimed, count = meta.get("usual"), len(replica.usual)
-    norms = [one for one in claimed if isinstance(one, float) and 0.0 <= one < 1e6] if isinstance(claimed, list) else []
+    norms = (
+        [one for one in claimed if isinstance(one, float) and 0.0 <= one < 1e6]
+        if isinstance(claimed, list)
+        else []
+    )
     is_whole = isinstance(claimed, list) and len(norms) == len(claimed) == count
     return [UsualNorm(one) for one in (norms if is_whole else [0.0] * count)]
 

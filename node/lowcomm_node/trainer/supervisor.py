@@ -81,9 +81,17 @@ class Supervisor:
         """
         if self._failure is not None:
             late = now - self._lost_at
-            return f"the trainer was lost {late:.0f} s ago and is not over with yet" if late > END_DEADLINE else None
+            return (
+                f"the trainer was lost {late:.0f} s ago and is not over with yet"
+                if late > END_DEADLINE
+                else None
+            )
         late = self._pace.silence(now) - self._pace.deadline
-        return f"nobody ended the trainer, which hangs {late:.0f} s longer than it may" if late > END_DEADLINE else None
+        return (
+            f"nobody ended the trainer, which hangs {late:.0f} s longer than it may"
+            if late > END_DEADLINE
+            else None
+        )
 
     async def start(self, settings: TrainerSettings) -> Ready:
         """Start a trainer, which builds or resumes its replica.
@@ -111,13 +119,18 @@ class Supervisor:
         raise TrainerLost(self._failure.reason)
 
     async def explain(self, error: TrainerError) -> Failure:
-        """The failure behind the ``error`` of a request. It kills the trainer; call ``stop`` then."""
+        """The failure behind the ``error`` of a request. It kills the trainer; call ``stop``
+        then."""
         if isinstance(error, TrainerLost):
             with suppress(TimeoutError):
                 async with asyncio.timeout(FATE_DEADLINE):
                     await self._lost.wait()
         if self._failure is None:
-            kind = Kind.HUNG if isinstance(error, TrainerLost) else kind_of(str(error), error.exit_code)
+            kind = (
+                Kind.HUNG
+                if isinstance(error, TrainerLost)
+                else kind_of(str(error), error.exit_code)
+            )
             self._lose(kind, str(error))
         assert self._failure is not None
         self.last_failure = self._failure
@@ -131,7 +144,8 @@ class Supervisor:
             self._trainer.kill()
 
     async def stop(self) -> None:
-        """End the trainer and give back its memory. One that has built finishes its writes first."""
+        """End the trainer and give back its memory. One that has built finishes its writes
+        first."""
         if self._trainer is None:
             return
         if not self.runs:

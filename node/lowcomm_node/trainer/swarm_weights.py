@@ -33,7 +33,10 @@ class Comparison:
 
 
 def compare(
-    checkpoints: Sequence[Path], data_cache: Path, tokens: int, tell: Callable[[str], None] = lambda text: None
+    checkpoints: Sequence[Path],
+    data_cache: Path,
+    tokens: int,
+    tell: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
     """Average the weights of checkpoints, and evaluate them on the built-in text.
 
@@ -84,7 +87,8 @@ def sample_of(model: Model, tokenizer: Tokenizer, tokens: int) -> str:
     """
     prompt = [int(token) for token in tokenizer.encode(PROMPT.encode())]
     samples = (
-        PROMPT + tokenizer.decode(list(generate(model, prompt, tokens, TEMPERATURE, SAMPLE_TOP_K, seed)))
+        PROMPT
+        + tokenizer.decode(list(generate(model, prompt, tokens, TEMPERATURE, SAMPLE_TOP_K, seed)))
         for seed in range(DRAWS)
     )
     fullest = ""

@@ -17,7 +17,10 @@ TELL_EVERY = 1.0
 
 
 def open_text(
-    spec: RunSpec, settings: TrainerSettings, disk_quota: DiskQuota, tell: Callable[[Tokenizing], None]
+    spec: RunSpec,
+    settings: TrainerSettings,
+    disk_quota: DiskQuota,
+    tell: Callable[[Tokenizing], None],
 ) -> Dataset:
     """Open the text and the tokenizer that a run asks for; ``tell`` is told the progress.
 
@@ -30,7 +33,9 @@ def open_text(
     if source is None:
         raise ConfigError("This run trains on text of your own: name it with --data PATH.")
     progress = Telling(tell)
-    return open_data(source, tokenizer, Path(settings.data_cache), settings.field, disk_quota, progress)
+    return open_data(
+        source, tokenizer, Path(settings.data_cache), settings.field, disk_quota, progress
+    )
 
 
 def _tokenizer_of(spec: RunSpec, settings: TrainerSettings) -> Tokenizer:
@@ -46,7 +51,9 @@ def _tokenizer_of(spec: RunSpec, settings: TrainerSettings) -> Tokenizer:
 class Telling:
     """Turns what is tokenized into events with a rate and the time that remains."""
 
-    def __init__(self, tell: Callable[[Tokenizing], None], clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, tell: Callable[[Tokenizing], None], clock: Callable[[], float] = monotonic
+    ) -> None:
         self._tell = tell
         self._clock = clock
         self._began = self._told = clock()

@@ -30,9 +30,14 @@ RANGE = "range"
 def form_of(replica: Replica) -> StateForm:
     """What a snapshot of this replica looks like."""
     second = replica.optimizer.has_second
-    runs = [tuple((part.numel, second(part.tensor)) for part in one.slices) for one in replica.plan.fragments]
+    runs = [
+        tuple((part.numel, second(part.tensor)) for part in one.slices)
+        for one in replica.plan.fragments
+    ]
     ranges = RANGE in replica.coders[0].lessons()
-    return StateForm.of(replica.run_id, replica.plan.digest, replica.course.longest, tuple(runs), ranges)
+    return StateForm.of(
+        replica.run_id, replica.plan.digest, replica.course.longest, tuple(runs), ranges
+    )
 
 
 class Snapshot:
@@ -82,15 +87,20 @@ class Snapshot:
         """Write it for joiners; its name. Raises DiskFull, NotFinite."""
         for p, values in enumerate(self._values):
             if not all(is_finite(torch.from_numpy(vector)) for vector in values.vectors):
-                raise NotFinite(f"Fragment {p} of our state is not finite: it is not handed to joiners.")
-        return write_snapshot(folder, self.form.size, self.pieces(), lambda d: self.manifest(d).to_bytes(self.form))
+                raise NotFinite(
+                    f"Fragment {p} of our state is not finite: it is not handed to joiners."
+                )
+        return write_snapshot(
+            folder, self.form.size, self.pieces(), lambda d: self.manifest(d).to_bytes(self.form)
+        )
 
 
 def adopt(replica: Replica, manifest: Manifest, read: Read, back: bool = False) -> None:
-    """Take over the weights, slow weights, momenta and swarm step of others; keep our steps and data.
+    """Take over the weights, slow weights, momenta and swarm step of others; keep our steps and
+    data.
 
-    ``read`` gives each piece. ``back``: their swarm step holds even if ours is ahead of it. Exchanges
-    under way become void, so no other thread may work on a capture meanwhile. Raises
+    ``read`` gives each piece. ``back``: their swarm step holds even if ours is ahead of it.
+    Exchanges under way become void, so no other thread may work on a capture meanwhile. Raises
     ProtocolViolation, and changes nothing, for values that no training reaches.
     """
     form = form_of(replica)
@@ -129,7 +139,11 @@ def adopt_folder(replica: Replica, folder: Path, back: bool = False) -> None:
 
 def _load(replica: Replica, values: list[Values], moments: int) -> None:
     first = {name: torch.empty(weight.shape) for name, weight in replica.weights.items()}
-    second = {name: torch.empty_like(one) for name, one in first.items() if replica.optimizer.has_second(name)}
+    second = {
+        name: torch.empty_like(one)
+        for name, one in first.items()
+        if replica.optimizer.has_second(name)
+    }
     for fragment, one in zip(replica.plan.fragments, values, strict=True):
         scatter(fragment, torch.from_numpy(one.theta), replica.weights)
         scatter(fragment, torch.from_numpy(one.first), first)

@@ -193,7 +193,9 @@ class ExchangeWork:
     def _check_captured(self, fragment: int, capture: Capture) -> None:
         # It may have been dropped, or a state was copied meanwhile.
         if self._replica.captures.get(fragment) is not capture:
-            raise TrainerError(f"Fragment {fragment} is not captured any more: the exchange is void.")
+            raise TrainerError(
+                f"Fragment {fragment} is not captured any more: the exchange is void."
+            )
 
     def _slot(self, slot: int, offset: int = 0, size: int | None = None) -> memoryview:
         """``size`` bytes of a slot from ``offset`` on; without a size all of them."""

@@ -11,7 +11,15 @@ from lowcomm_node.errors import Diverged, NotFinite
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.lines import Event
-from lowcomm_node.trainer.messages import Checkpoint, Held, NotSaved, Save, Saved, Snapshot, SnapshotWritten
+from lowcomm_node.trainer.messages import (
+    Checkpoint,
+    Held,
+    NotSaved,
+    Save,
+    Saved,
+    Snapshot,
+    SnapshotWritten,
+)
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.saving import HANGS, Saving
 from lowcomm_node.trainer.state import Parts
@@ -86,8 +94,14 @@ class StateWriter:
             raise
         after_trouble = self.saving.succeeded(self._replica.steps)
         swarm_step, seconds = meta["swarm_step"], monotonic() - began
-        self._tell(Saved(swarm_step=swarm_step, path=str(path), seconds=seconds, after_trouble=after_trouble))
-        return Checkpoint(path=str(path), swarm_step=swarm_step, steps=meta["steps"], tokens=meta["tokens"])
+        self._tell(
+            Saved(
+                swarm_step=swarm_step, path=str(path), seconds=seconds, after_trouble=after_trouble
+            )
+        )
+        return Checkpoint(
+            path=str(path), swarm_step=swarm_step, steps=meta["steps"], tokens=meta["tokens"]
+        )
 
     def _give_up(self, error: NotFinite) -> None:
         reason = str(error).rstrip(".")

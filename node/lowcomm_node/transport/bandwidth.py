@@ -122,7 +122,11 @@ class BandwidthLimit:
     def piece(self, largest: int) -> int:
         """The most bytes to pass at a time."""
         rate = self._bucket.rate
-        return largest if rate is None else min(largest, max(SHORTEST_PIECE, int(rate * PIECE_SECONDS)))
+        return (
+            largest
+            if rate is None
+            else min(largest, max(SHORTEST_PIECE, int(rate * PIECE_SECONDS)))
+        )
 
     async def pass_(self, count: int) -> None:
         """Wait until ``count`` bytes may go, first come first served. Zero bytes never wait."""

@@ -60,7 +60,9 @@ async def _first(digest: bytes, addresses: Sequence[str]) -> bytes:
                 if waiting:
                     tries.add(asyncio.create_task(_fetch(digest, waiting.pop(0))))
                 patience = HEAD_START if waiting else None
-                done, tries = await asyncio.wait(tries, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                done, tries = await asyncio.wait(
+                    tries, timeout=patience, return_when=asyncio.FIRST_COMPLETED
+                )
                 for task in done:
                     error = task.exception()
                     if error is None:
@@ -74,7 +76,10 @@ async def _first(digest: bytes, addresses: Sequence[str]) -> bytes:
         for task in tries:
             task.cancel()
         await asyncio.gather(*tries, return_exceptions=True)
-    raise next((error for error in errors if isinstance(error, OtherCertificate)), LinkLost("can't be reached"))
+    raise next(
+        (error for error in errors if isinstance(error, OtherCertificate)),
+        LinkLost("can't be reached"),
+    )
 
 
 async def _fetch(digest: bytes, address: str) -> bytes:

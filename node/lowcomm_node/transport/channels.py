@@ -106,7 +106,12 @@ class Channels:
             channel = await peer_channel.channel(peer)
         finally:
             peer_channel.on_call(-1)
-        return MeteredStub(ExchangeStub(channel), meter, partial(peer_channel.measured, channel), peer_channel.on_call)
+        return MeteredStub(
+            ExchangeStub(channel),
+            meter,
+            partial(peer_channel.measured, channel),
+            peer_channel.on_call,
+        )
 
     def renew(self, flow: Options) -> None:
         """Open later channels with other options. Calls under way may end on the existing ones."""
@@ -131,7 +136,10 @@ class Channels:
             return []
         peer_channel = PeerChannel(peer, self._dialers, self._tunnels, Learned())
         try:
-            return [await self._ping_over(peer_channel, route, peer.peer_id, bandwidth) for route in Route]
+            return [
+                await self._ping_over(peer_channel, route, peer.peer_id, bandwidth)
+                for route in Route
+            ]
         finally:
             await peer_channel.close()
 
@@ -148,7 +156,11 @@ class Channels:
         second."""
         peer_channel, meter = self._peer_channels.get(peer_id), self._traffic.of(peer_id)
         told = peer_channel.describe() if peer_channel is not None else PeerRoute()
-        if told.route is None and self._tunnels is not None and (address := self._tunnels.callee.caller_at(peer_id)):
+        if (
+            told.route is None
+            and self._tunnels is not None
+            and (address := self._tunnels.callee.caller_at(peer_id))
+        ):
             told = replace(told, route=name_tunnel(address))  # it calls us
         return replace(told, rate_up=meter.up.last, rate_down=meter.down.last)
 
@@ -187,19 +199,32 @@ class Channels:
         return self._open[key]
 
     async def _peer_channel(self, peer: PeerInfo, tunnels: Tunnels) -> PeerChannel:
-        if peer.peer_id not in self._peer_channels and not await self._peer_limit.has_room_for(peer.peer_id):
+        if peer.peer_id not in self._peer_channels and not await self._peer_limit.has_room_for(
+            peer.peer_id
+        ):
             most = self._peer_limit.most
-            raise LinkLost(f"was not called: this node talks with {most} peers already: raise --max-peers")
+            raise LinkLost(
+                f"was not called: this node talks with {most} peers already: raise --max-peers"
+            )
         if peer.peer_id not in self._peer_channels:  # still: another call may have been quicker
-            self._peer_channels[peer.peer_id] = PeerChannel(peer, self._dialers, tunnels, self._learned)
+            self._peer_channels[peer.peer_id] = PeerChannel(
+                peer, self._dialers, tunnels, self._learned
+            )
             self._peer_limit.join(peer.peer_id)
         self._peer_channels.move_to_end(peer.peer_id)
         return self._peer_channels[peer.peer_id]
 
     async def _drop_idle(self) -> bool:
         """Close the channel that has carried no call for longest; whether there was one."""
-        quiet = [peer_id for peer_id, peer_channel in self._peer_channels.items() if not peer_channel.calls]
-        idle = next((peer_id for peer_id in quiet if not self._peer_channels[peer_id].is_open), next(iter(quiet), None))
+        quiet = [
+            peer_id
+            for peer_id, peer_channel in self._peer_channels.items()
+            if not peer_channel.calls
+        ]
+        idle = next(
+            (peer_id for peer_id in quiet if not self._peer_channels[peer_id].is_open),
+            next(iter(quiet), None),
+        )
         if idle is None:
             return False
         peer_channel = self._peer_channels.pop(idle)
@@ -224,7 +249,9 @@ class Channels:
         except OtherCertificate:
             self._doubt()
             raise
-        return aio.secure_channel(scheme + ",".join(addresses), pinned(der), options=(*_TLS_OPTIONS, *self._flow))
+        return aio.secure_channel(
+            scheme + ",".join(addresses), pinned(der), options=(*_TLS_OPTIONS, *self._flow)
+        )
 
     def _dial_local(self, target: str) -> aio.Channel:
         return aio.insecure_channel(target, options=(*_LOCAL_OPTIONS, *self._flow))
@@ -234,13 +261,17 @@ class Channels:
 
     async def _ping(self, channel: aio.Channel, peer_id: str) -> None:
         stub = ExchangeStub(channel)
-        await stub.Describe(pb.Introduction(), metadata=self.metadata(peer_id), timeout=MEASURE_DEADLINE)
+        await stub.Describe(
+            pb.Introduction(), metadata=self.metadata(peer_id), timeout=MEASURE_DEADLINE
+        )
         self.on_answer(peer_id)
 
 
 def _callable(addresses: tuple[str, ...]) -> tuple[str, list[str]]:
     """gRPC's scheme, and the addresses of one family, since gRPC can't mix IPv4 and IPv6."""
-    numbers = [address for address in addresses if address.rpartition(":")[0].replace(".", "").isdigit()]
+    numbers = [
+        address for address in addresses if address.rpartition(":")[0].replace(".", "").isdigit()
+    ]
     longer = [address for address in addresses if address.startswith("[")]
     if numbers and (not longer or _has_route(numbers[0])):
         return "ipv4:", numbers

@@ -30,7 +30,13 @@ class _Used(NamedTuple):
 class Nonces:
     """The nonces used recently."""
 
-    def __init__(self, life: float, of_peer: int = OF_PEER, of_address: int = OF_ADDRESS, of_all: int = OF_ALL) -> None:
+    def __init__(
+        self,
+        life: float,
+        of_peer: int = OF_PEER,
+        of_address: int = OF_ADDRESS,
+        of_all: int = OF_ALL,
+    ) -> None:
         """``life``: seconds for which a nonce is remembered."""
         self._life = life
         self._of_peer = of_peer

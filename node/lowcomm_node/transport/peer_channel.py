@@ -18,7 +18,14 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.targets import MAX_ADDRESSES
 from lowcomm_node.system.logs import log
 from lowcomm_node.transport.certificates import ELSEWHERE
-from lowcomm_node.transport.connected import Connected, Dialers, describe_route, end, has_direct, is_ready
+from lowcomm_node.transport.connected import (
+    Connected,
+    Dialers,
+    describe_route,
+    end,
+    has_direct,
+    is_ready,
+)
 from lowcomm_node.transport.records import PeerRoute
 from lowcomm_node.transport.routes import Attempt, Choice, Learned, Route
 from lowcomm_node.transport.tunnel.tunnels import Tunnels
@@ -123,17 +130,25 @@ class PeerChannel:
         """What ``peers`` shows of the route in use, or why there is none."""
         route = self._choice.route
         if route is None:
-            reasons = [f"{each}: {reason}" for each in Route if (reason := self._choice.reason(each))]
+            reasons = [
+                f"{each}: {reason}" for each in Route if (reason := self._choice.reason(each))
+            ]
             return PeerRoute(route_reason="; ".join(reasons) or None)
         connected = self._open[route]
         reasons = [self._why_tunnel()] if route is Route.TUNNEL else []
         if cut := self._cut():
             reasons.append(f"the tunnel {cut}; it is being resumed")
         told = "; ".join(filter(None, reasons)) or None
-        return PeerRoute(route=describe_route(connected), route_reason=told, round_trip=connected.round_trip)
+        return PeerRoute(
+            route=describe_route(connected), route_reason=told, round_trip=connected.round_trip
+        )
 
     def _why_tunnel(self) -> str:
-        return "faster than direct" if Route.DIRECT in self._open else self._choice.reason(Route.DIRECT)
+        return (
+            "faster than direct"
+            if Route.DIRECT in self._open
+            else self._choice.reason(Route.DIRECT)
+        )
 
     def _cut(self) -> str:
         """Why the tunnel carries nothing at the moment; empty if it carries, or there is none."""
@@ -145,7 +160,11 @@ class PeerChannel:
         self._closed = True
         self._changed.set()
         channels = [*self._open.values(), *self._retiring]
-        tasks = [*self._attempts.values(), *self._retiring.values(), *([self._looking] if self._looking else [])]
+        tasks = [
+            *self._attempts.values(),
+            *self._retiring.values(),
+            *([self._looking] if self._looking else []),
+        ]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -178,9 +197,14 @@ class PeerChannel:
     async def _wait_changed(self) -> None:
         """Wait until a route opens or closes, or an interrupted tunnel carries again."""
         self._changed.clear()
-        cut = [connected.dialer for connected in self._open.values() if connected.dialer is not None and connected.cut]
+        cut = [
+            connected.dialer
+            for connected in self._open.values()
+            if connected.dialer is not None and connected.cut
+        ]
         waiting = {
-            asyncio.create_task(work) for work in (self._changed.wait(), *(dialer.wait_carried() for dialer in cut))
+            asyncio.create_task(work)
+            for work in (self._changed.wait(), *(dialer.wait_carried() for dialer in cut))
         }
         try:
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -215,8 +239,16 @@ class PeerChannel:
         if self._attempts.get(route) is task:
             del self._attempts[route]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("route.defect", peer=self._info.peer_id, route=route, error=repr(error), exc_info=error)
-            self._choice.failed(route, self._clock(), f"a defect: {error!r}; please report it with the log")
+            log.error(
+                "route.defect",
+                peer=self._info.peer_id,
+                route=route,
+                error=repr(error),
+                exc_info=error,
+            )
+            self._choice.failed(
+                route, self._clock(), f"a defect: {error!r}; please report it with the log"
+            )
         self._changed.set()
 
     async def _attempt(self, attempt: Attempt) -> None:
@@ -270,7 +302,9 @@ class PeerChannel:
         return admitted
 
     async def _dial(self, address: str) -> Connected:
-        return Connected(await self._dialers.direct(replace(self._info, addresses=(address,))), address=address)
+        return Connected(
+            await self._dialers.direct(replace(self._info, addresses=(address,))), address=address
+        )
 
     async def _ready(self, route: Route, connected: Connected) -> Connected:
         """Wait until a channel is connected, and close it if it fails. Raises LinkLost."""
@@ -316,7 +350,12 @@ class PeerChannel:
             asyncio.create_task(self._watch(route, connected)),
             asyncio.create_task(self._measure(connected)),
         )
-        log.info("route.opened", peer=self._info.peer_id, route=describe_route(connected), seconds=round(seconds, 3))
+        log.info(
+            "route.opened",
+            peer=self._info.peer_id,
+            route=describe_route(connected),
+            seconds=round(seconds, 3),
+        )
         # A direct connection makes an attempt to open a tunnel needless. An open tunnel that is
         # being renewed stays as it is.
         if route is Route.DIRECT and (other := self._attempts.get(Route.TUNNEL)) is not None:
@@ -332,7 +371,9 @@ class PeerChannel:
         while connected.channel.get_state() is ready:
             await connected.channel.wait_for_state_change(ready)
         if self._open.get(route) is connected:
-            self._choice.lost(route, self._clock(), "the connection broke off soon after it was made")
+            self._choice.lost(
+                route, self._clock(), "the connection broke off soon after it was made"
+            )
             log.debug("route.lost", peer=self._info.peer_id, route=describe_route(connected))
             self._retire(route)
 
@@ -355,7 +396,9 @@ class PeerChannel:
         # A busy callee answers late, so the minimum is the link's own round trip. It rises slowly,
         # to follow a link that has become slower.
         known = connected.round_trip
-        connected.round_trip = seconds if known is None else min(seconds, known + 0.2 * (seconds - known))
+        connected.round_trip = (
+            seconds if known is None else min(seconds, known + 0.2 * (seconds - known))
+        )
 
     def _improve(self, route: Route) -> None:
         """Check now and then whether libp2p has a direct connection while the tunnel uses a

@@ -44,9 +44,15 @@ def match_peer(text: str, peers: Iterable[PeerInfo]) -> PeerInfo:
     found = [info for info in peers if info.peer_id.startswith(text) or info.peer_id.endswith(text)]
     if len(found) > 1:
         names = ", ".join(info.peer_id for info in found[:4])
-        raise ConfigError(f"{text[:64]!r} can mean {len(found)} peers: give more of its id, such as one of {names}.")
+        raise ConfigError(
+            f"{text[:64]!r} can mean {len(found)} peers: give more of its id, such as one of "
+            f"{names}."
+        )
     if not found:
-        raise NoPeers(f"No peer of this run that is alive is called {text[:64]!r}: `lowcomm-node peers` lists them.")
+        raise NoPeers(
+            f"No peer of this run that is alive is called {text[:64]!r}: `lowcomm-node peers` "
+            "lists them."
+        )
     return found[0]
 
 
@@ -54,7 +60,10 @@ class Echo:
     """The callee's side."""
 
     def __init__(
-        self, bandwidth: Bandwidth | None = None, given: Allowed = GIVEN, clock: Callable[[], float] = monotonic
+        self,
+        bandwidth: Bandwidth | None = None,
+        given: Allowed = GIVEN,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._bandwidth = bandwidth or Bandwidth()
         self._given = Quota(given)
@@ -81,12 +90,16 @@ class Echo:
         caller = prefixes_of(stream.place)[0] if stream.place else peer
         while (ping := await stream.receive()) is not None:
             check_ping(ping)
-            if not self._given.take(caller, len(ping.content) + ping.wanted + OVERHEAD, self._clock()):
+            if not self._given.take(
+                caller, len(ping.content) + ping.wanted + OVERHEAD, self._clock()
+            ):
                 await _refuse(stream, TOO_MUCH)
                 return
             up, down = self._bandwidth.up, self._bandwidth.down
             if max(up.debt, down.debt) > BUSY_SECONDS:
-                await _refuse(stream, "its link is busy, as its owner limits it: measure again later")
+                await _refuse(
+                    stream, "its link is busy, as its owner limits it: measure again later"
+                )
                 return
             await down.pass_(len(ping.content))
             await up.pass_(ping.wanted)
@@ -145,7 +158,9 @@ class PingCall:
         return explain(code, details)
 
 
-async def measure_channel(channel: aio.Channel, metadata: tuple[tuple[str, bytes], ...], bandwidth: Bandwidth) -> Speed:
+async def measure_channel(
+    channel: aio.Channel, metadata: tuple[tuple[str, bytes], ...], bandwidth: Bandwidth
+) -> Speed:
     """Latency and rates over a connected channel. Raises LinkLost, ProtocolViolation."""
     call = ExchangeStub(channel).Ping(metadata=metadata, timeout=CALL_SECONDS)
     try:

@@ -145,7 +145,9 @@ class Choice:
     @property
     def route(self) -> Route | None:
         """The best open route."""
-        return next((route for route in self._ranked if self._states[route].phase is _Phase.OPEN), None)
+        return next(
+            (route for route in self._ranked if self._states[route].phase is _Phase.OPEN), None
+        )
 
     def reason(self, route: Route) -> str:
         """Why a route failed last; empty if it has not failed, or was opened since."""
@@ -158,10 +160,14 @@ class Choice:
         use = self.route
         better = self._ranked[: self._ranked.index(use)] if use is not None else self._ranked
         is_due: Callable[[RouteState], bool] = (
-            (lambda state: state.due <= now) if use is not None else (lambda state: state.failed + ALONE_PAUSE <= now)
+            (lambda state: state.due <= now)
+            if use is not None
+            else (lambda state: state.failed + ALONE_PAUSE <= now)
         )
         wanted = [
-            route for route in better if self._states[route].phase is _Phase.CLOSED and is_due(self._states[route])
+            route
+            for route in better
+            if self._states[route].phase is _Phase.CLOSED and is_due(self._states[route])
         ]
         for route in wanted:
             self._states[route].phase = _Phase.OPENING
@@ -170,7 +176,11 @@ class Choice:
             return Plan(use=None, reason=self._reasons())
         head_start = self.learned.head_start
         attempts = (
-            Attempt(route=route, after=head_start if route is not opening[0] else 0.0, deadline=_DEADLINES[route])
+            Attempt(
+                route=route,
+                after=head_start if route is not opening[0] else 0.0,
+                deadline=_DEADLINES[route],
+            )
             for route in wanted
         )
         return Plan(use=use, attempts=tuple(attempts))
@@ -232,5 +242,9 @@ class Choice:
         self._ranked = (first, second)
 
     def _reasons(self) -> str:
-        told = [f"{route}: {self._states[route].reason}" for route in self.routes if self._states[route].reason]
+        told = [
+            f"{route}: {self._states[route].reason}"
+            for route in self.routes
+            if self._states[route].reason
+        ]
         return "can't be reached" + (f" ({'; '.join(told)})" if told else "")

@@ -43,7 +43,9 @@ Options = tuple[tuple[str, Any], ...]
 class ExchangeServer:
     """The listening side of a node."""
 
-    def __init__(self, certificate: Certificate, service: ExchangeService, flow: Options = FREE_FLOW) -> None:
+    def __init__(
+        self, certificate: Certificate, service: ExchangeService, flow: Options = FREE_FLOW
+    ) -> None:
         """``flow``: gRPC options for incoming bytes (``bandwidth.flow_options``)."""
         self._certificate = certificate
         self._service = service
@@ -178,4 +180,6 @@ def _find_free(host: str, port: int) -> int:
 
 
 def _in_use(host: str, port: int) -> PortInUse:
-    return PortInUse(f"Port {port} of {host} is in use: choose another with --port, or 0 for any free one.")
+    return PortInUse(
+        f"Port {port} of {host} is in use: choose another with --port, or 0 for any free one."
+    )

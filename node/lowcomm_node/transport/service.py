@@ -159,12 +159,19 @@ class ExchangeService:
             await self._guard(call, peer, lambda: self._echo.answer(peer, stream))
 
     def _stream(
-        self, context: Any, meter: Meter, taking: Callable[[], AbstractContextManager[None]] = nullcontext
+        self,
+        context: Any,
+        meter: Meter,
+        taking: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> CalleeStream:
         """Our end of a call. It counts the messages, and attributes the connection's bytes to
         them."""
         connection = self._connection(context)
-        counts = Explaining(meter, self.unauthenticated.overhead, connection) if connection is not None else meter
+        counts = (
+            Explaining(meter, self.unauthenticated.overhead, connection)
+            if connection is not None
+            else meter
+        )
         return CalleeStream(context, counts, taking, self._address(context))
 
     async def _authenticate(self, call: Call) -> str:
@@ -172,7 +179,10 @@ class ExchangeService:
         # Peers that share an address with a flooder are still heard over authenticated
         # connections.
         is_known = connection is not None and self.unauthenticated.knows(connection)
-        if not is_known and (words := self._rate_limits.refuses_place(place, monotonic())) is not None:
+        if (
+            not is_known
+            and (words := self._rate_limits.refuses_place(place, monotonic())) is not None
+        ):
             await self._turn_away(call, place, words)
         try:
             peer = self._caller(call.context)
@@ -184,7 +194,9 @@ class ExchangeService:
             raise
         if connection is not None:
             self.unauthenticated.vouch(connection)
-        if (words := self._rate_limits.refuses(peer, monotonic(), self._address(call.context))) is not None:
+        if (
+            words := self._rate_limits.refuses(peer, monotonic(), self._address(call.context))
+        ) is not None:
             await self._turn_away(call, place, words, peer)
         self.on_caller(peer)
         return peer
@@ -209,7 +221,9 @@ class ExchangeService:
         except DecodeError:
             pass
         if not isinstance(request, kind):
-            await call.abort(grpc.StatusCode.INVALID_ARGUMENT, f"expected one {kind.DESCRIPTOR.name}")
+            await call.abort(
+                grpc.StatusCode.INVALID_ARGUMENT, f"expected one {kind.DESCRIPTOR.name}"
+            )
             raise ProtocolViolation("sent another request than the call has")
         return request
 
@@ -231,7 +245,9 @@ class ExchangeService:
         if connection is not None:
             return connection[0]
         name = context.peer().partition(":")[2]
-        return (self._tunnels.callee.peer_of(unquote(name)) if self._tunnels is not None else None) or ""
+        return (
+            self._tunnels.callee.peer_of(unquote(name)) if self._tunnels is not None else None
+        ) or ""
 
     def _address(self, context: Any) -> str:
         """The key of quotas by address: the caller's address, or the relay if it comes through
@@ -251,9 +267,15 @@ class ExchangeService:
         if kind in INTERNET:  # the kernel names the source, so no caller can claim another one
             return self._gatekeeper.caller(metadata, self._address(context))
         name = unquote(name)
-        peer = self._tunnels.callee.peer_of(name) if self._tunnels is not None and kind == "unix-abstract" else None
+        peer = (
+            self._tunnels.callee.peer_of(name)
+            if self._tunnels is not None and kind == "unix-abstract"
+            else None
+        )
         if self._tunnels is None or peer is None:
-            raise RecordError("A call from this machine that comes through none of our tunnels is refused.")
+            raise RecordError(
+                "A call from this machine that comes through none of our tunnels is refused."
+            )
         caller = self._gatekeeper.tunneled(peer, metadata, self._address(context))
         self._tunnels.callee.accept(name)
         return caller

@@ -116,7 +116,9 @@ class Gatekeeper:
     def credential_for(self, callee: str) -> tuple[tuple[str, bytes], ...]:
         """Metadata that proves our identity to ``callee``."""
         nonce = secrets.token_bytes(16)
-        credential = write_credential(self._identity, callee, self._run_id, self._clock(), nonce, self._claim)
+        credential = write_credential(
+            self._identity, callee, self._run_id, self._clock(), nonce, self._claim
+        )
         return ((CREDENTIAL_KEY, credential),)
 
     def caller(self, metadata: dict[str, bytes], place: str = "") -> str:
@@ -141,7 +143,9 @@ class Gatekeeper:
             caller = self.caller(metadata, place)
             if caller != peer_id:
                 self._refusals.count(What.CALL, Reason.MISPLACED)
-                raise RecordError("A credential of another peer than the one that calls is refused.")
+                raise RecordError(
+                    "A credential of another peer than the one that calls is refused."
+                )
             return caller
         now = self._clock()
         try:
@@ -157,7 +161,9 @@ class Gatekeeper:
             raise RecordError("A call without a credential is refused.", reason=Reason.MISSING)
         caller = read_credential(data, self._own_peer_id, self._run_id, now)
         if self._nonces.was_used(caller.peer_id, caller.nonce, caller.issued, now):
-            raise RecordError("A credential that was used before is refused.", reason=Reason.REPLAYED)
+            raise RecordError(
+                "A credential that was used before is refused.", reason=Reason.REPLAYED
+            )
         # Checked before the nonce is stored: peers that are not admitted must not fill the table.
         self._admission.check(caller.peer_id, caller.claim, now)
         self._nonces.use(caller.peer_id, place, caller.nonce, caller.issued, now)

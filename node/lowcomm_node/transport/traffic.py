@@ -114,11 +114,15 @@ class MeteredStub:
 
     def Swap(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
         """See the service."""
-        return MeteredCall(self._follow(self._stub.Swap(*arguments, **options)), self._meter, self._measured)
+        return MeteredCall(
+            self._follow(self._stub.Swap(*arguments, **options)), self._meter, self._measured
+        )
 
     def Fetch(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
         """See the service."""
-        return MeteredCall(self._follow(self._stub.Fetch(*arguments, **options)), self._meter, self._measured)
+        return MeteredCall(
+            self._follow(self._stub.Fetch(*arguments, **options)), self._meter, self._measured
+        )
 
     def _follow(self, call: Any) -> Any:
         self._changed(1)
@@ -129,7 +133,9 @@ class MeteredStub:
 class MeteredCall:
     """A gRPC call that counts its bytes."""
 
-    def __init__(self, call: Any, meter: Meter, measured: Measured = lambda size, seconds: None) -> None:
+    def __init__(
+        self, call: Any, meter: Meter, measured: Measured = lambda size, seconds: None
+    ) -> None:
         self._call = call
         self._meter = meter
         self._measured = measured

@@ -50,7 +50,9 @@ class Codec(ABC):
         most = self.most_size(vector.size)
         target = self._bytes(out, vector.size, most, most)
         if not target.flags.writeable:
-            raise CodecError(f"{self.name}: the buffer to encode into is read-only: pass a view of a bytearray")
+            raise CodecError(
+                f"{self.name}: the buffer to encode into is read-only: pass a view of a bytearray"
+            )
         return self._write(_read_only(vector), target)
 
     def decode(self, data: memoryview | bytes, out: Vector) -> None:
@@ -60,7 +62,9 @@ class Codec(ABC):
         """
         self._check_vector(out)
         if not out.flags.writeable:
-            raise CodecError(f"{self.name}: the vector to decode into is read-only: pass a writable array")
+            raise CodecError(
+                f"{self.name}: the vector to decode into is read-only: pass a writable array"
+            )
         least, most = self.least_size(out.size), self.most_size(out.size)
         self._decode(_read_only(self._bytes(data, out.size, least, most)), out)
 
@@ -78,23 +82,29 @@ class Codec(ABC):
 
     def _counted(self, numel: int) -> int:
         if numel < 0:
-            raise CodecError(f"{self.name}: a vector of {numel} values: give a number of at least 0")
+            raise CodecError(
+                f"{self.name}: a vector of {numel} values: give a number of at least 0"
+            )
         return numel
 
     def _check_vector(self, vector: Vector) -> None:
         if vector.dtype != np.float32 or vector.ndim != 1:
             raise CodecError(
-                f"{self.name}: an array of {vector.dtype} with {vector.ndim} dimensions: pass float32, 1-D"
+                f"{self.name}: an array of {vector.dtype} with {vector.ndim} dimensions: pass "
+                "float32, 1-D"
             )
         if not (vector.flags.c_contiguous and vector.flags.aligned):
-            raise CodecError(f"{self.name}: a vector that is not contiguous and aligned: pass a copy of it")
+            raise CodecError(
+                f"{self.name}: a vector that is not contiguous and aligned: pass a copy of it"
+            )
 
     def _bytes(self, buffer: memoryview | bytes, numel: int, least: int, most: int) -> Bytes:
         view = memoryview(buffer)
         if not least <= view.nbytes <= most or not view.c_contiguous:
             expected = f"exactly {most}" if least == most else f"{least} to {most}"
             raise CodecError(
-                f"{self.name}: a buffer of {view.nbytes} bytes for {numel} values: it must be contiguous"
+                f"{self.name}: a buffer of {view.nbytes} bytes for {numel} values: it must be "
+                "contiguous"
                 f" and hold {expected} bytes"
             )
         return np.frombuffer(view, dtype=np.uint8)
@@ -105,7 +115,8 @@ class Codec(ABC):
         bad = np.flatnonzero(~np.isfinite(vector))
         index = int(bad[0]) if bad.size else int(np.argmax(np.abs(vector)))
         return CodecError(
-            f"{self.name}: value {index} of {vector.size} is {float(vector[index])}: only {allowed} can be coded;"
+            f"{self.name}: value {index} of {vector.size} is {float(vector[index])}: only "
+            f"{allowed} can be coded;"
             " drop this contribution"
         )
 
@@ -142,5 +153,7 @@ def largest_magnitude(vector: Vector) -> float:
 
 def _read_only(array: _Array) -> _Array:
     view = array.view()
-    view.flags.writeable = False  # one array type for the kernels, whatever the caller holds: compiled once
+    view.flags.writeable = (
+        False  # one array type for the kernels, whatever the caller holds: compiled once
+    )
     return view

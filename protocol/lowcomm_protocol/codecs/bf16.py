@@ -45,7 +45,9 @@ class Bf16(FixedCodec):
         codes, bits = data.view("<u2"), out.view(np.uint32)
         for start in range(0, out.size, CHUNK):
             if int((codes[start : start + CHUNK] & MAGNITUDE).max()) >= INFINITY:
-                raise CodecError("bf16: the coded data holds NaN or infinity: drop this contribution")
+                raise CodecError(
+                    "bf16: the coded data holds NaN or infinity: drop this contribution"
+                )
         for start in range(0, out.size, CHUNK):
             part = bits[start : start + CHUNK]
             part[:] = codes[start : start + CHUNK]

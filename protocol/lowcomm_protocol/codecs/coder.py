@@ -105,4 +105,6 @@ class Coder:
     def restore(self, state: State) -> None:
         """Go on with what ``state`` gave. Raises `CodecError` if it does not fit."""
         if state:
-            raise CodecError(f"{self._codec.name}: remembers nothing, but was given {', '.join(state)}")
+            raise CodecError(
+                f"{self._codec.name}: remembers nothing, but was given {', '.join(state)}"
+            )

@@ -1,8 +1,8 @@
 """e3m0: 4 bits a value (1 sign bit, 3 exponent bits, no mantissa) in blocks of 256 behind a scale
 of absmax / 16.
 
-Layout: blocks stand one after the other, each ``4 + ceil(count / 2)`` bytes, where count is 256 and less only in the
-last one::
+Layout: blocks stand one after the other, each ``4 + ceil(count / 2)`` bytes, where count is 256 and
+less only in the last one::
 
     byte 0 .. 3   scale, IEEE 754 binary32, little-endian: 0, or from 2**-100 to (largest float32) / 16
     byte 4 + i    low nibble (bits 0-3): value 2*i;  high nibble (bits 4-7): value 2*i+1, or 0 after an odd end
@@ -55,7 +55,10 @@ class E3m0(FixedCodec):
     def _decode(self, data: Bytes, out: Vector) -> None:
         block = e3m0_check(data, out.size)
         if block >= 0:
-            raise CodecError(f"e3m0: block {block} holds a scale or a nibble that is not valid: drop this contribution")
+            raise CodecError(
+                f"e3m0: block {block} holds a scale or a nibble that is not valid: drop this "
+                "contribution"
+            )
         e3m0_decode(data, out)
 
 
@@ -68,7 +71,9 @@ def _nibble(value: Any, scale: Any) -> Any:
     # adding half a mantissa carries into the exponent from 1.5 * 2**k on, the middle between 2**k
     # and 2**(k + 1)
     code = ((ratio + np.int32(0x00400000)) >> np.int32(23)) - np.int32(124)
-    nonzero = ratio >= np.int32(0x3E000000)  # 0.125, the middle between 0 and .25, lies below that pattern
+    nonzero = ratio >= np.int32(
+        0x3E000000
+    )  # 0.125, the middle between 0 and .25, lies below that pattern
     code = min(np.int32(7), max(code, np.int32(nonzero)))
     return np.uint8(code | (np.int32(nonzero) & np.int32(bits >> np.uint32(31))) << np.int32(3))
 
@@ -90,7 +95,10 @@ def e3m0_encode(values: Vector, out: Bytes) -> int:
         write_scale(out, at, scale)
         pairs = (stop - start) // 2
         for i in range(pairs):
-            low, high = _nibble(values[start + 2 * i], scale), _nibble(values[start + 2 * i + 1], scale)
+            low, high = (
+                _nibble(values[start + 2 * i], scale),
+                _nibble(values[start + 2 * i + 1], scale),
+            )
             codes[i] = low | high << np.uint8(4)
         if pairs < codes.size:
             codes[pairs] = _nibble(values[stop - 1], scale)

@@ -70,7 +70,8 @@ class Residual:
         for other in self._pending:
             if other != (start, stop) and start < other[1] and other[0] < stop:
                 raise CodecError(
-                    f"feedback: the range {(start, stop)} overlaps {other}, which waits: forget that first"
+                    f"feedback: the range {(start, stop)} overlaps {other}, which waits: forget "
+                    "that first"
                 )
         error = np.empty(stop - start, dtype=np.float32)
         residual_keep(_read_only(wanted), _read_only(sent), self._values[start:stop], error)
@@ -90,7 +91,9 @@ class Residual:
         applied = list(ranges)
         for one in applied:
             if one not in self._pending:
-                raise CodecError(f"feedback: nothing waits for the range {one}: keep it before it is committed")
+                raise CodecError(
+                    f"feedback: nothing waits for the range {one}: keep it before it is committed"
+                )
         for start, stop in applied:
             self._values[start:stop] = self._pending[start, stop]
         self._pending.clear()
@@ -109,19 +112,28 @@ class Residual:
         Raises `CodecError` if it does not fit; other keys are left alone.
         """
         values = state.get("residual")
-        if values is None or values.shape != (self.numel,) or not bool((np.abs(values) <= LARGEST_RESIDUAL).all()):
-            raise CodecError(f"feedback: expected a residual of {self.numel} values, finite and up to 2**126")
+        if (
+            values is None
+            or values.shape != (self.numel,)
+            or not bool((np.abs(values) <= LARGEST_RESIDUAL).all())
+        ):
+            raise CodecError(
+                f"feedback: expected a residual of {self.numel} values, finite and up to 2**126"
+            )
         self._values = np.array(values, dtype=np.float32)
         self._pending.clear()
 
     def _check(self, start: int, stop: int, *vectors: Vector) -> None:
         if not 0 <= start <= stop <= self.numel:
-            raise CodecError(f"feedback: the range {(start, stop)} does not lie within {self.numel} values")
+            raise CodecError(
+                f"feedback: the range {(start, stop)} does not lie within {self.numel} values"
+            )
         for vector in vectors:
             flat = vector.dtype == np.float32 and vector.flags.c_contiguous and vector.flags.aligned
             if not flat or vector.shape != (stop - start,):
                 raise CodecError(
-                    f"feedback: an array of {vector.dtype} and shape {vector.shape}: pass {stop - start} values,"
+                    f"feedback: an array of {vector.dtype} and shape {vector.shape}: pass "
+                    f"{stop - start} values,"
                     " float32, 1-D, contiguous and aligned"
                 )
 
@@ -223,7 +235,9 @@ class FeedbackCoder(Coder):
 
 def _read_only(vector: Vector) -> Vector:
     view = vector.view()
-    view.flags.writeable = False  # one array type for the kernel, whatever the caller holds: compiled once
+    view.flags.writeable = (
+        False  # one array type for the kernel, whatever the caller holds: compiled once
+    )
     return view
 
 

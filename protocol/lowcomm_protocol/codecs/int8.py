@@ -1,6 +1,7 @@
 """int8: blocks of 256 values behind a scale of absmax / 127.
 
-Layout: blocks stand one after the other, each ``4 + count`` bytes, where count is 256 and less only in the last one::
+Layout: blocks stand one after the other, each ``4 + count`` bytes, where count is 256 and less only
+in the last one::
 
     byte 0 .. 3          scale, IEEE 754 binary32, little-endian: 0, or from 2**-100 to 66052 * 2**105
     byte 4 .. 4+count-1  codes, two's complement, -127 .. 127 (-128 is never written and refused)
@@ -52,7 +53,10 @@ class Int8(FixedCodec):
     def _decode(self, data: Bytes, out: Vector) -> None:
         block = int8_check(data, out.size)
         if block >= 0:
-            raise CodecError(f"int8: block {block} holds a scale or a code that is not valid: drop this contribution")
+            raise CodecError(
+                f"int8: block {block} holds a scale or a code that is not valid: drop this "
+                "contribution"
+            )
         int8_decode(data, out)
 
 
@@ -66,7 +70,9 @@ def int8_encode(values: Vector, out: Bytes) -> int:
         if peak >= INFINITE:
             return block
         scale = np.float32(peak.view(np.float32) / np.float32(127.0))
-        scale = np.uint32((scale.view(np.uint32) + INT8_SCALE_HALF) & INT8_SCALE_KEPT).view(np.float32)
+        scale = np.uint32((scale.view(np.uint32) + INT8_SCALE_HALF) & INT8_SCALE_KEPT).view(
+            np.float32
+        )
         if scale < SMALLEST_SCALE:
             out[at : at + 4 + stop - start] = 0
             continue

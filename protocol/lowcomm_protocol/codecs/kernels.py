@@ -32,7 +32,9 @@ SHARED = sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:
 """Names this version of this file."""
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_njit = cast("Callable[..., Callable[[Any], Any]]", numba.njit)  # numba does not say what its decorators return
+_njit = cast(
+    "Callable[..., Callable[[Any], Any]]", numba.njit
+)  # numba does not say what its decorators return
 
 
 def part(function: _Function) -> _Function:
@@ -106,7 +108,9 @@ def scale_holds(bits: Any, largest: Any) -> bool:
 def bf16_out(value: Any, out: Any, at: int) -> Any:
     """Write a value as bf16, nearest even; the value that it stands for."""
     raw = np.float32(value).view(np.uint32)
-    raw = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    raw = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) & np.uint32(
+        0xFFFF0000
+    )
     out[at], out[at + 1] = (raw >> np.uint32(16)) & np.uint32(0xFF), raw >> np.uint32(24)
     return np.uint32(raw).view(np.float32)
 
@@ -142,7 +146,9 @@ def short_scale(upper: Any, lower: Any, peak: Any, largest: Any) -> Any:
     """
     unit = np.float64(np.uint32(peak & INFINITE).view(np.float32)) * 2.0**-23
     raw = np.float32(np.float64(upper) / np.float64(lower) * unit).view(np.uint32)
-    raw = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)
+    raw = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) & np.uint32(
+        0xFFFF0000
+    )
     scale = min(np.uint32(raw).view(np.float32), np.float32(largest))
     return scale if scale >= SMALLEST_SCALE else np.float32(0.0)
 
@@ -164,4 +170,6 @@ def short_block_holds(data: Any, at: int, count: int, bits: int, largest: Any) -
         for i in range(at + 2, end):
             filled |= data[i]
         return filled == 0
-    return scale_holds(scale, largest) and (count * bits % 8 == 0 or data[end - 1] >> (count * bits % 8) == 0)
+    return scale_holds(scale, largest) and (
+        count * bits % 8 == 0 or data[end - 1] >> (count * bits % 8) == 0
+    )

@@ -9,9 +9,10 @@ Quantizing modulo a lattice goes back to Davies et al., 2002.09268.
 Layout, for B blocks of 256 values (the last may be shorter)::
 
     4 * B bytes     a block's header:  byte 0       step code c: 0, or step = 2**(c // 4 - 40) * 2**((c % 4) / 4), c - 1 for c
-                                       byte 1 .. 3  low 24 bits of the hash of its lattice points (0 for c = 0)
-    then per block  c > 0: its remainders, ``bits`` each, lowest bits first, padded with zeros to a byte
-                    c = 0: its values as bf16, little-endian
+                                       byte 1 .. 3  low 24 bits of the hash of its lattice points (0
+                                       for c = 0)
+    then per block  c > 0: its remainders, ``bits`` each, lowest bits first, padded with zeros to a
+    byte c = 0: its values as bf16, little-endian
     8 bytes         check over the hashes of all blocks with c > 0, little-endian
 
 A block that wrapped (a hash that does not match) is asked for again and comes as bf16; the answer
@@ -86,7 +87,9 @@ class ModuloCoder(Coder):
         """See Coder."""
         target = np.frombuffer(out, dtype=np.uint8)
         if target.size < self.max_size or vector.size != self.numel:
-            raise CodecError(f"{self.name}: {self.numel} values need a buffer of {self.max_size} bytes")
+            raise CodecError(
+                f"{self.name}: {self.numel} values need a buffer of {self.max_size} bytes"
+            )
         self._own = vector.copy()
         self._theirs = None
         wanted = self._ranges * np.float32(2.0 * MARGIN / (1 << self.bits))
@@ -100,7 +103,10 @@ class ModuloCoder(Coder):
         own, coded = self._known(), np.frombuffer(data, dtype=np.uint8)
         end = modulo_check(coded, self.numel, self.bits)
         if end < 0 or coded.size != end + TOTAL or out.size != self.numel:
-            raise CodecError(f"{self.name}: {coded.size} bytes are no fragment of {self.numel} values: drop this peer")
+            raise CodecError(
+                f"{self.name}: {coded.size} bytes are no fragment of {self.numel} values: drop "
+                "this peer"
+            )
         self._theirs = out
         self._codes = coded[: HEADER * self._blocks : HEADER].copy()
         wrapped = modulo_decode(coded, own, self.bits, out, self._hashes, self._bad)
@@ -118,16 +124,24 @@ class ModuloCoder(Coder):
         own, flags = self._known(), self._flags(blocks)
         target = np.frombuffer(out, dtype=np.uint8)
         if target.size < self.resent_size(blocks):
-            raise CodecError(f"{self.name}: the blocks need a buffer of {self.resent_size(blocks)} bytes")
-        return self._end(target, modulo_resend(own, flags, target, vector), self._sent_hashes, flags)
+            raise CodecError(
+                f"{self.name}: the blocks need a buffer of {self.resent_size(blocks)} bytes"
+            )
+        return self._end(
+            target, modulo_resend(own, flags, target, vector), self._sent_hashes, flags
+        )
 
     def patch(self, data: memoryview, out: Vector) -> None:
         """See Coder."""
         coded, size = np.frombuffer(data, dtype=np.uint8), 2 * self._values_of(self._bad)
         if coded.size != size + TOTAL or modulo_patch(coded, self._bad, out) >= 0:
-            raise CodecError(f"{self.name}: what came again is not what was asked for: drop this peer")
+            raise CodecError(
+                f"{self.name}: what came again is not what was asked for: drop this peer"
+            )
         if self._total(self._hashes, self._bad) != bytes(coded[size:]):
-            raise CodecError(f"{self.name}: the fragment does not match its check: drop this contribution")
+            raise CodecError(
+                f"{self.name}: the fragment does not match its check: drop this contribution"
+            )
 
     def commit(self) -> None:
         """See Coder."""
@@ -151,21 +165,32 @@ class ModuloCoder(Coder):
     def restore(self, state: State) -> None:
         """See Coder."""
         ranges = state.get("range")
-        if ranges is None or ranges.shape != self._ranges.shape or not bool(np.isfinite(ranges).all()):
+        if (
+            ranges is None
+            or ranges.shape != self._ranges.shape
+            or not bool(np.isfinite(ranges).all())
+        ):
             raise CodecError(f"{self.name}: expected {self._blocks} finite ranges")
         self._ranges = np.array(ranges, dtype=np.float32)
 
     def _known(self) -> Vector:
         if self._own is None:
-            raise CodecError(f"{self.name}: encode first: others are decoded next to our own vector")
+            raise CodecError(
+                f"{self.name}: encode first: others are decoded next to our own vector"
+            )
         return self._own
 
     def _flags(self, blocks: bytes) -> Flags:
         if len(blocks) != -(-self._blocks // 8):
-            raise CodecError(f"{self.name}: a bitmap of {len(blocks)} bytes for {self._blocks} blocks: drop this peer")
+            raise CodecError(
+                f"{self.name}: a bitmap of {len(blocks)} bytes for {self._blocks} blocks: drop "
+                "this peer"
+            )
         flags = np.unpackbits(np.frombuffer(blocks, dtype=np.uint8))
         if flags[self._blocks :].any():
-            raise CodecError(f"{self.name}: a bitmap that names blocks beyond the last: drop this peer")
+            raise CodecError(
+                f"{self.name}: a bitmap that names blocks beyond the last: drop this peer"
+            )
         return flags[: self._blocks].copy()
 
     def _values_of(self, flags: Flags) -> int:

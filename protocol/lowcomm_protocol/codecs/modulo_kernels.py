@@ -12,7 +12,11 @@ from lowcomm_protocol.codecs.kernels import BLOCK, bf16_in, bf16_out, kernel, pa
 
 MODULO_STEPS = np.array(
     [0.0]
-    + [np.float32(m) * np.float32(2.0) ** (i - 40) for i in range(64) for m in (1.0, 1.189207, 1.414214, 1.681793)],
+    + [
+        np.float32(m) * np.float32(2.0) ** (i - 40)
+        for i in range(64)
+        for m in (1.0, 1.189207, 1.414214, 1.681793)
+    ],
     dtype=np.float32,
 )[:256]
 """Step of each code: a quarter of an octave apart, from 2**-40 on; code 0 marks a block in bf16."""
@@ -50,7 +54,9 @@ def _modulo_bytes(code: Any, count: int, bits: int) -> int:
 
 
 @kernel
-def modulo_encode(values: Vector, wanted: Vector, bits: int, out: Bytes, decoded: Vector, hashes: Any) -> int:
+def modulo_encode(
+    values: Vector, wanted: Vector, bits: int, out: Bytes, decoded: Vector, hashes: Any
+) -> int:
     """Code all blocks with steps of at least ``wanted`` (below 0: none is known); bytes, or -1 -
     block if not finite.
 

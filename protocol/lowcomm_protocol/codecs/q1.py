@@ -1,7 +1,7 @@
 """q1: one bit a value, its sign, in blocks of 256 behind a scale of the mean magnitude.
 
-Layout: blocks stand one after the other, each ``2 + ceil(count / 8)`` bytes, where count is 256 and less only in the
-last one::
+Layout: blocks stand one after the other, each ``2 + ceil(count / 8)`` bytes, where count is 256 and
+less only in the last one::
 
     byte 0 .. 1   scale, bf16, little-endian: 0, or from 2**-100 to (largest bf16)
     byte 2 + i    bits 0 .. 7: values 8*i .. 8*i+7, the first in the lowest bit; 0 after the last value
@@ -54,7 +54,10 @@ class Q1(FixedCodec):
     def _decode(self, data: Bytes, out: Vector) -> None:
         block = q1_check(data, out.size)
         if block >= 0:
-            raise CodecError(f"q1: block {block} holds a scale or a bit that is not valid: drop this contribution")
+            raise CodecError(
+                f"q1: block {block} holds a scale or a bit that is not valid: drop this "
+                "contribution"
+            )
         q1_decode(data, out)
 
 
@@ -91,7 +94,9 @@ def q1_encode(values: Vector, out: Bytes) -> int:
 def q1_check(data: Bytes, numel: int) -> int:
     """Returns -1, or the first block that no encoder writes."""
     for block in range((numel + BLOCK - 1) // BLOCK):
-        if not short_block_holds(data, block * BLOCK_BYTES, min(numel - block * BLOCK, BLOCK), 1, LARGEST_SCALE):
+        if not short_block_holds(
+            data, block * BLOCK_BYTES, min(numel - block * BLOCK, BLOCK), 1, LARGEST_SCALE
+        ):
             return block
     return -1
 
@@ -106,7 +111,9 @@ def q1_decode(data: Bytes, out: Vector) -> None:
         for i in range((stop - start) // 8):
             byte = np.uint32(data[at + 2 + i])
             for k in range(8):
-                bits[start + 8 * i + k] = scale | (byte >> np.uint32(k) & np.uint32(1)) << np.uint32(31)
+                bits[start + 8 * i + k] = scale | (
+                    byte >> np.uint32(k) & np.uint32(1)
+                ) << np.uint32(31)
         for i in range((stop - start) // 8 * 8, stop - start):
             byte = np.uint32(data[at + 2 + i // 8])
             bits[start + i] = scale | (byte >> np.uint32(i % 8) & np.uint32(1)) << np.uint32(31)

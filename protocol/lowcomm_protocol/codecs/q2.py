@@ -1,8 +1,8 @@
 """q2: 2 bits a value, its sign and one of two magnitudes, in blocks of 256 behind a scale that fits
 them best.
 
-Layout: blocks stand one after the other, each ``2 + ceil(count / 4)`` bytes, where count is 256 and less only in the
-last one::
+Layout: blocks stand one after the other, each ``2 + ceil(count / 4)`` bytes, where count is 256 and
+less only in the last one::
 
     byte 0 .. 1   scale, bf16, little-endian: 0, or from 2**-100 to 146 * 2**119
     byte 2 + i    values 4*i .. 4*i+3, 2 bits each, the first in the lowest bits; 0 after the last value
@@ -67,7 +67,10 @@ class Q2(FixedCodec):
     def _decode(self, data: Bytes, out: Vector) -> None:
         block = q2_check(data, out.size)
         if block >= 0:
-            raise CodecError(f"q2: block {block} holds a scale or a code that is not valid: drop this contribution")
+            raise CodecError(
+                f"q2: block {block} holds a scale or a code that is not valid: drop this "
+                "contribution"
+            )
         q2_decode(data, out)
 
 
@@ -126,7 +129,9 @@ def q2_encode(values: Vector, out: Bytes) -> int:
             scale = _fitted(integers, count, total, peak)
             for i in range(start, stop):
                 least = min(least, bits[i] & MAGNITUDE)
-            if least >= _q2_edge(scale):  # all would be outer: the inner level holds them as well, and codes them again
+            if least >= _q2_edge(
+                scale
+            ):  # all would be outer: the inner level holds them as well, and codes them again
                 scale = short_scale(total, count, peak, LARGEST_SCALE)
         write_short_scale(out, at, scale)
         if scale == 0:
@@ -146,7 +151,9 @@ def q2_encode(values: Vector, out: Bytes) -> int:
 def q2_check(data: Bytes, numel: int) -> int:
     """Returns -1, or the first block that no encoder writes."""
     for block in range((numel + BLOCK - 1) // BLOCK):
-        if not short_block_holds(data, block * BLOCK_BYTES, min(numel - block * BLOCK, BLOCK), 2, LARGEST_SCALE):
+        if not short_block_holds(
+            data, block * BLOCK_BYTES, min(numel - block * BLOCK, BLOCK), 2, LARGEST_SCALE
+        ):
             return block
     return -1
 

@@ -114,7 +114,10 @@ class ShardCoder:
     def restore(self, state: State) -> None:
         """Go on with what ``state`` gave. Raises `CodecError` if it does not fit."""
         if set(state) != set(self.state()):
-            raise CodecError(f"{self._codec.name}: expected {sorted(self.state())}, but was given {sorted(state)}")
+            raise CodecError(
+                f"{self._codec.name}: expected {sorted(self.state())}, but was given "
+                f"{sorted(state)}"
+            )
         for kind, lost in self._lost.items():
             lost.restore({"residual": state[f"{kind}-residual"]})
 

@@ -1,4 +1,5 @@
-"""What every kind of exchange shares: its events and effects, and how it gathers those that take part.
+"""What every kind of exchange shares: its events and effects, and how it gathers those that take
+part.
 
 A kind of exchange is a subclass of `Gathering` (``pair/machine.py``, ``group/machine.py``) and an
 entry of the table in ``kinds.py``. No clock, no sockets: events go in, effects come out.
@@ -106,7 +107,8 @@ class Dial(Effect):
 
 @dataclass(frozen=True, kw_only=True)
 class Capture(Effect):
-    """Capture and code our contribution to an exchange of these members, at the next step boundary."""
+    """Capture and code our contribution to an exchange of these members, at the next step
+    boundary."""
 
     members: tuple[str, ...]
     """Sorted, our own id included."""
@@ -122,12 +124,14 @@ class Abandon(Effect):
 
 @dataclass(frozen=True, kw_only=True)
 class Apply(Effect):
-    """Take the outer step over the contributions of these members, in this order, our own included."""
+    """Take the outer step over the contributions of these members, in this order, our own
+    included."""
 
     members: tuple[str, ...]
     swarm_step: int
     shards: tuple[bool, ...] = ()
-    """In groups: which shards are applied, one for each member; a pair applies the whole fragment."""
+    """In groups: which shards are applied, one for each member; a pair applies the whole
+    fragment."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +146,8 @@ class Member:
     """One peer as an exchange sees it."""
 
     state: str
-    """In the table of the exchange. Both tables begin with ``offered`` and end out of it as ``refused`` or ``lost``."""
+    """In the table of the exchange. Both tables begin with ``offered`` and end out of it as
+    ``refused`` or ``lost``."""
     offer: Offer | None = None
     reason: str = ""
 
@@ -171,7 +176,8 @@ class Gathering(ABC):
 
     @abstractmethod
     def handle(self, event: Any) -> list[Effect]:
-        """Take in an event; what to carry out. Raises ProtocolViolation for what a peer must not do."""
+        """Take in an event; what to carry out. Raises ProtocolViolation for what a peer must not
+        do."""
 
     @abstractmethod
     def _begin(self) -> list[Effect]:
@@ -204,7 +210,11 @@ class Gathering(ABC):
         """Whether a peer that calls us can still take part."""
         # A peer that has refused us, or that we could not reach, may still call us itself.
         others = [p for p, m in self._members.items() if p != peer and m.state not in _OUT]
-        return self.stage is Stage.GATHERING and peer not in self.partners and len(others) < self.group - 1
+        return (
+            self.stage is Stage.GATHERING
+            and peer not in self.partners
+            and len(others) < self.group - 1
+        )
 
     def is_calling(self, peer: str) -> bool:
         """Whether we have called this peer and it has not answered."""
@@ -236,7 +246,9 @@ class Gathering(ABC):
 
     def _on_accepted(self, event: Accepted) -> list[Effect]:
         peer, member = event.peer, self._members.get(event.peer)
-        if peer in self.partners or (not event.called_us and (member is None or member.state == REFUSED)):
+        if peer in self.partners or (
+            not event.called_us and (member is None or member.state == REFUSED)
+        ):
             raise ProtocolViolation(f"{peer} has accepted a call that is not open.")
         if event.called_us and self.has_room_for(peer):
             member = self._members[peer] = Member(OFFERED)
@@ -248,7 +260,8 @@ class Gathering(ABC):
 
     def _on_refused(self, peer: str, reason: Refusal, detail: str) -> list[Effect]:
         if reason is Refusal.CROSSED and wins_crossing(peer, self.me):
-            return []  # Their own call is on its way to us; until it comes the member counts as called.
+            # Their own call is on its way to us; until it comes the member counts as called.
+            return []
         effects = self._advance(peer, REFUSED_INPUT)
         self._members[peer].reason = self._members[peer].reason or detail
         return effects + (self._gather() if self.stage is Stage.GATHERING else [])
@@ -273,7 +286,9 @@ class Gathering(ABC):
     def _advance(self, peer: str, event: str) -> list[Effect]:
         member = self._members.get(peer)
         if member is None:
-            raise ProtocolViolation(f"{peer}: {event!r} from a peer that has no part in this exchange.")
+            raise ProtocolViolation(
+                f"{peer}: {event!r} from a peer that has no part in this exchange."
+            )
         if member.state == LOST:
             return []  # It was on its way when we gave the member up.
         return self._step(peer, member, event)

@@ -1,8 +1,9 @@
-"""Whether a peer is too far from most others for exchanges to bring it back, and when it copies a state. Pure.
+"""Whether a peer is too far from most others for exchanges to bring it back, and when it copies a
+state. Pure.
 
-Either the others leave it out, and have for a while: what it brings is implausible, and the more so the
-longer it trains alone. Or they are far ahead, as they confirm each other, because this machine slept.
-"""
+Either the others leave it out, and have for a while: what it brings is implausible, and the more so
+the longer it trains alone. Or they are far ahead, as they confirm each other, because this machine
+slept."""
 
 from math import ceil
 
@@ -12,7 +13,8 @@ from lowcomm_protocol.exchange.rest import Rest
 from lowcomm_protocol.plan.clock import largest_jump
 
 WITNESSES = 2
-"""Peers that must leave us out before we believe that we are wrong: one alone could be a liar, or as wrong as we."""
+"""Peers that must leave us out before we believe that we are wrong: one alone could be a liar, or
+as wrong as we."""
 DRIFTED = 2
 """Intervals without an exchange after which peers that leave us out are believed."""
 ENDURED = 50
@@ -27,7 +29,8 @@ class Drift:
         self._position = position
         self._around = surroundings
         self._left_out_by: set[str] = set()
-        """Peers that have left us out, or did not believe our swarm step, since the last exchange that was applied."""
+        """Peers that have left us out, or did not believe our swarm step, since the last exchange
+        that was applied."""
         self._endured_until = 0
         self.rest = Rest()
         """After a copy that was to bring us back."""

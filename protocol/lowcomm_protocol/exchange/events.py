@@ -1,7 +1,7 @@
 """What goes into the machine of a peer (events), and what it has its driver do (effects).
 
-Events and effects of a single exchange are in ``base.py`` and with its kind. They travel wrapped, with
-the number of the exchange: `In` on the way in, `Do` on the way out.
+Events and effects of a single exchange are in ``base.py`` and with its kind. They travel wrapped,
+with the number of the exchange: `In` on the way in, `Do` on the way out.
 """
 
 from collections.abc import Sequence
@@ -39,11 +39,13 @@ class Surroundings(Protocol):
         ...
 
     def has_room_for(self, place: str, callers: Sequence[str], free: int) -> bool:
-        """Whether a call from ``place`` may begin an exchange beside those of ``callers``: no address takes all."""
+        """Whether a call from ``place`` may begin an exchange beside those of ``callers``: no
+        address takes all."""
         ...
 
     def transfer_seconds(self, size: int, streams: int) -> float:
-        """Seconds that ``size`` bytes take at our owner's limits while ``streams`` share the line."""
+        """Seconds that ``size`` bytes take at our owner's limits while ``streams`` share the
+        line."""
         ...
 
 

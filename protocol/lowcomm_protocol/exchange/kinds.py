@@ -1,7 +1,8 @@
-"""The kinds of exchange, as a table: the first that fits the settings of a run carries out its exchanges.
+"""The kinds of exchange, as a table: the first that fits the settings of a run carries out its
+exchanges.
 
-A new kind is a machine (a `base.Gathering`), an entry here, a driver in ``sync`` of the node, and what
-it carries in ``simulation/contents.py``.
+A new kind is a machine (a `base.Gathering`), an entry here, a driver in ``sync`` of the node, and
+what it carries in ``simulation/contents.py``.
 """
 
 from collections.abc import Callable, Generator, Sequence
@@ -15,7 +16,8 @@ from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.spec.settings import SyncSettings
 
 HELLO_DEADLINE = 10.0
-"""Seconds for the answer to a call, and for what is still to be told when contributions have come."""
+"""Seconds for the answer to a call, and for what is still to be told when contributions have
+come."""
 PATIENCE = 3.0
 """Seconds between two looks at who holds up the list of members of a group."""
 GATHERING_PART, REDUCING_PART = 0.25, 0.6
@@ -47,8 +49,8 @@ class Kind:
 def timetable(hello: float, deadline: float) -> Timetable:
     """What every kind is told.
 
-    What members still tell each other when contributions have come gets a grace of its own; after it
-    the exchange is over in any case.
+    What members still tell each other when contributions have come gets a grace of its own; after
+    it the exchange is over in any case.
     """
     return [(deadline, DeadlinePassed()), (deadline + hello, DeadlinePassed())]
 
@@ -82,7 +84,9 @@ PAIR = Kind(
 GROUP = Kind(
     name="group",
     fits=lambda sync: sync.group > 2,
-    machine=lambda me, candidates, group: groups.GroupExchange(me=me, candidates=candidates, group=group),
+    machine=lambda me, candidates, group: groups.GroupExchange(
+        me=me, candidates=candidates, group=group
+    ),
     timetable=_group_timetable,
     contents=2,
     all_call=True,

@@ -1,4 +1,5 @@
-"""How many seconds an exchange needs at this node, from what was measured of late. Pure: the time comes in.
+"""How many seconds an exchange needs at this node, from what was measured of late. Pure: the time
+comes in.
 
     limits   contents at the rates that the owner allows
     step     a capture waits for the end of an inner step
@@ -15,7 +16,8 @@ from statistics import median
 MOST = 16
 """Measurements that count."""
 LIFE = 600.0
-"""Seconds after which one is forgotten: a bad moment must not keep exchanges from ever being tried again."""
+"""Seconds after which one is forgotten: a bad moment must not keep exchanges from ever being tried
+again."""
 STEPS = 8
 """The longest of so many last steps is what a capture may wait for."""
 
@@ -54,10 +56,13 @@ class Needs:
 
     def told(self, longest: float) -> int:
         """What an offer tells. What was only measured makes no exchange too long to be begun."""
-        return max(self.least, min(int(longest), self.limits + int(self.step + self.work + self.line)))
+        return max(
+            self.least, min(int(longest), self.limits + int(self.step + self.work + self.line))
+        )
 
     def hindrance(self, longest: float) -> str | None:
-        """Why it can't be begun where one may take ``longest`` seconds, and what to do; None if it can."""
+        """Why it can't be begun where one may take ``longest`` seconds, and what to do; None if it
+        can."""
         if self.least <= longest:
             return None
         shared = f", which {self.streams} share," if self.streams > 1 else ""
@@ -65,6 +70,7 @@ class Needs:
         causes += [f"with steps of {self.step:.0f} s"] if self.step >= 1 else []
         remedy = "--max-up and --max-down, or that" if self.limits else "that"
         return (
-            f"{' and '.join(causes)} an exchange may take {self.least} s, and --exchange-deadline allows "
+            f"{' and '.join(causes)} an exchange may take {self.least} s, and --exchange-deadline "
+            "allows "
             f"{longest:.0f}: raise {remedy}"
         )

@@ -1,8 +1,9 @@
 """The outer step: what a group of any size does with its members' progress, from one vector a peer.
 
-``theta`` fast weights, ``phi`` slow weights, ``delta`` outer momentum, ``D = theta - phi`` progress, all of
-one fragment as flat float32 vectors on one device. Means are over the group, ``gamma`` is ``consensus``.
-A rule (nesterov.py, noloco.py) moves ``phi`` and ``delta`` by ``pooled``::
+``theta`` fast weights, ``phi`` slow weights, ``delta`` outer momentum, ``D = theta - phi``
+progress, all of one fragment as flat float32 vectors on one device. Means are over the group,
+``gamma`` is ``consensus``. A rule (nesterov.py, noloco.py) moves ``phi`` and ``delta`` by
+``pooled``::
 
     pooled = gain * mean(D) - gamma * (phi - mean(phi))
 
@@ -50,7 +51,9 @@ def contribution(
     return sent.add_(phi, alpha=settings.consensus) if settings.consensus else sent
 
 
-def mean_contribution(contributions: Sequence[torch.Tensor], weights: Sequence[float] | None = None) -> torch.Tensor:
+def mean_contribution(
+    contributions: Sequence[torch.Tensor], weights: Sequence[float] | None = None
+) -> torch.Tensor:
     """Mean of the group's contributions as everyone decoded them: a new float32 [numel] vector.
 
     Summed in the order given, which all members must share, so all get the same bits. ``weights``
@@ -104,7 +107,10 @@ def worst_block_spread(vectors: Sequence[torch.Tensor]) -> float:
     # Piece by piece, so that intermediate results stay in the cache; torch's var over a dimension
     # of 2 costs 30 times as much.
     starts = range(0, vectors[0].numel(), _PIECE)
-    worst = max((_worst_variance([one[start : start + _PIECE] for one in vectors]) for start in starts), default=0.0)
+    worst = max(
+        (_worst_variance([one[start : start + _PIECE] for one in vectors]) for start in starts),
+        default=0.0,
+    )
     return worst**0.5
 
 
@@ -144,7 +150,12 @@ def outer_step(
     settings.rule.step(settings, _array(phi), _array(delta), _array(pooled))
 
 
-def merge(settings: OuterSettings, theta: torch.Tensor, phi_new: torch.Tensor, theta_captured: torch.Tensor) -> None:
+def merge(
+    settings: OuterSettings,
+    theta: torch.Tensor,
+    phi_new: torch.Tensor,
+    theta_captured: torch.Tensor,
+) -> None:
     """Bring a finished outer step into the fast weights, in place on ``theta``; all vectors float32
     [numel].
 
@@ -172,7 +183,8 @@ def _normalized(weights: Sequence[float], count: int) -> list[float]:
     total = sum(weights) if valid else 0.0
     if not 0.0 < total < math.inf:
         raise SpecError(
-            f"weights {list(weights)} of {count} contributions: give one finite number of at least 0 each, not all 0"
+            f"weights {list(weights)} of {count} contributions: give one finite number of at least "
+            "0 each, not all 0"
         )
     return [one / total for one in weights]
 
@@ -185,6 +197,7 @@ def _check_alike(**vectors: torch.Tensor) -> None:
     for name, vector in vectors.items():
         if vector.dtype != torch.float32 or vector.shape != (numel,):
             raise PlanError(
-                f"{name}: a vector of {vector.dtype} and shape {tuple(vector.shape)} beside {names[0]} with {numel}"
+                f"{name}: a vector of {vector.dtype} and shape {tuple(vector.shape)} beside "
+                f"{names[0]} with {numel}"
                 f" values: pass float32 of shape ({numel},)"
             )

@@ -1,6 +1,7 @@
 """Whose fault it is when contents do not come. Pure.
 
-One peer that stalls is slow, or its line is. Several in a row, with nothing that came whole in between, have one thing in
+One peer that stalls is slow, or its line is. Several in a row, with nothing that came whole in
+between, have one thing in
 common: our own line, such as one that drops large packets.
 """
 
@@ -33,5 +34,6 @@ class OwnLine:
         if count < 2:
             return None
         return (
-            f"contents of {count} peers in a row did not come, so it is this machine's line: see `lowcomm-node doctor`"
+            f"contents of {count} peers in a row did not come, so it is this machine's line: see "
+            "`lowcomm-node doctor`"
         )

@@ -1,12 +1,13 @@
-"""One peer as a pure machine: what is due, who takes part, who is trusted, how long it may take, what is told.
+"""One peer as a pure machine: what is due, who takes part, who is trusted, how long it may take,
+what is told.
 
     Stepped ─► due? ─► an exchange of our own ──┐
     Called ─► consider ─► one of ours, or new ──┴─► Do(...) ─► driver ─► In(...) ─► ... ─► Over
 
-Events go in with the time, effects come out; ``events.py`` has both. The machine reads no clock and does
-no I/O. What it may look up is in `Surroundings`. The daemon, the simulator and the tests drive it: they
-carry out effects and report what comes of them. When the time of ``next_timer`` has come they tell `Tick`.
-"""
+Events go in with the time, effects come out; ``events.py`` has both. The machine reads no clock and
+does no I/O. What it may look up is in `Surroundings`. The daemon, the simulator and the tests drive
+it: they carry out effects and report what comes of them. When the time of ``next_timer`` has come
+they tell `Tick`."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -23,7 +24,14 @@ from lowcomm_protocol.exchange.own_line import OwnLine
 from lowcomm_protocol.exchange.position import Position
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.peers.trust import Trust
-from lowcomm_protocol.plan.matching import Offer, Readiness, Refusal, candidates, consider, wins_crossing
+from lowcomm_protocol.plan.matching import (
+    Offer,
+    Readiness,
+    Refusal,
+    candidates,
+    consider,
+    wins_crossing,
+)
 from lowcomm_protocol.spec.run import RunSpec
 
 _LEAVES_US_OUT = (Refusal.NOT_TRUSTED, Refusal.IMPLAUSIBLE_STEP)
@@ -33,7 +41,12 @@ class Peer:
     """Every exchange of one peer."""
 
     def __init__(
-        self, me: str, spec: RunSpec, run_id: str, surroundings: Surroundings, deadlines: Deadlines | None = None
+        self,
+        me: str,
+        spec: RunSpec,
+        run_id: str,
+        surroundings: Surroundings,
+        deadlines: Deadlines | None = None,
     ) -> None:
         self.me = me
         self.spec = spec
@@ -57,7 +70,8 @@ class Peer:
     # events in, effects out
 
     def handle(self, now: float, event: Event) -> list[base.Effect]:
-        """Take in an event at a time, in seconds of a clock that never goes back; what to carry out, in this order."""
+        """Take in an event at a time, in seconds of a clock that never goes back; what to carry
+        out, in this order."""
         self._now = now
         self._take_in(event)
         effects = self._effects
@@ -120,7 +134,9 @@ class Peer:
             case events.Merged():
                 self._on_merged(one, event)
             case events.Dropped(reason=reason, measured=measured):
-                self._finish(one, Outcome.FAILED if one.members else Outcome.NO_PARTNER, reason, measured)
+                self._finish(
+                    one, Outcome.FAILED if one.members else Outcome.NO_PARTNER, reason, measured
+                )
             case _:
                 self._tell(one, event.event)
 
@@ -155,11 +171,15 @@ class Peer:
             return  # as many are under way as fit; it stays due
         if not self.budget.allows(self._needs(fragment, self._streams(fragment), self._now)):
             return
-        offer = self._offer(fragment, self.position.schedule.round_of(fragment, self.position.swarm_step))
+        offer = self._offer(
+            fragment, self.position.schedule.round_of(fragment, self.position.swarm_step)
+        )
         one = self._new(offer, self._candidates(offer))
         self._carry_out(one, one.machine.start())
 
-    def _new(self, offer: Offer, peers: Sequence[str], call: events.Called | None = None) -> Underway:
+    def _new(
+        self, offer: Offer, peers: Sequence[str], call: events.Called | None = None
+    ) -> Underway:
         assert self.kind is not None
         self._number += 1
         machine = self.kind.machine(self.me, peers, self.spec.sync.group)
@@ -177,10 +197,14 @@ class Peer:
         left_out = set(self.trust.left_out(self.position.steps))  # few, of what may be thousands
         trusted = [peer for peer in self._around.partners() if peer not in left_out]
         sync, seed = self.spec.sync, self.spec.run.seed
-        return candidates(seed, offer.fragment, offer.round, self.me, trusted, sync.group, sync.pairing)
+        return candidates(
+            seed, offer.fragment, offer.round, self.me, trusted, sync.group, sync.pairing
+        )
 
     def _offer(self, fragment: int, number: int) -> Offer:
-        seconds = self._needs(fragment, self._streams(fragment), self._now).told(self.budget.deadlines.longest)
+        seconds = self._needs(fragment, self._streams(fragment), self._now).told(
+            self.budget.deadlines.longest
+        )
         return self.position.offer(fragment, number, seconds)
 
     # room and time
@@ -246,7 +270,9 @@ class Peer:
             return
         one = self._exchange_for(call)
         self._allow(one, theirs.seconds)
-        self._effects.append(events.Accept(exchange=one.number, call=call.call, peer=peer, offer=one.offer))
+        self._effects.append(
+            events.Accept(exchange=one.number, call=call.call, peer=peer, offer=one.offer)
+        )
         self._tell(one, base.Accepted(peer=peer, offer=theirs, called_us=True))
 
     def _consider(self, call: events.Called) -> Refusal | None:
@@ -259,13 +285,17 @@ class Peer:
         if not self.trusts(peer):
             return Refusal.NOT_TRUSTED
         schedule = self.position.schedule
-        fragment = theirs.fragment if theirs.fragment < len(schedule) else 0  # one that is unknown is refused
+        fragment = (
+            theirs.fragment if theirs.fragment < len(schedule) else 0
+        )  # one that is unknown is refused
         ready = Readiness(
             training=self.open,
             busy=one is not None and not one.machine.has_room_for(peer),
             has_room=one is not None or self._has_room_for(call.place),
             # A peer that waits for this very one takes part, however few steps ago it merged.
-            min_steps=0 if one is not None else schedule.least_steps(fragment, self.spec.sync.min_steps),
+            min_steps=0
+            if one is not None
+            else schedule.least_steps(fragment, self.spec.sync.min_steps),
             step_is_supported=self.position.supports(peer, theirs.swarm_step),
             fragment_count=len(schedule),
             longest=self.budget.deadlines.longest,
@@ -334,14 +364,20 @@ class Peer:
 
     def _on_answer(self, one: Underway, peer: str, theirs: Offer) -> None:
         one.calling.discard(peer)
-        if (theirs.fragment, theirs.plan, theirs.codec) != (one.fragment, one.offer.plan, one.offer.codec):
+        if (theirs.fragment, theirs.plan, theirs.codec) != (
+            one.fragment,
+            one.offer.plan,
+            one.offer.codec,
+        ):
             self._fail(one, peer, "accepted something else than we offered", Deed.HEAVY)
             return
         if not self.position.supports(peer, theirs.swarm_step):
             # Of two that were parted nobody can say who is right: it is not held against the other.
             reason = f"nobody else supports swarm step {theirs.swarm_step}"
             self._effects.append(events.Decline(exchange=one.number, peer=peer, reason=reason))
-            self._fail(one, peer, f"claims swarm step {theirs.swarm_step}, which nobody else supports")
+            self._fail(
+                one, peer, f"claims swarm step {theirs.swarm_step}, which nobody else supports"
+            )
             return
         if (reason := self.budget.excess(theirs.seconds)) is not None:
             self._fail(one, peer, reason)
@@ -350,10 +386,13 @@ class Peer:
         self._tell(one, base.Accepted(peer=peer, offer=theirs))
 
     def _fail(self, one: Underway, peer: str, reason: str, deed: Deed | None = None) -> None:
-        self._on_failed(one, events.Failed(exchange=one.number, peer=peer, reason=reason, deed=deed))
+        self._on_failed(
+            one, events.Failed(exchange=one.number, peer=peer, reason=reason, deed=deed)
+        )
 
     def _on_failed(self, one: Underway, failed: events.Failed) -> None:
-        """Go on without a peer, if anything was still to come from it; what no honest peer does is held against it."""
+        """Go on without a peer, if anything was still to come from it; what no honest peer does is
+        held against it."""
         peer, reason, deed = failed.peer, failed.reason, failed.deed
         if peer in one.calling:
             one.calling.discard(peer)
@@ -374,11 +413,15 @@ class Peer:
         for peer in one.partners:
             self.trust.thank(peer, self.position.steps, one.realign)
         self.position.merged(one.fragment, merged)
-        self.budget.durations.append((self._now if one.decided is None else one.decided) - one.began)
+        self.budget.durations.append(
+            (self._now if one.decided is None else one.decided) - one.began
+        )
         self.drift.forget()
         self._finish(one, Outcome.APPLIED, merged.detail, merged.measured)
 
-    def _finish(self, one: Underway, outcome: Outcome, reason: str, measured: events.Measured) -> None:
+    def _finish(
+        self, one: Underway, outcome: Outcome, reason: str, measured: events.Measured
+    ) -> None:
         if outcome is not Outcome.APPLIED and one.call is None:
             self.position.schedule.skip(one.fragment, self.position.swarm_step)
         self.budget.measured(measured, self._now)
@@ -394,12 +437,16 @@ class Peer:
         """Hold against a peer what it did; it may be left out for a while."""
         if deed is Deed.STUMBLE:
             if not self.trust.stumbled(peer):
-                self._effects.append(events.Held(peer=peer, deed=deed, reason=reason, score=1.0, forgiven=True))
+                self._effects.append(
+                    events.Held(peer=peer, deed=deed, reason=reason, score=1.0, forgiven=True)
+                )
                 return
             deed = Deed.LIGHT
         standing = self.trust.hold(peer, deed, self.position.steps, reason)
         self._effects.append(
-            events.Held(peer=peer, deed=deed, reason=standing.reason, score=round(1.0 - standing.missing, 2))
+            events.Held(
+                peer=peer, deed=deed, reason=standing.reason, score=round(1.0 - standing.missing, 2)
+            )
         )
 
     def _hold_stall(self, peer: str, reason: str) -> None:

@@ -59,7 +59,9 @@ REMEMBERED = 15
 """Peers whose last contribution tells what is usual."""
 
 
-def robust_mean(kind: Mean, contributions: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
+def robust_mean(
+    kind: Mean, contributions: Sequence[torch.Tensor], weights: Sequence[float]
+) -> torch.Tensor:
     """Mean of a group's contributions: a new vector.
 
     The owner of a shard computes it, and the others take it as the owner has coded it. So these
@@ -162,7 +164,9 @@ class Bound:
         deed = Deed.HEAVY
         if norm <= self.far * self.explained or (self.apart and norm < math.inf):
             deed = None if norm <= self.explained else Deed.STUMBLE
-        raise ImplausibleError(f"{what} of norm {norm:.3g} where {self.most:.3g} is plausible", deed)
+        raise ImplausibleError(
+            f"{what} of norm {norm:.3g} where {self.most:.3g} is plausible", deed
+        )
 
 
 class Directions:
@@ -193,9 +197,13 @@ class Directions:
             del self._cosines[next(iter(self._cosines))]
         mean = sum(kept) / len(kept)
         if len(kept) >= ENOUGH and mean < CONTRARY:
-            raise ImplausibleError(f"brings progress that points against ours (cosine {mean:.2f} of late)", None)
+            raise ImplausibleError(
+                f"brings progress that points against ours (cosine {mean:.2f} of late)", None
+            )
         if cosine < OPPOSED:
-            raise ImplausibleError(f"brings progress that points against ours (cosine {cosine:.2f})", None)
+            raise ImplausibleError(
+                f"brings progress that points against ours (cosine {cosine:.2f})", None
+            )
 
 
 class UsualNorm:
@@ -229,7 +237,10 @@ class UsualNorm:
     @property
     def value(self) -> float:
         """As of now; 0 if nothing is known."""
-        learned, norms = self.learned, list(self._last.values())  # a copy at once: they are decoded on other threads
+        learned, norms = (
+            self.learned,
+            list(self._last.values()),
+        )  # a copy at once: they are decoded on other threads
         if len(norms) == 1:
             return max(learned, min(norms[0], ALONE * learned))
         return max(learned, _lower_median(norms)) if norms else learned
@@ -260,10 +271,15 @@ def _lower_median(norms: Iterable[float]) -> float:
 def _clipped(contributions: Sequence[torch.Tensor], weights: Sequence[float]) -> torch.Tensor:
     norms = [float((one @ one).sqrt()) for one in contributions]
     bound = CLIP * _lower_median(norms)
-    clipped = [one * (bound / norm) if norm > bound else one for one, norm in zip(contributions, norms, strict=True)]
+    clipped = [
+        one * (bound / norm) if norm > bound else one
+        for one, norm in zip(contributions, norms, strict=True)
+    ]
     # All directions count alike here: of three, one liar of 1.5 times the norm would outweigh what
     # the others share.
-    kept = _of_one_mind([one / max(norm, TINY) for one, norm in zip(contributions, norms, strict=True)])
+    kept = _of_one_mind(
+        [one / max(norm, TINY) for one, norm in zip(contributions, norms, strict=True)]
+    )
     return mean_contribution([clipped[place] for place in kept], [weights[place] for place in kept])
 
 

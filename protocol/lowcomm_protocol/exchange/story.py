@@ -1,4 +1,5 @@
-"""The story of an exchange as JSON: how it began, and every event that its machine was told. It can be replayed.
+"""The story of an exchange as JSON: how it began, and every event that its machine was told. It can
+be replayed.
 
 A story is read only by whoever looks into a defect, never from the network.
 """
@@ -18,7 +19,8 @@ LONGEST = 512
 
 
 def to_json(event: Any) -> Any:
-    """An event, effect or offer as JSON: dataclasses as their name and fields, bytes as hexadecimal digits."""
+    """An event, effect or offer as JSON: dataclasses as their name and fields, bytes as hexadecimal
+    digits."""
     if is_dataclass(event):
         named = {one.name: to_json(getattr(event, one.name)) for one in fields(event)}
         return {"is": type(event).__name__} | named
@@ -30,7 +32,8 @@ def to_json(event: Any) -> Any:
 
 
 def from_json(told: Any, kind: Kind) -> Any:
-    """An event of a kind, from what ``to_json`` made of it. Raises KeyError for a name that it lacks."""
+    """An event of a kind, from what ``to_json`` made of it. Raises KeyError for a name that it
+    lacks."""
     if isinstance(told, list):
         return tuple(from_json(one, kind) for one in told)  # pyright: ignore[reportUnknownVariableType]
     if not isinstance(told, dict):
@@ -70,7 +73,8 @@ class Story:
 
 
 def replay(story: dict[str, Any]) -> list[tuple[float, list[Effect]]]:
-    """What a machine decides that is told the same: seconds and effects of each event, those of its start first."""
+    """What a machine decides that is told the same: seconds and effects of each event, those of its
+    start first."""
     kind = kind_named(story["kind"])
     machine = kind.machine(story["me"], story["called"], story["group"])
     for peer in story["expected"]:

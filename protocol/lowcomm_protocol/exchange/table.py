@@ -12,7 +12,8 @@ R = TypeVar("R")
 
 
 def look_up(table: Mapping[tuple[S, I], R], state: S, event: I) -> R:
-    """What a table of transitions has for an input. Raises ProtocolViolation where it has no entry."""
+    """What a table of transitions has for an input. Raises ProtocolViolation where it has no
+    entry."""
     try:
         return table[state, event]
     except KeyError:
@@ -20,7 +21,9 @@ def look_up(table: Mapping[tuple[S, I], R], state: S, event: I) -> R:
         raise ProtocolViolation(told) from None
 
 
-def draw(first: StrEnum, arrows: Iterable[tuple[StrEnum, str, StrEnum]], terminal: Iterable[StrEnum]) -> str:
+def draw(
+    first: StrEnum, arrows: Iterable[tuple[StrEnum, str, StrEnum]], terminal: Iterable[StrEnum]
+) -> str:
     """A Mermaid state diagram of arrows from state to state."""
     lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
     lines += [f"    {state.value} --> {after.value}: {label}" for state, label, after in arrows]

@@ -63,7 +63,9 @@ class Rules:
     def of(cls, run: SignedRun, spec: RunSpec | None = None) -> "Rules":
         """The rules of a run; ``spec``: its amended settings, if any."""
         settings = (spec or run.spec).run
-        return cls(run.run_id, run.creator, settings.admission, frozenset(settings.members), settings.work)
+        return cls(
+            run.run_id, run.creator, settings.admission, frozenset(settings.members), settings.work
+        )
 
     def check(self, peer_id: str, claim: bytes, now: float) -> Claim | None:
         """The claim by which a peer may join at Unix time ``now``, None if it needs none.
@@ -78,21 +80,24 @@ class Rules:
         if self.admission == "list":
             if peer_id not in self.members:
                 raise AdmissionError(
-                    f"{peer_id} is not on the list of this run's members: its creator ({self.creator}) would have to "
+                    f"{peer_id} is not on the list of this run's members: its creator "
+                    f"({self.creator}) would have to "
                     "publish a run that names it.",
                     reason=Reason.NOT_LISTED,
                 )
             return None
         if not claim:
             raise AdmissionError(
-                f"This run takes invited peers only, and {peer_id} shows no invite: ask the run's creator for one, and "
+                f"This run takes invited peers only, and {peer_id} shows no invite: ask the run's "
+                "creator for one, and "
                 "join with --invite."
             )
         read = read_claim(claim, peer_id)
         read.invite.check_for(self.run_id, peer_id, now)
         if read.claimed_ms / 1000 > min(read.invite.expires, now + MAX_CLOCK_SKEW):
             raise AdmissionError(
-                "A claim from the future is refused: set both clocks right.", reason=Reason.FROM_FUTURE
+                "A claim from the future is refused: set both clocks right.",
+                reason=Reason.FROM_FUTURE,
             )
         return read
 
@@ -217,11 +222,14 @@ class Admission:
         an invite can claim it in any peer's name, and could then have that claim displaced.
         """
         uses = self._uses.get(claim.invite.key, {})
-        earlier = sum(other.rank < claim.rank for other in uses.values() if other.peer_id != claim.peer_id)
+        earlier = sum(
+            other.rank < claim.rank for other in uses.values() if other.peer_id != claim.peer_id
+        )
         if earlier >= claim.invite.uses:
             # Checked before signatures, so that a leaked invite costs us little.
             raise AdmissionError(
-                f"All {claim.invite.uses} uses of the invite {claim.invite.invite_id} were claimed before "
+                f"All {claim.invite.uses} uses of the invite {claim.invite.invite_id} were claimed "
+                "before "
                 f"{claim.peer_id} came: ask the run's creator for another invite.",
                 reason=Reason.INVITE_USED_UP,
             )
@@ -253,12 +261,15 @@ class Admission:
 
     def _check_removed(self, peer_id: str) -> None:
         if peer_id in self.removals.ids and peer_id != self.rules.creator:
-            raise AdmissionError(f"{peer_id} was removed from this run by its creator.", reason=Reason.REMOVED)
+            raise AdmissionError(
+                f"{peer_id} was removed from this run by its creator.", reason=Reason.REMOVED
+            )
 
     def _check_invite(self, invite: Invite) -> None:
         if self.removals.ids and invite.invite_id in self.removals.ids:
             raise AdmissionError(
-                f"The invite {invite.invite_id} was taken back by the run's creator: ask for another.",
+                f"The invite {invite.invite_id} was taken back by the run's creator: ask for "
+                "another.",
                 reason=Reason.REMOVED,
             )
 
@@ -270,4 +281,6 @@ class Admission:
         for key, uses in list(self._uses.items()):
             if all(claim.invite.expires <= now for claim in uses.values()):
                 del self._uses[key]
-        self._came_by = {peer: claim for peer, claim in self._came_by.items() if claim.invite.expires > now}
+        self._came_by = {
+            peer: claim for peer, claim in self._came_by.items() if claim.invite.expires > now
+        }

@@ -1,7 +1,8 @@
 """Invites: how a run's creator admits peers whose ids it does not know yet.
 
-    creator ── Invite: run, key, expiry, uses, signed; with the key's secret it is a *token* ──► joiner
-    joiner  ── Claim: "this peer came by this invite at this time", signed by the invite's key ──► in its record and calls
+    creator ── Invite: run, key, expiry, uses, signed; with the key's secret it is a *token* ──►
+    joiner joiner  ── Claim: "this peer came by this invite at this time", signed by the invite's
+    key ──► in its record and calls
     any     ── checks both signatures with nothing but the creator's peer id
 
 The secret stays with the holders of the token: an overheard claim is valid for no other peer. The
@@ -16,7 +17,14 @@ import base58
 from google.protobuf.message import DecodeError
 
 from lowcomm_protocol.errors import AdmissionError, SignatureError
-from lowcomm_protocol.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, public_key_of, verify
+from lowcomm_protocol.identity import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    Identity,
+    peer_id_of,
+    public_key_of,
+    verify,
+)
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.refusals import Reason
 
@@ -60,12 +68,14 @@ class Invite:
             )
         if self.peer_id not in ("", peer_id):
             raise AdmissionError(
-                f"The invite is for {self.peer_id} alone, not for {peer_id}: ask for one of your own.",
+                f"The invite is for {self.peer_id} alone, not for {peer_id}: ask for one of your "
+                "own.",
                 reason=Reason.MISPLACED,
             )
         if self.expires <= now:
             raise AdmissionError(
-                f"The invite expired {now - self.expires:.0f} s ago: ask the run's creator for another.",
+                f"The invite expired {now - self.expires:.0f} s ago: ask the run's creator for "
+                "another.",
                 reason=Reason.INVITE_EXPIRED,
             )
 
@@ -85,7 +95,9 @@ class Token:
     def claim(self, peer_id: str, now: float) -> "Claim":
         """The claim of one peer at Unix time ``now``."""
         claimed_ms = int(now * 1000)
-        signature = Identity(self.secret).sign(_CLAIM, _statement(self.invite.key, claimed_ms, peer_id))
+        signature = Identity(self.secret).sign(
+            _CLAIM, _statement(self.invite.key, claimed_ms, peer_id)
+        )
         message = pb.Claim(invite=_signed(self.invite), claimed_ms=claimed_ms, signature=signature)
         return Claim(self.invite, claimed_ms, peer_id, signature, message.SerializeToString())
 
@@ -151,7 +163,8 @@ def read_token(text: str) -> Token:
             raise ValueError
     except (ValueError, DecodeError, SignatureError, AdmissionError):
         raise AdmissionError(
-            f"This is not an invite ({len(text)} characters): paste the whole text that `lowcomm-node invite` printed.",
+            f"This is not an invite ({len(text)} characters): paste the whole text that "
+            "`lowcomm-node invite` printed.",
             reason=Reason.MALFORMED,
         ) from None
     return token
@@ -169,14 +182,19 @@ def read_claim(data: bytes, peer_id: str) -> Claim:
     """
     if len(data) > MAX_CLAIM_BYTES:
         raise AdmissionError(
-            f"A claim of {len(data)} bytes is refused: at most {MAX_CLAIM_BYTES}.", reason=Reason.TOO_LARGE
+            f"A claim of {len(data)} bytes is refused: at most {MAX_CLAIM_BYTES}.",
+            reason=Reason.TOO_LARGE,
         )
     try:
         message = pb.Claim.FromString(data)
     except DecodeError:
-        raise AdmissionError("A claim that is not a Claim message is refused.", reason=Reason.MALFORMED) from None
+        raise AdmissionError(
+            "A claim that is not a Claim message is refused.", reason=Reason.MALFORMED
+        ) from None
     if len(message.signature) != SIGNATURE_BYTES:
-        raise AdmissionError("A claim with a signature of the wrong length is refused.", reason=Reason.MALFORMED)
+        raise AdmissionError(
+            "A claim with a signature of the wrong length is refused.", reason=Reason.MALFORMED
+        )
     return Claim(_read_invite(message.invite), message.claimed_ms, peer_id, message.signature, data)
 
 
@@ -186,10 +204,14 @@ def _read_invite(signed: pb.SignedInvite) -> Invite:
         if message.peer_id:
             public_key_of(message.peer_id)
     except (DecodeError, SignatureError):
-        raise AdmissionError("An invite that can't be read is refused.", reason=Reason.MALFORMED) from None
+        raise AdmissionError(
+            "An invite that can't be read is refused.", reason=Reason.MALFORMED
+        ) from None
     lengths = len(message.run_id), len(message.key), len(signed.signature)
     if lengths != (32, KEY_BYTES, SIGNATURE_BYTES) or not 1 <= message.uses <= MAX_USES:
-        raise AdmissionError("An invite with a field out of bounds is refused.", reason=Reason.MALFORMED)
+        raise AdmissionError(
+            "An invite with a field out of bounds is refused.", reason=Reason.MALFORMED
+        )
     return Invite(
         message.run_id.hex(),
         message.key,

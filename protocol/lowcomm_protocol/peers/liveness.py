@@ -1,10 +1,12 @@
 """Which peers have proved recently to be there, and which others to probe next. No clock: time is
 an argument.
 
-    a record alone ──► unknown ── answers our call, or calls us and authenticates ──► alive for ALIVE seconds
+    a record alone ──► unknown ── answers our call, or calls us and authenticates ──► alive for
+    ALIVE seconds
                          │  ▲                                                             │
                   probed ▼  │ backoff: by peer, and by place (/24, /64, relay)            │ two exchanges in a row
-                        silent ◄──────────────────────────────────────────────────────────┘ without an answer
+                        silent ◄──────────────────────────────────────────────────────────┘ without
+                        an answer
 
 A record costs its writer nothing, so it proves nothing: only alive peers are met, counted and
 believed. An unknown peer gets a probe beside the exchanges, never a place in one.
@@ -89,7 +91,9 @@ class Liveness:
         missed = self._missed.get(peer) or _Silence()
         missed.count += 1
         if missed.count >= MAX_MISSED:
-            missed.due = now + min(FIRST_REST * 2 ** min(missed.count - MAX_MISSED, 20), LONGEST_REST)
+            missed.due = now + min(
+                FIRST_REST * 2 ** min(missed.count - MAX_MISSED, 20), LONGEST_REST
+            )
         _keep(self._missed, peer, missed)
 
     def is_alive(self, peer: str, now: float) -> bool:
@@ -135,7 +139,9 @@ class Liveness:
             if heard is not None and now - heard < ALIVE:
                 if now - heard >= REFRESH and self._is_due(self._silent, peer, now):
                     old.append(peer)
-            elif self._is_due(self._silent, peer, now) and (peer in likely or self._is_open(places, now)):
+            elif self._is_due(self._silent, peer, now) and (
+                peer in likely or self._is_open(places, now)
+            ):
                 unknown.append((peer not in likely, self._lot(peer), peer, places))
         chosen = sorted(old, key=self._heard.__getitem__)[:most]
         for peer in chosen:
@@ -174,7 +180,9 @@ class Liveness:
         silence = self._places.get(place) or _Silence()
         silence.count += 1
         if silence.count > FREE_MISSES:
-            silence.due = now + min(2.0 ** min(silence.count - FREE_MISSES - 1, 20), LONGEST_PLACE_PAUSE)
+            silence.due = now + min(
+                2.0 ** min(silence.count - FREE_MISSES - 1, 20), LONGEST_PLACE_PAUSE
+            )
         _keep(self._places, place, silence)
 
 

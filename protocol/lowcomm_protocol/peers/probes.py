@@ -68,7 +68,10 @@ class DialBack:
 
     def to_message(self) -> pb.Probe:
         """Encode the request."""
-        targets = [pb.Target(kind=t.kind.value, port=t.port, certificate=t.certificate) for t in self.targets]
+        targets = [
+            pb.Target(kind=t.kind.value, port=t.port, certificate=t.certificate)
+            for t in self.targets
+        ]
         return pb.Probe(dial_back=pb.DialBack(peer_id=self.peer_id, targets=targets))
 
 
@@ -128,7 +131,9 @@ def read_probe(data: bytes) -> pb.Probe:
 def read_dial_back(message: pb.DialBack) -> DialBack:
     """Check a request. Raises ProtocolViolation."""
     if not 0 < len(message.targets) <= MAX_TARGETS:
-        raise ProtocolViolation(f"asked for {len(message.targets)} calls: 1 to {MAX_TARGETS} are possible")
+        raise ProtocolViolation(
+            f"asked for {len(message.targets)} calls: 1 to {MAX_TARGETS} are possible"
+        )
     try:
         public_key_of(message.peer_id)
     except LowcommError:
@@ -139,7 +144,9 @@ def read_dial_back(message: pb.DialBack) -> DialBack:
 def check_ping(ping: pb.Ping) -> None:
     """Raise ProtocolViolation if a Ping is too large, or asks for too much."""
     if max(len(ping.content), ping.wanted) > MAX_CONTENT:
-        raise ProtocolViolation(f"sent a ping of {len(ping.content)} and {ping.wanted} bytes: at most {MAX_CONTENT}")
+        raise ProtocolViolation(
+            f"sent a ping of {len(ping.content)} and {ping.wanted} bytes: at most {MAX_CONTENT}"
+        )
 
 
 def read_probed(data: bytes, wanted: str) -> pb.Probed:
@@ -163,7 +170,9 @@ def read_seen(seen: pb.Seen) -> Seen:
 def read_reached(message: pb.DialedBack, count: int) -> tuple[bool, ...]:
     """Which of ``count`` targets were reached. Raises ProtocolViolation."""
     if len(message.reached) != count:
-        raise ProtocolViolation(f"told of {len(message.reached)} calls where {count} were asked for")
+        raise ProtocolViolation(
+            f"told of {len(message.reached)} calls where {count} were asked for"
+        )
     return tuple(message.reached)
 
 
@@ -178,7 +187,9 @@ def _read_target(target: pb.Target) -> Target:
     try:
         kind = Kind(target.kind)
     except ValueError:
-        raise ProtocolViolation(f"asked for a call of a kind {target.kind} that there is not") from None
+        raise ProtocolViolation(
+            f"asked for a call of a kind {target.kind} that there is not"
+        ) from None
     if len(target.certificate) != (_DIGEST if kind is Kind.DIRECT else 0):
         raise ProtocolViolation(f"named a certificate by {len(target.certificate)} bytes")
     return Target(kind, target.port, target.certificate)

@@ -117,7 +117,9 @@ def _sign_record(info: PeerInfo, identity: Identity) -> bytes:
         entry_points=info.entry_points,
         claim=info.claim,
     ).SerializeToString()
-    return pb.SignedRecord(payload=payload, signature=identity.sign(_RECORD, payload)).SerializeToString()
+    return pb.SignedRecord(
+        payload=payload, signature=identity.sign(_RECORD, payload)
+    ).SerializeToString()
 
 
 def read_record(data: bytes, now: float) -> PeerInfo:
@@ -128,7 +130,8 @@ def read_record(data: bytes, now: float) -> PeerInfo:
     """
     if len(data) > MAX_RECORD_BYTES:
         raise RecordError(
-            f"A peer record of {len(data)} bytes is refused: at most {MAX_RECORD_BYTES}.", reason=Reason.TOO_LARGE
+            f"A peer record of {len(data)} bytes is refused: at most {MAX_RECORD_BYTES}.",
+            reason=Reason.TOO_LARGE,
         )
     signed, record = pb.SignedRecord(), pb.PeerRecord()
     try:
@@ -137,7 +140,9 @@ def read_record(data: bytes, now: float) -> PeerInfo:
     except DecodeError:
         raise RecordError("A peer record that is not a SignedRecord message is refused.") from None
     if record.protocol != PROTOCOL_VERSION:
-        raise VersionError(f"A peer record of protocol {record.protocol} is refused: this is {PROTOCOL_VERSION}.")
+        raise VersionError(
+            f"A peer record of protocol {record.protocol} is refused: this is {PROTOCOL_VERSION}."
+        )
     verify(record.peer_id, _RECORD, signed.payload, signed.signature)
     _check_times(record, now)
     _check_fields(record)
@@ -173,7 +178,9 @@ def write_credential(
         nonce=nonce,
         claim=claim,
     ).SerializeToString()
-    return pb.SignedCredential(payload=payload, signature=identity.sign(_CREDENTIAL, payload)).SerializeToString()
+    return pb.SignedCredential(
+        payload=payload, signature=identity.sign(_CREDENTIAL, payload)
+    ).SerializeToString()
 
 
 def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller:
@@ -184,67 +191,99 @@ def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller
     """
     if len(data) > MAX_CREDENTIAL_BYTES:
         raise RecordError(
-            f"A credential of {len(data)} bytes is refused: at most {MAX_CREDENTIAL_BYTES}.", reason=Reason.TOO_LARGE
+            f"A credential of {len(data)} bytes is refused: at most {MAX_CREDENTIAL_BYTES}.",
+            reason=Reason.TOO_LARGE,
         )
     signed, credential = pb.SignedCredential(), pb.Credential()
     try:
         signed.ParseFromString(data)
         credential.ParseFromString(signed.payload)
     except DecodeError:
-        raise RecordError("A credential that is not a SignedCredential message is refused.") from None
+        raise RecordError(
+            "A credential that is not a SignedCredential message is refused."
+        ) from None
     if len(signed.signature) != SIGNATURE_BYTES or len(credential.nonce) != 16:
         raise RecordError("A credential with a signature or nonce of the wrong length is refused.")
     if credential.callee != callee or credential.run_id.hex() != run_id:
-        raise RecordError("A credential that was made for another peer or run is refused.", reason=Reason.MISPLACED)
+        raise RecordError(
+            "A credential that was made for another peer or run is refused.",
+            reason=Reason.MISPLACED,
+        )
     age = now - credential.issued_ms / 1000
     if abs(age) > CREDENTIAL_LIFE:
         raise RecordError(
-            f"A credential more than {CREDENTIAL_LIFE:.0f} s off is refused: set both clocks right.",
+            f"A credential more than {CREDENTIAL_LIFE:.0f} s off is refused: set both clocks "
+            "right.",
             reason=Reason.EXPIRED if age > 0 else Reason.FROM_FUTURE,
         )
     verify(credential.caller, _CREDENTIAL, signed.payload, signed.signature)
-    return Caller(credential.caller, credential.nonce, credential.claim, credential.issued_ms / 1000)
+    return Caller(
+        credential.caller, credential.nonce, credential.claim, credential.issued_ms / 1000
+    )
 
 
 def _check_times(record: pb.PeerRecord, now: float) -> None:
     issued, expires = record.issued_ms / 1000, record.expires_ms / 1000
     if issued > now + MAX_CLOCK_SKEW:
         raise RecordError(
-            f"The record of {record.peer_id} is from {issued - now:.0f} s ahead: set both clocks right.",
+            f"The record of {record.peer_id} is from {issued - now:.0f} s ahead: set both clocks "
+            "right.",
             reason=Reason.FROM_FUTURE,
         )
     if expires <= now:
-        raise RecordError(f"The record of {record.peer_id} expired {now - expires:.0f} s ago.", reason=Reason.EXPIRED)
+        raise RecordError(
+            f"The record of {record.peer_id} expired {now - expires:.0f} s ago.",
+            reason=Reason.EXPIRED,
+        )
     if expires - issued > MAX_LIFE:
         life = expires - issued
         raise RecordError(
-            f"The record of {record.peer_id} claims a life of {life:.0f} s: at most {MAX_LIFE:.0f}.",
+            f"The record of {record.peer_id} claims a life of {life:.0f} s: at most "
+            f"{MAX_LIFE:.0f}.",
             reason=Reason.LIVES_TOO_LONG,
         )
 
 
 def _check_fields(record: pb.PeerRecord) -> None:
     if len(record.run_id) != 32:
-        raise RecordError(f"The record of {record.peer_id} names a run of {len(record.run_id)} bytes: expected 32.")
+        raise RecordError(
+            f"The record of {record.peer_id} names a run of {len(record.run_id)} bytes: expected "
+            "32."
+        )
     if record.phase not in tuple(Phase):
-        raise RecordError(f"The record of {record.peer_id} tells of an unknown phase {record.phase[:20]!r}.")
+        raise RecordError(
+            f"The record of {record.peer_id} tells of an unknown phase {record.phase[:20]!r}."
+        )
     if len(record.certificate) not in (0, DIGEST_BYTES):
-        raise RecordError(f"The record of {record.peer_id} names a certificate by {len(record.certificate)} bytes.")
+        raise RecordError(
+            f"The record of {record.peer_id} names a certificate by {len(record.certificate)} "
+            "bytes."
+        )
     if len(record.claim) > MAX_CLAIM_BYTES:
-        raise RecordError(f"The record of {record.peer_id} holds a claim of {len(record.claim)} bytes.")
+        raise RecordError(
+            f"The record of {record.peer_id} holds a claim of {len(record.claim)} bytes."
+        )
     if not math.isfinite(record.tokens_per_second) or record.tokens_per_second < 0:
-        raise RecordError(f"The record of {record.peer_id} claims {record.tokens_per_second} tokens a second.")
+        raise RecordError(
+            f"The record of {record.peer_id} claims {record.tokens_per_second} tokens a second."
+        )
     if max(record.swarm_step, record.steps) >= 2**53:
-        raise RecordError(f"The record of {record.peer_id} claims step {max(record.swarm_step, record.steps)}.")
+        raise RecordError(
+            f"The record of {record.peer_id} claims step {max(record.swarm_step, record.steps)}."
+        )
     if len(record.addresses) > MAX_ADDRESSES or len(record.entry_points) > MAX_ENTRY_POINTS:
         raise RecordError(
-            f"The record of {record.peer_id} names {len(record.addresses)} addresses and {len(record.entry_points)} entry "
+            f"The record of {record.peer_id} names {len(record.addresses)} addresses and "
+            f"{len(record.entry_points)} entry "
             f"points: at most {MAX_ADDRESSES} and {MAX_ENTRY_POINTS}."
         )
     if any(
-        len(entry) > MAX_MULTIADDRESS or not (entry.isascii() and entry.isprintable()) for entry in record.entry_points
+        len(entry) > MAX_MULTIADDRESS or not (entry.isascii() and entry.isprintable())
+        for entry in record.entry_points
     ):
-        raise RecordError(f"The record of {record.peer_id} names an entry point that is not a multiaddress.")
+        raise RecordError(
+            f"The record of {record.peer_id} names an entry point that is not a multiaddress."
+        )
     for address in record.addresses:
         _check_address(address, record.peer_id)
 
@@ -253,7 +292,8 @@ def _check_address(address: str, peer_id: str) -> None:
     match = _ADDRESS.fullmatch(address)
     if match is None or not 0 < int(match[3]) < 65536 or not _is_number(match[1], match[2]):
         raise RecordError(
-            f"The record of {peer_id} names the address {address[:80]!r}: expected an IP address and a port."
+            f"The record of {peer_id} names the address {address[:80]!r}: expected an IP address "
+            "and a port."
         )
 
 

@@ -11,7 +11,14 @@ from hashlib import sha256
 from google.protobuf.message import DecodeError
 
 from lowcomm_protocol.errors import RecordError
-from lowcomm_protocol.identity import KEY_BYTES, SIGNATURE_BYTES, Identity, peer_id_of, public_key_of, verify
+from lowcomm_protocol.identity import (
+    KEY_BYTES,
+    SIGNATURE_BYTES,
+    Identity,
+    peer_id_of,
+    public_key_of,
+    verify,
+)
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.refusals import Reason
 
@@ -57,13 +64,16 @@ def write_removals(creator: Identity, run_id: str, version: int, ids: frozenset[
     """
     if len(ids) > MAX_REMOVED:
         raise RecordError(
-            f"{len(ids)} removed peers and invites are too many: at most {MAX_REMOVED}. Begin a new run, or take back "
+            f"{len(ids)} removed peers and invites are too many: at most {MAX_REMOVED}. Begin a "
+            "new run, or take back "
             "the invites by which they came."
         )
     if creator.peer_id in ids:
         raise RecordError("The creator of a run can't be removed from it.")
     keys = frozenset(public_key_of(name) for name in ids)
-    payload = pb.RemovalList(run_id=bytes.fromhex(run_id), version=version, keys=sorted(keys)).SerializeToString()
+    payload = pb.RemovalList(
+        run_id=bytes.fromhex(run_id), version=version, keys=sorted(keys)
+    ).SerializeToString()
     signed = pb.SignedRemovalList(payload=payload, signature=creator.sign(_PURPOSE, payload))
     return Removals(version, keys, run_id, signed.SerializeToString())
 
@@ -75,13 +85,16 @@ def read_removals(data: bytes, creator: str) -> Removals:
     """
     if len(data) > MAX_REMOVALS_BYTES:
         raise RecordError(
-            f"A removal list of {len(data)} bytes is refused: at most {MAX_REMOVALS_BYTES}.", reason=Reason.TOO_LARGE
+            f"A removal list of {len(data)} bytes is refused: at most {MAX_REMOVALS_BYTES}.",
+            reason=Reason.TOO_LARGE,
         )
     try:
         signed = pb.SignedRemovalList.FromString(data)
         message = pb.RemovalList.FromString(signed.payload)
     except DecodeError:
-        raise RecordError("A removal list that is not a SignedRemovalList message is refused.") from None
+        raise RecordError(
+            "A removal list that is not a SignedRemovalList message is refused."
+        ) from None
     if (
         len(message.run_id) != 32
         or len(signed.signature) != SIGNATURE_BYTES

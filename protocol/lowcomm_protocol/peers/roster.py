@@ -23,7 +23,11 @@ class Roster:
     """
 
     def __init__(
-        self, own_peer_id: str, run_id: str, admission: Admission | None = None, refusals: Refusals | None = None
+        self,
+        own_peer_id: str,
+        run_id: str,
+        admission: Admission | None = None,
+        refusals: Refusals | None = None,
     ) -> None:
         self.own_peer_id = own_peer_id
         self.run_id = run_id
@@ -76,8 +80,14 @@ class Roster:
 
     def alive(self, now: float) -> tuple[PeerInfo, ...]:
         """Those of them that have answered or called us recently, ordered by id."""
-        proved = (info for info in self._records.values() if self.liveness.is_proved(info.peer_id, now))
-        return tuple(sorted((info for info in proved if self._holds(info, now)), key=lambda info: info.peer_id))
+        proved = (
+            info for info in self._records.values() if self.liveness.is_proved(info.peer_id, now)
+        )
+        return tuple(
+            sorted(
+                (info for info in proved if self._holds(info, now)), key=lambda info: info.peer_id
+            )
+        )
 
     def in_phase(self, phase: Phase, now: float) -> tuple[PeerInfo, ...]:
         """The alive peers in one phase."""
@@ -85,13 +95,18 @@ class Roster:
 
     def partners(self, now: float) -> tuple[PeerInfo, ...]:
         """The peers that train, are alive, and answer offers: candidates for exchanges."""
-        return tuple(info for info in self.in_phase(Phase.TRAINING, now) if self.liveness.is_alive(info.peer_id, now))
+        return tuple(
+            info
+            for info in self.in_phase(Phase.TRAINING, now)
+            if self.liveness.is_alive(info.peer_id, now)
+        )
 
     def _read(self, data: bytes, now: float, sender: str | None) -> PeerInfo:
         info = read_record(data, now)
         if info.run_id != self.run_id or sender not in (None, info.peer_id):
             raise RecordError(
-                f"A record of {info.peer_id} that {sender or 'somebody'} told as its own, or of another run, is refused.",
+                f"A record of {info.peer_id} that {sender or 'somebody'} told as its own, or of "
+                "another run, is refused.",
                 reason=Reason.MISPLACED,
             )
         self.admission.check(info.peer_id, info.claim, now)
@@ -106,14 +121,20 @@ class Roster:
         """
         liveness = self.liveness
         for peer_id in self._records:
-            if not liveness.is_proved(peer_id, now) and (sender is not None or not liveness.is_untried(peer_id, now)):
+            if not liveness.is_proved(peer_id, now) and (
+                sender is not None or not liveness.is_untried(peer_id, now)
+            ):
                 del self._records[peer_id]
                 return True
         return False
 
     def _holds(self, info: PeerInfo, now: float) -> bool:
         # Checked each time: removals, expired invites and earlier claims take effect at once.
-        return info.expires > now and info.phase not in _GONE and not self.admission.barred(info.peer_id, now)
+        return (
+            info.expires > now
+            and info.phase not in _GONE
+            and not self.admission.barred(info.peer_id, now)
+        )
 
     def _remember(self, digest: bytes) -> None:
         self._heard[digest] = None
@@ -127,6 +148,9 @@ class Roster:
         # Keep a record until no older one can be valid any more, because that would bring back a
         # peer that has left. In a full roster, keep it only until it expires.
         full = len(self._records) >= MAX_PEERS
-        ends = {peer: info.expires if full else info.issued + MAX_LIFE for peer, info in self._records.items()}
+        ends = {
+            peer: info.expires if full else info.issued + MAX_LIFE
+            for peer, info in self._records.items()
+        }
         for peer_id in [peer_id for peer_id, end in ends.items() if end <= now]:
             del self._records[peer_id]

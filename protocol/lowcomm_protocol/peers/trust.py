@@ -90,7 +90,12 @@ class Trust:
             # A peer that is trusted again has served its time: its light deeds last no longer than
             # those of any other.
             half_life = self._interval if 1.0 - old.missing >= BOUND else old.half_life
-            new = replace(old, missing=min(1.0, old.missing + LIGHT), half_life=half_life, reason=reason[:MAX_REASON])
+            new = replace(
+                old,
+                missing=min(1.0, old.missing + LIGHT),
+                half_life=half_life,
+                reason=reason[:MAX_REASON],
+            )
         self._standings.pop(peer, None)
         self._standings[peer] = new
         if len(self._standings) > MAX_PEERS:
@@ -102,7 +107,9 @@ class Trust:
         self._stumbles.pop(peer, None)
         if not realigned and peer in self._standings:
             now = self._now(peer, steps)
-            self._standings[peer] = replace(now, missing=(1.0 - GOOD) * now.missing, heavy=max(0.0, now.heavy - GOOD))
+            self._standings[peer] = replace(
+                now, missing=(1.0 - GOOD) * now.missing, heavy=max(0.0, now.heavy - GOOD)
+            )
 
     def trusts(self, peer: str, steps: int) -> bool:
         """Whether a peer may take part now."""
@@ -131,4 +138,6 @@ class Trust:
         if old is None:
             return Standing(0.0, steps, self._interval, 0.0, "")
         heavy = old.heavy * 0.5 ** (max(0, steps - old.since) / (MEMORY * self._interval))
-        return replace(old, missing=1.0 - old.score(steps), since=max(steps, old.since), heavy=heavy)
+        return replace(
+            old, missing=1.0 - old.score(steps), since=max(steps, old.since), heavy=heavy
+        )

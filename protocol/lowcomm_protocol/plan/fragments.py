@@ -49,7 +49,11 @@ class TensorSpec:
     @property
     def stack(self) -> partition.Stack:
         """Its rows, which are never cut: dimension 0; a tensor without dimensions is one row."""
-        return partition.Stack(self.shape[0], prod(self.shape[1:])) if self.shape else partition.Stack(1, 1)
+        return (
+            partition.Stack(self.shape[0], prod(self.shape[1:]))
+            if self.shape
+            else partition.Stack(1, 1)
+        )
 
 
 @dataclass(frozen=True)
@@ -100,11 +104,15 @@ def plan_fragments(tensors: Sequence[TensorSpec], count: int, pattern: str) -> F
     whatever the pattern. Raises `PlanError`.
     """
     if pattern not in ("strided", "sequential"):
-        raise PlanError(f"fragment pattern {pattern!r} does not exist: use 'strided' or 'sequential'")
+        raise PlanError(
+            f"fragment pattern {pattern!r} does not exist: use 'strided' or 'sequential'"
+        )
     kept = _untied(tensors)
     rows = sum(tensor.stack.rows for tensor in kept)
     if not 1 <= count <= rows:
-        raise PlanError(f"{count} fragments of a model with {rows} rows: choose from 1 to {rows} fragments")
+        raise PlanError(
+            f"{count} fragments of a model with {rows} rows: choose from 1 to {rows} fragments"
+        )
     layers = len({tensor.layer for tensor in kept if tensor.role == "block"})
     parts = _cut_rows(kept, count) if layers < count else _whole_layers(kept, count, pattern)
     order = {tensor.name: position for position, tensor in enumerate(kept)}
@@ -125,7 +133,8 @@ def offset(index: int, count: int, interval: int) -> int:
     """
     if interval < 1 or not 0 <= index < count:
         raise PlanError(
-            f"fragment {index} of {count} every {interval} steps: the interval must be at least 1 and the fragment"
+            f"fragment {index} of {count} every {interval} steps: the interval must be at least 1 "
+            "and the fragment"
             f" from 0 to {count - 1}"
         )
     return round(Fraction(interval * (index + 1), count)) % interval
@@ -151,7 +160,8 @@ def _untied(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
         first = tensor if tensor.storage is None else stored.setdefault(tensor.storage, tensor)
         if first.shape != tensor.shape:
             raise PlanError(
-                f"tensors {first.name!r} {first.shape} and {tensor.name!r} {tensor.shape} share storage"
+                f"tensors {first.name!r} {first.shape} and {tensor.name!r} {tensor.shape} share "
+                "storage"
                 f" {tensor.storage!r}: tied tensors must have one shape"
             )
         if first is tensor:
@@ -161,11 +171,18 @@ def _untied(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
 
 def _check(tensor: TensorSpec, names: set[str]) -> None:
     if tensor.name in names:
-        raise PlanError(f"tensor {tensor.name!r} is listed twice: give every tensor a name of its own")
+        raise PlanError(
+            f"tensor {tensor.name!r} is listed twice: give every tensor a name of its own"
+        )
     if any(size < 1 for size in tensor.shape):
-        raise PlanError(f"tensor {tensor.name!r} of shape {tensor.shape} holds nothing: leave it out of the plan")
+        raise PlanError(
+            f"tensor {tensor.name!r} of shape {tensor.shape} holds nothing: leave it out of the "
+            "plan"
+        )
     if tensor.role == "block" and tensor.layer is None:
-        raise PlanError(f"tensor {tensor.name!r} of role 'block' has no layer: give the number of its layer")
+        raise PlanError(
+            f"tensor {tensor.name!r} of role 'block' has no layer: give the number of its layer"
+        )
 
 
 def _slice(tensor: TensorSpec, start: int, stop: int) -> Slice:
@@ -204,18 +221,27 @@ def _whole_layers(tensors: Sequence[TensorSpec], count: int, pattern: str) -> li
 def _layer_homes(tensors: Sequence[TensorSpec], count: int, pattern: str) -> dict[int | None, int]:
     """The fragment of each layer."""
     sizes: dict[int | None, int] = {}
-    for tensor in sorted((one for one in tensors if one.role == "block"), key=lambda one: one.layer or 0):
+    for tensor in sorted(
+        (one for one in tensors if one.role == "block"), key=lambda one: one.layer or 0
+    ):
         sizes[tensor.layer] = sizes.get(tensor.layer, 0) + tensor.numel
     if pattern == "strided":
         return {layer: rank % count for rank, layer in enumerate(sizes)}
     layers = list(sizes)
-    runs = partition.cut([partition.Stack(1, size) for size in sizes.values()], count)  # a layer is one row: never cut
+    runs = partition.cut(
+        [partition.Stack(1, size) for size in sizes.values()], count
+    )  # a layer is one row: never cut
     return {layers[span.stack]: index for index, run in enumerate(runs) for span in run}
 
 
 def _digest(fragments: Sequence[Fragment], pattern: str) -> str:
     """SHA-256 over JSON without spaces: the format's name, the pattern, and every slice in
     order."""
-    rows = [[[one.tensor, one.start, one.stop, one.numel] for one in fragment.slices] for fragment in fragments]
-    text = json.dumps(["lowcomm fragment plan 1", pattern, rows], separators=(",", ":"), ensure_ascii=True)
+    rows = [
+        [[one.tensor, one.start, one.stop, one.numel] for one in fragment.slices]
+        for fragment in fragments
+    ]
+    text = json.dumps(
+        ["lowcomm fragment plan 1", pattern, rows], separators=(",", ":"), ensure_ascii=True
+    )
     return hashlib.sha256(text.encode()).hexdigest()

@@ -115,7 +115,9 @@ class Candidates(Sequence[str]):
         partner = [] if self._partner is None else [self._partner]
         others = self._meeting.peers.difference((self._me, *partner))
         where = f"{self._meeting.fragment}/{self._meeting.round}"
-        return partner + sorted(others, key=lambda peer: sha256(f"{self._me}/{peer}/{where}".encode()).digest())
+        return partner + sorted(
+            others, key=lambda peer: sha256(f"{self._me}/{peer}/{where}".encode()).digest()
+        )
 
 
 def candidates(
@@ -178,7 +180,9 @@ def keeps_momentum(ours: Offer, others: Iterable[Offer]) -> bool:
     somebody has missed an outer step it differs, nobody could make it equal without sending it, and
     so all begin anew from zeros.
     """
-    return bool(ours.momentum_digest) and all(theirs.momentum_digest == ours.momentum_digest for theirs in others)
+    return bool(ours.momentum_digest) and all(
+        theirs.momentum_digest == ours.momentum_digest for theirs in others
+    )
 
 
 def steps_ahead(ours: Offer, others: Iterable[Offer], interval: int) -> int:
@@ -189,7 +193,10 @@ def steps_ahead(ours: Offer, others: Iterable[Offer], interval: int) -> int:
     interval.
     """
     return max(
-        (theirs.steps - ours.steps + abs(theirs.version - ours.version) * interval // 2 for theirs in others),
+        (
+            theirs.steps - ours.steps + abs(theirs.version - ours.version) * interval // 2
+            for theirs in others
+        ),
         default=0,
     )
 

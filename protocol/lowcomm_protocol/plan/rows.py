@@ -37,9 +37,14 @@ def _paired(
     fragment: Fragment, tensors: Mapping[str, torch.Tensor], vector: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """Each slice's rows beside its part of the vector, as two views of the same shape."""
-    if vector.dtype != torch.float32 or vector.shape != (fragment.numel,) or not vector.is_contiguous():
+    if (
+        vector.dtype != torch.float32
+        or vector.shape != (fragment.numel,)
+        or not vector.is_contiguous()
+    ):
         raise PlanError(
-            f"fragment {fragment.index}: a vector of {vector.dtype} and shape {tuple(vector.shape)}: pass contiguous"
+            f"fragment {fragment.index}: a vector of {vector.dtype} and shape "
+            f"{tuple(vector.shape)}: pass contiguous"
             f" float32 of shape ({fragment.numel},)"
         )
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -54,11 +59,14 @@ def _paired(
 def _rows(part: Slice, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     tensor = tensors.get(part.tensor)
     if tensor is None:
-        raise PlanError(f"tensor {part.tensor!r} is not in this model: use the model that the plan was made for")
+        raise PlanError(
+            f"tensor {part.tensor!r} is not in this model: use the model that the plan was made for"
+        )
     rows = tensor[part.start : part.stop] if tensor.dim() else tensor.unsqueeze(0)
     if rows.shape[0] != part.stop - part.start or rows.numel() != part.numel:
         raise PlanError(
-            f"tensor {part.tensor!r} of shape {tuple(tensor.shape)} has no rows {part.start} to {part.stop} with"
+            f"tensor {part.tensor!r} of shape {tuple(tensor.shape)} has no rows {part.start} to "
+            f"{part.stop} with"
             f" {part.numel} values: use the model that the plan was made for"
         )
     return rows

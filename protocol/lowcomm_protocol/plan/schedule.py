@@ -75,7 +75,9 @@ class SyncSchedule:
     def skip(self, fragment: int, swarm_step: int) -> None:
         """Count a sync that found no partner: the fragment waits for its next sync point."""
         old = self._progress[fragment]
-        self._progress[fragment] = replace(old, synced=max(old.synced, self.round_of(fragment, swarm_step)))
+        self._progress[fragment] = replace(
+            old, synced=max(old.synced, self.round_of(fragment, swarm_step))
+        )
 
     def merged(self, fragment: int, swarm_step: int, steps: int, tokens: int) -> FragmentProgress:
         """Count a merge at ``swarm_step`` of a contribution captured after ``steps`` own inner

@@ -82,7 +82,10 @@ class Chain:
         ``Course`` checks the values.
         """
         said = (link for link in self.links if "run.admission" in link.settings)
-        return tuple((one.at, one.settings["run.admission"], frozenset(one.settings["run.members"])) for one in said)
+        return tuple(
+            (one.at, one.settings["run.admission"], frozenset(one.settings["run.members"]))
+            for one in said
+        )
 
 
 class Course:
@@ -98,7 +101,8 @@ class Course:
             changed = amended(self._specs[-1], amendment.settings, source)
             if "run.steps" in amendment.settings and changed.run.steps < amendment.at:
                 raise SpecError(
-                    f"{source}: run.steps = {changed.run.steps} is before swarm step {amendment.at}, at which it would come "
+                    f"{source}: run.steps = {changed.run.steps} is before swarm step "
+                    f"{amendment.at}, at which it would come "
                     "into force: name an earlier step, or more steps."
                 )
             self._specs.append(changed)
@@ -122,7 +126,9 @@ class Course:
         return swarm_step >= self.at(swarm_step).run.steps
 
 
-def write_amendment(creator: Identity, run: SignedRun, chain: Chain, at: int, settings: Mapping[str, Any]) -> Chain:
+def write_amendment(
+    creator: Identity, run: SignedRun, chain: Chain, at: int, settings: Mapping[str, Any]
+) -> Chain:
     """The chain with one more amendment.
 
     Raises SpecError if that changes the run into none, or the chain gets too long.
@@ -130,26 +136,34 @@ def write_amendment(creator: Identity, run: SignedRun, chain: Chain, at: int, se
     if creator.peer_id != run.creator:
         raise SpecError(f"Only the run's creator ({run.creator}) can amend it.")
     if unknown := [name for name in settings if name not in AMENDABLE]:
-        raise SpecError(f"{unknown[0]} can't be changed while a run trains; these can: {', '.join(AMENDABLE)}.")
+        raise SpecError(
+            f"{unknown[0]} can't be changed while a run trains; these can: {', '.join(AMENDABLE)}."
+        )
     if not settings:
         raise SpecError(f"An amendment needs a setting: one of {', '.join(AMENDABLE)}.")
     if len(chain.links) >= MAX_AMENDMENTS:
-        raise SpecError(f"This run has {MAX_AMENDMENTS} amendments, which is the most: create a new run.")
+        raise SpecError(
+            f"This run has {MAX_AMENDMENTS} amendments, which is the most: create a new run."
+        )
     if chain.links and at < chain.links[-1].at:
         raise SpecError(
-            f"Swarm step {at} is before that of {chain.links[-1]}: name that step or a later one, amendments come in their order."
+            f"Swarm step {at} is before that of {chain.links[-1]}: name that step or a later one, "
+            "amendments come in their order."
         )
     if not 0 <= at <= MAX_STEP:
         raise SpecError(f"Swarm step {at} is not one: expected 0 to {MAX_STEP}.")
     full = _with_admission(Course(run.spec, chain).last, settings)
     previous = sha256(chain.links[-1].document).hexdigest() if chain.links else run.run_id
     number = len(chain.links) + 1
-    document = encode({"run": run.run_id, "number": number, "previous": previous, "at": at, "settings": full})
+    document = encode(
+        {"run": run.run_id, "number": number, "previous": previous, "at": at, "settings": full}
+    )
     link = Amendment(number, at, full, document, creator.sign(_PURPOSE, document))
     made = _chain(run.run_id, (*chain.links, link))
     if len(made.data) > MAX_CHAIN_BYTES:
         raise SpecError(
-            f"All amendments together would have {len(made.data)} bytes, more than {MAX_CHAIN_BYTES}: name fewer members, or "
+            f"All amendments together would have {len(made.data)} bytes, more than "
+            f"{MAX_CHAIN_BYTES}: name fewer members, or "
             "create a new run."
         )
     Course(run.spec, made)
@@ -164,14 +178,19 @@ def read_chain(data: bytes, creator: str) -> Chain:
     """
     if len(data) > MAX_CHAIN_BYTES:
         raise RecordError(
-            f"Amendments of {len(data)} bytes are refused: at most {MAX_CHAIN_BYTES}.", reason=Reason.TOO_LARGE
+            f"Amendments of {len(data)} bytes are refused: at most {MAX_CHAIN_BYTES}.",
+            reason=Reason.TOO_LARGE,
         )
     try:
         told = json.loads(data)
         pairs = [(str(one["document"]).encode(), bytes.fromhex(one["signature"])) for one in told]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise RecordError("Amendments that are no list of documents and signatures are refused.") from None
-    if not 1 <= len(pairs) <= MAX_AMENDMENTS or any(len(signature) != SIGNATURE_BYTES for _, signature in pairs):
+        raise RecordError(
+            "Amendments that are no list of documents and signatures are refused."
+        ) from None
+    if not 1 <= len(pairs) <= MAX_AMENDMENTS or any(
+        len(signature) != SIGNATURE_BYTES for _, signature in pairs
+    ):
         raise RecordError(f"Amendments are refused: expected 1 to {MAX_AMENDMENTS}, each signed.")
     links: list[Amendment] = []
     run_id = previous = ""
@@ -214,7 +233,11 @@ def _content(document: bytes) -> dict[str, Any]:
     found = cast("dict[str, Any]", content)
     if not fine or found.keys() != _FIELDS or not isinstance(found["settings"], dict):
         raise RecordError("An amendment that is not in its canonical form is refused.")
-    if type(found["at"]) is not int or not 0 <= found["at"] <= MAX_STEP or type(found["number"]) is not int:
+    if (
+        type(found["at"]) is not int
+        or not 0 <= found["at"] <= MAX_STEP
+        or type(found["number"]) is not int
+    ):
         raise RecordError("An amendment with a field out of bounds is refused.")
     settings = cast("dict[str, Any]", found["settings"])
     if not settings:
@@ -222,11 +245,14 @@ def _content(document: bytes) -> dict[str, Any]:
     for name in settings:
         if name not in AMENDABLE:
             raise VersionError(
-                f"An amendment changes {name[:80]!r}, which this release can't: install the release that the run's "
+                f"An amendment changes {name[:80]!r}, which this release can't: install the "
+                "release that the run's "
                 "creator names."
             )
     if ("run.admission" in settings) != ("run.members" in settings):
-        raise RecordError("An amendment of who may join names both admission and members, or it is refused.")
+        raise RecordError(
+            "An amendment of who may join names both admission and members, or it is refused."
+        )
     members = settings.get("run.members", [])
     if settings.get("run.admission", "open") not in ADMISSIONS or not _is_list_of_texts(members):
         raise RecordError("An amendment of who may join that is none is refused.")
@@ -234,7 +260,9 @@ def _content(document: bytes) -> dict[str, Any]:
 
 
 def _is_list_of_texts(value: object) -> bool:
-    return isinstance(value, list) and all(isinstance(one, str) for one in cast("list[object]", value))
+    return isinstance(value, list) and all(
+        isinstance(one, str) for one in cast("list[object]", value)
+    )
 
 
 def _with_admission(spec: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -249,9 +277,13 @@ def _with_admission(spec: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any
 
 def _chain(run_id: str, links: tuple[Amendment, ...]) -> Chain:
     """The envelope is made anew, so nobody can pad it."""
-    told = [{"document": link.document.decode(), "signature": link.signature.hex()} for link in links]
+    told = [
+        {"document": link.document.decode(), "signature": link.signature.hex()} for link in links
+    ]
     return Chain(run_id, links, json.dumps(told, separators=(",", ":")).encode())
 
 
 def _brief(value: object) -> str:
-    return f"{len(cast('list[object]', value))} peers" if isinstance(value, list) else str(value)[:80]
+    return (
+        f"{len(cast('list[object]', value))} peers" if isinstance(value, list) else str(value)[:80]
+    )

@@ -7,11 +7,14 @@ they came.
 No release may strand a run that another release has signed:
 
 - The settings of 0.1 are in every document.
-- A setting that came later is in ``ADDED``. A document without it means what releases did that did not know the setting. A document
-  leaves the setting out where it has just this value, so that those releases can still read it.
-- A setting that this release does not know ends the reading with the advice to upgrade, unless the document lists its name in
-  ``optional`` (``sync.pairing``, or ``rewards`` for a whole section): then a peer that does not know it does without.
-- Bounds on what a creator may choose can be narrowed for new runs only (``run.check_new_run``), never for documents.
+- A setting that came later is in ``ADDED``. A document without it means what releases did that did
+  not know the setting. A document leaves the setting out where it has just this value, so that
+  those releases can still read it.
+- A setting that this release does not know ends the reading with the advice to upgrade, unless the
+  document lists its name in ``optional`` (``sync.pairing``, or ``rewards`` for a whole section):
+  then a peer that does not know it does without.
+- Bounds on what a creator may choose can be narrowed for new runs only (``run.check_new_run``),
+  never for documents.
 """
 
 import json
@@ -58,7 +61,9 @@ def encode(content: Mapping[str, Any]) -> bytes:
 
     Raises ValueError for numbers that are not finite, or text that is none.
     """
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    return json.dumps(
+        content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    ).encode()
 
 
 def write_document(settings: Mapping[str, Any]) -> bytes:
@@ -101,7 +106,8 @@ def fill(content: Content, known: Known, source: str) -> Content:
     for name in _unknown(content, known):
         if name not in optional:
             raise VersionError(
-                f"{source}: this release does not know the setting {name[:MAX_NAME]!r}: install the release that the "
+                f"{source}: this release does not know the setting {name[:MAX_NAME]!r}: install "
+                "the release that the "
                 "run's creator names."
             )
     filled: Content = {}
@@ -113,7 +119,9 @@ def fill(content: Content, known: Known, source: str) -> Content:
         if not isinstance(given, dict):
             raise SpecError(f"{source}: {section!r} is not a table of settings.")
         there = cast("Content", given)
-        filled[section] = {name: _value_of(there, name, f"{section}.{name}", source) for name in names}
+        filled[section] = {
+            name: _value_of(there, name, f"{section}.{name}", source) for name in names
+        }
     return filled
 
 
@@ -128,7 +136,9 @@ def is_encoding(text: str, content: Content, settings: Mapping[str, Any], known:
             same[section] = settings[section]
         else:
             read = cast("Content", settings[section])
-            same[section] = {name: read.get(name, value) for name, value in cast("Content", values).items()}
+            same[section] = {
+                name: read.get(name, value) for name, value in cast("Content", values).items()
+            }
     try:
         return encode(same) == text.encode()
     except (ValueError, RecursionError):
@@ -144,7 +154,8 @@ def _optional(content: Content, source: str) -> frozenset[str]:
         or not all(isinstance(name, str) and len(name) <= MAX_NAME for name in listed)
     ):
         raise SpecError(
-            f"{source}: optional must be a list of at most {MAX_OPTIONAL} names of settings, of at most {MAX_NAME} "
+            f"{source}: optional must be a list of at most {MAX_OPTIONAL} names of settings, of at "
+            f"most {MAX_NAME} "
             "characters each."
         )
     return frozenset(cast("list[str]", listed))
@@ -155,7 +166,11 @@ def _unknown(content: Content, known: Known) -> Iterator[str]:
         if section not in known:
             yield section
         elif known[section] and isinstance(values, dict):
-            yield from (f"{section}.{name}" for name in cast("Content", values) if name not in known[section])
+            yield from (
+                f"{section}.{name}"
+                for name in cast("Content", values)
+                if name not in known[section]
+            )
 
 
 def _value_of(there: Content, name: str, path: str, source: str) -> Any:

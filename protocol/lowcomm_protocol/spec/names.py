@@ -76,5 +76,7 @@ OUTER_RULES: Table[Any] = Table(
 )
 """What a group does with its mean: ``spec.outer_settings.OuterRule``."""
 
-MODELS: Table[Any] = Table("kind of model", {"transformer": "lowcomm_protocol.spec.transformer:TransformerSettings"})
+MODELS: Table[Any] = Table(
+    "kind of model", {"transformer": "lowcomm_protocol.spec.transformer:TransformerSettings"}
+)
 """The section ``[model]`` by its ``kind``: a class of ``spec.settings.ModelSettings``."""

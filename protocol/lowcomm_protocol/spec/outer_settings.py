@@ -101,8 +101,10 @@ def validate_outer(settings: OuterSettings, group: int) -> None:
     for size in sorted({2, group}) if settings.consensus else ():
         if _diverges(settings, size):
             raise SpecError(
-                f"{settings.kind} with consensus = {settings.consensus} and momentum = {settings.momentum} diverges in"
-                f" groups of {size}: use a consensus below {_largest_consensus(settings, size):.3g}, or less momentum"
+                f"{settings.kind} with consensus = {settings.consensus} and momentum = "
+                f"{settings.momentum} diverges in"
+                f" groups of {size}: use a consensus below "
+                f"{_largest_consensus(settings, size):.3g}, or less momentum"
             )
 
 
@@ -110,8 +112,12 @@ def _check_ranges(settings: OuterSettings, group: int) -> None:
     valid = {
         ("kind", settings.kind, f"one of {', '.join(OUTER_RULES)}"): settings.kind in OUTER_RULES,
         ("outer_lr", settings.outer_lr, "a number above 0"): 0.0 < settings.outer_lr < math.inf,
-        ("momentum", settings.momentum, "a number from 0 to below 1"): 0.0 <= settings.momentum < 1.0,
-        ("consensus", settings.consensus, "a number of at least 0"): 0.0 <= settings.consensus < math.inf,
+        ("momentum", settings.momentum, "a number from 0 to below 1"): 0.0
+        <= settings.momentum
+        < 1.0,
+        ("consensus", settings.consensus, "a number of at least 0"): 0.0
+        <= settings.consensus
+        < math.inf,
         ("merge", settings.merge, "'mix' or 'shift'"): settings.merge in ("mix", "shift"),
         ("mix", settings.mix, "a number from 0 to 1"): 0.0 <= settings.mix <= 1.0,
         ("group", group, "a whole number of at least 2"): group >= 2,
@@ -122,7 +128,9 @@ def _check_ranges(settings: OuterSettings, group: int) -> None:
 
 
 def _diverges(settings: OuterSettings, group: int) -> bool:
-    return consensus_radius(settings, group) > 1.0 + 1e-9  # a very small consensus rounds to a radius of 1
+    return (
+        consensus_radius(settings, group) > 1.0 + 1e-9
+    )  # a very small consensus rounds to a radius of 1
 
 
 def _largest_consensus(settings: OuterSettings, group: int) -> float:

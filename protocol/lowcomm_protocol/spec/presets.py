@@ -45,7 +45,8 @@ PRESETS: Table[Preset] = Table(
     "method",
     {
         "lowcomm": Preset(
-            "pairs, a quarter of the model at a time, in 3 bits, while it trains on: for a swarm of any size",
+            "pairs, a quarter of the model at a time, in 3 bits, while it trains on: for a swarm "
+            "of any size",
             # Fragments and overlap of Streaming DiLoCo, pairs and rule of NoLoCo, in 3 bits.
             _NOLOCO
             | {
@@ -60,7 +61,8 @@ PRESETS: Table[Preset] = Table(
             optimizer="muon",
         ),
         "noloco": Preset(
-            "pairs drawn anew each time average what they learned; nobody waits for more than one peer",
+            "pairs drawn anew each time average what they learned; nobody waits for more than one "
+            "peer",
             _NOLOCO,
         ),
         "gossip": Preset(
@@ -69,7 +71,8 @@ PRESETS: Table[Preset] = Table(
             _NOLOCO | {"outer_lr": 1.0, "momentum": 0.0, "pairing": "hypercube"},
         ),
         "diloco": Preset(
-            "the whole group (at most 8) averages the whole model every interval, in full precision",
+            "the whole group (at most 8) averages the whole model every interval, in full "
+            "precision",
             {
                 "interval": 20,
                 "fragments": 1,
@@ -90,7 +93,8 @@ PRESETS: Table[Preset] = Table(
             },
         ),
         "streaming-diloco": Preset(
-            "swarms of at most 8 average a quarter of the model at a time, in 2 bits: nearest to a cluster",
+            "swarms of at most 8 average a quarter of the model at a time, in 2 bits: nearest to a "
+            "cluster",
             # Every parameter often, in few bits: that leaves more of all-reduce's gain than more
             # bits more rarely (docs/results.md).
             {

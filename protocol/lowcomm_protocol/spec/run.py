@@ -13,11 +13,24 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, Field, SerializeAsAny, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity, verify
-from lowcomm_protocol.spec.document import MAX_OPTIONAL, fill, is_encoding, read_content, write_document
+from lowcomm_protocol.spec.document import (
+    MAX_OPTIONAL,
+    fill,
+    is_encoding,
+    read_content,
+    write_document,
+)
 from lowcomm_protocol.spec.names import MODELS
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.settings import (
@@ -137,7 +150,11 @@ class SignedRun:
         Only the envelope is made anew, so nobody can pad it.
         """
         return json.dumps(
-            {"creator": self.creator, "signature": self.signature.hex(), "spec": self.document.decode()}
+            {
+                "creator": self.creator,
+                "signature": self.signature.hex(),
+                "spec": self.document.decode(),
+            }
         ).encode()
 
 
@@ -156,7 +173,9 @@ def parse_toml(text: str, source: str = "run specification") -> RunSpec:
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{source}: not valid TOML: {error}. Correct that line.") from None
     except (ValueError, RecursionError):
-        raise SpecError(f"{source}: a number is too long or a list too deep: nothing in a run needs that.") from None
+        raise SpecError(
+            f"{source}: a number is too long or a list too deep: nothing in a run needs that."
+        ) from None
     _check_version(data, source)
     spec = _validate(data, source)
     check_new_run(spec, source)
@@ -172,15 +191,21 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
     for name in spec.optional:
         section, _, setting = name.partition(".")
         if section not in known or (setting and setting not in known[section]):
-            raise SpecError(f"{source}: optional names {_show(name)}, which is no setting: correct or remove it.")
+            raise SpecError(
+                f"{source}: optional names {_show(name)}, which is no setting: correct or remove "
+                "it."
+            )
     if spec.data.tokenizer == "bytes" and spec.model.vocab < BYTES:
         raise SpecError(
-            f'{source}: model.vocab = {spec.model.vocab} is too small for tokenizer = "bytes": set vocab = {BYTES}.'
+            f'{source}: model.vocab = {spec.model.vocab} is too small for tokenizer = "bytes": set '
+            f"vocab = {BYTES}."
         )
     if spec.tokens_per_step > MAX_STEP_TOKENS:
         raise SpecError(
-            f"{source}: train.batch = {spec.train.batch} times model.context = {spec.model.context} are "
-            f"{spec.tokens_per_step:,} tokens in an inner step, more than {MAX_STEP_TOKENS:,}: lower one of the two."
+            f"{source}: train.batch = {spec.train.batch} times model.context = "
+            f"{spec.model.context} are "
+            f"{spec.tokens_per_step:,} tokens in an inner step, more than {MAX_STEP_TOKENS:,}: "
+            "lower one of the two."
         )
 
 
@@ -191,7 +216,9 @@ def parse_canonical(text: str, source: str = "run specification") -> RunSpec:
     known = _known(_kind_of(content, source))
     spec = _validate(fill(content, known, source), source)
     if not is_encoding(text, content, spec.model_dump(), known):
-        raise SpecError(f"{source}: the document is not in its canonical form; its creator must sign it anew.")
+        raise SpecError(
+            f"{source}: the document is not in its canonical form; its creator must sign it anew."
+        )
     return spec
 
 
@@ -216,14 +243,16 @@ def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:
     """
     if spec.run.creator not in ("", creator.peer_id):
         raise SpecError(
-            f"run.creator = {spec.run.creator!r}, but {creator.peer_id} signs: remove that line, or sign with its key."
+            f"run.creator = {spec.run.creator!r}, but {creator.peer_id} signs: remove that line, "
+            "or sign with its key."
         )
     check_new_run(spec)
     spec = spec.model_copy(update={"run": spec.run.model_copy(update={"creator": creator.peer_id})})
     document = spec.canonical()
     if len(document) > MAX_SPEC_BYTES:
         raise SpecError(
-            f"The specification has {len(document)} bytes, more than {MAX_SPEC_BYTES}: shorten description or members."
+            f"The specification has {len(document)} bytes, more than {MAX_SPEC_BYTES}: shorten "
+            "description or members."
         )
     return SignedRun(spec, creator.peer_id, creator.sign(_PURPOSE, document), document)
 
@@ -238,7 +267,9 @@ def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun
     spec = parse_canonical(document.decode(), source)
     if spec.run.creator != creator:
         # Or anybody could sign a copy of a run, and invite and remove in its name.
-        raise SignatureError(f"{source}: signed by {creator}, but its creator is {spec.run.creator or 'not named'}.")
+        raise SignatureError(
+            f"{source}: signed by {creator}, but its creator is {spec.run.creator or 'not named'}."
+        )
     return SignedRun(spec, creator, signature, document)
 
 
@@ -251,20 +282,26 @@ def name_signed_run(data: bytes, source: str = "run specification") -> tuple[str
     creator, document, _ = _read_envelope(data, source)
     run = read_content(document.decode(), source).get("run")
     if not isinstance(run, dict) or cast("dict[str, Any]", run).get("creator") != creator:
-        raise SignatureError(f"{source}: signed by {creator}, which the specification does not name as its creator.")
+        raise SignatureError(
+            f"{source}: signed by {creator}, which the specification does not name as its creator."
+        )
     return run_id_of(document), creator
 
 
 def _read_envelope(data: bytes, source: str) -> tuple[str, bytes, bytes]:
     """Creator, document and signature, which is checked. Raises SpecError, SignatureError."""
     if len(data) > 2 * MAX_SPEC_BYTES:
-        raise SpecError(f"{source}: {len(data)} bytes are too many for a signed run; it is refused.")
+        raise SpecError(
+            f"{source}: {len(data)} bytes are too many for a signed run; it is refused."
+        )
     try:
         envelope = json.loads(data)
         creator, document = str(envelope["creator"]), str(envelope["spec"]).encode()
         signature = bytes.fromhex(envelope["signature"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SpecError(f"{source}: not a signed run; create one with `lowcomm-node create run.toml`.") from None
+        raise SpecError(
+            f"{source}: not a signed run; create one with `lowcomm-node create run.toml`."
+        ) from None
     verify(creator, _PURPOSE, document, signature)
     return creator, document, signature
 
@@ -282,7 +319,9 @@ def _validate(data: dict[str, Any], source: str) -> RunSpec:
     try:
         return RunSpec.model_validate(data)
     except ValidationError as error:
-        raise SpecError(f"{source}: {_explain(error, settings_of_kind(data.get('model', {})))}") from None
+        raise SpecError(
+            f"{source}: {_explain(error, settings_of_kind(data.get('model', {})))}"
+        ) from None
     except (SpecError, CodecError) as error:
         raise SpecError(f"{source}: sync: {error}") from None
 
@@ -293,7 +332,11 @@ def _explain(error: ValidationError, model: type[ModelSettings]) -> str:
     if first["type"] == "extra_forbidden":
         *path, key = (str(part) for part in first["loc"])
         near = get_close_matches(key, _keys_at(path, model), 1)
-        remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(_keys_at(path, model))}."
+        remedy = (
+            f"did you mean {near[0]!r}?"
+            if near
+            else f"known here: {', '.join(_keys_at(path, model))}."
+        )
         return f"unknown key {where!r}; {remedy}"
     if first["type"] == "missing":
         return f"{where!r} is missing: add it."
@@ -316,7 +359,11 @@ def _kind_of(content: dict[str, Any], source: str) -> type[ModelSettings]:
     Raises SpecError for a kind that is not known.
     """
     model = content.get("model", {})
-    kind = cast("dict[str, Any]", model).get("kind", "transformer") if isinstance(model, dict) else "transformer"
+    kind = (
+        cast("dict[str, Any]", model).get("kind", "transformer")
+        if isinstance(model, dict)
+        else "transformer"
+    )
     if not isinstance(kind, str) or kind not in MODELS:
         problem = MODELS.unknown(kind) if isinstance(kind, str) else "must be text"
         raise SpecError(f"{source}: model.kind = {_show(kind)}: {problem}.")
@@ -326,9 +373,13 @@ def _kind_of(content: dict[str, Any], source: str) -> type[ModelSettings]:
 @cache
 def _known(model: type[ModelSettings]) -> dict[str, frozenset[str]]:
     """All settings, by section; a setting at the top has none below it."""
-    sections = {name: field.annotation for name, field in RunSpec.model_fields.items()} | {"model": model}
+    sections = {name: field.annotation for name, field in RunSpec.model_fields.items()} | {
+        "model": model
+    }
     return {
-        section: frozenset(kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else ())
+        section: frozenset(
+            kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else ()
+        )
         for section, kind in sections.items()
     }
 
@@ -336,5 +387,9 @@ def _known(model: type[ModelSettings]) -> dict[str, frozenset[str]]:
 def _keys_at(path: list[str], model: type[ModelSettings]) -> list[str]:
     found: type[BaseModel] = RunSpec
     for part in path:
-        found = model if part == "model" else cast("type[BaseModel]", found.model_fields[part].annotation)
+        found = (
+            model
+            if part == "model"
+            else cast("type[BaseModel]", found.model_fields[part].annotation)
+        )
     return list(found.model_fields)

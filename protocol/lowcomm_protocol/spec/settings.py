@@ -43,7 +43,9 @@ def _check_peer_id(text: str) -> str:
     try:
         public_key_of(text)
     except SignatureError:
-        raise ValueError("expected a peer id such as 12D3KooW..., as `lowcomm-node id` shows it") from None
+        raise ValueError(
+            "expected a peer id such as 12D3KooW..., as `lowcomm-node id` shows it"
+        ) from None
     return text
 
 
@@ -62,7 +64,9 @@ class OneOf:
             raise ValueError(self.table.unknown(name))
         return name
 
-    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+    def __get_pydantic_core_schema__(
+        self, source: Any, handler: GetCoreSchemaHandler
+    ) -> CoreSchema:
         return no_info_after_validator_function(self, handler(source))
 
 
@@ -111,17 +115,21 @@ class RunSettings(Settings):
     def _members_are_for_lists(self) -> Self:
         if self.members and self.admission != "list":
             raise ValueError(
-                f'members are given, but admission = "{self.admission}": set admission = "list", or remove them'
+                f'members are given, but admission = "{self.admission}": set admission = "list", '
+                "or remove them"
             )
         if self.admission == "list" and not self.members:
-            raise ValueError('admission = "list" needs members: the peer ids that `lowcomm-node id` shows')
+            raise ValueError(
+                'admission = "list" needs members: the peer ids that `lowcomm-node id` shows'
+            )
         return self
 
     @model_validator(mode="after")
     def _work_is_for_open_runs(self) -> Self:
         if self.work and self.admission != "open":
             raise ValueError(
-                f'work = {self.work}, but admission = "{self.admission}": set admission = "open", or work = 0'
+                f'work = {self.work}, but admission = "{self.admission}": set admission = "open", '
+                "or work = 0"
             )
         return self
 
@@ -149,7 +157,9 @@ def settings_of_kind(data: object) -> type[ModelSettings]:
 
     That of all kinds where there is none of it.
     """
-    kind = cast("dict[str, Any]", data).get("kind", "transformer") if isinstance(data, dict) else None
+    kind = (
+        cast("dict[str, Any]", data).get("kind", "transformer") if isinstance(data, dict) else None
+    )
     return MODELS[kind] if isinstance(kind, str) and kind in MODELS else ModelSettings
 
 
@@ -173,7 +183,8 @@ class DataSettings(Settings):
     def _sha256_is_of_a_file(self) -> Self:
         if self.tokenizer_sha256 and self.tokenizer != "local":
             raise ValueError(
-                f'tokenizer_sha256 is given, but tokenizer = "{self.tokenizer}": set "local", or remove it'
+                f'tokenizer_sha256 is given, but tokenizer = "{self.tokenizer}": set "local", or '
+                "remove it"
             )
         return self
 
@@ -209,7 +220,10 @@ class TrainSettings(Settings):
             return data
         given = cast("dict[str, Any]", data)
         muon = given.get("optimizer") == "muon"
-        return {"learning_rate": 0.02 if muon else 3e-3, "weight_decay": 0.01 if muon else 0.1} | given
+        return {
+            "learning_rate": 0.02 if muon else 3e-3,
+            "weight_decay": 0.01 if muon else 0.1,
+        } | given
 
 
 class SyncSettings(Settings):
@@ -258,25 +272,33 @@ class SyncSettings(Settings):
     @property
     def outer_settings(self) -> OuterSettings:
         """The settings of the outer optimizer alone."""
-        return OuterSettings(self.outer, self.outer_lr, self.momentum, self.consensus, self.merge, self.mix)
+        return OuterSettings(
+            self.outer, self.outer_lr, self.momentum, self.consensus, self.merge, self.mix
+        )
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         codec = CODECS[self.codec]
         if codec.only_in_pairs and self.group > 2:
             raise ValueError(
-                f"codec = {self.codec!r} {codec.only_in_pairs}, which works in pairs: set group = 2, or "
+                f"codec = {self.codec!r} {codec.only_in_pairs}, which works in pairs: set group = "
+                "2, or "
                 f'codec = "e3m0"; group is {self.group}'
             )
         if self.fragments > self.interval:
             raise ValueError(
-                f"fragments = {self.fragments} exceeds interval = {self.interval}: two fragments would be due at once"
+                f"fragments = {self.fragments} exceeds interval = {self.interval}: two fragments "
+                "would be due at once"
             )
         if self.min_steps > self.interval:
-            raise ValueError(f"min_steps = {self.min_steps} exceeds interval = {self.interval}: nobody would accept")
+            raise ValueError(
+                f"min_steps = {self.min_steps} exceeds interval = {self.interval}: nobody would "
+                "accept"
+            )
         if self.consensus > 0 and codec.coarse:
             raise ValueError(
-                f"codec = {self.codec!r} is too coarse for absolute weights, which consensus = {self.consensus} needs: "
+                f"codec = {self.codec!r} is too coarse for absolute weights, which consensus = "
+                f"{self.consensus} needs: "
                 'set consensus = 0 with groups of the whole swarm, or codec = "fp32" or "bf16"'
             )
         if self.group > 1:

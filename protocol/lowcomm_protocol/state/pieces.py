@@ -48,7 +48,14 @@ class Piece:
     def counts(self) -> tuple[int, ...]:
         """Values of each vector."""
         numel = self.stop - self.start
-        return (numel, numel, numel, numel, self.seconds[1] - self.seconds[0], self.blocks[1] - self.blocks[0])
+        return (
+            numel,
+            numel,
+            numel,
+            numel,
+            self.seconds[1] - self.seconds[0],
+            self.blocks[1] - self.blocks[0],
+        )
 
     @property
     def size(self) -> int:
@@ -69,7 +76,11 @@ class Values:
 
     def cut(self, piece: Piece) -> "Values":
         """The values of a piece, as views of a fragment's."""
-        these, seconds, blocks = slice(piece.start, piece.stop), slice(*piece.seconds), slice(*piece.blocks)
+        these, seconds, blocks = (
+            slice(piece.start, piece.stop),
+            slice(*piece.seconds),
+            slice(*piece.blocks),
+        )
         return Values(
             self.theta[these], self.phi[these], self.delta[these], self.first[these], self.second[seconds],
             self.ranges[blocks],
@@ -118,7 +129,9 @@ def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:
     Raises `ProtocolViolation` for values that no training reaches.
     """
     if len(data) != piece.size:
-        raise ProtocolViolation(f"piece {piece.index} has {len(data)} bytes instead of {piece.size}")
+        raise ProtocolViolation(
+            f"piece {piece.index} has {len(data)} bytes instead of {piece.size}"
+        )
     flat: Vector = np.frombuffer(data, dtype=FLOAT)
     vectors: list[Vector] = []
     start = 0
@@ -136,7 +149,9 @@ def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:
 
 def apart(one: Values, other: Values) -> float:
     """The distance of two peers' weights of one piece: 0 if equal, about 1.4 if unrelated."""
-    mine, theirs = (np.concatenate([values.theta, values.phi]).astype(np.float64) for values in (one, other))
+    mine, theirs = (
+        np.concatenate([values.theta, values.phi]).astype(np.float64) for values in (one, other)
+    )
     largest = max(float(np.linalg.norm(mine)), float(np.linalg.norm(theirs)))
     return float(np.linalg.norm(mine - theirs)) / largest if largest else 0.0
 

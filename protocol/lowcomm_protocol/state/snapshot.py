@@ -39,7 +39,9 @@ class StateForm:
     pieces: tuple[Piece, ...]
 
     @classmethod
-    def of(cls, run_id: str, plan: str, steps: int, fragments: Sequence[Runs], ranges: bool) -> Self:
+    def of(
+        cls, run_id: str, plan: str, steps: int, fragments: Sequence[Runs], ranges: bool
+    ) -> Self:
         """The form of a run's state."""
         told = tuple(tuple((numel, second) for numel, second in runs) for runs in fragments)
         return cls(run_id, plan, steps, told, ranges, plan_pieces(told, ranges))
@@ -75,7 +77,9 @@ class Version:
     def fits(self, base: "Version", fragment: int, sync: SyncSettings) -> bool:
         """Whether a fragment's pieces of this version may stand beside those of ``base``."""
         near = abs(self.swarm_step - base.swarm_step) <= tolerated_lag(sync)
-        return near and (sync.consensus > 0 or self.slow_digests[fragment] == base.slow_digests[fragment])
+        return near and (
+            sync.consensus > 0 or self.slow_digests[fragment] == base.slow_digests[fragment]
+        )
 
 
 def tolerated_lag(sync: SyncSettings) -> int:
@@ -126,7 +130,9 @@ def read_manifest(data: bytes, form: StateForm) -> Manifest:
     Raises `ProtocolViolation` if it is not one of this run.
     """
     if len(data) > form.largest_manifest:
-        raise ProtocolViolation(f"a manifest of {len(data)} bytes: at most {form.largest_manifest} are needed")
+        raise ProtocolViolation(
+            f"a manifest of {len(data)} bytes: at most {form.largest_manifest} are needed"
+        )
     try:
         told = pb.Manifest.FromString(data)
     except DecodeError:
@@ -134,11 +140,17 @@ def read_manifest(data: bytes, form: StateForm) -> Manifest:
     if told.run_id.hex() != form.run_id or told.plan.hex() != form.plan:
         raise ProtocolViolation("a manifest of another run or plan")
     if told.swarm_step > form.steps:
-        raise ProtocolViolation(f"a snapshot of swarm step {told.swarm_step} in a run of {form.steps}")
+        raise ProtocolViolation(
+            f"a snapshot of swarm step {told.swarm_step} in a run of {form.steps}"
+        )
     if told.moments >= MOST_MOMENTS or any(version >= _LARGEST_NUMBER for version in told.versions):
         raise ProtocolViolation("a manifest with numbers that no training reaches")
     count = len(form.fragments)
-    if (len(told.versions), len(told.slow_digests), len(told.digests)) != (count, count, len(form.pieces)):
+    if (len(told.versions), len(told.slow_digests), len(told.digests)) != (
+        count,
+        count,
+        len(form.pieces),
+    ):
         raise ProtocolViolation("a manifest of other fragments or pieces than the plan's")
     if any(len(digest) != _DIGEST for digest in (*told.slow_digests, *told.digests)):
         raise ProtocolViolation("a manifest with digests that are none")

@@ -1,4 +1,5 @@
-"""The bootstrap server keeps runs: bounded, verified, through restarts and damage; and publishes what it keeps."""
+"""The bootstrap server keeps runs: bounded, verified, through restarts and damage; and publishes
+what it keeps."""
 
 import asyncio
 import shutil
@@ -64,14 +65,21 @@ async def test_a_run_of_another_version_is_left_to_the_release_that_reads_it(
     monkeypatch.setattr("lowcomm_protocol.spec.run.SPEC_VERSION", SPEC_VERSION + 1)
     door = Door(tmp_path)
     await door.server.start()
-    assert len(door.told("run.other_version")) == 1 and door.registry.runs() == door.registry.damaged == []
+    assert (
+        len(door.told("run.other_version")) == 1
+        and door.registry.runs() == door.registry.damaged == []
+    )
     monkeypatch.undo()
-    assert Registry(tmp_path).runs() == [make_run("a")], "an upgrade that is taken back loses nothing"
+    assert Registry(tmp_path).runs() == [make_run("a")], (
+        "an upgrade that is taken back loses nothing"
+    )
 
 
 def test_a_flipped_byte_or_a_wrong_name_is_damage(tmp_path: Path) -> None:
     run = make_run("a")
-    (tmp_path / f"{run.run_id}.json").write_bytes(run.to_bytes().replace(b'\\"steps\\":400', b'\\"steps\\":401'))
+    (tmp_path / f"{run.run_id}.json").write_bytes(
+        run.to_bytes().replace(b'\\"steps\\":400', b'\\"steps\\":401')
+    )
     (tmp_path / f"{'ab' * 32}.json").write_bytes(run.to_bytes())
     registry = Registry(tmp_path)
     assert registry.runs() == []
@@ -86,7 +94,9 @@ def test_it_keeps_no_more_runs_than_allowed(tmp_path: Path) -> None:
     assert Registry(tmp_path, max_runs=1).runs() == registry.runs() == [make_run("a")]
 
 
-def test_it_keeps_no_more_bytes_than_the_dht_can_publish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_keeps_no_more_bytes_than_the_dht_can_publish(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     most = int(1.5 * len(make_run("a").to_bytes()))
     monkeypatch.setattr("lowcomm_bootstrap.registry.MAX_BYTES", most)
     registry = Registry(tmp_path)
@@ -104,7 +114,11 @@ def test_a_file_may_be_a_specification_or_a_signed_run(tmp_path: Path) -> None:
     signed.write_bytes(make_run("a").to_bytes())
     assert read_run(signed, SERVER) == make_run("a")
     made = read_run(plain, SERVER)
-    assert (made.spec.run.name, made.creator, made.spec.run.creator) == ("a", SERVER.peer_id, SERVER.peer_id)
+    assert (made.spec.run.name, made.creator, made.spec.run.creator) == (
+        "a",
+        SERVER.peer_id,
+        SERVER.peer_id,
+    )
 
 
 @pytest.mark.parametrize(
@@ -122,7 +136,9 @@ def test_a_file_may_be_a_specification_or_a_signed_run(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_bad_run_file_is_named(tmp_path: Path, content: bytes, error: type[Exception], word: str) -> None:
+def test_a_bad_run_file_is_named(
+    tmp_path: Path, content: bytes, error: type[Exception], word: str
+) -> None:
     path = tmp_path / "run"
     path.write_bytes(content)
     with pytest.raises(error, match=word) as caught:
@@ -145,7 +161,9 @@ class Door:
         self.creator = MemoryDiscovery(CREATOR.peer_id, self.network)
         discovery = MemoryDiscovery(SERVER.peer_id, self.network)
         rejoin = Rejoin(discovery, (), None, self.events.append, restarts=False)
-        self.server = BootstrapServer(discovery, self.registry, closed, self.events.append, rejoin, look_every=0.001)
+        self.server = BootstrapServer(
+            discovery, self.registry, closed, self.events.append, rejoin, look_every=0.001
+        )
 
     async def publish(self, run: SignedRun) -> None:
         assert await self.creator.publish(RUNS_KEY, run.run_id, run.to_bytes(), 60)
@@ -171,7 +189,9 @@ async def test_a_run_that_its_creator_publishes_is_adopted_for_good(tmp_path: Pa
     assert Registry(tmp_path).runs() == [make_run("a")]
 
 
-async def test_a_defect_does_not_end_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_defect_does_not_end_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     door, failures = Door(tmp_path), 0
 
     async def look() -> None:
@@ -207,10 +227,14 @@ async def test_a_full_server_keeps_what_it_has_and_says_so_once(tmp_path: Path) 
     await door.server.look()
     await door.server.look()
     assert door.registry.runs() == [make_run("a")]
-    assert [(event["name"], "--max-runs" in event["reason"]) for event in door.told("run.not_kept")] == [("b", True)]
+    assert [
+        (event["name"], "--max-runs" in event["reason"]) for event in door.told("run.not_kept")
+    ] == [("b", True)]
 
 
-async def test_a_full_disk_does_not_end_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_does_not_end_the_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*arguments: object) -> None:
         raise DiskFull("No room")
 
@@ -227,8 +251,16 @@ async def test_peers_of_each_run_are_counted(tmp_path: Path) -> None:
     door = Door(tmp_path)
     door.registry.add(run)
     await door.server.start()
-    info = PeerInfo(peer_id=CREATOR.peer_id, run_id=run.run_id, phase=Phase.TRAINING, issued=NOW, expires=NOW + 30)
-    await door.creator.publish(peers_key(run.run_id), CREATOR.peer_id, write_record(info, CREATOR), 30)
+    info = PeerInfo(
+        peer_id=CREATOR.peer_id,
+        run_id=run.run_id,
+        phase=Phase.TRAINING,
+        issued=NOW,
+        expires=NOW + 30,
+    )
+    await door.creator.publish(
+        peers_key(run.run_id), CREATOR.peer_id, write_record(info, CREATOR), 30
+    )
     await door.server.look()
     await door.server.look()
     assert [event["peers"] for event in door.told("run.peers")] == [1], "told when it changes"
@@ -276,14 +308,18 @@ def test_a_run_leaves_a_day_after_its_last_peer_has_answered(tmp_path: Path, clo
     assert [run.spec.run.name for run in registry.expire()] == ["empty"]
     assert registry.stays(signed("trained").run_id) == DAY - 1
     assert registry.stays(signed("operator").run_id) == float("inf")
-    assert registry.stays(signed("empty").run_id) is None and registry.has_left(signed("empty").run_id)
+    assert registry.stays(signed("empty").run_id) is None and registry.has_left(
+        signed("empty").run_id
+    )
     assert names(Registry(tmp_path, clock=clock)) == {"trained", "operator"}
     clock.now += 10 * DAY
     registry.expire()
     assert names(registry) == {"operator"}
 
 
-def test_a_restart_forgets_no_day_and_leaves_peers_an_hour_to_come_back(tmp_path: Path, clock: Clock) -> None:
+def test_a_restart_forgets_no_day_and_leaves_peers_an_hour_to_come_back(
+    tmp_path: Path, clock: Clock
+) -> None:
     Registry(tmp_path, clock=clock).add(signed("a"))
     clock.now += DAY / 2
     assert Registry(tmp_path, clock=clock).stays(signed("a").run_id) == DAY / 2
@@ -294,7 +330,9 @@ def test_a_restart_forgets_no_day_and_leaves_peers_an_hour_to_come_back(tmp_path
     assert len(registry.expire()) == 1
 
 
-def test_a_house_full_of_one_strangers_runs_has_room_for_others(tmp_path: Path, clock: Clock) -> None:
+def test_a_house_full_of_one_strangers_runs_has_room_for_others(
+    tmp_path: Path, clock: Clock
+) -> None:
     registry, attacker = Registry(tmp_path, clock=clock), ("198.51.100.7", "198.51.100.0/24")
     registry.add(signed("operator"), own=True)
     for number in range(80):
@@ -306,7 +344,10 @@ def test_a_house_full_of_one_strangers_runs_has_room_for_others(tmp_path: Path, 
     for run in registry.runs():
         registry.saw(run.run_id, peers=1)  # one living identity for each
     honest = [signed(f"honest-{number}") for number in range(8)]
-    assert all(registry.add(run, (f"203.0.113.{number}", "203.0.113.0/24")) for number, run in enumerate(honest))
+    assert all(
+        registry.add(run, (f"203.0.113.{number}", "203.0.113.0/24"))
+        for number, run in enumerate(honest)
+    )
     with pytest.raises(ConfigError, match="more claim"):
         registry.add(signed("junk-again", Identity(b"j" * 32)), attacker)
     assert {f"honest-{number}" for number in range(8)} | {"operator"} <= names(registry)
@@ -321,7 +362,9 @@ def test_one_creator_pushes_out_only_its_own_runs(tmp_path: Path, clock: Clock) 
     assert "other" in names(registry) and len(registry.runs()) == 8
 
 
-def test_an_empty_run_gives_way_before_one_with_peers_however_old(tmp_path: Path, clock: Clock) -> None:
+def test_an_empty_run_gives_way_before_one_with_peers_however_old(
+    tmp_path: Path, clock: Clock
+) -> None:
     registry, place = Registry(tmp_path, max_runs=2, clock=clock), ("203.0.113.1", "203.0.113.0/24")
     registry.add(signed("trained"), place)
     registry.add(signed("empty"), place)
@@ -331,7 +374,9 @@ def test_an_empty_run_gives_way_before_one_with_peers_however_old(tmp_path: Path
     assert names(registry) == {"trained", "new"}
 
 
-async def test_a_run_that_has_left_does_not_come_back_from_what_the_dht_still_holds(tmp_path: Path) -> None:
+async def test_a_run_that_has_left_does_not_come_back_from_what_the_dht_still_holds(
+    tmp_path: Path,
+) -> None:
     door, clock = Door(tmp_path), Clock()
     door.registry._clock = clock
     await door.server.start()
@@ -340,7 +385,9 @@ async def test_a_run_that_has_left_does_not_come_back_from_what_the_dht_still_ho
     clock.now += DAY
     await door.server.look()
     await door.server.look()
-    assert [event["name"] for event in door.told("run.left")] == ["a"] and door.registry.runs() == []
+    assert [event["name"] for event in door.told("run.left")] == [
+        "a"
+    ] and door.registry.runs() == []
     kept = await door.server.keep(make_run("a").run_id, "203.0.113.1")
     assert kept.kept and kept.seconds == pytest.approx(DAY), "its creator asks for it again"
 
@@ -350,8 +397,16 @@ async def test_a_peer_that_answers_keeps_its_run(tmp_path: Path) -> None:
     door.registry._clock = clock
     door.registry.add(run)
     await door.server.start()
-    info = PeerInfo(peer_id=CREATOR.peer_id, run_id=run.run_id, phase=Phase.TRAINING, issued=NOW, expires=NOW + 30)
-    await door.creator.publish(peers_key(run.run_id), CREATOR.peer_id, write_record(info, CREATOR), 30)
+    info = PeerInfo(
+        peer_id=CREATOR.peer_id,
+        run_id=run.run_id,
+        phase=Phase.TRAINING,
+        issued=NOW,
+        expires=NOW + 30,
+    )
+    await door.creator.publish(
+        peers_key(run.run_id), CREATOR.peer_id, write_record(info, CREATOR), 30
+    )
     clock.now += DAY - 1
     await door.server.look()
     assert door.registry.stays(run.run_id) == 1, "a record alone proves nothing"
@@ -361,7 +416,11 @@ async def test_a_peer_that_answers_keeps_its_run(tmp_path: Path) -> None:
 
 
 async def test_a_server_says_why_it_does_not_keep_a_run(tmp_path: Path) -> None:
-    open_, closed, full = Door(tmp_path / "o"), Door(tmp_path / "c", closed=True), Door(tmp_path / "f", max_runs=1)
+    open_, closed, full = (
+        Door(tmp_path / "o"),
+        Door(tmp_path / "c", closed=True),
+        Door(tmp_path / "f", max_runs=1),
+    )
     full.registry.add(make_run("a"), own=True)
     said: list[str] = []
     for door in (open_, closed, full):

@@ -1,4 +1,5 @@
-"""The command line: what it prints, what it exits with, what it loads; never a traceback for a mistake."""
+"""The command line: what it prints, what it exits with, what it loads; never a traceback for a
+mistake."""
 
 import json
 import os
@@ -87,7 +88,12 @@ def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 def python(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], capture_output=True, text=True, timeout=120, check=False, **settings
+        [sys.executable, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        **settings,
     )
 
 
@@ -101,7 +107,9 @@ def test_the_command_line_loads_neither_torch_nor_hivemind_nor_grpc() -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-@pytest.mark.parametrize("command", [["--help"], ["id"], ["paths"], ["config"], ["status"], ["peers"], ["wait"]])
+@pytest.mark.parametrize(
+    "command", [["--help"], ["id"], ["paths"], ["config"], ["status"], ["peers"], ["wait"]]
+)
 def test_small_commands_load_neither_torch_nor_hivemind(command: list[str], tmp_path: Path) -> None:
     code = (
         "import sys; from lowcomm_node.cli import app, common; common.run(app); "
@@ -129,7 +137,8 @@ def test_the_module_runs_like_the_command() -> None:
     done = python("-m", "lowcomm_node", "--version")
     assert done.returncode == 0
     assert re.fullmatch(
-        r"lowcomm-node \d+\.\d+\.\d+\S* \(commit ([0-9a-f]{12}(-dirty)?|unknown)\), protocol \d+\n", done.stdout
+        r"lowcomm-node \d+\.\d+\.\d+\S* \(commit ([0-9a-f]{12}(-dirty)?|unknown)\), protocol \d+\n",
+        done.stdout,
     )
 
 
@@ -148,7 +157,19 @@ COMMANDS = [
     "resume",
     "generate",
 ]
-COMMANDS += ["id", "paths", "config", "invite", "remove", "amend", "doctor", "ping", "limits", "healthy", "checkpoint"]
+COMMANDS += [
+    "id",
+    "paths",
+    "config",
+    "invite",
+    "remove",
+    "amend",
+    "doctor",
+    "ping",
+    "limits",
+    "healthy",
+    "checkpoint",
+]
 
 
 def test_the_help_names_every_command(cli: Cli) -> None:
@@ -157,7 +178,9 @@ def test_the_help_names_every_command(cli: Cli) -> None:
     assert [command for command in COMMANDS if not re.search(rf"\b{command}\b", shown)] == []
 
 
-@pytest.mark.parametrize("command", [*COMMANDS[:-1], "checkpoint ls", "checkpoint verify", "checkpoint export"])
+@pytest.mark.parametrize(
+    "command", [*COMMANDS[:-1], "checkpoint ls", "checkpoint verify", "checkpoint export"]
+)
 def test_every_command_takes_the_options_that_all_share(command: str, cli: Cli) -> None:
     ended = cli(*command.split(), "--help")
     assert ended.code == 0
@@ -169,20 +192,34 @@ def test_the_help_of_every_command_fits_a_terminal_of_80_columns() -> None:
     """Typer fills the first paragraph, and keeps the lines of the others as they are."""
     group = typer.main.get_group(app)
     commands = {**group.commands, **group.commands["checkpoint"].commands}
-    paragraphs = {name: (command.help or "").partition("\n\n") for name, command in commands.items()}
+    paragraphs = {
+        name: (command.help or "").partition("\n\n") for name, command in commands.items()
+    }
     assert [name for name, (first, _, _) in paragraphs.items() if not first] == []
-    wide = [(name, line) for name, (*_, rest) in paragraphs.items() for line in rest.splitlines() if len(line) > 78]
+    wide = [
+        (name, line)
+        for name, (*_, rest) in paragraphs.items()
+        for line in rest.splitlines()
+        if len(line) > 78
+    ]
     assert wide == []
 
 
 def test_every_setting_is_an_option_of_join_and_none_is_without_help() -> None:
     options = {option.name: option for option in typer.main.get_group(app).commands["join"].params}
-    assert {name: options[name].opts[0] for name in SETTINGS} == {name: flag_of(name) for name in SETTINGS}
+    assert {name: options[name].opts[0] for name in SETTINGS} == {
+        name: flag_of(name) for name in SETTINGS
+    }
     assert [name for name in SETTINGS if SETTINGS[name].text not in options[name].help] == []
-    assert {name for name, option in options.items() if option.secondary_opts} == {"stay", "only_idle"}
+    assert {name for name, option in options.items() if option.secondary_opts} == {
+        "stay",
+        "only_idle",
+    }
 
 
-@pytest.mark.parametrize(("flags", "expected"), [([], {}), (["--max-up", "5Mbit"], {"max_up": "5Mbit"})])
+@pytest.mark.parametrize(
+    ("flags", "expected"), [([], {}), (["--max-up", "5Mbit"], {"max_up": "5Mbit"})]
+)
 def test_limits_asks_the_node_for_what_was_given_alone(
     flags: list[str], expected: dict[str, str], cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,7 +240,9 @@ def test_limits_asks_the_node_for_what_was_given_alone(
 
 
 @pytest.mark.parametrize(("name", "code"), EXIT_CODES.items())
-def test_each_error_has_its_exit_code(name: str, code: int, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_error_has_its_exit_code(
+    name: str, code: int, cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = getattr(node_errors, name, None) or getattr(protocol_errors, name)
 
     def fail(home: Path) -> None:
@@ -247,7 +286,9 @@ def test_commands_that_need_the_node_say_how_to_start_it(command: str, cli: Cli)
     assert "lowcomm-node join --peers ADDR" in ended.err
 
 
-@pytest.mark.parametrize("command", ["sttus", "status --hoem x", "rounds --story 0", "demo --nodes 0", "wait --step"])
+@pytest.mark.parametrize(
+    "command", ["sttus", "status --hoem x", "rounds --story 0", "demo --nodes 0", "wait --step"]
+)
 def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: Cli) -> None:
     assert cli(*command.split()).code == 2
 
@@ -264,14 +305,22 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: 
         ("create {tmp}/run.toml --peers " + NOWHERE, 78, "lowcomm-node init"),
         ("create {file} --peers " + NOWHERE, 78, "not valid TOML"),
         ("create {file} --peers 127.0.0.1:31330", 78, "flag --peers"),
-        ("create {tmp}/bytes.toml --tokenizer t.json --peers " + NOWHERE, 78, 'set "local", or leave the flag'),
+        (
+            "create {tmp}/bytes.toml --tokenizer t.json --peers " + NOWHERE,
+            78,
+            'set "local", or leave the flag',
+        ),
         ("create {tmp}/local.toml --peers " + NOWHERE, 78, "name yours with --tokenizer PATH"),
         ("init {tmp}/new.toml --tokenizer {file}", 78, "is not a tokenizer.json"),
         ("join", 78, "--peers"),
         ("join --peers 127.0.0.1:31330", 78, "flag --peers"),
         ("join --peers " + NOWHERE + " --run Upper", 78, "NAME@FINGERPRINT"),
         ("join --peers " + NOWHERE + " --port 70000", 78, "flag --port: port = '70000'"),
-        ("join --peers " + NOWHERE + " --invite inviteXYZ", 78, "flag --invite: invite = ...: This is not an invite"),
+        (
+            "join --peers " + NOWHERE + " --invite inviteXYZ",
+            78,
+            "flag --invite: invite = ...: This is not an invite",
+        ),
         ("invite", 78, "has created no run"),
         ("invite --expires 7", 78, "--expires 7: expected a time such as 12h"),
         ("invite --expires 3661d", 78, "at most 3660d"),
@@ -331,15 +380,21 @@ def test_looking_at_paths_and_settings_creates_nothing(cli: Cli, tmp_path: Path)
     assert not (tmp_path / "home").exists()
 
 
-def test_config_tells_where_each_value_comes_from(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_tells_where_each_value_comes_from(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOWCOMM_PORT", "31331")
     shown = cli("config", "--json").json
     assert shown["port"] == {"value": 31331, "source": "environment LOWCOMM_PORT"}
     assert shown["keep"]["source"] == "default"
-    assert "31331" in next(line for line in cli("config").out.splitlines() if line.startswith("port "))
+    assert "31331" in next(
+        line for line in cli("config").out.splitlines() if line.startswith("port ")
+    )
 
 
-def test_an_unknown_variable_is_told_on_stderr_and_ends_nothing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_variable_is_told_on_stderr_and_ends_nothing(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LOWCOMM_PROT", "31331")
     ended = cli("config", "--json")
     assert (ended.code, ended.json["port"]["value"]) == (0, 0)
@@ -350,13 +405,22 @@ def test_an_unknown_variable_is_told_on_stderr_and_ends_nothing(cli: Cli, monkey
 
 
 @pytest.mark.parametrize("method", PRESETS)
-def test_init_writes_a_specification_that_says_what_it_means(method: str, cli: Cli, tmp_path: Path) -> None:
+def test_init_writes_a_specification_that_says_what_it_means(
+    method: str, cli: Cli, tmp_path: Path
+) -> None:
     file = tmp_path / "run.toml"
-    ended = cli("init", str(file), "--method", method, "--name", "mine", "--steps", "77", "--seed", "5")
+    ended = cli(
+        "init", str(file), "--method", method, "--name", "mine", "--steps", "77", "--seed", "5"
+    )
     assert ended.code == 0
     assert f"lowcomm-node create {file} --peers" in ended.out
     spec = parse_toml(file.read_text())
-    assert (spec.sync.method, spec.run.name, spec.run.steps, spec.run.seed) == (method, "mine", 77, 5)
+    assert (spec.sync.method, spec.run.name, spec.run.steps, spec.run.seed) == (
+        method,
+        "mine",
+        77,
+        5,
+    )
     bare = parse_toml(f'[run]\nname = "mine"\nsteps = 77\nseed = 5\n[sync]\nmethod = "{method}"\n')
     assert spec.run_id == bare.run_id
     written = tomllib.loads(file.read_text())
@@ -365,7 +429,9 @@ def test_init_writes_a_specification_that_says_what_it_means(method: str, cli: C
     assert {"method", "interval", "group", "consensus", "learning_rate", "source"} <= set(comments)
 
 
-@pytest.mark.parametrize("flags", [["--admission", "invite"], ["--admission", "list", "--member", NOWHERE[-52:]]])
+@pytest.mark.parametrize(
+    "flags", [["--admission", "invite"], ["--admission", "list", "--member", NOWHERE[-52:]]]
+)
 def test_init_writes_who_may_join(flags: list[str], cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     assert cli("init", str(file), *flags).code == 0
@@ -379,8 +445,14 @@ def test_init_writes_who_may_join(flags: list[str], cli: Cli, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("--set", "run.steps=5"), "--at is missing: name the swarm step from which the change holds"),
-        (("--set", "sync.codec=fp32", "--at", "9"), "can't be changed while a run trains; these can: run.steps"),
+        (
+            ("--set", "run.steps=5"),
+            "--at is missing: name the swarm step from which the change holds",
+        ),
+        (
+            ("--set", "sync.codec=fp32", "--at", "9"),
+            "can't be changed while a run trains; these can: run.steps",
+        ),
         (("--set", "run.steps=many", "--at", "9"), "'many' is no number"),
         (("--set", "run.steps", "--at", "9"), "expected SETTING=VALUE"),
         (("--set", "run.steps=5", "--at", "9", "--run", "c"), "has created no run 'c', only a@"),
@@ -424,7 +496,9 @@ def test_invites_are_all_different(cli: Cli, tmp_path: Path) -> None:
     assert len({cli("invite").out.splitlines()[0] for _ in range(3)}) == 3
 
 
-def test_only_runs_of_this_home_are_invited_to_and_the_one_that_is_meant_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_only_runs_of_this_home_are_invited_to_and_the_one_that_is_meant_is_named(
+    cli: Cli, tmp_path: Path
+) -> None:
     home = tmp_path / "home"
     foreign = sign_run(parse_toml('[run]\nname = "b"\nadmission = "invite"\n'), Identity(b"x" * 32))
     load_or_create_identity(Paths(home).identity)
@@ -447,7 +521,11 @@ def test_a_bootstrap_server_invites_to_the_runs_that_it_signed(cli: Cli, tmp_pat
 
 def test_an_invite_is_removed_by_its_name_or_by_itself(tmp_path: Path) -> None:
     token = issue_invite(Identity(b"x" * 32), "ab" * 32, b"i" * 32, 2e9)
-    assert members._name_of(token.text()) == members._name_of(token.invite.invite_id) == token.invite.invite_id
+    assert (
+        members._name_of(token.text())
+        == members._name_of(token.invite.invite_id)
+        == token.invite.invite_id
+    )
 
 
 def test_a_removal_needs_an_address_of_the_swarm(cli: Cli, tmp_path: Path) -> None:
@@ -457,7 +535,9 @@ def test_a_removal_needs_an_address_of_the_swarm(cli: Cli, tmp_path: Path) -> No
     assert "give one with --peers" in ended.err
 
 
-def test_a_removal_through_a_node_that_hangs_says_so(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_removal_through_a_node_that_hangs_says_so(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     created(tmp_path / "home")
     monkeypatch.setattr(ControlClient.__init__, "__defaults__", (0.2,))
     with socket.create_server(("127.0.0.1", 0)) as mute:  # takes calls, and says nothing
@@ -513,18 +593,26 @@ def test_peers_fit_the_terminal_and_reasons_have_lines_of_their_own(width: int) 
     found = [
         peer(),
         peer(route="relay q1w2e3", last_reason=REASON, phase="finishing"),
-        peer(route=None, route_reason=f"direct: can't be reached; tunnel: {'x' * 300}", rate_up=None),
+        peer(
+            route=None, route_reason=f"direct: can't be reached; tunnel: {'x' * 300}", rate_up=None
+        ),
         peer(left_out=True, held_against="norm 17.6 where 3.2 is plausible \x1b[2J"),
     ]
     lines = watch.peers_table(found, width).splitlines()
     assert all(len(line) <= max(width, 56) and line.isprintable() for line in lines)
     heads = lines[0].split()
-    assert {"peer", "phase", "step", "done", "failed", "score"} <= set(heads), "what tells most is never left out"
+    assert {"peer", "phase", "step", "done", "failed", "score"} <= set(heads), (
+        "what tells most is never left out"
+    )
     assert {"route", "refused", "seen"} <= set(heads) or width < 80
     assert ("release" in heads) == (width >= 132)
     assert sum(line.startswith("tSQY1c") for line in lines) == 4
     shown = " ".join(line.strip() for line in lines)
-    assert "last: we refused it" in shown and "left out: norm 17.6" in shown and "not reached: direct: can't" in shown
+    assert (
+        "last: we refused it" in shown
+        and "left out: norm 17.6" in shown
+        and "not reached: direct: can't" in shown
+    )
 
 
 @pytest.mark.parametrize("width", [80, 132])
@@ -553,7 +641,12 @@ def store(tmp_path: Path) -> CheckpointStore:
     """Two checkpoints of one run in the home that ``cli`` uses."""
     store = CheckpointStore(Paths(tmp_path / "home").checkpoints("abcdef012345"))
     for step in (100, 200):
-        store.save(step, {"weights": {"w": torch.full((4,), float(step))}}, {"swarm_step": step}, 1.7e9 + step)
+        store.save(
+            step,
+            {"weights": {"w": torch.full((4,), float(step))}},
+            {"swarm_step": step},
+            1.7e9 + step,
+        )
     return store
 
 
@@ -625,7 +718,12 @@ class Story:
     ],
 )
 def test_wait_ends_when_it_is_reached_or_can_not_be_any_more(
-    arguments: str, story: list[tuple[str, int]], code: int, told: str, cli: Cli, monkeypatch: pytest.MonkeyPatch
+    arguments: str,
+    story: list[tuple[str, int]],
+    code: int,
+    told: str,
+    cli: Cli,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(watch, "ControlClient", Story(*story))
     monkeypatch.setattr(watch, "POLL", 0.0)

@@ -29,7 +29,11 @@ def test_doctor_looks_at_the_machine_where_there_is_no_network(
     assert end_of(monkeypatch, "doctor", "--json", "--home", str(home)) == 0
     told = json.loads(capsys.readouterr().out)
     found = {finding["name"]: finding for finding in told["findings"]}
-    assert told["exit_code"] == 0 and found["dht"]["state"] == "unknown" and found["disk"]["figures"]["free"] > 0
+    assert (
+        told["exit_code"] == 0
+        and found["dht"]["state"] == "unknown"
+        and found["disk"]["figures"]["free"] > 0
+    )
     assert "--peers ADDR" in found["dht"]["remedy"] and str(home) in found["node"]["value"]
     assert not home.exists(), "to look at a home does not make one"
 
@@ -37,7 +41,10 @@ def test_doctor_looks_at_the_machine_where_there_is_no_network(
 def test_an_address_that_is_none_is_a_mistake_of_whoever_gave_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ):
-    assert end_of(monkeypatch, "doctor", "--home", str(tmp_path), "--peers", "/ip4/1.2.3.4/p2p/x") == 78
+    assert (
+        end_of(monkeypatch, "doctor", "--home", str(tmp_path), "--peers", "/ip4/1.2.3.4/p2p/x")
+        == 78
+    )
     assert "is not the address of a peer" in capsys.readouterr().err
 
 
@@ -58,7 +65,9 @@ def test_what_mends_several_findings_is_told_once_and_nothing_of_it_is_cut(
     last = Finding("memory", State.WARNING, "little", "end [bold]other[/bold] programs")
     _print_findings([*bad, fine, last])
     printed = capsys.readouterr().out
-    assert printed.count(f"1. {remedy}\n") == 1 and "2. end [bold]other[/bold] programs\n" in printed
+    assert (
+        printed.count(f"1. {remedy}\n") == 1 and "2. end [bold]other[/bold] programs\n" in printed
+    )
     assert printed.count("see 1") == 2 and printed.count("see 2") == 1
     assert "…" not in printed and "\x1b" not in printed
 

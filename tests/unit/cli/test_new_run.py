@@ -8,7 +8,10 @@ DAY = 86_400.0
 
 
 def test_it_tells_how_many_servers_keep_a_run_and_for_how_long():
-    kept = {"12D3KooWaaaaaa": Keeping(kept=True, seconds=DAY), "12D3KooWbbbbbb": Keeping(reason="has no room")}
+    kept = {
+        "12D3KooWaaaaaa": Keeping(kept=True, seconds=DAY),
+        "12D3KooWbbbbbb": Keeping(reason="has no room"),
+    }
     told = keeping_in_words(kept)
     assert "kept by 1 of 2 servers, for 24 h without a peer" in told
     assert "bbbbbb does not keep it: has no room" in told
@@ -18,7 +21,9 @@ def test_it_tells_how_many_servers_keep_a_run_and_for_how_long():
 
 def test_where_no_server_keeps_it_the_remedy_is_named():
     told = keeping_in_words({"12D3KooWaaaaaa": Keeping(reason="this server has no room for it")})
-    assert told.startswith("aaaaaa does not keep it: this server has no room for it\nno server keeps it")
+    assert told.startswith(
+        "aaaaaa does not keep it: this server has no room for it\nno server keeps it"
+    )
     assert "--peers" in told and "--run" in told
 
 

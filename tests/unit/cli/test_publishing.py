@@ -25,7 +25,9 @@ SERVER = f"/ip4/203.0.113.7/tcp/31337/p2p/{FIRST}"
 def network(monkeypatch: pytest.MonkeyPatch) -> MemoryNetwork:
     """A DHT with one other peer, in which commands open their own."""
     network = MemoryNetwork(time, peers={"somebody"})
-    monkeypatch.setattr(publishing, "open_discovery", lambda *_, **__: MemoryDiscovery("we", network))
+    monkeypatch.setattr(
+        publishing, "open_discovery", lambda *_, **__: MemoryDiscovery("we", network)
+    )
     monkeypatch.setattr(publishing, "ASK_EVERY", 0.0)
     return network
 
@@ -38,7 +40,9 @@ async def test_a_run_is_published_and_servers_that_do_not_answer_are_named(
     assert await MemoryDiscovery("other", network).lookup(RUNS_KEY) == {RUN.run_id: RUN.to_bytes()}
 
 
-async def test_each_removal_adds_to_the_last_and_undo_takes_back(network: MemoryNetwork, tmp_path: Path) -> None:
+async def test_each_removal_adds_to_the_last_and_undo_takes_back(
+    network: MemoryNetwork, tmp_path: Path
+) -> None:
     settings = NodeSettings(home=tmp_path, peers=(SERVER,))
     await publish_removals(settings, CREATOR, RUN, frozenset({FIRST}), undo=False)
     second = await publish_removals(settings, CREATOR, RUN, frozenset({SECOND}), undo=False)
@@ -51,7 +55,9 @@ async def test_each_removal_adds_to_the_last_and_undo_takes_back(network: Memory
 async def test_an_amendment_follows_on_those_that_other_homes_have_published(
     network: MemoryNetwork, tmp_path: Path
 ) -> None:
-    here, elsewhere = (NodeSettings(home=tmp_path / name, peers=(SERVER,)) for name in ("here", "elsewhere"))
+    here, elsewhere = (
+        NodeSettings(home=tmp_path / name, peers=(SERVER,)) for name in ("here", "elsewhere")
+    )
     await publish_amendment(elsewhere, CREATOR, RUN, 40, {"run.steps": 200})
     chain = await publish_amendment(here, CREATOR, RUN, None, {"run.description": "longer"})
     assert [(link.number, link.at) for link in chain.links] == [(1, 40), (2, 40)]
@@ -62,9 +68,15 @@ async def test_what_nobody_else_holds_is_not_published_but_kept(
 ) -> None:
     network.peers.clear()
     monkeypatch.setattr(publishing, "PUBLISH_DEADLINE", 0.01)
-    with pytest.raises(NoPeers, match=r"It is kept in .*removals, and the node of this home will publish it"):
+    with pytest.raises(
+        NoPeers, match=r"It is kept in .*removals, and the node of this home will publish it"
+    ):
         await publish_removals(
-            NodeSettings(home=tmp_path, peers=(SERVER,)), CREATOR, RUN, frozenset({FIRST}), undo=False
+            NodeSettings(home=tmp_path, peers=(SERVER,)),
+            CREATOR,
+            RUN,
+            frozenset({FIRST}),
+            undo=False,
         )
     assert Paths(tmp_path).removals(RUN.fingerprint).exists()
     with pytest.raises(NoPeers, match="is the bootstrap server closed to new runs"):

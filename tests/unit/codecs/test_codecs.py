@@ -1,4 +1,5 @@
-"""What must hold for every codec: exact bytes, the same bytes again, and nothing bad gets through."""
+"""What must hold for every codec: exact bytes, the same bytes again, and nothing bad gets
+through."""
 
 import struct
 from hashlib import sha256
@@ -22,10 +23,18 @@ LONG_SCALES, SHORT_SCALES = ("int8", "e3m0"), ("q2", "q1")
 BLOCKWISE = LONG_SCALES + SHORT_SCALES
 BLOCK_BYTES = {"int8": 260, "e3m0": 132, "q2": 66, "q1": 34}
 vectors = hnp.arrays(
-    np.float32, st.integers(0, 600), elements=st.floats(-(2.0**127), 2.0**127, width=32), fill=st.just(np.float32(0))
+    np.float32,
+    st.integers(0, 600),
+    elements=st.floats(-(2.0**127), 2.0**127, width=32),
+    fill=st.just(np.float32(0)),
 )
-coarse = hnp.arrays(np.float32, st.integers(1, 300), elements=st.sampled_from([0, 1, -1, 0.99, 2.2, -2.3, 3.5, 9, 80]))
-"""Blocks of few magnitudes, which lie on both sides of the middle between two levels, or all on one."""
+coarse = hnp.arrays(
+    np.float32,
+    st.integers(1, 300),
+    elements=st.sampled_from([0, 1, -1, 0.99, 2.2, -2.3, 3.5, 9, 80]),
+)
+"""Blocks of few magnitudes, which lie on both sides of the middle between two levels, or all on
+one."""
 
 
 def encoded(name: str, values) -> bytes:
@@ -56,7 +65,9 @@ def test_bf16_layout_is_the_upper_half_rounded_to_even():
 
 
 def test_int8_layout_is_a_scale_then_codes_with_ties_to_even():
-    assert encoded("int8", [63.5, -63.5, 0.25, 0.75, -0.5, 0.0]) == bytes.fromhex("0000003f 7f 81 00 02 ff 00")
+    assert encoded("int8", [63.5, -63.5, 0.25, 0.75, -0.5, 0.0]) == bytes.fromhex(
+        "0000003f 7f 81 00 02 ff 00"
+    )
 
 
 def test_int8_scale_keeps_17_significant_bits():
@@ -86,7 +97,9 @@ def test_q2_layout_is_a_scale_then_four_values_a_byte_the_first_one_lowest():
 
 def test_q2_fits_its_scale_by_least_squares_and_rounds_it_to_bf16():
     values = np.array([2.0, 3.0, -10.0, 1.0, 0.0, -0.0], dtype=np.float32)
-    scale = (2.0 + 3.0 + 3.5 * 10.0 + 1.0) / (5 + 3.5**2)  # 2.377, and the middle between the levels is at 5.3
+    scale = (2.0 + 3.0 + 3.5 * 10.0 + 1.0) / (
+        5 + 3.5**2
+    )  # 2.377, and the middle between the levels is at 5.3
     short = encoded("bf16", [scale])
     assert encoded("q2", values) == short + bytes([0b00_11_00_00, 0b00_00])
 
@@ -94,7 +107,9 @@ def test_q2_fits_its_scale_by_least_squares_and_rounds_it_to_bf16():
 @pytest.mark.parametrize("sign", [1, -1])
 def test_q2_takes_the_nearest_magnitude_and_the_larger_of_two_as_near(sign):
     below = np.nextafter(np.float32(2.25), np.float32(0))
-    values = np.array([2.25, below, below, below, *[1.0] * 90, *[3.5] * 150], dtype=np.float32)  # of scale 1
+    values = np.array(
+        [2.25, below, below, below, *[1.0] * 90, *[3.5] * 150], dtype=np.float32
+    )  # of scale 1
     expected = np.array([3.5, 1.0, 1.0, 1.0, *[1.0] * 90, *[3.5] * 150], dtype=np.float32)
     assert np.array_equal(decoded("q2", encoded("q2", sign * values), values.size), sign * expected)
 
@@ -103,7 +118,10 @@ def test_q2_takes_the_nearest_magnitude_and_the_larger_of_two_as_near(sign):
 def test_q2_has_two_magnitudes_a_block_and_every_value_has_the_nearest(vector):
     restored = decoded("q2", encoded("q2", vector), vector.size)
     for start in range(0, vector.size, 256):
-        part, got = vector[start : start + 256].astype(np.float64), restored[start : start + 256].astype(np.float64)
+        part, got = (
+            vector[start : start + 256].astype(np.float64),
+            restored[start : start + 256].astype(np.float64),
+        )
         scale = struct.unpack("<I", b"\0\0" + encoded("q2", vector)[start // 256 * 66 :][:2])[0]
         scale = float(np.uint32(scale).view(np.float32))
         edge = np.where(np.abs(part) >= 2.25 * scale, 3.5 * scale, scale)
@@ -113,7 +131,9 @@ def test_q2_has_two_magnitudes_a_block_and_every_value_has_the_nearest(vector):
 def test_q1_layout_is_a_scale_then_eight_signs_a_byte_the_first_one_lowest():
     values = [1.0, -3.0, 2.0, 2.0, 2.0, 2.0, 2.0, -2.0, -2.0, 0.0, -0.0, 6.0]
     assert encoded("q1", values) == bytes.fromhex("0040") + bytes([0b10000010, 0b00000001])
-    assert np.array_equal(decoded("q1", encoded("q1", [2.0, -2.0, 2.0]), 3), np.float32([2.0, -2.0, 2.0]))
+    assert np.array_equal(
+        decoded("q1", encoded("q1", [2.0, -2.0, 2.0]), 3), np.float32([2.0, -2.0, 2.0])
+    )
 
 
 def test_the_scale_of_q1_is_the_mean_magnitude_rounded_to_even():
@@ -122,7 +142,9 @@ def test_the_scale_of_q1_is_the_mean_magnitude_rounded_to_even():
     assert encoded("q1", [1.0, 1 + 2**-6 + 2**-7])[:2] == bytes.fromhex("823f")
     rng = np.random.default_rng(0)
     for values in rng.standard_t(3, (50, 256)).astype(np.float32):
-        assert encoded("q1", values)[:2] == encoded("bf16", [np.abs(values.astype(np.float64)).mean()])
+        assert encoded("q1", values)[:2] == encoded(
+            "bf16", [np.abs(values.astype(np.float64)).mean()]
+        )
 
 
 @pytest.mark.parametrize(("name", "block_bytes"), BLOCK_BYTES.items())
@@ -159,7 +181,9 @@ def test_coding_what_was_decoded_gives_the_same_bytes(name, vector):
     assert encoded(name, restored) == data
 
 
-@pytest.mark.parametrize("values", [[1.0] * 255 + [0.99], [1.0] * 250 + [0.0] * 6, [3.0] * 9 + [1.0], [5.0] * 256])
+@pytest.mark.parametrize(
+    "values", [[1.0] * 255 + [0.99], [1.0] * 250 + [0.0] * 6, [3.0] * 9 + [1.0], [5.0] * 256]
+)
 def test_values_that_are_nearly_equal_are_coded_again_as_they_are(values):
     data = encoded("q2", values)
     restored = decoded("q2", data, len(values))
@@ -213,8 +237,12 @@ def test_int8_is_within_half_a_step(vector):
 )
 def test_relative_errors_are_those_of_the_formats(name, gaussian, student):
     rng = np.random.default_rng(0)
-    assert relative_error(name, rng.standard_normal(1 << 18).astype(np.float32)) == pytest.approx(gaussian, rel=0.12)
-    assert relative_error(name, rng.standard_t(3, 1 << 18).astype(np.float32)) == pytest.approx(student, rel=0.12)
+    assert relative_error(name, rng.standard_normal(1 << 18).astype(np.float32)) == pytest.approx(
+        gaussian, rel=0.12
+    )
+    assert relative_error(name, rng.standard_t(3, 1 << 18).astype(np.float32)) == pytest.approx(
+        student, rel=0.12
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -300,7 +328,12 @@ def test_bf16_refuses_what_would_round_to_infinity():
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
     "vector",
-    [np.ones(4), np.ones((2, 2), np.float32), np.ones(8, np.float32)[::2], np.float32(1).reshape(())],
+    [
+        np.ones(4),
+        np.ones((2, 2), np.float32),
+        np.ones(8, np.float32)[::2],
+        np.float32(1).reshape(()),
+    ],
     ids=["float64", "2-D", "strided", "0-D"],
 )
 def test_arrays_that_are_not_flat_float32_are_refused(name, vector):
@@ -347,7 +380,9 @@ def refused_untouched(name: str, data: bytes, numel: int) -> None:
     assert (out == 5.0).all()
 
 
-@pytest.mark.parametrize(("name", "infinity"), [("fp32", "0000807f"), ("fp32", "0100c0ff"), ("bf16", "80ff")])
+@pytest.mark.parametrize(
+    ("name", "infinity"), [("fp32", "0000807f"), ("fp32", "0100c0ff"), ("bf16", "80ff")]
+)
 def test_coded_nan_and_infinity_are_refused_before_anything_is_written(name, infinity):
     good = encoded(name, np.ones(100_000))
     refused_untouched(name, good + bytes.fromhex(infinity), 100_001)
@@ -365,18 +400,26 @@ def test_scales_that_no_encoder_writes_are_refused_before_anything_is_written(na
 
 @pytest.mark.parametrize(
     ("name", "scale"),
-    [(name, bits) for name in SHORT_SCALES for bits in (0x7F80, 0x7FC0, 0xFF80, 0xBF80, 0x8000, 0x0001, 0x0D7F)]
+    [
+        (name, bits)
+        for name in SHORT_SCALES
+        for bits in (0x7F80, 0x7FC0, 0xFF80, 0xBF80, 0x8000, 0x0001, 0x0D7F)
+    ]
     + [("q2", 0x7E93)],
 )
 @pytest.mark.parametrize("block", [0, 1])
-def test_short_scales_that_no_encoder_writes_are_refused_before_anything_is_written(name, scale, block):
+def test_short_scales_that_no_encoder_writes_are_refused_before_anything_is_written(
+    name, scale, block
+):
     data = bytearray(encoded(name, np.ones(300)))
     at = block * BLOCK_BYTES[name]
     data[at : at + 2] = scale.to_bytes(2, "little")
     refused_untouched(name, bytes(data), 300)
 
 
-@pytest.mark.parametrize(("name", "scale"), [("q2", 0x7E92), ("q1", 0x7F7F), ("q2", 0x0D80), ("q1", 0x0D80)])
+@pytest.mark.parametrize(
+    ("name", "scale"), [("q2", 0x7E92), ("q1", 0x7F7F), ("q2", 0x0D80), ("q1", 0x0D80)]
+)
 def test_the_first_and_the_last_scale_that_an_encoder_writes_are_taken(name, scale):
     restored = decoded(name, scale.to_bytes(2, "little") + b"\x01", 1)
     assert np.isfinite(restored).all() and restored[0] != 0
@@ -395,7 +438,17 @@ def test_the_first_and_the_last_scale_that_an_encoder_writes_are_taken(name, sca
         ("q1", 34 + 2 + 5, 0b100000),
         ("q1", 34 + 2 + 5, 0b10000000),
     ],
-    ids=["-128", "-128 at the end", "high -0", "low -0", "filled padding", "q2 low", "q2 high", "q1 low", "q1 high"],
+    ids=[
+        "-128",
+        "-128 at the end",
+        "high -0",
+        "low -0",
+        "filled padding",
+        "q2 low",
+        "q2 high",
+        "q1 low",
+        "q1 high",
+    ],
 )
 def test_codes_that_no_encoder_writes_are_refused_before_anything_is_written(name, at, value):
     data = bytearray(encoded(name, np.ones(301)))
@@ -436,7 +489,8 @@ def test_every_codec_of_the_table_is_found_under_its_own_name():
 
 def test_an_unknown_codec_is_refused_with_the_nearest_name():
     with pytest.raises(
-        CodecError, match=r"'e3mo' is not known; did you mean 'e3m0'\? There are fp32, bf16, int8, .*mod8$"
+        CodecError,
+        match=r"'e3mo' is not known; did you mean 'e3m0'\? There are fp32, bf16, int8, .*mod8$",
     ):
         codec("e3mo")
     with pytest.raises(CodecError, match=r"is not known\. There are fp32"):
@@ -458,7 +512,9 @@ def test_kernels_compile_when_the_cache_fails_at_the_first_call(monkeypatch, fai
     assert [made(41), made(1)] == [42, 2]
 
 
-def test_a_kernel_is_compiled_anew_where_the_parts_that_it_may_call_have_changed(monkeypatch, tmp_path):
+def test_a_kernel_is_compiled_anew_where_the_parts_that_it_may_call_have_changed(
+    monkeypatch, tmp_path
+):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     assert sha256(Path(kernels.__file__).read_bytes()).hexdigest()[:12] == kernels.SHARED
     kept = []

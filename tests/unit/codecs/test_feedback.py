@@ -1,4 +1,5 @@
-"""What must hold for error feedback: nothing is lost in the long run, nothing runs away, and only commit changes anything."""
+"""What must hold for error feedback: nothing is lost in the long run, nothing runs away, and only
+commit changes anything."""
 
 import numpy as np
 import pytest
@@ -135,7 +136,9 @@ def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(bad):
         one.restore({"residual": np.zeros(3, dtype=np.float32)})
     assert one.state()["range"] == 1 and list(residual_of(one)) == [1, 2, 3]
     with pytest.raises(CodecError, match="remembers nothing"):
-        coder("q1", 3, feedback=True).restore({"range": ranges, "residual": np.zeros(3, dtype=np.float32)})
+        coder("q1", 3, feedback=True).restore(
+            {"range": ranges, "residual": np.zeros(3, dtype=np.float32)}
+        )
 
 
 def test_feedback_wraps_every_codec_but_fp32():
@@ -144,7 +147,11 @@ def test_feedback_wraps_every_codec_but_fp32():
         plain, wrapped = coder(name, 300), coder(name, 300, feedback=True)
         assert isinstance(wrapped, FeedbackCoder) == (name != "fp32")
         assert not isinstance(plain, FeedbackCoder)
-        assert (wrapped.min_size, wrapped.max_size, wrapped.numel) == (plain.min_size, plain.max_size, 300)
+        assert (wrapped.min_size, wrapped.max_size, wrapped.numel) == (
+            plain.min_size,
+            plain.max_size,
+            300,
+        )
 
 
 @pytest.mark.parametrize("numel", [BLOCK, 3 * BLOCK + 40])
@@ -233,7 +240,9 @@ def test_the_limit_is_that_of_each_block_and_what_is_owed_already_is_not_cut():
     again = np.zeros_like(wanted)
     residual.add(again, 0, BLOCK + 10)
     exchange(again, nothing)
-    assert (residual_of(residual)[:BLOCK] == LIMIT * 2.0).all(), "values became zeros: nothing was sent, all is owed"
+    assert (residual_of(residual)[:BLOCK] == LIMIT * 2.0).all(), (
+        "values became zeros: nothing was sent, all is owed"
+    )
     exchange(again, -again)
     assert (residual_of(residual)[:BLOCK] == LIMIT * 2.0).all(), "and it grows no further"
 
@@ -256,20 +265,27 @@ large = st.floats(-(2.0**127), 2.0**127, width=32)
 
 @settings(max_examples=60)
 @given(
-    st.sampled_from(PLAIN), hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 300)), elements=large)
+    st.sampled_from(PLAIN),
+    hnp.arrays(np.float32, st.tuples(st.integers(1, 6), st.integers(1, 300)), elements=large),
 )
 @example("q1", np.tile(np.float32([2.0**127, -(2.0**127), 0.0, 2.0**127]), (40, 1)))
 @example("bf16", np.tile(np.float32([2.0**127, -(2.0**127), 2.0**126.99]), (40, 1)))
-def test_what_can_be_coded_without_feedback_can_be_coded_with_it_and_the_residual_stays_in_bounds(name, vectors):
+def test_what_can_be_coded_without_feedback_can_be_coded_with_it_and_the_residual_stays_in_bounds(
+    name, vectors
+):
     one = coder(name, vectors.shape[1], feedback=True)
     largest = np.zeros(vectors.shape[1])
     for vector in vectors:
         assert np.isfinite(sent(one, vector)).all()
         for start in range(0, vector.size, BLOCK):
             block = slice(start, start + BLOCK)
-            largest[block] = np.maximum(largest[block], np.abs(vector[block].astype(np.float64)).max())
+            largest[block] = np.maximum(
+                largest[block], np.abs(vector[block].astype(np.float64)).max()
+            )
         # the values are found again as wanted - residual, which rounds
-        assert (np.abs(residual_of(one)) <= np.minimum(LIMIT * largest * 1.001 + 1e-26, 2.0**126)).all()
+        assert (
+            np.abs(residual_of(one)) <= np.minimum(LIMIT * largest * 1.001 + 1e-26, 2.0**126)
+        ).all()
 
 
 def test_where_the_sum_would_be_too_large_to_code_a_value_goes_without_its_residual():
@@ -386,7 +402,12 @@ def test_ranges_and_vectors_that_do_not_fit_are_refused():
             residual.add(three, start, stop)
         with pytest.raises(CodecError, match="does not lie within 10 values"):
             residual.keep(three, three, start, stop)
-    for bad in (np.ones(2, np.float32), np.ones(3), np.ones((1, 3), np.float32), np.ones(6, np.float32)[::2]):
+    for bad in (
+        np.ones(2, np.float32),
+        np.ones(3),
+        np.ones((1, 3), np.float32),
+        np.ones(6, np.float32)[::2],
+    ):
         for call in (
             lambda bad=bad: residual.add(bad, 0, 3),
             lambda bad=bad: residual.keep(bad, three, 0, 3),

@@ -1,4 +1,5 @@
-"""What must hold for modulo codecs: both ends hold the same values for any input, few bits travel, and lies are refused."""
+"""What must hold for modulo codecs: both ends hold the same values for any input, few bits travel,
+and lies are refused."""
 
 import numpy as np
 import pytest
@@ -29,7 +30,9 @@ def coded(one: Coder, vector: np.ndarray) -> memoryview:
     return buffer[: one.encode(vector, buffer)]
 
 
-def meet(a: np.ndarray, b: np.ndarray, coder_a: Coder, coder_b: Coder, apply: bool = True) -> tuple[Sent, Sent]:
+def meet(
+    a: np.ndarray, b: np.ndarray, coder_a: Coder, coder_b: Coder, apply: bool = True
+) -> tuple[Sent, Sent]:
     """One exchange of a pair, resends included. Asserts that both ends hold the same."""
     own_a, own_b = a.copy(), b.copy()
     data_a, data_b = coded(coder_a, own_a), coded(coder_b, own_b)
@@ -57,7 +60,9 @@ def near(numel: int, spread: float, seed: int = 0) -> tuple[np.ndarray, np.ndarr
     """Two peers' vectors, apart by ``spread``."""
     generator = np.random.default_rng(seed)
     base = 0.05 * generator.standard_normal(numel)
-    return tuple((base + spread * generator.standard_normal(numel)).astype(np.float32) for _ in range(2))
+    return tuple(
+        (base + spread * generator.standard_normal(numel)).astype(np.float32) for _ in range(2)
+    )
 
 
 def pair(name: str, numel: int) -> tuple[ModuloCoder, ModuloCoder]:
@@ -82,7 +87,9 @@ def meetings(draw):
             b = draw(hnp.arrays(np.float32, numel, elements=finite))
         else:
             with np.errstate(over="ignore"):
-                b = a + draw(hnp.arrays(np.float32, numel, elements=small)) * np.float32(draw(small))
+                b = a + draw(hnp.arrays(np.float32, numel, elements=small)) * np.float32(
+                    draw(small)
+                )
         vectors.append((a, np.nan_to_num(b, posinf=1.0, neginf=-1.0)))
     return numel, vectors
 
@@ -126,7 +133,9 @@ def test_the_error_is_half_a_step_at_most(name):
     ranges = coders[0].state()["range"].repeat(BLOCK)
     a, b = near(numel, 1e-3, 1)
     sent, _ = meet(a, b, *coders)
-    step = 2 * MARGIN * ranges / 2 ** BITS[name] * 2**0.25  # codes of steps are a quarter of an octave apart
+    step = (
+        2 * MARGIN * ranges / 2 ** BITS[name] * 2**0.25
+    )  # codes of steps are a quarter of an octave apart
     assert not sent.wrapped
     assert (np.abs(sent.decoded - a) <= step / 2 * 1.001).all()
 
@@ -142,7 +151,10 @@ def test_a_block_whose_peers_have_drifted_apart_is_found_and_comes_again(name):
     sent, received = meet(a, b, *coders)
     assert sent.asked == received.asked == bytes([0b00010000, 0])
     expected = a[3 * BLOCK : 4 * BLOCK]
-    assert np.abs(sent.decoded[3 * BLOCK : 4 * BLOCK] - expected).max() <= 2**-8 * np.abs(expected).max()
+    assert (
+        np.abs(sent.decoded[3 * BLOCK : 4 * BLOCK] - expected).max()
+        <= 2**-8 * np.abs(expected).max()
+    )
     ranges = coders[0].state()["range"]
     assert ranges.argmax() == 3
     assert ranges[3] == pytest.approx(0.02, rel=0.2), "the next step covers it"
@@ -200,7 +212,9 @@ def test_what_is_remembered_survives():
 
 def test_layout():
     one = coder("mod4", 3)
-    one.restore({"range": np.array([1.0], dtype=np.float32)})  # a step of 4 / 16 = 2**-2: code 1 + 4 * 38
+    one.restore(
+        {"range": np.array([1.0], dtype=np.float32)}
+    )  # a step of 4 / 16 = 2**-2: code 1 + 4 * 38
     data = bytes(coded(one, np.array([10.0, -0.25, 0.375], dtype=np.float32)))
     assert data[0] == 1 + 4 * 38
     assert data[4:6] == bytes([(40 % 16) | 15 << 4, 2]), "k = 40, -1, 2, the first in the low bits"
@@ -258,7 +272,9 @@ def test_requests_for_blocks_that_do_not_exist_are_refused():
     for blocks in (b"", b"\xff", b"\xff" * 3, bytes([0, 0b00100000])):
         with pytest.raises(CodecError, match="bitmap"):
             one.resend(blocks, vector, buffer)
-    assert one.resend(bytes([0, 0b01000000]), vector, buffer) == 2 * 1 + 8, "the last block has one value"
+    assert one.resend(bytes([0, 0b01000000]), vector, buffer) == 2 * 1 + 8, (
+        "the last block has one value"
+    )
     assert one.resend(b"\xff\xc0", vector, buffer) == 2 * (9 * BLOCK + 1) + 8
 
 

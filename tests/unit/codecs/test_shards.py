@@ -1,4 +1,5 @@
-"""What must hold for a fragment that a group shares out: the same bits at all, few bytes, and errors that are made good."""
+"""What must hold for a fragment that a group shares out: the same bits at all, few bytes, and
+errors that are made good."""
 
 import numpy as np
 import pytest
@@ -43,7 +44,9 @@ class Swarm:
         buffer = [bytearray(4 * vectors[0].size + 64) for _ in self.coders]
         sizes = [
             one.encode(vector, mine, self.bounds, memoryview(out))
-            for mine, (one, vector, out) in enumerate(zip(self.coders, vectors, buffer, strict=True))
+            for mine, (one, vector, out) in enumerate(
+                zip(self.coders, vectors, buffer, strict=True)
+            )
         ]
         means = [np.zeros_like(vectors[0]) for _ in self.coders]
         for owner, (start, stop) in enumerate(self.bounds):
@@ -54,8 +57,12 @@ class Swarm:
                     continue
                 at = sum(sizes[member][:owner])
                 share = np.empty(stop - start, dtype=np.float32)
-                self.coders[owner].decode(memoryview(buffer[member])[at : at + sizes[member][owner]], share)
-                assert np.array_equal(share, vector[start:stop]), "a member's own vector is what the owner decodes"
+                self.coders[owner].decode(
+                    memoryview(buffer[member])[at : at + sizes[member][owner]], share
+                )
+                assert np.array_equal(share, vector[start:stop]), (
+                    "a member's own vector is what the owner decodes"
+                )
                 shares.append(share)
                 self.sent[member] += sizes[member][owner]
             mean = np.mean(shares, axis=0, dtype=np.float32)
@@ -75,7 +82,11 @@ def drawn(seed: int, numel: int, count: int) -> list[np.ndarray]:
 
 
 @given(
-    st.sampled_from(codecs_for_groups()), st.integers(2, 5), st.integers(8, 2000), st.integers(0, 999), st.booleans()
+    st.sampled_from(codecs_for_groups()),
+    st.integers(2, 5),
+    st.integers(8, 2000),
+    st.integers(0, 999),
+    st.booleans(),
 )
 def test_all_members_end_with_the_same_bits(name, count, numel, seed, feedback):
     swarm = Swarm(name, numel, count, feedback)

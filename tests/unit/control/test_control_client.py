@@ -1,4 +1,5 @@
-"""The control API between a command and the daemon: the real client against the real server, with a stand-in node."""
+"""The control API between a command and the daemon: the real client against the real server, with a
+stand-in node."""
 
 import asyncio
 import json
@@ -115,7 +116,11 @@ def node(tmp_path: Path) -> Iterator[StandIn]:
     thread.start()
     try:
         assert ready.wait(20)
-        until(lambda: listens(json.loads(Paths(tmp_path).control.read_text())["port"]), 20, "the server listens")
+        until(
+            lambda: listens(json.loads(Paths(tmp_path).control.read_text())["port"]),
+            20,
+            "the server listens",
+        )
         yield stand_in
     finally:
         loop, stop = end[0]
@@ -188,7 +193,12 @@ def test_events_come_one_by_one_while_the_node_runs(node: StandIn, tmp_path: Pat
 
 def test_events_end_quietly_when_the_daemon_does(tmp_path: Path) -> None:
     line = json.dumps(FINISHED.to_json()).encode() + b"\n"
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + f"{len(line):x}\r\n".encode() + line + b"\r\n"
+    head = (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + f"{len(line):x}\r\n".encode()
+        + line
+        + b"\r\n"
+    )
     with answering(head) as port:
         write_control(tmp_path, port=port)
         with ControlClient(tmp_path) as client:
@@ -304,7 +314,9 @@ def test_without_a_control_file_no_node_runs(tmp_path: Path) -> None:
     assert caught.value.exit_code == 3
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", "null", '{"port": 1}', '{"port": "x", "token": "t", "pid": 1}'])
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"port": 1}', '{"port": "x", "token": "t", "pid": 1}']
+)
 def test_a_damaged_control_file_is_no_crash(tmp_path: Path, content: str) -> None:
     Paths(tmp_path).control.write_text(content)
     with pytest.raises(NotRunning, match="damaged"):
@@ -355,7 +367,9 @@ def test_a_node_that_does_not_answer_is_unhealthy(tmp_path: Path) -> None:
 
 
 def test_another_program_on_the_port_is_not_taken_for_the_node(tmp_path: Path) -> None:
-    with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello") as port:
+    with answering(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+    ) as port:
         write_control(tmp_path, port=port)
         with ControlClient(tmp_path) as client, pytest.raises(Unhealthy, match="not a node"):
             client.status()
@@ -398,7 +412,10 @@ def test_a_request_that_never_ends_loses_its_connection_and_one_that_waits_for_e
 ) -> None:
     monkeypatch.setattr(half_open, "REQUEST_DEADLINE", 0.2)
     port = read_endpoint(tmp_path).port
-    with ControlClient(tmp_path) as client, closing(socket.create_connection(("127.0.0.1", port), 10)) as half:
+    with (
+        ControlClient(tmp_path) as client,
+        closing(socket.create_connection(("127.0.0.1", port), 10)) as half,
+    ):
         events = client.events()
         assert next(events).event.name == "new.kind"
         half.sendall(HALVES[sent])
@@ -411,9 +428,16 @@ def test_many_half_open_requests_keep_nobody_out(
     node: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = read_endpoint(tmp_path).port
-    half = [socket.create_connection(("127.0.0.1", port), 10) for _ in range(half_open.MAX_CONNECTIONS + 20)]
+    half = [
+        socket.create_connection(("127.0.0.1", port), 10)
+        for _ in range(half_open.MAX_CONNECTIONS + 20)
+    ]
     try:
-        until(lambda: sum(map(is_ended, half)) >= 20, 10, "those that are too many are ended, the oldest first")
+        until(
+            lambda: sum(map(is_ended, half)) >= 20,
+            10,
+            "those that are too many are ended, the oldest first",
+        )
         assert all(map(is_ended, half[:20])) and not any(map(is_ended, half[21:]))
         with ControlClient(tmp_path) as client:
             assert client.status() == STATUS

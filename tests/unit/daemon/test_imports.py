@@ -1,4 +1,5 @@
-"""The daemon handles bytes: it starts without what computes with tensors, which takes seconds and memory."""
+"""The daemon handles bytes: it starts without what computes with tensors, which takes seconds and
+memory."""
 
 import subprocess
 import sys

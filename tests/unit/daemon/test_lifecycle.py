@@ -44,14 +44,21 @@ async def test_a_node_that_saves_tells_of_the_steps_in_its_checkpoint() -> None:
 
 @pytest.mark.parametrize(
     ("step", "saved", "seconds"),
-    [(0.1, 0.1, 45.4), (28.0, None, 45 + 2 * (28 + 44)), (28.0, 5.0, 111.0), (500.0, 9.0, LONGEST_LEAVE)],
+    [
+        (0.1, 0.1, 45.4),
+        (28.0, None, 45 + 2 * (28 + 44)),
+        (28.0, 5.0, 111.0),
+        (500.0, 9.0, LONGEST_LEAVE),
+    ],
 )
 def test_a_node_gets_as_long_to_leave_as_a_step_and_a_checkpoint_take(
     step: float, saved: float | None, seconds: float
 ) -> None:
     training = hearing()
     training.ready = SimpleNamespace(parameters=110_000_000)
-    training._exchanger = SimpleNamespace(peer=SimpleNamespace(budget=SimpleNamespace(step_seconds=step)))
+    training._exchanger = SimpleNamespace(
+        peer=SimpleNamespace(budget=SimpleNamespace(step_seconds=step))
+    )
     training.news = SimpleNamespace(save_seconds=saved)
     assert training.leave_seconds == pytest.approx(seconds)
     training.ready = None
@@ -59,7 +66,9 @@ def test_a_node_gets_as_long_to_leave_as_a_step_and_a_checkpoint_take(
 
 
 @pytest.mark.parametrize("applied", [0, 1])
-async def test_a_node_that_leaves_saves_at_once_and_again_after_a_merge_before_it_evaluates(applied: int) -> None:
+async def test_a_node_that_leaves_saves_at_once_and_again_after_a_merge_before_it_evaluates(
+    applied: int,
+) -> None:
     did: list[str] = []
     history = SimpleNamespace(outcomes=Counter())
     saved = asyncio.Event()
@@ -75,7 +84,8 @@ async def test_a_node_that_leaves_saves_at_once_and_again_after_a_merge_before_i
         history.outcomes[Outcome.APPLIED] += applied
 
     trainer = SimpleNamespace(
-        save=partial(act, "save", Checkpoint(path="/700", **SAVED)), evaluate=partial(act, "evaluate", 1.5)
+        save=partial(act, "save", Checkpoint(path="/700", **SAVED)),
+        evaluate=partial(act, "evaluate", 1.5),
     )
     training = hearing()
     training._supervisor = SimpleNamespace(train=partial(act, "hold", None), trainer=trainer)

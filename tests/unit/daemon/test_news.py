@@ -1,4 +1,5 @@
-"""What must hold for what a node hears of its trainer: it shows what it waits for, and until when."""
+"""What must hold for what a node hears of its trainer: it shows what it waits for, and until
+when."""
 
 import pytest
 
@@ -48,14 +49,18 @@ def test_the_newest_reason_why_nothing_is_saved_takes_the_place_of_the_one_befor
 
 def test_a_node_that_tokenizes_says_how_far_it_is_and_how_long_it_takes_yet() -> None:
     board, news = hearing()
-    progress = Tokenizing(done=52_000_000, total=400_000_000, tokens=11_000_000, rate=2.9e6, remaining=120.0)
+    progress = Tokenizing(
+        done=52_000_000, total=400_000_000, tokens=11_000_000, rate=2.9e6, remaining=120.0
+    )
     news.hear(progress)
     assert board.tokenizing == progress
     expected = "tokenizing the text: 13 %, 52.0 MB of 400.0 MB, 2.9 MB/s, about 2:00 left"
     assert board.waiting == expected
 
 
-@pytest.mark.parametrize(("phase", "before"), [("syncing", "looking for peers"), ("training", None)])
+@pytest.mark.parametrize(
+    ("phase", "before"), [("syncing", "looking for peers"), ("training", None)]
+)
 def test_a_node_that_evaluates_says_so(phase: str, before: str | None) -> None:
     board, news = hearing()
     board.enter(phase, before)

@@ -1,4 +1,5 @@
-"""What must hold for the status of a node: numbers mean what they are called, and JSON can carry them."""
+"""What must hold for the status of a node: numbers mean what they are called, and JSON can carry
+them."""
 
 import json
 from pathlib import Path
@@ -43,7 +44,9 @@ def test_refusals_are_counted_one_by_one_whatever_became_of_their_exchanges():
     assert (exchanges.refused, exchanges.no_partner, exchanges.completed) == (3, 5, 0)
 
 
-def test_how_long_ago_an_exchange_was_applied_counts_from_the_last_one(monkeypatch: pytest.MonkeyPatch):
+def test_how_long_ago_an_exchange_was_applied_counts_from_the_last_one(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(report_module, "monotonic", lambda: 1075.0)
     history = History()
     exchanger = SimpleNamespace(history=history, running={})

@@ -1,4 +1,5 @@
-"""What must hold for the systemd units: systemd takes them, and they fit how node and bootstrap server start, fail and leave."""
+"""What must hold for the systemd units: systemd takes them, and they fit how node and bootstrap
+server start, fail and leave."""
 
 import os
 import re
@@ -22,7 +23,10 @@ from lowcomm_node.trainer.process import REAP_DEADLINE, STOP_DEADLINE
 from lowcomm_node.trainer.supervisor import END_DEADLINE
 
 ROOT = Path(__file__).parents[3]
-NODE, USERS = ROOT / "docker/systemd/lowcomm-node.service", ROOT / "docker/systemd/user/lowcomm-node.service"
+NODE, USERS = (
+    ROOT / "docker/systemd/lowcomm-node.service",
+    ROOT / "docker/systemd/user/lowcomm-node.service",
+)
 BOOTSTRAP = ROOT / "docker/bootstrap/lowcomm-bootstrap.service"
 UNITS = [pytest.param(path, id=str(path.relative_to(ROOT))) for path in (NODE, USERS, BOOTSTRAP)]
 USAGE = 2
@@ -44,11 +48,17 @@ def test_systemd_takes_it_without_a_word(path: Path, tmp_path: Path) -> None:
         pytest.skip("no systemd-analyze here")
     program = read(path)["ExecStart"][0].split()[0]
     unit = tmp_path / path.name
-    unit.write_text(path.read_text().replace(program, "/bin/true"))  # what is not installed here it would complain of
+    unit.write_text(
+        path.read_text().replace(program, "/bin/true")
+    )  # what is not installed here it would complain of
     scope = "--user" if path == USERS else "--system"
     verify = ["systemd-analyze", scope, "--man=no", "--generators=no", "verify", str(unit)]
     done = subprocess.run(
-        verify, capture_output=True, text=True, timeout=60, env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+        verify,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)},
     )
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
@@ -59,7 +69,8 @@ def test_it_starts_a_program_that_we_install_and_is_told_by_it(path: Path) -> No
     program = Path(unit["ExecStart"][0].split()[0]).name
     assert program in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert unit["Type"] == ["notify"]
-    # The main process alone: the goodbye needs p2pd, which SIGTERM would end, and the trainer saves.
+    # The main process alone: the goodbye needs p2pd, which SIGTERM would end, and the trainer
+    # saves.
     assert unit["KillMode"] == ["mixed"]
 
 
@@ -71,18 +82,24 @@ def test_it_is_not_started_again_where_another_try_would_meet_the_same(path: Pat
     assert NodeError.exit_code not in never
     if path != BOOTSTRAP:
         assert NotAdmitted.exit_code in never
-        assert unit["OOMPolicy"] == ["continue"], "a trainer that memory ran out for takes nobody along"
+        assert unit["OOMPolicy"] == ["continue"], (
+            "a trainer that memory ran out for takes nobody along"
+        )
 
 
 @pytest.mark.parametrize("path", UNITS)
 def test_its_deadlines_leave_time_for_ours(path: Path) -> None:
     unit = read(path)
-    stop, start, watchdog = (int(unit[name][0]) for name in ("TimeoutStopSec", "TimeoutStartSec", "WatchdogSec"))
+    stop, start, watchdog = (
+        int(unit[name][0]) for name in ("TimeoutStopSec", "TimeoutStartSec", "WatchdogSec")
+    )
     assert start > EXTENSION
     if path == BOOTSTRAP:
         assert watchdog < LOOK_DEADLINE
         return
-    assert stop >= LEAVE_DEADLINE + GOODBYE_DEADLINE + STOP_DEADLINE + REAP_DEADLINE + CLOSE_DEADLINE
+    assert (
+        stop >= LEAVE_DEADLINE + GOODBYE_DEADLINE + STOP_DEADLINE + REAP_DEADLINE + CLOSE_DEADLINE
+    )
     assert stop > EXTENSION, "who needs longer says so, again and again"
     assert start >= FIND_DEADLINE + NodeSettings(home=Path("/")).join_deadline
     assert watchdog < END_DEADLINE, "what is overdue is known before the watchdog bites"
@@ -90,9 +107,13 @@ def test_its_deadlines_leave_time_for_ours(path: Path) -> None:
 
 def test_nothing_of_a_nodes_unit_breaks_what_it_needs() -> None:
     for unit in (read(NODE), read(USERS)):
-        # Kernels are compiled at run time; memory and load are read in /proc; the GPU is a device, which
-        # ProtectClock closes as well (it implies DeviceAllow).
-        assert not {"MemoryDenyWriteExecute", "ProcSubset", "PrivateDevices", "ProtectClock", "PrivateNetwork"} & set(
-            unit
-        )
+        # Kernels are compiled at run time; memory and load are read in /proc; the GPU is a device,
+        # which ProtectClock closes as well (it implies DeviceAllow).
+        assert not {
+            "MemoryDenyWriteExecute",
+            "ProcSubset",
+            "PrivateDevices",
+            "ProtectClock",
+            "PrivateNetwork",
+        } & set(unit)
         assert "AF_NETLINK" in unit["RestrictAddressFamilies"][0], "p2pd learns its addresses there"

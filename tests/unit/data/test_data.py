@@ -1,4 +1,5 @@
-"""Text becomes tokens once, in a cache that no crash can spoil; what is held out is never trained on; batches resume."""
+"""Text becomes tokens once, in a cache that no crash can spoil; what is held out is never trained
+on; batches resume."""
 
 import gzip
 import hashlib
@@ -40,7 +41,10 @@ TEXT = "Grüße, 世界! 🌍 naïve — one two three\n"
 
 def sentences(count: int, seed: int = 0) -> list[str]:
     draw = random.Random(seed)
-    return ["".join(draw.choices(string.ascii_letters + " ", k=60)) + f" {number}" for number in range(count)]
+    return [
+        "".join(draw.choices(string.ascii_letters + " ", k=60)) + f" {number}"
+        for number in range(count)
+    ]
 
 
 def write_lines(path: Path, texts: Sequence[object]) -> Path:
@@ -80,7 +84,9 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
     trainer = library.trainers.BpeTrainer(
-        vocab_size=400, special_tokens=["<|endoftext|>"], initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet()
+        vocab_size=400,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
     )
     tokenizer.train_from_iterator([TEXT] * 5 + sentences(50), trainer)
     path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
@@ -112,7 +118,9 @@ def test_bytes_that_are_not_text_can_be_tokenized_too(tokenizer_file: Path) -> N
     assert tokenizer.decode(tokenizer.encode(b"a\xff\xfeb").tolist()) == "a\ufffd\ufffdb"
 
 
-def test_a_tokenizer_is_known_by_the_contents_of_its_file(tokenizer_file: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_is_known_by_the_contents_of_its_file(
+    tokenizer_file: Path, tmp_path: Path
+) -> None:
     name = open_tokenizer(str(tokenizer_file)).name
     copy = tmp_path / "copy.json"
     shutil.copy(tokenizer_file, copy)
@@ -131,14 +139,18 @@ def test_the_vocabulary_reaches_to_the_highest_number_though_some_are_missing(
         **dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False),
         "special": True,
     }
-    path = changed_tokenizer(tokenizer_file, tmp_path, added_tokens=[*content["added_tokens"], extra])
+    path = changed_tokenizer(
+        tokenizer_file, tmp_path, added_tokens=[*content["added_tokens"], extra]
+    )
     tokenizer = open_tokenizer(str(path))
     highest = max(tokenizer.encode(b"a<far>b").tolist())
     assert highest < tokenizer.vocab
     assert tokenizer.vocab > len(content["model"]["vocab"])
 
 
-def test_a_tokenizer_cuts_no_text_off_and_fills_none_up(tokenizer_file: Path, tmp_path: Path) -> None:
+def test_a_tokenizer_cuts_no_text_off_and_fills_none_up(
+    tokenizer_file: Path, tmp_path: Path
+) -> None:
     """Files of models for short texts ask for both."""
     path = changed_tokenizer(
         tokenizer_file,
@@ -166,8 +178,13 @@ def test_no_start_or_end_is_added_to_a_text(tokenizer_file: Path, tmp_path: Path
         post_processor={
             "type": "TemplateProcessing",
             "single": [end, {"Sequence": {"id": "A", "type_id": 0}}, end],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
-            "special_tokens": {"<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}},
+            "pair": [
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 0}},
+            ],
+            "special_tokens": {
+                "<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
+            },
         },
     )
     tokenizer = open_tokenizer(str(path))
@@ -181,8 +198,12 @@ def test_a_tokenizer_without_a_separator_has_none(tokenizer_file: Path, tmp_path
     assert open_tokenizer(str(path)).separator is None
 
 
-@pytest.mark.parametrize("damage", [b"", b"{", b"{}", b"\xff\xfe", b"[" * 100_000, b"half", b"empty"])
-def test_a_file_that_is_no_tokenizer_is_named(tokenizer_file: Path, tmp_path: Path, damage: bytes) -> None:
+@pytest.mark.parametrize(
+    "damage", [b"", b"{", b"{}", b"\xff\xfe", b"[" * 100_000, b"half", b"empty"]
+)
+def test_a_file_that_is_no_tokenizer_is_named(
+    tokenizer_file: Path, tmp_path: Path, damage: bytes
+) -> None:
     path = tmp_path / "tokenizer.json"
     if damage == b"half":
         damage = tokenizer_file.read_bytes()[:3000]
@@ -195,7 +216,9 @@ def test_a_file_that_is_no_tokenizer_is_named(tokenizer_file: Path, tmp_path: Pa
         open_tokenizer(str(path))
 
 
-@pytest.mark.parametrize("name", ["", "gpt2", "/nowhere/tokenizer.json", "~nobody-of-this-name/t.json", "a\0b", "/"])
+@pytest.mark.parametrize(
+    "name", ["", "gpt2", "/nowhere/tokenizer.json", "~nobody-of-this-name/t.json", "a\0b", "/"]
+)
 def test_a_tokenizer_that_is_not_there_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match="neither 'bytes' nor a file") as caught:
         open_tokenizer(name)
@@ -274,7 +297,10 @@ def test_a_packed_file_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
     packed = gzip.compress("\n".join(sentences(40)).encode())
     damaged = [packed[:cut] for cut in range(1, len(packed), 37)]
-    damaged += [packed[:at] + bytes([packed[at] ^ 0x55]) + packed[at + 1 :] for at in range(12, len(packed), 37)]
+    damaged += [
+        packed[:at] + bytes([packed[at] ^ 0x55]) + packed[at + 1 :]
+        for at in range(12, len(packed), 37)
+    ]
     for content in [*damaged, b"not packed"]:
         path.write_bytes(content)
         with pytest.raises(DataError, match=rf"{path} can't be read .*: replace or remove it"):
@@ -317,7 +343,9 @@ def test_a_line_that_holds_no_text_is_named(tmp_path: Path, line: bytes, word: s
 def test_columns_of_parquet_give_their_text(tmp_path: Path) -> None:
     texts = [*sentences(700), None, "", "Grüße"]
     path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"other": range(703), "body": texts}), path, row_group_size=100)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"other": range(703), "body": texts}), path, row_group_size=100
+    )
     assert list(read_parquet([path, path], "body")) == [text.encode() for text in texts if text] * 2
     with pytest.raises(DataError, match="has no column 'text', only other, body"):
         list(read_parquet([path], "text"))
@@ -330,7 +358,9 @@ def test_parquet_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": sentences(90)}), path, row_group_size=30)
     whole = path.read_bytes()
     damaged = [whole[:cut] for cut in range(0, len(whole), 97)]
-    damaged += [whole[:at] + bytes([whole[at] ^ 0xD5]) + whole[at + 1 :] for at in range(0, len(whole), 13)]
+    damaged += [
+        whole[:at] + bytes([whole[at] ^ 0xD5]) + whole[at + 1 :] for at in range(0, len(whole), 13)
+    ]
     refused = 0
     for content in damaged:
         path.write_bytes(content)
@@ -343,7 +373,15 @@ def test_parquet_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
 
 
 def test_files_are_found_sorted_at_any_depth_and_never_hidden_ones(tmp_path: Path) -> None:
-    for name in ("b.jsonl", "a/c.jsonl.gz", "a/d.ndjson", ".hidden.jsonl", ".git/e.jsonl", "f.txt", "g.parquet"):
+    for name in (
+        "b.jsonl",
+        "a/c.jsonl.gz",
+        "a/d.ndjson",
+        ".hidden.jsonl",
+        ".git/e.jsonl",
+        "f.txt",
+        "g.parquet",
+    ):
         path = tmp_path / name
         path.parent.mkdir(exist_ok=True)
         path.write_text("")
@@ -366,7 +404,8 @@ def write_parquet(path: Path, texts: Sequence[str]) -> Path:
 
 
 PARQUET = b"PAR1"
-# A name of a test has these bytes: without the time of the day, so that all workers call it the same.
+# A name of a test has these bytes: without the time of the day, so that all workers call it the
+# same.
 PACKED_LINES = gzip.compress(b'{"text": "one"}\n', mtime=0)
 
 
@@ -418,13 +457,20 @@ def test_a_folder_of_json_lines_or_parquet_is_read_as_such(tmp_path: Path) -> No
         assert [document.text for document in corpus.documents()] == expected
 
 
-def test_a_folder_of_several_kinds_is_refused_with_its_files_and_the_remedy_works(tmp_path: Path) -> None:
+def test_a_folder_of_several_kinds_is_refused_with_its_files_and_the_remedy_works(
+    tmp_path: Path,
+) -> None:
     write_parquet(tmp_path / "a.parquet", sentences(9))
     write_lines(tmp_path / "b.jsonl", sentences(9))
     (tmp_path / "README.md").write_text("# one\ntwo\n")
     with pytest.raises(ConfigError, match="several kinds") as caught:
         open_corpus(str(tmp_path))
-    for told in ("1 parquet (a.parquet)", "1 jsonl (b.jsonl)", "1 text (README.md)", f"--data jsonl:{tmp_path}"):
+    for told in (
+        "1 parquet (a.parquet)",
+        "1 jsonl (b.jsonl)",
+        "1 text (README.md)",
+        f"--data jsonl:{tmp_path}",
+    ):
         assert told in str(caught.value)
     for kind, count in (("parquet", 9), ("jsonl", 9), ("text", 1)):
         assert len(list(open_corpus(f"{kind}:{tmp_path}").documents())) == count
@@ -433,7 +479,12 @@ def test_a_folder_of_several_kinds_is_refused_with_its_files_and_the_remedy_work
 def test_binary_files_are_refused_by_name_and_text_beside_them_can_be_had(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("one\n")
     (tmp_path / "b.png").write_bytes(b"\x89PNG\0")
-    for source in (str(tmp_path), str(tmp_path / "b.png"), f"text:{tmp_path}/*", f"text:{tmp_path / 'b.png'}"):
+    for source in (
+        str(tmp_path),
+        str(tmp_path / "b.png"),
+        f"text:{tmp_path}/*",
+        f"text:{tmp_path / 'b.png'}",
+    ):
         with pytest.raises(ConfigError, match=r"binary files: b\.png \(not text\)"):
             open_corpus(source)
     assert [document.text for document in open_corpus(f"text:{tmp_path}").documents()] == [b"one\n"]
@@ -465,7 +516,9 @@ def test_the_field_that_the_owner_names_is_read(tmp_path: Path) -> None:
         ("text:{}", "text"),
     ],
 )
-def test_the_kind_of_a_source_is_told_or_seen_from_its_files(tmp_path: Path, source: str, kind: str) -> None:
+def test_the_kind_of_a_source_is_told_or_seen_from_its_files(
+    tmp_path: Path, source: str, kind: str
+) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
     (tmp_path / "a.txt").write_text('{"text": "a"}\n')
     corpus = open_corpus(source.format(tmp_path))
@@ -474,9 +527,12 @@ def test_the_kind_of_a_source_is_told_or_seen_from_its_files(tmp_path: Path, sou
 
 
 @pytest.mark.parametrize(
-    "source", ["", "/nowhere", "jsonl:/nowhere", "~nobody-of-this-name/a", "a\0b", "parquet:/tmp/*.x"]
+    "source",
+    ["", "/nowhere", "jsonl:/nowhere", "~nobody-of-this-name/a", "a\0b", "parquet:/tmp/*.x"],
 )
-def test_a_source_that_names_nothing_is_named(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_names_nothing_is_named(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match="check the path") as caught:
         open_corpus(source)
@@ -488,7 +544,9 @@ def test_an_unknown_builtin_text_is_refused_and_opens_no_path() -> None:
         open_corpus("builtin:/etc")
 
 
-def check_splits(documents: list[Document], texts: Sequence[bytes]) -> tuple[set[bytes], set[bytes]]:
+def check_splits(
+    documents: list[Document], texts: Sequence[bytes]
+) -> tuple[set[bytes], set[bytes]]:
     assert [document.text for document in documents] == list(texts), "all, in order"
     trained = {document.text for document in documents if not document.held_out}
     held_out = {document.text for document in documents if document.held_out}
@@ -497,7 +555,9 @@ def check_splits(documents: list[Document], texts: Sequence[bytes]) -> tuple[set
 
 
 @pytest.mark.parametrize("count", [2, 3, 10, 1000])
-def test_held_out_text_is_never_trained_on_though_documents_repeat(tmp_path: Path, count: int) -> None:
+def test_held_out_text_is_never_trained_on_though_documents_repeat(
+    tmp_path: Path, count: int
+) -> None:
     texts = sentences(count, seed=count)
     for repeats in ([], texts, [texts[-1]], texts[:2] * 3 + [texts[0]]):
         for order in range(4):
@@ -527,14 +587,23 @@ def test_peers_with_the_same_text_hold_out_the_same_wherever_it_lies(tmp_path: P
     (tmp_path / "there").mkdir()
     here = open_corpus(str(write_lines(tmp_path / "a.jsonl", texts)))
     there = open_corpus(str(write_lines(tmp_path / "there" / "b.jsonl", texts[::-1])))
-    splits = [{(document.text, document.held_out) for document in corpus.documents()} for corpus in (here, there)]
+    splits = [
+        {(document.text, document.held_out) for document in corpus.documents()}
+        for corpus in (here, there)
+    ]
     assert splits[0] == splits[1]
     assert list(here.documents()) == list(here.documents())
 
 
 def test_python_source_is_split_by_name_and_holds_nothing_of_this_machine(tmp_path: Path) -> None:
     names = [f"package{number}/module.py" for number in range(200)]
-    skipped = ["test/a.py", "idlelib/b.py", "x/site-packages/c.py", "_sysconfigdata__linux.py", "config-3.11/d.py"]
+    skipped = [
+        "test/a.py",
+        "idlelib/b.py",
+        "x/site-packages/c.py",
+        "_sysconfigdata__linux.py",
+        "config-3.11/d.py",
+    ]
     for name in [*names, *skipped, "README.txt"]:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -546,9 +615,9 @@ def test_python_source_is_split_by_name_and_holds_nothing_of_this_machine(tmp_pa
         (tmp_path / name).write_text(f"# {name}, changed\n")
     shutil.copytree(tmp_path, tmp_path / "elsewhere", ignore=shutil.ignore_patterns("elsewhere"))
     again = list(PythonCorpus(tmp_path / "elsewhere").documents())
-    assert [document.held_out for document in again] == [document.held_out for document in documents], (
-        "neither an edit nor another folder moves a file to the other side"
-    )
+    assert [document.held_out for document in again] == [
+        document.held_out for document in documents
+    ], "neither an edit nor another folder moves a file to the other side"
 
 
 def test_python_source_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -625,10 +694,14 @@ def tokens_of(cache: Path) -> list[Path]:
 
 
 def stamps(folder: Path) -> list[tuple[str, int, int]]:
-    return sorted((path.name, path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*"))
+    return sorted(
+        (path.name, path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.rglob("*")
+    )
 
 
-def test_a_text_is_tokenized_once_with_a_separator_after_each_document(source: Path, cache: Path) -> None:
+def test_a_text_is_tokenized_once_with_a_separator_after_each_document(
+    source: Path, cache: Path
+) -> None:
     check_data(source, cache)
     before = stamps(tokens_of(cache)[0])
     check_data(source, cache)
@@ -650,12 +723,16 @@ def test_a_text_in_pieces_has_one_separator_at_its_end(tmp_path: Path, cache: Pa
     assert sorted(tokens) == sorted([*path.read_bytes(), 0])
 
 
-def test_a_text_is_tokenized_by_the_file_that_its_owner_names(source: Path, cache: Path, tokenizer_file: Path) -> None:
+def test_a_text_is_tokenized_by_the_file_that_its_owner_names(
+    source: Path, cache: Path, tokenizer_file: Path
+) -> None:
     dataset = open_data(str(source), str(tokenizer_file), cache)
     tokenizer = open_tokenizer(str(tokenizer_file))
     text = tokenizer.separator
     documents = [
-        bytes(document.text).decode() for document in open_corpus(str(source)).documents() if document.held_out
+        bytes(document.text).decode()
+        for document in open_corpus(str(source)).documents()
+        if document.held_out
     ]
     groups = itertools.groupby(all_tokens(dataset.held_out), lambda token: token != text)
     assert [tokenizer.decode(list(group)) for is_text, group in groups if is_text] == documents
@@ -734,7 +811,9 @@ class WideTokenizer:
 
 
 @pytest.mark.parametrize(("vocab", "itemsize"), [(65_536, 2), (65_537, 4), (4_000_000_000, 4)])
-def test_tokens_take_two_bytes_while_they_fit(source: Path, cache: Path, vocab: int, itemsize: int) -> None:
+def test_tokens_take_two_bytes_while_they_fit(
+    source: Path, cache: Path, vocab: int, itemsize: int
+) -> None:
     train, held_out = open_shards(open_corpus(str(source)), WideTokenizer(vocab), cache)
     for split in (train, held_out):
         assert {shard.dtype.itemsize for shard in split.shards} == {itemsize}
@@ -774,14 +853,18 @@ def test_a_token_beyond_the_vocabulary_is_an_error_rather_than_the_end_of_the_tr
 
 
 @pytest.mark.parametrize("texts", [[], [""], ["only one"], ["the same"] * 50])
-def test_too_little_text_is_named_and_nothing_is_kept(tmp_path: Path, cache: Path, texts: list[str]) -> None:
+def test_too_little_text_is_named_and_nothing_is_kept(
+    tmp_path: Path, cache: Path, texts: list[str]
+) -> None:
     source = write_lines(tmp_path / "a.jsonl", texts)
     with pytest.raises(DataError, match=r"jsonl:a\.jsonl has too little text"):
         open_data(str(source), "bytes", cache)
     assert [path.name for path in cache.iterdir()] == [".lock"]
 
 
-def test_source_of_which_nothing_is_held_out_is_too_little_text(tmp_path: Path, cache: Path) -> None:
+def test_source_of_which_nothing_is_held_out_is_too_little_text(
+    tmp_path: Path, cache: Path
+) -> None:
     for name in ("a.py", "b.py"):
         (tmp_path / name).write_text("pass\n")
     corpus = PythonCorpus(tmp_path)
@@ -803,7 +886,9 @@ def test_data_too_large_to_be_hashed_at_every_start_is_compared_by_size(
     check_data(source, cache)
 
 
-def test_tokenizers_of_one_name_and_different_vocabularies_do_not_share_tokens(source: Path, cache: Path) -> None:
+def test_tokenizers_of_one_name_and_different_vocabularies_do_not_share_tokens(
+    source: Path, cache: Path
+) -> None:
     for vocab in (300, 70_000):
         tokenizer = WideTokenizer(vocab)
         tokenizer.name = "wide"
@@ -811,7 +896,9 @@ def test_tokenizers_of_one_name_and_different_vocabularies_do_not_share_tokens(s
         assert max(all_tokens(train)) == vocab - 1
 
 
-def test_a_malformed_text_leaves_nothing_and_is_used_once_it_is_corrected(tmp_path: Path, cache: Path) -> None:
+def test_a_malformed_text_leaves_nothing_and_is_used_once_it_is_corrected(
+    tmp_path: Path, cache: Path
+) -> None:
     source = write_lines(tmp_path / "a.jsonl", sentences(50))
     good = source.read_text()
     source.write_text(good + "{\n")
@@ -887,7 +974,9 @@ def test_an_edited_text_takes_the_place_of_its_former_version_and_of_no_other(
     assert len(tokens_of(cache)) == 3
 
 
-def test_data_that_is_mapped_stays_readable_when_a_newer_version_takes_its_place(source: Path, cache: Path) -> None:
+def test_data_that_is_mapped_stays_readable_when_a_newer_version_takes_its_place(
+    source: Path, cache: Path
+) -> None:
     dataset = open_data(str(source), "bytes", cache)
     expected = expected_tokens(source)[0]
     write_lines(source, sentences(200, seed=2))
@@ -927,7 +1016,9 @@ def _make_cache(source: Path, cache: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_kill_at_any_point_leaves_nothing_that_is_taken_for_good(tmp_path: Path, source: Path) -> None:
+def test_a_kill_at_any_point_leaves_nothing_that_is_taken_for_good(
+    tmp_path: Path, source: Path
+) -> None:
     for point in itertools.count():
         cache = tmp_path / f"cache-{point}"
         killed = is_killed_at(point, _make_cache, source, cache)
@@ -938,7 +1029,9 @@ def test_a_kill_at_any_point_leaves_nothing_that_is_taken_for_good(tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_kill_while_an_edited_or_damaged_text_is_made_anew_spoils_nothing(tmp_path: Path, source: Path) -> None:
+def test_a_kill_while_an_edited_or_damaged_text_is_made_anew_spoils_nothing(
+    tmp_path: Path, source: Path
+) -> None:
     texts = sentences(120, seed=3)
     for point in itertools.count():
         cache = tmp_path / f"cache-{point}"
@@ -960,7 +1053,9 @@ def check_data_is_right(source: Path, cache: Path) -> None:
     assert all_tokens(open_data(str(source), "bytes", cache).train) == expected_tokens(source)[0]
 
 
-def test_a_power_cut_finds_all_shards_on_the_disk(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_power_cut_finds_all_shards_on_the_disk(
+    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shards_module, "SHARD_BYTES", 4000)
     power = PowerLoss(monkeypatch)
     check_data(source, cache)
@@ -990,7 +1085,9 @@ def test_a_full_disk_is_our_error_and_leaves_nothing_behind(tmp_path: Path, size
 SPLIT = split_of([number % 251 for number in range(5000)])
 
 
-def make_stream(seed: int = 1, peer: str = "peer", split: Split = SPLIT, context: int = 16) -> TrainStream:
+def make_stream(
+    seed: int = 1, peer: str = "peer", split: Split = SPLIT, context: int = 16
+) -> TrainStream:
     return TrainStream(split, context, 4, seed, peer)
 
 
@@ -1023,7 +1120,9 @@ def test_a_batch_is_a_function_of_seed_peer_and_number() -> None:
 
 
 def test_seed_and_peer_can_not_be_taken_for_one_another() -> None:
-    assert not torch.equal(*map(torch.stack, (make_stream(1, "1:x").next_batch(), make_stream(11, "x").next_batch())))
+    assert not torch.equal(
+        *map(torch.stack, (make_stream(1, "1:x").next_batch(), make_stream(11, "x").next_batch()))
+    )
 
 
 @pytest.mark.parametrize("done", [0, 1, 7])
@@ -1062,7 +1161,9 @@ def test_windows_reach_from_the_first_to_the_last_token() -> None:
 @pytest.mark.parametrize("tokens", [0, 1, 16])
 def test_a_text_shorter_than_one_window_is_named(tokens: int) -> None:
     short = split_of(range(tokens))
-    with pytest.raises(DataError, match=rf"training text has {tokens} tokens, context = 16 needs more"):
+    with pytest.raises(
+        DataError, match=rf"training text has {tokens} tokens, context = 16 needs more"
+    ):
         make_stream(split=short)
     with pytest.raises(DataError, match=rf"held-out text has {tokens} tokens"):
         held_out_windows(short, 16, 4, 0)

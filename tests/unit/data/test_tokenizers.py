@@ -1,4 +1,5 @@
-"""All peers of a run use one tokenizer: the run says which, others are refused, and checkpoints remember it."""
+"""All peers of a run use one tokenizer: the run says which, others are refused, and checkpoints
+remember it."""
 
 import hashlib
 import json
@@ -32,12 +33,16 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     library: Any = pytest.importorskip("tokenizers")
     folder = tmp_path_factory.mktemp("tokenizers")
     paths = folder / "ours.json", folder / "theirs.json"
-    for path, text in zip(paths, ("one two three four five", "un deux trois quatre cinq"), strict=True):
+    for path, text in zip(
+        paths, ("one two three four five", "un deux trois quatre cinq"), strict=True
+    ):
         tokenizer = library.Tokenizer(library.models.BPE())
         tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = library.decoders.ByteLevel()
         trainer = library.trainers.BpeTrainer(
-            vocab_size=VOCAB, initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+            vocab_size=VOCAB,
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
         )
         tokenizer.train_from_iterator([text * 9], trainer)
         tokenizer.save(str(path))
@@ -87,7 +92,9 @@ def test_create_writes_the_tokenizer_of_the_creator_into_the_run(files: tuple[Pa
     assert named.data.tokenizer_sha256 == sha256(files[0])
     assert name_tokenizer(named, str(files[0])) == named
     assert name_tokenizer(named, None) == named, "the run names it already"
-    assert name_tokenizer(parse_toml(RUN), str(files[0])) == parse_toml(RUN), "a run on bytes needs none"
+    assert name_tokenizer(parse_toml(RUN), str(files[0])) == parse_toml(RUN), (
+        "a run on bytes needs none"
+    )
 
 
 def test_create_refuses_a_run_whose_peers_could_not_train_it(files: tuple[Path, Path]) -> None:
@@ -97,7 +104,9 @@ def test_create_refuses_a_run_whose_peers_could_not_train_it(files: tuple[Path, 
         return str(caught.value)
 
     assert "name yours with --tokenizer PATH" in refusal(local(), None)
-    assert f"model.vocab = 263 is too small for the tokenizer {files[0]}" in refusal(local(vocab=263), files[0])
+    assert f"model.vocab = 263 is too small for the tokenizer {files[0]}" in refusal(
+        local(vocab=263), files[0]
+    )
     other = refusal(local(sha256(files[1])), files[0])
     assert sha256(files[0]) in other and sha256(files[1]) in other
 
@@ -132,7 +141,10 @@ async def test_a_vocabulary_that_is_too_small_is_refused_before_training(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     told = await refused(tmp_path, parse_toml(RUN + local(vocab=260)), files[0])
-    assert f"model.vocab = 260 is too small for the tokenizer {files[0]}, which has {VOCAB} tokens" in told
+    assert (
+        f"model.vocab = 260 is too small for the tokenizer {files[0]}, which has {VOCAB} tokens"
+        in told
+    )
     assert not (tmp_path / "data").exists()
 
 
@@ -144,7 +156,9 @@ async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
     text = tmp_path / "text"
     text.write_text("one two three four five\n" * 500)
     table = f'[data]\nsource = "local"\ntokenizer = "local"\ntokenizer_sha256 = "{sha256(mine)}"\n'
-    settings = tiny_settings(tmp_path / "run", "checkpoints", table, tokenizer=str(mine), data=str(text))
+    settings = tiny_settings(
+        tmp_path / "run", "checkpoints", table, tokenizer=str(mine), data=str(text)
+    )
     settings = replace(settings, spec=settings.spec.replace('"vocab":256', f'"vocab":{VOCAB}'))
     trainer = TrainerThread()
     try:
@@ -165,18 +179,28 @@ async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
 
 
 def checkpoint(folder: Path, tokenizer: dict[str, str] | None, vocab: int = VOCAB) -> Path:
-    model = TransformerSettings(vocab=vocab, layers=1, width=16, heads=2, feed_forward=16, context=16)
+    model = TransformerSettings(
+        vocab=vocab, layers=1, width=16, heads=2, feed_forward=16, context=16
+    )
     weights = {name: tensor.detach() for name, tensor in build_model(model, 0).named_parameters()}
-    meta: dict[str, Any] = {"model": model.model_dump()} | ({"tokenizer": tokenizer} if tokenizer else {})
+    meta: dict[str, Any] = {"model": model.model_dump()} | (
+        {"tokenizer": tokenizer} if tokenizer else {}
+    )
     return CheckpointStore(folder / "checkpoints").save(7, {"weights": weights}, meta, 1.7e9).path
 
 
-def test_generate_says_which_file_it_needs_and_takes_no_other(files: tuple[Path, Path], tmp_path: Path) -> None:
+def test_generate_says_which_file_it_needs_and_takes_no_other(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
     path = checkpoint(tmp_path, {"file": "ours.json", "sha256": sha256(files[0])})
-    needed = rf"was trained with ours\.json \(SHA-256 {sha256(files[0])}\): name it with --tokenizer"
+    needed = (
+        rf"was trained with ours\.json \(SHA-256 {sha256(files[0])}\): name it with --tokenizer"
+    )
     with pytest.raises(ConfigError, match=needed):
         generate_from(path, "one", 3, 0.0, 0)
-    with pytest.raises(ConfigError, match=rf"{sha256(files[1])}, but .* was trained with ours\.json"):
+    with pytest.raises(
+        ConfigError, match=rf"{sha256(files[1])}, but .* was trained with ours\.json"
+    ):
         generate_from(path, "one", 3, 0.0, 0, str(files[1]))
     assert generate_from(path, "one", 3, 0.0, 0, str(files[0]))
     shutil.copy(files[1], tmp_path / "tokenizer.json")
@@ -187,7 +211,9 @@ def test_generate_says_which_file_it_needs_and_takes_no_other(files: tuple[Path,
 def test_a_checkpoint_that_does_not_say_is_taken_for_bytes_if_its_vocabulary_is(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    assert isinstance(generate_from(checkpoint(tmp_path / "bytes", None, 256), "one", 3, 0.0, 0), str)
+    assert isinstance(
+        generate_from(checkpoint(tmp_path / "bytes", None, 256), "one", 3, 0.0, 0), str
+    )
     path = checkpoint(tmp_path / "other", None)
     with pytest.raises(ConfigError, match="does not say which"):
         generate_from(path, "one", 3, 0.0, 0)

@@ -1,4 +1,5 @@
-"""What a demo prints and leaves: counts mean what their headings say, commands work as they are shown."""
+"""What a demo prints and leaves: counts mean what their headings say, commands work as they are
+shown."""
 
 import shlex
 import subprocess
@@ -24,7 +25,13 @@ PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 
 
 def status(phase: str = "training", step: int | None = 40, **more: Any) -> Status:
-    trainer = {"swarm_step": step, "steps": step, "total_steps": 400, "tokens": 20_480, "tokens_per_second": 6000.0}
+    trainer = {
+        "swarm_step": step,
+        "steps": step,
+        "total_steps": 400,
+        "tokens": 20_480,
+        "tokens_per_second": 6000.0,
+    }
     losses = {"val_loss_first": 5.6, "val_loss_last": 3.25}
     exchanges = {"completed": 14, "refused": 1057, "no_partner": 265, "failed": 4}
     return make_status(
@@ -53,8 +60,14 @@ def result(home: Path, **more: Any) -> Result:
     return replace(made, **more)
 
 
-def test_the_column_of_rounds_without_a_partner_counts_these_and_not_refusals(tmp_path: Path) -> None:
-    heads, row = (line for line in render(result(tmp_path)).splitlines() if "no partner" in line or "tSQY1c" in line)
+def test_the_column_of_rounds_without_a_partner_counts_these_and_not_refusals(
+    tmp_path: Path,
+) -> None:
+    heads, row = (
+        line
+        for line in render(result(tmp_path)).splitlines()
+        if "no partner" in line or "tSQY1c" in line
+    )
     assert row[heads.index("no partner") :].split()[0] == "265"
     assert max(len(line) for line in (heads, row)) <= 80
 
@@ -72,11 +85,15 @@ def test_the_result_of_a_long_demo_in_the_usual_folder_fits_80_columns(
         exchanges_failed=1000,
     )
     home = tmp_path / ".local" / "share" / "lowcomm" / "demo" / "20261123-022710"
-    shown = render(result(home, nodes=(node,), parameters=110_234_176, bytes=123_400_000)).splitlines()
+    shown = render(
+        result(home, nodes=(node,), parameters=110_234_176, bytes=123_400_000)
+    ).splitlines()
     assert max(len(line) for line in shown) <= 80, max(shown, key=len)
 
 
-def test_it_says_what_stays_where_and_how_to_be_rid_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_says_what_stays_where_and_how_to_be_rid_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     home = tmp_path / "a demo"
     shown = render(result(home))
     assert f"folder:     '{home}'   (7.9 MB)" in shown
@@ -86,7 +103,9 @@ def test_it_says_what_stays_where_and_how_to_be_rid_of_it(tmp_path: Path, monkey
     assert "rm -r ~/'a demo'\n" in render(result(home)) + "\n"
 
 
-def test_the_command_to_try_is_one_for_a_shell_as_it_stands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_to_try_is_one_for_a_shell_as_it_stands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr("lowcomm_node.demo.result.program", lambda: "printf '%s|'")
     home = tmp_path / "a demo"
@@ -98,11 +117,17 @@ def test_the_command_to_try_is_one_for_a_shell_as_it_stands(tmp_path: Path, monk
 
 def test_a_sample_is_shown_in_lines_that_fit_without_control_characters(tmp_path: Path) -> None:
     sample = "def \x1b[2J\x9b" + "x" * 200 + "\n\tend"
-    lines = [line for line in render(result(tmp_path, sample=sample)).splitlines() if line.startswith("  | ")]
+    lines = [
+        line
+        for line in render(result(tmp_path, sample=sample)).splitlines()
+        if line.startswith("  | ")
+    ]
     assert len(lines) == 4
     assert all(line.isprintable() and len(line) <= 80 for line in lines)
     words = render(result(tmp_path, sample="    " + "def word " * 20)).splitlines()
-    assert all(line.endswith(("def", "word")) for line in words if line.startswith("  | ")), "cut within a word"
+    assert all(line.endswith(("def", "word")) for line in words if line.startswith("  | ")), (
+        "cut within a word"
+    )
     assert "".join(line[4:] for line in lines).count("x") == 200
 
 
@@ -137,7 +162,9 @@ def test_what_is_done_once_training_is_over_is_told_too(
         sleeps = subprocess.Popen(["sleep", "60"])
         one._children = [Child(name, sleeps, tmp_path) for name in ("bootstrap", "node 1")]
         one._finish()
-    assert [line.split(" s ")[1] for line in capsys.readouterr().err.splitlines()] == ["node 1 has left"]
+    assert [line.split(" s ")[1] for line in capsys.readouterr().err.splitlines()] == [
+        "node 1 has left"
+    ]
 
     told: list[str] = []
     threads = torch.get_num_threads()
@@ -150,7 +177,9 @@ def test_what_is_done_once_training_is_over_is_told_too(
         lambda model, cache: (told.append(f"{torch.get_num_threads()}") or 1.5, BytesTokenizer()),
     )
     monkeypatch.setattr(swarm_weights, "sample_of", lambda *rest: "def a")
-    assert swarm_weights.compare([tmp_path], tmp_path, 9, told.append) == swarm_weights.Comparison(1.5, 0.1, "def a")
+    assert swarm_weights.compare([tmp_path], tmp_path, 9, told.append) == swarm_weights.Comparison(
+        1.5, 0.1, "def a"
+    )
     assert told == [
         "averaging their weights: what is their loss on held-out text?",
         "1",
@@ -161,7 +190,10 @@ def test_what_is_done_once_training_is_over_is_told_too(
 
 
 def test_a_node_that_was_restarted_is_told_by_its_phase() -> None:
-    assert swarm_in_words([status("restarting"), status("finished")]) == "node 1 is restarting, node 2 is finished"
+    assert (
+        swarm_in_words([status("restarting"), status("finished")])
+        == "node 1 is restarting, node 2 is finished"
+    )
 
 
 def test_only_what_somebody_may_use_stays(tmp_path: Path) -> None:
@@ -174,7 +206,9 @@ def test_only_what_somebody_may_use_stays(tmp_path: Path) -> None:
         (folder / "file").write_text("x" * 100)
     (node / "log.jsonl").write_text("x")
     tidy([node], [last])
-    left = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file())
+    left = sorted(
+        path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*") if path.is_file()
+    )
     assert left == ["node-1/log.jsonl", (last / "file").relative_to(tmp_path).as_posix()]
     assert bytes_in(tmp_path) == 101
 
@@ -189,7 +223,9 @@ def test_a_sample_is_the_first_in_which_there_is_something_to_see(
 ) -> None:
     drawn: list[int] = []
 
-    def generate(model: Any, prompt: list[int], count: int, temperature: float, top_k: int, seed: int) -> list[int]:
+    def generate(
+        model: Any, prompt: list[int], count: int, temperature: float, top_k: int, seed: int
+    ) -> list[int]:
         drawn.append(seed)
         return list((b"return" if seed >= first_visible else b" ") * count)[:count]
 
@@ -200,8 +236,12 @@ def test_a_sample_is_the_first_in_which_there_is_something_to_see(
     assert (swarm_weights.visible(sample) > 0.9) == (first_visible < swarm_weights.DRAWS)
 
 
-def test_the_command_that_is_shown_is_one_that_the_shell_finds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    done = subprocess.run([*shlex.split(program()), "--version"], capture_output=True, text=True, check=False)
+def test_the_command_that_is_shown_is_one_that_the_shell_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = subprocess.run(
+        [*shlex.split(program()), "--version"], capture_output=True, text=True, check=False
+    )
     assert done.stdout.startswith("lowcomm-node ")
     script = tmp_path / "bin" / "lowcomm-node"
     script.parent.mkdir()

@@ -20,7 +20,13 @@ from lowcomm_node.dht.keys import (
     provenance,
 )
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.libp2p.multiaddress import decode, encode, parse_announced, parse_entry_point, reach
+from lowcomm_node.libp2p.multiaddress import (
+    decode,
+    encode,
+    parse_announced,
+    parse_entry_point,
+    reach,
+)
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.errors import RecordError
 from lowcomm_protocol.identity import Identity, verify
@@ -41,9 +47,16 @@ class Clock:
         return self.now
 
 
-def record_of(peer: Identity, *, issued: float = NOW, life: float = 30.0, step: int = 0, run_id: str = RUN_ID) -> bytes:
+def record_of(
+    peer: Identity, *, issued: float = NOW, life: float = 30.0, step: int = 0, run_id: str = RUN_ID
+) -> bytes:
     info = PeerInfo(
-        peer_id=peer.peer_id, run_id=run_id, phase=Phase.TRAINING, issued=issued, expires=issued + life, swarm_step=step
+        peer_id=peer.peer_id,
+        run_id=run_id,
+        phase=Phase.TRAINING,
+        issued=issued,
+        expires=issued + life,
+        swarm_step=step,
     )
     return write_record(info, peer)
 
@@ -70,7 +83,9 @@ async def test_peers_see_each_others_records(ada: MemoryDiscovery, bob: MemoryDi
     assert await ada.lookup(KEY) == await bob.lookup(KEY) == {ADA.peer_id: mine, BOB.peer_id: yours}
 
 
-async def test_a_record_under_someone_elses_name_is_refused(ada: MemoryDiscovery, bob: MemoryDiscovery) -> None:
+async def test_a_record_under_someone_elses_name_is_refused(
+    ada: MemoryDiscovery, bob: MemoryDiscovery
+) -> None:
     mine = record_of(ADA)
     assert await ada.publish(KEY, ADA.peer_id, mine, 10)
     assert not await bob.publish(KEY, ADA.peer_id, record_of(BOB), 600)
@@ -90,7 +105,9 @@ async def test_a_record_is_gone_when_its_life_is_over(ada: MemoryDiscovery, cloc
     assert await ada.lookup(KEY) == {}
 
 
-async def test_a_record_is_gone_when_its_signer_no_longer_vouches_for_it(ada: MemoryDiscovery, clock: Clock) -> None:
+async def test_a_record_is_gone_when_its_signer_no_longer_vouches_for_it(
+    ada: MemoryDiscovery, clock: Clock
+) -> None:
     assert await ada.publish(KEY, ADA.peer_id, record_of(ADA, life=5), 600)
     clock.now += 5.1
     assert await ada.lookup(KEY) == {}
@@ -140,7 +157,9 @@ async def test_memory_peers_count_each_other(ada: MemoryDiscovery, bob: MemoryDi
 
 @given(st.binary(max_size=200), st.text(max_size=70))
 @example(b"R" + json.dumps({"creator": "\ud800", "spec": "{}", "signature": ""}).encode(), "x")
-@example(b"R" + json.dumps({"creator": ADA.peer_id, "spec": '"\ud800"', "signature": ""}).encode(), "x")
+@example(
+    b"R" + json.dumps({"creator": ADA.peer_id, "spec": '"\ud800"', "signature": ""}).encode(), "x"
+)
 @example(b"R" + b"[" * 100_000, "\ud800")
 @example(b"P", "")
 @example(b"L", "\ud800")
@@ -156,7 +175,9 @@ def test_a_changed_byte_makes_a_record_invalid(position: int, flip: int) -> None
     assert key_of(bytes(stored), ADA.peer_id, NOW) is None
 
 
-def test_what_was_checked_once_is_not_verified_again_and_expires_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_checked_once_is_not_verified_again_and_expires_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     verified = list[str]()
 
     def counted(peer_id: str, *rest: Any) -> None:
@@ -171,7 +192,9 @@ def test_what_was_checked_once_is_not_verified_again_and_expires_all_the_same(mo
     assert verified == [ADA.peer_id] * 2, "who knows nothing yet verifies"
     assert known.check(stored, ADA.peer_id, NOW + 29.9) is first
     assert known.check(stored, ADA.peer_id, NOW + 30.1) is None
-    assert known.check(stored, BOB.peer_id, NOW) is None, "valid for one subkey says nothing of another"
+    assert known.check(stored, BOB.peer_id, NOW) is None, (
+        "valid for one subkey says nothing of another"
+    )
     before = len(verified)
     assert all(known.check(stored, ADA.peer_id, NOW) for _ in range(200))
     assert len(verified) == before
@@ -190,7 +213,11 @@ def test_what_was_checked_once_is_not_verified_again_and_expires_all_the_same(mo
 )
 def test_an_address_is_split_into_peer_and_place(dial: str) -> None:
     entry = parse_entry_point(f" {dial}/p2p/{ADA.peer_id}\n")
-    assert (entry.dial, entry.peer_id, str(entry)) == (dial, ADA.peer_id, f"{dial}/p2p/{ADA.peer_id}")
+    assert (entry.dial, entry.peer_id, str(entry)) == (
+        dial,
+        ADA.peer_id,
+        f"{dial}/p2p/{ADA.peer_id}",
+    )
 
 
 @pytest.mark.parametrize(
@@ -248,7 +275,13 @@ def test_an_address_is_the_same_after_its_way_as_bytes(dial: str, relay: str | N
 def test_the_bytes_of_an_address_are_those_of_the_specification() -> None:
     # https://github.com/multiformats/multiaddr: ip4 = 4, tcp = 6, p2p = 421, p2p-circuit = 290
     relay = base58.b58decode(BOB.peer_id)
-    expected = bytes([4, 203, 0, 113, 7, 6, 0x7A, 0x69]) + b"\xa5\x03" + bytes([len(relay)]) + relay + b"\xa2\x02"
+    expected = (
+        bytes([4, 203, 0, 113, 7, 6, 0x7A, 0x69])
+        + b"\xa5\x03"
+        + bytes([len(relay)])
+        + relay
+        + b"\xa2\x02"
+    )
     assert encode(f"/ip4/203.0.113.7/tcp/31337/p2p/{BOB.peer_id}/p2p-circuit") == expected
 
 
@@ -260,8 +293,16 @@ def test_bytes_that_are_no_address_of_ours_are_none(data: bytes) -> None:
 
 def test_an_announced_address_has_no_peer_id_or_the_own_one() -> None:
     dial = "/dns4/boot.example.org/tcp/31337"
-    assert parse_announced(dial, ADA.peer_id) == parse_announced(f"{dial}/p2p/{ADA.peer_id}", ADA.peer_id) == dial
-    for wrong in (f"{dial}/p2p/{BOB.peer_id}", "/dns4/boot.example.org/tcp/0", "boot.example.org:31337"):
+    assert (
+        parse_announced(dial, ADA.peer_id)
+        == parse_announced(f"{dial}/p2p/{ADA.peer_id}", ADA.peer_id)
+        == dial
+    )
+    for wrong in (
+        f"{dial}/p2p/{BOB.peer_id}",
+        "/dns4/boot.example.org/tcp/0",
+        "boot.example.org:31337",
+    ):
         with pytest.raises(ConfigError, match="can't be announced"):
             parse_announced(wrong, ADA.peer_id)
 

@@ -44,6 +44,10 @@ def test_a_newcomer_that_would_go_first_is_refused_and_nobody_else_goes():
 def test_who_renews_keeps_its_age_and_is_never_lowered_by_others():
     mine = entry("203.0.113.1", Rank.BROUGHT)
     replayed = mine.renewed(entry("198.51.100.1", Rank.TOLD, size=1100))
-    assert (replayed.rank, replayed.networks, replayed.since) == (mine.rank, mine.networks, mine.since)
+    assert (replayed.rank, replayed.networks, replayed.since) == (
+        mine.rank,
+        mine.networks,
+        mine.since,
+    )
     raised = mine.renewed(entry("192.0.2.1", Rank.OWN))
     assert (raised.rank, raised.since) == (Rank.OWN, mine.since)

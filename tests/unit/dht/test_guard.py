@@ -10,8 +10,22 @@ from lowcomm_node.dht import callers, guard
 from lowcomm_node.dht.answered import Answered
 from lowcomm_node.dht.eviction import Bringer
 from lowcomm_node.dht.guard import BoundedStorage, OwnRecords
-from lowcomm_node.dht.keys import RUNS_KEY, Provenances, amendments_key, pack, peers_key, provenance, removals_key
-from lowcomm_node.libp2p.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer, PeerID, RoutingTable
+from lowcomm_node.dht.keys import (
+    RUNS_KEY,
+    Provenances,
+    amendments_key,
+    pack,
+    peers_key,
+    provenance,
+    removals_key,
+)
+from lowcomm_node.libp2p.hivemind_parts import (
+    DHTID,
+    DHTRecord,
+    MSGPackSerializer,
+    PeerID,
+    RoutingTable,
+)
 from lowcomm_node.system.quota import prefixes_of
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import issue_invite
@@ -35,19 +49,33 @@ def run_of(admission: str) -> SignedRun:
     return sign_run(parse_toml(f'[run]\nname = "a"\nadmission = "{admission}"\n{members}'), CREATOR)
 
 
-def record(run_id: str, peer: Identity = ADA, *, issued: float = NOW, life: float = 30.0, **fields) -> bytes:
+def record(
+    run_id: str, peer: Identity = ADA, *, issued: float = NOW, life: float = 30.0, **fields
+) -> bytes:
     info = PeerInfo(
-        peer_id=peer.peer_id, run_id=run_id, phase=Phase.TRAINING, issued=issued, expires=issued + life, **fields
+        peer_id=peer.peer_id,
+        run_id=run_id,
+        phase=Phase.TRAINING,
+        issued=issued,
+        expires=issued + life,
+        **fields,
     )
     return write_record(info, peer)
 
 
 def dht_record(key: str, subkey: str, value: bytes, life: float = 30.0) -> DHTRecord:
     place = DHTID.generate(source=key).to_bytes()
-    return DHTRecord(place, MSGPackSerializer.dumps(subkey), MSGPackSerializer.dumps(pack(key, value)), NOW + life)
+    return DHTRecord(
+        place,
+        MSGPackSerializer.dumps(subkey),
+        MSGPackSerializer.dumps(pack(key, value)),
+        NOW + life,
+    )
 
 
-def lets_in(provenances: Provenances, key: str, subkey: str, value: bytes, life: float = 25.0) -> bool:
+def lets_in(
+    provenances: Provenances, key: str, subkey: str, value: bytes, life: float = 25.0
+) -> bool:
     return OwnRecords(provenances).validate(dht_record(key, subkey, value, life))
 
 
@@ -58,7 +86,9 @@ def lets_in(provenances: Provenances, key: str, subkey: str, value: bytes, life:
 def test_who_has_seen_a_run_stores_no_record_of_those_that_it_does_not_take(admission):
     run = run_of(admission)
     token = issue_invite(CREATOR, run.run_id, b"i" * 32, NOW + 1000)
-    ada = record(run.run_id, claim=token.claim(ADA.peer_id, NOW).data if admission == "invite" else b"")
+    ada = record(
+        run.run_id, claim=token.claim(ADA.peer_id, NOW).data if admission == "invite" else b""
+    )
     bob, key = record(run.run_id, BOB), peers_key(run.run_id)
     stranger = Provenances()
     assert lets_in(stranger, key, BOB.peer_id, bob), "who does not know the run can't tell"
@@ -78,7 +108,9 @@ def test_a_stolen_or_forged_claim_is_not_stored():
     provenances = Provenances()
     assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
     for claim in (stolen, forged):
-        assert not lets_in(provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB, claim=claim))
+        assert not lets_in(
+            provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB, claim=claim)
+        )
     assert provenances.refusals.counts() == {"record.bad-signature": 2}
 
 
@@ -96,7 +128,9 @@ def test_a_record_is_not_stored_for_longer_than_its_invite_lasts():
 def test_who_only_publishes_a_run_knows_who_may_join_it():
     run, provenances = run_of("list"), Provenances()
     value = MSGPackSerializer.dumps(pack(RUNS_KEY, run.to_bytes()))
-    assert BoundedStorage(provenances).store_subkey(DHTID.generate(source=RUNS_KEY), run.run_id, value, NOW + 60)
+    assert BoundedStorage(provenances).store_subkey(
+        DHTID.generate(source=RUNS_KEY), run.run_id, value, NOW + 60
+    )
     assert not lets_in(provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB))
 
 
@@ -125,7 +159,9 @@ def test_what_was_checked_under_one_name_is_not_believed_under_another():
 @pytest.mark.parametrize("chain_first", [False, True])
 def test_who_may_join_by_an_amendment_is_enforced_whatever_was_seen_first(chain_first: bool):
     run, provenances = run_of("open"), Provenances()
-    listed = write_amendment(CREATOR, run, Chain(), 0, {"run.admission": "list", "run.members": [ADA.peer_id]})
+    listed = write_amendment(
+        CREATOR, run, Chain(), 0, {"run.admission": "list", "run.members": [ADA.peer_id]}
+    )
     seen = [
         (RUNS_KEY, run.run_id, run.to_bytes()),
         (amendments_key(run.run_id, CREATOR.peer_id), CREATOR.peer_id, listed.data),
@@ -137,7 +173,9 @@ def test_who_may_join_by_an_amendment_is_enforced_whatever_was_seen_first(chain_
     assert lets_in(provenances, peers_key(run.run_id), ADA.peer_id, record(run.run_id, ADA))
     opened = write_amendment(CREATOR, run, listed, 0, {"run.admission": "open"})
     assert lets_in(provenances, seen[1][0], CREATOR.peer_id, opened.data, life=1800)
-    assert lets_in(provenances, seen[1][0], CREATOR.peer_id, listed.data, life=1800), "it is sound, but older"
+    assert lets_in(provenances, seen[1][0], CREATOR.peer_id, listed.data, life=1800), (
+        "it is sound, but older"
+    )
     assert lets_in(provenances, peers_key(run.run_id), CLEO.peer_id, record(run.run_id, CLEO))
 
 
@@ -158,7 +196,9 @@ def test_who_may_join_changes_at_a_storer_when_a_record_tells_the_step():
 def test_an_older_chain_brings_back_no_older_rules():
     run, provenances = run_of("open"), Provenances()
     key = amendments_key(run.run_id, CREATOR.peer_id)
-    listed = write_amendment(CREATOR, run, Chain(), 0, {"run.admission": "list", "run.members": [ADA.peer_id]})
+    listed = write_amendment(
+        CREATOR, run, Chain(), 0, {"run.admission": "list", "run.members": [ADA.peer_id]}
+    )
     opened = write_amendment(CREATOR, run, listed, 0, {"run.admission": "open"})
     assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
     for chain in (opened, listed):
@@ -171,11 +211,17 @@ def test_only_the_creator_can_amend_a_run_and_an_older_chain_replaces_no_newer()
     key = amendments_key(run.run_id, CREATOR.peer_id)
     first = write_amendment(CREATOR, run, Chain(), 0, {"run.steps": 500})
     second = write_amendment(CREATOR, run, first, 0, {"run.steps": 600})
-    orders = [provenances.check(pack(key, one.data), CREATOR.peer_id, NOW) for one in (first, second)]
+    orders = [
+        provenances.check(pack(key, one.data), CREATOR.peer_id, NOW) for one in (first, second)
+    ]
     assert [one.order for one in orders if one is not None] == [1, 2]
     assert not lets_in(provenances, key, BOB.peer_id, first.data)
-    assert not lets_in(provenances, amendments_key(run.run_id, BOB.peer_id), BOB.peer_id, first.data)
-    assert not lets_in(provenances, removals_key(run.run_id, CREATOR.peer_id), CREATOR.peer_id, first.data)
+    assert not lets_in(
+        provenances, amendments_key(run.run_id, BOB.peer_id), BOB.peer_id, first.data
+    )
+    assert not lets_in(
+        provenances, removals_key(run.run_id, CREATOR.peer_id), CREATOR.peer_id, first.data
+    )
 
 
 # Removal lists
@@ -183,7 +229,9 @@ def test_only_the_creator_can_amend_a_run_and_an_older_chain_replaces_no_newer()
 
 def test_only_the_creator_can_write_where_its_removals_are_looked_for():
     run_id = "ab" * 32
-    mine, theirs = (write_removals(one, run_id, 1, frozenset([ADA.peer_id])).data for one in (CREATOR, BOB))
+    mine, theirs = (
+        write_removals(one, run_id, 1, frozenset([ADA.peer_id])).data for one in (CREATOR, BOB)
+    )
     key = removals_key(run_id, CREATOR.peer_id)
     provenances = Provenances()
     assert lets_in(provenances, key, CREATOR.peer_id, mine, life=1800)
@@ -216,7 +264,9 @@ def test_what_is_not_let_in_is_counted_by_its_reason(change, reason, monkeypatch
     assert OwnRecords(provenances).validate(sound)
     assert provenances.refusals.counts() == {}
     if reason == "too-large":
-        monkeypatch.setattr(MSGPackSerializer, "loads", lambda *_: pytest.fail("too much was unpacked"))
+        monkeypatch.setattr(
+            MSGPackSerializer, "loads", lambda *_: pytest.fail("too much was unpacked")
+        )
     assert not OwnRecords(provenances).validate(replace(sound, **change))
     assert provenances.refusals.counts() == {f"record.{reason}": 1}
 
@@ -266,9 +316,14 @@ def test_a_removal_list_is_not_replaced_by_one_with_a_lower_number():
     run_id = "ab" * 32
     place = removals_key(run_id, CREATOR.peer_id)
     storage, key = BoundedStorage(Provenances()), DHTID.generate(source=place)
-    lists = [write_removals(CREATOR, run_id, version, frozenset([ADA.peer_id])).data for version in (2, 1, 3)]
+    lists = [
+        write_removals(CREATOR, run_id, version, frozenset([ADA.peer_id])).data
+        for version in (2, 1, 3)
+    ]
     taken = [
-        storage.store_subkey(key, CREATOR.peer_id, MSGPackSerializer.dumps(pack(place, data)), NOW + life)
+        storage.store_subkey(
+            key, CREATOR.peer_id, MSGPackSerializer.dumps(pack(place, data)), NOW + life
+        )
         for data, life in zip(lists, (1000, 3000, 500), strict=True)
     ]
     assert taken == [True, False, True]
@@ -281,11 +336,15 @@ class Table:
     """hivemind's routing table behind a guard, without a network."""
 
     def __init__(self, *named: Identity) -> None:
-        self.routing_table = RoutingTable(DHTID.generate(source="us"), bucket_size=20, depth_modulo=5)
+        self.routing_table = RoutingTable(
+            DHTID.generate(source="us"), bucket_size=20, depth_modulo=5
+        )
         self.near: dict[DHTID, PeerID] = {}
         guard.guard(self, Provenances(), {peer.peer_id for peer in named})  # pyright: ignore[reportArgumentType]
 
-    async def update_routing_table(self, node_id: DHTID, peer_id: PeerID, responded: bool = True) -> None:
+    async def update_routing_table(
+        self, node_id: DHTID, peer_id: PeerID, responded: bool = True
+    ) -> None:
         if responded:
             self.routing_table.add_or_update_node(node_id, peer_id)
         else:
@@ -298,10 +357,15 @@ class Table:
         """A peer says where it stands; where it stands by our table."""
         peer_id = PeerID.from_base58(peer.peer_id)
         await self.update_routing_table(place or guard.place_of(peer.peer_id), peer_id)
-        return [node_id for node_id, one in self.routing_table.uid_to_peer_id.items() if one == peer_id]
+        return [
+            node_id for node_id, one in self.routing_table.uid_to_peer_id.items() if one == peer_id
+        ]
 
 
-ANYWHERE, ELSEWHERE = DHTID.generate(source="next to a key"), DHTID.generate(source="somewhere else")
+ANYWHERE, ELSEWHERE = (
+    DHTID.generate(source="next to a key"),
+    DHTID.generate(source="somewhere else"),
+)
 
 
 async def test_only_a_peer_that_the_owner_has_named_may_stand_anywhere():
@@ -355,7 +419,9 @@ class Stored:
         self.key = DHTID.generate(source=peers_key(RUN))
 
     def store(self, peer: Identity, host: str = "203.0.113.1", by: str = "", step: int = 0) -> bool:
-        data = record(RUN, peer, life=300.0, issued=NOW + step / 1000, addresses=("203.0.113.1:4000",) * 8)
+        data = record(
+            RUN, peer, life=300.0, issued=NOW + step / 1000, addresses=("203.0.113.1:4000",) * 8
+        )
         value = MSGPackSerializer.dumps(pack(peers_key(RUN), data))
         with brought_by(by or peer.peer_id, host):
             return self.storage.store_subkey(self.key, peer.peer_id, value, NOW + 280 + step / 1000)
@@ -378,7 +444,9 @@ def test_a_flood_from_one_connection_pushes_nobody_out_and_keeps_nobody_out(monk
     assert all(stored.store(peer) for peer in early)
     taken = [stored.store(sybil, "198.51.100.7", by=SYBILS[0].peer_id) for sybil in SYBILS]
     assert 20 < sum(taken) < 100
-    assert all(stored.store(peer) for peer in late), "who comes later, at the address of all honest peers"
+    assert all(stored.store(peer) for peer in late), (
+        "who comes later, at the address of all honest peers"
+    )
     assert stored.keeps(HONEST) == len(HONEST)
 
 
@@ -432,7 +500,9 @@ def test_invented_runs_keep_no_run_out_and_take_no_more_than_their_share_of_memo
     def store(run_id: str, peer: Identity, host: str) -> bool:
         value = MSGPackSerializer.dumps(pack(peers_key(run_id), record(run_id, peer, life=300.0)))
         with brought_by(peer.peer_id, host):
-            return storage.store_subkey(DHTID.generate(source=peers_key(run_id)), peer.peer_id, value, NOW + 280)
+            return storage.store_subkey(
+                DHTID.generate(source=peers_key(run_id)), peer.peer_id, value, NOW + 280
+            )
 
     taken = [store(f"{number:064x}", SYBILS[0], "198.51.100.7") for number in range(50)]
     assert sum(taken) == 20

@@ -1,4 +1,5 @@
-"""What our peer of hivemind's DHT does around it: what it tells of itself, where it knocks. Nothing is started."""
+"""What our peer of hivemind's DHT does around it: what it tells of itself, where it knocks. Nothing
+is started."""
 
 import asyncio
 from collections.abc import Sequence
@@ -50,7 +51,9 @@ class Peer(HivemindDiscovery):
     """With a p2pd that only pretends."""
 
     def __init__(self, home: Path, **options: Any) -> None:
-        super().__init__(identity=ADA, key_file=home / "identity.key", listen=["/ip4/0.0.0.0/tcp/0"], **options)
+        super().__init__(
+            identity=ADA, key_file=home / "identity.key", listen=["/ip4/0.0.0.0/tcp/0"], **options
+        )
         self.control = Control()
 
     def _control(self) -> Any:
@@ -75,10 +78,17 @@ def test_a_relay_with_a_long_name_does_not_make_our_record_invalid(peer: Peer) -
         peer_id=ADA.peer_id, run_id="ab" * 32, phase=Phase.TRAINING, issued=now, expires=now + 30,
         entry_points=peer.addresses(),
     )  # fmt: skip
-    assert read_record(write_record(info, ADA), now).entry_points == (f"/ip4/44.1.1.1/tcp/1/p2p/{ADA.peer_id}",)
+    assert read_record(write_record(info, ADA), now).entry_points == (
+        f"/ip4/44.1.1.1/tcp/1/p2p/{ADA.peer_id}",
+    )
 
 
-DIALS = ("/ip4/44.1.1.1/tcp/7", "/ip4/44.1.1.1/udp/8/quic-v1", "/ip6/2001:db8::1/tcp/9", "/ip6/::1/udp/10/quic-v1")
+DIALS = (
+    "/ip4/44.1.1.1/tcp/7",
+    "/ip4/44.1.1.1/udp/8/quic-v1",
+    "/ip6/2001:db8::1/tcp/9",
+    "/ip6/::1/udp/10/quic-v1",
+)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +103,9 @@ DIALS = ("/ip4/44.1.1.1/tcp/7", "/ip4/44.1.1.1/udp/8/quic-v1", "/ip6/2001:db8::1
         ("/ip4/10.0.0.1/tcp/500", "/ip4/10.0.0.1/tcp/500"),
     ],
 )
-def test_after_a_restart_it_listens_at_the_ports_that_others_know(listen: str, next_time: str) -> None:
+def test_after_a_restart_it_listens_at_the_ports_that_others_know(
+    listen: str, next_time: str
+) -> None:
     assert hivemind._with_port(listen, DIALS) == next_time
 
 
@@ -116,7 +128,9 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
     return answers
 
 
-async def test_an_entry_point_is_knocked_at_over_quic_too(peer: Peer, pings: dict[str, float | None]) -> None:
+async def test_an_entry_point_is_knocked_at_over_quic_too(
+    peer: Peer, pings: dict[str, float | None]
+) -> None:
     peer._node = object()
     entry = EntryPoint(BOOT.peer_id, "/ip4/44.1.1.1/tcp/7")
     assert (await peer._knock(BOOT.peer_id, [entry])).reason is None
@@ -148,7 +162,12 @@ def at(peer_id: str) -> str:
 
 def outside(home: Path, others: dict[str, str | None], *named: str) -> Peer:
     """A peer that is connected to all who tell it something, the named ones last."""
-    peer = Peer(home, wants_places=True, initial_peers=[at(one) for one in named], learned=[at(one) for one in others])
+    peer = Peer(
+        home,
+        wants_places=True,
+        initial_peers=[at(one) for one in named],
+        learned=[at(one) for one in others],
+    )
     peer.control.connected = [*others]
     return peer
 
@@ -188,9 +207,18 @@ async def test_where_a_single_unnamed_peer_sees_us_is_not_announced(
 
 @pytest.mark.parametrize(("known", "starts"), [((), True), ((BOOT.peer_id,), False)])
 async def test_only_the_clocks_of_named_peers_decide_whether_it_starts(
-    tmp_path: Path, started: Any, pings: dict[str, float | None], known: tuple[str, ...], starts: bool
+    tmp_path: Path,
+    started: Any,
+    pings: dict[str, float | None],
+    known: tuple[str, ...],
+    starts: bool,
 ) -> None:
-    peer = Peer(tmp_path, initial_peers=[at(one) for one in known], learned=[at(STRANGERS[0])], require_peers=False)
+    peer = Peer(
+        tmp_path,
+        initial_peers=[at(one) for one in known],
+        learned=[at(STRANGERS[0])],
+        require_peers=False,
+    )
     pings |= dict.fromkeys((BOOT.peer_id, STRANGERS[0]), 1000.0)
     try:
         with nullcontext() if starts else pytest.raises(Unhealthy):
@@ -199,7 +227,9 @@ async def test_only_the_clocks_of_named_peers_decide_whether_it_starts(
         await peer.close()
 
 
-@pytest.mark.parametrize(("told", "ahead"), [(float("nan"), None), (float("inf"), None), (NOW, 0.0)])
+@pytest.mark.parametrize(
+    ("told", "ahead"), [(float("nan"), None), (float("inf"), None), (NOW, 0.0)]
+)
 async def test_a_peer_whose_clock_shows_no_time_does_not_answer(
     told: float, ahead: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,7 +249,9 @@ async def test_a_peer_whose_clock_shows_no_time_does_not_answer(
             self.responded = responded
 
     monkeypatch.setattr(hivemind_client, "time", lambda: NOW)
-    node = SimpleNamespace(protocol=Protocol(), blacklist=SimpleNamespace(register_success=lambda _: None))
+    node = SimpleNamespace(
+        protocol=Protocol(), blacklist=SimpleNamespace(register_success=lambda _: None)
+    )
     assert await hivemind_client.ping(node, BOOT.peer_id) == ahead
     assert node.protocol.responded is (ahead is not None)
 
@@ -301,7 +333,9 @@ async def test_p2pd_is_told_once_of_what_is_served_while_it_starts(
     serving: list[asyncio.Task[None]] = []
 
     async def attach(*_: Any) -> None:
-        serving.extend(asyncio.create_task(peer.serve_streams(protocol, print)) for protocol in ("/a", "/b"))
+        serving.extend(
+            asyncio.create_task(peer.serve_streams(protocol, print)) for protocol in ("/a", "/b")
+        )
         await asyncio.sleep(0)
 
     monkeypatch.setattr(hivemind, "attach", attach)

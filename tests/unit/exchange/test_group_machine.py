@@ -1,4 +1,5 @@
-"""What must hold for one exchange of a group: among honest peers in any weather, and against any sequence of events."""
+"""What must hold for one exchange of a group: among honest peers in any weather, and against any
+sequence of events."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -24,7 +25,9 @@ def group_peers(swarm: Swarm) -> list[VirtualPeer]:
     return list(swarm.peers.values())
 
 
-@pytest.mark.parametrize(("group", "size"), [(3, 6), (4, 4), (8, 2), (8, 3), (8, 5), (8, 8), (8, 16)])
+@pytest.mark.parametrize(
+    ("group", "size"), [(3, 6), (4, 4), (8, 2), (8, 3), (8, 5), (8, 8), (8, 16)]
+)
 def test_without_faults_every_group_applies_all_shards_of_its_whole_slice(group, size):
     for swarm in stories(group, range(size, size + 1), CALM, 60 if size < 8 else 15):
         for peer in group_peers(swarm):
@@ -53,7 +56,9 @@ def test_in_a_storm_members_agree_or_are_in_doubt_and_all_end_in_time(group, cou
 
 @pytest.mark.parametrize("group", [3, 8])
 def test_in_a_hurricane_the_same_holds(group):
-    weather = Weather(skew=50.0, delay=5.0, breaks=0.4, deaths=0.3, stalls=0.2, fails=0.2, blind=0.3, idle=0.3)
+    weather = Weather(
+        skew=50.0, delay=5.0, breaks=0.4, deaths=0.3, stalls=0.2, fails=0.2, blind=0.3, idle=0.3
+    )
     for _ in stories(group, range(2, 8), weather, 200):
         pass
 
@@ -68,13 +73,17 @@ def test_where_only_links_break_late_no_two_members_apply_different_shards_witho
 
 def test_partial_views_cost_no_doubt():
     for swarm in stories(4, range(2, 11), Weather(blind=0.2, unready=0.2), 300):
-        assert not any(peer.exchange.in_doubt for peer in swarm.peers.values() if peer.exchange), swarm.story
+        assert not any(peer.exchange.in_doubt for peer in swarm.peers.values() if peer.exchange), (
+            swarm.story
+        )
 
 
 def test_the_same_seed_tells_the_same_story():
     one, two = (Swarm(5, 9, 4, STORM).run() for _ in range(2))
     assert one.events == two.events
-    assert [peer.applied for peer in one.peers.values()] == [peer.applied for peer in two.peers.values()]
+    assert [peer.applied for peer in one.peers.values()] == [
+        peer.applied for peer in two.peers.values()
+    ]
 
 
 PHASES = (
@@ -86,7 +95,9 @@ SINGLE = (base.Capture, groups.Reduce, base.Apply)
 AFTER_AGREEMENT = PHASES[PHASES.index(base.Capture) :]
 
 
-def at(kind: type[base.Effect], number: int, action: Callable[[], None]) -> Callable[[base.Effect], None]:
+def at(
+    kind: type[base.Effect], number: int, action: Callable[[], None]
+) -> Callable[[base.Effect], None]:
     """Do something just before the effect of this kind and number, counted from 0."""
     seen = Counter[type[base.Effect]]()
 
@@ -104,7 +115,9 @@ DEATHS = [(phase, number) for phase in PHASES for number in range(1 if phase in 
 @pytest.mark.parametrize("noticed", [True, False], ids=["noticed", "silent"])
 @pytest.mark.parametrize("role", [0, 1, 3], ids=["leader", "next", "last"])
 @pytest.mark.parametrize(("phase", "number"), DEATHS)
-def test_a_death_in_any_phase_costs_no_more_than_the_shard_of_the_dead(phase, number, role, noticed):
+def test_a_death_in_any_phase_costs_no_more_than_the_shard_of_the_dead(
+    phase, number, role, noticed
+):
     dead = 0
     for seed in range(6):
         swarm = Swarm(seed, 4, 4, CALM)
@@ -114,20 +127,28 @@ def test_a_death_in_any_phase_costs_no_more_than_the_shard_of_the_dead(phase, nu
             check(swarm.run())
             dead += victim.dead
             alive = [peer for peer in group_peers(swarm) if not peer.dead]
-            assert len({peer.outcome for peer in alive}) == 1, "the living have not applied the same"
+            assert len({peer.outcome for peer in alive}) == 1, (
+                "the living have not applied the same"
+            )
             for peer in alive:
                 assert peer.applied is not None
-                assert {one.name for one in alive} <= set(peer.applied), "a living peer was left out"
+                assert {one.name for one in alive} <= set(peer.applied), (
+                    "a living peer was left out"
+                )
                 assert peer.applied == tuple(swarm.peers) or phase not in AFTER_AGREEMENT
                 shards = zip(peer.applied, peer.shards, strict=True)
-                assert all(shard for name, shard in shards if name != victim.name), "a living peer lost its shard"
+                assert all(shard for name, shard in shards if name != victim.name), (
+                    "a living peer lost its shard"
+                )
     # A peer that was called by all does not call, so it may never come to its third call.
     assert dead or phase is base.Dial, "nobody has died"
 
 
 @pytest.mark.parametrize(("one", "other"), list(combinations(range(4), 2)))
 @pytest.mark.parametrize("phase", PHASES[1:])
-def test_a_link_that_breaks_in_any_phase_never_makes_members_apply_different_shards(phase, one, other):
+def test_a_link_that_breaks_in_any_phase_never_makes_members_apply_different_shards(
+    phase, one, other
+):
     for seed in range(5):
         swarm = Swarm(seed, 4, 4, CALM)
         first, second = (group_peers(swarm)[place] for place in (one, other))
@@ -197,7 +218,10 @@ def test_a_stalled_contribution_is_left_out_of_one_mean_and_nobody_is_lost_for_i
         with naming(swarm):
             check(swarm.run())
             assert slow.name not in owner.averaged
-            assert all(peer.shards == (True,) * 4 and not peer.group.in_doubt for peer in group_peers(swarm))
+            assert all(
+                peer.shards == (True,) * 4 and not peer.group.in_doubt
+                for peer in group_peers(swarm)
+            )
 
 
 # Any sequence of events
@@ -224,10 +248,26 @@ def events():
     )
     digest = st.sampled_from([*D.values(), b"", b"short"])
     helds = st.sampled_from(
-        [tuple(D.values()), (D["a"], D["b"], D["m"]), (D["a"], b"", D["m"]), (b"", b""), (D["a"], D["m"]), (b"x",), ()]
+        [
+            tuple(D.values()),
+            (D["a"], D["b"], D["m"]),
+            (D["a"], b"", D["m"]),
+            (b"", b""),
+            (D["a"], D["m"]),
+            (b"x",),
+            (),
+        ]
     )
     bits = st.sampled_from(
-        [(True,) * 2, (True,) * 3, (True,) * 4, (False, True), (True, False, True), (False,) * 4, ()]
+        [
+            (True,) * 2,
+            (True,) * 3,
+            (True,) * 4,
+            (False, True),
+            (True, False, True),
+            (False,) * 4,
+            (),
+        ]
     )
     return st.one_of(
         st.builds(base.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
@@ -266,7 +306,9 @@ def run(exchange: GroupExchange, happenings: list[groups.Event]) -> list[base.Ef
             new = exchange.handle(event)
         except ProtocolViolation:
             assert not was_over
-            new = exchange.handle(base.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol"))
+            new = exchange.handle(
+                base.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol")
+            )
         assert not (was_over and new), "effects after the end"
         assert len(exchange.partners) < exchange.group
         effects += new
@@ -278,7 +320,9 @@ def run(exchange: GroupExchange, happenings: list[groups.Event]) -> list[base.Ef
 @settings(max_examples=500)
 @given(
     st.sampled_from([3, 4, 8]),
-    st.permutations(["a", "b", "z"]).flatmap(lambda order: st.integers(0, 3).map(lambda n: order[:n])),
+    st.permutations(["a", "b", "z"]).flatmap(
+        lambda order: st.integers(0, 3).map(lambda n: order[:n])
+    ),
     st.none() | st.sampled_from(PEERS),
     st.lists(EVENTS, max_size=40),
 )
@@ -311,7 +355,13 @@ def well() -> list[groups.Event]:
 
 
 @settings(max_examples=500)
-@given(st.lists(st.tuples(st.integers(0, 16), st.integers(0, 2), st.lists(EVENTS, max_size=2)), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 16), st.integers(0, 2), st.lists(EVENTS, max_size=2)),
+        min_size=1,
+        max_size=4,
+    )
+)
 def test_no_story_that_goes_wrong_half_way_breaks_an_exchange(disturbances):
     """As above, but beginning well and with few disturbances, so that it gets far."""
     happenings = well()
@@ -335,10 +385,14 @@ def check_effects(effects: list[base.Effect], exchange: GroupExchange) -> None:
         groups.SendRoll,
     )  # who was lost may call in anew; lists may get lower
     assert all(count == 1 or kind in repeats for (kind, _), count in counts.items()), counts
-    assert all(count <= 4 for (kind, _), count in counts.items() if kind is not base.Abandon), counts
+    assert all(count <= 4 for (kind, _), count in counts.items() if kind is not base.Abandon), (
+        counts
+    )
     assert isinstance(effects[-1], base.Apply | base.End)
     assert kinds.count(base.Apply) + kinds.count(base.End) == 1
-    ordered = [kind for kind in kinds if kind in PHASES and kind not in (base.Dial, groups.SendMembers)]
+    ordered = [
+        kind for kind in kinds if kind in PHASES and kind not in (base.Dial, groups.SendMembers)
+    ]
     assert ordered == sorted(ordered, key=PHASES.index), "effects out of order"
     lists = [effect.members for effect in effects if isinstance(effect, groups.SendMembers)]
     assert all(ME in members and list(members) == sorted(members) for members in lists)
@@ -346,15 +400,24 @@ def check_effects(effects: list[base.Effect], exchange: GroupExchange) -> None:
         if isinstance(effect, base.Apply):
             assert any(effect.shards)
             assert len(effect.shards) == len(effect.members)
-            applied = [name for name, shard in zip(effect.members, effect.shards, strict=True) if shard]
-            assert all(exchange.tally.digest_of(name) for name in applied), "a shard was applied that we do not hold"
-            assert {ME, *exchange.partners} <= set(exchange.tally.commits), "somebody who takes part has not committed"
+            applied = [
+                name for name, shard in zip(effect.members, effect.shards, strict=True) if shard
+            ]
+            assert all(exchange.tally.digest_of(name) for name in applied), (
+                "a shard was applied that we do not hold"
+            )
+            assert {ME, *exchange.partners} <= set(exchange.tally.commits), (
+                "somebody who takes part has not committed"
+            )
             assert len(exchange.tally.commits) > 1, "applied alone"
 
 
 def test_memory_is_bounded_by_the_group():
     exchange = group("a", "b")
-    for event in [*joined(), *(groups.MembersCame(peer="a", members=("a", f"x{n}", ME)) for n in range(100))]:
+    for event in [
+        *joined(),
+        *(groups.MembersCame(peer="a", members=("a", f"x{n}", ME)) for n in range(100)),
+    ]:
         try:
             exchange.handle(event)
         except ProtocolViolation:
@@ -391,7 +454,8 @@ def after(count: int) -> GroupExchange:
 
 
 AGREED, SENT, GIVEN, REDUCED, HELD, COMMITTED = 6, 7, 9, 10, 12, 14
-"""How many events of a story that goes well: until all have agreed, ours is captured, theirs has come, and so on."""
+"""How many events of a story that goes well: until all have agreed, ours is captured, theirs has
+come, and so on."""
 THREE = ("a", "b", ME)
 MEANS = (D["a"], D["b"], D[ME])
 
@@ -438,7 +502,9 @@ def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
             base.Abandon(peer=peer, reason="the exchange has begun without you")
         ]
     assert exchange.partners == ("a",)
-    assert [e.peer for e in told(exchange, base.GaveUp(reason="stop")) if isinstance(e, base.Abandon)] == ["a"]
+    assert [
+        e.peer for e in told(exchange, base.GaveUp(reason="stop")) if isinstance(e, base.Abandon)
+    ] == ["a"]
 
 
 def test_an_answer_after_gathering_closed_is_sent_away_without_a_violation():
@@ -481,7 +547,10 @@ def leader(*rolls: tuple[str, ...]) -> GroupExchange:
     """An exchange that we lead, with three partners that have sent these rolls."""
     exchange = group("x", "y", "z")
     told(exchange, *(accepted(peer) for peer in "xyz"))
-    told(exchange, *(groups.RollCame(peer=peer, roll=roll) for peer, roll in zip("xyz", rolls, strict=False)))
+    told(
+        exchange,
+        *(groups.RollCame(peer=peer, roll=roll) for peer, roll in zip("xyz", rolls, strict=False)),
+    )
     return exchange
 
 
@@ -512,7 +581,9 @@ def test_a_leader_gives_up_who_sends_no_roll_in_time_and_others_give_up_their_le
     assert told(exchange, groups.AgreeingClosed()) == [
         base.Abandon(peer="a", reason="did not name the members in time")
     ]
-    assert told(exchange, groups.MembersCame(peer="b", members=("b", ME)))[-1] == base.Capture(members=("b", ME))
+    assert told(exchange, groups.MembersCame(peer="b", members=("b", ME)))[-1] == base.Capture(
+        members=("b", ME)
+    )
 
 
 def test_who_does_not_name_the_list_is_given_up_and_stays_in_it():
@@ -537,7 +608,11 @@ def test_what_our_leader_names_only_he_can_tell_until_he_is_lost():
 def test_a_list_of_the_next_leader_waits_for_ours():
     exchange = group("a", "b", "c")
     four = ("a", "b", "c", ME)
-    told(exchange, *(accepted(peer) for peer in "abc"), *(groups.RollCame(peer=peer, roll=four) for peer in "abc"))
+    told(
+        exchange,
+        *(accepted(peer) for peer in "abc"),
+        *(groups.RollCame(peer=peer, roll=four) for peer in "abc"),
+    )
     assert told(exchange, groups.MembersCame(peer="b", members=("b", "c", ME))) == []
     assert told(exchange, groups.MembersCame(peer="a", members=("a", "c", ME))) == [
         groups.SendMembers(peer=peer, members=("a", "c", ME)) for peer in "ac"
@@ -552,7 +627,11 @@ def test_a_list_of_the_next_leader_waits_for_ours():
 def test_of_two_lists_that_wait_the_lower_is_named_when_the_leader_is_lost():
     exchange = group("a", "b", "c")
     four = ("a", "b", "c", ME)
-    told(exchange, *(accepted(peer) for peer in "abc"), *(groups.RollCame(peer=peer, roll=four) for peer in "abc"))
+    told(
+        exchange,
+        *(accepted(peer) for peer in "abc"),
+        *(groups.RollCame(peer=peer, roll=four) for peer in "abc"),
+    )
     told(
         exchange,
         groups.MembersCame(peer="b", members=("b", "c", ME)),
@@ -565,7 +644,11 @@ def test_of_two_lists_that_wait_the_lower_is_named_when_the_leader_is_lost():
 def test_the_lower_of_two_lists_wins_until_all_have_named_one():
     exchange = group("a", "x", "y")
     four = ("a", ME, "x", "y")
-    told(exchange, *(accepted(peer) for peer in "axy"), *(groups.RollCame(peer=peer, roll=four) for peer in "axy"))
+    told(
+        exchange,
+        *(accepted(peer) for peer in "axy"),
+        *(groups.RollCame(peer=peer, roll=four) for peer in "axy"),
+    )
     assert told(exchange, base.Lost(peer="a", reason="broke")) == [
         groups.SendMembers(peer=peer, members=(ME, "x", "y")) for peer in "xy"
     ]
@@ -574,13 +657,19 @@ def test_the_lower_of_two_lists_wins_until_all_have_named_one():
     ]
     # What y names is our own former list: it had not heard of the lower one.
     assert told(exchange, groups.MembersCame(peer="y", members=(ME, "x", "y"))) == []
-    assert told(exchange, groups.MembersCame(peer="y", members=four)) == [base.Capture(members=four)]
+    assert told(exchange, groups.MembersCame(peer="y", members=four)) == [
+        base.Capture(members=four)
+    ]
 
 
 def test_who_goes_over_to_another_list_after_we_have_agreed_is_lost_without_a_violation():
     exchange = group("a", "b", "c")
     four = ("a", "b", "c", ME)
-    told(exchange, *(accepted(peer) for peer in "abc"), *(groups.RollCame(peer=peer, roll=four) for peer in "abc"))
+    told(
+        exchange,
+        *(accepted(peer) for peer in "abc"),
+        *(groups.RollCame(peer=peer, roll=four) for peer in "abc"),
+    )
     told(
         exchange,
         base.Lost(peer="a", reason="broke"),
@@ -589,7 +678,9 @@ def test_who_goes_over_to_another_list_after_we_have_agreed_is_lost_without_a_vi
     told(exchange, groups.MembersCame(peer="c", members=("b", "c", ME)))
     assert exchange.stage is Stage.CAPTURING
     effects = told(exchange, groups.MembersCame(peer="c", members=four))
-    assert effects == [base.Abandon(peer="c", reason="has agreed with others on another list of members")]
+    assert effects == [
+        base.Abandon(peer="c", reason="has agreed with others on another list of members")
+    ]
     assert exchange.partners == ("b",)
 
 
@@ -614,7 +705,9 @@ def test_a_roll_in_another_form_is_a_violation_and_changes_nothing(roll):
     refused(after(2), groups.RollCame(peer="a", roll=roll))
 
 
-@pytest.mark.parametrize("members", [("a", "b"), ("b", ME), (ME, "a"), ("a", "c", ME), ("a", "b", "c", "d", ME), ()])
+@pytest.mark.parametrize(
+    "members", [("a", "b"), ("b", ME), (ME, "a"), ("a", "c", ME), ("a", "b", "c", "d", ME), ()]
+)
 def test_a_list_in_another_form_or_with_strangers_is_a_violation_and_changes_nothing(members):
     refused(after(4), groups.MembersCame(peer="a", members=members))
 
@@ -649,7 +742,9 @@ def held(peer: str, *digests: bytes) -> groups.HeldCame:
 
 
 def commit(peer: str, shards: str, heard: str = "111") -> groups.CommitCame:
-    return groups.CommitCame(peer=peer, shards=tuple(c == "1" for c in shards), heard=tuple(c == "1" for c in heard))
+    return groups.CommitCame(
+        peer=peer, shards=tuple(c == "1" for c in shards), heard=tuple(c == "1" for c in heard)
+    )
 
 
 @pytest.mark.parametrize(
@@ -695,7 +790,9 @@ def test_what_can_not_be_is_a_violation_and_changes_nothing(count, event):
 
 def test_a_commit_before_our_held_is_a_violation():
     exchange = after(REDUCED)
-    told(exchange, groups.MeanVerified(peer="a", digest=D["a"]), held("a", D["a"], b"x" * 32, D[ME]))
+    told(
+        exchange, groups.MeanVerified(peer="a", digest=D["a"]), held("a", D["a"], b"x" * 32, D[ME])
+    )
     assert exchange.stage is Stage.AVERAGING
     refused(exchange, commit("a", "100"))
 
@@ -746,9 +843,13 @@ def test_a_mean_may_come_before_our_own_is_made():
 
 def test_a_member_that_is_lost_costs_its_shard_only():
     exchange = after(REDUCED + 1)
-    assert told(exchange, base.Lost(peer="b", reason="broke")) == [groups.SendHeld(peer="a", held=(D["a"], b"", D[ME]))]
+    assert told(exchange, base.Lost(peer="b", reason="broke")) == [
+        groups.SendHeld(peer="a", held=(D["a"], b"", D[ME]))
+    ]
     (send,) = told(exchange, held("a", D["a"], b"", D[ME]))
-    assert send == groups.SendCommit(peer="a", shards=(True, False, True), heard=(True, False, True))
+    assert send == groups.SendCommit(
+        peer="a", shards=(True, False, True), heard=(True, False, True)
+    )
     assert told(exchange, commit("a", "101", "101")) == [
         base.Apply(members=THREE, swarm_step=40, shards=(True, False, True))
     ]
@@ -840,10 +941,21 @@ def test_what_a_member_told_before_it_was_lost_counts():
 def test_a_held_counted_elsewhere_of_a_member_whose_commit_we_lack_is_a_doubt():
     exchange = group("a", "b", "c")
     four, means = ("a", "b", "c", ME), (D["a"], D["b"], D["z"], D[ME])
-    told(exchange, *(accepted(peer) for peer in "abc"), *(groups.RollCame(peer=peer, roll=four) for peer in "abc"))
-    told(exchange, *(groups.MembersCame(peer=peer, members=four) for peer in "abc"), base.Captured())
-    told(exchange, *(groups.ShardVerified(peer=peer) for peer in "abc"), groups.Reduced(digest=D[ME]))
-    told(exchange, *(groups.MeanVerified(peer=p, digest=d) for p, d in zip("abc", means, strict=False)))
+    told(
+        exchange,
+        *(accepted(peer) for peer in "abc"),
+        *(groups.RollCame(peer=peer, roll=four) for peer in "abc"),
+    )
+    told(
+        exchange, *(groups.MembersCame(peer=peer, members=four) for peer in "abc"), base.Captured()
+    )
+    told(
+        exchange, *(groups.ShardVerified(peer=peer) for peer in "abc"), groups.Reduced(digest=D[ME])
+    )
+    told(
+        exchange,
+        *(groups.MeanVerified(peer=p, digest=d) for p, d in zip("abc", means, strict=False)),
+    )
     told(
         exchange,
         base.Lost(peer="a", reason="broke"),
@@ -861,7 +973,9 @@ def test_who_does_not_tell_what_it_holds_is_given_up_when_confirming_closes():
     assert told(exchange, base.DeadlinePassed()) == []
     effects = told(exchange, groups.ConfirmingClosed())
     assert effects[0] == base.Abandon(peer="b", reason="did not tell in time what it holds")
-    assert effects[1:] == [groups.SendCommit(peer="a", shards=(True,) * 3, heard=(True, False, True))]
+    assert effects[1:] == [
+        groups.SendCommit(peer="a", shards=(True,) * 3, heard=(True, False, True))
+    ]
     assert isinstance(told(exchange, commit("a", "111", "101"))[-1], base.Apply)
     assert not exchange.in_doubt
 
@@ -916,7 +1030,11 @@ def test_what_a_member_that_was_given_up_still_sends_is_ignored():
         assert told(exchange, late) == []
 
 
-@given(st.dictionaries(st.sampled_from("abcdefgh"), st.frozensets(st.sampled_from("abcdefgh")), min_size=1))
+@given(
+    st.dictionaries(
+        st.sampled_from("abcdefgh"), st.frozensets(st.sampled_from("abcdefgh")), min_size=1
+    )
+)
 def test_a_clique_holds_all_streams_and_leaves_out_nobody_who_fits(rolls):
     taken = clique(rolls)
     assert taken[0] == min(rolls)
@@ -925,4 +1043,6 @@ def test_a_clique_holds_all_streams_and_leaves_out_nobody_who_fits(rolls):
         assert one in rolls[other]
         assert other in rolls[one]
     for peer in set(rolls) - set(taken):
-        assert any(peer not in rolls[other] or other not in rolls[peer] for other in taken if other < peer)
+        assert any(
+            peer not in rolls[other] or other not in rolls[peer] for other in taken if other < peer
+        )

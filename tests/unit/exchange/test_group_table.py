@@ -13,7 +13,9 @@ def test_every_pair_is_in_the_table_or_a_violation(state, event):
     if (state, event) in TRANSITIONS:
         assert step(state, event) is TRANSITIONS[state, event]
     else:
-        with pytest.raises(ProtocolViolation, match=f"'{event.value}' is not allowed in state '{state.value}'"):
+        with pytest.raises(
+            ProtocolViolation, match=f"'{event.value}' is not allowed in state '{state.value}'"
+        ):
             step(state, event)
 
 

@@ -1,4 +1,5 @@
-"""What must hold for the outer step: the papers' rules from one vector a peer, to the bit where that is promised."""
+"""What must hold for the outer step: the papers' rules from one vector a peer, to the bit where
+that is promised."""
 
 import hashlib
 import math
@@ -29,7 +30,9 @@ NOLOCO = OuterSettings("noloco", 0.7, 0.5, 0.7, "shift", 0.0)
 NUMEL = 1003  # not a multiple of a vector register
 
 
-def group_of(size: int, seed: int = 0, spread: float = 1.0) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+def group_of(
+    size: int, seed: int = 0, spread: float = 1.0
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
     """Slow weights (``spread`` apart) and zero momenta of a group."""
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(NUMEL, generator=generator)
@@ -88,12 +91,14 @@ def test_nesterov_rounds_every_operation_and_is_torchs_sgd_but_for_what_that_fus
         meet(settings, phis, deltas, thetas)
         for phi, delta in zip(phis, deltas, strict=True):
             assert (phi.numpy() == exact_phi).all() and (delta.numpy() == exact_delta).all()
-    # A fused operation differs by half a unit in the last place, of values up to 4 here, twice in each of 50 steps.
+    # A fused operation differs by half a unit in the last place, of values up to 4 here, twice in
+    # each of 50 steps.
     assert (phis[0] - parameter.detach()).abs().max() <= 50 * 2 * 2.0**-22
 
 
 def many_steps() -> tuple[str, str, bool]:
-    """What torch may use of this processor, the digest of 30 outer steps, and whether torch's own come to the same bits."""
+    """What torch may use of this processor, the digest of 30 outer steps, and whether torch's own
+    come to the same bits."""
     settings = OuterSettings("nesterov", 0.4, 0.9, 0.0, "mix", 0.5)
     draw = np.random.default_rng(1)  # torch draws other bits with AVX2
 
@@ -115,8 +120,13 @@ def many_steps() -> tuple[str, str, bool]:
 @pytest.mark.slow
 def test_the_outer_step_gives_the_same_bits_with_and_without_fused_operations():
     script = "import test_outer; print(*test_outer.many_steps())"
-    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "PYTHONPATH": str(Path(__file__).parent)}
-    ran = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    environment = os.environ | {
+        "ATEN_CPU_CAPABILITY": "default",
+        "PYTHONPATH": str(Path(__file__).parent),
+    }
+    ran = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
     used, digest, as_torch = ran.stdout.split()
     assert used == "DEFAULT"
@@ -136,13 +146,20 @@ def test_a_momentum_that_is_no_longer_fed_ends_at_zero_and_never_becomes_subnorm
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
     "settings",
-    [NOLOCO, replace(NOLOCO, consensus=0.0), replace(NESTEROV, consensus=0.8, momentum=0.5), NESTEROV],
+    [
+        NOLOCO,
+        replace(NOLOCO, consensus=0.0),
+        replace(NESTEROV, consensus=0.8, momentum=0.5),
+        NESTEROV,
+    ],
     ids=["noloco", "noloco without consensus", "nesterov with consensus", "nesterov"],
 )
 def test_one_vector_gives_what_the_papers_compute_from_two(settings, size, weighted):
     phis, deltas = group_of(size)
     exact_phis, exact_deltas = [phi.double() for phi in phis], [delta.double() for delta in deltas]
-    weights = [(i + 1) / (size * (size + 1) / 2) for i in range(size)] if weighted else [1 / size] * size
+    weights = (
+        [(i + 1) / (size * (size + 1) / 2) for i in range(size)] if weighted else [1 / size] * size
+    )
     for step in range(5):
         thetas = [phi + one for phi, one in zip(phis, progress_of(size, step), strict=True)]
         progress = [(theta - phi).double() for theta, phi in zip(thetas, phis, strict=True)]
@@ -160,15 +177,21 @@ def test_noloco_in_a_group_of_all_with_equal_start_is_heavy_ball_diloco(consensu
     sgd = torch.optim.SGD([parameter], lr=1.0, momentum=settings.momentum)
     for step in range(10):
         thetas = [phi + one for phi, one in zip(phis, progress_of(4, step), strict=True)]
-        parameter.grad = -mean_contribution([settings.outer_lr * (theta - parameter.detach()) for theta in thetas])
+        parameter.grad = -mean_contribution(
+            [settings.outer_lr * (theta - parameter.detach()) for theta in thetas]
+        )
         sgd.step()
         meet(settings, phis, deltas, thetas)
         for phi in phis:
-            assert (phi - parameter.detach()).abs().max() <= tolerance * parameter.detach().abs().max()
+            assert (
+                phi - parameter.detach()
+            ).abs().max() <= tolerance * parameter.detach().abs().max()
 
 
 @pytest.mark.parametrize("name", ["e3m0", "int8"])
-@pytest.mark.parametrize("settings", [NESTEROV, replace(NOLOCO, consensus=0.0)], ids=["nesterov", "noloco"])
+@pytest.mark.parametrize(
+    "settings", [NESTEROV, replace(NOLOCO, consensus=0.0)], ids=["nesterov", "noloco"]
+)
 def test_members_stay_equal_to_the_bit_under_a_lossy_codec(name, settings):
     def code(sent: torch.Tensor) -> torch.Tensor:
         data, restored = bytearray(codec(name).coded_size(NUMEL)), torch.empty(NUMEL)
@@ -188,7 +211,10 @@ def test_members_stay_equal_to_the_bit_under_a_lossy_codec(name, settings):
 def test_a_lossy_consensus_moves_the_groups_mean_exactly_as_everyone_sees_it():
     phis, deltas = group_of(2, spread=0.01)
     thetas = [phi + one for phi, one in zip(phis, progress_of(2, 0), strict=True)]
-    coarse = [contribution(NOLOCO, phi, theta).bfloat16().float() for phi, theta in zip(phis, thetas, strict=True)]
+    coarse = [
+        contribution(NOLOCO, phi, theta).bfloat16().float()
+        for phi, theta in zip(phis, thetas, strict=True)
+    ]
     for phi, delta, theta, own in zip(phis, deltas, thetas, coarse, strict=True):
         expected = 0.7 * (theta - phi) - (own - (coarse[0] + coarse[1]) / 2)
         outer_step(NOLOCO, phi, delta, mean_contribution(coarse), theta - phi, own)
@@ -215,13 +241,17 @@ def test_weights_of_any_sum_weigh_contributions():
     assert mean_contribution(parts, [3, 1, 0]).tolist() == [2.0]
 
 
-@pytest.mark.parametrize("weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, math.nan], [1.0, math.inf], [1e308, 1e308]])
+@pytest.mark.parametrize(
+    "weights", [[1.0], [1.0, -1.0], [0.0, 0.0], [1.0, math.nan], [1.0, math.inf], [1e308, 1e308]]
+)
 def test_weights_that_are_not_valid_are_refused(weights):
     with pytest.raises(SpecError, match="weights"):
         mean_contribution([torch.ones(2), torch.ones(2)], weights)
 
 
-@pytest.mark.parametrize("wrong", [torch.ones(1), torch.ones(3, 1), torch.ones(3).double()], ids=["1", "2-D", "f64"])
+@pytest.mark.parametrize(
+    "wrong", [torch.ones(1), torch.ones(3, 1), torch.ones(3).double()], ids=["1", "2-D", "f64"]
+)
 def test_vectors_that_torch_would_broadcast_or_promote_are_refused(wrong):
     right = torch.ones(3)
     calls = [
@@ -232,7 +262,9 @@ def test_vectors_that_torch_would_broadcast_or_promote_are_refused(wrong):
         lambda: merge(NOLOCO, right, wrong, right),
         lambda: merge(NOLOCO, right, right, wrong),
         *[
-            lambda at=at: outer_step(NOLOCO, right, *[wrong if k == at else right.clone() for k in range(4)])
+            lambda at=at: outer_step(
+                NOLOCO, right, *[wrong if k == at else right.clone() for k in range(4)]
+            )
             for at in range(4)
         ],
     ]
@@ -244,7 +276,10 @@ def test_vectors_that_torch_would_broadcast_or_promote_are_refused(wrong):
 
 def test_shift_gives_phi_to_the_bit_where_nothing_moved_and_keeps_the_steps_elsewhere():
     generator = torch.Generator().manual_seed(0)
-    captured, phi = torch.randn(NUMEL, generator=generator), torch.randn(NUMEL, generator=generator) * 1e-3
+    captured, phi = (
+        torch.randn(NUMEL, generator=generator),
+        torch.randn(NUMEL, generator=generator) * 1e-3,
+    )
     assert not torch.equal(captured + (phi - captured), phi)  # rounding would show
     theta = captured.clone()
     theta[::2] += 0.5
@@ -264,13 +299,19 @@ def test_mix_keeps_its_share_of_the_fast_weights(mix):
 
 
 def measured_growth(settings: OuterSettings, group: int, swarm: int, steps: int = 2000) -> float:
-    """Growth of the mean square disagreement in an outer step: a swarm at random, through the real outer step."""
+    """Growth of the mean square disagreement in an outer step: a swarm at random, through the real
+    outer step."""
     generator = torch.Generator().manual_seed(7)
     phi, delta = torch.randn(swarm, 16, generator=generator), torch.zeros(swarm, 16)
     logs = []
     for _ in range(steps):
-        places = torch.randperm(swarm, generator=generator).view(group, -1)  # column k is group k, row j its member j
-        phis, deltas = [phi[row].flatten() for row in places], [delta[row].flatten() for row in places]
+        places = torch.randperm(swarm, generator=generator).view(
+            group, -1
+        )  # column k is group k, row j its member j
+        phis, deltas = (
+            [phi[row].flatten() for row in places],
+            [delta[row].flatten() for row in places],
+        )
         meet(settings, phis, deltas, phis)
         for row, new_phi, new_delta in zip(places, phis, deltas, strict=True):
             phi[row], delta[row] = new_phi.view(-1, 16), new_delta.view(-1, 16)
@@ -283,7 +324,12 @@ def measured_growth(settings: OuterSettings, group: int, swarm: int, steps: int 
 
 @pytest.mark.parametrize(
     ("kind", "momentum", "group", "bound"),
-    [("noloco", 0.3, 2, 1.83), ("noloco", 0.5, 2, 1.51), ("noloco", 0.9, 2, 0.386), ("nesterov", 0.5, 4, 2.03)],
+    [
+        ("noloco", 0.3, 2, 1.83),
+        ("noloco", 0.5, 2, 1.51),
+        ("noloco", 0.9, 2, 0.386),
+        ("nesterov", 0.5, 4, 2.03),
+    ],
 )
 def test_the_radius_is_the_growth_that_a_swarm_of_64_shows(kind, momentum, group, bound):
     for factor in (0.8, 1.2):
@@ -337,7 +383,9 @@ def test_a_consensus_too_small_to_matter_is_allowed(kind, momentum):
 
 
 def test_diverging_settings_are_refused_with_the_largest_stable_consensus():
-    with pytest.raises(SpecError, match=r"consensus = 0.7 and momentum = 0.9 diverges in groups of 2.*below 0.38,"):
+    with pytest.raises(
+        SpecError, match=r"consensus = 0.7 and momentum = 0.9 diverges in groups of 2.*below 0.38,"
+    ):
         validate_outer(replace(NOLOCO, momentum=0.9), 2)
     with pytest.raises(SpecError, match=r"below 1.21,"):
         validate_outer(replace(NESTEROV, consensus=1.25), 2)
@@ -399,7 +447,9 @@ def test_a_replica_that_has_done_half_weighs_half():
     assert mean_contribution(steps, token_weights([512, 1024])).item() == pytest.approx(5.0)
 
 
-@pytest.mark.parametrize("settings", [NOLOCO, replace(NESTEROV, consensus=1.0)], ids=["noloco", "nesterov"])
+@pytest.mark.parametrize(
+    "settings", [NOLOCO, replace(NESTEROV, consensus=1.0)], ids=["noloco", "nesterov"]
+)
 def test_in_groups_who_starts_equal_ends_equal_to_the_bit_with_a_consensus_term_too(settings):
     generator = torch.Generator().manual_seed(0)
     phi = torch.randn(1000, generator=generator)
@@ -412,16 +462,24 @@ def test_in_groups_who_starts_equal_ends_equal_to_the_bit_with_a_consensus_term_
             outer_step(settings, new, delta, mean, *own)
             ends.append(new)
     assert all(torch.equal(one, group[0]) for one in group)
-    assert all(torch.allclose(one, group[0], atol=1e-6) for one in pairs), "the same rule up to rounding"
+    assert all(torch.allclose(one, group[0], atol=1e-6) for one in pairs), (
+        "the same rule up to rounding"
+    )
 
 
 @pytest.mark.parametrize("count", [2, 3, 8])
 @pytest.mark.parametrize("numel", [1, 255, 256, 257, 65_536, 200_001])
-def test_the_spread_is_the_variance_across_vectors_whatever_their_number_and_length(count: int, numel: int):
-    vectors = [torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(count)]
+def test_the_spread_is_the_variance_across_vectors_whatever_their_number_and_length(
+    count: int, numel: int
+):
+    vectors = [
+        torch.randn(numel, generator=torch.Generator().manual_seed(seed)) for seed in range(count)
+    ]
     variance = torch.stack(vectors).var(0, correction=0)
     blocks = torch.nn.functional.pad(variance, (0, -numel % 256)).view(-1, 256)
-    assert worst_block_spread(vectors) == pytest.approx(float(blocks.mean(1).max().sqrt()), rel=1e-6)
+    assert worst_block_spread(vectors) == pytest.approx(
+        float(blocks.mean(1).max().sqrt()), rel=1e-6
+    )
 
 
 def test_the_worst_block_is_found_where_the_vectors_differ_most():

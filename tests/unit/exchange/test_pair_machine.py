@@ -1,4 +1,5 @@
-"""What must hold for one exchange of two: among honest peers in any weather, and against any sequence of events."""
+"""What must hold for one exchange of two: among honest peers in any weather, and against any
+sequence of events."""
 
 from collections import Counter
 from dataclasses import replace
@@ -25,7 +26,9 @@ STORIES = 1000
 @pytest.mark.parametrize("size", [2, 4, 6, 8, 16])
 def test_without_faults_an_even_swarm_applies_in_pairs(size):
     for swarm in stories(2, range(size, size + 1), CALM, 60):
-        assert all(peer.applied is not None and len(peer.applied) == 2 for peer in swarm.peers.values())
+        assert all(
+            peer.applied is not None and len(peer.applied) == 2 for peer in swarm.peers.values()
+        )
 
 
 @pytest.mark.parametrize("size", [3, 5, 9])
@@ -52,7 +55,9 @@ def test_in_a_storm_partners_agree_or_are_in_doubt_and_all_end_in_time():
 
 
 def test_in_a_hurricane_the_same_holds():
-    weather = Weather(skew=50.0, delay=5.0, breaks=0.4, deaths=0.3, stalls=0.2, fails=0.2, blind=0.3, idle=0.3)
+    weather = Weather(
+        skew=50.0, delay=5.0, breaks=0.4, deaths=0.3, stalls=0.2, fails=0.2, blind=0.3, idle=0.3
+    )
     for _ in stories(2, range(2, 8), weather, STORIES // 2):
         pass
 
@@ -65,7 +70,9 @@ def test_partial_views_cost_no_doubt():
 def test_the_same_seed_tells_the_same_story():
     one, two = (Swarm(5, 9, 2, STORM).run() for _ in range(2))
     assert one.events == two.events
-    assert [peer.applied for peer in one.peers.values()] == [peer.applied for peer in two.peers.values()]
+    assert [peer.applied for peer in one.peers.values()] == [
+        peer.applied for peer in two.peers.values()
+    ]
 
 
 # Any sequence of events
@@ -77,7 +84,12 @@ ME = "m"
 def events():
     peer = st.sampled_from(PEERS)
     digests = st.sampled_from(
-        [members_digest(["m", "a"]), members_digest(["m", "b"]), members_digest(["m", "a", "b"]), b""]
+        [
+            members_digest(["m", "a"]),
+            members_digest(["m", "b"]),
+            members_digest(["m", "a", "b"]),
+            b"",
+        ]
     )
     return st.one_of(
         st.builds(base.Accepted, peer=peer, offer=st.just(OFFER), called_us=st.booleans()),
@@ -86,13 +98,17 @@ def events():
         st.builds(pairs.Verified, peer=peer),
         st.builds(pairs.Confirmed, peer=peer, members=digests),
         st.builds(base.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
-        st.sampled_from([base.GatheringClosed(), base.DeadlinePassed(), base.GaveUp(reason="stop")]),
+        st.sampled_from(
+            [base.GatheringClosed(), base.DeadlinePassed(), base.GaveUp(reason="stop")]
+        ),
     )
 
 
 @settings(max_examples=800)
 @given(
-    st.permutations(["a", "b", "c", "z"]).flatmap(lambda order: st.integers(0, 4).map(lambda n: order[:n])),
+    st.permutations(["a", "b", "c", "z"]).flatmap(
+        lambda order: st.integers(0, 4).map(lambda n: order[:n])
+    ),
     st.none() | st.sampled_from(PEERS),
     st.lists(events(), max_size=40),
 )
@@ -114,7 +130,9 @@ def test_no_sequence_of_events_breaks_an_exchange(order, expected, happenings):
             new = exchange.handle(event)
         except ProtocolViolation:
             assert not was_over
-            new = exchange.handle(base.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol"))
+            new = exchange.handle(
+                base.Lost(peer=getattr(event, "peer", ""), reason="violated the protocol")
+            )
         assert not (was_over and new)
         assert len(exchange.partners) < 2
         effects += new
@@ -129,7 +147,9 @@ def check_effects(effects: list[base.Effect], exchange: Exchange) -> None:
     assert all(count == 1 or kind is base.Abandon for (kind, _), count in counts.items()), counts
     assert (base.Apply, "") in counts or (base.End, "") in counts
     assert isinstance(effects[-1], base.Apply | base.End)
-    captured = next((i for i, effect in enumerate(effects) if isinstance(effect, base.Capture)), None)
+    captured = next(
+        (i for i, effect in enumerate(effects) if isinstance(effect, base.Capture)), None
+    )
     for index, effect in enumerate(effects):
         if isinstance(effect, pairs.SendContent):
             assert captured is not None
@@ -183,14 +203,18 @@ def test_a_pair_that_goes_well():
     assert exchange.handle(base.Captured()) == [pairs.SendContent(peer="a")]
     confirm = pairs.SendConfirm(peer="a", members=members_digest(["a", ME]))
     assert exchange.handle(pairs.Verified(peer="a")) == [confirm]
-    assert exchange.handle(confirmed("a", ME, "a")) == [base.Apply(members=("a", ME), swarm_step=77)]
+    assert exchange.handle(confirmed("a", ME, "a")) == [
+        base.Apply(members=("a", ME), swarm_step=77)
+    ]
     assert exchange.stage is Stage.APPLIED
     assert not exchange.in_doubt
 
 
 def test_candidates_are_called_one_after_the_other_and_the_reasons_kept():
     exchange = pair("a", "b", "c")
-    assert told(exchange, base.Refused(peer="a", reason=Refusal.BUSY, detail="is busy")) == [base.Dial(peer="b")]
+    assert told(exchange, base.Refused(peer="a", reason=Refusal.BUSY, detail="is busy")) == [
+        base.Dial(peer="b")
+    ]
     assert told(exchange, base.Lost(peer="b", reason="did not answer")) == [base.Dial(peer="c")]
     (end,) = told(exchange, base.Refused(peer="c", reason=Refusal.TOO_SOON, detail="has merged"))
     assert end == base.End(reason="no partner: a is busy; b did not answer; c has merged")
@@ -220,7 +244,9 @@ def test_a_crossed_call_whose_winner_never_calls_ends_when_gathering_closes():
 def test_a_crossed_call_that_is_lost_goes_on_to_the_next_candidate():
     exchange = pair("a", "b")
     told(exchange, base.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
-    assert told(exchange, base.Lost(peer="a", reason="its call never came")) == [base.Dial(peer="b")]
+    assert told(exchange, base.Lost(peer="a", reason="its call never came")) == [
+        base.Dial(peer="b")
+    ]
 
 
 def test_a_loser_of_crossings_who_claims_to_have_won_is_a_plain_refusal():
@@ -247,7 +273,9 @@ def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
         ]
     assert exchange.partners == ("b",)
     assert not exchange.is_calling("c")
-    assert [e.peer for e in told(exchange, base.GaveUp(reason="stop")) if isinstance(e, base.Abandon)] == ["b"]
+    assert [
+        e.peer for e in told(exchange, base.GaveUp(reason="stop")) if isinstance(e, base.Abandon)
+    ] == ["b"]
 
 
 def test_an_answer_of_a_peer_that_was_given_up_is_sent_away_without_a_violation():

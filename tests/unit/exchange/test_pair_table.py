@@ -5,7 +5,15 @@ from itertools import product
 import pytest
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.pair.table import HOLDING, TERMINAL, TRANSITIONS, Input, Output, State, step
+from lowcomm_protocol.exchange.pair.table import (
+    HOLDING,
+    TERMINAL,
+    TRANSITIONS,
+    Input,
+    Output,
+    State,
+    step,
+)
 
 
 def reachable(start: State) -> set[State]:
@@ -19,7 +27,9 @@ def reachable(start: State) -> set[State]:
     return found
 
 
-def paths(state: State = State.OFFERED, sofar: tuple[Input, ...] = ()) -> list[tuple[tuple[Input, ...], State]]:
+def paths(
+    state: State = State.OFFERED, sofar: tuple[Input, ...] = ()
+) -> list[tuple[tuple[Input, ...], State]]:
     """Every way through the table; it has no loops."""
     assert len(sofar) <= len(State), "the table has a loop"
     found = [(sofar, state)]
@@ -34,7 +44,9 @@ def test_every_pair_is_in_the_table_or_a_violation(state, event):
     if (state, event) in TRANSITIONS:
         assert step(state, event) == TRANSITIONS[state, event]
     else:
-        with pytest.raises(ProtocolViolation, match=f"'{event.value}' is not allowed in state '{state.value}'"):
+        with pytest.raises(
+            ProtocolViolation, match=f"'{event.value}' is not allowed in state '{state.value}'"
+        ):
             step(state, event)
 
 

@@ -1,4 +1,5 @@
-"""What must hold for the machine of a peer: timers, and decisions that depend on nothing but what it was told."""
+"""What must hold for the machine of a peer: timers, and decisions that depend on nothing but what
+it was told."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -115,7 +116,12 @@ def test_the_hours_of_a_group_strike_in_their_order(deadline: float):
     assert looks >= 3, "a peer that waits for the leader can give it up before"
     assert struck[1 : looks + 1] == [groups.AgreeingClosed] * looks
     rest = [kind for kind in struck[looks + 1 :] if kind is not groups.AgreeingClosed]
-    assert rest == [groups.ReduceClosed, base.DeadlinePassed, groups.ConfirmingClosed, base.DeadlinePassed]
+    assert rest == [
+        groups.ReduceClosed,
+        base.DeadlinePassed,
+        groups.ConfirmingClosed,
+        base.DeadlinePassed,
+    ]
     assert hours[0][0] <= 10.0
     assert hours[-1][0] == deadline + 10.0
     assert len(hours) < 1300
@@ -128,7 +134,9 @@ def test_the_hours_of_a_group_strike_in_their_order(deadline: float):
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dataset]:
     folder: Path = tmp_path_factory.mktemp("text")
     for number in range(20):
-        (folder / f"{number}.txt").write_text(f"The {number}th of twenty short texts, all much alike. " * 12)
+        (folder / f"{number}.txt").write_text(
+            f"The {number}th of twenty short texts, all much alike. " * 12
+        )
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield open_data(f"text:{folder}", "bytes", folder / "cache")
@@ -142,14 +150,21 @@ def decides_the_same(log: Log) -> None:
 
 @pytest.mark.parametrize("method", ["lowcomm", "streaming-diloco"])
 @pytest.mark.parametrize("seed", range(3))
-def test_what_the_simulator_tells_a_machine_gives_the_same_effects_elsewhere(monkeypatch, dataset, method, seed):
+def test_what_the_simulator_tells_a_machine_gives_the_same_effects_elsewhere(
+    monkeypatch, dataset, method, seed
+):
     monkeypatch.setattr(simulated, "Peer", RecordedPeer)
     members = [Member(), Member(speed=0.8), Member(attack="huge"), Member(dies=20.0)]
     conditions = Conditions(loss=0.1)
-    world = Swarm(spec(method, seed), dataset, members, conditions, Replica, compiled=False, evaluations=0)
+    world = Swarm(
+        spec(method, seed), dataset, members, conditions, Replica, compiled=False, evaluations=0
+    )
     world.network.run()
     logs = [one.machine.log for one in world.peers if isinstance(one.machine, RecordedPeer)]
-    assert sum(isinstance(e, events.Over) for log in logs for one in log.stimuli for e in one.effects) > 5
+    assert (
+        sum(isinstance(e, events.Over) for log in logs for one in log.stimuli for e in one.effects)
+        > 5
+    )
     for log in logs:
         decides_the_same(log)
 
@@ -162,11 +177,19 @@ async def test_what_the_daemon_tells_a_machine_gives_the_same_effects_elsewhere(
             node.step(INTERVAL)
         for node in one.nodes:
             assert (await node.ended()).outcome == "applied"
-        await eventually(lambda: not any(node.exchanger.running for node in one.nodes), "all is over")
-        logs = [node.exchanger.peer.log for node in one.nodes if isinstance(node.exchanger.peer, RecordedPeer)]
+        await eventually(
+            lambda: not any(node.exchanger.running for node in one.nodes), "all is over"
+        )
+        logs = [
+            node.exchanger.peer.log
+            for node in one.nodes
+            if isinstance(node.exchanger.peer, RecordedPeer)
+        ]
     assert len(logs) == group
     for log in logs:
-        assert any(isinstance(effect, events.Over) for one_ in log.stimuli for effect in one_.effects)
+        assert any(
+            isinstance(effect, events.Over) for one_ in log.stimuli for effect in one_.effects
+        )
         decides_the_same(log)
 
 
@@ -182,7 +205,9 @@ def test_the_story_of_an_exchange_is_decided_again_the_same(monkeypatch, dataset
     monkeypatch.setattr(simulated, "Peer", Telling)
     members = [Member()] * 3
     conditions = Conditions(loss=0.2)
-    Swarm(spec(method), dataset, members, conditions, Replica, compiled=False, evaluations=0).network.run()
+    Swarm(
+        spec(method), dataset, members, conditions, Replica, compiled=False, evaluations=0
+    ).network.run()
     assert len(stories) > 10
     for one, stage, reason in stories:
         last = [effect for _, effects in story.replay(one) for effect in effects][-1]

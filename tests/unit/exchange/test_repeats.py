@@ -1,4 +1,5 @@
-"""What must hold for contributions that come again: they are known whatever the codec, and no honest one is taken for one."""
+"""What must hold for contributions that come again: they are known whatever the codec, and no
+honest one is taken for one."""
 
 import numpy as np
 import pytest
@@ -52,7 +53,8 @@ def test_the_same_is_known_again_while_we_move(name: str):
     pair, base = Pair(name), vector(0, 0.05)
     stale = base + vector(1, APART)
     known = [pair.meet(base + vector(10 + number, MOVES), stale) for number in range(8)]
-    # A lattice begins with bf16, and blocks that wrap come as bf16: then too few are coded alike, and it is not judged.
+    # A lattice begins with bf16, and blocks that wrap come as bf16: then too few are coded alike,
+    # and it is not judged.
     assert not known[0] and sum(known) >= (7 if name in ("fp32", "bf16") else 4), known
 
 
@@ -85,7 +87,9 @@ def test_a_table_of_which_few_rows_move_here_and_others_there_is_held_against_no
     ours, theirs = rows.copy(), rows.copy()
     for number in range(20):
         ours[number % 5] += 0.01
-        assert not pair.meet(ours.ravel()[:NUMEL], theirs.ravel()[:NUMEL]), "five rows of thirteen are too few to tell"
+        assert not pair.meet(ours.ravel()[:NUMEL], theirs.ravel()[:NUMEL]), (
+            "five rows of thirteen are too few to tell"
+        )
     for number in range(20):
         ours += 0.01
         theirs[number % 12, number] += 0.01
@@ -132,7 +136,8 @@ def test_at_least_half_of_what_is_compared_must_have_moved_here():
 def test_peers_are_told_apart_and_few_are_remembered():
     repeats, exact = Repeats(BLOCK), torch.zeros(1)
     applied, brought = (
-        repeats.sample(torch.ones(BLOCK), exact, ours) for ours in (torch.zeros(BLOCK), torch.ones(BLOCK))
+        repeats.sample(torch.ones(BLOCK), exact, ours)
+        for ours in (torch.zeros(BLOCK), torch.ones(BLOCK))
     )
     for number in range(REMEMBERED + 1):
         assert not repeats.repeats(f"peer-{number}", brought)

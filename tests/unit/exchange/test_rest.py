@@ -1,4 +1,5 @@
-"""What must hold for copies that a node makes to get back to the others: they become rare where they do not help."""
+"""What must hold for copies that a node makes to get back to the others: they become rare where
+they do not help."""
 
 from lowcomm_protocol.exchange.rest import FIRST, LONGEST, REMEMBERED, SHARE, Rest
 

@@ -73,7 +73,8 @@ def test_who_points_against_all_others_is_left_out_however_noisy_they_are(lie, c
 
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_of_three_a_flipped_one_is_left_out_though_it_cancels_the_second_for_the_third(place):
-    """Its noise is the least: what it flips is nearer to each of the others than they are to each other."""
+    """Its noise is the least: what it flips is nearer to each of the others than they are to each
+    other."""
     for seed in range(5):
         generator = torch.Generator().manual_seed(seed)
         common = torch.randn(20_000, generator=generator)
@@ -91,7 +92,9 @@ def test_honest_peers_without_anything_in_common_are_hardly_ever_left_out(numel)
         peers = [torch.randn(numel, generator=generator) for _ in range(4)]
         most = CLIP * sorted(float(one.norm()) for one in peers)[1]
         clipped = [one * min(1.0, most / float(one.norm())) for one in peers]
-        left_out += not torch.allclose(robust_mean("clip", peers, [1.0] * 4), mean_contribution(clipped), atol=1e-6)
+        left_out += not torch.allclose(
+            robust_mean("clip", peers, [1.0] * 4), mean_contribution(clipped), atol=1e-6
+        )
     assert left_out < 25
 
 
@@ -135,8 +138,12 @@ def test_in_a_group_of_two_there_is_no_majority(kind):
 def test_the_same_contributions_give_the_same_bits(kind, count, seed):
     peers = honest(count, seed, 50)
     copies = [one.clone() for one in peers]
-    assert torch.equal(robust_mean(kind, peers, [1.0] * count), robust_mean(kind, copies, [1.0] * count))
-    assert all(torch.equal(one, copy) for one, copy in zip(peers, copies, strict=True)), "nothing is changed"
+    assert torch.equal(
+        robust_mean(kind, peers, [1.0] * count), robust_mean(kind, copies, [1.0] * count)
+    )
+    assert all(torch.equal(one, copy) for one, copy in zip(peers, copies, strict=True)), (
+        "nothing is changed"
+    )
 
 
 def test_directions_without_a_majority_are_all_kept():
@@ -202,7 +209,9 @@ def test_what_was_applied_of_late_is_usual_where_half_of_it_agrees():
 
 def test_a_liar_that_comes_while_our_progress_is_large_has_no_larger_bound_from_then_on():
     usual = UsualNorm()
-    assert plausible_norm(34.0, usual.value) > 81.0, "five steps after the start of a run nobody can tell"
+    assert plausible_norm(34.0, usual.value) > 81.0, (
+        "five steps after the start of a run nobody can tell"
+    )
     usual.saw("liar", 81.0)
     usual.applied(81.0, own=34.0)
     usual.saw("honest", 3.0)
@@ -239,7 +248,9 @@ def test_who_claims_to_have_trained_for_longer_may_bring_more_up_to_a_bound():
     assert believed_steps(20, 10**9, 20, False) == 20 * LONGER
     assert believed_steps(60, 10**9, 20, False) == 60 * LONGER
     assert believed_steps(20, 10**9, 20, False, most=200) == 200, "as far as any honest peer can be"
-    assert believed_steps(2, 0, 20, False) == 20, "who has just synced expects a whole interval of others"
+    assert believed_steps(2, 0, 20, False) == 20, (
+        "who has just synced expects a whole interval of others"
+    )
     assert believed_steps(2, 0, 20, True) == 2, "but not in the first interval"
 
 
@@ -247,7 +258,9 @@ def test_progress_grows_with_the_learning_rates_of_its_steps():
     assert growth(20.0, 20.0) == growth(20.0, 5.0) == growth(1.0, 0.0) == 1.0
     assert growth(20.0, 30.0) == pytest.approx(1.5**GROWTH)
     warming_up = [sum(range(1, steps + 1)) for steps in (3, 20)]
-    assert growth(*warming_up) > 2 * growth(3, 20), "the norm of 20 steps of warm-up where ours has 3"
+    assert growth(*warming_up) > 2 * growth(3, 20), (
+        "the norm of 20 steps of warm-up where ours has 3"
+    )
 
 
 def test_a_part_may_have_its_share_of_our_norm_or_as_much_as_ours_has_there():
@@ -278,7 +291,9 @@ def test_whatever_is_known_no_norm_that_is_none_is_plausible(own, usual, grows, 
         (math.nan, Deed.HEAVY, Deed.HEAVY),
     ],
 )
-def test_what_a_norm_beyond_the_bound_costs(norm: float, deed: Deed | str | None, apart_deed: Deed | str | None):
+def test_what_a_norm_beyond_the_bound_costs(
+    norm: float, deed: Deed | str | None, apart_deed: Deed | str | None
+):
     for apart, costs in ((False, deed), (True, apart_deed)):
         bound = Bound(own=1.0, usual=0.0, growth=2.0, claimed=4.0, far=3.0, apart=apart)
         try:
@@ -292,7 +307,9 @@ def test_what_a_norm_beyond_the_bound_costs(norm: float, deed: Deed | str | None
 def test_what_is_usual_explains_as_much_as_our_own_progress():
     bound = Bound(own=1.0, usual=5.0, growth=2.0, claimed=1.0)
     assert (bound.grown, bound.most, bound.explained) == (2.0, 5 * PLAUSIBLE, 5 * PLAUSIBLE)
-    assert Bound(own=3.0, usual=0.0, growth=2.0, claimed=1.0).explained == 6 * PLAUSIBLE, "claims make it no smaller"
+    assert Bound(own=3.0, usual=0.0, growth=2.0, claimed=1.0).explained == 6 * PLAUSIBLE, (
+        "claims make it no smaller"
+    )
 
 
 def turned(cosine: float) -> torch.Tensor:
@@ -315,7 +332,16 @@ def refused_at(directions: Directions, peer: str, cosine: float, tries: int = 30
 
 
 @pytest.mark.parametrize(
-    ("cosine", "at"), [(1.0, None), (0.0, None), (-0.05, None), (-0.07, ENOUGH), (-0.24, ENOUGH), (-0.26, 1), (-1.0, 1)]
+    ("cosine", "at"),
+    [
+        (1.0, None),
+        (0.0, None),
+        (-0.05, None),
+        (-0.07, ENOUGH),
+        (-0.24, ENOUGH),
+        (-0.26, 1),
+        (-1.0, 1),
+    ],
 )
 def test_who_points_against_us_is_refused_at_once_and_who_does_so_a_little_once_it_is_clear(
     cosine: float, at: int | None
@@ -338,7 +364,9 @@ def test_only_the_last_contributions_tell_where_a_peer_points_and_each_peer_for_
     assert refused_at(directions, "d", -0.2) == ENOUGH
 
 
-@pytest.mark.parametrize("theirs", [torch.zeros(2), torch.full((2,), -1e30), torch.full((2,), math.inf)])
+@pytest.mark.parametrize(
+    "theirs", [torch.zeros(2), torch.full((2,), -1e30), torch.full((2,), math.inf)]
+)
 def test_what_has_no_direction_points_nowhere(theirs: torch.Tensor):
     directions = Directions()
     for _ in range(2 * ENOUGH):
@@ -376,17 +404,28 @@ def test_the_middle_of_an_even_number_is_the_mean_of_two_and_trimming_takes_one_
     ("figures", "words"),
     [
         ((robust.CLIP,), "norms above {:g} times the group's lower median"),
-        ((PLAUSIBLE, PLAUSIBLE), "refused above {:g} times our own norm, or {:g} times what is usual"),
+        (
+            (PLAUSIBLE, PLAUSIBLE),
+            "refused above {:g} times our own norm, or {:g} times what is usual",
+        ),
         ((GROWTH,), "to the power {:g}, which holds in warm-up"),
         ((robust.FAR,), "a stumble (see *Score*) up to {:g} times that; a heavy deed beyond"),
-        ((robust.FAR_APART,), "whose slow weights part while a peer stands still, it is {:g} times"),
-        ((robust.OPPOSED, robust.CONTRARY, RECENT), "below {:g}, or below {:g} on average over the last {:g}"),
+        (
+            (robust.FAR_APART,),
+            "whose slow weights part while a peer stands still, it is {:g} times",
+        ),
+        (
+            (robust.OPPOSED, robust.CONTRARY, RECENT),
+            "below {:g}, or below {:g} on average over the last {:g}",
+        ),
         ((trust.BOUND,), "Below {:g} a peer is neither called nor accepted"),
         ((trust.LIGHT,), "before an exchange is applied takes {:g}"),
         ((trust.MEMORY,), "half of them in {:g} intervals"),
     ],
 )
 def test_the_figures_of_the_documents_are_those_of_the_code(figures: tuple[float, ...], words: str):
-    assert LONGER == 2 and trust.FORGIVEN == 8 and trust.GOOD == 0.25, "twice; eight in a row; a quarter"
+    assert LONGER == 2 and trust.FORGIVEN == 8 and trust.GOOD == 0.25, (
+        "twice; eight in a row; a quarter"
+    )
     text = " ".join((Path(__file__).parents[3] / "docs" / "methods.md").read_text().split())
     assert words.format(*figures) in text

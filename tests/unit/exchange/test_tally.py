@@ -1,4 +1,5 @@
-"""What must hold for what members of a group tell of the means of its shards: only what all who were heard hold is applied."""
+"""What must hold for what members of a group tell of the means of its shards: only what all who
+were heard hold is applied."""
 
 import pytest
 
@@ -44,7 +45,9 @@ def test_a_mean_is_awaited_until_it_is_there_or_somebody_lacks_it():
         ((OTHER, B, C), "our mean that we have not sent"),
     ],
 )
-def test_what_a_member_can_not_hold_is_refused_and_not_taken_in(held: tuple[bytes, ...], reason: str):
+def test_what_a_member_can_not_hold_is_refused_and_not_taken_in(
+    held: tuple[bytes, ...], reason: str
+):
     ours = tally(a=A, b=B)
     with pytest.raises(ProtocolViolation, match=f"b told .*{reason}"):
         ours.add_held("b", held)
@@ -52,7 +55,9 @@ def test_what_a_member_can_not_hold_is_refused_and_not_taken_in(held: tuple[byte
 
 
 @pytest.mark.parametrize("held", [(A, B, C), (b"", B, b""), (A, B, OTHER)])
-def test_a_member_may_lack_what_we_sent_and_hold_another_mean_of_somebody_else(held: tuple[bytes, ...]):
+def test_a_member_may_lack_what_we_sent_and_hold_another_mean_of_somebody_else(
+    held: tuple[bytes, ...],
+):
     ours = tally(a=A, b=B, c=C)
     ours.add_held("b", held)
     assert ours.helds == {"b": held}

@@ -26,7 +26,9 @@ THERE6, THERE4 = "2a00:128::7", "198.51.100.7"
         ("", {}, True),
     ],
 )
-def test_an_address_of_ipv6_that_is_gone_takes_only_what_used_it(address: str, ends: OwnEnds, is_lost: bool):
+def test_an_address_of_ipv6_that_is_gone_takes_only_what_used_it(
+    address: str, ends: OwnEnds, is_lost: bool
+):
     assert bound_to({OLD}, [Connection("peer", address)], ends) == ({"peer"} if is_lost else set())
 
 

@@ -1,4 +1,5 @@
-"""Our parts of hivemind come without the rest of it, in a process of their own: this one may have imported everything."""
+"""Our parts of hivemind come without the rest of it, in a process of their own: this one may have
+imported everything."""
 
 import asyncio
 import gc
@@ -56,7 +57,9 @@ print(hivemind.averaging is not None and hivemind.dht.DHTNode is hivemind_parts.
 
 
 @pytest.mark.slow
-async def test_a_search_that_is_cancelled_says_nothing_of_what_it_leaves(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_search_that_is_cancelled_says_nothing_of_what_it_leaves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     from hivemind.dht.traverse import traverse_dht
 
     from lowcomm_node.libp2p.hivemind_parts import DHTID

@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.libp2p import multiaddress
-from lowcomm_node.libp2p.multiaddress import EntryPoint, decode, encode, parse_announced, quic_beside, reach
+from lowcomm_node.libp2p.multiaddress import (
+    EntryPoint,
+    decode,
+    encode,
+    parse_announced,
+    quic_beside,
+    reach,
+)
 from lowcomm_protocol.identity import peer_id_of
 
 ADA, RELAY = (peer_id_of(bytes([number]) * 32) for number in (1, 2))
@@ -27,11 +34,19 @@ def test_what_is_encoded_is_decoded(dial: str) -> None:
 
 
 @pytest.mark.parametrize("size", [43, 400, 60_000])
-def test_a_peer_id_that_is_far_too_long_is_not_even_spelled_out(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_id_that_is_far_too_long_is_not_even_spelled_out(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
-        multiaddress.base58, "b58encode", lambda _: pytest.fail("takes time by the square of the length")
+        multiaddress.base58,
+        "b58encode",
+        lambda _: pytest.fail("takes time by the square of the length"),
     )
-    length = bytes([size]) if size < 128 else bytes([size & 127 | 128, size >> 7 & 127 | (128 if size >> 14 else 0)])
+    length = (
+        bytes([size])
+        if size < 128
+        else bytes([size & 127 | 128, size >> 7 & 127 | (128 if size >> 14 else 0)])
+    )
     length += bytes([size >> 14]) if size >> 14 else b""
     assert decode(P2P + length + bytes(size)) is None
 
@@ -68,7 +83,9 @@ def test_how_far_an_address_reaches(host: str, wanted: int) -> None:
 
 
 def test_quic_is_looked_for_beside_tcp_but_not_on_this_machine() -> None:
-    assert quic_beside(EntryPoint(ADA, "/ip4/44.1.1.1/tcp/7")) == EntryPoint(ADA, "/ip4/44.1.1.1/udp/7/quic-v1")
+    assert quic_beside(EntryPoint(ADA, "/ip4/44.1.1.1/tcp/7")) == EntryPoint(
+        ADA, "/ip4/44.1.1.1/udp/7/quic-v1"
+    )
     assert quic_beside(EntryPoint(ADA, "/dns4/example.org/tcp/7")) is not None
     assert quic_beside(EntryPoint(ADA, "/ip4/127.0.0.1/tcp/7")) is None
     assert quic_beside(EntryPoint(ADA, "/ip4/44.1.1.1/udp/7/quic-v1")) is None

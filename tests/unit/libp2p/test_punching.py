@@ -1,4 +1,5 @@
-"""Attempts to punch holes, with a p2pd that only pretends: who takes part, and what a stranger can't make us do."""
+"""Attempts to punch holes, with a p2pd that only pretends: who takes part, and what a stranger
+can't make us do."""
 
 import asyncio
 import socket
@@ -94,14 +95,20 @@ async def ask(daemon: Daemon, one: Puncher, answer: bytes, times: int = 1) -> No
         await asyncio.gather(one.improve(daemon, BOB, WAYS), answering(daemon, answer, times))
 
 
-async def test_both_tell_their_addresses_and_the_relayed_connection_is_given_up_for_one_without() -> None:
+async def test_both_tell_their_addresses_and_the_relayed_connection_is_given_up_for_one_without() -> (
+    None
+):
     daemon = Daemon()
     await ask(daemon, puncher(), message(AT_BOB))
-    assert daemon.dialed == [[AT_BOB, RELAYED]], "the relay is there in case that no hole is punched"
+    assert daemon.dialed == [[AT_BOB, RELAYED]], (
+        "the relay is there in case that no hole is punched"
+    )
     assert daemon.address == AT_BOB
 
 
-async def test_an_attempt_that_fails_is_not_repeated_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_attempt_that_fails_is_not_repeated_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     daemon, one, now = Daemon(punchable=False), puncher(), 1000.0
     monkeypatch.setattr("lowcomm_node.libp2p.punching.monotonic", lambda: now)
     monkeypatch.setattr("lowcomm_node.libp2p.punching.SETTLE", 0.01)
@@ -123,7 +130,9 @@ async def test_nothing_is_given_up_where_the_other_end_does_not_take_part() -> N
     assert not daemon.dialed
 
 
-async def test_who_does_not_answer_is_not_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_does_not_answer_is_not_asked_again_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     daemon, one, now = Daemon(), puncher(), 1000.0
     monkeypatch.setattr("lowcomm_node.libp2p.punching.monotonic", lambda: now)
     monkeypatch.setattr("lowcomm_node.libp2p.punching.DEADLINE", 0.05)
@@ -168,7 +177,9 @@ async def test_addresses_that_are_none_are_not_dialed(answer: bytes) -> None:
 # The end that is asked
 
 
-async def taking(daemon: Daemon, one: Puncher, address: str = RELAYED, asked: bytes = message(AT_BOB)) -> bytes:
+async def taking(
+    daemon: Daemon, one: Puncher, address: str = RELAYED, asked: bytes = message(AT_BOB)
+) -> bytes:
     """What is answered to a request of bob, who then gives the connection up."""
     near, far = pair()
     loop = asyncio.get_running_loop()
@@ -266,7 +277,9 @@ async def test_peers_that_ask_nothing_keep_nobody_out(idle, addresses: list[str]
     assert await taking(daemon, one) == message(AT_ADA)
 
 
-async def test_peers_behind_one_relay_do_not_take_all_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_peers_behind_one_relay_do_not_take_all_attempts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     one, now, fars = puncher(), 1000.0, list[socket.socket]()
     monkeypatch.setattr("lowcomm_node.libp2p.punching.monotonic", lambda: now)
     loop = asyncio.get_running_loop()
@@ -303,7 +316,9 @@ async def test_who_sends_on_after_the_answer_is_not_dialed() -> None:
 
 
 @pytest.mark.parametrize(("own", "goes_on"), [(ADA, False), (RELAY, True)])
-async def test_of_two_that_ask_each_other_the_smaller_peer_id_goes_on(own: str, goes_on: bool) -> None:
+async def test_of_two_that_ask_each_other_the_smaller_peer_id_goes_on(
+    own: str, goes_on: bool
+) -> None:
     daemon, one = Daemon(), puncher(own)
     one._punching.add(BOB)
     assert (await taking(daemon, one) == message(AT_ADA)) is goes_on

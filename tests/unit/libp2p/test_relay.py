@@ -1,4 +1,5 @@
-"""What must hold for relays: what they answer, which places are kept, what p2pd is told; nothing is started."""
+"""What must hold for relays: what they answer, which places are kept, what p2pd is told; nothing is
+started."""
 
 import asyncio
 import os
@@ -21,12 +22,21 @@ from lowcomm_node.libp2p.control import Connection
 from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.libp2p.multiaddress import EntryPoint
 from lowcomm_node.libp2p.p2pd import P2pDaemon, listeners
-from lowcomm_node.libp2p.relay import MAX_RELAYS, USEFUL_BYTES, Place, Places, RelayLimits, read_place
+from lowcomm_node.libp2p.relay import (
+    MAX_RELAYS,
+    USEFUL_BYTES,
+    Place,
+    Places,
+    RelayLimits,
+    read_place,
+)
 from lowcomm_node.libp2p.streams import StreamListener
 from lowcomm_node.system.malloc import keep_freed_memory
 from lowcomm_protocol.identity import Identity
 
-RELAYS = [EntryPoint(Identity(bytes([n]) * 32).peer_id, f"/ip4/203.0.113.{n}/tcp/1") for n in range(1, 6)]
+RELAYS = [
+    EntryPoint(Identity(bytes([n]) * 32).peer_id, f"/ip4/203.0.113.{n}/tcp/1") for n in range(1, 6)
+]
 DOOR = RELAYS[0]
 OURS = Identity(b"o" * 32).peer_id
 OK = b"\x08\x02\x28\x64"  # type = STATUS, status = 100
@@ -42,7 +52,9 @@ def field_of(number: int, value: int | bytes) -> bytes:
 
 
 def reservation(expires: int) -> bytes:
-    return field_of(3, field_of(1, expires) + field_of(2, b"an address") + field_of(3, b"a voucher"))
+    return field_of(
+        3, field_of(1, expires) + field_of(2, b"an address") + field_of(3, b"a voucher")
+    )
 
 
 def test_what_a_relay_gives_is_read():
@@ -149,7 +161,9 @@ async def test_the_places_that_are_missing_are_asked_for_at_once(asked, monkeypa
     assert set(await keep(Places(OURS), asked)) == set(ids(0, 1))
 
 
-async def test_relays_that_are_silent_hold_up_nobody_for_long_and_do_not_hide_the_others(asked, monkeypatch):
+async def test_relays_that_are_silent_hold_up_nobody_for_long_and_do_not_hide_the_others(
+    asked, monkeypatch
+):
     now, reserve = 1000.0, relay.reserve
 
     async def be_silent(control: Any, one: EntryPoint) -> Place:
@@ -179,7 +193,9 @@ async def test_a_place_is_not_asked_for_again_before_it_is_due(asked, monkeypatc
     assert asked.asked == ids(0, 1, 0, 1)
 
 
-async def test_a_relay_that_is_gone_gives_way_to_the_next_and_is_asked_at_once_when_it_returns(asked):
+async def test_a_relay_that_is_gone_gives_way_to_the_next_and_is_asked_at_once_when_it_returns(
+    asked,
+):
     places = Places(OURS)
     await keep(places, asked)
     asked.connected -= set(ids(0, 1))
@@ -231,7 +247,13 @@ async def test_a_p2pd_that_does_not_answer_is_no_relay_and_no_failure(monkeypatc
 def test_p2pd_is_told_what_the_owner_says():
     limits = RelayLimits(peers=5, circuits=3, bytes=1000, seconds=60)
     arguments = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"], relay=limits)._arguments
-    for argument in ("MaxReservations=5", "MaxCircuits=3", "DataLimit=1000", "TimeLimit=60s", "Service=1"):
+    for argument in (
+        "MaxReservations=5",
+        "MaxCircuits=3",
+        "DataLimit=1000",
+        "TimeLimit=60s",
+        "Service=1",
+    ):
         assert f"-relay{argument}" in arguments
     assert "-forceReachabilityPublic=1" in arguments
     assert "-relayService=0" in P2pDaemon(None, [], relay=RelayLimits(peers=0))._arguments

@@ -34,7 +34,11 @@ def clock() -> Clock:
 
 @pytest.fixture
 def targets(clock: Clock) -> Targets:
-    return Targets(["/dns4/boot.example.org/tcp/1/p2p/x", "/ip4/10.9.8.7/tcp/1/p2p/x"], own=lambda: HOME, clock=clock)
+    return Targets(
+        ["/dns4/boot.example.org/tcp/1/p2p/x", "/ip4/10.9.8.7/tcp/1/p2p/x"],
+        own=lambda: HOME,
+        clock=clock,
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,12 +67,16 @@ def test_loopback_is_dialed_by_who_is_reached_over_loopback() -> None:
     assert all(local.admit(f"peer-{number}", [f"127.0.0.1:{number + 1}"]) for number in range(100))
 
 
-def test_a_third_party_is_tried_for_one_peer_and_then_ever_more_rarely(targets: Targets, clock: Clock) -> None:
+def test_a_third_party_is_tried_for_one_peer_and_then_ever_more_rarely(
+    targets: Targets, clock: Clock
+) -> None:
     dials = Counter[int]()
     for second in range(0, 3600, 5):
         clock.now = float(second)
         for number in range(12):
-            dials[second // 60] += len(targets.admit(f"sybil-{number}", [f"44.2.3.4:{port}" for port in range(1, 9)]))
+            dials[second // 60] += len(
+                targets.admit(f"sybil-{number}", [f"44.2.3.4:{port}" for port in range(1, 9)])
+            )
     assert dials[0] == DIALS and dials.total() <= 10 * DIALS
     assert "it is tried again in" in targets.refusal(["44.2.3.4:1"])
 
@@ -112,7 +120,10 @@ def test_hosts_are_told_by_their_numbers_however_they_are_written() -> None:
 
 def test_places_are_networks_of_public_addresses_or_else_relays() -> None:
     relayed = f"/ip4/44.9.9.9/tcp/1/p2p/{ADA}/p2p-circuit/p2p/{BOB}"
-    assert places_of(("44.2.3.4:1", "[2a00:1:2:3::9]:1", "192.168.1.1:1"), ()) == ("44.2.3.0/24", "2a00:1:2:3::/64")
+    assert places_of(("44.2.3.4:1", "[2a00:1:2:3::9]:1", "192.168.1.1:1"), ()) == (
+        "44.2.3.0/24",
+        "2a00:1:2:3::/64",
+    )
     assert places_of(("192.168.1.1:1",), (relayed,)) == (ADA,)
     assert places_of(("192.168.1.1:1",), ()) == ("192.168.1.1",)
     assert places_of((), ()) == ()

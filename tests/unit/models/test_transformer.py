@@ -1,4 +1,5 @@
-"""The model is causal, relative in its positions and the same on every peer; sampling keeps to its bounds."""
+"""The model is causal, relative in its positions and the same on every peer; sampling keeps to its
+bounds."""
 
 import hashlib
 import itertools
@@ -162,14 +163,22 @@ def test_rms_norm_is_computed_in_fp32_and_given_back_as_it_came() -> None:
     torch.testing.assert_close(norm(x.float()), torch.tensor([[1.0, -2.0, 3.0, 4.0]]))
 
 
-@pytest.mark.parametrize("settings", [DEMO, SMALL, TIED, SMALL.model_copy(update={"heads": 1, "layers": 5})])
+@pytest.mark.parametrize(
+    "settings", [DEMO, SMALL, TIED, SMALL.model_copy(update={"heads": 1, "layers": 5})]
+)
 def test_parameters_are_as_many_as_the_settings_say(settings: TransformerSettings) -> None:
     width, head = settings.width, settings.width // settings.heads
     block = 4 * width**2 + 3 * width * settings.feed_forward + 2 * width + 2 * head
     embeddings = settings.vocab * width * (1 if settings.tied else 2)
     model = Transformer(settings)
-    assert sum(weight.numel() for weight in model.parameters()) == embeddings + settings.layers * block + width
-    assert sum(math.prod(spec.shape) for spec in tensor_specs(model)) == embeddings + settings.layers * block + width
+    assert (
+        sum(weight.numel() for weight in model.parameters())
+        == embeddings + settings.layers * block + width
+    )
+    assert (
+        sum(math.prod(spec.shape) for spec in tensor_specs(model))
+        == embeddings + settings.layers * block + width
+    )
 
 
 def test_the_demo_model_is_as_large_as_the_read_me_says() -> None:
@@ -220,7 +229,9 @@ def test_the_fragment_plan_learns_of_every_parameter_once(settings: TransformerS
     assert {spec.role for spec in specs if spec.layer is None} == outside
     assert all(spec.storage is None for spec in specs)
     plan = plan_fragments(specs, 2, "strided")
-    assert sum(fragment.numel for fragment in plan.fragments) == sum(p.numel() for p in model.parameters())
+    assert sum(fragment.numel for fragment in plan.fragments) == sum(
+        p.numel() for p in model.parameters()
+    )
 
 
 def test_a_parameter_with_two_names_is_known_as_one_storage() -> None:
@@ -229,12 +240,20 @@ def test_a_parameter_with_two_names_is_known_as_one_storage() -> None:
     model.head.weight = model.embedding.weight
     storage = {spec.name: spec.storage for spec in tensor_specs(model)}
     assert storage["embedding.weight"] == storage["head.weight"] == "embedding.weight"
-    assert {shared for name, shared in storage.items() if name not in ("embedding.weight", "head.weight")} == {None}
+    assert {
+        shared
+        for name, shared in storage.items()
+        if name not in ("embedding.weight", "head.weight")
+    } == {None}
 
 
 def test_a_seed_gives_the_same_weights_in_every_release() -> None:
-    """Peers of one run may have other versions of numpy and torch, and begin with these weights all the same."""
-    assert digest_of(build_model(DEMO, 0)) == "a4477345ec001a39be4dc0dd62e7a745d010ddd44dabd53589d0139d2effa426"
+    """Peers of one run may have other versions of numpy and torch, and begin with these weights all
+    the same."""
+    assert (
+        digest_of(build_model(DEMO, 0))
+        == "a4477345ec001a39be4dc0dd62e7a745d010ddd44dabd53589d0139d2effa426"
+    )
 
 
 def test_weights_depend_on_the_seed_and_on_nothing_before() -> None:
@@ -265,7 +284,9 @@ def test_matrices_begin_with_the_spread_that_keeps_the_residual_stream_steady() 
             assert torch.equal(weight, torch.ones_like(weight)), name
             continue
         residual = name.endswith(("output.weight", "down.weight"))
-        assert weight.std().item() == pytest.approx(0.02 / math.sqrt(8) if residual else 0.02, rel=0.05), name
+        assert weight.std().item() == pytest.approx(
+            0.02 / math.sqrt(8) if residual else 0.02, rel=0.05
+        ), name
         assert abs(weight.mean().item()) < 0.001, name
 
 
@@ -273,7 +294,9 @@ def test_matrices_begin_with_the_spread_that_keeps_the_residual_stream_steady() 
 def test_a_fresh_model_knows_nothing() -> None:
     model = build_model(DEMO, 0)
     tokens = make_tokens(4, 65, DEMO.vocab)
-    assert model.loss(tokens[:, :-1], tokens[:, 1:]).item() == pytest.approx(math.log(DEMO.vocab), rel=0.02)
+    assert model.loss(tokens[:, :-1], tokens[:, 1:]).item() == pytest.approx(
+        math.log(DEMO.vocab), rel=0.02
+    )
 
 
 @torch.no_grad()
@@ -281,7 +304,9 @@ def test_the_loss_is_the_mean_of_what_the_targets_cost() -> None:
     model, tokens = make_model(), make_tokens(2, 9)
     inputs, targets = tokens[:, :-1], tokens[:, 1:]
     chances = model(inputs).softmax(dim=-1)
-    costs = [-chances[row, place, targets[row, place]].log() for row in range(2) for place in range(8)]
+    costs = [
+        -chances[row, place, targets[row, place]].log() for row in range(2) for place in range(8)
+    ]
     assert model.loss(inputs, targets).item() == pytest.approx(sum(costs).item() / 16, rel=1e-4)
 
 
@@ -294,7 +319,11 @@ def test_every_parameter_gets_a_gradient_and_a_few_steps_learn_a_text() -> None:
         loss = model.loss(tokens[:, :-1], tokens[:, 1:])
         optimizer.zero_grad()
         loss.backward()
-        missing = [name for name, weight in model.named_parameters() if weight.grad is None or not weight.grad.any()]
+        missing = [
+            name
+            for name, weight in model.named_parameters()
+            if weight.grad is None or not weight.grad.any()
+        ]
         assert missing == []
         optimizer.step()
         losses.append(loss.item())
@@ -334,7 +363,9 @@ def test_a_text_read_in_pieces_has_the_logits_of_the_whole(pieces: list[int]) ->
 
 
 @torch.no_grad()
-def reference(model: Transformer, prompt: list[int], count: int, choose: Callable[[Tensor], int]) -> list[int]:
+def reference(
+    model: Transformer, prompt: list[int], count: int, choose: Callable[[Tensor], int]
+) -> list[int]:
     """Sampling in a few slow lines: every token is predicted from the whole visible text anew."""
     context = model.settings.context
     text = list(prompt)
@@ -352,7 +383,10 @@ def test_the_model_reads_its_context_however_long_the_text_gets(length: int) -> 
     assert list(generate(model, prompt, 30, temperature=0)) == likeliest
     generator = torch.Generator().manual_seed(4)
     drawn = reference(
-        model, prompt, 45, lambda logits: int((logits.double() / 5).softmax(0).multinomial(1, generator=generator))
+        model,
+        prompt,
+        45,
+        lambda logits: int((logits.double() / 5).softmax(0).multinomial(1, generator=generator)),
     )
     assert list(generate(model, prompt, 45, temperature=5, seed=4)) == drawn
     assert len(set(drawn)) > 10, "a text of one token would prove nothing"
@@ -384,7 +418,9 @@ def test_two_texts_drawn_in_turns_do_not_disturb_each_other() -> None:
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("temperature", "top_k"), [(1.0, None), (2.0, None), (0.5, None), (1.0, 4), (1.0, 1000)])
+@pytest.mark.parametrize(
+    ("temperature", "top_k"), [(1.0, None), (2.0, None), (0.5, None), (1.0, 4), (1.0, 1000)]
+)
 def test_tokens_are_drawn_as_often_as_the_model_says(temperature: float, top_k: int | None) -> None:
     model = make_model()
     logits = model(torch.tensor([[3, 1]]))[0, -1]
@@ -392,7 +428,9 @@ def test_tokens_are_drawn_as_often_as_the_model_says(temperature: float, top_k: 
         logits[logits < logits.sort(descending=True).values[top_k - 1]] = -torch.inf
     chances = (logits / temperature).softmax(dim=0).tolist()
     draws = 500
-    counts = Counter(next(generate(model, [3, 1], 1, temperature, top_k, seed)) for seed in range(draws))
+    counts = Counter(
+        next(generate(model, [3, 1], 1, temperature, top_k, seed)) for seed in range(draws)
+    )
     for token, chance in enumerate(chances):
         spread = math.sqrt(draws * chance * (1 - chance))
         assert abs(counts[token] - draws * chance) <= 4 * spread + 1, (token, chance, counts[token])
@@ -434,7 +472,8 @@ def test_a_prompt_that_is_not_text_of_the_run_is_refused_at_once(prompt: list[in
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_k"), [(-0.1, None), (math.nan, None), (math.inf, None), (-math.inf, 3), (1.0, 0), (0.0, -1)]
+    ("temperature", "top_k"),
+    [(-0.1, None), (math.nan, None), (math.inf, None), (-math.inf, 3), (1.0, 0), (0.0, -1)],
 )
 def test_settings_out_of_range_are_refused_at_once(temperature: float, top_k: int | None) -> None:
     with pytest.raises(ConfigError, match=rf"temperature = {temperature} .*top_k = {top_k}"):
@@ -448,7 +487,9 @@ def test_the_smallest_model_that_a_run_can_ask_for_works() -> None:
 
 
 def test_a_model_of_billions_is_built_from_settings_alone() -> None:
-    settings = TransformerSettings(vocab=128_000, layers=32, width=4096, heads=32, feed_forward=14_336, context=8192)
+    settings = TransformerSettings(
+        vocab=128_000, layers=32, width=4096, heads=32, feed_forward=14_336, context=8192
+    )
     with torch.device("meta"):
         model = Transformer(settings)
     assert 8.5e9 < sum(weight.numel() for weight in model.parameters()) < 9.5e9

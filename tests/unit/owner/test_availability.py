@@ -1,4 +1,5 @@
-"""What must hold for the owner's rules: hours, idleness, battery and a pause are kept to, and the reason is told."""
+"""What must hold for the owner's rules: hours, idleness, battery and a pause are kept to, and the
+reason is told."""
 
 import asyncio
 from datetime import datetime, timedelta, timezone
@@ -11,7 +12,15 @@ from hypothesis import strategies as st
 from helpers.disk import on_small_disk
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.availability import Availability
-from lowcomm_node.owner.idle import BUSY_SECONDS, IdleDetector, Load, OwnWork, Work, last_typed, read_logind
+from lowcomm_node.owner.idle import (
+    BUSY_SECONDS,
+    IdleDetector,
+    Load,
+    OwnWork,
+    Work,
+    last_typed,
+    read_logind,
+)
 from lowcomm_node.owner.rules import FOREVER, MachineUse, Rule, Rules, holds
 from lowcomm_node.owner.schedule import read_schedule
 
@@ -32,13 +41,25 @@ def at(text: str) -> datetime:
 @pytest.mark.parametrize(
     ("text", "inside", "outside"),
     [
-        ("22:00-07:00", ["Mon 22:00", "Tue 00:00", "Tue 06:59", "Sun 23:59", "Mon 00:10"], ["Mon 21:59", "Mon 07:00"]),
+        (
+            "22:00-07:00",
+            ["Mon 22:00", "Tue 00:00", "Tue 06:59", "Sun 23:59", "Mon 00:10"],
+            ["Mon 21:59", "Mon 07:00"],
+        ),
         ("09:00-17:30", ["Sun 09:00", "Wed 17:29"], ["Sun 08:59", "Wed 17:30"]),
         ("12:00-13:00, 22:00-24:00", ["Mon 12:30", "Mon 23:59"], ["Tue 00:00", "Mon 13:00"]),
         ("Fri 22:00-07:00", ["Fri 22:00", "Sat 06:59"], ["Sat 22:00", "Fri 06:00"]),
         ("Sun 22:00-07:00", ["Sun 23:00", "Mon 06:59"], ["Mon 07:00", "Tue 06:00"]),
-        ("Mon-Fri 18:00-08:00, Sat 00:00-24:00", ["Mon 18:00", "Sat 12:00", "Sat 07:00"], ["Sun 12:00", "Mon 12:00"]),
-        ("Sat-Mon 10:00-11:00", ["Sat 10:30", "Sun 10:30", "Mon 10:30"], ["Tue 10:30", "Fri 10:30"]),
+        (
+            "Mon-Fri 18:00-08:00, Sat 00:00-24:00",
+            ["Mon 18:00", "Sat 12:00", "Sat 07:00"],
+            ["Sun 12:00", "Mon 12:00"],
+        ),
+        (
+            "Sat-Mon 10:00-11:00",
+            ["Sat 10:30", "Sun 10:30", "Mon 10:30"],
+            ["Tue 10:30", "Fri 10:30"],
+        ),
     ],
 )
 def test_a_schedule_means_local_time_and_reaches_over_midnight(
@@ -64,7 +85,9 @@ def test_a_schedule_means_local_time_and_reaches_over_midnight(
         ("Mon-Foo 07:00-08:00", "Foo is no day"),
     ],
 )
-def test_a_schedule_that_makes_no_sense_is_refused_with_what_to_write(text: str, remedy: str) -> None:
+def test_a_schedule_that_makes_no_sense_is_refused_with_what_to_write(
+    text: str, remedy: str
+) -> None:
     with pytest.raises(ValueError, match=remedy):
         read_schedule(text)
 
@@ -88,18 +111,26 @@ def test_when_a_schedule_changes_is_the_first_time_at_which_it_says_something_el
     assert change is not None and moment < change <= moment + timedelta(days=1)
     said = schedule.allows(moment)
     minutes = int((change - moment).total_seconds()) // 60
-    assert all(schedule.allows(moment + timedelta(minutes=one)) == said for one in range(0, minutes, 7))
+    assert all(
+        schedule.allows(moment + timedelta(minutes=one)) == said for one in range(0, minutes, 7)
+    )
     assert schedule.allows(change - timedelta(minutes=1)) == said != schedule.allows(change)
 
 
 def test_a_schedule_of_the_whole_week_never_changes() -> None:
     schedule = read_schedule("00:00-24:00")
-    assert schedule is not None and schedule.changes(at("Mon 12:00")) is None and schedule.allows(at("Sun 23:59"))
+    assert (
+        schedule is not None
+        and schedule.changes(at("Mon 12:00")) is None
+        and schedule.allows(at("Sun 23:59"))
+    )
 
 
 # What keeps it from training
 
-NIGHT = Rules(schedule=read_schedule("22:00-07:00"), only_idle=True, idle_after=600.0, on_battery=False)
+NIGHT = Rules(
+    schedule=read_schedule("22:00-07:00"), only_idle=True, idle_after=600.0, on_battery=False
+)
 
 
 def test_nothing_is_asked_for_where_the_owner_says_nothing() -> None:
@@ -122,7 +153,9 @@ def test_each_rule_has_its_reason() -> None:
     assert found[0].until == until and found[1].until == at("Mon 22:00").timestamp() - 30
     fine = MachineUse(idle=600.0, on_battery=False)
     assert holds(NIGHT, noon.timestamp(), fine, at("Mon 23:00")) == [], "the pause is over"
-    assert holds(NIGHT, None, MachineUse(), at("Mon 23:00")) == [], "what can't be told keeps nobody from training"
+    assert holds(NIGHT, None, MachineUse(), at("Mon 23:00")) == [], (
+        "what can't be told keeps nobody from training"
+    )
 
 
 def test_a_pause_tells_its_end_so_that_no_day_is_mistaken() -> None:
@@ -141,7 +174,11 @@ class World:
     """Clock and machine of an availability."""
 
     def __init__(self, home: Path, rules: Rules | None = None) -> None:
-        self.now, self.machine, self.file = at("Mon 12:00").timestamp(), MachineUse(), home / "pause.json"
+        self.now, self.machine, self.file = (
+            at("Mon 12:00").timestamp(),
+            MachineUse(),
+            home / "pause.json",
+        )
         self.rules = rules or Rules()
 
     def start(self) -> Availability:
@@ -182,7 +219,10 @@ def test_resume_overrules_a_rule_until_it_has_been_kept_once(tmp_path: Path) -> 
     day = 86400.0
     zone = at("Mon 12:00").astimezone()  # the machine's own zone decides
     hour = (zone.hour + 2) % 24
-    world = World(tmp_path, Rules(schedule=read_schedule(f"{hour:02}:00-{(hour + 1) % 24:02}:00"), on_battery=False))
+    world = World(
+        tmp_path,
+        Rules(schedule=read_schedule(f"{hour:02}:00-{(hour + 1) % 24:02}:00"), on_battery=False),
+    )
     one = world.start()
     assert one.hold is not None and one.hold.rule is Rule.SCHEDULE
     one.resume()
@@ -250,16 +290,25 @@ def test_this_machine_can_be_looked_at() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "online", "on_battery"), [("Discharging", 0, True), ("Full", 1, False), ("Not charging", 1, False)]
+    ("status", "online", "on_battery"),
+    [("Discharging", 0, True), ("Full", 1, False), ("Not charging", 1, False)],
 )
-def test_a_laptop_runs_on_its_battery_once_its_plug_is_pulled(status: str, online: int, on_battery: bool) -> None:
+def test_a_laptop_runs_on_its_battery_once_its_plug_is_pulled(
+    status: str, online: int, on_battery: bool
+) -> None:
     assert on_small_disk(Path("/sys/class"), 1 << 20, look_at_laptop, status, online) is on_battery
 
 
 def look_at_laptop(status: str, online: int) -> bool | None:
-    """What is seen of a battery and a plug as Linux tells of them, by the files of its ABI (sysfs-class-power)."""
+    """What is seen of a battery and a plug as Linux tells of them, by the files of its ABI
+    (sysfs-class-power)."""
     told = {
-        "BAT0": {"status": status, "capacity": 62, "energy_now": 31_000_000, "energy_full": 50_000_000},
+        "BAT0": {
+            "status": status,
+            "capacity": 62,
+            "energy_now": 31_000_000,
+            "energy_full": 50_000_000,
+        },
         "AC0": {"online": online},
     }
     for device, values in told.items():

@@ -1,4 +1,5 @@
-"""What must hold for the owner's limits: a change holds at once and after a restart, and a bad one changes nothing."""
+"""What must hold for the owner's limits: a change holds at once and after a restart, and a bad one
+changes nothing."""
 
 import re
 from pathlib import Path
@@ -22,7 +23,11 @@ def test_limits_are_as_flags_and_variables_and_the_file_say(tmp_path: Path) -> N
     chosen = settings(tmp_path, {"LOWCOMM_MAX_DOWN": "2.5MB"}, max_up="8Mbit")
     assert (chosen.max_up, chosen.max_down, chosen.max_peers) == (1e6, 2.5e6, 9)
     allowed = Allowance(chosen)
-    assert (allowed.bandwidth.up.rate, allowed.bandwidth.down.rate, allowed.peer_limit.most) == (1e6, 2.5e6, 9)
+    assert (allowed.bandwidth.up.rate, allowed.bandwidth.down.rate, allowed.peer_limit.most) == (
+        1e6,
+        2.5e6,
+        9,
+    )
     lifted = settings(tmp_path, max_up="none", max_peers="none")
     assert (lifted.max_up, lifted.max_peers) == (None, None), "a flag lifts what the file says"
     assert Allowance(lifted).peer_limit.most == DEFAULT_PEERS
@@ -31,7 +36,10 @@ def test_limits_are_as_flags_and_variables_and_the_file_say(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("changes", "remedy"),
     [
-        ({"max_up": "20Mb"}, "--max-up: max_up = '20Mb': 20Mb is not a unit: write 20Mbit or 20MB."),
+        (
+            {"max_up": "20Mb"},
+            "--max-up: max_up = '20Mb': 20Mb is not a unit: write 20Mbit or 20MB.",
+        ),
         ({"max_down": 2.5}, "2.5 of what"),
         ({"max_down": True}, "such as 20Mbit"),
         ({"max_up": "1bit"}, "at least 64kbit"),
@@ -40,7 +48,9 @@ def test_limits_are_as_flags_and_variables_and_the_file_say(tmp_path: Path) -> N
         ({"port": 5}, "'port' can't be changed"),
     ],
 )
-def test_a_limit_that_is_not_valid_changes_nothing(tmp_path: Path, changes: dict[str, Any], remedy: str) -> None:
+def test_a_limit_that_is_not_valid_changes_nothing(
+    tmp_path: Path, changes: dict[str, Any], remedy: str
+) -> None:
     before = settings(tmp_path, max_up="8Mbit")
     allowance = Allowance(before)
     with pytest.raises(ConfigError, match=re.escape(remedy)):
@@ -54,7 +64,11 @@ def test_a_change_holds_at_once_and_at_the_next_start(tmp_path: Path) -> None:
     before = settings(tmp_path)
     allowance = Allowance(before)
     after = allowance.change(before, {"max_up": "none", "max_down": "20Mbit", "max_peers": "3"})
-    assert (allowance.bandwidth.up.rate, allowance.bandwidth.down.rate, allowance.peer_limit.most) == (None, 2.5e6, 3)
+    assert (
+        allowance.bandwidth.up.rate,
+        allowance.bandwidth.down.rate,
+        allowance.peer_limit.most,
+    ) == (None, 2.5e6, 3)
     again = settings(tmp_path)
     assert after == again
     assert (again.port, again.max_up, again.max_down, again.max_peers) == (7, None, 2.5e6, 3)

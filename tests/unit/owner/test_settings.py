@@ -17,7 +17,9 @@ PEER = "/ip4/203.0.113.7/tcp/31330/p2p/12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxB
 OTHER = "/dns4/node.example.org/tcp/1/p2p/12D3KooWRBhwfeP2Y4TCx1SM6s9rUoHhR5STiGwxBhgFRcw3UERE"
 
 
-def load(home: Path, toml: str = "", env: dict[str, str] | None = None, **flags: Any) -> LoadedSettings:
+def load(
+    home: Path, toml: str = "", env: dict[str, str] | None = None, **flags: Any
+) -> LoadedSettings:
     if toml:
         (home / "config.toml").write_text(toml)
     return load_settings({"home": home, **flags}, env or {})
@@ -30,7 +32,9 @@ def refusal(home: Path, toml: str = "", env: dict[str, str] | None = None, **fla
     return str(caught.value)
 
 
-def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(tmp_path: Path) -> None:
+def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_default(
+    tmp_path: Path,
+) -> None:
     toml, env = "port = 1\nkeep = 5\ndht_port = 7\n", {"LOWCOMM_PORT": "2", "LOWCOMM_KEEP": "6"}
     loaded = load(tmp_path, toml, env, port=3)
     assert (loaded.settings.port, loaded.settings.keep, loaded.settings.dht_port) == (3, 6, 7)
@@ -67,18 +71,32 @@ def test_an_unknown_key_of_the_file_names_the_nearest(tmp_path: Path) -> None:
     assert str(tmp_path / "config.toml") in message
 
 
-def test_an_unknown_variable_is_passed_over_with_a_warning_that_names_the_nearest(tmp_path: Path) -> None:
-    loaded = load(tmp_path, "", {"LOWCOMM_PEER": PEER, "LOWCOMM_PORT": "7", "LOWCOMM_ZZZ": "secret"})
+def test_an_unknown_variable_is_passed_over_with_a_warning_that_names_the_nearest(
+    tmp_path: Path,
+) -> None:
+    loaded = load(
+        tmp_path, "", {"LOWCOMM_PEER": PEER, "LOWCOMM_PORT": "7", "LOWCOMM_ZZZ": "secret"}
+    )
     assert loaded.settings.port == 7
     assert len(loaded.warnings) == 2
-    assert "LOWCOMM_PEER is no setting and has no effect; did you mean LOWCOMM_PEERS?" in loaded.warnings[0]
+    assert (
+        "LOWCOMM_PEER is no setting and has no effect; did you mean LOWCOMM_PEERS?"
+        in loaded.warnings[0]
+    )
     assert "lowcomm-node config" in loaded.warnings[1]
-    assert not any(PEER in warning or "secret" in warning for warning in loaded.warnings), "values stay untold"
+    assert not any(PEER in warning or "secret" in warning for warning in loaded.warnings), (
+        "values stay untold"
+    )
     assert load(tmp_path, "", {"LOWCOMM_PEER": ""}).warnings == ()
 
 
 def test_variables_of_other_programs_are_none_of_our_business(tmp_path: Path) -> None:
-    others = {"PORT": "99999999", "XLOWCOMM_PORT": "y", "LOWCOMM_BOOTSTRAP_HOME": "/srv", "LOWCOMM_BOOTSTRAP_PORT": "y"}
+    others = {
+        "PORT": "99999999",
+        "XLOWCOMM_PORT": "y",
+        "LOWCOMM_BOOTSTRAP_HOME": "/srv",
+        "LOWCOMM_BOOTSTRAP_PORT": "y",
+    }
     assert load(tmp_path, "", others).settings.port == 0
 
 
@@ -130,7 +148,9 @@ def test_a_value_out_of_range_names_source_key_and_value(
         ("nice", -1),
     ],
 )
-def test_what_could_not_work_is_refused_before_anything_starts(tmp_path: Path, key: str, value: Any) -> None:
+def test_what_could_not_work_is_refused_before_anything_starts(
+    tmp_path: Path, key: str, value: Any
+) -> None:
     assert refusal(tmp_path, **{key: value}).startswith(f"flag --{key.replace('_', '-')}: {key} = ")
 
 
@@ -226,9 +246,17 @@ def test_an_address_of_ipv6_that_is_announced_stands_in_brackets(tmp_path: Path)
         load_settings({"home": tmp_path, "announce": ["2001:db8::7:31331"]}, {})
 
 
-def test_the_owners_rules_are_flags_variables_and_keys_and_are_shown_as_they_were_written(tmp_path: Path) -> None:
+def test_the_owners_rules_are_flags_variables_and_keys_and_are_shown_as_they_were_written(
+    tmp_path: Path,
+) -> None:
     toml = 'schedule = "Mon-Fri 18:00-08:00, Sat 00:00-24:00"\nonly_idle = true\nmax_disk = 20\n'
-    loaded = load(tmp_path, toml, {"LOWCOMM_IDLE_AFTER": "1h30m", "LOWCOMM_MAX_VRAM": "7.5"}, on_battery="no", nice=0)
+    loaded = load(
+        tmp_path,
+        toml,
+        {"LOWCOMM_IDLE_AFTER": "1h30m", "LOWCOMM_MAX_VRAM": "7.5"},
+        on_battery="no",
+        nice=0,
+    )
     shown = loaded.settings.model_dump(mode="json")
     assert shown["schedule"] == "Mon-Fri 18:00-08:00, Sat 00:00-24:00"
     assert (loaded.settings.idle_after, shown["idle_after"]) == (5400.0, "1h30m")
@@ -236,6 +264,13 @@ def test_the_owners_rules_are_flags_variables_and_keys_and_are_shown_as_they_wer
     assert rules == (True, False, 0)
     assert (loaded.settings.max_vram, loaded.settings.max_disk) == (7.5, 20.0)
     assert loaded.sources["schedule"].endswith("config.toml")
-    assert load(tmp_path, toml, schedule="none").settings.schedule is None, "a flag lifts what the file says"
+    assert load(tmp_path, toml, schedule="none").settings.schedule is None, (
+        "a flag lifts what the file says"
+    )
     default = NodeSettings(home=tmp_path)
-    assert (default.schedule, default.only_idle, default.on_battery, default.nice) == (None, False, True, 5)
+    assert (default.schedule, default.only_idle, default.on_battery, default.nice) == (
+        None,
+        False,
+        True,
+        5,
+    )

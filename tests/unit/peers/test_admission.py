@@ -23,7 +23,12 @@ from lowcomm_protocol.peers.invites import (
     verify_token,
 )
 from lowcomm_protocol.peers.records import MAX_CLOCK_SKEW
-from lowcomm_protocol.peers.removals import MAX_REMOVALS_BYTES, MAX_REMOVED, read_removals, write_removals
+from lowcomm_protocol.peers.removals import (
+    MAX_REMOVALS_BYTES,
+    MAX_REMOVED,
+    read_removals,
+    write_removals,
+)
 from lowcomm_protocol.refusals import Reason
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
@@ -35,8 +40,12 @@ NOW = 1_800_000_000.0
 DAY = 86_400.0
 
 
-def invite(uses: int = 1, *, expires: float = NOW + DAY, secret: bytes = b"i" * 32, **fields) -> Token:
-    return issue_invite(fields.pop("creator", CREATOR), fields.pop("run_id", RUN), secret, expires, uses, **fields)
+def invite(
+    uses: int = 1, *, expires: float = NOW + DAY, secret: bytes = b"i" * 32, **fields
+) -> Token:
+    return issue_invite(
+        fields.pop("creator", CREATOR), fields.pop("run_id", RUN), secret, expires, uses, **fields
+    )
 
 
 def by_invite() -> Admission:
@@ -56,7 +65,9 @@ def reason(admission: Admission, peer: str, claim: bytes = b"", now: float = NOW
 
 
 def test_the_rules_are_those_that_the_creator_signed():
-    run = sign_run(parse_toml(f'[run]\nname = "a"\nadmission = "list"\nmembers = ["{ADA}"]\n'), CREATOR)
+    run = sign_run(
+        parse_toml(f'[run]\nname = "a"\nadmission = "list"\nmembers = ["{ADA}"]\n'), CREATOR
+    )
     assert Rules.of(run) == Rules(run.run_id, CREATOR.peer_id, "list", frozenset([ADA]))
 
 
@@ -108,7 +119,10 @@ def test_a_token_survives_the_lines_of_a_mail():
 TEXT = invite().text()
 
 
-@given(st.integers(0, len(TEXT) - 1), st.sampled_from("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"))
+@given(
+    st.integers(0, len(TEXT) - 1),
+    st.sampled_from("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"),
+)
 def test_a_token_with_a_wrong_letter_is_told_from_a_whole_one(place, letter):
     text = TEXT[:place] + letter + TEXT[place + 1 :]
     if text != TEXT:
@@ -116,7 +130,11 @@ def test_a_token_with_a_wrong_letter_is_told_from_a_whole_one(place, letter):
             read_token(text)
 
 
-@given(st.one_of(st.text(max_size=300), st.binary(max_size=200).map(lambda data: "invite" + data.hex())))
+@given(
+    st.one_of(
+        st.text(max_size=300), st.binary(max_size=200).map(lambda data: "invite" + data.hex())
+    )
+)
 def test_no_text_makes_reading_a_token_raise_anything_else(text):
     with pytest.raises(AdmissionError, match="not an invite"):
         read_token(text)
@@ -187,8 +205,14 @@ def test_only_the_creator_of_the_run_invites():
 def test_only_who_holds_the_token_claims():
     for forged in (
         changed_claim(lambda claim: setattr(claim, "claimed_ms", claim.claimed_ms - 1)),
-        changed_claim(lambda claim: setattr(claim, "signature", CREATOR.sign("claim on an invite", b""))),
-        changed_claim(lambda claim: setattr(claim, "signature", invite(secret=b"x" * 32).claim(ADA, NOW).signature)),
+        changed_claim(
+            lambda claim: setattr(claim, "signature", CREATOR.sign("claim on an invite", b""))
+        ),
+        changed_claim(
+            lambda claim: setattr(
+                claim, "signature", invite(secret=b"x" * 32).claim(ADA, NOW).signature
+            )
+        ),
     ):
         assert reason(by_invite(), ADA, forged) is Reason.BAD_SIGNATURE
 
@@ -212,7 +236,13 @@ def changed_invite(**fields) -> bytes:
 
 @pytest.mark.parametrize(
     "fields",
-    [{"run_id": b"short"}, {"key": b"k" * 31}, {"uses": 0}, {"uses": MAX_USES + 1}, {"peer_id": "nobody"}],
+    [
+        {"run_id": b"short"},
+        {"key": b"k" * 31},
+        {"uses": 0},
+        {"uses": MAX_USES + 1},
+        {"peer_id": "nobody"},
+    ],
 )
 def test_an_invite_with_a_field_out_of_bounds_is_refused(fields):
     assert reason(by_invite(), ADA, changed_invite(**fields)) is Reason.MALFORMED
@@ -238,7 +268,10 @@ def test_a_changed_byte_makes_a_claim_invalid_or_says_the_same(place, flip):
     admission = by_invite()
     if reason(admission, ADA, bytes(data)) is None:
         known = read_claim(bytes(data), ADA)
-        assert (known.invite, known.rank) == (read_claim(CLAIM, ADA).invite, read_claim(CLAIM, ADA).rank)
+        assert (known.invite, known.rank) == (
+            read_claim(CLAIM, ADA).invite,
+            read_claim(CLAIM, ADA).rank,
+        )
 
 
 def test_a_claim_of_too_many_bytes_is_refused_unread():
@@ -251,9 +284,15 @@ def test_a_claim_of_too_many_bytes_is_refused_unread():
 def test_of_more_claims_than_uses_the_earliest_hold():
     admission, token = by_invite(), invite(2)
     claims = {peer: token.claim(peer, NOW + number).data for number, peer in enumerate(PEERS[:3])}
-    assert [reason(admission, peer, claims[peer], NOW + 5) for peer in (CLEO, BOB, ADA)] == [None, None, None]
+    assert [reason(admission, peer, claims[peer], NOW + 5) for peer in (CLEO, BOB, ADA)] == [
+        None,
+        None,
+        None,
+    ]
     assert admission.barred(CLEO, NOW + 5), "two came earlier, though they were heard of later"
-    with pytest.raises(AdmissionError, match=f"All 2 uses .* before {CLEO} came: ask the run's creator for another"):
+    with pytest.raises(
+        AdmissionError, match=f"All 2 uses .* before {CLEO} came: ask the run's creator for another"
+    ):
         admission.check(CLEO, claims[CLEO], NOW + 5)
     assert not admission.barred(ADA, NOW + 5) and not admission.barred(BOB, NOW + 5)
 
@@ -263,7 +302,9 @@ def test_a_peer_uses_an_invite_once_however_often_it_claims(uses: int):
     admission, token = by_invite(), invite(uses)
     for offset in (5, 1, 9):
         assert reason(admission, ADA, token.claim(ADA, NOW + offset).data) is None
-    assert reason(admission, BOB, token.claim(BOB, NOW + 2).data) is (Reason.INVITE_USED_UP if uses == 1 else None)
+    assert reason(admission, BOB, token.claim(BOB, NOW + 2).data) is (
+        Reason.INVITE_USED_UP if uses == 1 else None
+    )
     assert not admission.barred(ADA, NOW) and admission.barred(BOB, NOW) == (uses == 1)
 
 
@@ -282,8 +323,12 @@ def test_who_holds_an_invite_can_claim_in_the_name_of_others_and_bars_none_of_th
     for peer, second in ((ADA, 2), (BOB, 1)):
         use = pb.Use(peer_id=peer, claim=other.claim(peer, NOW + second).data)
         admission.hear_uses([use], NOW + 3)
-    assert reason(admission, CLEO, other.claim(CLEO, NOW + 3).data, NOW + 3) is Reason.INVITE_USED_UP, "both were heard"
-    assert not admission.barred(ADA, NOW + 3), "a claim that it has not shown was pushed out, not its own"
+    assert (
+        reason(admission, CLEO, other.claim(CLEO, NOW + 3).data, NOW + 3) is Reason.INVITE_USED_UP
+    ), "both were heard"
+    assert not admission.barred(ADA, NOW + 3), (
+        "a claim that it has not shown was pushed out, not its own"
+    )
 
 
 def test_a_peer_may_come_back_by_another_invite_before_its_first_expires():
@@ -305,7 +350,9 @@ def claims_of(times: Sequence[tuple[int, int]], uses: int) -> list[tuple[str, by
     st.randoms(use_true_random=False),
 )
 @settings(max_examples=60)
-def test_peers_that_have_heard_the_same_claims_decide_the_same_in_whatever_order(times, uses, random):
+def test_peers_that_have_heard_the_same_claims_decide_the_same_in_whatever_order(
+    times, uses, random
+):
     claims = claims_of(times, uses)
     first: dict[str, int] = {}
     for peer, second in times:
@@ -317,7 +364,9 @@ def test_peers_that_have_heard_the_same_claims_decide_the_same_in_whatever_order
         for peer, claim in claims:
             reason(admission, peer, claim, NOW + 10)
         # Records come again and again, and so do the claims in them.
-        assert {peer for peer, claim in claims if reason(admission, peer, claim, NOW + 10) is None} == expected
+        assert {
+            peer for peer, claim in claims if reason(admission, peer, claim, NOW + 10) is None
+        } == expected
         assert {peer for peer in PEERS if not admission.barred(peer, NOW + 10)} == expected
         assert sum(map(len, admission._uses.values())) <= uses
 
@@ -326,9 +375,13 @@ def test_a_claim_that_comes_too_late_costs_no_signature(monkeypatch):
     admission, token = by_invite(), invite(1)
     admission.check(ADA, token.claim(ADA, NOW).data, NOW)
     late = token.claim(BOB, NOW + 1).data
-    monkeypatch.setattr("lowcomm_protocol.peers.invites.verify", lambda *_: pytest.fail("a signature was verified"))
+    monkeypatch.setattr(
+        "lowcomm_protocol.peers.invites.verify", lambda *_: pytest.fail("a signature was verified")
+    )
     assert reason(admission, BOB, late) is Reason.INVITE_USED_UP
-    assert reason(admission, ADA, token.claim(ADA, NOW).data) is None, "known claims are not verified again"
+    assert reason(admission, ADA, token.claim(ADA, NOW).data) is None, (
+        "known claims are not verified again"
+    )
 
 
 def test_what_is_kept_of_claims_is_bounded_and_room_comes_back(monkeypatch):
@@ -347,7 +400,9 @@ def test_what_is_kept_of_claims_is_bounded_and_room_comes_back(monkeypatch):
 # Uses that were made by peers that have gone
 
 
-def tell(teller: Admission, listener: Admission, alive: Sequence[str] = (), now: float = NOW) -> int:
+def tell(
+    teller: Admission, listener: Admission, alive: Sequence[str] = (), now: float = NOW
+) -> int:
     uses = teller.uses_to_tell(frozenset(alive))
     listener.hear_uses(uses, now)
     return len(uses)
@@ -378,14 +433,18 @@ def test_uses_are_believed_only_as_far_as_they_are_signed():
     assert newcomer.barred(ADA, NOW), "after the first that is not sound nothing is looked at"
     newcomer.hear_uses([sound, pb.Use(peer_id="x" * 2_000_000, claim=b""), stolen], NOW)
     assert not newcomer.barred(ADA, NOW) and newcomer.barred(BOB, NOW)
-    newcomer.hear_uses([pb.Use(peer_id=peer, claim=token.claim(peer, NOW).data) for peer in PEERS] * 10, NOW)
+    newcomer.hear_uses(
+        [pb.Use(peer_id=peer, claim=token.claim(peer, NOW).data) for peer in PEERS] * 10, NOW
+    )
     assert sum(not newcomer.barred(peer, NOW) for peer in PEERS) == 4
 
 
 def test_no_more_uses_are_heard_at_once_than_an_honest_peer_tells():
     token, newcomer = invite(2 * MAX_TOLD), by_invite()
     peers = [Identity(bytes([201, number]) * 16).peer_id for number in range(MAX_TOLD + 5)]
-    newcomer.hear_uses([pb.Use(peer_id=peer, claim=token.claim(peer, NOW).data) for peer in peers], NOW)
+    newcomer.hear_uses(
+        [pb.Use(peer_id=peer, claim=token.claim(peer, NOW).data) for peer in peers], NOW
+    )
     assert sum(not newcomer.barred(peer, NOW) for peer in peers) == MAX_TOLD
 
 
@@ -448,7 +507,10 @@ def test_a_removed_peer_is_out_whatever_let_it_in_and_comes_back_when_that_is_un
         assert reason(admission, peer, claims[peer]) is None
     assert admission.hear_removals(removing(ADA))
     assert (admission.barred(ADA, NOW), admission.barred(BOB, NOW)) == (True, False)
-    assert (reason(admission, ADA, claims[ADA]), reason(admission, BOB, claims[BOB])) == (Reason.REMOVED, None)
+    assert (reason(admission, ADA, claims[ADA]), reason(admission, BOB, claims[BOB])) == (
+        Reason.REMOVED,
+        None,
+    )
     assert admission.hear_removals(removing(version=2))
     assert not admission.barred(ADA, NOW) and reason(admission, ADA, claims[ADA]) is None
 
@@ -512,10 +574,14 @@ def test_only_the_creator_of_the_run_removes():
 def test_the_creator_can_not_be_removed():
     with pytest.raises(RecordError, match="creator of a run can't be removed"):
         removing(CREATOR.peer_id)
-    payload = pb.RemovalList(run_id=bytes.fromhex(RUN), version=1, keys=[CREATOR.public_key]).SerializeToString()
+    payload = pb.RemovalList(
+        run_id=bytes.fromhex(RUN), version=1, keys=[CREATOR.public_key]
+    ).SerializeToString()
     admission = by_invite()
     admission.hear_removals(
-        pb.SignedRemovalList(payload=payload, signature=CREATOR.sign("removal list", payload)).SerializeToString()
+        pb.SignedRemovalList(
+            payload=payload, signature=CREATOR.sign("removal list", payload)
+        ).SerializeToString()
     )
     assert not admission.barred(CREATOR.peer_id, NOW) and reason(admission, CREATOR.peer_id) is None
 

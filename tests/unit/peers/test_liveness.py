@@ -37,13 +37,20 @@ def test_unknown_peers_are_probed_at_a_rate_and_each_of_them_ever_more_rarely():
         if liveness.due(known, NOW + second):
             probed.append(NOW + second)
     pauses = [after - before for before, after in pairwise(probed)]
-    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and max(pauses) == LONGEST_PAUSE
+    assert (
+        pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+        and max(pauses) == LONGEST_PAUSE
+    )
     crowd = Liveness()
     counts = [len(crowd.due(strangers(1000), NOW + second * PROBE_EVERY)) for second in range(10)]
     assert counts == [FIRST_BURST, *[1] * 9], "while nobody is known to be there"
     crowd.heard("ada", NOW + 10)
     assert len(crowd.due(strangers(2000), NOW + 100)) == BURST == crowd.at_once(NOW + 100)
-    assert len(crowd.due(strangers(2000), NOW + 10 + ALIVE)) == FIRST_BURST == crowd.at_once(NOW + 10 + ALIVE)
+    assert (
+        len(crowd.due(strangers(2000), NOW + 10 + ALIVE))
+        == FIRST_BURST
+        == crowd.at_once(NOW + 10 + ALIVE)
+    )
 
 
 def test_among_330_records_of_nobody_in_eleven_places_a_newcomer_tries_every_honest_peer_at_once():
@@ -86,4 +93,6 @@ def test_what_is_kept_is_bounded():
         liveness.heard(f"peer-{number}", NOW)
         liveness.missed(f"peer-{number}", NOW)
     assert len(liveness._heard) == len(liveness._missed) == MAX_HELD
-    assert liveness.is_alive(f"peer-{2 * MAX_HELD - 1}", NOW) and not liveness.is_alive("peer-0", NOW)
+    assert liveness.is_alive(f"peer-{2 * MAX_HELD - 1}", NOW) and not liveness.is_alive(
+        "peer-0", NOW
+    )

@@ -32,14 +32,18 @@ def test_a_request_arrives_as_it_was_made():
         ([pb.Target(kind=pb.Target.TCP, port=1, certificate=b"d" * 32)], "32 bytes"),
     ],
 )
-def test_a_request_for_other_calls_than_are_possible_is_refused(targets: list[pb.Target], words: str):
+def test_a_request_for_other_calls_than_are_possible_is_refused(
+    targets: list[pb.Target], words: str
+):
     with pytest.raises(ProtocolViolation, match=words):
         probes.read_dial_back(pb.DialBack(peer_id=PEER, targets=targets))
 
 
 def test_a_request_for_calls_to_what_is_no_peer_is_refused():
     with pytest.raises(ProtocolViolation, match="no peer id"):
-        probes.read_dial_back(pb.DialBack(peer_id="-oBatch", targets=[pb.Target(kind=pb.Target.TCP, port=1)]))
+        probes.read_dial_back(
+            pb.DialBack(peer_id="-oBatch", targets=[pb.Target(kind=pb.Target.TCP, port=1)])
+        )
 
 
 @given(st.binary(max_size=200))
@@ -63,14 +67,20 @@ def test_any_bytes_are_the_answer_that_is_wanted_or_refused(data: bytes, wanted:
 def test_sizes_are_bounded():
     with pytest.raises(ProtocolViolation):
         probes.read_probe(bytes(probes.MAX_MESSAGE + 1))
-    for ping in (pb.Ping(wanted=probes.MAX_CONTENT + 1), pb.Ping(content=bytes(probes.MAX_CONTENT + 1))):
+    for ping in (
+        pb.Ping(wanted=probes.MAX_CONTENT + 1),
+        pb.Ping(content=bytes(probes.MAX_CONTENT + 1)),
+    ):
         with pytest.raises(ProtocolViolation):
             probes.check_ping(ping)
     largest = pb.Ping(content=bytes(probes.MAX_CONTENT), wanted=probes.MAX_CONTENT)
     probes.check_ping(largest)
     probes.read_probe(pb.Probe(ping=largest).SerializeToString())
     seen = probes.read_seen(pb.Seen(address="x" * 9999, entry_points=["y" * 9999, *["z"] * 99]))
-    assert len(seen.address) == probes.MAX_ADDRESS and len(seen.entry_points) == probes.MAX_ENTRY_POINTS - 1
+    assert (
+        len(seen.address) == probes.MAX_ADDRESS
+        and len(seen.entry_points) == probes.MAX_ENTRY_POINTS - 1
+    )
 
 
 def test_as_many_calls_are_told_of_as_were_asked_for():

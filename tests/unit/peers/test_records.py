@@ -56,7 +56,9 @@ def signed_record(**fields) -> bytes:
         record.ClearField(name)
         record.MergeFrom(pb.PeerRecord(**{name: value}))
     payload = record.SerializeToString()
-    return pb.SignedRecord(payload=payload, signature=ALICE.sign("peer record", payload)).SerializeToString()
+    return pb.SignedRecord(
+        payload=payload, signature=ALICE.sign("peer record", payload)
+    ).SerializeToString()
 
 
 def mutated(data: bytes):
@@ -74,7 +76,9 @@ def mutated(data: bytes):
                 out[at:at] = bytes([value])
         return bytes(out)
 
-    edit = st.tuples(st.sampled_from(["flip", "cut", "put"]), st.integers(0, 2 * len(data)), st.integers(0, 255))
+    edit = st.tuples(
+        st.sampled_from(["flip", "cut", "put"]), st.integers(0, 2 * len(data)), st.integers(0, 255)
+    )
     return st.lists(edit, min_size=1, max_size=4).map(change).filter(lambda out: out != data)
 
 
@@ -82,22 +86,29 @@ def mutated(data: bytes):
 
 
 LONG_ADDRESS = "[2001:db8:85a3:1234:5678:8a2e:370:7334]:31337"
-AT_A_RELAY = (
-    f"/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/udp/31337/quic-v1/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}"
-)
+AT_A_RELAY = f"/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/udp/31337/quic-v1/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}"
 
 
 def test_the_longest_record_that_a_node_needs_is_taken_whole():
     run_id = INFO.run_id
-    claim = issue_invite(BOB, run_id, b"i" * 32, NOW + 1000, uses=1, peer_id=ALICE.peer_id).claim(ALICE.peer_id, NOW)
-    info = replace(INFO, addresses=(LONG_ADDRESS,) * 8, entry_points=(AT_A_RELAY,) * 4, claim=claim.data)
+    claim = issue_invite(BOB, run_id, b"i" * 32, NOW + 1000, uses=1, peer_id=ALICE.peer_id).claim(
+        ALICE.peer_id, NOW
+    )
+    info = replace(
+        INFO, addresses=(LONG_ADDRESS,) * 8, entry_points=(AT_A_RELAY,) * 4, claim=claim.data
+    )
     data = write_record(info, ALICE)
     assert read_record(data, NOW) == info
     assert len(data) < 0.85 * MAX_RECORD_BYTES
 
 
 def test_a_record_that_would_be_too_long_tells_fewer_addresses():
-    info = replace(INFO, addresses=(LONG_ADDRESS,) * 8, entry_points=("/" * 256,) * 4, claim=b"c" * MAX_CLAIM_BYTES)
+    info = replace(
+        INFO,
+        addresses=(LONG_ADDRESS,) * 8,
+        entry_points=("/" * 256,) * 4,
+        claim=b"c" * MAX_CLAIM_BYTES,
+    )
     told = read_record(write_record(info, ALICE), NOW)
     assert 1 <= len(told.addresses) < 8 and told.entry_points
 
@@ -152,7 +163,9 @@ def test_nobody_signs_for_another():
 
 def test_a_credential_can_not_be_replayed_as_a_record():
     payload = pb.SignedRecord.FromString(RECORD).payload
-    data = pb.SignedRecord(payload=payload, signature=ALICE.sign("credential", payload)).SerializeToString()
+    data = pb.SignedRecord(
+        payload=payload, signature=ALICE.sign("credential", payload)
+    ).SerializeToString()
     with pytest.raises(SignatureError):
         read_record(data, NOW)
 
@@ -190,7 +203,9 @@ def test_a_record_from_the_future_is_refused():
 
 
 def test_a_record_of_another_protocol_is_a_version_error():
-    with pytest.raises(VersionError, match=f"of protocol 99 is refused: this is {PROTOCOL_VERSION}"):
+    with pytest.raises(
+        VersionError, match=f"of protocol 99 is refused: this is {PROTOCOL_VERSION}"
+    ):
         read_record(signed_record(protocol=99), NOW)
 
 
@@ -267,17 +282,26 @@ def test_a_record_of_too_many_bytes_is_refused_unread():
 
 def test_of_two_records_a_millisecond_apart_one_is_later():
     for number in range(300):
-        first = read_record(write_record(replace(INFO, issued=NOW - 5 + number / 1000), ALICE), NOW).issued
-        assert read_record(write_record(replace(INFO, issued=first + 0.001), ALICE), NOW).issued > first
+        first = read_record(
+            write_record(replace(INFO, issued=NOW - 5 + number / 1000), ALICE), NOW
+        ).issued
+        assert (
+            read_record(write_record(replace(INFO, issued=first + 0.001), ALICE), NOW).issued
+            > first
+        )
 
 
 # Credentials
 
 
 def test_a_credential_tells_the_caller_and_the_nonce():
-    assert read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW) == Caller(ALICE.peer_id, NONCE, b"", NOW)
+    assert read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW) == Caller(
+        ALICE.peer_id, NONCE, b"", NOW
+    )
     with_claim = write_credential(ALICE, BOB.peer_id, RUN, NOW, NONCE, b"claim")
-    assert read_credential(with_claim, BOB.peer_id, RUN, NOW) == Caller(ALICE.peer_id, NONCE, b"claim", NOW)
+    assert read_credential(with_claim, BOB.peer_id, RUN, NOW) == Caller(
+        ALICE.peer_id, NONCE, b"claim", NOW
+    )
 
 
 def test_a_credential_holds_for_its_callee_run_and_time_only():
@@ -294,7 +318,9 @@ def test_a_credential_holds_for_its_callee_run_and_time_only():
 @pytest.mark.parametrize("nonce", [b"", b"n" * 15, b"n" * 17])
 def test_a_nonce_of_another_length_is_refused(nonce):
     with pytest.raises(RecordError, match="wrong length"):
-        read_credential(write_credential(ALICE, BOB.peer_id, RUN, NOW, nonce), BOB.peer_id, RUN, NOW)
+        read_credential(
+            write_credential(ALICE, BOB.peer_id, RUN, NOW, nonce), BOB.peer_id, RUN, NOW
+        )
 
 
 @given(mutated(CREDENTIAL))
@@ -310,7 +336,9 @@ def test_a_mutated_credential_is_refused_or_says_the_same(data):
 def test_a_forged_credential_is_refused():
     signed = pb.SignedCredential.FromString(CREDENTIAL)
     for purpose, signer in (("credential", BOB), ("peer record", ALICE)):
-        forged = pb.SignedCredential(payload=signed.payload, signature=signer.sign(purpose, signed.payload))
+        forged = pb.SignedCredential(
+            payload=signed.payload, signature=signer.sign(purpose, signed.payload)
+        )
         with pytest.raises(SignatureError):
             read_credential(forged.SerializeToString(), BOB.peer_id, RUN, NOW)
 

@@ -39,7 +39,12 @@ def test_an_unknown_peer_is_trusted_and_a_liar_is_not_for_an_interval():
 
 def test_each_further_lie_lasts_twice_as_long():
     trust = Trust(20)
-    assert [(trust.hold("a", Deed.HEAVY, 0), lasts(trust, "a", 0))[1] for _ in range(4)] == [20, 40, 80, 160]
+    assert [(trust.hold("a", Deed.HEAVY, 0), lasts(trust, "a", 0))[1] for _ in range(4)] == [
+        20,
+        40,
+        80,
+        160,
+    ]
 
 
 def test_nobody_is_left_out_for_longer_than_1024_intervals():
@@ -85,7 +90,8 @@ def test_an_honest_peer_that_was_unlucky_has_its_name_back_after_some_exchanges(
 
 
 def test_a_realignment_makes_up_for_no_lie():
-    """A liar that behaves only in the realignments that its returns cause is left out ever longer."""
+    """A liar that behaves only in the realignments that its returns cause is left out ever
+    longer."""
     trust = Trust(20)
     trust.hold("a", Deed.HEAVY, 0)
     before = trust.score("a", 20)
@@ -113,25 +119,45 @@ def test_time_makes_up_for_lies_little_by_little():
         for _ in range(3):
             trust.hold("a", Deed.HEAVY, 0)
         trust.hold("a", Deed.HEAVY, 20 * intervals)
-        assert lasts(trust, "a", 20 * intervals) == lasts_then, "3 lies count as 3, 2.1, 1.5 and 0.75"
+        assert lasts(trust, "a", 20 * intervals) == lasts_then, (
+            "3 lies count as 3, 2.1, 1.5 and 0.75"
+        )
 
 
 def test_what_each_deed_and_each_exchange_changes():
     trust = Trust(20)
     one = trust.hold("a", Deed.LIGHT, 5, "late")
-    assert (one.missing, one.since, one.half_life, one.heavy, one.reason) == (LIGHT, 5, 20, 0.0, "late")
+    assert (one.missing, one.since, one.half_life, one.heavy, one.reason) == (
+        LIGHT,
+        5,
+        20,
+        0.0,
+        "late",
+    )
     one = trust.hold("a", Deed.HEAVY, 5, "lies")
-    assert (one.missing, one.since, one.half_life, one.heavy, one.reason) == (1.0, 5, 20, 1.0, "lies")
+    assert (one.missing, one.since, one.half_life, one.heavy, one.reason) == (
+        1.0,
+        5,
+        20,
+        1.0,
+        "lies",
+    )
     trust.thank("a", 5)
     assert trust.score("a", 5) == pytest.approx(GOOD)
     one = trust.hold("a", Deed.HEAVY, 5)
     assert (one.heavy, one.half_life) == (pytest.approx(2.0 - GOOD), 40)
     one = trust.hold("a", Deed.LIGHT, 5)
-    assert (one.missing, one.half_life) == (1.0, 40), "a light deed does not shorten what is left of a heavy one"
+    assert (one.missing, one.half_life) == (1.0, 40), (
+        "a light deed does not shorten what is left of a heavy one"
+    )
     one = trust.hold("a", Deed.LIGHT, 45)
-    assert (one.missing, one.half_life) == (pytest.approx(0.5 + LIGHT), 20), "who is trusted again has done its time"
+    assert (one.missing, one.half_life) == (pytest.approx(0.5 + LIGHT), 20), (
+        "who is trusted again has done its time"
+    )
     for steps in (45, 0):
-        assert trust.score("a", steps) == pytest.approx(1 - 0.5 - LIGHT), "a clock that goes back changes no score"
+        assert trust.score("a", steps) == pytest.approx(1 - 0.5 - LIGHT), (
+            "a clock that goes back changes no score"
+        )
     assert trust.hold("a", Deed.LIGHT, 0).since == 45
 
 
@@ -156,7 +182,11 @@ def test_a_light_deed_shortens_no_punishment():
     assert 10 + lasts(trust, "a", 10) >= before
 
 
-@given(st.lists(st.tuples(st.sampled_from(["light", "heavy", "good"]), st.integers(0, 200)), max_size=40))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["light", "heavy", "good"]), st.integers(0, 200)), max_size=40
+    )
+)
 def test_a_score_is_between_0_and_1_and_never_falls_by_itself(deeds: list[tuple[str, int]]):
     trust, steps = Trust(20), 0
     for deed, after in deeds:

@@ -19,7 +19,9 @@ from lowcomm_protocol.plan.rows import gather, scatter
 PATTERNS = ("strided", "sequential")
 
 
-def transformer(layers: int, vocab: int = 300, width: int = 16, tied: bool = True) -> list[TensorSpec]:
+def transformer(
+    layers: int, vocab: int = 300, width: int = 16, tied: bool = True
+) -> list[TensorSpec]:
     specs = [TensorSpec("embed", (vocab, width), None, "embedding", "tokens")]
     for layer in range(layers):
         specs += [
@@ -33,7 +35,10 @@ def transformer(layers: int, vocab: int = 300, width: int = 16, tied: bool = Tru
 
 def memory(specs: list[TensorSpec]) -> dict[str, torch.Tensor]:
     stored: dict[str, torch.Tensor] = {}
-    return {one.name: stored.setdefault(one.storage or one.name, torch.zeros(one.shape)) for one in specs}
+    return {
+        one.name: stored.setdefault(one.storage or one.name, torch.zeros(one.shape))
+        for one in specs
+    }
 
 
 def homes(plan) -> dict[str, set[int]]:
@@ -87,7 +92,9 @@ def test_tied_tensors_are_sent_once_under_the_first_name(pattern, count):
 
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("layers, vocab", [(12, 3000), (12, 20), (13, 1300), (24, 100), (2, 5000), (4, 256)])
+@pytest.mark.parametrize(
+    "layers, vocab", [(12, 3000), (12, 20), (13, 1300), (24, 100), (2, 5000), (4, 256)]
+)
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 24])
 def test_the_largest_fragment_is_at_most_a_quarter_above_the_mean_where_layers_permit(
     tied, pattern, layers, vocab, count
@@ -135,7 +142,9 @@ def test_a_small_embedding_goes_first_and_norm_and_head_go_last(pattern):
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_an_embedding_and_a_head_that_outweigh_a_fragment_are_split_by_rows_from_their_ends(pattern):
+def test_an_embedding_and_a_head_that_outweigh_a_fragment_are_split_by_rows_from_their_ends(
+    pattern,
+):
     for count in (3, 4):
         specs = transformer(4, vocab=3000, tied=False)
         plan = plan_fragments(specs, count, pattern)
@@ -148,7 +157,11 @@ def test_an_embedding_and_a_head_that_outweigh_a_fragment_are_split_by_rows_from
 
 def test_slices_keep_the_order_of_the_model():
     plan = plan_fragments(transformer(4), 2, "strided")
-    assert [part.tensor for part in plan.fragments[0].slices][:3] == ["embed", "h.0.norm", "h.0.attention"]
+    assert [part.tensor for part in plan.fragments[0].slices][:3] == [
+        "embed",
+        "h.0.norm",
+        "h.0.attention",
+    ]
 
 
 def test_the_plan_and_its_digest_are_fixed():
@@ -172,7 +185,9 @@ def test_the_digest_tells_apart_what_peers_must_not_mix():
         plan_fragments(specs, 2, "sequential"),
         plan_fragments(specs, 4, "strided"),
         plan_fragments(transformer(4, vocab=301), 2, "strided"),
-        plan_fragments([TensorSpec("wte", (300, 16), None, "embedding"), *specs[1:-1]], 2, "strided"),
+        plan_fragments(
+            [TensorSpec("wte", (300, 16), None, "embedding"), *specs[1:-1]], 2, "strided"
+        ),
     ]
     assert len({plan.digest for plan in plans}) == len(plans)
     assert plan_fragments(specs, 2, "strided") == plans[0]
@@ -182,13 +197,23 @@ def test_the_digest_tells_apart_what_peers_must_not_mix():
     ("specs", "count", "pattern", "message"),
     [
         (transformer(2), 0, "strided", "0 fragments"),
-        ([TensorSpec("a", (3, 9), None, "head")], 4, "strided", "4 fragments of a model with 3 rows"),
+        (
+            [TensorSpec("a", (3, 9), None, "head")],
+            4,
+            "strided",
+            "4 fragments of a model with 3 rows",
+        ),
         ([], 1, "strided", "0 rows"),
         (transformer(2), 2, "random", "'random'"),
         ([TensorSpec("a", (3,), None, "norm")] * 2, 1, "strided", "'a' is listed twice"),
         ([TensorSpec("a", (3, 0), None, "norm")], 1, "strided", "holds nothing"),
         ([TensorSpec("a", (3,), None, "block")], 1, "strided", "no layer"),
-        ([TensorSpec(n, s, None, "norm", "x") for n, s in (("a", (6,)), ("b", (2, 3)))], 1, "strided", "one shape"),
+        (
+            [TensorSpec(n, s, None, "norm", "x") for n, s in (("a", (6,)), ("b", (2, 3)))],
+            1,
+            "strided",
+            "one shape",
+        ),
     ],
 )
 def test_plans_that_can_not_be_made_are_refused(specs, count, pattern, message):
@@ -210,7 +235,9 @@ def test_offsets_spread_fragments_over_the_interval():
 def test_the_sync_index_grows_exactly_when_a_fragment_is_due(count, interval, data):
     index = data.draw(st.integers(0, count - 1))
     for step in range(1, 3 * interval):
-        grown = sync_index(step, index, count, interval) - sync_index(step - 1, index, count, interval)
+        grown = sync_index(step, index, count, interval) - sync_index(
+            step - 1, index, count, interval
+        )
         assert grown == ((step - offset(index, count, interval)) % interval == 0)
 
 
@@ -218,7 +245,9 @@ def test_a_jump_of_the_clock_is_seen_in_the_sync_index():
     assert [sync_index(step, 0, 4, 20) for step in (4, 5, 24, 25, 106)] == [-1, 0, 0, 1, 5]
 
 
-@pytest.mark.parametrize(("index", "count", "interval"), [(0, 1, 0), (2, 2, 5), (-1, 2, 5), (0, 0, 5)])
+@pytest.mark.parametrize(
+    ("index", "count", "interval"), [(0, 1, 0), (2, 2, 5), (-1, 2, 5), (0, 0, 5)]
+)
 def test_fragments_out_of_range_have_no_offset(index, count, interval):
     with pytest.raises(PlanError, match="interval"):
         offset(index, count, interval)
@@ -247,7 +276,13 @@ def test_gather_and_scatter_go_row_by_row_through_any_layout_and_dtype():
 
 @pytest.mark.parametrize(
     "vector",
-    [torch.zeros(7), torch.zeros(9), torch.zeros(8, dtype=torch.float64), torch.zeros(2, 4), torch.zeros(16)[::2]],
+    [
+        torch.zeros(7),
+        torch.zeros(9),
+        torch.zeros(8, dtype=torch.float64),
+        torch.zeros(2, 4),
+        torch.zeros(16)[::2],
+    ],
     ids=["short", "long", "float64", "2-D", "strided"],
 )
 def test_vectors_that_do_not_fit_the_fragment_are_refused(vector):

@@ -26,13 +26,17 @@ from lowcomm_protocol.plan.pairing import KEPT, order
 from lowcomm_protocol.spec.names import PAIRINGS
 from lowcomm_protocol.spec.presets import PRESETS
 
-READY = Readiness(training=True, busy=False, has_room=True, min_steps=10, step_is_supported=True, fragment_count=4)
+READY = Readiness(
+    training=True, busy=False, has_room=True, min_steps=10, step_is_supported=True, fragment_count=4
+)
 
 seeds, rounds, fragments = st.integers(0, 2**63 - 1), st.integers(0, 10**6), st.integers(0, 63)
 
 
 def swarms(smallest: int = 2, largest: int = 24):
-    return st.integers(smallest, largest).map(lambda size: [f"peer{number}" for number in range(size)])
+    return st.integers(smallest, largest).map(
+        lambda size: [f"peer{number}" for number in range(size)]
+    )
 
 
 @given(seeds, fragments, rounds, swarms(), st.randoms())
@@ -125,7 +129,10 @@ def test_after_a_cycle_of_rounds_everybody_has_the_mean_of_all(size, seed, cycle
 
 def test_cycles_draw_new_partners():
     peers = [f"peer{number}" for number in range(16)]
-    met = {tuple(candidates(0, 0, 4 * cycle + k, "peer0", peers, 2)[0] for k in range(4)) for cycle in range(50)}
+    met = {
+        tuple(candidates(0, 0, 4 * cycle + k, "peer0", peers, 2)[0] for k in range(4))
+        for cycle in range(50)
+    }
     assert len(met) > 40
 
 
@@ -140,10 +147,14 @@ def test_the_second_choice_differs_from_peer_to_peer():
     assert len({candidates(0, 0, 0, me, peers, 2)[1] for me in peers}) > 12
 
 
-def in_one_go(seed: int, fragment: int, round_: int, me: str, peers: list[str], partner: str | None) -> list[str]:
+def in_one_go(
+    seed: int, fragment: int, round_: int, me: str, peers: list[str], partner: str | None
+) -> list[str]:
     """All candidates of a pair, sorted at once."""
     others = {*peers} - {me, partner}
-    rest = sorted(others, key=lambda peer: sha256(f"{me}/{peer}/{fragment}/{round_}".encode()).digest())
+    rest = sorted(
+        others, key=lambda peer: sha256(f"{me}/{peer}/{fragment}/{round_}".encode()).digest()
+    )
     return ([partner] if partner else []) + rest
 
 
@@ -154,7 +165,11 @@ def test_candidates_drawn_when_they_are_asked_for_are_those_that_are_sorted_at_o
 ):
     me = data.draw(st.sampled_from(peers))
     found = candidates(seed, fragment, round_, me, peers, 2, pairing)
-    paired = found[0] if candidates(seed, fragment, round_, found[0], peers, 2, pairing)[0] == me else None
+    paired = (
+        found[0]
+        if candidates(seed, fragment, round_, found[0], peers, 2, pairing)[0] == me
+        else None
+    )
     wanted = in_one_go(seed, fragment, round_, me, peers, paired)
     places = range(-len(wanted), len(wanted))
     assert len(found) == len(wanted)
@@ -171,7 +186,9 @@ def test_a_thousand_peers_sort_a_permutation_once_however_many_ask(pairing, sort
     hashed = []
     pairs._line.cache_clear()
     monkeypatch.setattr(pairs, "sha256", lambda text: hashed.append(text) or sha256(text))
-    monkeypatch.setattr(matching, "sha256", lambda text: pytest.fail("nobody asked for another candidate"))
+    monkeypatch.setattr(
+        matching, "sha256", lambda text: pytest.fail("nobody asked for another candidate")
+    )
     for round_ in range(4):  # of a cycle of ten
         assert len({candidates(7, 0, round_, me, peers, 2, pairing)[0] for me in peers[:20]}) == 20
     assert len(hashed) == sorts * len(peers)
@@ -208,7 +225,9 @@ def test_an_offer_like_ours_is_accepted():
 
 
 def test_progress_may_differ():
-    theirs = replace(OFFER, round=7, swarm_step=999, steps=1, tokens=1, version=0, slow_digest=b"x" * 32)
+    theirs = replace(
+        OFFER, round=7, swarm_step=999, steps=1, tokens=1, version=0, slow_digest=b"x" * 32
+    )
     assert consider(theirs, OFFER, READY) is None
 
 
@@ -242,7 +261,12 @@ def test_another_stage_of_the_model_is_another_plan():
 def test_what_can_never_fit_is_told_before_what_may_pass():
     theirs = replace(OFFER, protocol=99, run_id="ff" * 32, codec="bf16")
     hopeless = Readiness(
-        training=False, busy=True, has_room=False, min_steps=99, step_is_supported=False, fragment_count=0
+        training=False,
+        busy=True,
+        has_room=False,
+        min_steps=99,
+        step_is_supported=False,
+        fragment_count=0,
     )
     assert consider(theirs, OFFER, hopeless) is Refusal.OTHER_PROTOCOL
     assert consider(OFFER, OFFER, replace(hopeless, fragment_count=1)) is Refusal.NOT_TRAINING

@@ -16,7 +16,9 @@ def fresh(interval: int = 20, count: int = 4) -> SyncSchedule:
 
 def settings():
     """An interval and at most as many fragments."""
-    return st.integers(1, 60).flatmap(lambda interval: st.tuples(st.just(interval), st.integers(1, interval)))
+    return st.integers(1, 60).flatmap(
+        lambda interval: st.tuples(st.just(interval), st.integers(1, interval))
+    )
 
 
 def first_syncs(schedule: SyncSchedule, steps: int) -> dict[int, list[int]]:
@@ -49,7 +51,9 @@ def test_each_fragment_is_first_due_at_its_own_step_of_the_first_interval():
 def test_the_first_sync_comes_at_the_offset_of_a_fragment(setting):
     interval, count = setting
     found = first_syncs(fresh(interval, count), interval)
-    assert [steps[0] for steps in found.values()] == [offset(p, count, interval) or interval for p in range(count)]
+    assert [steps[0] for steps in found.values()] == [
+        offset(p, count, interval) or interval for p in range(count)
+    ]
 
 
 def test_a_first_call_is_accepted_before_the_steps_that_later_ones_need():
@@ -62,7 +66,12 @@ def test_a_first_call_is_accepted_before_the_steps_that_later_ones_need():
 
 def test_counters_begin_with_nothing_done_and_are_replaced_never_changed():
     fresh_one = FragmentProgress()
-    assert (fresh_one.version, fresh_one.merged_steps, fresh_one.merged_tokens, fresh_one.synced) == (0, 0, 0, -1)
+    assert (
+        fresh_one.version,
+        fresh_one.merged_steps,
+        fresh_one.merged_tokens,
+        fresh_one.synced,
+    ) == (0, 0, 0, -1)
     with pytest.raises(AttributeError):
         fresh_one.version = 1  # type: ignore[misc]
 
@@ -129,4 +138,6 @@ def test_the_sync_index_never_goes_back(calls):
 def test_equal_steps_give_equal_rounds_whatever_was_done_before(swarm_step):
     late, early = fresh(), fresh()
     early.merged(1, swarm_step, 50, 50)
-    assert [late.round_of(p, swarm_step) for p in range(4)] == [early.round_of(p, swarm_step) for p in range(4)]
+    assert [late.round_of(p, swarm_step) for p in range(4)] == [
+        early.round_of(p, swarm_step) for p in range(4)
+    ]

@@ -39,7 +39,11 @@ class World:
     """A helper, and who asks it."""
 
     def __init__(
-        self, address: str = FROM, calls: Allowed = PLENTY, size: Allowed = PLENTY, keeps: bool = True
+        self,
+        address: str = FROM,
+        calls: Allowed = PLENTY,
+        size: Allowed = PLENTY,
+        keeps: bool = True,
     ) -> None:
         self.network = MemoryNetwork(clock=time, address=address)
         self.helper, self.asker = (MemoryDiscovery(peer, self.network) for peer in (HELPER, ASKER))
@@ -146,7 +150,9 @@ async def test_probes_without_content_are_not_free_either():
 
 async def test_all_that_come_through_relays_are_one_caller():
     circuit = f"/ip4/198.51.100.9/tcp/1/p2p/{RELAY}/p2p-circuit"
-    async with world(address=circuit, size=Allowed(each=3 * OVERHEAD, all=10**9, seconds=86_400.0)) as made:
+    async with world(
+        address=circuit, size=Allowed(each=3 * OVERHEAD, all=10**9, seconds=86_400.0)
+    ) as made:
         with await made.stream() as asker:
             for _ in range(3):
                 await asker.look()
@@ -193,7 +199,9 @@ async def test_a_caller_holds_a_few_streams_at_most():
         pb.Probe(ping=pb.Ping(wanted=10**9)).SerializeToString(),
         pb.Probe(dial_back=pb.DialBack(peer_id="nobody")).SerializeToString(),
         pb.Probe(
-            dial_back=pb.DialBack(peer_id=ASKER, targets=[pb.Target(kind=pb.Target.TCP, port=22)] * 99)
+            dial_back=pb.DialBack(
+                peer_id=ASKER, targets=[pb.Target(kind=pb.Target.TCP, port=22)] * 99
+            )
         ).SerializeToString(),
     ],
 )
@@ -264,7 +272,9 @@ async def test_a_helper_that_answers_something_else_is_not_believed():
             await asker.dial_back(ASKER, TARGETS)
 
 
-async def test_an_answer_that_comes_too_late_is_not_taken_for_another(monkeypatch: pytest.MonkeyPatch):
+async def test_an_answer_that_comes_too_late_is_not_taken_for_another(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr("lowcomm_node.probing.asker.LOOK_DEADLINE", 0.05)
     near, far = socket.socketpair()
     for end in (near, far):
@@ -278,7 +288,9 @@ async def test_an_answer_that_comes_too_late_is_not_taken_for_another(monkeypatc
             await asker.dial_back(ASKER, TARGETS)
 
 
-async def test_what_ends_a_stream_is_told_also_where_the_system_has_no_words(monkeypatch: pytest.MonkeyPatch):
+async def test_what_ends_a_stream_is_told_also_where_the_system_has_no_words(
+    monkeypatch: pytest.MonkeyPatch,
+):
     async def fail(*_: object) -> None:
         raise ConnectionResetError("lost")
 
@@ -307,7 +319,9 @@ async def test_a_bootstrap_server_is_asked_for_a_run_with_the_place_of_who_asks_
 # dialing
 
 
-async def test_a_direct_call_reaches_only_the_certificate_that_is_named(monkeypatch: pytest.MonkeyPatch):
+async def test_a_direct_call_reaches_only_the_certificate_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(dialing, "DIAL_DEADLINE", 20.0)
     certificate = make_certificate(datetime.datetime.now(datetime.UTC))
     server = aio.server()
@@ -316,13 +330,17 @@ async def test_a_direct_call_reaches_only_the_certificate_that_is_named(monkeypa
     digest = sha256(certificate.der).digest()
     try:
         assert await dialing.is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, digest))
-        assert not await dialing.is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, b"o" * 32))
+        assert not await dialing.is_reached(
+            "127.0.0.1", ASKER, Target(Kind.DIRECT, port, b"o" * 32)
+        )
     finally:
         await server.stop(None)
     assert not await dialing.is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, digest))
 
 
-async def test_a_port_that_takes_calls_and_says_nothing_is_not_reached(monkeypatch: pytest.MonkeyPatch):
+async def test_a_port_that_takes_calls_and_says_nothing_is_not_reached(
+    monkeypatch: pytest.MonkeyPatch,
+):
     monkeypatch.setattr(dialing, "DIAL_DEADLINE", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         target = Target(Kind.DIRECT, mute.getsockname()[1], b"d" * 32)

@@ -9,14 +9,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowcomm_protocol.errors import LowcommError, SignatureError
-from lowcomm_protocol.identity import Identity, identity_from_libp2p, peer_id_of, public_key_of, verify
+from lowcomm_protocol.identity import (
+    Identity,
+    identity_from_libp2p,
+    peer_id_of,
+    public_key_of,
+    verify,
+)
 
 ALICE, BOB = Identity(b"a" * 32), Identity(b"b" * 32)
 
 
-# The Ed25519 key of the libp2p specification's test vectors: private key file and public key, as protobuf.
+# The Ed25519 key of the libp2p specification's test vectors: private key file and public key, as
+# protobuf.
 SPEC_PUBLIC = "080112201ed1e8fae2c4a144b8be8fd4b47bf3d3b34b871c3cacf6010f0e42d474fce27e"
-SPEC_PRIVATE = "080112407e0830617c4a7de83925dfb2694556b12936c477a0e1feb2e148ec9da60fee7d" + SPEC_PUBLIC[8:]
+SPEC_PRIVATE = (
+    "080112407e0830617c4a7de83925dfb2694556b12936c477a0e1feb2e148ec9da60fee7d" + SPEC_PUBLIC[8:]
+)
 
 
 def test_keys_and_peer_ids_are_libp2ps():
@@ -28,7 +37,9 @@ def test_keys_and_peer_ids_are_libp2ps():
     while number:
         number, digit = divmod(number, 58)
         digits = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"[digit] + digits
-    assert identity.peer_id == "1" + digits == "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
+    assert (
+        identity.peer_id == "1" + digits == "12D3KooWBtg3aaRMjxwedh83aGiUkwSxDwUZkzuJcfaqUmo7R3pq"
+    )
 
 
 @given(st.binary(min_size=32, max_size=32).map(lambda seed: Identity(seed).public_key))
@@ -37,7 +48,8 @@ def test_a_peer_id_holds_its_public_key(key):
 
 
 def keys_of_nobody() -> list[bytes]:
-    """Every encoding of a point of small order: multiples of the group's order leave nothing but those."""
+    """Every encoding of a point of small order: multiples of the group's order leave nothing but
+    those."""
     field, order = 2**255 - 19, 2**252 + 27742317777372353535851937790883648493
     d = -121665 * pow(121666, -1, field) % field
 
@@ -74,7 +86,9 @@ def keys_of_nobody() -> list[bytes]:
 def test_a_key_that_anybody_can_sign_for_is_no_identity():
     keys = keys_of_nobody()
     assert len(keys) == 14
-    Ed25519PublicKey.from_public_bytes(b"\1" + bytes(31)).verify(b"\1" + bytes(63), b"anything")  # signed by nobody
+    Ed25519PublicKey.from_public_bytes(b"\1" + bytes(31)).verify(
+        b"\1" + bytes(63), b"anything"
+    )  # signed by nobody
     for key in keys:
         with pytest.raises(SignatureError, match="anybody can sign for"):
             public_key_of(peer_id_of(key))
@@ -83,7 +97,11 @@ def test_a_key_that_anybody_can_sign_for_is_no_identity():
         public_key_of(peer_id_of(above))
 
 
-@given(st.one_of(st.text(max_size=80), st.binary(max_size=60).map(lambda raw: base58.b58encode(raw).decode())))
+@given(
+    st.one_of(
+        st.text(max_size=80), st.binary(max_size=60).map(lambda raw: base58.b58encode(raw).decode())
+    )
+)
 def test_anything_but_a_peer_id_is_a_signature_error(text):
     with pytest.raises(SignatureError):
         public_key_of(text)

@@ -1,4 +1,5 @@
-"""Whatever a stranger sends that is not sound is refused, counted by its reason, and costs next to nothing.
+"""Whatever a stranger sends that is not sound is refused, counted by its reason, and costs next to
+nothing.
 
 The cases are those of benchmarks/refusals.py, which measures their time; memory is held here.
 """
@@ -43,12 +44,17 @@ def test_what_is_too_large_is_refused_before_it_is_hashed_parsed_or_verified(nam
 
 
 @pytest.mark.parametrize(
-    "name", ["an expired record", "a record without an invite", "a record whose signature is forged"]
+    "name",
+    ["an expired record", "a record without an invite", "a record whose signature is forged"],
 )
-def test_the_same_bytes_are_verified_and_counted_once_however_often_the_dht_tells_them(name, monkeypatch):
+def test_the_same_bytes_are_verified_and_counted_once_however_often_the_dht_tells_them(
+    name, monkeypatch
+):
     refuse, refusals = CASES[name].prepare()
     refuse()
-    monkeypatch.setattr("lowcomm_protocol.peers.records.verify", lambda *_: pytest.fail("verified again"))
+    monkeypatch.setattr(
+        "lowcomm_protocol.peers.records.verify", lambda *_: pytest.fail("verified again")
+    )
     for _ in range(5):
         refuse()
     assert sum(refusals.counts().values()) == 1
@@ -58,7 +64,9 @@ def test_what_was_refused_under_a_wrong_name_is_believed_in_its_place():
     data, refusals = benchmark.record(), Refusals()
     roster = benchmark.Roster(benchmark.ME.peer_id, benchmark.RUN, None, refusals)
     assert roster.hear(data, benchmark.NOW, benchmark.BOB.peer_id) is None
-    assert roster.hear(data, benchmark.NOW, benchmark.ADA.peer_id) is not None, "a replay must not silence its victim"
+    assert roster.hear(data, benchmark.NOW, benchmark.ADA.peer_id) is not None, (
+        "a replay must not silence its victim"
+    )
     assert refusals.counts() == {"record.misplaced": 1}
 
 
@@ -77,7 +85,11 @@ def test_a_flood_of_refusals_keeps_a_bounded_memory(monkeypatch):
 
 def test_counts_are_told_by_name_in_one_order():
     refusals = Refusals()
-    for what, reason in ((What.RECORD, Reason.EXPIRED), (What.CALL, Reason.REPLAYED), (What.RECORD, Reason.EXPIRED)):
+    for what, reason in (
+        (What.RECORD, Reason.EXPIRED),
+        (What.CALL, Reason.REPLAYED),
+        (What.RECORD, Reason.EXPIRED),
+    ):
         refusals.count(what, reason)
     assert list(refusals.counts().items()) == [("call.replayed", 1), ("record.expired", 2)]
 

@@ -1,4 +1,5 @@
-"""What must hold for a table of names: what is registered is found, and an error lists what there is."""
+"""What must hold for a table of names: what is registered is found, and an error lists what there
+is."""
 
 import sys
 
@@ -23,7 +24,10 @@ def test_what_is_registered_is_found_until_it_is_removed():
 def test_an_unknown_name_is_refused_with_the_nearest_and_all_others():
     table = Table("number", dict.fromkeys(("three", "seven"), 0))
     table.check("three")
-    with pytest.raises(SpecError, match=r"number 'thre' is not known; did you mean 'three'\? There are three, seven$"):
+    with pytest.raises(
+        SpecError,
+        match=r"number 'thre' is not known; did you mean 'three'\? There are three, seven$",
+    ):
         table.check("thre")
     with pytest.raises(SpecError) as refused:
         table.check("x" * 10_000)

@@ -69,7 +69,9 @@ def test_the_creator_needs_none():
     assert reason(Rules.of(RUN), b"", CREATOR) is None
 
 
-def test_a_proof_is_hashed_once_and_strangers_get_no_more_than_their_share(proof: bytes, monkeypatch):
+def test_a_proof_is_hashed_once_and_strangers_get_no_more_than_their_share(
+    proof: bytes, monkeypatch
+):
     hashed: list[Proof] = []
 
     def count(run_id: str, peer_id: str, one: Proof) -> int:
@@ -91,7 +93,9 @@ def test_a_proof_is_hashed_once_and_strangers_get_no_more_than_their_share(proof
 
 def test_a_run_may_ask_for_bounded_work_and_only_if_it_is_open():
     assert parse_canonical(RUN.spec.canonical().decode()).run.work == BITS
-    assert b"work" not in parse_toml('[run]\nname = "a"\n').canonical(), "a run without it is signed as before"
+    assert b"work" not in parse_toml('[run]\nname = "a"\n').canonical(), (
+        "a run without it is signed as before"
+    )
     with pytest.raises(SpecError, match="work = 17"):
         parse_toml(f'[run]\nname = "a"\nwork = {MAX_BITS + 1}\n')
     with pytest.raises(SpecError, match="open"):
@@ -103,7 +107,12 @@ def test_a_run_may_ask_for_bounded_work_and_only_if_it_is_open():
 
 def record(claim: bytes, peer: Identity = ADA) -> bytes:
     info = PeerInfo(
-        peer_id=peer.peer_id, run_id=RUN.run_id, phase=Phase.TRAINING, issued=NOW, expires=NOW + 30, claim=claim
+        peer_id=peer.peer_id,
+        run_id=RUN.run_id,
+        phase=Phase.TRAINING,
+        issued=NOW,
+        expires=NOW + 30,
+        claim=claim,
     )
     return write_record(info, peer)
 
@@ -175,7 +184,9 @@ async def test_a_search_that_is_cancelled_ends_at_once():
     assert node.shown[-1] is None
 
 
-async def test_the_next_weeks_proof_is_found_before_and_used_when_its_week_begins(tmp_path: Path, monkeypatch):
+async def test_the_next_weeks_proof_is_found_before_and_used_when_its_week_begins(
+    tmp_path: Path, monkeypatch
+):
     monkeypatch.setattr(proving, "CHECK_EVERY", 0.001)
     node, used = Node(tmp_path / "work"), list[bytes]()
     await node.prover.prove()

@@ -1,4 +1,5 @@
-"""What a bootstrap server installs: a part of what everybody has, at the same versions, and whole without torch."""
+"""What a bootstrap server installs: a part of what everybody has, at the same versions, and whole
+without torch."""
 
 from importlib.metadata import requires
 from pathlib import Path
@@ -10,8 +11,17 @@ from helpers.frugal import listed, name_of
 ROOT = Path(__file__).resolve().parents[3]
 
 LOCK = listed(ROOT / "bootstrap" / "requirements.lock")
-NEVER_IMPORTED = {"torch", "scipy", "configargparse", "grpcio-tools", "packaging", "prefetch-generator", "pyyaml"}
-"""What hivemind asks for, and the modules of it that we use do not import; tests/swarm/test_door.py runs without them."""
+NEVER_IMPORTED = {
+    "torch",
+    "scipy",
+    "configargparse",
+    "grpcio-tools",
+    "packaging",
+    "prefetch-generator",
+    "pyyaml",
+}
+"""What hivemind asks for, and the modules of it that we use do not import; tests/swarm/test_door.py
+runs without them."""
 
 
 def test_its_versions_are_those_of_everybody() -> None:

@@ -57,7 +57,10 @@ def test_a_home_whose_container_is_back_is_not_given_away_twice(replica: Claim) 
 
 
 def test_a_home_stays_taken_as_long_as_what_it_became_lives(tmp_path: Path, replica: Claim) -> None:
-    code = "import claim, os, sys, pathlib; claim.claim(pathlib.Path(sys.argv[1]), 'a'); os.execvp('sleep', ['sleep', '60'])"
+    code = (
+        "import claim, os, sys, pathlib; claim.claim(pathlib.Path(sys.argv[1]), 'a'); "
+        "os.execvp('sleep', ['sleep', '60'])"
+    )
     child = subprocess.Popen(
         [sys.executable, "-c", f"print(flush=True); {code}", str(tmp_path)],
         env=os.environ | {"PYTHONPATH": str(ENTRY)}, stdout=subprocess.PIPE,

@@ -36,7 +36,8 @@ def anchors(page: Path) -> set[str]:
 
 
 def overlong(text: str) -> list[str]:
-    """Lines beyond 100 columns. Neither a row of a table nor one word, such as a link, can be broken."""
+    """Lines beyond 100 columns. Neither a row of a table nor one word, such as a link, can be
+    broken."""
     long = [line for line in text.splitlines() if len(line) > COLUMNS]
     return [line for line in long if line[0] != "|" and " " in line.strip()]
 
@@ -85,7 +86,9 @@ def test_every_file_and_test_that_a_page_names_exists(page: Path) -> None:
 
 
 def test_the_page_of_the_doctor_lists_its_checks_in_their_order() -> None:
-    listed = re.findall(r"^- \*\*`([a-z0-9]+)`\*\*:", (DOCS / "doctor.md").read_text(), re.MULTILINE)
+    listed = re.findall(
+        r"^- \*\*`([a-z0-9]+)`\*\*:", (DOCS / "doctor.md").read_text(), re.MULTILINE
+    )
     assert listed == [check.__name__ for check in CHECKS]
 
 

@@ -1,4 +1,5 @@
-"""The pages in docs/ are enough: what was written from them alone does what ours does, to the bit."""
+"""The pages in docs/ are enough: what was written from them alone does what ours does, to the
+bit."""
 
 from pathlib import Path
 
@@ -56,7 +57,9 @@ def test_a_codec_written_from_its_page_writes_and_reads_the_same_bytes(name, num
 def test_a_modulo_codec_written_from_its_page_writes_and_reads_the_same_bytes(bits, numel):
     draw = np.random.default_rng(bits)
     for vector in vectors(numel)[:6]:
-        noise = draw.standard_normal(numel).astype(np.float32) * np.abs(vector).max() * np.float32(0.01)
+        noise = (
+            draw.standard_normal(numel).astype(np.float32) * np.abs(vector).max() * np.float32(0.01)
+        )
         own = (vector + noise).astype(np.float32)
         ranges = np.full(-(-numel // 256), -1, dtype=np.float32)
         ranges[::2] = np.abs(noise).max()
@@ -82,10 +85,17 @@ def written_by_ours(bits: int, vector: np.ndarray, ranges: np.ndarray) -> tuple[
     return bytes(out[:size]), decoded
 
 
-MODELS = [(4, 64, 176, 256, False), (4, 64, 176, 256, True), (6, 32, 64, 4096, False), (2, 16, 32, 64, False)]
+MODELS = [
+    (4, 64, 176, 256, False),
+    (4, 64, 176, 256, True),
+    (6, 32, 64, 4096, False),
+    (2, 16, 32, 64, False),
+]
 
 
-def tensors_of(layers: int, width: int, feed_forward: int, vocab: int, tied: bool) -> list[TensorSpec]:
+def tensors_of(
+    layers: int, width: int, feed_forward: int, vocab: int, tied: bool
+) -> list[TensorSpec]:
     """As docs/protocol.md lists them."""
     listed = [TensorSpec("embedding.weight", (vocab, width), None, "embedding")]
     for layer in range(layers):
@@ -98,7 +108,10 @@ def tensors_of(layers: int, width: int, feed_forward: int, vocab: int, tied: boo
             "feed_forward.up": (feed_forward, width),
             "feed_forward.down": (width, feed_forward),
         }
-        listed += [TensorSpec(f"blocks.{layer}.{one}.weight", shape, layer, "block") for one, shape in shapes.items()]
+        listed += [
+            TensorSpec(f"blocks.{layer}.{one}.weight", shape, layer, "block")
+            for one, shape in shapes.items()
+        ]
     listed.append(TensorSpec("norm.weight", (width,), None, "norm"))
     return listed if tied else [*listed, TensorSpec("head.weight", (vocab, width), None, "head")]
 
@@ -109,17 +122,27 @@ def tensors_of(layers: int, width: int, feed_forward: int, vocab: int, tied: boo
 def test_a_plan_written_from_its_page_has_the_same_slices_and_digest(model, count, pattern):
     tensors = tensors_of(*model)
     ours = fragments.plan_fragments(tensors, count, pattern)
-    flat = [(one.name, one.stack.rows, one.stack.width, one.role, one.layer or 0) for one in tensors]
+    flat = [
+        (one.name, one.stack.rows, one.stack.width, one.role, one.layer or 0) for one in tensors
+    ]
     parts = theirs.plan(flat, count, pattern)
-    assert parts == [[(s.tensor, s.start, s.stop, s.numel) for s in f.slices] for f in ours.fragments]
+    assert parts == [
+        [(s.tensor, s.start, s.stop, s.numel) for s in f.slices] for f in ours.fragments
+    ]
     assert theirs.digest(parts, pattern) == ours.digest
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_the_page_lists_the_tensors_of_a_model_in_the_order_of_its_plan(tied):
     ours = tensor_specs(build_model(TransformerSettings(tied=tied), 0))
-    kept = [(one.name, one.shape, one.layer, one.role) for one in ours if not (tied and one.role == "head")]
-    assert kept == [(one.name, one.shape, one.layer, one.role) for one in tensors_of(4, 64, 176, 256, tied)]
+    kept = [
+        (one.name, one.shape, one.layer, one.role)
+        for one in ours
+        if not (tied and one.role == "head")
+    ]
+    assert kept == [
+        (one.name, one.shape, one.layer, one.role) for one in tensors_of(4, 64, 176, 256, tied)
+    ]
 
 
 def test_the_example_of_the_page_is_the_plan_of_the_demo_model():
@@ -133,7 +156,9 @@ def test_the_schedule_of_the_page_is_ours():
     for interval in (1, 4, 7, 100):
         for count in range(1, min(interval, 9) + 1):
             for fragment in range(count):
-                assert theirs.offset(fragment, count, interval) == fragments.offset(fragment, count, interval)
+                assert theirs.offset(fragment, count, interval) == fragments.offset(
+                    fragment, count, interval
+                )
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7, 8, 12])
@@ -141,7 +166,10 @@ def test_a_peer_written_from_the_page_meets_the_partner_that_ours_expects(count)
     peers = [f"peer{number}" for number in range(count)]
     for round_ in range(12):
         for me in peers:
-            for pairing, partner_of in (("hypercube", theirs.hypercube_partner), ("random", theirs.random_partner)):
+            for pairing, partner_of in (
+                ("hypercube", theirs.hypercube_partner),
+                ("random", theirs.random_partner),
+            ):
                 ours = matching.candidates(11, 2, round_, me, peers, 2, pairing)
                 partner = partner_of(11, 2, round_, me, peers)
                 assert partner is None or ours[0] == partner
@@ -161,14 +189,21 @@ def test_a_model_written_from_the_page_gives_the_logits_of_ours():
     model = build_model(settings, 3)
     for norm in [one for name, one in model.named_parameters() if "norm" in name]:
         norm.data.uniform_(0.5, 1.5)
-    weights = {name: weight.detach().numpy().astype(np.float64) for name, weight in model.named_parameters()}
+    weights = {
+        name: weight.detach().numpy().astype(np.float64)
+        for name, weight in model.named_parameters()
+    }
     tokens = np.random.default_rng(0).integers(0, 256, settings.context)
     ours = model(torch.from_numpy(tokens)[None]).detach().numpy()[0]
-    np.testing.assert_allclose(theirs.logits(weights, tokens, settings.heads, settings.rope_base), ours, atol=1e-5)
+    np.testing.assert_allclose(
+        theirs.logits(weights, tokens, settings.heads, settings.rope_base), ours, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("step", [0, 7, 40, 41, 399, 400, 1000])
 def test_the_learning_rate_of_the_page_is_ours(step):
     train = TrainSettings()
-    theirs_now = theirs.learning_rate(step, 400, train.learning_rate, train.warmup, train.final_learning_rate)
+    theirs_now = theirs.learning_rate(
+        step, 400, train.learning_rate, train.warmup, train.final_learning_rate
+    )
     assert theirs_now == pytest.approx(learning_rate(train, step, 400), rel=1e-12)

@@ -1,4 +1,5 @@
-"""tests/unit mirrors the rooms: the test of a module lies in the folder of its room, and nothing else lies there."""
+"""tests/unit mirrors the rooms: the test of a module lies in the folder of its room, and nothing
+else lies there."""
 
 from collections import Counter
 from pathlib import Path
@@ -6,7 +7,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 UNIT = ROOT / "tests" / "unit"
 ELSEWHERE = {"protocol", "bootstrap", "repository"}
-"""Folders of tests that are not about one room: of modules beside the rooms, and of the checkout."""
+"""Folders of tests that are not about one room: of modules beside the rooms, and of the
+checkout."""
 
 
 def rooms() -> set[str]:

@@ -1,4 +1,5 @@
-"""What must hold for a codec, an outer rule, a pairing and a kind of model of another package: they are trained with."""
+"""What must hold for a codec, an outer rule, a pairing and a kind of model of another package: they
+are trained with."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -36,7 +37,9 @@ def dataset(tmp_path_factory) -> Iterator[Dataset]:
     folder, threads = tmp_path_factory.mktemp("text"), torch.get_num_threads()
     torch.set_num_threads(1)
     for number in range(20):
-        (folder / f"{number}.txt").write_text(f"The {number}th of twenty short texts, all much alike. " * 12)
+        (folder / f"{number}.txt").write_text(
+            f"The {number}th of twenty short texts, all much alike. " * 12
+        )
     yield open_data(f"text:{folder}", "bytes", folder / "cache")
     torch.set_num_threads(threads)
 
@@ -79,7 +82,8 @@ class Half(FixedCodec):
 
 
 class Sparse(Codec):
-    """The values that are at least half as large as the largest: place and value of each, 8 bytes."""
+    """The values that are at least half as large as the largest: place and value of each, 8
+    bytes."""
 
     name = "sparse"
 
@@ -96,7 +100,11 @@ class Sparse(Codec):
     def _decode(self, data: Bytes, out: Vector) -> None:
         count = data.size // 8
         places, values = data[: 4 * count].view("<u4"), data[4 * count : 8 * count].view("<f4")
-        if data.size % 8 or (np.diff(places.astype(np.int64)) <= 0).any() or (places >= out.size).any():
+        if (
+            data.size % 8
+            or (np.diff(places.astype(np.int64)) <= 0).any()
+            or (places >= out.size).any()
+        ):
             raise CodecError("sparse: places that are none: drop this contribution")
         if not np.isfinite(values).all():
             raise CodecError("sparse: not finite: drop this contribution")
@@ -169,13 +177,17 @@ class BigramFamily(Family):
         assert isinstance(settings, BigramSettings)
         table = settings.channels, settings.vocab
         size = settings.channels * settings.vocab
-        return Footprint(Counter({table: 1}), size, kept=settings.vocab, passing=0, evaluated=settings.vocab)
+        return Footprint(
+            Counter({table: 1}), size, kept=settings.vocab, passing=0, evaluated=settings.vocab
+        )
 
 
 def learned(spec: RunSpec, dataset: Dataset, peers: int = 2) -> None:
     """Peers train and exchange, and know more than at the beginning."""
     result = simulate(spec, dataset, peers)
-    assert result.applied > 0 and result.loss < 5.3, "a model that knows nothing of bytes is at 5.55"
+    assert result.applied > 0 and result.loss < 5.3, (
+        "a model that knows nothing of bytes is at 5.55"
+    )
 
 
 def test_a_codec_of_fixed_size_in_pairs_and_in_groups(dataset):
@@ -194,11 +206,16 @@ def test_a_sparse_codec_whose_size_varies_in_pairs_and_groups_refuse_it(dataset)
         sizes = coder("sparse", 100).min_size, coder("sparse", 100).max_size
         assert sizes == (0, 800)
         with pytest.raises(SpecError, match="too coarse for absolute weights"):
-            parse_canonical(spec_of(**told).canonical().decode().replace('"consensus":0.0', '"consensus":1.0'))
-        with pytest.raises(ValueError, match=r"codec = 'sparse' has a size that is known only after coding, which"):
+            parse_canonical(
+                spec_of(**told).canonical().decode().replace('"consensus":0.0', '"consensus":1.0')
+            )
+        with pytest.raises(
+            ValueError, match=r"codec = 'sparse' has a size that is known only after coding, which"
+        ):
             spec_of(**told, group=3)
         with pytest.raises(
-            CodecError, match="codec 'sparse' has a size that is known only after coding: use it in pairs"
+            CodecError,
+            match="codec 'sparse' has a size that is known only after coding: use it in pairs",
         ):
             codec("sparse")
 
@@ -206,7 +223,10 @@ def test_a_sparse_codec_whose_size_varies_in_pairs_and_groups_refuse_it(dataset)
 def test_a_codec_that_hides_that_its_size_varies_is_refused_by_groups(dataset):
     with (
         registered(CODECS, "sparse", CodecEntry(Sparse())),
-        pytest.raises(CodecError, match="codec 'sparse' has a size that is known only after coding: use it in pairs"),
+        pytest.raises(
+            CodecError,
+            match="codec 'sparse' has a size that is known only after coding: use it in pairs",
+        ),
     ):
         simulate(spec_of(method="diloco", codec="sparse"), dataset, 3)
 
@@ -216,8 +236,15 @@ def test_an_outer_rule(dataset):
     with registered(OUTER_RULES, "plain", rule):
         learned(spec_of(outer="plain"), dataset)
         assert rule.taken > 0
-        with pytest.raises(SpecError, match=r"plain with consensus = 3\.0 .* diverges in groups of 2"):
-            parse_canonical(spec_of(outer="plain").canonical().decode().replace('"consensus":1.0', '"consensus":3.0'))
+        with pytest.raises(
+            SpecError, match=r"plain with consensus = 3\.0 .* diverges in groups of 2"
+        ):
+            parse_canonical(
+                spec_of(outer="plain")
+                .canonical()
+                .decode()
+                .replace('"consensus":1.0', '"consensus":3.0')
+            )
     with pytest.raises(ValueError, match=r"not known\. There are nesterov, noloco"):
         spec_of(outer="plain")
 
@@ -246,5 +273,7 @@ def test_a_family_of_models(dataset):
             spec_of({"kind": "bigrams", "layers": 2})
     finally:
         models.unregister("bigrams")
-    with pytest.raises(SpecError, match=r"model\.kind = 'bigrams': not known\. There are transformer\.$"):
+    with pytest.raises(
+        SpecError, match=r"model\.kind = 'bigrams': not known\. There are transformer\.$"
+    ):
         parse_canonical(spec.canonical().decode())

@@ -24,7 +24,9 @@ def dataset(tmp_path_factory) -> Iterator[Dataset]:
     folder, threads = tmp_path_factory.mktemp("text"), torch.get_num_threads()
     torch.set_num_threads(1)
     for number in range(20):
-        (folder / f"{number}.txt").write_text(f"The {number}th of twenty short texts, all much alike. " * 12)
+        (folder / f"{number}.txt").write_text(
+            f"The {number}th of twenty short texts, all much alike. " * 12
+        )
     yield open_data(f"text:{folder}", "bytes", folder / "cache")
     torch.set_num_threads(threads)
 
@@ -89,7 +91,11 @@ class Echo(Gathering):
     def _step(self, peer: str, member: base.Member, event: str) -> list[Effect]:
         if event == base.ACCEPTED_INPUT and member.state != base.OFFERED:
             raise ProtocolViolation(f"{peer} has accepted twice.")
-        ways = {base.ACCEPTED_INPUT: "partner", base.REFUSED_INPUT: base.REFUSED, base.FAILED_INPUT: base.LOST}
+        ways = {
+            base.ACCEPTED_INPUT: "partner",
+            base.REFUSED_INPUT: base.REFUSED,
+            base.FAILED_INPUT: base.LOST,
+        }
         member.state = ways[event]
         return []
 
@@ -123,7 +129,10 @@ ECHO = kinds.Kind(
     name="echo",
     fits=lambda sync: sync.group == 2,
     machine=lambda me, candidates, group: Echo(me=me, candidates=candidates),
-    timetable=lambda hello, deadline: [(hello, base.GatheringClosed()), *kinds.timetable(hello, deadline)],
+    timetable=lambda hello, deadline: [
+        (hello, base.GatheringClosed()),
+        *kinds.timetable(hello, deadline),
+    ],
     contents=1,
     all_call=False,
     events=(Came,),
@@ -141,11 +150,17 @@ def test_a_kind_of_exchange(dataset):
         }
     )
     with contents.registered(ECHO, EchoContents):
-        alone = simulate(spec.model_copy(update={"sync": spec.sync.model_copy(update={"group": 1})}), dataset, 3)
+        alone = simulate(
+            spec.model_copy(update={"sync": spec.sync.model_copy(update={"group": 1})}), dataset, 3
+        )
         result = simulate(spec, dataset, [Member(), Member(), Member(speed=0.9)])
         for one in told:
-            decided = [effect for _, effects in story.replay(one.story.to_json()) for effect in effects]
-            assert isinstance(decided[-1], base.Apply), "its story is told and replayed as that of any kind"
+            decided = [
+                effect for _, effects in story.replay(one.story.to_json()) for effect in effects
+            ]
+            assert isinstance(decided[-1], base.Apply), (
+                "its story is told and replayed as that of any kind"
+            )
     assert result.applied == len(told) > 4
     assert result.spread < alone.spread / 3, "it brings peers together"
     assert kinds.kind_of(spec.sync) is kinds.PAIR, "it is unregistered"

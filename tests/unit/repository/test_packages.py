@@ -1,4 +1,5 @@
-"""What must hold for wheel and sdist: all that is needed, nothing else, the commit, and the same wheel from either."""
+"""What must hold for wheel and sdist: all that is needed, nothing else, the commit, and the same
+wheel from either."""
 
 import re
 import subprocess
@@ -18,7 +19,11 @@ from hatchling.builders.wheel import WheelBuilder
 from lowcomm_node.system.release import BAKED, commit
 
 ROOT = Path(__file__).parents[3]
-HOUSES = {"lowcomm_protocol": ROOT / "protocol", "lowcomm_node": ROOT / "node", "lowcomm_bootstrap": ROOT / "bootstrap"}
+HOUSES = {
+    "lowcomm_protocol": ROOT / "protocol",
+    "lowcomm_node": ROOT / "node",
+    "lowcomm_bootstrap": ROOT / "bootstrap",
+}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
@@ -43,7 +48,9 @@ def contents(wheel: Path) -> dict[str, bytes]:
 
 
 def metadata(wheel: Path) -> Message:
-    (found,) = [data for name, data in contents(wheel).items() if name.endswith(".dist-info/METADATA")]
+    (found,) = [
+        data for name, data in contents(wheel).items() if name.endswith(".dist-info/METADATA")
+    ]
     return message_from_bytes(found)
 
 
@@ -59,17 +66,30 @@ def test_the_wheel_holds_every_file_of_every_package_and_no_other(wheel: Path) -
     own = {name for name in names if ".dist-info/" not in name and ".data/" not in name}
     assert own - {f"lowcomm_node/{BAKED}"} == set(sources()) - {f"lowcomm_node/{BAKED}"}
     assert "lowcomm_protocol/py.typed" in own and "lowcomm_protocol/messages/exchange_pb2.py" in own
-    assert not [name for name in names if re.search(r"(^|/)(tests?|conftest|benchmarks)(/|\.py)|\.pyc$", name)]
-    (license_,) = [data for name, data in contents(wheel).items() if name.endswith("/licenses/LICENSE")]
+    assert not [
+        name
+        for name in names
+        if re.search(r"(^|/)(tests?|conftest|benchmarks)(/|\.py)|\.pyc$", name)
+    ]
+    (license_,) = [
+        data for name, data in contents(wheel).items() if name.endswith("/licenses/LICENSE")
+    ]
     assert license_ == (ROOT / "LICENSE").read_bytes()
 
 
 def test_the_wheel_brings_the_units_of_a_node(wheel: Path) -> None:
     folder = f"lowcomm_node-{PROJECT['version']}.data/data/share/lowcomm/systemd/"
-    brought = {name.removeprefix(folder): data for name, data in contents(wheel).items() if name.startswith(folder)}
+    brought = {
+        name.removeprefix(folder): data
+        for name, data in contents(wheel).items()
+        if name.startswith(folder)
+    }
     for name in ("lowcomm-node.service", "user/lowcomm-node.service"):
         assert brought[name] == (ROOT / "docker/systemd" / name).read_bytes()
-    assert brought["lowcomm-bootstrap.service"] == (ROOT / "docker/bootstrap/lowcomm-bootstrap.service").read_bytes()
+    assert (
+        brought["lowcomm-bootstrap.service"]
+        == (ROOT / "docker/bootstrap/lowcomm-bootstrap.service").read_bytes()
+    )
 
 
 def test_its_metadata_are_those_of_the_project(wheel: Path) -> None:
@@ -77,25 +97,38 @@ def test_its_metadata_are_those_of_the_project(wheel: Path) -> None:
     assert (told["Name"], told["Version"]) == ("lowcomm-node", PROJECT["version"])
     assert told["License-Expression"] == "Apache-2.0"
     assert told["Description-Content-Type"] == "text/markdown"
-    assert told.get_payload(decode=True).decode().strip() == (ROOT / "README.md").read_text().strip()
+    assert (
+        told.get_payload(decode=True).decode().strip() == (ROOT / "README.md").read_text().strip()
+    )
     assert set(told.get_all("Provides-Extra", [])) == {"hf", "parquet", "cuda"}
-    (entries,) = [data for name, data in contents(wheel).items() if name.endswith("entry_points.txt")]
+    (entries,) = [
+        data for name, data in contents(wheel).items() if name.endswith("entry_points.txt")
+    ]
     for name, target in PROJECT["scripts"].items():
         assert f"{name} = {target}" in entries.decode()
 
 
 def test_users_get_ranges_and_developers_exact_versions() -> None:
-    asked = [*PROJECT["dependencies"], *(one for extra in PROJECT["optional-dependencies"].values() for one in extra)]
+    asked = [
+        *PROJECT["dependencies"],
+        *(one for extra in PROJECT["optional-dependencies"].values() for one in extra),
+    ]
     assert [one for one in asked if "==" in one.partition(";")[0]] == []
     assert [one for one in asked if ">=" not in one] == []
-    locked = [line for line in (ROOT / "requirements.lock").read_text().splitlines() if line and line[0] != "#"]
+    locked = [
+        line
+        for line in (ROOT / "requirements.lock").read_text().splitlines()
+        if line and line[0] != "#"
+    ]
     assert [line for line in locked if "==" not in line] == []
     names = {re.split(r"[=;\[ ]", line)[0].lower().replace("_", "-") for line in locked}
     wanted = {re.split(r"[<>=;\[ ]", one)[0].lower().replace("_", "-") for one in asked}
     assert wanted - names <= {"triton"}, "torch's CUDA build pins it itself"
 
 
-def test_it_knows_its_commit_and_so_does_what_is_built_of_an_sdist(wheel: Path, sdist: Path, tmp_path: Path) -> None:
+def test_it_knows_its_commit_and_so_does_what_is_built_of_an_sdist(
+    wheel: Path, sdist: Path, tmp_path: Path
+) -> None:
     baked = contents(wheel).get(f"lowcomm_node/{BAKED}", b"").decode().strip()
     assert baked == (commit(ROOT / "node/lowcomm_node") or "")
     with tarfile.open(sdist) as archive:
@@ -117,7 +150,10 @@ def test_a_commit_is_told_as_it_is_or_not_at_all(tmp_path: Path) -> None:
     def git(*arguments: str) -> str:
         who = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         done = subprocess.run(
-            ["git", "-C", str(tmp_path), *who, *arguments], capture_output=True, text=True, check=True
+            ["git", "-C", str(tmp_path), *who, *arguments],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         return done.stdout.strip()
 
@@ -144,4 +180,6 @@ def test_the_version_is_in_one_place() -> None:
 
     assert release() == PROJECT["version"], f"install again: {sys.executable} -m pip install -e ."
     changes = (ROOT / "CHANGELOG.md").read_text()
-    assert re.search(rf"^## {re.escape(PROJECT['version'])} ", changes, re.M), "the changelog tells of it"
+    assert re.search(rf"^## {re.escape(PROJECT['version'])} ", changes, re.M), (
+        "the changelog tells of it"
+    )

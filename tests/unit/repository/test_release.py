@@ -1,4 +1,5 @@
-"""What must hold for a release: it is what is committed and dated, and the forge runs what anybody can run."""
+"""What must hold for a release: it is what is committed and dated, and the forge runs what anybody
+can run."""
 
 import importlib.util
 import re
@@ -29,7 +30,9 @@ def checkout(tmp_path: Path, release: ModuleType, monkeypatch: pytest.MonkeyPatc
     for name in ("AUTHOR", "COMMITTER"):
         monkeypatch.setenv(f"GIT_{name}_NAME", "a")
         monkeypatch.setenv(f"GIT_{name}_EMAIL", "a@b")
-    (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## 1.2.3 (2026-11-22)\n\n## 1.2.2 (unreleased)\n")
+    (tmp_path / "CHANGELOG.md").write_text(
+        "# Changelog\n\n## 1.2.3 (2026-11-22)\n\n## 1.2.2 (unreleased)\n"
+    )
     for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "one", "--no-gpg-sign"]):
         subprocess.run(["git", "-C", str(tmp_path), *command], check=True)
     return tmp_path
@@ -38,7 +41,9 @@ def checkout(tmp_path: Path, release: ModuleType, monkeypatch: pytest.MonkeyPatc
 def test_a_release_is_committed_and_dated(checkout: Path, release: ModuleType) -> None:
     release.refuse_unready("1.2.3")
     for version in ("1.2.2", "1.2"):
-        with pytest.raises(SystemExit, match=rf"no heading '## {re.escape(version)} \(YYYY-MM-DD\)'"):
+        with pytest.raises(
+            SystemExit, match=rf"no heading '## {re.escape(version)} \(YYYY-MM-DD\)'"
+        ):
             release.refuse_unready(version)
     (checkout / "CHANGELOG.md").open("a").write("\nmore\n")
     with pytest.raises(SystemExit, match="changed and not committed"):
@@ -46,7 +51,10 @@ def test_a_release_is_committed_and_dated(checkout: Path, release: ModuleType) -
 
 
 def test_images_are_skipped_with_a_line_where_nothing_builds_them(
-    checkout: Path, release: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    checkout: Path,
+    release: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert release.build_images("1.2.3", "lowcomm-node 1.2.3 (commit abc), protocol 3") == []
     (checkout / "docker").mkdir()
@@ -54,7 +62,8 @@ def test_images_are_skipped_with_a_line_where_nothing_builds_them(
     monkeypatch.setattr(release.shutil, "which", lambda name: None)
     assert release.build_images("1.2.3", "lowcomm-node 1.2.3 (commit abc), protocol 3") == []
     assert capsys.readouterr().out == (
-        "== images skipped: no docker/Dockerfile\n== images skipped: neither docker nor buildah works here\n"
+        "== images skipped: no docker/Dockerfile\n== images skipped: neither docker nor buildah "
+        "works here\n"
     )
 
 
@@ -71,9 +80,13 @@ def test_the_forge_runs_only_what_the_makefile_does_and_every_python_that_we_nam
     assert {command.split()[0] for command in made} == {"make"}
     assert {command.split()[1] for command in made} <= targets
     assert [
-        step["uses"] for step in steps if "uses" in step and not re.search(r"@(v\d+|[0-9a-f]{40})$", step["uses"])
+        step["uses"]
+        for step in steps
+        if "uses" in step and not re.search(r"@(v\d+|[0-9a-f]{40})$", step["uses"])
     ] == []
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    named = {one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)}
+    named = {
+        one.rpartition(" ")[2] for one in project["classifiers"] if re.search(r":: 3\.\d+$", one)
+    }
     matrices = [set(job["strategy"]["matrix"]["python"]) for job in jobs if "strategy" in job]
     assert matrices and all(matrix == named for matrix in matrices)

@@ -1,4 +1,5 @@
-"""The programs of compose.wan.yaml: what they do to routes and firewalls is for containers alone."""
+"""The programs of compose.wan.yaml: what they do to routes and firewalls is for containers
+alone."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""What must hold for simulated swarms: the protocol's own objects in virtual time, the same story for the same seed."""
+"""What must hold for simulated swarms: the protocol's own objects in virtual time, the same story
+for the same seed."""
 
 import re
 from collections import Counter
@@ -54,7 +55,9 @@ def one_thread():
 def dataset(tmp_path_factory) -> Dataset:
     folder = tmp_path_factory.mktemp("text")
     for number in range(40):
-        (folder / f"{number}.txt").write_text(f"The {number}th of forty short texts, all much alike. " * 12)
+        (folder / f"{number}.txt").write_text(
+            f"The {number}th of forty short texts, all much alike. " * 12
+        )
     return open_data(f"text:{folder}", "bytes", folder / "cache")
 
 
@@ -80,8 +83,18 @@ def calm(dataset: Dataset) -> Callable[..., Result]:
     return simulated
 
 
-def swarm_of(settings: RunSpec, dataset: Dataset, members: list[Member], conditions: Conditions | None = None) -> Swarm:
-    swarm = Swarm(settings, dataset, members, conditions or Conditions(), Replica, compiled=False, evaluations=0)
+def swarm_of(
+    settings: RunSpec, dataset: Dataset, members: list[Member], conditions: Conditions | None = None
+) -> Swarm:
+    swarm = Swarm(
+        settings,
+        dataset,
+        members,
+        conditions or Conditions(),
+        Replica,
+        compiled=False,
+        evaluations=0,
+    )
     swarm.network.run()
     return swarm
 
@@ -100,8 +113,13 @@ def cut_off(network: Network, half: set[str], until: float) -> None:
 
 
 def also(*methods: str) -> list:
-    """The two methods that people are told to use, and others that are presets of the same engine, outside CI."""
-    return ["lowcomm", "streaming-diloco", *(pytest.param(method, marks=pytest.mark.soak) for method in methods)]
+    """The two methods that people are told to use, and others that are presets of the same engine,
+    outside CI."""
+    return [
+        "lowcomm",
+        "streaming-diloco",
+        *(pytest.param(method, marks=pytest.mark.soak) for method in methods),
+    ]
 
 
 METHODS = also("noloco", "diloco", "gossip")
@@ -114,7 +132,10 @@ def test_the_same_seed_tells_the_same_story_and_another_one_another(dataset, met
     for seed in (0, 0, 1):
         swarm = swarm_of(spec(method, seed), dataset, [Member()] * 4, Conditions(loss=0.1))
         stories.append(
-            [(one.bytes_sent, one.applied, one.losses[-1], one.replica.slow_digest(0)) for one in swarm.peers]
+            [
+                (one.bytes_sent, one.applied, one.losses[-1], one.replica.slow_digest(0))
+                for one in swarm.peers
+            ]
         )
     assert stories[0] == stories[1]
     assert stories[0] != stories[2]
@@ -132,7 +153,9 @@ def test_peers_that_exchange_stay_together_and_learn(dataset, calm, method):
 
 def test_a_group_of_all_peers_with_equal_start_is_diloco(dataset):
     """Written out by hand, with torch's own SGD as the outer optimizer."""
-    settings = spec("diloco", fragments=1, overlap=0, outer_lr=0.7, momentum=0.6, mean="mean", steps=25)
+    settings = spec(
+        "diloco", fragments=1, overlap=0, outer_lr=0.7, momentum=0.6, mean="mean", steps=25
+    )
     swarm = swarm_of(settings, dataset, [Member()] * 3)
     replicas = [Replica(settings, f"peer-{number}", dataset, CPU) for number in range(3)]
     phi = torch.nn.Parameter(replicas[0].fast(0))
@@ -143,15 +166,22 @@ def test_a_group_of_all_peers_with_equal_start_is_diloco(dataset):
             replica.inner_step()
         if step in (9, 17, 25):  # due after 8 steps, captured at the next boundary
             captured = [replica.fast(0) for replica in replicas]
-        if step in (10, 18):  # and merged at the one after that: shift keeps the step done meanwhile
+        if step in (
+            10,
+            18,
+        ):  # and merged at the one after that: shift keeps the step done meanwhile
             phi.grad = torch.stack([phi.detach() - theta for theta in captured]).mean(0)
             sgd.step()
             for replica, theta in zip(replicas, captured, strict=True):
                 load(replica, replica.fast(0) + phi.detach() - theta)
     for peer, replica in zip(swarm.peers, replicas, strict=True):
         assert torch.allclose(peer.replica.phi[0], phi, atol=2e-6)
-        assert torch.allclose(peer.replica.fast(0), replica.fast(0), atol=1e-4), "AdamW makes much of the last bit"
-    assert all(torch.equal(one.replica.phi[0], two.replica.phi[0]) for one, two in pairwise(swarm.peers))
+        assert torch.allclose(peer.replica.fast(0), replica.fast(0), atol=1e-4), (
+            "AdamW makes much of the last bit"
+        )
+    assert all(
+        torch.equal(one.replica.phi[0], two.replica.phi[0]) for one, two in pairwise(swarm.peers)
+    )
 
 
 def load(replica: Replica, vector: torch.Tensor) -> None:
@@ -162,7 +192,9 @@ def load(replica: Replica, vector: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("name", ["fp32", "e3m0", "q2"])
 def test_members_of_a_group_hold_the_same_slow_weights_to_the_bit(dataset, name):
-    swarm = swarm_of(spec("streaming-diloco", codec=name, error_feedback=True), dataset, [Member()] * 4)
+    swarm = swarm_of(
+        spec("streaming-diloco", codec=name, error_feedback=True), dataset, [Member()] * 4
+    )
     for p in range(len(swarm.peers[0].replica.phi)):
         assert len({peer.replica.slow_digest(p) for peer in swarm.peers}) == 1
     assert sum(peer.realigned for peer in swarm.peers) == 0
@@ -177,7 +209,9 @@ def test_bytes_of_a_group_are_what_reduce_scatter_and_all_gather_cost(dataset, c
     rounds = [swarm.peers[0].replica.schedule[p].version for p in range(len(numels))]
     assert min(rounds) >= 3
     for numel, times in zip(numels, rounds, strict=True):
-        sizes = [codec("e3m0").coded_size(stop - start) for start, stop in shard_bounds(numel, count)]
+        sizes = [
+            codec("e3m0").coded_size(stop - start) for start, stop in shard_bounds(numel, count)
+        ]
         per_exchange += times * 2 * (count - 1) * sum(sizes)
     cut_off = sum(peer.failed for peer in swarm.peers)
     if not cut_off:
@@ -186,19 +220,27 @@ def test_bytes_of_a_group_are_what_reduce_scatter_and_all_gather_cost(dataset, c
 
 
 @pytest.mark.parametrize(("method", "name"), [("diloco", "fp32"), ("streaming-diloco", "bf16")])
-def test_groups_smaller_than_the_swarm_are_held_together_by_the_consensus_term(dataset, calm, method, name):
+def test_groups_smaller_than_the_swarm_are_held_together_by_the_consensus_term(
+    dataset, calm, method, name
+):
     alone = calm("local", 6)
-    settings = spec(method, group=3, codec=name, consensus=1.0, outer_lr=0.7, momentum=0.3, error_feedback=False)
+    settings = spec(
+        method, group=3, codec=name, consensus=1.0, outer_lr=0.7, momentum=0.3, error_feedback=False
+    )
     met = simulate(settings, dataset, 6)
     assert met.spread < 0.5 * alone.spread
     swarm = swarm_of(settings, dataset, [Member()] * 6)
-    assert len({peer.replica.slow_digest(0) for peer in swarm.peers}) > 1, "no two groups hold the same"
+    assert len({peer.replica.slow_digest(0) for peer in swarm.peers}) > 1, (
+        "no two groups hold the same"
+    )
     assert sum(peer.realigned for peer in swarm.peers) == 0
 
 
 @pytest.mark.parametrize(("method", "name"), [("noloco", "bf16"), ("lowcomm", "mod4")])
 def test_pairs_may_feed_errors_back_too(dataset, method, name):
-    plain, fed = (simulate(spec(method, codec=name, error_feedback=on), dataset, 4) for on in (False, True))
+    plain, fed = (
+        simulate(spec(method, codec=name, error_feedback=on), dataset, 4) for on in (False, True)
+    )
     assert fed.loss == pytest.approx(plain.loss, rel=0.1)
     assert fed.applied == plain.applied
     assert fed.spread < 2 * plain.spread
@@ -212,7 +254,9 @@ def test_a_late_peer_begins_where_the_others_are(dataset, method):
     swarm = swarm_of(spec(method), dataset, [Member(), Member(), Member(), Member(joins=20.5)])
     late = swarm.peers[3]
     assert late.replica.clock.step == STEPS
-    assert late.replica.steps < STEPS - 15, "it has not trained on what the others did before it came"
+    assert late.replica.steps < STEPS - 15, (
+        "it has not trained on what the others did before it came"
+    )
     assert late.applied > 0
     assert late.losses[0] < 0.8 * swarm.peers[0].losses[0]
 
@@ -220,12 +264,19 @@ def test_a_late_peer_begins_where_the_others_are(dataset, method):
 JOINS, H = 32, 8
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.soak) for seed in (1, 2))]
+)
 @pytest.mark.parametrize("method", also("noloco", "diloco"))
-def test_within_two_intervals_a_late_peer_is_as_good_as_the_swarm(dataset, monkeypatch, method, seed):
-    """Must be seen; its state is of pieces of several donors. Measured over three seeds: at most 8 % above their mean."""
+def test_within_two_intervals_a_late_peer_is_as_good_as_the_swarm(
+    dataset, monkeypatch, method, seed
+):
+    """Must be seen; its state is of pieces of several donors. Measured over three seeds: at most 8
+    % above their mean."""
     givers, piece = set(), Snapshot.piece
-    monkeypatch.setattr(Snapshot, "piece", lambda taken, one: givers.add(id(taken)) or piece(taken, one))
+    monkeypatch.setattr(
+        Snapshot, "piece", lambda taken, one: givers.add(id(taken)) or piece(taken, one)
+    )
     members = [Member(), Member(), Member(), Member(joins=JOINS + 0.5)]
     settings = spec(method, seed, steps=JOINS + 2 * H + 2)
     swarm = Swarm(settings, dataset, members, Conditions(), Replica, compiled=False, evaluations=0)
@@ -251,7 +302,8 @@ def test_who_leaves_or_dies_stops_nobody(dataset, method, end):
     assert all(peer.replica.steps == STEPS for peer in left)
     versions = [peer.replica.schedule[0].version for peer in left]
     if method == "noloco":
-        # Of three that meet in pairs drawn at random one has no partner each time, and it may be the same one.
+        # Of three that meet in pairs drawn at random one has no partner each time, and it may be
+        # the same one.
         assert sum(versions) >= 3 * len(left)
         assert sum(peer.replica.schedule[0].merged_steps > 21 for peer in left) >= 2
     else:
@@ -271,7 +323,9 @@ def test_a_slow_peer_follows_the_clock_of_the_swarm(dataset):
 def test_records_of_peers_that_are_not_there_cost_no_exchange(dataset, method):
     """330 of them, dead and silent, among 4 honest peers; one of these comes late."""
     members = [*[Member(speed=0.1)] * 3, Member(speed=0.1, joins=60.0)]
-    alone, among = (simulate(spec(method, steps=24), dataset, members, sybils=sybils) for sybils in (0, 330))
+    alone, among = (
+        simulate(spec(method, steps=24), dataset, members, sybils=sybils) for sybils in (0, 330)
+    )
     assert among.applied >= 0.9 * alone.applied
 
 
@@ -287,7 +341,9 @@ def test_streams_that_break_cost_exchanges_and_no_more(dataset, method):
 @pytest.mark.parametrize("method", PAIRS)
 def test_two_halves_that_were_cut_off_from_each_other_come_together_again(dataset, calm, method):
     settings = spec(method, steps=320)
-    swarm = Swarm(settings, dataset, [Member()] * 4, Conditions(), Replica, compiled=False, evaluations=0)
+    swarm = Swarm(
+        settings, dataset, [Member()] * 4, Conditions(), Replica, compiled=False, evaluations=0
+    )
     cut_off(swarm.network, {"peer-0", "peer-1"}, until=80.0)
     swarm.network.run()
     assert swarm.result().spread < 3 * calm(method, 4, 320).spread
@@ -296,17 +352,29 @@ def test_two_halves_that_were_cut_off_from_each_other_come_together_again(datase
 @pytest.mark.parametrize("method", PAIRS)
 def test_two_peers_of_unlike_speed_that_were_parted_for_long_exchange_again(dataset, method):
     members = [Member(), Member(speed=0.25)]
-    swarm = Swarm(spec(method, steps=400), dataset, members, Conditions(), Replica, compiled=False, evaluations=0)
+    swarm = Swarm(
+        spec(method, steps=400),
+        dataset,
+        members,
+        Conditions(),
+        Replica,
+        compiled=False,
+        evaluations=0,
+    )
     cut_off(swarm.network, {"peer-0"}, until=300.0)
     swarm.network.run()
-    assert all(peer.applied > 0 for peer in swarm.peers), "225 swarm steps apart, and nobody else to ask"
+    assert all(peer.applied > 0 for peer in swarm.peers), (
+        "225 swarm steps apart, and nobody else to ask"
+    )
 
 
 @pytest.mark.parametrize("method", PAIRS)
 def test_honest_peers_of_any_speed_are_rarely_taken_for_liars(dataset, method):
     members = [Member(), Member(speed=0.6), Member(speed=0.9), Member(speed=0.3)]
     swarm = swarm_of(spec(method, steps=100, interval=4, min_steps=1), dataset, members)
-    assert sum(peer.implausible for peer in swarm.peers) < 0.05 * sum(peer.applied for peer in swarm.peers)
+    assert sum(peer.implausible for peer in swarm.peers) < 0.05 * sum(
+        peer.applied for peer in swarm.peers
+    )
 
 
 STANDS_STILL = {"pauses": ((25.3, 20.0),)}
@@ -320,14 +388,18 @@ INTERRUPTED = {
 
 @pytest.mark.parametrize("scene", INTERRUPTED)
 @pytest.mark.parametrize("method", also())
-def test_nothing_is_held_against_honest_peers_that_are_slow_late_or_interrupted(dataset, method, scene):
+def test_nothing_is_held_against_honest_peers_that_are_slow_late_or_interrupted(
+    dataset, method, scene
+):
     members = INTERRUPTED[scene]
     swarm = swarm_of(spec(method, steps=80), dataset, members)
     assert [(peer.name, *deed) for peer in swarm.peers for deed in peer.deeds] == []
     assert all(peer.applied > 0 for peer in swarm.peers)
 
 
-def test_of_two_the_slower_one_is_refused_where_it_points_against_us_and_nothing_is_held_against_it(dataset):
+def test_of_two_the_slower_one_is_refused_where_it_points_against_us_and_nothing_is_held_against_it(
+    dataset,
+):
     members = [Member(), Member(speed=0.1)]
     swarm = swarm_of(spec("streaming-diloco", steps=160), dataset, members)
     assert sum(peer.implausible for peer in swarm.peers) > 0
@@ -340,23 +412,30 @@ def test_of_two_the_slower_one_is_refused_where_it_points_against_us_and_nothing
 
 @pytest.mark.parametrize("attack", ["nan", "huge", "flipped-huge"])
 @pytest.mark.parametrize("method", also("noloco", "diloco"))
-def test_honest_peers_end_where_they_would_without_the_liar(dataset, calm, monkeypatch, method, attack):
+def test_honest_peers_end_where_they_would_without_the_liar(
+    dataset, calm, monkeypatch, method, attack
+):
     digests = at_realignments(monkeypatch)
     without = calm(method, 3, 80)
     assert not digests
-    swarm = swarm_of(spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack=attack)])
+    swarm = swarm_of(
+        spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack=attack)]
+    )
     result = swarm.result()
     assert len(result.losses) == 3
     assert result.spread < 1.5 * without.spread
-    # Each return of the liar begins with a realignment of each of four fragments. Measured: eight at most, 1.15 times the
-    # loss without it; where there are none, 1.03 times.
+    # Each return of the liar begins with a realignment of each of four fragments. Measured: eight
+    # at most, 1.15 times the loss without it; where there are none, 1.03 times.
     assert result.loss < (1.2 if digests else 1.05) * without.loss
     assert max(peer.realigned for peer in swarm.peers[:3]) <= 8
-    assert all(sorted(Counter(one).values()) == [1, len(one) - 1] for one in digests), "only the liar's differ"
+    assert all(sorted(Counter(one).values()) == [1, len(one) - 1] for one in digests), (
+        "only the liar's differ"
+    )
 
 
 def at_realignments(monkeypatch) -> list[list[bytes]]:
-    """The slow digests in the offers of each group that realigns, as each of its members sees them."""
+    """The slow digests in the offers of each group that realigns, as each of its members sees
+    them."""
     digests: list[list[bytes]] = []
 
     def looked_at(ours: Offer, others: Iterable[Offer]) -> bool:
@@ -377,7 +456,8 @@ def of_two(attack: Attack) -> list[Member]:
 
 
 def of_three_one_late(attack: Attack) -> list[Member]:
-    """Nothing that the third brings comes in time, so there is nobody who could outvote the liar."""
+    """Nothing that the third brings comes in time, so there is nobody who could outvote the
+    liar."""
     return [Member(speed=0.2), Member(speed=0.2, attack=attack), Member(speed=0.2, delay=6.0)]
 
 
@@ -403,10 +483,17 @@ def test_where_nobody_can_outvote_a_liar_an_honest_peer_ends_no_worse_than_alone
     swarm = swarm_of(spec(method, steps=80), dataset, members)
     for peer, member, lonely in zip(swarm.peers, members, alone, strict=True):
         if member.attack is None:
-            assert held_out_loss(peer.replica.model, dataset, peer.replica.spec.model.context) < 1.01 * lonely
-            assert not [deed for deed in peer.deeds if deed[0] != "peer-1"], "an honest peer is blamed"
+            assert (
+                held_out_loss(peer.replica.model, dataset, peer.replica.spec.model.context)
+                < 1.01 * lonely
+            )
+            assert not [deed for deed in peer.deeds if deed[0] != "peer-1"], (
+                "an honest peer is blamed"
+            )
     costs = attack in ("nan", "huge", "shapes", "endless")
-    assert not costs or scene is of_three_one_late or swarm.peers[0].deeds, "it costs the liar nothing"
+    assert not costs or scene is of_three_one_late or swarm.peers[0].deeds, (
+        "it costs the liar nothing"
+    )
 
 
 def in_ci_only(attack: Attack) -> list:
@@ -414,13 +501,15 @@ def in_ci_only(attack: Attack) -> list:
 
 
 FIRST_LIE, FIRST_REPEAT = STEPS_OF_LIES / 4 + 0.3, STEPS_OF_LIES / 4 + 8.3
-"""When a partner leaves that does what a liar does until it is first refused: what is stale is new the first time."""
+"""When a partner leaves that does what a liar does until it is first refused: what is stale is new
+the first time."""
 
 
 @pytest.mark.parametrize("attack", in_ci_only("stale"))
 def test_a_liar_of_two_costs_what_a_partner_does_that_leaves(dataset, attack):
-    """To the bit. DiLoCo's first outer steps cost more than they bring in so short a run, whoever takes part: an honest
-    swarm of two ends at up to 1.08 of the loss alone, and who is left by its partner at up to 1.13 (six seeds)."""
+    """To the bit. DiLoCo's first outer steps cost more than they bring in so short a run, whoever
+    takes part: an honest swarm of two ends at up to 1.08 of the loss alone, and who is left by its
+    partner at up to 1.13 (six seeds)."""
     leaves = FIRST_REPEAT if attack == "stale" else FIRST_LIE
     left, lied = (
         swarm_of(spec("diloco", steps=STEPS_OF_LIES), dataset, [Member(), other]).peers[0]
@@ -431,20 +520,32 @@ def test_a_liar_of_two_costs_what_a_partner_does_that_leaves(dataset, attack):
 
 
 @pytest.mark.parametrize("attack", in_ci_only("flipped"))
-def test_a_liar_of_three_costs_little_more_than_one_that_leaves_where_another_is_late(dataset, monkeypatch, attack):
-    """Each time that it is refused, its shard is lost for all. Measured over three seeds: at most 1.07, and 1.13 times."""
+def test_a_liar_of_three_costs_little_more_than_one_that_leaves_where_another_is_late(
+    dataset, monkeypatch, attack
+):
+    """Each time that it is refused, its shard is lost for all. Measured over three seeds: at most
+    1.07, and 1.13 times."""
     monkeypatch.setattr(kinds, "REDUCING_PART", 7.0 / 61.0)
-    settings, (mine, liar, late) = spec("diloco", seed=2, steps=STEPS_OF_LIES), of_three_one_late(attack)
+    settings, (mine, liar, late) = (
+        spec("diloco", seed=2, steps=STEPS_OF_LIES),
+        of_three_one_late(attack),
+    )
     gone = replace(liar, attack=None, leaves=FIRST_LIE / liar.speed)
     left, lied = (simulate(settings, dataset, [mine, other, late]).losses for other in (gone, liar))
     most = 1.2 if attack == "flipped-huge" else 1.08
     assert all(one < most * other for one, other in zip(lied, left, strict=True))
 
 
-@pytest.mark.parametrize(("attack", "reason"), [("huge", "is plausible"), ("stale", "what it has brought before")])
+@pytest.mark.parametrize(
+    ("attack", "reason"), [("huge", "is plausible"), ("stale", "what it has brought before")]
+)
 @pytest.mark.parametrize("method", PAIRS)
-def test_in_pairs_contributions_that_are_far_too_large_or_come_again_are_refused(dataset, method, attack, reason):
-    swarm = swarm_of(spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack=attack)])
+def test_in_pairs_contributions_that_are_far_too_large_or_come_again_are_refused(
+    dataset, method, attack, reason
+):
+    swarm = swarm_of(
+        spec(method, steps=80), dataset, [Member(), Member(), Member(), Member(attack=attack)]
+    )
     assert sum(peer.implausible for peer in swarm.peers[:3]) > 0
     assert any(reason in peer.machine.trust.reason("peer-3") for peer in swarm.peers[:3])
     honest = swarm_of(spec(method, steps=80), dataset, [Member()] * 4)
@@ -472,7 +573,9 @@ def test_the_curve_tells_tokens_bytes_and_loss(dataset):
     assert result.curve[-1].loss < result.curve[0].loss
 
 
-def test_the_documented_method_of_your_own_runs_as_it_stands(dataset, monkeypatch, tmp_path, capsys):
+def test_the_documented_method_of_your_own_runs_as_it_stands(
+    dataset, monkeypatch, tmp_path, capsys
+):
     text = (Path(__file__).parents[3] / "docs" / "methods.md").read_text()
     code = text.split("```python")[1].split("```")[0]
     assert len(code.strip().splitlines()) <= 32
@@ -530,7 +633,8 @@ def test_who_is_not_there_does_not_answer():
 
 
 def test_the_first_steps_of_a_replica_are_no_measure_of_what_others_may_bring(dataset):
-    """Warm-up makes progress grow fast: what an interval would come to is not believed without a claim."""
+    """Warm-up makes progress grow fast: what an interval would come to is not believed without a
+    claim."""
     replica = Replica(spec("lowcomm"), "peer", dataset, CPU)
     replica.inner_step()
     replica.capture(0, ahead=10**9)
@@ -538,8 +642,12 @@ def test_the_first_steps_of_a_replica_are_no_measure_of_what_others_may_bring(da
     assert first.bound.own == pytest.approx(gain * float(first.progress.norm()))
     replica.drop(0)
     replica.capture(0)
-    assert replica.captures[0].bound.most == pytest.approx(PLAUSIBLE * first.bound.own), "nobody claims anything"
+    assert replica.captures[0].bound.most == pytest.approx(PLAUSIBLE * first.bound.own), (
+        "nobody claims anything"
+    )
     replica.drop(0)
     replica.usual[0].applied(first.bound.own, first.bound.own)
     replica.capture(0)
-    assert replica.captures[0].bound.most > 2 * PLAUSIBLE * first.bound.own, "an interval is usual without a claim"
+    assert replica.captures[0].bound.most > 2 * PLAUSIBLE * first.bound.own, (
+        "an interval is usual without a claim"
+    )

@@ -1,4 +1,5 @@
-"""What must hold for amendments: only the creator's, in one order, bounded, and the same settings at a swarm step everywhere."""
+"""What must hold for amendments: only the creator's, in one order, bounded, and the same settings
+at a swarm step everywhere."""
 
 import json
 from hashlib import sha256
@@ -8,7 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, SpecError, VersionError
+from lowcomm_protocol.errors import (
+    LowcommError,
+    RecordError,
+    SignatureError,
+    SpecError,
+    VersionError,
+)
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import (
     AMENDABLE,
@@ -50,7 +57,9 @@ def forged(creator: Identity = CREATOR, **changes: Any) -> bytes:
     return json.dumps([told]).encode()
 
 
-LONGER = amended((100, {"run.steps": 1000}), (200, {"train.learning_rate": 0.001, "train.warmup": 0}))
+LONGER = amended(
+    (100, {"run.steps": 1000}), (200, {"train.learning_rate": 0.001, "train.warmup": 0})
+)
 
 
 # What holds when
@@ -74,27 +83,47 @@ def test_a_run_ends_at_the_steps_that_hold_then():
 
 
 def test_two_changes_at_one_step_hold_in_their_order():
-    assert Course(RUN.spec, amended((100, {"run.steps": 900}), (100, {"run.steps": 800}))).at(100).run.steps == 800
+    assert (
+        Course(RUN.spec, amended((100, {"run.steps": 900}), (100, {"run.steps": 800})))
+        .at(100)
+        .run.steps
+        == 800
+    )
 
 
 def test_description_and_who_may_join_hold_from_their_step_on_too():
     listed = {"run.admission": "list", "run.members": [STRANGER.peer_id], "run.description": "ours"}
     chain = amended((300, listed), (400, {"run.admission": "open"}))
     course = Course(RUN.spec, chain)
-    assert [course.at(step).run.admission for step in (299, 300, 399, 400)] == ["open", "list", "list", "open"]
+    assert [course.at(step).run.admission for step in (299, 300, 399, 400)] == [
+        "open",
+        "list",
+        "list",
+        "open",
+    ]
     assert [course.at(step).run.description for step in (299, 300, 400)] == ["", "ours", "ours"]
-    assert chain.admissions == ((300, "list", frozenset([STRANGER.peer_id])), (400, "open", frozenset()))
-    assert str(chain.links[1]) == "amendment 2: run.admission = open, run.members = 0 peers from swarm step 400"
+    assert chain.admissions == (
+        (300, "list", frozenset([STRANGER.peer_id])),
+        (400, "open", frozenset()),
+    )
+    assert (
+        str(chain.links[1])
+        == "amendment 2: run.admission = open, run.members = 0 peers from swarm step 400"
+    )
 
 
 def test_who_may_join_is_told_whole():
-    listed = write_amendment(CREATOR, RUN, Chain(), 0, {"run.admission": "list", "run.members": [STRANGER.peer_id]})
+    listed = write_amendment(
+        CREATOR, RUN, Chain(), 0, {"run.admission": "list", "run.members": [STRANGER.peer_id]}
+    )
     opened = write_amendment(CREATOR, RUN, listed, 0, {"run.admission": "open"})
     assert dict(opened.links[1].settings) == {"run.admission": "open", "run.members": []}
     assert Course(RUN.spec, opened).last.run == RUN.spec.run
 
 
-@given(st.lists(st.tuples(st.integers(0, 300), st.integers(300, 500)), max_size=6), st.integers(0, 600))
+@given(
+    st.lists(st.tuples(st.integers(0, 300), st.integers(300, 500)), max_size=6), st.integers(0, 600)
+)
 @settings(max_examples=50, deadline=None)
 def test_the_settings_of_a_step_do_not_depend_on_when_a_chain_was_heard(changes, step):
     whole = amended(*((at, {"run.steps": steps}) for at, steps in sorted(changes)))
@@ -110,7 +139,11 @@ def test_the_settings_of_a_step_do_not_depend_on_when_a_chain_was_heard(changes,
 @pytest.mark.parametrize(
     ("at", "change", "told"),
     [
-        (5, {"sync.codec": "fp32"}, "sync.codec can't be changed while a run trains; these can: run.steps"),
+        (
+            5,
+            {"sync.codec": "fp32"},
+            "sync.codec can't be changed while a run trains; these can: run.steps",
+        ),
         (5, {}, "needs a setting"),
         (5, {"run.steps": 0}, r"amendment 1: run\.steps = 0"),
         (5, {"run.steps": 4}, r"run\.steps = 4 is before swarm step 5"),
@@ -119,7 +152,11 @@ def test_the_settings_of_a_step_do_not_depend_on_when_a_chain_was_heard(changes,
         (5, {"run.members": [STRANGER.peer_id]}, "members are given, but admission"),
         (5, {"run.admission": "list"}, "needs members"),
         (-1, {"run.steps": 500}, "Swarm step -1 is not one"),
-        (MAX_STEP + 1, {"run.description": "late"}, r"Swarm step 100000001 is not one: expected 0 to 100000000\."),
+        (
+            MAX_STEP + 1,
+            {"run.description": "late"},
+            r"Swarm step 100000001 is not one: expected 0 to 100000000\.",
+        ),
         (5, {"run.description": "\x1b[2J"}, "printable"),
     ],
 )
@@ -131,7 +168,9 @@ def test_a_mistake_is_named_with_its_remedy(at, change, told):
 
 @pytest.mark.parametrize("at", [0, MAX_STEP])
 def test_an_amendment_may_hold_from_the_first_step_to_the_last(at: int):
-    assert write_amendment(CREATOR, RUN, Chain(), at, {"run.description": "other"}).links[0].at == at
+    assert (
+        write_amendment(CREATOR, RUN, Chain(), at, {"run.description": "other"}).links[0].at == at
+    )
 
 
 def test_a_chain_of_more_amendments_than_there_may_be_is_refused_and_one_of_the_most_is_read():
@@ -139,16 +178,23 @@ def test_a_chain_of_more_amendments_than_there_may_be_is_refused_and_one_of_the_
     assert read_chain(most.data, CREATOR.peer_id) == most
     told = json.loads(most.data)
     content = json.loads(told[-1]["document"])
-    more = content | {"number": MAX_AMENDMENTS + 1, "previous": sha256(told[-1]["document"].encode()).hexdigest()}
+    more = content | {
+        "number": MAX_AMENDMENTS + 1,
+        "previous": sha256(told[-1]["document"].encode()).hexdigest(),
+    }
     document = encode(more)
-    told.append({"document": document.decode(), "signature": CREATOR.sign("amendment", document).hex()})
+    told.append(
+        {"document": document.decode(), "signature": CREATOR.sign("amendment", document).hex()}
+    )
     for count in (0, MAX_AMENDMENTS + 1):
         with pytest.raises(RecordError, match=f"expected 1 to {MAX_AMENDMENTS}, each signed"):
             read_chain(json.dumps(told[:count]).encode(), CREATOR.peer_id)
 
 
 def test_amendments_come_in_their_order_and_in_bounds():
-    with pytest.raises(SpecError, match=r"Swarm step 199 is before that of amendment 2: .* from swarm step 200"):
+    with pytest.raises(
+        SpecError, match=r"Swarm step 199 is before that of amendment 2: .* from swarm step 200"
+    ):
         write_amendment(CREATOR, RUN, LONGER, 199, {"run.steps": 900})
     chain = amended(*((1, {"run.steps": 500 + number}) for number in range(MAX_AMENDMENTS)))
     with pytest.raises(SpecError, match="32 amendments, which is the most"):
@@ -169,7 +215,10 @@ def test_a_chain_travels_as_it_was_signed_and_names_its_predecessors():
     read = read_chain(LONGER.data, CREATOR.peer_id)
     assert read == LONGER
     first, second = (json.loads(link.document) for link in read.links)
-    assert (first["previous"], second["previous"]) == (RUN.run_id, sha256(read.links[0].document).hexdigest())
+    assert (first["previous"], second["previous"]) == (
+        RUN.run_id,
+        sha256(read.links[0].document).hexdigest(),
+    )
 
 
 def test_a_chain_of_another_run_or_signer_is_refused():
@@ -184,21 +233,34 @@ def test_a_chain_of_another_run_or_signer_is_refused():
 def test_links_can_be_neither_left_out_nor_turned_round_nor_taken_from_another_run():
     links = json.loads(LONGER.data)
     foreign = json.loads(write_amendment(CREATOR, OTHER, Chain(), 1, {"run.steps": 500}).data)
-    for told in (links[1:], links[::-1], [links[0], links[0]], [foreign[0], links[1]], [links[0], foreign[0]]):
+    for told in (
+        links[1:],
+        links[::-1],
+        [links[0], links[0]],
+        [foreign[0], links[1]],
+        [links[0], foreign[0]],
+    ):
         with pytest.raises(RecordError, match="no chain"):
             read_chain(json.dumps(told).encode(), CREATOR.peer_id)
 
 
 def test_of_two_chains_the_longer_holds_and_of_two_alike_all_take_the_same():
     short = Chain(RUN.run_id, LONGER.links[:1])
-    assert newest(RUN.spec, RUN.run_id, [amended((100, {"run.steps": 1000})).data, LONGER.data]).chain == LONGER
+    assert (
+        newest(RUN.spec, RUN.run_id, [amended((100, {"run.steps": 1000})).data, LONGER.data]).chain
+        == LONGER
+    )
     assert short.order < LONGER.order
     forks = [amended((1, {"run.steps": steps})).data for steps in (500, 600)]
-    assert newest(RUN.spec, RUN.run_id, forks).chain == newest(RUN.spec, RUN.run_id, forks[::-1]).chain
+    assert (
+        newest(RUN.spec, RUN.run_id, forks).chain == newest(RUN.spec, RUN.run_id, forks[::-1]).chain
+    )
 
 
 def test_a_setting_that_this_release_can_not_change_asks_for_a_newer_one():
-    with pytest.raises(VersionError, match=r"changes 'sync\.pairing', which this release can't: install"):
+    with pytest.raises(
+        VersionError, match=r"changes 'sync\.pairing', which this release can't: install"
+    ):
         read_chain(forged(settings={"sync.pairing": "random"}), CREATOR.peer_id)
 
 
@@ -218,7 +280,13 @@ def test_an_amendment_out_of_bounds_is_refused_in_few_words(changes):
 
 @pytest.mark.parametrize(
     "change",
-    [{"run.steps": 4}, {"run.steps": 1e3}, {"run.steps": None}, {"train.warmup": [1]}, {"run.description": {}}],
+    [
+        {"run.steps": 4},
+        {"run.steps": 1e3},
+        {"run.steps": None},
+        {"train.warmup": [1]},
+        {"run.description": {}},
+    ],
 )
 def test_a_signed_change_into_no_valid_run_is_refused_by_the_course(change):
     chain = read_chain(forged(settings=change), CREATOR.peer_id)

@@ -9,7 +9,14 @@ import pytest
 from lowcomm_protocol.errors import LowcommError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.document import ADDED, MAX_OPTIONAL, encode
-from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml, read_signed_run, run_id_of, sign_run
+from lowcomm_protocol.spec.run import (
+    RunSpec,
+    parse_canonical,
+    parse_toml,
+    read_signed_run,
+    run_id_of,
+    sign_run,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 FILES = sorted(path for path in GOLDEN.glob("*/*.json") if path.name != "expected.json")
@@ -22,7 +29,9 @@ def content_with(**sections: Any) -> dict[str, Any]:
     """The content of the minimal run, with settings that this release does not know."""
     content = json.loads(SIGNED.document)
     for section, values in sections.items():
-        content[section] = {**content.get(section, {}), **values} if isinstance(values, dict) else values
+        content[section] = (
+            {**content.get(section, {}), **values} if isinstance(values, dict) else values
+        )
     return content
 
 
@@ -30,7 +39,9 @@ def signed(content: dict[str, Any]) -> bytes:
     """A run that another release has signed."""
     document = encode(content)
     signature = CREATOR.sign("run specification", document).hex()
-    return json.dumps({"creator": CREATOR.peer_id, "signature": signature, "spec": document.decode()}).encode()
+    return json.dumps(
+        {"creator": CREATOR.peer_id, "signature": signature, "spec": document.decode()}
+    ).encode()
 
 
 def paths_of(settings: dict[str, Any]) -> set[str]:
@@ -51,14 +62,20 @@ def test_a_run_of_every_release_keeps_its_id_its_settings_and_its_bytes(path: Pa
     assert run.run_id == expected["run_id"]
     assert run.to_bytes() == path.read_bytes()
     settings = run.spec.model_dump(mode="json")
-    later = {name: added.before for name, added in ADDED.items() if name not in paths_of(expected["settings"])}
+    later = {
+        name: added.before
+        for name, added in ADDED.items()
+        if name not in paths_of(expected["settings"])
+    }
     for section, values in settings.items():
         for name, value in values.items() if isinstance(values, dict) else [("", values)]:
             told = f"{section}.{name}" if name else section
             if told in later:
                 assert value == json.loads(json.dumps(later[told])), told
             else:
-                assert value == (expected["settings"][section][name] if name else expected["settings"][section]), told
+                assert value == (
+                    expected["settings"][section][name] if name else expected["settings"][section]
+                ), told
 
 
 def test_every_release_has_golden_files_for_each_method_and_admission():
@@ -70,7 +87,9 @@ def test_every_release_has_golden_files_for_each_method_and_admission():
 
 
 def test_every_setting_that_came_later_says_what_older_runs_mean():
-    first = paths_of(json.loads((GOLDEN / "0.1.0" / "expected.json").read_text())["lowcomm"]["settings"])
+    first = paths_of(
+        json.loads((GOLDEN / "0.1.0" / "expected.json").read_text())["lowcomm"]["settings"]
+    )
     assert paths_of(parse_toml(MINIMAL).model_dump()) == first | set(ADDED)
 
 
@@ -85,7 +104,9 @@ def test_a_setting_is_signed_only_where_it_says_something_new():
 
 
 def test_an_unknown_setting_is_refused_with_the_remedy():
-    with pytest.raises(VersionError, match=r"does not know the setting 'sync\.foo': install the release that"):
+    with pytest.raises(
+        VersionError, match=r"does not know the setting 'sync\.foo': install the release that"
+    ):
         read_signed_run(signed(content_with(sync={"foo": 1})))
     with pytest.raises(VersionError, match="the setting 'rewards'"):
         read_signed_run(signed(content_with(rewards={"foo": 1})))
@@ -93,7 +114,9 @@ def test_an_unknown_setting_is_refused_with_the_remedy():
 
 @pytest.mark.parametrize("value", [1, "text", None, [1, [2]], {"a": {"b": 1.5}}])
 def test_an_unknown_setting_that_the_creator_marked_optional_is_ignored_and_travels_on(value):
-    data = signed(content_with(optional=["rewards", "sync.foo"], sync={"foo": value}, rewards={"coin": value}))
+    data = signed(
+        content_with(optional=["rewards", "sync.foo"], sync={"foo": value}, rewards={"coin": value})
+    )
     run = read_signed_run(data)
     assert run.spec.sync == SIGNED.spec.sync
     assert run.to_bytes() == data
@@ -104,7 +127,9 @@ def test_an_unknown_setting_that_the_creator_marked_optional_is_ignored_and_trav
 def test_so_many_settings_may_be_optional_and_no_more():
     names = [f"a{number:02}" for number in range(MAX_OPTIONAL + 1)]
     values = dict.fromkeys(names[:-1], 1)
-    assert read_signed_run(signed(content_with(optional=names[:-1], **values))).spec.optional == tuple(names[:-1])
+    assert read_signed_run(
+        signed(content_with(optional=names[:-1], **values))
+    ).spec.optional == tuple(names[:-1])
     with pytest.raises(SpecError, match=f"a list of at most {MAX_OPTIONAL} names"):
         read_signed_run(signed(content_with(optional=names, **values, **{names[-1]: 1})))
 

@@ -1,4 +1,5 @@
-"""What must hold for a run specification: what people write, what is signed, and what strangers send."""
+"""What must hold for a run specification: what people write, what is signed, and what strangers
+send."""
 
 import json
 import subprocess
@@ -99,7 +100,10 @@ def test_a_preset_is_not_changed_by_a_run_that_uses_it():
         ('[run]\nname = "../etc"\n', "run.name = '../etc'"),
         (MINIMAL + 'description = "\\u001b[2J"\n', "one line of printable text"),
         (MINIMAL + "[model]\nwidth = 60\nheads = 4\n", "multiple of 2 \\* heads = 8"),
-        (MINIMAL + '[data]\nsource = "/etc/passwd"\n', "data.source = '/etc/passwd': Input should be"),
+        (
+            MINIMAL + '[data]\nsource = "/etc/passwd"\n',
+            "data.source = '/etc/passwd': Input should be",
+        ),
         (with_sync("fragments = 30"), "fragments = 30 exceeds interval = 4"),
         (with_sync("min_steps = 30"), "min_steps = 30 exceeds interval = 4"),
         (
@@ -110,7 +114,10 @@ def test_a_preset_is_not_changed_by_a_run_that_uses_it():
             with_sync('method = "nolco"'),
             r"sync.method = 'nolco': not known; did you mean 'noloco'\? There are lowcomm, .*, local\.$",
         ),
-        (with_sync('outer = "adam"'), r"sync.outer = 'adam': not known. There are nesterov, noloco\.$"),
+        (
+            with_sync('outer = "adam"'),
+            r"sync.outer = 'adam': not known. There are nesterov, noloco\.$",
+        ),
         (
             with_sync('pairing = "rnadom"'),
             r"sync.pairing = 'rnadom': not known; did you mean 'random'\? There are hypercube",
@@ -147,16 +154,24 @@ def test_a_learning_rate_is_a_positive_finite_number(value):
 
 
 def test_unstable_outer_settings_are_refused_with_the_bound():
-    with pytest.raises(SpecError, match=r"momentum = 0\.9 diverges in groups of 2: use a consensus below 0\.38"):
+    with pytest.raises(
+        SpecError, match=r"momentum = 0\.9 diverges in groups of 2: use a consensus below 0\.38"
+    ):
         parse_toml(with_sync("momentum = 0.9"))
     assert parse_toml(with_sync("momentum = 0.9", "consensus = 0.37")).sync.momentum == 0.9
 
 
 @pytest.mark.parametrize("codec", ["e3m0", "int8"])
 def test_a_coarse_codec_with_consensus_is_refused_with_the_choices(codec):
-    with pytest.raises(SpecError, match=f"codec = '{codec}' is too coarse.*consensus = 1.0 needs: set consensus = 0"):
+    with pytest.raises(
+        SpecError,
+        match=f"codec = '{codec}' is too coarse.*consensus = 1.0 needs: set consensus = 0",
+    ):
         parse_toml(with_sync(f'codec = "{codec}"'))
-    assert parse_toml(with_sync(f'codec = "{codec}"', "consensus = 0.0", "group = 8")).sync.codec == codec
+    assert (
+        parse_toml(with_sync(f'codec = "{codec}"', "consensus = 0.0", "group = 8")).sync.codec
+        == codec
+    )
 
 
 @pytest.mark.parametrize("version", ["0", "1", "3", "99", '"1"', "1.5", "0x" + "f" * 6000])
@@ -232,7 +247,9 @@ def test_a_run_names_its_creator_so_that_its_id_does():
 
 def test_nobody_takes_over_a_run_by_signing_a_copy_of_it():
     for spec in (SIGNED.spec, parse_toml(MINIMAL)):
-        with pytest.raises(SignatureError, match=f"signed by {STRANGER.peer_id}, but its creator is"):
+        with pytest.raises(
+            SignatureError, match=f"signed by {STRANGER.peer_id}, but its creator is"
+        ):
             read_signed_run(envelope(spec.canonical().decode(), STRANGER))
 
 
@@ -240,7 +257,10 @@ def test_nobody_takes_over_a_run_by_signing_a_copy_of_it():
 
 
 def test_the_canonical_form_is_stable():
-    text = '[run]\nname = "golden"\ndescription = "Größe"\nseed = 7\n[sync]\nmethod = "streaming-diloco"\n'
+    text = (
+        '[run]\nname = "golden"\ndescription = "Größe"\nseed = 7\n[sync]\nmethod = '
+        '"streaming-diloco"\n'
+    )
     spec = parse_toml(text)
     assert spec.canonical().startswith(
         b'{"data":{"source":"builtin:python","tokenizer":"bytes"},"model":{"context":64,'
@@ -264,7 +284,10 @@ def test_the_canonical_form_round_trips(method, interval, rate, seed, descriptio
         "sync": {"method": method, "interval": interval},
     }
     spec = RunSpec.model_validate(data)
-    for again in (RunSpec.model_validate(spec.model_dump()), parse_canonical(spec.canonical().decode())):
+    for again in (
+        RunSpec.model_validate(spec.model_dump()),
+        parse_canonical(spec.canonical().decode()),
+    ):
         assert again == spec
         assert again.canonical() == spec.canonical()
         assert again.run_id == spec.run_id
@@ -273,7 +296,12 @@ def test_the_canonical_form_round_trips(method, interval, rate, seed, descriptio
 def test_every_setting_makes_another_run():
     ids = {
         parse_toml(text).run_id
-        for text in (MINIMAL, MINIMAL + "seed = 1\n", MINIMAL + "[train]\nbatch = 9\n", with_sync("interval = 21"))
+        for text in (
+            MINIMAL,
+            MINIMAL + "seed = 1\n",
+            MINIMAL + "[train]\nbatch = 9\n",
+            with_sync("interval = 21"),
+        )
     }
     assert len(ids) == 4
 
@@ -328,7 +356,9 @@ def test_no_bytes_at_all_raise_anything_else(data):
         lambda inner: (
             st.lists(inner, max_size=4)
             | st.dictionaries(
-                st.sampled_from(["run", "name", "sync", "method", "model", "train", "version", "codec"])
+                st.sampled_from(
+                    ["run", "name", "sync", "method", "model", "train", "version", "codec"]
+                )
                 | st.text(max_size=4),
                 inner,
                 max_size=4,
@@ -442,8 +472,11 @@ def test_a_specification_is_checked_without_what_computes():
     code = (
         "import sys; from lowcomm_protocol.spec.presets import PRESETS; "
         "from lowcomm_protocol.spec.run import parse_toml\n"
-        'for method in PRESETS: parse_toml(f\'[run]\\nname = "a"\\n[sync]\\nmethod = "{method}"\\ngroup = 2\\n\')\n'
+        'for method in PRESETS: parse_toml(f\'[run]\\nname = "a"\\n[sync]\\nmethod = '
+        '"{method}"\\ngroup = 2\\n\')\n'
         "print(sorted({'torch', 'numba'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -9,7 +9,9 @@ from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
 
 def run_of(method: str, start_peers: int, sync: str = "") -> RunSpec:
-    return parse_toml(f'[run]\nname = "a"\nstart_peers = {start_peers}\n[sync]\nmethod = "{method}"\n{sync}')
+    return parse_toml(
+        f'[run]\nname = "a"\nstart_peers = {start_peers}\n[sync]\nmethod = "{method}"\n{sync}'
+    )
 
 
 @pytest.mark.parametrize("method", sorted(set(PRESETS) - {"streaming-diloco"}))
@@ -18,7 +20,10 @@ def test_most_methods_are_for_swarms_of_any_size(method: str) -> None:
 
 
 def test_a_run_that_begins_with_more_peers_than_its_groups_hold_together_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"start_peers = 9, but group = 8 and consensus = 0.*start_peers = 8 or less"):
+    with pytest.raises(
+        ConfigError,
+        match=r"start_peers = 9, but group = 8 and consensus = 0.*start_peers = 8 or less",
+    ):
         check_size(run_of("streaming-diloco", 9))
     assert check_size(run_of("streaming-diloco", 9, 'codec = "bf16"\nconsensus = 1.0')) is None
 

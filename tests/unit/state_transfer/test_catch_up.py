@@ -1,4 +1,5 @@
-"""What must hold for a copied state: a peer that trains on from it is where the others are, as far as they can be believed."""
+"""What must hold for a copied state: a peer that trains on from it is where the others are, as far
+as they can be believed."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -109,13 +110,17 @@ def moves(one: Late, *steps: int) -> Callable[[], None]:
 
 
 @pytest.mark.parametrize("donors", [1, 2])
-async def test_a_state_that_grew_old_while_it_was_copied_is_copied_again_before_training(late, donors):
+async def test_a_state_that_grew_old_while_it_was_copied_is_copied_again_before_training(
+    late, donors
+):
     async with late(*[STEP] * donors) as one:
         one.after_copy = moves(one, 9_000)
         ready = await one.catch_up()
         assert one.adopted == [STEP, 9_000]
         assert ready.swarm_step == 9_000
-        assert one.warnings == [f"the state that was copied is {9_000 - STEP} swarm steps old by now: copying it again"]
+        assert one.warnings == [
+            f"the state that was copied is {9_000 - STEP} swarm steps old by now: copying it again"
+        ]
 
 
 async def test_a_state_that_others_believe_still_is_not_copied_again(late):
@@ -129,7 +134,9 @@ async def test_a_swarm_that_trains_faster_than_it_can_be_copied_is_not_copied_ag
     async with late(STEP) as one:
         one.after_copy = moves(one, STEP + 2_000, STEP + 4_000, STEP + 6_000, STEP + 8_000)
         assert (await one.catch_up()).swarm_step == STEP + 2_000
-        assert len(one.adopted) == 2, "the second was as old as the first when it was whole: so would be the third"
+        assert len(one.adopted) == 2, (
+            "the second was as old as the first when it was whole: so would be the third"
+        )
 
 
 async def test_a_lone_donor_that_always_claims_to_be_ahead_is_not_copied_for_ever(late):
@@ -146,7 +153,9 @@ async def test_one_peer_that_claims_a_far_step_does_not_make_others_copy_again(l
             for giver in one.givers:
                 giver.step = STEP + 1
             liar = one.givers[0].info()
-            one.claims = [PeerInfo(**{**vars(liar), "peer_id": "liar", "swarm_step": STEP + 1 + JUMP})]
+            one.claims = [
+                PeerInfo(**{**vars(liar), "peer_id": "liar", "swarm_step": STEP + 1 + JUMP})
+            ]
 
         one.after_copy = claim
         assert (await one.catch_up()).swarm_step == STEP
@@ -168,7 +177,9 @@ async def test_where_the_second_copy_fails_the_first_one_is_kept(late, monkeypat
         assert len(one.warnings) == 2, "it is old, and could not be copied again"
 
 
-@pytest.mark.parametrize(("own", "back"), [(STEP + JUMP, False), (STEP + JUMP + 1, True), (9_000, True)])
+@pytest.mark.parametrize(
+    ("own", "back"), [(STEP + JUMP, False), (STEP + JUMP + 1, True), (9_000, True)]
+)
 async def test_who_drifted_ahead_of_all_others_goes_back_to_their_step(late, own, back):
     async with late(STEP, STEP) as one:
         await one.catch_up(own, drifted=True)

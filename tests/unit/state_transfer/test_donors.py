@@ -11,7 +11,10 @@ OWN = 100
 
 def donors(*claims: int, distrusted: tuple[int, ...] = (), drifted: bool = False) -> list[int]:
     """The claims of those that are asked, of peers that claim these swarm steps."""
-    infos = [SimpleNamespace(peer_id=f"peer{number}", swarm_step=claim) for number, claim in enumerate(claims)]
+    infos = [
+        SimpleNamespace(peer_id=f"peer{number}", swarm_step=claim)
+        for number, claim in enumerate(claims)
+    ]
     run: Any = SimpleNamespace(
         spec=SimpleNamespace(sync=SimpleNamespace(interval=20, consensus=1.0, fragments=1, group=2))
     )

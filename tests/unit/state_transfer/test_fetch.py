@@ -1,4 +1,5 @@
-"""What must hold for state that travels to a joiner: whole, of one version, whatever donors, lines or the joiner itself do."""
+"""What must hold for state that travels to a joiner: whole, of one version, whatever donors, lines
+or the joiner itself do."""
 
 import asyncio
 import re
@@ -74,7 +75,9 @@ async def test_a_state_comes_from_several_donors_at_once(tmp_path):
         calling() as channels,
     ):  # fmt: skip
         givers = [one, two, three]
-        joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info() for giver in givers], LARGE)
+        joiner = Joiner(
+            channels, tmp_path / "incoming", lambda: [giver.info() for giver in givers], LARGE
+        )
         most = []
         joiner.heard = lambda size: most.append(len(joiner._serving()))
         await soon(joiner.fetch())
@@ -86,7 +89,9 @@ async def test_a_state_comes_from_several_donors_at_once(tmp_path):
         assert base.swarm_step == STEP and base.usual == (0.5, 0.25)
 
 
-async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_killed_it_completes(tmp_path):
+async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_killed_it_completes(
+    tmp_path,
+):
     """Must be seen: every byte hashed, and at most 1.1 of the state fetched."""
     random = Random(6)
     places = sorted(random.randrange(LARGE.size // 50, int(0.97 * LARGE.size)) for _ in range(10))
@@ -98,7 +103,9 @@ async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_kill
         reachable: list[Giver] = []
 
         async def come(number: int) -> None:
-            giver = await stack.enter_async_context(giving(tmp_path, number, LARGE, step=STEP + number % 7))
+            giver = await stack.enter_async_context(
+                giving(tmp_path, number, LARGE, step=STEP + number % 7)
+            )
             cables.append(await stack.enter_async_context(cabled(giver.callee.port)))
             giver.port = cables[-1].port
             givers.append(giver)
@@ -144,7 +151,9 @@ async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_kill
             file.write(b'{"piece":1')
 
         again = Joiner(channels, folder, lambda: [giver.info() for giver in reachable], LARGE)
-        assert len(again.download._held) == half - 1, "each piece is hashed again, and only what is damaged is missing"
+        assert len(again.download._held) == half - 1, (
+            "each piece is hashed again, and only what is damaged is missing"
+        )
         again.heard = heard
         await soon(again.fetch())
         await soon(asyncio.gather(*replaced))
@@ -157,7 +166,11 @@ async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_kill
 
 async def test_a_broken_stream_goes_on_at_the_byte_that_it_had_reached(tmp_path, monkeypatch):
     monkeypatch.setattr(donor_module, "CHUNK_BYTES", 10_000)
-    async with giving(tmp_path, 11) as giver, cabled(giver.callee.port) as cable, calling() as channels:
+    async with (
+        giving(tmp_path, 11) as giver,
+        cabled(giver.callee.port) as cable,
+        calling() as channels,
+    ):
         giver.port = cable.port
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
         cuts = []
@@ -170,14 +183,18 @@ async def test_a_broken_stream_goes_on_at_the_byte_that_it_had_reached(tmp_path,
         await soon(joiner.fetch())
         assert cuts and joiner.given_by([giver])
         sent = next(giver.folder.iterdir())
-        assert joiner.bytes_received == SMALL.size + (sent / "manifest").stat().st_size, "nothing came twice"
+        assert joiner.bytes_received == SMALL.size + (sent / "manifest").stat().st_size, (
+            "nothing came twice"
+        )
         assert giver.made == 1
 
 
 # Donors that come and go
 
 
-async def test_a_donor_that_can_not_be_called_or_falls_silent_is_left_for_another(tmp_path, monkeypatch):
+async def test_a_donor_that_can_not_be_called_or_falls_silent_is_left_for_another(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(donor_session, "SILENCE", 0.5)
     async with (
         giving(tmp_path, 11) as dead, giving(tmp_path, 12) as silent, giving(tmp_path, 13) as good, calling() as channels
@@ -188,14 +205,22 @@ async def test_a_donor_that_can_not_be_called_or_falls_silent_is_left_for_anothe
             await stream.wait_dropped()
 
         silent.callee.fetching = say_nothing
-        joiner = Joiner(channels, tmp_path / "incoming", lambda: [one.info() for one in (dead, silent, good)])
+        joiner = Joiner(
+            channels, tmp_path / "incoming", lambda: [one.info() for one in (dead, silent, good)]
+        )
         await soon(joiner.fetch())
         assert joiner.given_by([good]) == [len(SMALL.pieces)]
 
 
-async def test_if_nobody_gives_it_the_reason_is_told_and_what_has_come_is_kept(tmp_path, monkeypatch):
+async def test_if_nobody_gives_it_the_reason_is_told_and_what_has_come_is_kept(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(fetch_module, "STALL_DEADLINE", 1.0)
-    async with giving(tmp_path, 11) as giver, cabled(giver.callee.port) as cable, calling() as channels:
+    async with (
+        giving(tmp_path, 11) as giver,
+        cabled(giver.callee.port) as cable,
+        calling() as channels,
+    ):
         giver.port = cable.port
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
         closing = []
@@ -247,25 +272,44 @@ async def test_pieces_of_one_version_only_go_together(tmp_path, method, step, sl
         giving(tmp_path, 11) as one, giving(tmp_path, 12, step=step, slow=slow) as other, calling() as channels
     ):  # fmt: skip
         one.up.allow(4e5)  # it is asked first, and not alone for long
-        joiner = Joiner(channels, tmp_path / "incoming", lambda: [one.info(), other.info()], method=method)
+        joiner = Joiner(
+            channels, tmp_path / "incoming", lambda: [one.info(), other.info()], method=method
+        )
         await soon(joiner.fetch())
         given = joiner.given_by([one, other])
         assert (min(given) > 0) == shared, given
 
 
 async def test_where_slow_weights_are_equal_a_fragment_comes_from_those_who_hold_the_same(tmp_path):
-    async with giving(tmp_path, 11) as one, giving(tmp_path, 12, slow=(1, 2)) as other, calling() as channels:
+    async with (
+        giving(tmp_path, 11) as one,
+        giving(tmp_path, 12, slow=(1, 2)) as other,
+        calling() as channels,
+    ):
         one.up.allow(4e5)
-        joiner = Joiner(channels, tmp_path / "incoming", lambda: [one.info(), other.info()], method="streaming-diloco")
+        joiner = Joiner(
+            channels,
+            tmp_path / "incoming",
+            lambda: [one.info(), other.info()],
+            method="streaming-diloco",
+        )
         await soon(joiner.fetch())
-        base, second = (one, other) if joiner.download.base.slow_digests[1][0] == 1 else (other, one)
+        base, second = (
+            (one, other) if joiner.download.base.slow_digests[1][0] == 1 else (other, one)
+        )
         pieces = joiner.pieces()
-        alien = [p.index for p in SMALL.pieces if p.fragment == 1 and pieces[p.index] == second.pieces[p.index]]
+        alien = [
+            p.index
+            for p in SMALL.pieces
+            if p.fragment == 1 and pieces[p.index] == second.pieces[p.index]
+        ]
         assert not alien
         assert base.pieces[SMALL.pieces[-1].index] == pieces[-1]
 
 
-async def test_when_the_version_can_not_be_had_any_more_the_others_is_taken_and_nothing_is_mixed(tmp_path):
+async def test_when_the_version_can_not_be_had_any_more_the_others_is_taken_and_nothing_is_mixed(
+    tmp_path,
+):
     async with (
         giving(tmp_path, 11) as first, cabled(first.callee.port) as cable, giving(tmp_path, 12, step=STEP + 500) as later,
         calling() as channels,
@@ -376,7 +420,9 @@ async def below_9000(donor: PeerInfo, step: int) -> bool:
 
 
 @pytest.mark.parametrize("name", [*OPENINGS, *ANSWERS])
-async def test_a_donor_that_does_what_no_donor_does_is_left_out_and_another_one_gives_all(tmp_path, name):
+async def test_a_donor_that_does_what_no_donor_does_is_left_out_and_another_one_gives_all(
+    tmp_path, name
+):
     async with misbehaving() as rogue, giving(tmp_path, 12) as good, calling() as channels:
         if name in OPENINGS:
             rogue.opening, reason = OPENINGS[name]
@@ -401,14 +447,20 @@ async def test_a_donor_that_does_what_no_donor_does_is_left_out_and_another_one_
 
 
 @pytest.mark.parametrize("liar", [0, 1, 2])
-async def test_weights_that_have_nothing_in_common_with_those_of_two_others_are_not_taken(tmp_path, liar):
+async def test_weights_that_have_nothing_in_common_with_those_of_two_others_are_not_taken(
+    tmp_path, liar
+):
     async with AsyncExitStack() as stack:
         channels = await stack.enter_async_context(calling())
         givers = [
-            await stack.enter_async_context(giving(tmp_path, 11 + number, LARGE, common=int(number == liar)))
+            await stack.enter_async_context(
+                giving(tmp_path, 11 + number, LARGE, common=int(number == liar))
+            )
             for number in range(3)
         ]
-        joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info() for giver in givers], LARGE)
+        joiner = Joiner(
+            channels, tmp_path / "incoming", lambda: [giver.info() for giver in givers], LARGE
+        )
         await soon(joiner.fetch())
         given = joiner.given_by(givers)
         assert given[liar] == 0, given
@@ -419,12 +471,14 @@ async def test_weights_that_have_nothing_in_common_with_those_of_two_others_are_
 
 @pytest.mark.parametrize("base", [0, 1, 2])
 async def test_two_who_are_alike_outvote_the_base(tmp_path, base):
-    """The liar, number 0, comes first, second or last; each other one finds out once, and by another way."""
+    """The liar, number 0, comes first, second or last; each other one finds out once, and by
+    another way."""
     download = Download(tmp_path / "incoming", SMALL, sync_of(), Random(1))
     download.load()
     states = [drawn(SMALL, number, common=int(number == 0)) for number in range(3)]
     manifests = [
-        manifest(SMALL, [sha256(data).digest() for data in pieces], STEP + n) for n, pieces in enumerate(states)
+        manifest(SMALL, [sha256(data).digest() for data in pieces], STEP + n)
+        for n, pieces in enumerate(states)
     ]
     order = [(base + number) % 3 for number in range(3)]
     sources = {number: download.open(f"peer-{number}", manifests[number]) for number in order}
@@ -433,8 +487,12 @@ async def test_two_who_are_alike_outvote_the_base(tmp_path, base):
             piece = download.take(sources[number])
             await download.put(sources[number], piece, bytearray(states[number][piece.index]))
     for number, other in ((1, 0), (2, 0)):
-        piece = next(SMALL.pieces[index] for index, one in download._held.items() if one is sources[other])
-        assert not await download.compare(sources[number], piece, bytearray(states[number][piece.index]))
+        piece = next(
+            SMALL.pieces[index] for index, one in download._held.items() if one is sources[other]
+        )
+        assert not await download.compare(
+            sources[number], piece, bytearray(states[number][piece.index])
+        )
     assert [sources[number].out for number in range(3)] == [True, False, False]
     assert download.peers == ["peer-1", "peer-2"]
     assert download.base in manifests[1:]
@@ -442,7 +500,11 @@ async def test_two_who_are_alike_outvote_the_base(tmp_path, base):
 
 
 async def test_of_two_donors_that_have_nothing_in_common_one_gives_all(tmp_path):
-    async with giving(tmp_path, 11) as one, giving(tmp_path, 12, common=1) as other, calling() as channels:
+    async with (
+        giving(tmp_path, 11) as one,
+        giving(tmp_path, 12, common=1) as other,
+        calling() as channels,
+    ):
         one.up.allow(4e5)
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [one.info(), other.info()])
         await soon(joiner.fetch())
@@ -452,7 +514,9 @@ async def test_of_two_donors_that_have_nothing_in_common_one_gives_all(tmp_path)
 # Queues
 
 
-async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_their_position(tmp_path, monkeypatch):
+async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_their_position(
+    tmp_path, monkeypatch
+):
     async with AsyncExitStack() as stack:
         giver = await stack.enter_async_context(giving(tmp_path, 11))
         giver.may_make.clear()
@@ -470,7 +534,9 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
             joiner = Joiner(channels, tmp_path / f"incoming-{number}", lambda: [giver.info()])
             joiners.append(joiner)
             tasks.append(asyncio.create_task(joiner.fetch()))
-            await reached(lambda number=number: len(giver.donor._queue) == number + 1, "it stands in line")
+            await reached(
+                lambda number=number: len(giver.donor._queue) == number + 1, "it stands in line"
+            )
         assert (giver.donor.joiners, giver.donor.waiting) == (MAX_JOINERS, 12 - MAX_JOINERS)
         await reached(lambda: "queue" in joiners[-1].describe(), "the last one knows its position")
         name = giver.peer_id[-6:]
@@ -480,7 +546,9 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
         async def watch() -> None:
             while True:
                 for number, joiner in enumerate(joiners):
-                    position = next((session.position for session, _ in joiner._sessions.values()), None)
+                    position = next(
+                        (session.position for session, _ in joiner._sessions.values()), None
+                    )
                     if position is not None and position not in told[number]:
                         told[number].append(position)
                 await asyncio.sleep(0.002)
@@ -532,13 +600,17 @@ async def test_a_full_queue_sends_joiners_elsewhere(tmp_path, monkeypatch):
             joiner = Joiner(channels, tmp_path / f"incoming-{number}", lambda: [full.info()])
             task = asyncio.create_task(joiner.fetch())
             stack.callback(task.cancel)
-            await reached(lambda number=number: len(full.donor._queue) == number + 1, "it stands in line")
+            await reached(
+                lambda number=number: len(full.donor._queue) == number + 1, "it stands in line"
+            )
         channels = await stack.enter_async_context(calling(identity(60)))
         good = await stack.enter_async_context(giving(tmp_path, 12))
         donors = [full.info()]
         late = Joiner(channels, tmp_path / "incoming-late", lambda: donors)
         task = asyncio.create_task(late.fetch())
-        await reached(lambda: "2 joiners are served or wait here" in late.why_not(), "it is told why")
+        await reached(
+            lambda: "2 joiners are served or wait here" in late.why_not(), "it is told why"
+        )
         donors.append(good.info())
         await soon(task)
         assert late.given_by([good]) == [len(SMALL.pieces)]
@@ -552,7 +624,9 @@ async def test_who_is_served_enough_leaves_the_queues_of_others(tmp_path, monkey
     ):  # fmt: skip
         busy.donor._queue.served = 1
         busy.may_make.clear()
-        first = asyncio.create_task(Joiner(other, tmp_path / "first", lambda: [busy.info()]).fetch())
+        first = asyncio.create_task(
+            Joiner(other, tmp_path / "first", lambda: [busy.info()]).fetch()
+        )
         await reached(lambda: busy.donor.joiners == 1, "its only place is taken")
         good.may_make.clear()
         joiner = Joiner(channels, tmp_path / "second", lambda: [busy.info(), good.info()], LARGE)
@@ -574,12 +648,18 @@ async def test_who_comes_again_takes_the_place_that_it_had(tmp_path):
         giver.donor._queue.served = 1
         giver.may_make.clear()
         streams = []
-        for caller in (channels, other, channels):  # the first one has not noticed that its stream is gone
+        for caller in (
+            channels,
+            other,
+            channels,
+        ):  # the first one has not noticed that its stream is gone
             call = (await caller.stub(giver.info())).Fetch(metadata=caller.metadata(giver.peer_id))
             await call.write(pb.FetchRequest(enter=pb.Enter()))
             streams.append(call)
             expected = min(len(streams), 2)
-            await reached(lambda expected=expected: len(giver.donor._queue) == expected, "it stands in line")
+            await reached(
+                lambda expected=expected: len(giver.donor._queue) == expected, "it stands in line"
+            )
         assert (await soon(streams[1].read())).position == 1
         await soon(giver.callee.ended.get())  # the first one's stream
         giver.may_make.set()
@@ -605,7 +685,8 @@ async def test_a_turn_is_not_held_for_ever(tmp_path, monkeypatch):
         giver.donor._queue.turn_seconds = 0.2
         giver.up.allow(1e6)
         both = [
-            Joiner(caller, tmp_path / name, lambda: [giver.info()]) for caller, name in ((channels, "a"), (other, "b"))
+            Joiner(caller, tmp_path / name, lambda: [giver.info()])
+            for caller, name in ((channels, "a"), (other, "b"))
         ]
         await soon(asyncio.gather(*(joiner.fetch() for joiner in both)))
         ends = []
@@ -620,15 +701,23 @@ async def test_a_turn_is_not_held_for_ever(tmp_path, monkeypatch):
 async def test_requests_that_no_joiner_makes_are_violations(tmp_path):
     wanted = [
         [pb.FetchRequest(wanted=pb.Wanted(piece=0))],
-        [pb.FetchRequest(enter=pb.Enter()), pb.FetchRequest(wanted=pb.Wanted(piece=len(SMALL.pieces)))],
-        [pb.FetchRequest(enter=pb.Enter()), pb.FetchRequest(wanted=pb.Wanted(piece=0, offset=SMALL.pieces[0].size))],
+        [
+            pb.FetchRequest(enter=pb.Enter()),
+            pb.FetchRequest(wanted=pb.Wanted(piece=len(SMALL.pieces))),
+        ],
+        [
+            pb.FetchRequest(enter=pb.Enter()),
+            pb.FetchRequest(wanted=pb.Wanted(piece=0, offset=SMALL.pieces[0].size)),
+        ],
         [pb.FetchRequest(enter=pb.Enter()), pb.FetchRequest(enter=pb.Enter())],
         [pb.FetchRequest()],
         [pb.FetchRequest(enter=pb.Enter(snapshot=bytes(1024)))],
     ]
     async with giving(tmp_path, 11) as giver, calling() as channels:
         for requests in wanted:
-            call = (await channels.stub(giver.info())).Fetch(metadata=channels.metadata(giver.peer_id))
+            call = (await channels.stub(giver.info())).Fetch(
+                metadata=channels.metadata(giver.peer_id)
+            )
             for request in requests:
                 await call.write(request)
             assert isinstance(await soon(giver.callee.ended.get()), ProtocolViolation)

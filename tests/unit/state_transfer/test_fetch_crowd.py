@@ -48,7 +48,8 @@ async def _idle(giver: Giver, stub: ExchangeStub, who: Identity) -> None:
 
 @asynccontextmanager
 async def crowded(givers: Sequence[Giver]) -> AsyncIterator[None]:
-    """All places of all donors are taken by identities of one address, which come again whenever they are dropped."""
+    """All places of all donors are taken by identities of one address, which come again whenever
+    they are dropped."""
     tasks: list[asyncio.Task[None]] = []
     async with AsyncExitStack() as stack:
         for number, giver in enumerate(givers):
@@ -57,7 +58,9 @@ async def crowded(givers: Sequence[Giver]) -> AsyncIterator[None]:
             tasks += [asyncio.create_task(_idle(giver, stub, one)) for one in keys]
         for giver in givers:
             await until_async(
-                lambda giver=giver: asyncio.sleep(0, len(giver.donor._queue) == AT_EACH), 30, "it is full"
+                lambda giver=giver: asyncio.sleep(0, len(giver.donor._queue) == AT_EACH),
+                30,
+                "it is full",
             )
         try:
             yield
@@ -69,7 +72,9 @@ async def crowded(givers: Sequence[Giver]) -> AsyncIterator[None]:
 
 async def test_a_newcomer_gets_its_state_from_three_donors_with_fifty_four_idle_joiners(tmp_path):
     async with AsyncExitStack() as stack:
-        givers = [await stack.enter_async_context(giving(tmp_path, number)) for number in (11, 12, 13)]
+        givers = [
+            await stack.enter_async_context(giving(tmp_path, number)) for number in (11, 12, 13)
+        ]
         await stack.enter_async_context(crowded(givers))
         for giver in givers:
             giver.port = (await stack.enter_async_context(cabled(giver.port, NEWCOMER))).port
@@ -79,7 +84,9 @@ async def test_a_newcomer_gets_its_state_from_three_donors_with_fifty_four_idle_
         assert sum(joiner.given_by(givers)) == len(SMALL.pieces)
 
 
-async def test_a_slow_joiner_behind_one_address_with_eight_others_gets_its_state_all_the_same(tmp_path):
+async def test_a_slow_joiner_behind_one_address_with_eight_others_gets_its_state_all_the_same(
+    tmp_path,
+):
     async with AsyncExitStack() as stack:
         giver = await stack.enter_async_context(giving(tmp_path, 11))
         await stack.enter_async_context(crowded([giver]))
@@ -88,6 +95,8 @@ async def test_a_slow_joiner_behind_one_address_with_eight_others_gets_its_state
         for number in range(9):
             channels = await stack.enter_async_context(calling(identity(50 + number)))
             down = BandwidthLimit(SLOW_LINE) if number == 0 else None
-            joiners.append(Joiner(channels, tmp_path / f"incoming-{number}", lambda: [giver.info()], down=down))
+            joiners.append(
+                Joiner(channels, tmp_path / f"incoming-{number}", lambda: [giver.info()], down=down)
+            )
         await soon(asyncio.gather(*(joiner.fetch() for joiner in joiners)))
         assert all(joiner.given_by([giver]) == [len(SMALL.pieces)] for joiner in joiners)

@@ -1,4 +1,5 @@
-"""What must hold for the order in which joiners are served: it goes by address, for identities are free."""
+"""What must hold for the order in which joiners are served: it goes by address, for identities are
+free."""
 
 import asyncio
 from collections.abc import Callable
@@ -50,7 +51,9 @@ async def test_in_a_full_queue_the_last_of_the_address_that_holds_most_is_evicte
     with pytest.raises(RetryLater, match="4 joiners are served or wait"):
         turns.enter("a4", "192.0.2.1")
     late = [enter(turns, f"b{number}", "198.51.100.1") for number in range(2)]
-    assert [one.position for one in (*late, crowd[1])] == [1, 3, 2] and crowd[2].lost and crowd[3].lost
+    assert (
+        [one.position for one in (*late, crowd[1])] == [1, 3, 2] and crowd[2].lost and crowd[3].lost
+    )
     with pytest.raises(RetryLater):
         turns.enter("b2", "198.51.100.1")
     assert len(turns) == 4, "both have two: nobody gives way to the third"
@@ -67,7 +70,9 @@ async def test_many_addresses_of_one_network_are_no_better_than_a_few(enter):
     assert prefixes_of("relay 12D3") == ("relay 12D3",)
 
 
-async def test_a_joiner_below_the_floor_gives_way_only_while_others_wait_and_its_address_comes_last(enter):
+async def test_a_joiner_below_the_floor_gives_way_only_while_others_wait_and_its_address_comes_last(
+    enter,
+):
     clock = Clock()
     turns = TurnQueue(served=1, waiting=4, clock=clock)
     idle = enter(turns, "idle", "192.0.2.1")

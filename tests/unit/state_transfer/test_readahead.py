@@ -1,4 +1,5 @@
-"""What must hold where requests are read ahead of their handler: few and small ones wait, anything else ends it."""
+"""What must hold where requests are read ahead of their handler: few and small ones wait, anything
+else ends it."""
 
 import asyncio
 from typing import Any
@@ -40,14 +41,19 @@ def wanted(piece: int) -> pb.FetchRequest:
 
 
 async def test_requests_come_in_their_order_and_then_the_end():
-    async with asyncio.timeout(END), ReadAhead(Caller(wanted(1), wanted(2), None), MOST, LARGEST) as requests:
+    async with (
+        asyncio.timeout(END),
+        ReadAhead(Caller(wanted(1), wanted(2), None), MOST, LARGEST) as requests,
+    ):
         found = [await requests.receive() for _ in range(3)]
     assert found == [wanted(1), wanted(2), None]
 
 
 BAD = {
     "more than 3 requests at once": (*map(wanted, range(MOST + 1)),),
-    "a request of 102 bytes, where 16 are enough": (pb.FetchRequest(enter=pb.Enter(snapshot=bytes(98))),),
+    "a request of 102 bytes, where 16 are enough": (
+        pb.FetchRequest(enter=pb.Enter(snapshot=bytes(98))),
+    ),
     "not a message": (ProtocolViolation("not a message"),),
     "the caller has gone": (wanted(1), LinkLost("the caller has gone")),
 }

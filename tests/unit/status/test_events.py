@@ -1,4 +1,5 @@
-"""What must hold for events: names and keys stay, all are in one table, and they travel as they are."""
+"""What must hold for events: names and keys stay, all are in one table, and they travel as they
+are."""
 
 import json
 from collections.abc import Iterator
@@ -74,12 +75,18 @@ def sample(kind: type[Any]) -> Event:
 
 
 def test_programs_find_the_names_and_keys_that_they_know() -> None:
-    found = {name: {field.name for field in fields(kind)} - {"time"} for name, kind in EVENTS.items()}  # type: ignore[arg-type]
+    found = {
+        name: {field.name for field in fields(kind)} - {"time"} for name, kind in EVENTS.items()
+    }  # type: ignore[arg-type]
     assert found == {name: set(keys.split()) for name, keys in KEYS.items()}
 
 
 def test_every_event_that_a_node_tells_is_in_the_table() -> None:
-    declared = {kind for kind in kinds_below(Event) if is_dataclass(kind)} - {OtherEvent, lines.Event, *UNTOLD}
+    declared = {kind for kind in kinds_below(Event) if is_dataclass(kind)} - {
+        OtherEvent,
+        lines.Event,
+        *UNTOLD,
+    }
     assert declared == set(KINDS)
 
 
@@ -99,7 +106,9 @@ def test_an_event_of_a_newer_node_is_kept_as_it_is() -> None:
     assert read_notice(known) == Notice(1.0, PhaseEntered(phase="training"))
 
 
-@pytest.mark.parametrize("told", [{}, {"time": 1.0}, {"time": "x", "event": "phase"}, {"time": 1.0, "event": "phase"}])
+@pytest.mark.parametrize(
+    "told", [{}, {"time": 1.0}, {"time": "x", "event": "phase"}, {"time": 1.0, "event": "phase"}]
+)
 def test_what_is_no_event_names_the_remedy(told: dict[str, Any]) -> None:
     with pytest.raises(Unhealthy, match="Start the node again"):
         read_notice(told)

@@ -1,4 +1,5 @@
-"""When a node or a bootstrap server is well: what its status or its sign of life says, and nothing else."""
+"""When a node or a bootstrap server is well: what its status or its sign of life says, and nothing
+else."""
 
 import json
 import os
@@ -55,8 +56,14 @@ def test_a_paused_node_is_well_though_nobody_answers() -> None:
 
 
 def test_a_trainer_that_the_daemon_should_have_ended_is_not_well() -> None:
-    found = judge_health(status(trainer={"overdue": "nobody ended the trainer, which hangs 31 s longer than it may"}))
-    assert not found.healthy and "hangs 31 s longer" in found.reason and "start it again" in found.reason
+    found = judge_health(
+        status(trainer={"overdue": "nobody ended the trainer, which hangs 31 s longer than it may"})
+    )
+    assert (
+        not found.healthy
+        and "hangs 31 s longer" in found.reason
+        and "start it again" in found.reason
+    )
 
 
 @pytest.mark.parametrize("phase", PHASE_PATIENCE)
@@ -69,7 +76,11 @@ def test_every_phase_that_leads_somewhere_has_its_time(phase: str) -> None:
 
 @pytest.mark.parametrize("state", ["lost", "looking", "unlisted"])
 def test_who_is_not_in_the_swarm_for_long_is_not_well_and_says_why(state: str) -> None:
-    swarm = {"state": state, "seconds": SWARM_PATIENCE - 1, "reason": "no peer answers: the door is shut"}
+    swarm = {
+        "state": state,
+        "seconds": SWARM_PATIENCE - 1,
+        "reason": "no peer answers: the door is shut",
+    }
     assert judge_health(status(swarm=swarm)).healthy, "an outage may pass"
     found = judge_health(status(swarm=swarm | {"seconds": SWARM_PATIENCE + 1}))
     assert not found.healthy and "no peer answers: the door is shut" in found.reason
@@ -84,7 +95,9 @@ def test_a_node_that_does_not_run_or_does_not_answer_is_not_well(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def ask(*arguments: str) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["lowcomm-node", "healthy", "--home", str(tmp_path), *arguments])
+        monkeypatch.setattr(
+            sys, "argv", ["lowcomm-node", "healthy", "--home", str(tmp_path), *arguments]
+        )
         return common.run(app), capsys.readouterr().out
 
     code, told = ask()
@@ -117,7 +130,9 @@ while True:
 @contextmanager
 def child(says: str) -> Iterator[int]:
     """The port of a child of this process that listens."""
-    with subprocess.Popen([sys.executable, "-c", LISTENER, says], stdout=subprocess.PIPE) as listener:
+    with subprocess.Popen(
+        [sys.executable, "-c", LISTENER, says], stdout=subprocess.PIPE
+    ) as listener:
         try:
             assert listener.stdout is not None and listener.stdout.readline() == b"ready\n"
             (heard,) = psutil.Process(listener.pid).net_connections("tcp")
@@ -146,7 +161,10 @@ def test_a_server_that_looks_around_and_whose_p2pd_answers_is_well(tmp_path: Pat
 
 def test_a_server_in_whose_place_something_else_answers_is_not_well(tmp_path: Path) -> None:
     SignOfLife(tmp_path).begin()
-    with child("SSH-2.0-OpenSSH\r\n") as port, pytest.raises(Unhealthy, match=rf":{port} \(what answers is no peer\)"):
+    with (
+        child("SSH-2.0-OpenSSH\r\n") as port,
+        pytest.raises(Unhealthy, match=rf":{port} \(what answers is no peer\)"),
+    ):
         check_health(tmp_path)
 
 

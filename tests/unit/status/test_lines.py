@@ -8,7 +8,13 @@ import pytest
 from helpers.statuses import make_exchange, make_status
 from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.status.events import OtherEvent, PhaseEntered
-from lowcomm_node.status.lines import contribution, event_in_words, farewell, progress_in_words, summary
+from lowcomm_node.status.lines import (
+    contribution,
+    event_in_words,
+    farewell,
+    progress_in_words,
+    summary,
+)
 from lowcomm_node.swarm.records import EntryPointSilent, SwarmLost
 from lowcomm_node.system.events import Event
 from lowcomm_node.trainer.messages import Evaluated, Saved
@@ -20,14 +26,25 @@ PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
     ("event", "line"),
     [
         (PhaseEntered(phase="training"), "training"),
-        (Evaluated(loss=1.5, tokens=9, swarm_step=20, steps=10), "held-out loss 1.5000 at swarm step 20"),
-        (Saved(swarm_step=20, path="/x", seconds=1.0, after_trouble=False), "checkpoint at swarm step 20"),
+        (
+            Evaluated(loss=1.5, tokens=9, swarm_step=20, steps=10),
+            "held-out loss 1.5000 at swarm step 20",
+        ),
+        (
+            Saved(swarm_step=20, path="/x", seconds=1.0, after_trouble=False),
+            "checkpoint at swarm step 20",
+        ),
         (make_exchange(), None),
         (
-            make_exchange(outcome="failed", fragment=2, partners=[PEER], reason="the stream broke off"),
+            make_exchange(
+                outcome="failed", fragment=2, partners=[PEER], reason="the stream broke off"
+            ),
             "exchange of fragment 2 with tSQY1c failed: the stream broke off",
         ),
-        (StateAdopted(donors=(PEER,), swarm_step=7, bytes=2_000_000), "copied the state of tSQY1c, 2.0 MB"),
+        (
+            StateAdopted(donors=(PEER,), swarm_step=7, bytes=2_000_000),
+            "copied the state of tSQY1c, 2.0 MB",
+        ),
         (SwarmLost(reason="no peer answers"), "not in the swarm: no peer answers"),
         (OtherEvent(told={"event": "new.kind", "peer": "x"}), "new.kind peer=x"),
     ],
@@ -37,7 +54,9 @@ def test_each_event_is_a_line_or_part_of_the_progress(event: Event, line: str | 
 
 
 def test_what_strangers_wrote_is_one_line_without_control_characters() -> None:
-    told = event_in_words(EntryPointSilent(peer_id="x", address="/ip4/192.0.2.1", reason="a\nb\x1b[2J"))
+    told = event_in_words(
+        EntryPointSilent(peer_id="x", address="/ip4/192.0.2.1", reason="a\nb\x1b[2J")
+    )
     assert told == "/ip4/192.0.2.1 does not answer: a b [2J"
 
 
@@ -49,7 +68,9 @@ def test_progress_tells_step_loss_speed_exchanges_and_why_it_is_alone() -> None:
     line = "step 120 of 2000, loss 2.2500, 14.2k tokens/s, 12 exchanges, 1.2 MB sent, 1 other peer"
     assert progress_in_words(status) == line
     alone = replace(status, peers=0, waiting="training alone: no other peer is alive")
-    assert progress_in_words(alone).endswith("0 other peers; training alone: no other peer is alive")
+    assert progress_in_words(alone).endswith(
+        "0 other peers; training alone: no other peer is alive"
+    )
 
 
 def test_at_the_end_it_tells_what_was_given_where_the_model_lies_and_how_to_use_it() -> None:
@@ -59,7 +80,8 @@ def test_at_the_end_it_tells_what_was_given_where_the_model_lies_and_how_to_use_
     given = contribution(status)
     lines = farewell(given, "bin/lowcomm-node", " --home '/a b'").splitlines()
     assert lines == [
-        "contributed: 1,234 steps, 631.8k tokens; since this start 210 exchanges applied, 1.2 MB sent",
+        "contributed: 1,234 steps, 631.8k tokens; since this start 210 exchanges applied, 1.2 MB "
+        "sent",
         "the model:   /home/me/step-0000001240",
         "try it:      bin/lowcomm-node generate \"def \" --home '/a b'",
         "export it:   bin/lowcomm-node checkpoint export FOLDER --home '/a b'",

@@ -1,4 +1,5 @@
-"""The panels: from statuses, as nodes gave them, to what a person sees; at every width, whatever strangers sent."""
+"""The panels: from statuses, as nodes gave them, to what a person sees; at every width, whatever
+strangers sent."""
 
 from collections.abc import Sequence
 from io import StringIO
@@ -12,7 +13,15 @@ from lowcomm_node.status.model import Status
 from lowcomm_node.status.panel import ROUNDS, node_panel, swarm_panel
 from lowcomm_node.status.wire import read
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.system.formatting import clean, clean_text, loss, quantity, seconds, short_peer, size
+from lowcomm_node.system.formatting import (
+    clean,
+    clean_text,
+    loss,
+    quantity,
+    seconds,
+    short_peer,
+    size,
+)
 
 WIDTHS = (60, 80, 120)
 PEERS = [
@@ -99,7 +108,11 @@ TRAINING: dict[str, Any] = JOINING | {
     "peers": 3,
     "dht_peers": 4,
 }
-FINISHED = TRAINING | {"phase": "finished", "exchanges_running": [], "warnings": ["step-0000000300 is damaged"]}
+FINISHED = TRAINING | {
+    "phase": "finished",
+    "exchanges_running": [],
+    "warnings": ["step-0000000300 is damaged"],
+}
 APPLIED: dict[str, Any] = {
     "time": 1795231431.0460708,
     "fragment": 0,
@@ -112,20 +125,34 @@ APPLIED: dict[str, Any] = {
     "bytes_received": 2810112,
     "seconds": 0.425857244999861,
 }
-ALONE = APPLIED | {"outcome": "no-partner", "reason": "1 peer alive, it is busy", "partners": [], "swarm_step": 63}
+ALONE = APPLIED | {
+    "outcome": "no-partner",
+    "reason": "1 peer alive, it is busy",
+    "partners": [],
+    "swarm_step": 63,
+}
 
 
 def node_box(status: dict[str, Any], rounds: Sequence[dict[str, Any]] = ()) -> RenderableType:
     return node_panel(read(Status, status), [read(ExchangeEnded, one) for one in rounds])
 
 
-def swarm_box(title: str, statuses: Sequence[dict[str, Any] | None], elapsed: float, width: int = 80) -> RenderableType:
-    return swarm_panel(title, [one if one is None else read(Status, one) for one in statuses], elapsed, width)
+def swarm_box(
+    title: str, statuses: Sequence[dict[str, Any] | None], elapsed: float, width: int = 80
+) -> RenderableType:
+    return swarm_panel(
+        title, [one if one is None else read(Status, one) for one in statuses], elapsed, width
+    )
 
 
 def lines(renderable: RenderableType, width: int = 80, color: bool = False) -> list[str]:
     """What a terminal of this width shows, line by line."""
-    console = Console(file=StringIO(), width=width, force_terminal=color, color_system="standard" if color else None)
+    console = Console(
+        file=StringIO(),
+        width=width,
+        force_terminal=color,
+        color_system="standard" if color else None,
+    )
     console.print(renderable)
     return console.file.getvalue().splitlines()
 
@@ -136,7 +163,9 @@ def text(renderable: RenderableType, width: int = 80) -> str:
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("status", [STARTING, JOINING, TRAINING, FINISHED])
-def test_the_box_of_a_node_fills_its_width_and_never_exceeds_it(status: dict[str, Any], width: int) -> None:
+def test_the_box_of_a_node_fills_its_width_and_never_exceeds_it(
+    status: dict[str, Any], width: int
+) -> None:
     assert {cell_len(line) for line in lines(node_box(status, [APPLIED, ALONE]), width)} == {width}
 
 
@@ -150,21 +179,44 @@ def test_the_box_of_a_swarm_fills_its_width_and_never_exceeds_it(width: int) -> 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_a_node_shows_what_matters_at_every_width(width: int) -> None:
     shown = text(node_box(TRAINING, [APPLIED]), width)
-    for part in ("demo@e1f145ac155e", "training", "100 / 400", "2.8033", "3.1235", "5.9k tokens/s", "SQY1c"):
+    for part in (
+        "demo@e1f145ac155e",
+        "training",
+        "100 / 400",
+        "2.8033",
+        "3.1235",
+        "5.9k tokens/s",
+        "SQY1c",
+    ):
         assert part in shown
-    for part in ("trading", "1.3 MB", "4 completed", "3 no partner", "↑ 11.2 MB", "↓ 9.2 MB", "applied"):
+    for part in (
+        "trading",
+        "1.3 MB",
+        "4 completed",
+        "3 no partner",
+        "↑ 11.2 MB",
+        "↓ 9.2 MB",
+        "applied",
+    ):
         assert part in shown
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_reason_of_a_wait_is_shown_whole(width: int) -> None:
-    reason = "no partner: 3 peers are alive, one is busy, two are at another round of this fragment, since step 340"
-    shown = " ".join(line.strip("│ ") for line in lines(node_box(TRAINING | {"waiting": reason}), width))
+    reason = (
+        "no partner: 3 peers are alive, one is busy, two are at another round of this fragment, "
+        "since step 340"
+    )
+    shown = " ".join(
+        line.strip("│ ") for line in lines(node_box(TRAINING | {"waiting": reason}), width)
+    )
     assert reason in " ".join(shown.split())
 
 
 def test_peer_ids_are_shown_by_their_last_six_characters() -> None:
-    shown = text(node_box(TRAINING, [APPLIED]), 120) + text(swarm_box("x", [TRAINING, None], 1.0, 120), 120)
+    shown = text(node_box(TRAINING, [APPLIED]), 120) + text(
+        swarm_box("x", [TRAINING, None], 1.0, 120), 120
+    )
     assert "tSQY1c" in shown
     assert "Piqkwy" in shown
     assert "12D3KooW" not in shown
@@ -172,7 +224,11 @@ def test_peer_ids_are_shown_by_their_last_six_characters() -> None:
 
 def test_the_newest_round_comes_first_and_older_ones_drop_out() -> None:
     rounds = [APPLIED | {"swarm_step": 1000 + number} for number in range(ROUNDS + 3)]
-    steps = [int(line.split("step")[1].split()[0]) for line in lines(node_box(TRAINING, rounds)) if "applied" in line]
+    steps = [
+        int(line.split("step")[1].split()[0])
+        for line in lines(node_box(TRAINING, rounds))
+        if "applied" in line
+    ]
     assert steps == [1000 + number for number in range(ROUNDS + 2, 2, -1)]
 
 
@@ -206,11 +262,20 @@ def test_warnings_are_shown() -> None:
 
 def test_what_a_run_is_about_and_what_has_changed_of_it_is_shown() -> None:
     amendments = [
-        {"number": number, "at": 9, "settings": {}, "text": f"amendment {number}", "in_force": number == 1}
+        {
+            "number": number,
+            "at": 9,
+            "settings": {},
+            "text": f"amendment {number}",
+            "in_force": number == 1,
+        }
         for number in (1, 2)
     ]
     shown = text(
-        node_box(TRAINING | {"run": RUN | {"description": "Fables of\x1b[2J Berlin", "amendments": amendments}})
+        node_box(
+            TRAINING
+            | {"run": RUN | {"description": "Fables of\x1b[2J Berlin", "amendments": amendments}}
+        )
     )
     for line in ("Fables of", "amendment 1 (in force)", "amendment 2 (to come)"):
         assert line in shown
@@ -225,7 +290,10 @@ def test_refusals_are_shown_by_their_reason_once_there_are_any() -> None:
 
 def test_a_bar_is_as_full_as_the_run_is_far() -> None:
     def filled(step: int) -> float:
-        status = TRAINING | {"trainer": TRAINING["trainer"] | {"swarm_step": step}, "exchanges_running": []}
+        status = TRAINING | {
+            "trainer": TRAINING["trainer"] | {"swarm_step": step},
+            "exchanges_running": [],
+        }
         row = next(line for line in lines(node_box(status), 80, color=True) if "/ 400" in line)
         green = row.split("\x1b[32m")[1].split("\x1b")[0] if "\x1b[32m" in row else ""
         return green.count("━") + green.count("╸") / 2
@@ -250,8 +318,13 @@ def test_a_swarm_is_as_far_as_its_slowest_node() -> None:
 
 
 def test_the_totals_add_up() -> None:
-    other = TRAINING | {"trainer": TRAINING["trainer"] | {"val_loss_last": 3.3234567}, "bytes_sent": 1_000_000}
-    last = next(line for line in lines(swarm_box("x", [TRAINING, other, None], 1.0)) if "mean" in line)
+    other = TRAINING | {
+        "trainer": TRAINING["trainer"] | {"val_loss_last": 3.3234567},
+        "bytes_sent": 1_000_000,
+    }
+    last = next(
+        line for line in lines(swarm_box("x", [TRAINING, other, None], 1.0)) if "mean" in line
+    )
     assert last.split("mean")[1].split()[:4] == ["3.2235", "11.7k", "12.2", "MB"]
 
 
@@ -264,10 +337,14 @@ def test_every_waiting_node_is_named_with_its_reason() -> None:
 
 
 def test_a_node_that_has_finished_waits_for_nothing_in_a_demo() -> None:
-    assert "serving" not in text(swarm_box("x", [FINISHED | {"waiting": "serving its state to others"}], 1.0))
+    assert "serving" not in text(
+        swarm_box("x", [FINISHED | {"waiting": "serving its state to others"}], 1.0)
+    )
 
 
-@pytest.mark.parametrize("hostile", ["\x1b[2J\x1b]0;owned\x07", "a\r\nb\x00\x9b31m", "[bold red]x[/]"])
+@pytest.mark.parametrize(
+    "hostile", ["\x1b[2J\x1b]0;owned\x07", "a\r\nb\x00\x9b31m", "[bold red]x[/]"]
+)
 def test_what_strangers_wrote_can_not_steer_the_terminal(hostile: str) -> None:
     status = TRAINING | {"waiting": hostile, "warnings": [hostile], "run": RUN | {"name": hostile}}
     rounds = [ALONE | {"reason": hostile}, APPLIED | {"partners": [hostile]}]
@@ -308,7 +385,9 @@ def test_figures_are_short(shown: str, expected: str) -> None:
     assert shown == expected
 
 
-def test_a_swarm_that_is_not_there_is_told_and_of_one_that_is_only_the_addresses_that_are_not() -> None:
+def test_a_swarm_that_is_not_there_is_told_and_of_one_that_is_only_the_addresses_that_are_not() -> (
+    None
+):
     shut = {
         "peer_id": "A", "address": "/ip4/203.0.113.7/tcp/1/p2p/A", "named": True, "answers": False,
         "reason": "connection refused", "next_attempt": None,

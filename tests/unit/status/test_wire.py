@@ -8,7 +8,14 @@ import pytest
 
 from helpers.statuses import make_exchange, make_peer, make_status
 from lowcomm_node.errors import Unhealthy
-from lowcomm_node.status.model import CheckpointStatus, Contribution, Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.model import (
+    CheckpointStatus,
+    Contribution,
+    Limits,
+    PeerStatus,
+    Ping,
+    Status,
+)
 from lowcomm_node.status.wire import read, to_json
 from lowcomm_node.sync.records import ExchangeEnded
 

@@ -1,4 +1,5 @@
-"""A checkpoint is whole or not there: every damage is found and named, and no crash, full disk or stranger gets past that."""
+"""A checkpoint is whole or not there: every damage is found and named, and no crash, full disk or
+stranger gets past that."""
 
 import errno
 import fcntl
@@ -37,7 +38,12 @@ from lowcomm_node.storage.durable import (
 from lowcomm_node.storage.manifest import MANIFEST, is_complete, problems_of, read_manifest
 from lowcomm_node.storage.state_file import read_state, state_bytes, write_state
 
-META: dict[str, Any] = {"run_id": "ab" * 32, "steps": 7, "nested": {"a": [1, 2.5, None, True, "é"]}, "big": 10**30}
+META: dict[str, Any] = {
+    "run_id": "ab" * 32,
+    "steps": 7,
+    "nested": {"a": [1, 2.5, None, True, "é"]},
+    "big": 10**30,
+}
 NOW = 1_800_000_000.25
 Parts = dict[str, dict[str, Tensor]]
 
@@ -45,8 +51,14 @@ Parts = dict[str, dict[str, Tensor]]
 def make_parts(step: int = 0) -> Parts:
     generator = torch.Generator().manual_seed(step)
     return {
-        "weights": {"a.weight": torch.randn(5, 3, generator=generator), "b": torch.randn((), generator=generator)},
-        "outer": {"phi.0": torch.randn(18, generator=generator), "delta.0": torch.full((18,), float(step))},
+        "weights": {
+            "a.weight": torch.randn(5, 3, generator=generator),
+            "b": torch.randn((), generator=generator),
+        },
+        "outer": {
+            "phi.0": torch.randn(18, generator=generator),
+            "delta.0": torch.full((18,), float(step)),
+        },
     }
 
 
@@ -125,7 +137,10 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
     store = make_store(tmp_path)
     info = store.save(400, parts, META, NOW)
     checkpoint = CheckpointStore(store.folder).load(400)
-    assert equal(checkpoint.tensors, {part: {n: t.detach() for n, t in named.items()} for part, named in parts.items()})
+    assert equal(
+        checkpoint.tensors,
+        {part: {n: t.detach() for n, t in named.items()} for part, named in parts.items()},
+    )
     assert checkpoint.meta == META
     assert checkpoint.info == info == store.info(400) == store.latest()
     assert (info.step, info.created_at, info.path) == (400, NOW, folder_of(store, 400))
@@ -134,7 +149,9 @@ def test_a_checkpoint_comes_back_bit_for_bit(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("part", ["weights", "outer"])
-def test_a_checkpoint_that_is_not_finite_is_passed_over_and_not_exported(tmp_path: Path, part: str, bad: float) -> None:
+def test_a_checkpoint_that_is_not_finite_is_passed_over_and_not_exported(
+    tmp_path: Path, part: str, bad: float
+) -> None:
     store = make_store(tmp_path, 1)
     parts = make_parts(2)
     next(iter(parts[part].values())).view(-1)[3] = bad
@@ -163,7 +180,9 @@ def test_after_a_divergence_a_start_goes_back_one_checkpoint_each_time(tmp_path:
     assert store.verify(3) == [], "what was saved is as it was"
 
 
-def test_a_checkpoint_that_training_diverged_from_is_removed_first_and_replaced_by_a_better_one(tmp_path: Path) -> None:
+def test_a_checkpoint_that_training_diverged_from_is_removed_first_and_replaced_by_a_better_one(
+    tmp_path: Path,
+) -> None:
     store = make_store(tmp_path, 1, 2, 3)
     store.note_divergence({"reason": "NaN"})
     store.save(4, make_parts(4), META, NOW)
@@ -245,9 +264,12 @@ def test_other_steps_are_refused(tmp_path: Path, step: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "part", ["", "..", "../weights", "a/b", "Weights", "a.b", "weights\n", "-a", "é", "a" * 65, "a\0"]
+    "part",
+    ["", "..", "../weights", "a/b", "Weights", "a.b", "weights\n", "-a", "é", "a" * 65, "a\0"],
 )
-def test_a_part_with_a_name_that_is_no_file_of_the_folder_is_refused(tmp_path: Path, part: str) -> None:
+def test_a_part_with_a_name_that_is_no_file_of_the_folder_is_refused(
+    tmp_path: Path, part: str
+) -> None:
     store = make_store(tmp_path, 1)
     with pytest.raises(CheckpointError, match="can't be a part's name"):
         store.save(2, {"weights": {}, part: {}}, META, NOW)
@@ -268,7 +290,9 @@ def test_a_part_with_a_name_that_is_no_file_of_the_folder_is_refused(tmp_path: P
         {"a": {9: 1, 10: 2}},
     ],
 )
-def test_meta_that_would_not_come_back_is_refused_before_anything_is_lost(tmp_path: Path, meta: dict[str, Any]) -> None:
+def test_meta_that_would_not_come_back_is_refused_before_anything_is_lost(
+    tmp_path: Path, meta: dict[str, Any]
+) -> None:
     store = make_store(tmp_path, 1, keep=1)
     with pytest.raises(CheckpointError, match="meta of step 2 is not plain JSON"):
         store.save(2, make_parts(2), meta, NOW)
@@ -374,7 +398,9 @@ def test_a_folder_under_the_name_of_another_step_is_named(tmp_path: Path) -> Non
     check_usable(store, 1, 9)
 
 
-def test_a_checkpoint_of_another_release_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_of_another_release_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = make_store(tmp_path, 1)
     monkeypatch.setattr(manifest_module, "FORMAT", 9)
     store.save(2, make_parts(2), META, NOW)
@@ -445,7 +471,10 @@ FILE = {"part": "weights", "size": 300, "sha256": "ab" * 32}
         {"files": [FILE | {"sha256": "ab" * 32 + "\n"}]},
         {"files": [FILE | {"sha256": 5}]},
         {"files": [FILE | {"sha256": None}]},
-        *({"files": [FILE | {"size": size}]} for size in (-1, 1.0, "300", None, True, 1 << 63, 10**400, [1])),
+        *(
+            {"files": [FILE | {"size": size}]}
+            for size in (-1, 1.0, "300", None, True, 1 << 63, 10**400, [1])
+        ),
         *(
             {"files": [FILE | {"part": part}]}
             for part in (
@@ -488,17 +517,24 @@ def test_a_manifest_that_lacks_something_is_refused(
     stranger: tuple[Path, dict[str, Any]], tmp_path: Path, key: str
 ) -> None:
     _, content = stranger
-    write_sealed_json(tmp_path / MANIFEST, {name: value for name, value in content.items() if name != key})
+    write_sealed_json(
+        tmp_path / MANIFEST, {name: value for name, value in content.items() if name != key}
+    )
     with pytest.raises(CheckpointError, match=str(tmp_path)):
         read_manifest(tmp_path, 5)
 
 
-def test_the_same_manifest_unchanged_is_read(stranger: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_same_manifest_unchanged_is_read(
+    stranger: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     """Otherwise the tests above would prove nothing."""
     _, content = stranger
     write_sealed_json(tmp_path / MANIFEST, content)
     assert [file.part for file in read_manifest(tmp_path, 5).parts] == ["weights", "outer"]
-    write_sealed_json(tmp_path / MANIFEST, content | {"files": [FILE], "created_at": 0, "more": "of a later release"})
+    write_sealed_json(
+        tmp_path / MANIFEST,
+        content | {"files": [FILE], "created_at": 0, "more": "of a later release"},
+    )
     assert read_manifest(tmp_path, 5).parts[0].size == 300
 
 
@@ -545,7 +581,10 @@ def test_a_seal_covers_everything_and_cannot_be_written_another_way(tmp_path: Pa
         sealed + b" ",
         sealed.rstrip(),
         json.dumps(whole | {"more": 1}, sort_keys=True, indent=1).encode() + b"\n",
-        json.dumps(whole | {"content": {"b": [1, 3], "a": {"é": None}}}, sort_keys=True, indent=1).encode() + b"\n",
+        json.dumps(
+            whole | {"content": {"b": [1, 3], "a": {"é": None}}}, sort_keys=True, indent=1
+        ).encode()
+        + b"\n",
         sealed.replace(whole["sha256"].encode(), whole["sha256"].upper().encode()),
     ):
         path.write_bytes(other)
@@ -724,7 +763,9 @@ def test_several_writers_and_readers_never_see_half_a_checkpoint(tmp_path: Path)
             found = mine.load_newest_usable()
             gone = [entry for entry in found.skipped if "being removed" not in entry.problem]
             gone = [entry for entry in gone if "can't be opened (No such file" not in entry.problem]
-            if found.checkpoint is None or not equal(found.checkpoint.tensors, make_parts(found.checkpoint.info.step)):
+            if found.checkpoint is None or not equal(
+                found.checkpoint.tensors, make_parts(found.checkpoint.info.step)
+            ):
                 problems.append(found)
             problems.extend(gone)
 
@@ -795,7 +836,9 @@ def _save_again(folder: Path, step: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [3, 2])
-def test_a_kill_at_any_point_leaves_the_old_checkpoints_or_the_new_one(tmp_path: Path, step: int) -> None:
+def test_a_kill_at_any_point_leaves_the_old_checkpoints_or_the_new_one(
+    tmp_path: Path, step: int
+) -> None:
     """Also when the newest is saved again."""
     outcomes: list[bool] = []
     for point in itertools.count():
@@ -807,7 +850,9 @@ def test_a_kill_at_any_point_leaves_the_old_checkpoints_or_the_new_one(tmp_path:
         assert recovery.checkpoint is not None
         assert recovery.skipped == ()
         is_new = recovery.checkpoint.info.step == step and recovery.checkpoint.meta == {"new": True}
-        assert is_new or (recovery.checkpoint.info.step == 2 and equal(recovery.checkpoint.tensors, make_parts(2)))
+        assert is_new or (
+            recovery.checkpoint.info.step == 2 and equal(recovery.checkpoint.tensors, make_parts(2))
+        )
         assert len(survivors.steps()) >= 2
         survivors.save(4, make_parts(4), META, NOW)
         check_tidy(survivors)
@@ -846,7 +891,9 @@ def test_a_call_that_fails_leaves_what_was_there(
         store = make_store(tmp_path / str(failing), 1, 2, keep=2)
         calls = itertools.count()
 
-        def fail(*arguments: Any, calls: Iterator[int] = calls, failing: int = failing, **keywords: Any) -> Any:
+        def fail(
+            *arguments: Any, calls: Iterator[int] = calls, failing: int = failing, **keywords: Any
+        ) -> Any:
             if next(calls) == failing:
                 raise OSError(code, os.strerror(code))
             return call(*arguments, **keywords)
@@ -873,9 +920,13 @@ def test_a_call_that_fails_leaves_what_was_there(
     assert failing >= 1
 
 
-def test_a_full_disk_is_known_before_a_byte_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_known_before_a_byte_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = make_store(tmp_path, 1)
-    huge = torch.empty(1, dtype=torch.float64).expand(1 << 50)  # takes no memory: 8 PiB of the same number
+    huge = torch.empty(1, dtype=torch.float64).expand(
+        1 << 50
+    )  # takes no memory: 8 PiB of the same number
     with pytest.raises(DiskFull, match=r"9,007,199,255,\d\d\d,\d\d\d bytes needed, [\d,]+ free"):
         store.save(2, {"weights": {"huge": huge}}, {}, NOW)
     check_tidy(store)
@@ -924,7 +975,11 @@ def test_a_disk_that_gets_full_while_it_is_written_to_is_our_error(tmp_path: Pat
 
 
 def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
-    for error in (OSError(errno.EACCES, "Permission denied"), ValueError("(os error 28)"), KeyError("x")):
+    for error in (
+        OSError(errno.EACCES, "Permission denied"),
+        ValueError("(os error 28)"),
+        KeyError("x"),
+    ):
         with pytest.raises(type(error)) as caught, disk_full_error(tmp_path):
             raise error
         assert caught.value is error
@@ -938,14 +993,19 @@ def test_an_export_is_the_weights_and_what_is_known_of_them(tmp_path: Path) -> N
     out = tmp_path / "deep" / "out"
     assert store.export(1, out) == out
     assert {path.name for path in out.iterdir()} == {"weights.safetensors", "config.json"}
-    assert equal({"weights": read_state(out / "weights.safetensors")}, {"weights": make_parts(1)["weights"]})
+    assert equal(
+        {"weights": read_state(out / "weights.safetensors")}, {"weights": make_parts(1)["weights"]}
+    )
     assert json.loads((out / "config.json").read_text()) == {"step": 1, "created_at": NOW, **META}
     assert [path.name for path in out.parent.iterdir()] == ["out"]
 
 
 def test_an_export_never_writes_over_anything(tmp_path: Path) -> None:
     store = make_store(tmp_path, 1)
-    for name, make in (("file", lambda path: path.write_text("mine")), ("folder", lambda path: path.mkdir())):
+    for name, make in (
+        ("file", lambda path: path.write_text("mine")),
+        ("folder", lambda path: path.mkdir()),
+    ):
         path = tmp_path / name
         make(path)
         before = stat.S_IFMT(path.stat().st_mode), path.stat().st_mtime_ns

@@ -1,4 +1,5 @@
-"""What must hold for a disk that is full or allotted: training goes on, the newest sound checkpoint stays, it is told once."""
+"""What must hold for a disk that is full or allotted: training goes on, the newest sound checkpoint
+stays, it is told once."""
 
 from pathlib import Path
 

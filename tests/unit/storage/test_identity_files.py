@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from lowcomm_node.errors import ConfigError, RetryLater
-from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity, write_atomic
+from lowcomm_node.storage.files import (
+    HomeLock,
+    ephemeral_identity,
+    load_or_create_identity,
+    write_atomic,
+)
 from lowcomm_protocol.identity import Identity, identity_from_libp2p
 
 
@@ -38,13 +43,18 @@ def test_a_passing_identity_is_in_no_file_and_its_children_can_read_it() -> None
         assert path.stat().st_mode & 0o777 == 0o600
         assert str(path.readlink()).startswith("/memfd:")
         code = "import sys; sys.stdout.buffer.write(open(sys.argv[1], 'rb').read())"
-        read = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, timeout=60, check=True)
+        read = subprocess.run(
+            [sys.executable, "-c", code, str(path)], capture_output=True, timeout=60, check=True
+        )
         assert identity_from_libp2p(read.stdout) == first
     assert not path.exists()
 
 
 def test_two_homes_have_two_identities(tmp_path: Path) -> None:
-    assert load_or_create_identity(tmp_path / "a").peer_id != load_or_create_identity(tmp_path / "b").peer_id
+    assert (
+        load_or_create_identity(tmp_path / "a").peer_id
+        != load_or_create_identity(tmp_path / "b").peer_id
+    )
 
 
 def test_all_who_start_at_once_get_the_same_identity(tmp_path: Path) -> None:
@@ -62,7 +72,9 @@ def test_all_who_start_at_once_get_the_same_identity(tmp_path: Path) -> None:
     assert found == [load_or_create_identity(path).peer_id] * 8
 
 
-@pytest.mark.parametrize("damage", [b"", b"not a key", Identity(b"x" * 32).to_libp2p()[:-1], b"\0" * 68])
+@pytest.mark.parametrize(
+    "damage", [b"", b"not a key", Identity(b"x" * 32).to_libp2p()[:-1], b"\0" * 68]
+)
 def test_a_damaged_key_is_an_error_with_a_remedy_and_is_kept(tmp_path: Path, damage: bytes) -> None:
     path = tmp_path / "identity.key"
     path.write_bytes(damage)
@@ -85,7 +97,9 @@ def test_a_home_that_can_not_be_made_is_an_error_with_a_remedy(tmp_path: Path) -
         load_or_create_identity(tmp_path / "file" / "identity.key")
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_old_file_and_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "file"
     write_atomic(path, b"old", 0o640)
     assert path.stat().st_mode & 0o777 == 0o640
@@ -117,7 +131,9 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_stays(tmp_path: P
     lock.parent.mkdir()
     lock.symlink_to(precious)
     with (
-        pytest.raises(ConfigError, match=r"home/lock is a link, or belongs to somebody else") as caught,
+        pytest.raises(
+            ConfigError, match=r"home/lock is a link, or belongs to somebody else"
+        ) as caught,
         HomeLock(lock),
     ):
         pass
@@ -138,7 +154,10 @@ def test_a_home_of_somebody_else_is_not_taken_and_nothing_is_written_there(
         os.chown(home, 12_345, -1)
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12_345)
-    for take in (lambda: HomeLock(home / "lock").__enter__(), lambda: load_or_create_identity(home / "identity.key")):
+    for take in (
+        lambda: HomeLock(home / "lock").__enter__(),
+        lambda: load_or_create_identity(home / "identity.key"),
+    ):
         with pytest.raises(ConfigError, match=rf"{home} belongs to another user .*--home.*chown"):
             take()
     assert list(home.iterdir()) == []

@@ -1,4 +1,5 @@
-"""What must hold for the snapshots of a donor: few, shared, fresh enough, never taken from under a joiner."""
+"""What must hold for the snapshots of a donor: few, shared, fresh enough, never taken from under a
+joiner."""
 
 import asyncio
 from pathlib import Path
@@ -28,7 +29,9 @@ class Maker:
         if self.error is not None:
             raise self.error
         state = b"%d" % self.step
-        return write_snapshot(self.folder, len(state), iter([state]), lambda digests: b"".join(digests)), self.step
+        return write_snapshot(
+            self.folder, len(state), iter([state]), lambda digests: b"".join(digests)
+        ), self.step
 
     def there(self) -> list[int]:
         """The steps of what is on disk."""
@@ -66,8 +69,12 @@ async def test_a_costly_one_is_not_made_again_at_once(maker: Maker, monkeypatch)
             assert snapshot.swarm_step == 0
 
 
-@pytest.mark.parametrize(("step", "after"), [(STALE + 200, "a merge with a peer far ahead"), (-200, "going back")])
-async def test_one_that_nobody_could_train_on_from_is_not_handed_out_again(maker: Maker, monkeypatch, step, after):
+@pytest.mark.parametrize(
+    ("step", "after"), [(STALE + 200, "a merge with a peer far ahead"), (-200, "going back")]
+)
+async def test_one_that_nobody_could_train_on_from_is_not_handed_out_again(
+    maker: Maker, monkeypatch, step, after
+):
     monkeypatch.setattr(module, "SHORTEST_LIFE", 1000.0)
     maker.snapshots = Snapshots(maker.folder, maker.make, lambda: maker.step, STALE, useless=100)
     for now in (0, STALE + 90, step):
@@ -110,8 +117,12 @@ async def test_what_nobody_uses_goes_after_a_while(maker: Maker, monkeypatch):
         assert other is not snapshot
 
 
-@pytest.mark.parametrize("error", [DiskFull("no room in /home/me"), TrainerError("The trainer is not running.")])
-async def test_where_none_can_be_made_joiners_are_told_later_or_get_the_last_one(maker: Maker, monkeypatch, error):
+@pytest.mark.parametrize(
+    "error", [DiskFull("no room in /home/me"), TrainerError("The trainer is not running.")]
+)
+async def test_where_none_can_be_made_joiners_are_told_later_or_get_the_last_one(
+    maker: Maker, monkeypatch, error
+):
     maker.error = error
     for _ in range(3):
         with pytest.raises(RetryLater, match="no snapshot can be made here now") as caught:

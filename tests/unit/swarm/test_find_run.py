@@ -60,10 +60,14 @@ def test_with_an_address_it_is_the_run_that_was_found_there(tmp_path: Path) -> N
     first, second = keep(tmp_path, run_of("first"), BOOT), keep(tmp_path, run_of("second"), OTHER)
     assert remembered_run(settings(tmp_path, peers=[address(BOOT)])) == first
     assert remembered_run(settings(tmp_path, peers=[address(OTHER)])) == second
-    assert remembered_run(settings(tmp_path, peers=[address(BOOT), address(OTHER)])) is None, "the swarm decides"
+    assert remembered_run(settings(tmp_path, peers=[address(BOOT), address(OTHER)])) is None, (
+        "the swarm decides"
+    )
 
 
-def test_an_address_of_which_the_home_knows_nothing_trains_no_old_run_unless_that_is_named(tmp_path: Path) -> None:
+def test_an_address_of_which_the_home_knows_nothing_trains_no_old_run_unless_that_is_named(
+    tmp_path: Path,
+) -> None:
     first = keep(tmp_path, run_of("first"), BOOT)
     assert remembered_run(settings(tmp_path, peers=[address(OTHER)])) is None
     assert remembered_run(settings(tmp_path, peers=[address(OTHER)], run="first")) == first
@@ -77,7 +81,9 @@ def test_a_damaged_run_or_one_of_another_counts_as_not_there(tmp_path: Path, dam
     assert remembered_run(settings(tmp_path)) is None
     write_atomic(path, run_of("other").to_bytes())
     assert remembered_run(settings(tmp_path)) is None
-    write_atomic(path, first.to_bytes().replace(b'\\"name\\":\\"first\\"', b'\\"name\\":\\"worst\\"'))
+    write_atomic(
+        path, first.to_bytes().replace(b'\\"name\\":\\"first\\"', b'\\"name\\":\\"worst\\"')
+    )
     assert remembered_run(settings(tmp_path)) is None, "not what its creator has signed"
 
 
@@ -89,14 +95,18 @@ async def test_a_run_that_the_home_knows_is_taken_if_the_swarm_has_several_or_no
     monkeypatch.setattr(find_run_module, "KEPT_AFTER", 0.0)
     assert await find_run(discovery, settings(tmp_path), first) == first, "we publish it then"
     await discovery.publish(RUNS_KEY, second.run_id, second.to_bytes(), 60)
-    assert await find_run(discovery, settings(tmp_path), first) == second, "the only one that is published"
+    assert await find_run(discovery, settings(tmp_path), first) == second, (
+        "the only one that is published"
+    )
     await discovery.publish(RUNS_KEY, first.run_id, first.to_bytes(), 60)
     assert await find_run(discovery, settings(tmp_path), first) == first
     with pytest.raises(ConfigError, match="several runs"):
         await find_run(discovery, settings(tmp_path))
 
 
-def test_with_neither_an_address_nor_a_memory_of_one_the_owner_is_asked_for_it(tmp_path: Path) -> None:
+def test_with_neither_an_address_nor_a_memory_of_one_the_owner_is_asked_for_it(
+    tmp_path: Path,
+) -> None:
     with pytest.raises(ConfigError, match="--peers"):
         open_discovery(settings(tmp_path), CREATOR)
     found = open_discovery(settings(tmp_path), CREATOR, remembered=[address(BOOT)])
@@ -116,7 +126,8 @@ async def test_a_run_that_is_misspelt_is_told_with_those_that_there_are_and_the_
     with pytest.raises(NoPeers, match="correct --run") as caught:
         await find_run(discovery, settings(tmp_path, run="pyhton"), show=shown.append)
     published = (
-        f"there are: english@{second.fingerprint}, python@{first.fingerprint}; did you mean python@{first.fingerprint}?"
+        f"there are: english@{second.fingerprint}, python@{first.fingerprint}; did you mean "
+        f"python@{first.fingerprint}?"
     )
     assert f"no run 'pyhton' is published; {published}" in str(caught.value)
     assert published in shown[0], "while it still looks"
@@ -129,7 +140,9 @@ def test_only_where_nothing_is_published_it_says_that() -> None:
     assert missing_run([], "a") == "the run 'a' is not published yet"
     told = missing_run([run_of(f"run-{number}") for number in range(20)], "zzz")
     assert told.endswith("and 12 more")
-    assert "of the invite is not published; there are: run-0@" in missing_run([run_of("run-0")], None, "ab" * 32)
+    assert "of the invite is not published; there are: run-0@" in missing_run(
+        [run_of("run-0")], None, "ab" * 32
+    )
 
 
 async def test_a_run_of_a_newer_release_is_stored_for_others_and_told_as_what_it_is(
@@ -140,13 +153,18 @@ async def test_a_run_of_a_newer_release_is_stored_for_others_and_told_as_what_it
     content["sync"]["later"] = 1
     document = encode(content)
     signature = CREATOR.sign("run specification", document).hex()
-    data = json.dumps({"creator": CREATOR.peer_id, "signature": signature, "spec": document.decode()}).encode()
+    data = json.dumps(
+        {"creator": CREATOR.peer_id, "signature": signature, "spec": document.decode()}
+    ).encode()
     discovery = MemoryDiscovery("x", MemoryNetwork(time))
     assert await discovery.publish(RUNS_KEY, run_id_of(document), data, 100)
     with pytest.raises(
-        NoPeers, match=r"1 cannot be read here: run .*does not know the setting 'sync\.later': install the"
+        NoPeers,
+        match=r"1 cannot be read here: run .*does not know the setting 'sync\.later': install the",
     ):
         await find_run(discovery, settings(tmp_path, peers=[address(BOOT)]))
     forged = json.dumps({"creator": OTHER.peer_id, "spec": document.decode(),
                          "signature": OTHER.sign("run specification", document).hex()}).encode()  # fmt: skip
-    assert not await discovery.publish(RUNS_KEY, run_id_of(document), forged, 100), "its creator is another"
+    assert not await discovery.publish(RUNS_KEY, run_id_of(document), forged, 100), (
+        "its creator is another"
+    )

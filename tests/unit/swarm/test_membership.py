@@ -1,4 +1,5 @@
-"""Being known and knowing others: real gRPC over TLS between nodes without trainers, and a DHT in memory."""
+"""Being known and knowing others: real gRPC over TLS between nodes without trainers, and a DHT in
+memory."""
 
 import asyncio
 import json
@@ -64,7 +65,9 @@ class Party:
     swarm_step: int = 0
 
     async def start(self, stack: AsyncExitStack) -> "Party":
-        settings = load_settings({"home": self.home, "invite": self.token.text() if self.token else None}, {}).settings
+        settings = load_settings(
+            {"home": self.home, "invite": self.token.text() if self.token else None}, {}
+        ).settings
         self.refusals = Refusals()
         self.run_admission = RunAdmission(settings, self.run, self.peer_id, time())
         admission = self.run_admission.admission
@@ -89,7 +92,9 @@ class Party:
             identity=self.identity, run_id=self.run.run_id, certificate=self.certificate.digest,
             addresses=(f"127.0.0.1:{self.port}",), progress=lambda: (self.swarm_step, 0, 0.0),
         )  # fmt: skip
-        listeners = Listeners(warn=self.warnings.append, on_removals=self._on_removals, on_barred=self.barred.append)
+        listeners = Listeners(
+            warn=self.warnings.append, on_removals=self._on_removals, on_barred=self.barred.append
+        )
         self.membership = Membership(
             own=own, run=self.run, roster=self.roster, discovery=self.discovery, channels=self.channels,
             settings=settings, run_admission=self.run_admission, refusals=self.refusals, listeners=listeners,
@@ -113,7 +118,9 @@ class Party:
         await self.membership.look()
         await asyncio.gather(*self.membership._greetings)
 
-    async def call(self, other: "Party", introduction: pb.Introduction) -> tuple[grpc.StatusCode, str]:
+    async def call(
+        self, other: "Party", introduction: pb.Introduction
+    ) -> tuple[grpc.StatusCode, str]:
         """How a call of Describe ends."""
         info = PeerInfo(
             peer_id=other.peer_id, run_id=self.run.run_id, phase=Phase.TRAINING, issued=time(), expires=time() + 30,
@@ -121,7 +128,9 @@ class Party:
         )  # fmt: skip
         stub = await self.channels.stub(info)
         try:
-            await stub.Describe(introduction, metadata=self.channels.metadata(other.peer_id), timeout=10)
+            await stub.Describe(
+                introduction, metadata=self.channels.metadata(other.peer_id), timeout=10
+            )
         except aio.AioRpcError as error:
             return error.code(), error.details() or ""
         return grpc.StatusCode.OK, ""
@@ -151,7 +160,9 @@ class Parties:
 
     def removals_in_dht(self) -> bytes:
         """What lies there, without its kind."""
-        return self.network.records[removals_key(self.run.run_id, CREATOR.peer_id), CREATOR.peer_id][0][1:]
+        return self.network.records[
+            removals_key(self.run.run_id, CREATOR.peer_id), CREATOR.peer_id
+        ][0][1:]
 
 
 @pytest.fixture
@@ -182,7 +193,9 @@ def signed(data: bytes) -> pb.SignedRecord:
 # Whom a peer is
 
 
-async def test_peers_that_find_each_other_greet_and_know_the_newest_of_each(parties: Parties) -> None:
+async def test_peers_that_find_each_other_greet_and_know_the_newest_of_each(
+    parties: Parties,
+) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
     await ada.membership.announce(Phase.TRAINING)
     await bob.look()
@@ -190,18 +203,27 @@ async def test_peers_that_find_each_other_greet_and_know_the_newest_of_each(part
     assert ada.refusals.counts() == bob.refusals.counts() == {}
 
 
-async def test_who_is_paused_is_seen_and_neither_ready_nor_training_nor_a_donor(parties: Parties) -> None:
+async def test_who_is_paused_is_seen_and_neither_ready_nor_training_nor_a_donor(
+    parties: Parties,
+) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
     for phase, counted in ((Phase.TRAINING, 1), (Phase.PAUSED, 0), (Phase.TRAINING, 1)):
         await bob.membership.announce(phase)
         await ada.look()
         assert (ada.membership.count(), ada.membership.count_ready()) == (1, counted)
-        assert (ada.membership.anybody_training(), len(ada.membership.donors())) == (bool(counted), counted)
+        assert (ada.membership.anybody_training(), len(ada.membership.donors())) == (
+            bool(counted),
+            counted,
+        )
 
 
-async def test_a_man_in_the_middle_with_another_certificate_is_counted_and_told_nothing(parties: Parties) -> None:
+async def test_a_man_in_the_middle_with_another_certificate_is_counted_and_told_nothing(
+    parties: Parties,
+) -> None:
     ada, bob, middle = await parties(ADA), await parties(BOB), await parties(CLEO)
-    ada.membership.own.addresses = (f"127.0.0.1:{middle.port}",)  # whoever is on the way answers in ada's place
+    ada.membership.own.addresses = (
+        f"127.0.0.1:{middle.port}",
+    )  # whoever is on the way answers in ada's place
     await ada.membership.announce(Phase.TRAINING)
     await bob.look()
     assert bob.refusals.counts() == {"connection.other-certificate": 1}
@@ -218,7 +240,9 @@ async def test_a_peer_that_is_only_gone_is_no_man_in_the_middle(parties: Parties
     assert bob.refusals.counts() == {}
 
 
-async def test_a_stolen_record_that_its_thief_tells_as_its_own_is_not_believed(parties: Parties) -> None:
+async def test_a_stolen_record_that_its_thief_tells_as_its_own_is_not_believed(
+    parties: Parties,
+) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
     stolen = signed(ada.membership._record())
     assert (await bob.call(ada, pb.Introduction(record=stolen)))[0] is grpc.StatusCode.OK
@@ -246,7 +270,9 @@ async def test_a_record_of_a_megabyte_is_refused_before_it_is_copied(
     assert ada.refusals.counts() == {"record.too-large": 1}
 
 
-async def test_a_node_whose_clock_was_set_back_goes_on_after_its_last_record(parties: Parties) -> None:
+async def test_a_node_whose_clock_was_set_back_goes_on_after_its_last_record(
+    parties: Parties,
+) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
     ahead = time() + 40
     last = PeerInfo(
@@ -260,7 +286,9 @@ async def test_a_node_whose_clock_was_set_back_goes_on_after_its_last_record(par
     assert bob.knows() == {ADA.peer_id}, "believed again at once"
 
 
-async def test_where_others_are_is_not_believed_of_a_peer(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_where_others_are_is_not_believed_of_a_peer(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ada, told = await parties(ADA), list[str]()
     monkeypatch.setattr(ada.discovery, "add_entry_points", told.extend)
     own, others = (f"/ip4/203.0.113.7/tcp/1/p2p/{peer.peer_id}" for peer in (BOB, CLEO))
@@ -270,19 +298,25 @@ async def test_where_others_are_is_not_believed_of_a_peer(parties: Parties, monk
         entry_points=(others, own),
     )  # fmt: skip
     bob = MemoryDiscovery(BOB.peer_id, parties.network)
-    assert await bob.publish(peers_key(parties.run.run_id), BOB.peer_id, write_record(info, BOB), 30)
+    assert await bob.publish(
+        peers_key(parties.run.run_id), BOB.peer_id, write_record(info, BOB), 30
+    )
     await ada.look()
     assert told == [], "a record alone proves nothing"
     ada.membership.sign_of_life(BOB.peer_id)
     assert told == [own]
 
 
-def test_an_address_of_a_provider_s_own_network_is_told_after_a_public_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_of_a_provider_s_own_network_is_told_after_a_public_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(hosts, "own_addresses", lambda: ("100.64.0.1", "192.168.1.2", "44.1.1.1"))
     assert hosts._own_hosts()[0] == "44.1.1.1"
 
 
-async def test_a_record_of_ours_from_the_far_future_does_not_lead_us_there(parties: Parties) -> None:
+async def test_a_record_of_ours_from_the_far_future_does_not_lead_us_there(
+    parties: Parties,
+) -> None:
     ada = await parties(ADA)
     far = PeerInfo(
         peer_id=ADA.peer_id, run_id=parties.run.run_id, phase=Phase.LEFT, issued=time() + 70, expires=time() + 90
@@ -305,7 +339,9 @@ async def test_an_invite_lets_in_and_nothing_else_does(invited: Parties) -> None
     assert (creator.knows(), ada.knows()) == ({ADA.peer_id}, {CREATOR.peer_id})
     assert creator.refusals.counts()["record.not-invited"] >= 1
     assert creator.refusals.counts()["call.not-invited"] >= 1
-    assert any("does not take us: This run takes invited peers only" in text for text in bob.warnings)
+    assert any(
+        "does not take us: This run takes invited peers only" in text for text in bob.warnings
+    )
     assert [error.reason for error in bob.barred] == [Reason.NOT_INVITED]
     assert ada.barred == creator.barred == []
 
@@ -326,12 +362,17 @@ async def test_who_came_late_by_an_invite_learns_that_it_is_used_up(invited: Par
 async def test_a_use_of_a_peer_that_has_gone_is_told_to_newcomers(invited: Parties) -> None:
     token = invite(invited.run)
     old, newcomer = await invited(CREATOR), await invited(CLEO, invite(invited.run, letter=b"c"))
-    old.run_admission.admission.check(ADA.peer_id, token.claim(ADA.peer_id, time() - 5).data, time())
+    old.run_admission.admission.check(
+        ADA.peer_id, token.claim(ADA.peer_id, time() - 5).data, time()
+    )
     await old.membership.announce(Phase.TRAINING)
     await newcomer.look()
     bob = await invited(BOB, token)
     code, details = await bob.call(newcomer, pb.Introduction())
-    assert (code, newcomer.refusals.counts()) == (grpc.StatusCode.UNAUTHENTICATED, {"call.invite-used-up": 1})
+    assert (code, newcomer.refusals.counts()) == (
+        grpc.StatusCode.UNAUTHENTICATED,
+        {"call.invite-used-up": 1},
+    )
     assert "ask the run's creator for another invite" in details
 
 
@@ -351,7 +392,9 @@ async def test_a_removal_in_the_dht_takes_effect_at_the_next_look(parties: Parti
     assert (await bob.call(ada, pb.Introduction()))[0] is grpc.StatusCode.UNAUTHENTICATED
     assert ada.refusals.counts()["call.removed"] == 1
     await bob.look()
-    assert [str(error) for error in bob.barred] == [f"{BOB.peer_id} was removed from this run by its creator."]
+    assert [str(error) for error in bob.barred] == [
+        f"{BOB.peer_id} was removed from this run by its creator."
+    ]
     await parties.removing(version=2)
     await ada.look()
     assert ada.knows() == {BOB.peer_id}
@@ -371,7 +414,9 @@ async def test_every_peer_keeps_the_newest_list_in_the_dht(parties: Parties) -> 
     assert ada.run_admission.admission.removals.ids == {BOB.peer_id}
 
 
-async def test_a_list_that_the_creator_writes_into_the_home_of_its_node_is_published(parties: Parties) -> None:
+async def test_a_list_that_the_creator_writes_into_the_home_of_its_node_is_published(
+    parties: Parties,
+) -> None:
     creator = await parties(CREATOR)
     await creator.look()
     data = write_removals(CREATOR, parties.run.run_id, 1, frozenset([BOB.peer_id])).data
@@ -401,7 +446,9 @@ async def test_looks_for_removals_are_often_enough_for_a_minute_and_no_more(
     assert len([key for key in looks if "/removals/" in key]) == 1
 
 
-async def test_a_disk_that_is_full_holds_up_no_removal(parties: Parties, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_is_full_holds_up_no_removal(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
     await bob.membership.announce(Phase.TRAINING)
     await ada.look()
@@ -459,12 +506,16 @@ async def test_removals_reach_a_node_that_only_runs_its_loops(
 ) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
     await bob.membership.announce(Phase.TRAINING)
-    monkeypatch.setattr(ada.membership, "_settings", ada.membership._settings.model_copy(update={"poll": 0.01}))
+    monkeypatch.setattr(
+        ada.membership, "_settings", ada.membership._settings.model_copy(update={"poll": 0.01})
+    )
     loops = asyncio.create_task(ada.membership.run())
     try:
         await until_async(lambda: asyncio.sleep(0, BOB.peer_id in ada.knows()), 20, "bob is known")
         await parties.removing(BOB.peer_id)
-        await until_async(lambda: asyncio.sleep(0, BOB.peer_id not in ada.knows()), 20, "bob is out")
+        await until_async(
+            lambda: asyncio.sleep(0, BOB.peer_id not in ada.knows()), 20, "bob is out"
+        )
     finally:
         loops.cancel()
         await asyncio.gather(loops, return_exceptions=True)
@@ -487,7 +538,11 @@ async def test_peers_tell_each_other_which_release_they_run(parties: Parties) ->
     ada, bob = await parties(ADA), await parties(BOB)
     await ada.membership.announce(Phase.TRAINING)
     await bob.look()
-    assert ada.membership.release_of(BOB.peer_id) == bob.membership.release_of(ADA.peer_id) == release()
+    assert (
+        ada.membership.release_of(BOB.peer_id)
+        == bob.membership.release_of(ADA.peer_id)
+        == release()
+    )
     for told in ("", "x" * 33, "\x1b[2J", "\u202e1.0"):
         await bob.call(ada, pb.Introduction(release=told))
     assert ada.membership.release_of(BOB.peer_id) == release(), "what can't be shown is not kept"
@@ -497,12 +552,16 @@ async def test_peers_tell_each_other_which_release_they_run(parties: Parties) ->
 # What the creator has changed
 
 
-async def test_an_amendment_reaches_all_through_the_dht_and_from_peer_to_peer(parties: Parties) -> None:
+async def test_an_amendment_reaches_all_through_the_dht_and_from_peer_to_peer(
+    parties: Parties,
+) -> None:
     ada, bob, run = await parties(ADA), await parties(BOB), parties.run
     chain = write_amendment(CREATOR, run, Chain(), 300, {"run.steps": 5000})
     key, told = amendments_key(run.run_id, CREATOR.peer_id), list[str]()
     ada.run_admission.amending.on_news = lambda news: told.extend(map(str, news))
-    assert await MemoryDiscovery("x", parties.network).publish(key, CREATOR.peer_id, chain.data, 100)
+    assert await MemoryDiscovery("x", parties.network).publish(
+        key, CREATOR.peer_id, chain.data, 100
+    )
     await ada.look()
     assert told == ["amendment 1: run.steps = 5000 from swarm step 300"]
     assert ada.run_admission.amending.course.at(300).run.steps == 5000
@@ -542,7 +601,9 @@ async def test_who_may_join_changes_at_its_swarm_step(parties: Parties) -> None:
     assert (await cleo.call(ada, pb.Introduction()))[0] is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_newcomer_learns_the_step_from_records_and_one_that_trains_goes_by_its_own(invited: Parties) -> None:
+async def test_a_newcomer_learns_the_step_from_records_and_one_that_trains_goes_by_its_own(
+    invited: Parties,
+) -> None:
     run = invited.run
     ada, bob = await invited(ADA, invite(run)), await invited(BOB)
     chain = write_amendment(CREATOR, run, Chain(), 300, {"run.admission": "open"})
@@ -565,14 +626,17 @@ async def test_a_newcomer_learns_the_step_from_records_and_one_that_trains_goes_
     with pytest.raises(NotAdmitted, match="invited peers only"):
         bob.run_admission.check_ourselves(time())
 
-    # After a start without any peer the newest checkpoint tells the step, to those who had joined by the change.
+    # After a start without any peer the newest checkpoint tells the step, to those who had joined
+    # by the change.
     settings = load_settings({"home": bob.home}, {}).settings
     assert RunAdmission(settings, run, BOB.peer_id, time()).rules.admission == "invite"
     (settings.paths.checkpoints(run.fingerprint) / "step-0000000300").mkdir(parents=True)
     assert RunAdmission(settings, run, BOB.peer_id, time()).rules.admission == "open"
 
 
-async def test_who_may_join_changes_as_soon_as_it_is_heard_where_the_step_is_behind(parties: Parties) -> None:
+async def test_who_may_join_changes_as_soon_as_it_is_heard_where_the_step_is_behind(
+    parties: Parties,
+) -> None:
     ada, bob, cleo = await parties(ADA), await parties(BOB), await parties(CLEO)
     for party in (bob, cleo):
         await party.membership.announce(Phase.TRAINING)
@@ -607,23 +671,35 @@ async def test_amendments_not_signed_by_the_creator_change_nothing(parties: Part
     document = encode(content)
     told = [{"document": document.decode(), "signature": CREATOR.sign("amendment", document).hex()}]
     for _ in range(2):
-        ada.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=json.dumps(told).encode()))
-    assert len(troubles) == 1 and "this node can't follow" in troubles[0] and "install the release" in troubles[0]
+        ada.membership._hear_introduction(
+            BOB.peer_id, pb.Introduction(amendments=json.dumps(told).encode())
+        )
+    assert (
+        len(troubles) == 1
+        and "this node can't follow" in troubles[0]
+        and "install the release" in troubles[0]
+    )
 
 
 async def test_names_that_the_owner_announces_are_told_as_numbers() -> None:
     assert await in_numbers(()) == ()
     told = await in_numbers(("localhost:4100", "44.1.1.1:4101", "[2a00::1]:4102"))
     assert set(told) >= {"127.0.0.1:4100", "44.1.1.1:4101", "[2a00::1]:4102"}
-    with pytest.raises(ConfigError, match=r"--announce nowhere\.invalid:1: nowhere\.invalid can't be looked up"):
+    with pytest.raises(
+        ConfigError, match=r"--announce nowhere\.invalid:1: nowhere\.invalid can't be looked up"
+    ):
         await in_numbers(("nowhere.invalid:1",))
 
 
 # How many there are
 
 
-async def test_a_swarm_that_has_outgrown_its_groups_is_warned_of_once(tmp_path: Path, stack: AsyncExitStack) -> None:
-    run = sign_run(parse_toml('[run]\nname = "a"\n[sync]\nmethod = "streaming-diloco"\ngroup = 3\n'), CREATOR)
+async def test_a_swarm_that_has_outgrown_its_groups_is_warned_of_once(
+    tmp_path: Path, stack: AsyncExitStack
+) -> None:
+    run = sign_run(
+        parse_toml('[run]\nname = "a"\n[sync]\nmethod = "streaming-diloco"\ngroup = 3\n'), CREATOR
+    )
     parties = Parties(run, tmp_path, stack)
     ada, others = await parties(ADA), [Identity(bytes([number]) * 32) for number in range(10, 14)]
     now = time()
@@ -642,4 +718,6 @@ async def test_a_swarm_that_has_outgrown_its_groups_is_warned_of_once(tmp_path: 
     await come(3)
     await come(4)
     (warning,) = ada.warnings
-    assert warning.startswith("4 peers are alive, but this run is for at most 3 (group = 3, consensus = 0)")
+    assert warning.startswith(
+        "4 peers are alive, but this run is for at most 3 (group = 3, consensus = 0)"
+    )

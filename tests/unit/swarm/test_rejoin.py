@@ -81,10 +81,15 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path / "doors.json")
 
 
-async def test_an_entry_point_that_answers_is_reported_remembered_and_told_of_us(node: Node, tmp_path: Path) -> None:
+async def test_an_entry_point_that_answers_is_reported_remembered_and_told_of_us(
+    node: Node, tmp_path: Path
+) -> None:
     assert not await node.rejoin.enter(0.0)
     assert node.told() == ["door.closed"]
-    assert address(BOOT) in node.rejoin.unanswered() and "connection refused" in node.rejoin.unanswered()
+    assert (
+        address(BOOT) in node.rejoin.unanswered()
+        and "connection refused" in node.rejoin.unanswered()
+    )
     assert not node.known.peers()
     node.network.peers.add(BOOT.peer_id)
     assert await node.rejoin.enter(20.0), "it goes on trying"
@@ -106,7 +111,9 @@ async def test_entry_points_that_were_not_named_are_remembered_and_not_reported(
     assert await again.enter(0.0), "it suffices for the next start"
 
 
-async def test_what_was_found_before_the_run_was_known_is_kept_for_the_run(node: Node, tmp_path: Path) -> None:
+async def test_what_was_found_before_the_run_was_known_is_kept_for_the_run(
+    node: Node, tmp_path: Path
+) -> None:
     rejoin = Rejoin(node.discovery, [address(BOOT)], None, node.events.append)
     node.network.peers.add(BOOT.peer_id)
     assert await rejoin.enter(0.0)
@@ -130,12 +137,17 @@ async def test_a_clock_that_is_off_is_warned_of_once(node: Node) -> None:
     node.network.peers.add(BOOT.peer_id)
     node.discovery.ahead = 20.0
     for _ in range(2):
-        node.addresses = (*node.addresses, f"192.0.2.{len(node.addresses) + 1}")  # so that it knocks again at once
+        node.addresses = (
+            *node.addresses,
+            f"192.0.2.{len(node.addresses) + 1}",
+        )  # so that it knocks again at once
         await node.rejoin.step()
     assert len(node.warnings) == 1 and "20 s behind" in node.warnings[0]
 
 
-async def test_an_address_of_ipv6_that_is_replaced_ends_no_connection_while_it_is_there(node: Node) -> None:
+async def test_an_address_of_ipv6_that_is_replaced_ends_no_connection_while_it_is_there(
+    node: Node,
+) -> None:
     node.network.peers.add(BOOT.peer_id)
     node.held = ("192.0.2.1", "198.51.100.1")
     await node.rejoin.step()
@@ -145,7 +157,9 @@ async def test_an_address_of_ipv6_that_is_replaced_ends_no_connection_while_it_i
     assert "forget" not in node.discovery.done
 
 
-async def test_what_goes_wrong_in_one_look_costs_only_that_look(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_goes_wrong_in_one_look_costs_only_that_look(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def fail() -> None:
         node.rejoin.publish_with(node._publish, None)
         raise RuntimeError("a defect")
@@ -160,7 +174,12 @@ async def test_what_goes_wrong_in_one_look_costs_only_that_look(node: Node, monk
 
 async def test_a_folder_that_can_not_be_written_stops_nothing(node: Node, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    rejoin = Rejoin(node.discovery, [address(BOOT)], RememberedPeers(tmp_path / "file" / "x.json", time()), print)
+    rejoin = Rejoin(
+        node.discovery,
+        [address(BOOT)],
+        RememberedPeers(tmp_path / "file" / "x.json", time()),
+        print,
+    )
     node.network.peers.add(BOOT.peer_id)
     assert await rejoin.enter(0.0)
     await rejoin.save()

@@ -1,4 +1,5 @@
-"""Doors that are kept for the next start: bounded, and checked as if a stranger had written the file."""
+"""Doors that are kept for the next start: bounded, and checked as if a stranger had written the
+file."""
 
 import json
 from pathlib import Path
@@ -7,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.swarm.remembered_peers import MAX_AGE, MAX_BYTES, MAX_NAMED, MAX_REMEMBERED, RememberedPeers
+from lowcomm_node.swarm.remembered_peers import (
+    MAX_AGE,
+    MAX_BYTES,
+    MAX_NAMED,
+    MAX_REMEMBERED,
+    RememberedPeers,
+)
 from lowcomm_protocol.identity import Identity
 
 NOW = 1_800_000_000.0
@@ -26,7 +33,9 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "doors.json"
 
 
-def test_what_answered_is_there_at_the_next_start_named_ones_first_then_the_newest(path: Path) -> None:
+def test_what_answered_is_there_at_the_next_start_named_ones_first_then_the_newest(
+    path: Path,
+) -> None:
     known = RememberedPeers(path, NOW)
     known.answered(peer(1), [address(1)], NOW, named=True)
     known.answered(peer(2), [address(2)], NOW + 1)
@@ -83,7 +92,12 @@ def test_nothing_is_written_where_nothing_has_changed(path: Path) -> None:
 
 
 def entry(**changed: object) -> dict[str, object]:
-    return {"peer_id": peer(1), "addresses": [address(1)], "answered": NOW - 5, "named": False} | changed
+    return {
+        "peer_id": peer(1),
+        "addresses": [address(1)],
+        "answered": NOW - 5,
+        "named": False,
+    } | changed
 
 
 @pytest.mark.parametrize(
@@ -110,7 +124,9 @@ def test_a_bad_entry_is_left_out_and_hides_no_good_one(path: Path, bad: object) 
     assert [door.peer_id for door in RememberedPeers(path, NOW).peers()] == [peer(2)]
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"version": 2, "doors": []}', "[" * 100_000, "\0", "NaN"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"version": 2, "doors": []}', "[" * 100_000, "\0", "NaN"]
+)
 def test_a_damaged_file_counts_as_none(path: Path, content: str) -> None:
     path.parent.mkdir()
     path.write_text(content)
@@ -125,16 +141,21 @@ def test_a_file_that_is_too_large_is_not_read(path: Path) -> None:
 
 def test_an_answer_from_the_future_does_not_stay_for_ever(path: Path) -> None:
     path.parent.mkdir()
-    path.write_text('{"version": 1, "doors": [' + json.dumps(entry()).replace(str(NOW - 5), "1e300") + "]}")
+    path.write_text(
+        '{"version": 1, "doors": [' + json.dumps(entry()).replace(str(NOW - 5), "1e300") + "]}"
+    )
     (door,) = RememberedPeers(path, NOW).peers()
     assert door.answered <= NOW - MAX_AGE
-    path.write_text('{"version": 1, "doors": [' + json.dumps(entry()).replace(str(NOW - 5), "Infinity") + "]}")
+    path.write_text(
+        '{"version": 1, "doors": [' + json.dumps(entry()).replace(str(NOW - 5), "Infinity") + "]}"
+    )
     assert not RememberedPeers(path, NOW).peers()
 
 
 KEYS = st.sampled_from(["version", "doors", "peer_id", "addresses", "answered"])
 JSON = st.recursive(
-    st.none() | st.booleans() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner)
+    st.none() | st.booleans() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(KEYS, inner),
 )
 
 

@@ -26,12 +26,18 @@ def run_of(admission: str) -> SignedRun:
 RUN = run_of("invite")
 
 
-def invite(letter: bytes = b"i", uses: int = 1, expires: float = NOW + 1000, creator: Identity = CREATOR) -> Token:
+def invite(
+    letter: bytes = b"i", uses: int = 1, expires: float = NOW + 1000, creator: Identity = CREATOR
+) -> Token:
     return issue_invite(creator, RUN.run_id, letter * 32, expires, uses)
 
 
-def stand(home: Path, token: Token | None = None, now: float = NOW, peer: Identity = ADA, **flags) -> RunAdmission:
-    settings = load_settings({"home": home, "invite": token.text() if token else None, **flags}, {}).settings
+def stand(
+    home: Path, token: Token | None = None, now: float = NOW, peer: Identity = ADA, **flags
+) -> RunAdmission:
+    settings = load_settings(
+        {"home": home, "invite": token.text() if token else None, **flags}, {}
+    ).settings
     run_admission = RunAdmission(settings, RUN, peer.peer_id, now)
     run_admission.check_ourselves(now)
     return run_admission
@@ -42,7 +48,9 @@ def files(home: Path) -> set[str]:
 
 
 def test_without_an_invite_the_remedy_is_told(tmp_path: Path) -> None:
-    with pytest.raises(NotAdmitted, match="ask the run's creator for one, and join with --invite") as caught:
+    with pytest.raises(
+        NotAdmitted, match="ask the run's creator for one, and join with --invite"
+    ) as caught:
         stand(tmp_path)
     assert caught.value.exit_code == 77
     assert caught.value.reason is Reason.NOT_INVITED
@@ -55,7 +63,9 @@ def test_a_claim_is_made_once_and_kept_so_that_it_stays_the_earliest(tmp_path: P
     assert path.stat().st_mode & 0o777 == 0o600
     assert invite().secret not in path.read_bytes(), "the secret of an invite is not kept"
     assert stand(tmp_path, now=NOW + 50).claim == first.claim
-    assert stand(tmp_path, invite(), now=NOW + 50).claim == first.claim, "the same invite, given again"
+    assert stand(tmp_path, invite(), now=NOW + 50).claim == first.claim, (
+        "the same invite, given again"
+    )
 
 
 def test_another_invite_takes_the_place_of_the_first(tmp_path: Path) -> None:
@@ -83,11 +93,16 @@ def test_a_damaged_or_stolen_claim_counts_as_none(tmp_path: Path, damage: bytes)
     [
         (invite(expires=NOW - 5), "expired 5 s ago: ask the run's creator for another"),
         (invite(creator=BOB), f"not signed by the creator of this run .{CREATOR.peer_id}"),
-        (issue_invite(CREATOR, RUN.run_id, b"i" * 32, NOW + 9, 1, BOB.peer_id), f"for {BOB.peer_id} alone"),
+        (
+            issue_invite(CREATOR, RUN.run_id, b"i" * 32, NOW + 9, 1, BOB.peer_id),
+            f"for {BOB.peer_id} alone",
+        ),
         (issue_invite(CREATOR, "cd" * 32, b"i" * 32, NOW + 9), "for another run"),
     ],
 )
-def test_an_invite_that_is_none_for_us_is_told_before_anything_is_kept(tmp_path: Path, token: Token, told: str) -> None:
+def test_an_invite_that_is_none_for_us_is_told_before_anything_is_kept(
+    tmp_path: Path, token: Token, told: str
+) -> None:
     with pytest.raises(NotAdmitted, match=told):
         stand(tmp_path, token)
     assert files(tmp_path) == set()
@@ -125,7 +140,9 @@ async def test_what_was_heard_survives_a_restart(tmp_path: Path) -> None:
 async def test_damaged_files_are_learned_again(tmp_path: Path, damage: bytes) -> None:
     discovery = MemoryDiscovery(ADA.peer_id, MemoryNetwork(lambda: NOW))
     removals = write_removals(CREATOR, RUN.run_id, 1, frozenset([BOB.peer_id]))
-    await discovery.publish(removals_key(RUN.run_id, CREATOR.peer_id), CREATOR.peer_id, removals.data, 100)
+    await discovery.publish(
+        removals_key(RUN.run_id, CREATOR.peer_id), CREATOR.peer_id, removals.data, 100
+    )
     assert await stand(tmp_path, invite()).look(discovery)
     folder = tmp_path / "runs" / RUN.fingerprint
     for name in ("uses", "removals"):

@@ -27,7 +27,9 @@ ADDRESS = "/ip4/203.0.113.7/tcp/1/p2p/"
 class World:
     """A node, its doors, and a clock that goes on by itself; ``open`` are the doors that answer."""
 
-    def __init__(self, named: tuple[str, ...] = ("boot",), remembered: tuple[str, ...] = (), **options: bool) -> None:
+    def __init__(
+        self, named: tuple[str, ...] = ("boot",), remembered: tuple[str, ...] = (), **options: bool
+    ) -> None:
         self.now, self.open = 1000.0, set[str]()
         self.listed: set[str] | None = None
         self.held = True
@@ -82,7 +84,9 @@ def _entries(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return {name: (ADDRESS + name,) for name in names}
 
 
-def test_of_several_named_entry_points_one_that_answers_suffices_and_the_others_are_named_with_the_reason() -> None:
+def test_of_several_named_entry_points_one_that_answers_suffices_and_the_others_are_named_with_the_reason() -> (
+    None
+):
     world = World(("dead", "alive"))
     world.open = {"alive"}
     world.step()
@@ -99,7 +103,9 @@ def test_of_several_named_entry_points_one_that_answers_suffices_and_the_others_
     assert max(pauses) <= LONGEST_PAUSE + HEARTBEAT
     world.open = {"alive", "dead"}
     world.run(LONGEST_PAUSE + 10)
-    assert next(entry for entry in world.dog.describe(world.now).doors if entry.peer_id == "dead").answers
+    assert next(
+        entry for entry in world.dog.describe(world.now).doors if entry.peer_id == "dead"
+    ).answers
 
 
 def test_when_all_named_entry_points_are_dead_remembered_ones_are_tried_a_few_at_a_time() -> None:
@@ -139,7 +145,9 @@ def test_an_outage_is_noticed_and_what_is_ours_is_published_again_when_it_is_ove
     assert len(world.published) > before
 
 
-def test_a_bootstrap_that_was_restarted_is_told_of_us_again_though_others_answered_all_the_time() -> None:
+def test_a_bootstrap_that_was_restarted_is_told_of_us_again_though_others_answered_all_the_time() -> (
+    None
+):
     world = World(("boot",), ("peer",))
     world.open = {"boot", "peer"}
     world.run(60)
@@ -152,7 +160,9 @@ def test_a_bootstrap_that_was_restarted_is_told_of_us_again_though_others_answer
     assert len(world.published) == before + 1
 
 
-def test_a_peer_that_the_dht_no_longer_tells_of_is_knocked_at_and_one_that_said_goodbye_is_not() -> None:
+def test_a_peer_that_the_dht_no_longer_tells_of_is_knocked_at_and_one_that_said_goodbye_is_not() -> (
+    None
+):
     world = World(("a", "b"))
     world.open = {"a", "b", "other", "gone"}
     world.step()
@@ -284,7 +294,9 @@ def test_after_a_move_that_p2pd_can_not_follow_it_is_started_again_soon() -> Non
     world.dog.own_addresses({"198.51.100.1"}, world.now)
     moved = world.now
     world.run(watchdog.RESTART_MOVED + 10)
-    assert len(world.restarts) == 1 and world.restarts[0] - moved < watchdog.RESTART_MOVED + HEARTBEAT
+    assert (
+        len(world.restarts) == 1 and world.restarts[0] - moved < watchdog.RESTART_MOVED + HEARTBEAT
+    )
 
 
 def test_a_server_that_relays_for_others_is_never_started_again() -> None:
@@ -307,7 +319,9 @@ def test_entry_points_are_bounded_and_named_ones_stay() -> None:
     for number in range(3 * MAX_ENTRY_POINTS):
         world.dog.learned(f"peer{number}", (ADDRESS,) * 20, world.now + number)
     assert world.dog.addresses("boot")
-    kept = [number for number in range(3 * MAX_ENTRY_POINTS) if world.dog.addresses(f"peer{number}")]
+    kept = [
+        number for number in range(3 * MAX_ENTRY_POINTS) if world.dog.addresses(f"peer{number}")
+    ]
     assert len(kept) == MAX_ENTRY_POINTS - 1
     assert kept[-1] == 3 * MAX_ENTRY_POINTS - 1, "the newest are kept"
 
@@ -322,7 +336,10 @@ def test_a_peer_can_not_replace_the_addresses_that_the_owner_gave() -> None:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["open", "shut", "split", "heal", "isolate", "move", "left"]), st.integers(1, 200)),
+        st.tuples(
+            st.sampled_from(["open", "shut", "split", "heal", "isolate", "move", "left"]),
+            st.integers(1, 200),
+        ),
         max_size=25,
     )
 )
@@ -350,5 +367,7 @@ def test_whatever_happens_it_rejoins_within_two_minutes_once_an_entry_point_answ
     assert world.state is State.CONNECTED
     quiet = world.now
     world.run(300)
-    assert len(world.published) == len([at for at in world.published if at < quiet]), "and then it is quiet"
+    assert len(world.published) == len([at for at in world.published if at < quiet]), (
+        "and then it is quiet"
+    )
     assert world.dog.reason(world.now) is None

@@ -1,4 +1,5 @@
-"""What must hold for who exchanges with whom, in pairs and groups: who is refused and why, what is due, what waits."""
+"""What must hold for who exchanges with whom, in pairs and groups: who is refused and why, what is
+due, what waits."""
 
 import asyncio
 from dataclasses import replace
@@ -25,7 +26,10 @@ from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 
 async def refused(caller: Node, callee: Node, reason: Refusal) -> None:
     """The caller has been refused for a reason, which both have noted."""
-    to_callee, to_caller = caller.exchanger.history.of(callee.peer_id), callee.exchanger.history.of(caller.peer_id)
+    to_callee, to_caller = (
+        caller.exchanger.history.of(callee.peer_id),
+        callee.exchanger.history.of(caller.peer_id),
+    )
     await eventually(lambda: to_callee.refused, "it is refused")
     assert (to_callee.refused, to_callee.last_reason) == (1, REFUSAL_TEXT[reason])
     assert to_caller.last_reason == f"we refused it: {WE_REFUSED[reason]}"
@@ -41,9 +45,9 @@ async def refused_for_good(caller: Node, callee: Node, reason: Refusal) -> None:
     await refused(caller, callee, reason)
     assert caller.trainer.asked == []
     fragment = entry.fragment
-    assert fragment not in caller.exchanger.peer.position.schedule.due(caller.exchanger.peer.position.swarm_step), (
-        "it waits for its next sync"
-    )
+    assert fragment not in caller.exchanger.peer.position.schedule.due(
+        caller.exchanger.peer.position.swarm_step
+    ), "it waits for its next sync"
 
 
 @pytest.mark.parametrize("callee", [0, 1])
@@ -77,13 +81,17 @@ async def test_who_cuts_the_model_otherwise_is_refused():
 
 async def test_an_unknown_fragment_is_refused():
     async with swarm(1) as one:
-        await one.node(progress=({"synced": 9}, {}), sizes=((SIZE, SIZE),) * 2, slow_digests=("44" * 32,) * 2)
+        await one.node(
+            progress=({"synced": 9}, {}), sizes=((SIZE, SIZE),) * 2, slow_digests=("44" * 32,) * 2
+        )
         one.meet()
         one.nodes[1].step(INTERVAL + INTERVAL // 2)
         await refused_for_good(one.nodes[1], one.nodes[0], Refusal.UNKNOWN_FRAGMENT)
 
 
-@pytest.mark.parametrize(("step", "outcome"), [(11 * INTERVAL - 1, "applied"), (11 * INTERVAL, "no-partner")])
+@pytest.mark.parametrize(
+    ("step", "outcome"), [(11 * INTERVAL - 1, "applied"), (11 * INTERVAL, "no-partner")]
+)
 async def test_a_step_that_nobody_else_supports_is_refused(step: int, outcome: str):
     async with swarm(2) as one:
         caller, callee = one.nodes
@@ -141,7 +149,9 @@ async def test_who_is_busy_refuses_and_the_next_candidate_is_called():
         third.step(INTERVAL)
         entry = await third.ended()
         assert entry.outcome == "no-partner"
-        assert entry.left_out == dict.fromkeys((first.peer_id, second.peer_id), REFUSAL_TEXT[Refusal.BUSY])
+        assert entry.left_out == dict.fromkeys(
+            (first.peer_id, second.peer_id), REFUSAL_TEXT[Refusal.BUSY]
+        )
         for busy in (first, second):
             await refused(third, busy, Refusal.BUSY)
         one.meet()
@@ -154,9 +164,13 @@ async def test_who_is_busy_refuses_and_the_next_candidate_is_called():
 
 @pytest.mark.parametrize("short", ["of exchanges", "of slots"])
 async def test_who_is_full_refuses_and_does_not_begin(short: str):
-    ahead = {"progress": ({"synced": 0}, {"synced": 9})}  # so that it is the other fragment that it calls for
+    ahead = {
+        "progress": ({"synced": 0}, {"synced": 9})
+    }  # so that it is the other fragment that it calls for
     async with swarm(0, fragments=2) as one:
-        begun = {"progress": ({"synced": 0}, {})}  # its first fragment is due next at one and a half intervals
+        begun = {
+            "progress": ({"synced": 0}, {})
+        }  # its first fragment is due next at one and a half intervals
         first, second = await one.node(**begun), await one.node(**begun)
         one.slots = 4
         third = await one.node(**ahead)
@@ -165,7 +179,9 @@ async def test_who_is_full_refuses_and_does_not_begin(short: str):
         first.step(INTERVAL)
         await eventually(lambda: "capture" in second.trainer.asked, "two are under way")
         if short == "of slots":
-            first.exchanger.peer.position.ready = replace(first.exchanger.peer.position.ready, exchanges=2)
+            first.exchanger.peer.position.ready = replace(
+                first.exchanger.peer.position.ready, exchanges=2
+            )
             first.exchanger.peer._closing.add(0)
         one.meet(first, third)
         third.step(INTERVAL + INTERVAL // 2)
@@ -246,10 +262,16 @@ async def test_an_offer_tells_how_long_the_owners_limits_make_contents_take():
             == node.exchanger.peer._offer(0, 1).seconds
         )
         node.exchanger.bandwidth.down.allow(SIZE / 20.0)
-        assert node.exchanger.peer._offer(0, 1).seconds == ceil(20.0 * SLACK), "the slower direction decides"
+        assert node.exchanger.peer._offer(0, 1).seconds == ceil(20.0 * SLACK), (
+            "the slower direction decides"
+        )
         node.exchanger.around.joiners = lambda: 2
-        assert node.exchanger.peer._offer(0, 1).seconds == 3 * ceil(20.0 * SLACK), "joiners share the link"
-        assert offers.from_message(offers.to_message(node.exchanger.peer._offer(0, 1))).seconds == 90
+        assert node.exchanger.peer._offer(0, 1).seconds == 3 * ceil(20.0 * SLACK), (
+            "joiners share the link"
+        )
+        assert (
+            offers.from_message(offers.to_message(node.exchanger.peer._offer(0, 1))).seconds == 90
+        )
 
 
 @pytest.mark.parametrize("limited", [0, 1])
@@ -262,7 +284,9 @@ async def test_both_wait_as_long_as_the_limits_of_either_ask_for(limited: int):
             node.trainer.holds["capture"].clear()
         seconds_of(one.nodes[limited])
         one.nodes[0].step(INTERVAL)
-        await eventually(lambda: all("capture" in node.trainer.asked for node in one.nodes), "both have agreed")
+        await eventually(
+            lambda: all("capture" in node.trainer.asked for node in one.nodes), "both have agreed"
+        )
         assert [node.exchanger.running[0].one.deadline for node in one.nodes] == [14.0 + 15.0] * 2
         for node in one.nodes:
             node.trainer.holds["capture"].set()
@@ -280,7 +304,9 @@ async def test_both_wait_as_long_as_the_steps_of_either_take(slow: int):
         one.nodes[slow].step(INTERVAL - 1, seconds=28.4)
         assert one.nodes[slow].exchanger.peer._offer(0, 1).seconds == 28
         one.nodes[0].step(INTERVAL)
-        await eventually(lambda: all("capture" in node.trainer.asked for node in one.nodes), "both have agreed")
+        await eventually(
+            lambda: all("capture" in node.trainer.asked for node in one.nodes), "both have agreed"
+        )
         assert [node.exchanger.running[0].one.deadline for node in one.nodes] == [14.0 + 28.0] * 2
         for node in one.nodes:
             node.trainer.holds["capture"].set()
@@ -293,16 +319,22 @@ async def test_what_a_trainer_took_beyond_its_step_and_a_slow_line_count_the_nex
         await one.nodes[0].ended()
         exchanger, now = one.nodes[0].exchanger, monotonic()
         assert exchanger.peer.budget.work.usual(now) is not None, "a trainer that codes is measured"
-        assert exchanger.peer.budget.rates.usual(now) is not None, "a content that comes is measured"
+        assert exchanger.peer.budget.rates.usual(now) is not None, (
+            "a content that comes is measured"
+        )
         exchanger.peer.budget.pace.append(28.0)
         for _ in range(3):
             exchanger.peer.budget.work.add(40.0, now)
             exchanger.peer.budget.rates.add(SIZE / 70.0, now)
         assert exchanger.peer._offer(0, 2).seconds == 40 + 70
         one.nodes[0].allow(longest=60.0)
-        assert exchanger.peer._offer(0, 2).seconds == 60, "what was only measured keeps nobody from trying"
+        assert exchanger.peer._offer(0, 2).seconds == 60, (
+            "what was only measured keeps nobody from trying"
+        )
         assert exchanger.hindrance is None
-        assert exchanger.peer.budget.rates.usual(now + LIFE + 1) is None, "nor does a bad moment count for ever"
+        assert exchanger.peer.budget.rates.usual(now + LIFE + 1) is None, (
+            "nor does a bad moment count for ever"
+        )
 
 
 async def test_steps_that_no_exchange_may_wait_for_are_told_with_the_flag():
@@ -311,7 +343,10 @@ async def test_steps_that_no_exchange_may_wait_for_are_told_with_the_flag():
         node.allow(longest=14.0)
         node.step(INTERVAL, seconds=28.0)
         assert node.exchanger.running == {}
-        told = "with steps of 28 s an exchange may take 28 s, and --exchange-deadline allows 14: raise that"
+        told = (
+            "with steps of 28 s an exchange may take 28 s, and --exchange-deadline allows 14: "
+            "raise that"
+        )
         assert node.exchanger.hindrance == told
         node.allow(longest=30.0)
         node.step(INTERVAL + 1)
@@ -356,7 +391,9 @@ async def test_a_caller_that_may_not_wait_so_long_gives_up_at_once_and_does_not_
         caller.step(INTERVAL)
         entry = await caller.ended()
         assert "needs 15 s for its steps and contents" in entry.left_out[callee.peer_id]
-        assert caller.exchanger.peer.trust.trusts(callee.peer_id, caller.exchanger.peer.position.steps)
+        assert caller.exchanger.peer.trust.trusts(
+            callee.peer_id, caller.exchanger.peer.position.steps
+        )
         await callee.ended()
 
 
@@ -382,7 +419,9 @@ async def test_what_is_not_begun_because_others_share_the_link_is_told_until_it_
         node.exchanger.around.joiners = lambda: 1
         node.step(INTERVAL)
         assert node.exchanger.running == {}
-        assert f"which 2 share, an exchange may take {2 * alone} s" in (node.exchanger.hindrance or "")
+        assert f"which 2 share, an exchange may take {2 * alone} s" in (
+            node.exchanger.hindrance or ""
+        )
         node.exchanger.around.joiners = lambda: 0
         node.step(INTERVAL + 1)
         assert node.exchanger.hindrance is None
@@ -399,7 +438,9 @@ async def test_an_exchange_keeps_to_the_limits_of_its_owner():
         limited.step(INTERVAL)
         assert (await limited.ended()).outcome == "applied"
         assert monotonic() - began > 1.0, "a limit that makes contents take 1.5 s, less the credit"
-        assert limited.exchanger.bandwidth.up.total == limited.exchanger.bandwidth.down.total == SIZE
+        assert (
+            limited.exchanger.bandwidth.up.total == limited.exchanger.bandwidth.down.total == SIZE
+        )
         assert (await other.ended()).outcome == "applied"
 
 
@@ -412,7 +453,9 @@ async def test_who_has_slept_while_most_peers_trained_on_has_drifted():
         node.step(1)
         node.exchanger.peer._begin(0)
         node.exchanger.stimulate(events.Tick())
-        assert node.exchanger.drifted.is_set() and not node.exchanger.running, "nobody is accused of lies"
+        assert node.exchanger.drifted.is_set() and not node.exchanger.running, (
+            "nobody is accused of lies"
+        )
         node.exchanger.peer.position.swarm_step = INTERVAL
         assert not node.exchanger.has_drifted, "a merge heals that"
 
@@ -469,7 +512,9 @@ async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies
         assert exchanger.resting is None
         exchanger.peer.drift.rest.copied(took=0.1, now=now)
         assert not exchanger.has_drifted
-        assert "whose state was copied of late: it is copied again in 10 s" in (exchanger.resting or "")
+        assert "whose state was copied of late: it is copied again in 10 s" in (
+            exchanger.resting or ""
+        )
         node.step(INTERVAL)
         assert (await node.ended()).outcome == "applied", "exchanges go on"
         exchanger.peer.position.swarm_step = 0

@@ -1,11 +1,23 @@
-"""What must hold for exchanges of three to eight nodes: real gRPC over TLS, shared memory, trainers that follow a script."""
+"""What must hold for exchanges of three to eight nodes: real gRPC over TLS, shared memory, trainers
+that follow a script."""
 
 import asyncio
 from collections.abc import Callable, Iterable
 
 import pytest
 
-from helpers.exchanging import INTERVAL, NUMEL, Node, agreed, announced, eventually, hear, hear_end, say, swarm
+from helpers.exchanging import (
+    INTERVAL,
+    NUMEL,
+    Node,
+    agreed,
+    announced,
+    eventually,
+    hear,
+    hear_end,
+    say,
+    swarm,
+)
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.testing.scripted_trainer import contribution, mean_of, shard_sizes
@@ -24,7 +36,9 @@ def whole_means(nodes: list[Node], number: int = 1) -> dict[str, bytes]:
     members = sorted(node.peer_id for node in nodes)
     sizes = shard_sizes(nodes[0].spec.sync.codec, nodes[0].trainer.numel, len(members))
     return {
-        owner: mean_of(owner, {peer: contribution(f"{peer}>{owner}", 0, number, size) for peer in members})
+        owner: mean_of(
+            owner, {peer: contribution(f"{peer}>{owner}", 0, number, size) for peer in members}
+        )
         for owner, size in zip(members, sizes, strict=True)
     }
 
@@ -37,7 +51,11 @@ async def test_a_group_that_begins_at_once_applies_all_shards_with_all_contribut
                 node.step(number * INTERVAL)
             for node in one.nodes:
                 entry = await node.ended(number)
-                assert (entry.outcome, entry.reason, len(entry.partners)) == ("applied", "", group - 1)
+                assert (entry.outcome, entry.reason, len(entry.partners)) == (
+                    "applied",
+                    "",
+                    group - 1,
+                )
                 assert entry.bytes_sent == entry.bytes_received
             agreed(one.nodes, number)
             assert one.nodes[0].trainer.merges[-1].contributions == whole_means(one.nodes, number)
@@ -109,7 +127,11 @@ async def test_a_member_that_dies_costs_no_more_than_its_shard(when: str, place:
         (dying.trainer.holds if what == "trainer" else dying.silent)[name].clear()
 
         def reached() -> bool:
-            return name in dying.trainer.asked if what == "trainer" else dying.waiting_to_say[name] == 3
+            return (
+                name in dying.trainer.asked
+                if what == "trainer"
+                else dying.waiting_to_say[name] == 3
+            )
 
         for node in one.nodes:
             node.step(INTERVAL)
@@ -124,12 +146,16 @@ async def test_a_member_that_dies_costs_no_more_than_its_shard(when: str, place:
         assert [entry.reason for entry in entries] == ["3 of 4 shards" if in_list else ""] * 3
         assert all(dying.peer_id in entry.left_out for entry in entries)
         ended = (await dying.ended()).outcome
-        assert ended in ("failed", "no-partner") or (name == "commit" and agreed(one.nodes) == everybody)
+        assert ended in ("failed", "no-partner") or (
+            name == "commit" and agreed(one.nodes) == everybody
+        )
 
 
 @pytest.mark.parametrize("request_", ["receive_share", "receive_mean"])
 @pytest.mark.parametrize(("at", "of"), [(0, 1), (2, 1), (1, 3)])
-async def test_a_contribution_that_the_trainer_can_not_take_costs_that_peer_only(request_: str, at: int, of: int):
+async def test_a_contribution_that_the_trainer_can_not_take_costs_that_peer_only(
+    request_: str, at: int, of: int
+):
     async with swarm(4, 4) as one:
         critic, blamed = one.nodes[at], one.nodes[of]
         critic.trainer.errors[request_ + blamed.peer_id] = TrainerError(
@@ -141,7 +167,9 @@ async def test_a_contribution_that_the_trainer_can_not_take_costs_that_peer_only
         owners = agreed(one.nodes)
         others = {node.peer_id for node in one.nodes if node not in (critic, blamed)}
         assert others <= owners and blamed.peer_id not in owners
-        assert entries[at].left_out == {blamed.peer_id: "brings progress of norm 9 where 3 is plausible"}
+        assert entries[at].left_out == {
+            blamed.peer_id: "brings progress of norm 9 where 3 is plausible"
+        }
         assert entries[at].reason == f"{len(owners)} of 4 shards"
 
 
@@ -167,7 +195,9 @@ async def test_a_share_that_comes_too_late_is_not_averaged_but_its_sender_takes_
             node.step(INTERVAL)
         await eventually(lambda: "share" in slow.trainer.asked, "all have agreed")
         for node in one.nodes[:2]:
-            await eventually(lambda node=node: node.trainer.asked.count("receive_share") == 1, "one came")
+            await eventually(
+                lambda node=node: node.trainer.asked.count("receive_share") == 1, "one came"
+            )
             next(iter(node.exchanger.running.values())).tell(groups.ReduceClosed())
         slow.trainer.holds["share"].set()
         assert [(await node.ended()).reason for node in one.nodes] == [""] * 3
@@ -213,7 +243,8 @@ HOURS: dict[str, list[tuple[str, list[groups.Event]]]] = {
     "held": [("helds", [REDUCE, DUE, CONFIRM])],
     "commit": [("commits", [REDUCE, DUE, CONFIRM, DUE])],
 }
-"""By the frame that a member does not send: which hours strike, each when something has come from all others."""
+"""By the frame that a member does not send: which hours strike, each when something has come from
+all others."""
 HOURS_OF_A_LEADER = HOURS | {"roll": [("rolls", [LOOK] * 2)], "members": [("rolls", [LOOK] * 2)]}
 
 
@@ -231,7 +262,8 @@ async def test_a_member_that_falls_silent_is_not_waited_for(frame: str, place: i
         for what, hours in (HOURS if place else HOURS_OF_A_LEADER)[frame]:
             come = HAVE_COME[what]
             await eventually(
-                lambda come=come: all(names <= set(come(each.one.machine)) for each in rounds), f"{what} come"
+                lambda come=come: all(names <= set(come(each.one.machine)) for each in rounds),
+                f"{what} come",
             )
             assert not any(each.one.machine.over for each in rounds), "it was not waited for"
             for round_ in rounds:
@@ -244,7 +276,9 @@ async def test_a_member_that_falls_silent_is_not_waited_for(frame: str, place: i
         assert (silent.peer_id in owners) == (frame in ("held", "commit"))
         assert [entry.outcome for entry in entries] == ["applied"] * 3
         if frame == "commit":
-            assert [node.exchanger.history.in_doubt for node in others] == [1] * 3, "it may have left something out"
+            assert [node.exchanger.history.in_doubt for node in others] == [1] * 3, (
+                "it may have left something out"
+            )
         await silent.ended()
 
 
@@ -273,10 +307,14 @@ async def test_a_share_of_a_list_that_we_do_not_agree_to_is_not_taken_in(leaves:
         await hear(early)
         await say(early, pb.Frame(accept=offers.to_message(hasty.offer())))
         pair = sorted([hasty.peer_id, node.peer_id])
-        await say(early, frames.roll(pair), frames.members(pair, pair), announced(bytes(9), part=pb.SHARE))
+        await say(
+            early, frames.roll(pair), frames.members(pair, pair), announced(bytes(9), part=pb.SHARE)
+        )
         (round_,) = node.exchanger.running.values()
         reads = round_.links  # it has come to the share when the list before it was heard
-        await eventually(lambda: hasty.peer_id in reads and hasty.peer_id in round_.one.machine._lists, "named")
+        await eventually(
+            lambda: hasty.peer_id in reads and hasty.peer_id in round_.one.machine._lists, "named"
+        )
         if leaves:
             node.allow(longest=0.1)
             await node.exchanger.close("the node leaves")
@@ -296,9 +334,12 @@ async def test_a_share_of_a_list_that_we_do_not_agree_to_is_not_taken_in(leaves:
 
 
 @pytest.mark.parametrize("group", [2, 3, 4, 8])
-@pytest.mark.parametrize(("codec_name", "numel"), [("fp32", 60_000), ("fp32", 250_000), ("e3m0", 1_000_000)])
+@pytest.mark.parametrize(
+    ("codec_name", "numel"), [("fp32", 60_000), ("fp32", 250_000), ("e3m0", 1_000_000)]
+)
 async def test_a_member_sends_its_part_and_hardly_more(group: int, codec_name: str, numel: int):
-    """2 (n - 1) / n of a coded fragment; beside it what it tells each partner, however large the fragment is."""
+    """2 (n - 1) / n of a coded fragment; beside it what it tells each partner, however large the
+    fragment is."""
     async with swarm(group, max(3, group), codec=codec_name, numel=numel) as one:
         for node in one.nodes:
             node.step(INTERVAL)
@@ -310,7 +351,9 @@ async def test_a_member_sends_its_part_and_hardly_more(group: int, codec_name: s
             "a shard that is larger than others makes those smaller"
         )
         for node, payload in zip(one.nodes, sent, strict=True):
-            assert payload <= part + (group - 2) * codec(codec_name).coded_size(256), "shards are cut at blocks"
+            assert payload <= part + (group - 2) * codec(codec_name).coded_size(256), (
+                "shards are cut at blocks"
+            )
             told = sum(node.told_bytes.values())
             assert told - payload <= (group - 1) * (400 + 96 * group) + 1e-4 * part
             if numel > 60_000 or group <= 4:

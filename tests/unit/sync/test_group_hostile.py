@@ -1,4 +1,5 @@
-"""What must hold where a member of a group sends what no honest one does: it is lost, and nobody else."""
+"""What must hold where a member of a group sends what no honest one does: it is lost, and nobody
+else."""
 
 import re
 from collections.abc import Callable
@@ -54,7 +55,8 @@ class Impostor:
             self.streams[peer] = stream
 
     async def play(self, until: str) -> None:
-        """Do what is right in all stages before this one, and hear in it what the others tell before they wait for us."""
+        """Do what is right in all stages before this one, and hear in it what the others tell
+        before they wait for us."""
         for stage in ("roll", "members", "share", "mean", "held", "commit", ""):
             for peer, stream in self.streams.items():
                 await self._hear(stage, peer, stream)
@@ -66,7 +68,10 @@ class Impostor:
     async def _hear(self, stage: str, peer: str, stream: Stream) -> None:
         match stage:
             case "members":
-                assert [(await hear(stream)).WhichOneof("kind") for _ in range(2)] == ["roll", "members"]
+                assert [(await hear(stream)).WhichOneof("kind") for _ in range(2)] == [
+                    "roll",
+                    "members",
+                ]
             case "share":
                 self.shares[peer] = await hear_content(stream)
             case "mean":
@@ -185,13 +190,17 @@ async def test_a_hostile_member_is_lost_and_nobody_else(name: str):
         await impostor.join()
         await impostor.play(stage)
         for node in one.nodes:
-            # Whoever loses it at once names a list without it; who hears of that first would give it up for just that.
+            # Whoever loses it at once names a list without it; who hears of that first would give
+            # it up for just that.
             node.silent["members"].clear()
         for peer, stream in impostor.streams.items():
             with suppress(LinkLost):  # the first frame can cost the stream
                 await say(stream, *bad(impostor, peer))
         for node in one.nodes:
-            await eventually(lambda node=node: node.exchanger.history.of(impostor.me).failed, "the impostor is lost")
+            await eventually(
+                lambda node=node: node.exchanger.history.of(impostor.me).failed,
+                "the impostor is lost",
+            )
         for node in one.nodes:
             node.silent["members"].set()
         entries = [await node.ended() for node in one.nodes]
@@ -202,7 +211,9 @@ async def test_a_hostile_member_is_lost_and_nobody_else(name: str):
         mean_has_come = stage in ("held", "commit")
         assert agreed(one.nodes) == set(impostor.members if mean_has_come else impostor.members[:2])
         in_list = stage != "roll"
-        assert [e.reason for e in entries] == ["2 of 3 shards" if in_list and not mean_has_come else ""] * 2
+        assert [e.reason for e in entries] == [
+            "2 of 3 shards" if in_list and not mean_has_come else ""
+        ] * 2
         for stream in impostor.streams.values():
             await hear_end(stream)
             stream.cancel()

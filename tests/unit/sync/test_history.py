@@ -1,4 +1,5 @@
-"""What must hold for the memory of exchanges: it counts what happened, and stays bounded however many there are."""
+"""What must hold for the memory of exchanges: it counts what happened, and stays bounded however
+many there are."""
 
 from types import SimpleNamespace
 
@@ -40,7 +41,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 def make_driver(
     *partners: str, refuse: tuple[str, ...] = (), began: float = 1000.0, **links: tuple[int, int]
 ) -> ExchangeDriver:
-    """An exchange in which these take part, those refuse, and links have sent and received so many bytes."""
+    """An exchange in which these take part, those refuse, and links have sent and received so many
+    bytes."""
     kind, driver = (kinds.PAIR, PairDriver) if len(partners) < 2 else (kinds.GROUP, GroupDriver)
     machine = kind.machine("me", [*refuse, *partners], len(partners) + 1)
     one = Underway(1, kind, machine, OFFER, began)
@@ -81,7 +83,11 @@ def test_an_exchange_that_was_applied_is_counted_for_everybody_who_took_part(clo
 def test_an_exchange_that_failed_tells_why_and_counts_for_nobody(clock):
     history = History()
     entry = history.record(make_driver("a", a=(5, 0)), Outcome.FAILED, "was too slow", 42)
-    assert (entry.outcome, entry.reason, history.last_reason) == ("failed", "was too slow", "was too slow")
+    assert (entry.outcome, entry.reason, history.last_reason) == (
+        "failed",
+        "was too slow",
+        "was too slow",
+    )
     assert (history.bytes_sent, history.of("a").completed) == (5, 0)
     history.record(make_driver("a"), Outcome.APPLIED, "realigned", 43)
     assert history.last_reason == "", "all is well again"
@@ -132,7 +138,12 @@ def test_only_the_last_rounds_are_kept_but_all_are_counted(clock):
     for step in range(MAX_ROUNDS + 10):
         history.record(make_driver("a", a=(1, 2)), Outcome.APPLIED, "", step)
     assert [entry.swarm_step for entry in history.rounds] == list(range(10, MAX_ROUNDS + 10))
-    assert history.outcomes[Outcome.APPLIED] == history.bytes_sent == history.of("a").completed == MAX_ROUNDS + 10
+    assert (
+        history.outcomes[Outcome.APPLIED]
+        == history.bytes_sent
+        == history.of("a").completed
+        == MAX_ROUNDS + 10
+    )
 
 
 def test_of_many_peers_those_not_met_for_longest_are_forgotten():
@@ -144,7 +155,9 @@ def test_of_many_peers_those_not_met_for_longest_are_forgotten():
         history.we_refused(str(number), Refusal.NOT_ALLOWED)
     assert len(history._peers) == MAX_PEERS
     assert history.of("0").failed == 1
-    assert [number for number in range(20) if str(number) not in history._peers] == list(range(1, 11))
+    assert [number for number in range(20) if str(number) not in history._peers] == list(
+        range(1, 11)
+    )
 
 
 # Round
@@ -159,7 +172,9 @@ async def test_a_round_tells_what_is_under_way():
         bytes_sent=10, bytes_received=20, bytes_expected=200, seconds=3.0,
     )  # fmt: skip
     driver.content = Captured(size=60, digest=b"digest", steps=1)
-    assert driver.describe(now=1003.0).bytes_expected == 120, "what ours has taken says best what theirs will take"
+    assert driver.describe(now=1003.0).bytes_expected == 120, (
+        "what ours has taken says best what theirs will take"
+    )
 
 
 async def test_a_round_of_a_group_expects_a_share_and_a_mean_for_each_other_member():
@@ -176,12 +191,21 @@ async def test_a_round_of_a_group_expects_a_share_and_a_mean_for_each_other_memb
 def test_a_round_without_a_partner_expects_nothing():
     driver = make_driver()
     told = driver.describe(now=1000.0)
-    assert (told.partners, told.bytes_sent, told.bytes_received, told.bytes_expected) == ((), 0, 0, 0)
+    assert (told.partners, told.bytes_sent, told.bytes_received, told.bytes_expected) == (
+        (),
+        0,
+        0,
+        0,
+    )
 
 
 def test_realignments_that_were_applied_are_counted(clock):
     history = History()
-    for realign, outcome in ((True, Outcome.APPLIED), (True, Outcome.FAILED), (False, Outcome.APPLIED)):
+    for realign, outcome in (
+        (True, Outcome.APPLIED),
+        (True, Outcome.FAILED),
+        (False, Outcome.APPLIED),
+    ):
         driver = make_driver("a")
         driver.one.realign = realign
         history.record(driver, outcome, "", swarm_step=42)

@@ -30,8 +30,15 @@ WHOLE = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
 class Reader:
     """One end that reads to the other's confirmation, and what came."""
 
-    def __init__(self, link: PairLink, size: int, least: int | None = None, ask: Again | None = None) -> None:
-        self.link, self.into, self.least, self.ask = link, bytearray(size), size if least is None else least, ask
+    def __init__(
+        self, link: PairLink, size: int, least: int | None = None, ask: Again | None = None
+    ) -> None:
+        self.link, self.into, self.least, self.ask = (
+            link,
+            bytearray(size),
+            size if least is None else least,
+            ask,
+        )
         self.contents: list[bytes] = []
         self.resends: list[bytes] = []
         self.confirmed: list[bytes] = []
@@ -39,7 +46,11 @@ class Reader:
     async def read(self) -> "Reader":
         async with asyncio.timeout(30):
             await self.link.read(
-                memoryview(self.into), self.least, self._on_content, self.resends.append, self.confirmed.append
+                memoryview(self.into),
+                self.least,
+                self._on_content,
+                self.resends.append,
+                self.confirmed.append,
             )
         return self
 
@@ -56,14 +67,22 @@ async def send(link: PairLink, data: bytes) -> None:
 
 async def under_way(*links: Link) -> None:
     """Until each link has sent a part of its content."""
-    await until_async(lambda: asyncio.sleep(0, all(link.bytes_sent for link in links)), 30, "a content is under way")
+    await until_async(
+        lambda: asyncio.sleep(0, all(link.bytes_sent for link in links)),
+        30,
+        "a content is under way",
+    )
 
 
-@pytest.mark.parametrize("data", [b"x", WHOLE[: CHUNK_BYTES - 1], WHOLE[:CHUNK_BYTES], WHOLE[: CHUNK_BYTES + 1], WHOLE])
+@pytest.mark.parametrize(
+    "data", [b"x", WHOLE[: CHUNK_BYTES - 1], WHOLE[:CHUNK_BYTES], WHOLE[: CHUNK_BYTES + 1], WHOLE]
+)
 async def test_both_contents_arrive_whole_at_once_and_bytes_are_counted(data):
     async with linked() as (one, two):
         readers = [Reader(link, len(data)) for link in (one, two)]
-        await asyncio.gather(*(reader.read() for reader in readers), send(one, data), send(two, data))
+        await asyncio.gather(
+            *(reader.read() for reader in readers), send(one, data), send(two, data)
+        )
         for reader in readers:
             assert reader.contents == [data]
             assert reader.confirmed == [b"members"]
@@ -90,7 +109,9 @@ async def test_blocks_that_are_asked_for_come_again_over_the_first():
         asked = asyncio.create_task(answering.read())
         first, second = b"f" * 100, b"again"
         await one.send_content(memoryview(first), sha256(first).digest())
-        await until_async(lambda: asyncio.sleep(0, answering.resends), 30, "the reader asks for blocks again")
+        await until_async(
+            lambda: asyncio.sleep(0, answering.resends), 30, "the reader asks for blocks again"
+        )
         await send(one, second)
         reader = await reading
         assert answering.resends == [b"\x80"]
@@ -136,7 +157,10 @@ VIOLATIONS = {
     "other bytes": ([content(), chunk(b"evil")], "does not match its checksum"),
     "hello again": ([pb.Frame(hello=pb.Offer())], "'hello' where a contribution"),
     "nothing": ([pb.Frame()], "None where a contribution"),
-    "asks twice": ([pb.Frame(resend=pb.Resend(blocks=b"\1"))] * 2, "asked for our contribution a third time"),
+    "asks twice": (
+        [pb.Frame(resend=pb.Resend(blocks=b"\1"))] * 2,
+        "asked for our contribution a third time",
+    ),
     "no size": ([content(0)], "announced 0 bytes"),
     "long digest": ([pb.Frame(content=pb.Content(size=4, digest=bytes(33)))], "announced 4 bytes"),
     "same chunk twice": ([content(), chunk(b"go"), chunk(b"go")], "out of place"),
@@ -148,8 +172,14 @@ VIOLATIONS = {
         [pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=pb.SHARE))],
         "sent a part of a contribution",
     ),
-    "a mean": ([pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=pb.MEAN))], "sent a part of a contribution"),
-    "no part": ([pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=7))], "sent a part of a contribution"),
+    "a mean": (
+        [pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=pb.MEAN))],
+        "sent a part of a contribution",
+    ),
+    "no part": (
+        [pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=7))],
+        "sent a part of a contribution",
+    ),
     "rolls": ([pb.Frame(roll=pb.Roll(peers=["a"]))], "'roll' where a contribution"),
     "commits": ([pb.Frame(commit=pb.Commit())], "'commit' where a contribution"),
     "accepts twice": ([pb.Frame(accept=pb.Offer())], "'accept' where a contribution"),
@@ -166,7 +196,9 @@ async def test_what_is_not_allowed_ends_the_reading_with_its_reason(name, end):
         reader = Reader(links[1 - end], 4)
         with pytest.raises(ProtocolViolation, match=reason):
             await reader.read()
-        assert reader.into in (b"good", b"go\0\0", bytes(4), b"evil"), "nothing lies where it must not"
+        assert reader.into in (b"good", b"go\0\0", bytes(4), b"evil"), (
+            "nothing lies where it must not"
+        )
         assert not reader.confirmed
         assert (len(reader.contents) == 1) == (name in ("again unasked", "after the end"))
 
@@ -290,10 +322,15 @@ async def test_both_ends_notice_that_the_wire_is_cut_while_contents_travel():
         _, stream = await soon(callee.streams.get())
         one, two = PairLink("callee", caller), PairLink("caller", stream)
         await soon(stream.receive())
-        sending = [asyncio.create_task(link.send_content(memoryview(data), bytes(32))) for link in (one, two)]
+        sending = [
+            asyncio.create_task(link.send_content(memoryview(data), bytes(32)))
+            for link in (one, two)
+        ]
         await under_way(one, two)
         cable.cut()
-        assert isinstance(await soon(callee.ended.get()), asyncio.CancelledError), "the handler is told"
+        assert isinstance(await soon(callee.ended.get()), asyncio.CancelledError), (
+            "the handler is told"
+        )
         for task in sending:
             with pytest.raises(LinkLost):
                 await soon(task)
@@ -325,7 +362,9 @@ async def test_dropping_a_stream_ends_the_call_even_where_a_write_has_failed_and
 
 async def no_call_is_left() -> bool:
     """Whether gRPC has ended all calls."""
-    return not any(task.get_coro().__qualname__.startswith("_AioCall.") for task in asyncio.all_tasks())
+    return not any(
+        task.get_coro().__qualname__.startswith("_AioCall.") for task in asyncio.all_tasks()
+    )
 
 
 @pytest.mark.parametrize("end", [0, 1])
@@ -353,7 +392,9 @@ async def test_closing_does_not_wait_for_ever_for_an_end_that_says_nothing(end, 
     async with linked() as links:
         await soon(links[end].stream.close())
         if end == 1:
-            links[end].stream.cancel()  # the handler returns; a caller's end is dropped with its call
+            links[
+                end
+            ].stream.cancel()  # the handler returns; a caller's end is dropped with its call
         with pytest.raises(LinkLost):
             await Reader(links[1 - end], 4).read()
 
@@ -440,7 +481,8 @@ async def test_an_end_that_has_no_more_to_say_before_it_has_confirmed_has_broken
 
 
 async def test_a_content_is_held_once_at_each_end():
-    """In the slots, where it lies anyway: what passes through on the way is a few chunks, and both go at once."""
+    """In the slots, where it lies anyway: what passes through on the way is a few chunks, and both
+    go at once."""
     size, memory = 16 * 1024 * 1024, Arena(create_file(), slots=4, slot_bytes=16 * 1024 * 1024)
     slots = [memory.view(slot, size) for slot in range(4)]
     slots[0][:] = b"a" * size
@@ -450,11 +492,18 @@ async def test_a_content_is_held_once_at_each_end():
         async with linked() as links:
             readers = [Reader(link, 0) for link in links]
             for reader, slot in zip(readers, slots[2:], strict=True):
-                reader.into, reader.least, reader._on_content = slot, size, lambda size, again: asyncio.sleep(0)
+                reader.into, reader.least, reader._on_content = (
+                    slot,
+                    size,
+                    lambda size, again: asyncio.sleep(0),
+                )
             tracemalloc.start()
             try:
                 await asyncio.gather(
-                    *(link.send_content(slots[end], digests[end]) for end, link in enumerate(links)),
+                    *(
+                        link.send_content(slots[end], digests[end])
+                        for end, link in enumerate(links)
+                    ),
                     *(link.send_confirm(b"") for link in links),
                     *(reader.read() for reader in readers),
                 )
@@ -462,7 +511,9 @@ async def test_a_content_is_held_once_at_each_end():
             finally:
                 tracemalloc.stop()
         assert [sha256(slot).digest() for slot in reversed(slots[2:])] == digests
-        assert 2 * CHUNK_BYTES < peak < 20 * CHUNK_BYTES < size / 2, "chunks pass through; nothing joins them"
+        assert 2 * CHUNK_BYTES < peak < 20 * CHUNK_BYTES < size / 2, (
+            "chunks pass through; nothing joins them"
+        )
     finally:
         memory.close()
 
@@ -496,7 +547,11 @@ class Member:
 
 
 async def take_part(link: GroupLink, share: bytes, mean: bytes | None) -> None:
-    for frame in (frames.roll(["a", "b"]), frames.members(["a", "b"], ["a", "b"]), frames.members(["a"], ["a", "b"])):
+    for frame in (
+        frames.roll(["a", "b"]),
+        frames.members(["a", "b"], ["a", "b"]),
+        frames.members(["a"], ["a", "b"]),
+    ):
         await link.send(frame)
     await link.send_content(memoryview(share), sha256(share).digest(), pb.SHARE)
     if mean is not None:
@@ -510,7 +565,10 @@ async def test_both_members_hear_all_of_each_other_in_its_order(with_mean: bool)
     share, mean = WHOLE, WHOLE[: CHUNK_BYTES + 1] if with_mean else None
     async with linked(GroupLink) as links:
         members = [Member(link, len(share), len(mean or b"")) for link in links]
-        await asyncio.gather(*(member.read() for member in members), *(take_part(link, share, mean) for link in links))
+        await asyncio.gather(
+            *(member.read() for member in members),
+            *(take_part(link, share, mean) for link in links),
+        )
         for member in members:
             told = [
                 "roll",
@@ -524,7 +582,11 @@ async def test_both_members_hear_all_of_each_other_in_its_order(with_mean: bool)
             ]
             assert member.came == told
             assert member.into[pb.SHARE] == share
-            assert member.link.bytes_sent == member.link.bytes_received == len(share) + len(mean or b"")
+            assert (
+                member.link.bytes_sent
+                == member.link.bytes_received
+                == len(share) + len(mean or b"")
+            )
 
 
 @pytest.mark.parametrize("off", [-1, 1])
@@ -532,7 +594,9 @@ async def test_a_share_of_another_size_than_is_due_is_refused_unread(off: int):
     async with linked(GroupLink) as (one, two):
         sending = asyncio.create_task(take_part(one, WHOLE, None))
         member = Member(two, len(WHOLE) + off, 0)
-        with pytest.raises(ProtocolViolation, match=f"announced {len(WHOLE)} bytes where {len(WHOLE) + off} to"):
+        with pytest.raises(
+            ProtocolViolation, match=f"announced {len(WHOLE)} bytes where {len(WHOLE) + off} to"
+        ):
             await member.read()
         assert not any(member.into[pb.SHARE])
         two.stream.cancel()
@@ -545,7 +609,9 @@ async def test_nothing_else_is_taken_in_while_a_share_is_on_its_way():
             await one.send(frame)
         await one.send(pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=pb.SHARE)))
         await one.send(frames.held([b""]))
-        with pytest.raises(ProtocolViolation, match="sent 'held' after 'share', where it is not due"):
+        with pytest.raises(
+            ProtocolViolation, match="sent 'held' after 'share', where it is not due"
+        ):
             await Member(two, 4, 4).read()
 
 
@@ -579,7 +645,9 @@ def test_what_members_tell_arrives_as_it_was_told(peers, places, digests, votes)
 # Offers
 
 NUMBERS = ("round", "swarm_step", "steps", "tokens", "version")
-READY = Readiness(training=True, busy=False, has_room=True, min_steps=0, step_is_supported=True, fragment_count=4)
+READY = Readiness(
+    training=True, busy=False, has_room=True, min_steps=0, step_is_supported=True, fragment_count=4
+)
 
 
 @given(
@@ -635,7 +703,9 @@ def test_a_negative_number_on_the_wire_is_a_huge_one_and_is_refused(name):
     minus_one = b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
     tag = bytes([pb.Offer.DESCRIPTOR.fields_by_name[name].number << 3])
     with pytest.raises(ProtocolViolation):
-        offers.from_message(pb.Offer.FromString(offers.to_message(OFFER).SerializeToString() + tag + minus_one))
+        offers.from_message(
+            pb.Offer.FromString(offers.to_message(OFFER).SerializeToString() + tag + minus_one)
+        )
 
 
 @pytest.mark.parametrize(

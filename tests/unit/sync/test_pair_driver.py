@@ -1,10 +1,22 @@
-"""What must hold for exchanges of two nodes: real gRPC over TLS, real shared memory, trainers that follow a script."""
+"""What must hold for exchanges of two nodes: real gRPC over TLS, real shared memory, trainers that
+follow a script."""
 
 import asyncio
 
 import pytest
 
-from helpers.exchanging import INTERVAL, Node, announced, chunks, eventually, hear, hear_content, hear_end, say, swarm
+from helpers.exchanging import (
+    INTERVAL,
+    Node,
+    announced,
+    chunks,
+    eventually,
+    hear,
+    hear_content,
+    hear_end,
+    say,
+    swarm,
+)
 from lowcomm_node.sync import frames
 from lowcomm_node.testing.scripted_trainer import SIZE, contribution
 from lowcomm_node.testing.wire import soon
@@ -30,7 +42,9 @@ async def test_a_pair_merges_once_with_both_contributions():
             assert (entry.bytes_sent, entry.bytes_received) == (SIZE, SIZE)
             assert node.news == [entry]
             assert node.exchanger.history.of(other.peer_id).completed == 1
-            assert node.trainer.merges[0].tokens == {peer.peer_id: peer.trainer.tokens for peer in one.nodes}
+            assert node.trainer.merges[0].tokens == {
+                peer.peer_id: peer.trainer.tokens for peer in one.nodes
+            }
             assert node.trainer.merges[0].swarm_step == other.trainer.steps
             assert node.exchanger.peer.position.swarm_step == INTERVAL
         merged_all(one.nodes)

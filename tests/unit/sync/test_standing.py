@@ -1,4 +1,5 @@
-"""What must hold for what a node holds against a peer: real exchanges, with a puppet that does not do what it should."""
+"""What must hold for what a node holds against a peer: real exchanges, with a puppet that does not
+do what it should."""
 
 import pytest
 
@@ -20,7 +21,9 @@ def has_stumbled(node: Node, peer: Puppet) -> None:
 
 
 @pytest.mark.parametrize(("again", "left"), [(False, 1.0), (True, 0.8)])
-async def test_who_breaks_off_in_the_midst_of_an_exchange_loses_a_little_if_it_goes_on(again: bool, left: float):
+async def test_who_breaks_off_in_the_midst_of_an_exchange_loses_a_little_if_it_goes_on(
+    again: bool, left: float
+):
     async with swarm(1) as one:
         (node,) = one.nodes
         puppet = await one.puppet()
@@ -45,7 +48,9 @@ async def test_who_says_that_it_gives_up_loses_nothing():
         await hear_end(stream)
 
 
-@pytest.mark.parametrize("first", [pb.Frame(), pb.Frame(confirm=pb.Confirm()), pb.Frame(hello=pb.Offer(protocol=3))])
+@pytest.mark.parametrize(
+    "first", [pb.Frame(), pb.Frame(confirm=pb.Confirm()), pb.Frame(hello=pb.Offer(protocol=3))]
+)
 async def test_who_says_no_proper_hello_is_left_out_and_told_so_the_next_time(first: pb.Frame):
     async with swarm(1) as one:
         (node,) = one.nodes
@@ -91,7 +96,10 @@ async def test_a_contribution_in_crumbs_is_refused_before_it_has_cost_much():
         puppet = await one.puppet()
         stream = await puppet.agree(node, calls=True)
         most = FREE_CHUNKS + len(puppet.content) // LEAST_CHUNK
-        crumbs = [pb.Frame(chunk=pb.Chunk(offset=at, data=puppet.content[at : at + 1])) for at in range(most + 1)]
+        crumbs = [
+            pb.Frame(chunk=pb.Chunk(offset=at, data=puppet.content[at : at + 1]))
+            for at in range(most + 1)
+        ]
         await say(stream, announced(puppet.content), *crumbs)
         assert "in pieces of less than 1024" in (await node.ended()).reason
         assert score(node, puppet) == 0.0

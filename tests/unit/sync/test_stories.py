@@ -1,4 +1,5 @@
-"""What must hold for stories: a node tells how an exchange went, and another machine decides the same."""
+"""What must hold for stories: a node tells how an exchange went, and another machine decides the
+same."""
 
 import json
 
@@ -14,7 +15,9 @@ from lowcomm_protocol.exchange import base, events
 
 
 @pytest.mark.parametrize("group", [2, 3])
-async def test_what_a_node_tells_of_an_exchange_is_decided_again_the_same(monkeypatch, tmp_path, group):
+async def test_what_a_node_tells_of_an_exchange_is_decided_again_the_same(
+    monkeypatch, tmp_path, group
+):
     monkeypatch.setattr(exchanger, "Peer", RecordedPeer)
     file = tmp_path / "story.json"
     async with swarm(group, group) as one:

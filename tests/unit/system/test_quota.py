@@ -28,4 +28,8 @@ def test_callers_are_forgotten_before_they_fill_the_memory():
 
 def test_a_household_is_one_caller():
     assert network_of("203.0.113.7") == "203.0.113.7"
-    assert network_of("2a00:128:1:2:3::4") == network_of("2a00:128:1:2:ffff::1") != network_of("2a00:128:1:3::1")
+    assert (
+        network_of("2a00:128:1:2:3::4")
+        == network_of("2a00:128:1:2:ffff::1")
+        != network_of("2a00:128:1:3::1")
+    )

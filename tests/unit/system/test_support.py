@@ -1,4 +1,5 @@
-"""What must hold where lowcomm can't take part in a swarm: one line that says why and what to do, before anything is loaded."""
+"""What must hold where lowcomm can't take part in a swarm: one line that says why and what to do,
+before anything is loaded."""
 
 import os
 import subprocess
@@ -42,7 +43,10 @@ def test_this_system_will_do() -> None:
 
 @pytest.mark.parametrize("command", [["join", "--peers", NOWHERE], ["demo"]])
 def test_commands_that_need_a_swarm_say_so_at_once(
-    command: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    command: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
 ) -> None:
     monkeypatch.setenv("LOWCOMM_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["lowcomm-node", *command])
@@ -90,7 +94,11 @@ def test_the_bootstrap_server_tells_its_version() -> None:
     from lowcomm_bootstrap.cli import app as bootstrap
 
     done = CliRunner().invoke(bootstrap, ["--version"])
-    assert done.exit_code == 0 and done.stdout.startswith("lowcomm-bootstrap ") and "protocol" in done.stdout
+    assert (
+        done.exit_code == 0
+        and done.stdout.startswith("lowcomm-bootstrap ")
+        and "protocol" in done.stdout
+    )
 
 
 def test_the_soft_limit_of_descriptors_is_raised_as_far_as_the_hard_one_allows() -> None:
@@ -99,5 +107,7 @@ def test_the_soft_limit_of_descriptors_is_raised_as_far_as_the_hard_one_allows()
         "r.setrlimit(r.RLIMIT_NOFILE, (256, 700));"
         "print(up(512), up(9000), up(100), *r.getrlimit(r.RLIMIT_NOFILE))"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["512", "700", "700", "700", "700"]

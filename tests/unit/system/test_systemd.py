@@ -1,4 +1,5 @@
-"""What must hold for what a service manager is told: over a real socket, in time, and nothing while something is overdue."""
+"""What must hold for what a service manager is told: over a real socket, in time, and nothing while
+something is overdue."""
 
 import asyncio
 import os
@@ -13,7 +14,13 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_bootstrap.server import LOOK_DEADLINE, BootstrapServer
-from lowcomm_node.system.systemd import EXTENSION, MAX_STATUS, STATUS_EVERY, Condition, ServiceManager
+from lowcomm_node.system.systemd import (
+    EXTENSION,
+    MAX_STATUS,
+    STATUS_EVERY,
+    Condition,
+    ServiceManager,
+)
 
 Listen = Callable[[str], socket.socket]
 STARTING, READY = Condition(ready=False, line="joining"), Condition(ready=True, line="training")
@@ -46,7 +53,9 @@ def heard(manager: socket.socket) -> list[str]:
 
 
 @pytest.fixture
-def told(listen: Listen, tmp_path: Path) -> Callable[..., tuple[ServiceManager, Callable[[], list[str]]]]:
+def told(
+    listen: Listen, tmp_path: Path
+) -> Callable[..., tuple[ServiceManager, Callable[[], list[str]]]]:
     """Makes a manager with a socket of its own, and what it was told."""
 
     def make(watchdog: float | None = None) -> tuple[ServiceManager, Callable[[], list[str]]]:
@@ -62,7 +71,12 @@ def test_the_manager_that_the_environment_names_is_told_and_children_are_not(
 ) -> None:
     address = str(tmp_path / "notify") if kind == "a path" else f"@lowcomm-test-{os.getpid()}"
     sock = listen(address)
-    environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "8000000", "WATCHDOG_PID": str(os.getpid()), "A": "b"}
+    environment = {
+        "NOTIFY_SOCKET": address,
+        "WATCHDOG_USEC": "8000000",
+        "WATCHDOG_PID": str(os.getpid()),
+        "A": "b",
+    }
     manager = ServiceManager.of(environment)
     assert environment == {"A": "b"}
     manager.tick(READY, 0.0)
@@ -72,7 +86,12 @@ def test_the_manager_that_the_environment_names_is_told_and_children_are_not(
 
 @pytest.mark.parametrize(
     "environment",
-    [{}, {"NOTIFY_SOCKET": ""}, {"NOTIFY_SOCKET": "vsock:2:1234"}, {"NOTIFY_SOCKET": "/nowhere/at/all"}],
+    [
+        {},
+        {"NOTIFY_SOCKET": ""},
+        {"NOTIFY_SOCKET": "vsock:2:1234"},
+        {"NOTIFY_SOCKET": "/nowhere/at/all"},
+    ],
 )
 def test_without_a_manager_that_answers_nothing_fails(environment: dict[str, str]) -> None:
     manager = ServiceManager.of(environment)
@@ -119,7 +138,9 @@ def test_an_end_that_takes_long_is_extended_until_it_is_overdue(told: Any) -> No
     manager.tick(leaving, 1.0)
     manager.tick(leaving, 2.0)
     assert news() == [EXTENDED, EXTENDED]
-    manager.tick(Condition(ready=True, line="training", leaving=True, overdue="it should have left"), 3.0)
+    manager.tick(
+        Condition(ready=True, line="training", leaving=True, overdue="it should have left"), 3.0
+    )
     assert EXTENDED not in news()
 
 
@@ -138,7 +159,11 @@ def test_a_status_that_other_peers_wrote_tells_nothing_else(told: Any) -> None:
     manager, news = told()
     manager.tick(Condition(ready=False, line="no partner: x\nREADY=1\n" + "ü" * 5000), 0.0)
     told_ = news()
-    assert told_[0] == EXTENDED and told_[1].startswith("STATUS=no partner: x READY=1 ü") and len(told_) == 2
+    assert (
+        told_[0] == EXTENDED
+        and told_[1].startswith("STATUS=no partner: x READY=1 ü")
+        and len(told_) == 2
+    )
     assert "\n" not in told_[1] and len(told_[1]) == len("STATUS=") + MAX_STATUS
 
 
@@ -151,7 +176,9 @@ def test_the_watchdog_is_fed_twice_a_period_unless_something_is_overdue(told: An
     assert max(after - before for before, after in pairwise(fed)) <= 10
     assert len(fed) <= 6
     for tick in range(41, 80):
-        manager.tick(Condition(ready=True, line="training", overdue="the trainer hangs"), float(tick))
+        manager.tick(
+            Condition(ready=True, line="training", overdue="the trainer hangs"), float(tick)
+        )
     assert news() == ["STATUS=the trainer hangs"]
     manager.tick(READY, 80.0)
     assert "WATCHDOG=1" in news(), "it is over"
@@ -168,7 +195,9 @@ def test_what_a_full_socket_does_not_take_is_told_later_and_nobody_waits(told: A
     assert news() == ["READY=1", "STATUS=training", "WATCHDOG=1"]
 
 
-async def test_attending_goes_on_over_a_defect_and_ends_at_once_without_a_manager(told: Any) -> None:
+async def test_attending_goes_on_over_a_defect_and_ends_at_once_without_a_manager(
+    told: Any,
+) -> None:
     await ServiceManager().attend(lambda: pytest.fail("nobody is told anything"))
     manager, news = told(watchdog=0.2)
     conditions: Iterator[Condition | None] = iter([READY, None])
@@ -193,7 +222,9 @@ async def test_attending_goes_on_over_a_defect_and_ends_at_once_without_a_manage
     assert heard_.count("READY=1") == 1
 
 
-async def test_a_bootstrap_server_is_ready_when_it_serves_and_overdue_when_a_look_does_not_end() -> None:
+async def test_a_bootstrap_server_is_ready_when_it_serves_and_overdue_when_a_look_does_not_end() -> (
+    None
+):
     rejoin = SimpleNamespace(publish_with=lambda *_: None, reason=None, step=asyncio.Event().wait)
     registry = SimpleNamespace(runs=list)
     server = BootstrapServer(None, registry, True, print, rejoin, look_every=0.0)  # type: ignore[arg-type]
@@ -201,7 +232,9 @@ async def test_a_bootstrap_server_is_ready_when_it_serves_and_overdue_when_a_loo
     task = asyncio.create_task(server.run())
     await asyncio.sleep(0)  # it begins
     now = server._looked_at or 0.0
-    assert server.condition(now) == Condition(ready=True, line="serving: 0 runs published, 0 peers alive in them")
+    assert server.condition(now) == Condition(
+        ready=True, line="serving: 0 runs published, 0 peers alive in them"
+    )
     assert server.condition(now + LOOK_DEADLINE).overdue is None
     assert "has taken" in (server.condition(now + LOOK_DEADLINE + 1).overdue or "")
     rejoin.reason = "no bootstrap server answers"

@@ -1,4 +1,5 @@
-"""What must hold for units: what owners write means what they think, and what could mean two things is refused."""
+"""What must hold for units: what owners write means what they think, and what could mean two things
+is refused."""
 
 import re
 
@@ -73,7 +74,9 @@ def test_a_rate_is_shown_as_it_can_be_written(rate: float) -> None:
     assert read_rate(write_rate(rate)) == pytest.approx(rate, rel=1e-3)
 
 
-@pytest.mark.parametrize(("text", "size"), [("4GiB", 2**32), ("500MB", 500_000_000), ("17", 17), ("1.5kB", 1500)])
+@pytest.mark.parametrize(
+    ("text", "size"), [("4GiB", 2**32), ("500MB", 500_000_000), ("17", 17), ("1.5kB", 1500)]
+)
 def test_sizes_are_bytes(text: str, size: int) -> None:
     assert read_size(text) == size
 
@@ -100,7 +103,14 @@ def test_a_size_is_shown_as_it_can_be_written(size: int) -> None:
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("90s", 90.0), ("30m", 1800.0), ("2h", 7200.0), ("1h30m", 5400.0), ("1d", 86400.0), (" 5m ", 300.0)],
+    [
+        ("90s", 90.0),
+        ("30m", 1800.0),
+        ("2h", 7200.0),
+        ("1h30m", 5400.0),
+        ("1d", 86400.0),
+        (" 5m ", 300.0),
+    ],
 )
 def test_durations_are_read(text: str, seconds: float) -> None:
     assert read_duration(text) == seconds

@@ -1,4 +1,5 @@
-"""What must hold for a fragment between its capture and its merge: what is refused teaches nothing."""
+"""What must hold for a fragment between its capture and its merge: what is refused teaches
+nothing."""
 
 from collections.abc import Sequence
 from itertools import count
@@ -27,7 +28,9 @@ def captured(me: str, vector: torch.Tensor, usual: UsualNorm) -> dict:
     }  # fmt: skip
 
 
-def group(me: str, vector: torch.Tensor, usual: UsualNorm, members: Sequence[str] = MEMBERS) -> GroupCapture:
+def group(
+    me: str, vector: torch.Tensor, usual: UsualNorm, members: Sequence[str] = MEMBERS
+) -> GroupCapture:
     return GroupCapture(
         **captured(me, vector, usual),
         coder=shard_coder("fp32", NUMEL),
@@ -51,14 +54,19 @@ def share(sender: GroupCapture, owner: str) -> memoryview:
     return out[sum(sizes[:place]) : sum(sizes[: place + 1])]
 
 
-def pair(me: str, vector: torch.Tensor, usual: UsualNorm, repeats: Repeats | None = None) -> PairCapture:
+def pair(
+    me: str, vector: torch.Tensor, usual: UsualNorm, repeats: Repeats | None = None
+) -> PairCapture:
     known = Repeats(NUMEL) if repeats is None else repeats
     return PairCapture(**captured(me, vector, usual), coder=coder("fp32", NUMEL), repeats=known)
 
 
 def mean_of(owner: str, scale: float) -> memoryview:
     """What an owner sends as the mean of its shard, where only it has contributed."""
-    one, out = group(owner, scale * torch.ones(NUMEL), UsualNorm()), memoryview(bytearray(8 * NUMEL))
+    one, out = (
+        group(owner, scale * torch.ones(NUMEL), UsualNorm()),
+        memoryview(bytearray(8 * NUMEL)),
+    )
     one.encode(out)
     return out[: one.reduce({owner: 1}, out)]
 
@@ -91,7 +99,10 @@ def test_a_mean_that_is_not_applied_teaches_nothing():
 
 def test_a_contribution_of_a_pair_that_is_refused_does_not_move_what_is_usual():
     usual, out = UsualNorm(1.0), memoryview(bytearray(8 * NUMEL))
-    theirs, mine = pair("b", 100 * torch.ones(NUMEL), UsualNorm()), pair("a", torch.ones(NUMEL), usual)
+    theirs, mine = (
+        pair("b", 100 * torch.ones(NUMEL), UsualNorm()),
+        pair("a", torch.ones(NUMEL), usual),
+    )
     with pytest.raises(ImplausibleError):
         mine.receive("b", out[: theirs.encode(out)])
     mine.pool({"a": 1})
@@ -127,9 +138,14 @@ def test_what_was_applied_is_not_applied_again_and_what_was_not_is():
 
 @pytest.mark.parametrize("members", [("a", "b"), MEMBERS, tuple("abcdefgh")])
 @pytest.mark.parametrize("factor", [100.0, -30.0, -1e4])
-def test_in_a_group_of_any_size_what_is_far_too_large_enters_no_mean(members: tuple[str, ...], factor: float):
+def test_in_a_group_of_any_size_what_is_far_too_large_enters_no_mean(
+    members: tuple[str, ...], factor: float
+):
     vector = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
-    mine, theirs = group("a", vector, UsualNorm(), members), group("b", factor * vector, UsualNorm(), members)
+    mine, theirs = (
+        group("a", vector, UsualNorm(), members),
+        group("b", factor * vector, UsualNorm(), members),
+    )
     with pytest.raises(ImplausibleError, match="brings progress of norm") as refused:
         mine.receive("b", share(theirs, "a"))
     assert refused.value.deed is Deed.HEAVY
@@ -141,7 +157,9 @@ def test_in_a_group_of_any_size_what_is_far_too_large_enters_no_mean(members: tu
 def test_near_the_bound_costs_little_and_far_beyond_it_much(factor: float, deed: Deed):
     ones, out = torch.ones(NUMEL), memoryview(bytearray(8 * NUMEL))
     with pytest.raises(ImplausibleError) as refused:
-        pair("a", ones, UsualNorm()).receive("b", out[: pair("b", factor * PLAUSIBLE * ones, UsualNorm()).encode(out)])
+        pair("a", ones, UsualNorm()).receive(
+            "b", out[: pair("b", factor * PLAUSIBLE * ones, UsualNorm()).encode(out)]
+        )
     assert refused.value.deed is deed
 
 
@@ -160,7 +178,12 @@ def test_in_a_realignment_it_is_the_way_from_our_slow_weights_that_must_be_plaus
 
     def realigning(me: str, theta: torch.Tensor) -> GroupCapture:
         one = group(me, theta, UsualNorm(), ("a", "b"))
-        one.anchor, one.progress, one.realign, one.bound = phi, step, True, Bound(float(step.norm()), 0.0)
+        one.anchor, one.progress, one.realign, one.bound = (
+            phi,
+            step,
+            True,
+            Bound(float(step.norm()), 0.0),
+        )
         return one
 
     realigning("a", phi + step).receive("b", share(realigning("b", phi + 2 * step), "a"))
@@ -172,7 +195,9 @@ def test_in_a_realignment_it_is_the_way_from_our_slow_weights_that_must_be_plaus
 def flipped(members: tuple[str, ...]) -> tuple[GroupCapture, memoryview]:
     """What we hold, and a contribution that points against it."""
     vector = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
-    return group("a", vector, UsualNorm(), members), share(group("b", -vector, UsualNorm(), members), "a")
+    return group("a", vector, UsualNorm(), members), share(
+        group("b", -vector, UsualNorm(), members), "a"
+    )
 
 
 def test_of_two_one_that_points_against_us_is_refused():
@@ -182,7 +207,9 @@ def test_of_two_one_that_points_against_us_is_refused():
 
 
 @pytest.mark.parametrize("others", [("b",), ("b", "c")])
-def test_of_three_one_that_points_against_us_is_left_out_if_the_third_is_late(others: tuple[str, ...]):
+def test_of_three_one_that_points_against_us_is_left_out_if_the_third_is_late(
+    others: tuple[str, ...],
+):
     mine, lie = flipped(MEMBERS)
     honest = share(group("c", mine.sent + 0.1, UsualNorm()), "a")
     mine.receive("b", lie)
@@ -230,8 +257,11 @@ def test_a_shard_in_which_we_move_most_may_move_most_there():
 # What is somewhat too large where others can outvote it
 
 
-def too_large(factor: float = 6.0, anchor: torch.Tensor | None = None) -> tuple[GroupCapture, torch.Tensor]:
-    """Our capture after a member brought what is too large but not far too large; and what it brought to our shard."""
+def too_large(
+    factor: float = 6.0, anchor: torch.Tensor | None = None
+) -> tuple[GroupCapture, torch.Tensor]:
+    """Our capture after a member brought what is too large but not far too large; and what it
+    brought to our shard."""
     vector = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
     at = torch.zeros(NUMEL) if anchor is None else anchor
     mine, theirs = group("b", vector, UsualNorm()), group("c", factor * vector, UsualNorm())
@@ -242,16 +272,20 @@ def too_large(factor: float = 6.0, anchor: torch.Tensor | None = None) -> tuple[
 
 
 @pytest.mark.parametrize("anchored", [False, True])
-def test_in_a_group_it_enters_with_the_largest_norm_that_is_plausible_and_its_direction(anchored: bool):
+def test_in_a_group_it_enters_with_the_largest_norm_that_is_plausible_and_its_direction(
+    anchored: bool,
+):
     anchor = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1)) if anchored else None
     mine, brought = too_large(anchor=anchor)
     start, stop = mine.bounds[1]
     seen = mine.seen(mine.received["c"], start)
     share_of_values = (stop - start) / NUMEL
-    ours = max(float(mine.progress[start:stop].norm()), share_of_values**0.5 * float(mine.progress.norm()))
-    assert float(seen.norm()) == pytest.approx(PLAUSIBLE * ours, rel=1e-4) and float(seen.norm()) < float(
-        brought.norm()
+    ours = max(
+        float(mine.progress[start:stop].norm()), share_of_values**0.5 * float(mine.progress.norm())
     )
+    assert float(seen.norm()) == pytest.approx(PLAUSIBLE * ours, rel=1e-4) and float(
+        seen.norm()
+    ) < float(brought.norm())
     assert float(torch.cosine_similarity(seen, brought, dim=0)) == pytest.approx(1.0, abs=1e-4)
 
 
@@ -277,7 +311,10 @@ def test_what_is_usual_is_learned_as_of_the_whole_fragment():
 @pytest.mark.parametrize(("kind", "members"), [("mean", MEMBERS), ("clip", ("a", "b"))])
 def test_where_nobody_outvotes_it_it_is_refused(kind: Mean, members: tuple[str, ...]):
     vector = torch.ones(NUMEL)
-    mine, theirs = group("a", vector, UsualNorm(), members), group("b", 6.0 * vector, UsualNorm(), members)
+    mine, theirs = (
+        group("a", vector, UsualNorm(), members),
+        group("b", 6.0 * vector, UsualNorm(), members),
+    )
     mine.kind = kind
     with pytest.raises(ImplausibleError, match="brings progress of norm") as refused:
         mine.receive("b", share(theirs, "a"))
@@ -285,7 +322,10 @@ def test_where_nobody_outvotes_it_it_is_refused(kind: Mean, members: tuple[str, 
 
 
 def test_a_mean_of_a_shard_is_weighted_by_tokens_and_stands_on_the_anchor():
-    vector, anchor = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0)), torch.full((NUMEL,), 5.0)
+    vector, anchor = (
+        torch.randn(NUMEL, generator=torch.Generator().manual_seed(0)),
+        torch.full((NUMEL,), 5.0),
+    )
     mine, theirs = group("b", vector, UsualNorm()), group("c", 2.0 * vector, UsualNorm())
     mine.anchor, mine.sent, theirs.sent = anchor, vector + anchor, 2.0 * vector + anchor
     mine.receive("c", share(theirs, "b"))
@@ -298,7 +338,9 @@ def test_a_mean_of_a_shard_is_weighted_by_tokens_and_stands_on_the_anchor():
     other = group("a", vector, UsualNorm())
     other.anchor = anchor
     other.receive_mean("b", out[:size])
-    assert torch.equal(other.mean[start:stop], mine.mean[start:stop]), "all others have the same, to the bit"
+    assert torch.equal(other.mean[start:stop], mine.mean[start:stop]), (
+        "all others have the same, to the bit"
+    )
     assert 0.0 < mine.worst_block < 1.0
 
 
@@ -321,7 +363,9 @@ def test_only_what_is_applied_is_learned_and_coders_are_told():
     assert torch.allclose(mine.mean, torch.full((NUMEL,), 3.5 / 3)) and mine.ranges == ((0, NUMEL),)
     mine.coder = Told()  # type: ignore[assignment]
     mine.commit()
-    assert sorted(usual._recent) == pytest.approx([1.25 * 32.0, 1.5 * 32.0]), "beside what they brought, ours as grown"
+    assert sorted(usual._recent) == pytest.approx([1.25 * 32.0, 1.5 * 32.0]), (
+        "beside what they brought, ours as grown"
+    )
     mine.forget()
     in_group = group("a", ours, UsualNorm())
     in_group.coder = Told()  # type: ignore[assignment]

@@ -1,4 +1,5 @@
-"""What must hold for a look at held-out text: a slow machine takes fewer windows, the first ones, and says how many."""
+"""What must hold for a look at held-out text: a slow machine takes fewer windows, the first ones,
+and says how many."""
 
 from types import SimpleNamespace
 
@@ -28,7 +29,9 @@ class Model(torch.nn.Module):
 def numbered_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Window number N begins with token N."""
 
-    def numbered(_: object, context: int, count: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def numbered(
+        _: object, context: int, count: int, seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         tokens = torch.arange(count)[:, None].repeat(1, context)
         return tokens, tokens
 
@@ -49,7 +52,9 @@ def test_a_fast_machine_takes_all_windows():
     assert found.loss == held_out_loss(Model(0.0), data, CONTEXT) == (ALL - 1) / 2  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(("seconds", "windows"), [(0.5, 16), (1.0, 8), (3.0, 4), (5.0, 2), (100.0, 1)])
+@pytest.mark.parametrize(
+    ("seconds", "windows"), [(0.5, 16), (1.0, 8), (3.0, 4), (5.0, 2), (100.0, 1)]
+)
 def test_a_slow_machine_takes_as_many_of_the_first_as_it_has_time_for(seconds: float, windows: int):
     found, took = look(seconds)
     assert (found.windows, found.loss) == (windows, (windows - 1) / 2)

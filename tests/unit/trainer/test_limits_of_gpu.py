@@ -1,4 +1,5 @@
-"""What must hold for the GPU's memory: torch is told the owner's share of it, and nothing where there is no GPU."""
+"""What must hold for the GPU's memory: torch is told the owner's share of it, and nothing where
+there is no GPU."""
 
 from types import SimpleNamespace
 
@@ -15,7 +16,11 @@ def test_torch_is_told_the_share_of_the_memory_that_is_allowed(
     told: list[tuple[float, torch.device]] = []
     card = SimpleNamespace(total_memory=8 * GIB)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
-    monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction", lambda part, device: told.append((part, device)))
+    monkeypatch.setattr(
+        torch.cuda,
+        "set_per_process_memory_fraction",
+        lambda part, device: told.append((part, device)),
+    )
     device = torch.device("cuda:1")
     limit_vram(device, gibibytes)
     assert told == [(share, device)]

@@ -1,4 +1,5 @@
-"""What must hold for the memory of a run: it is reckoned before anything is allocated, by what takes it, and kept to."""
+"""What must hold for the memory of a run: it is reckoned before anything is allocated, by what
+takes it, and kept to."""
 
 import os
 from types import SimpleNamespace
@@ -36,7 +37,11 @@ def spec_of(model: dict[str, Any] | None = None, method: str = "lowcomm", **trai
 
 def part(spec: RunSpec, name: str) -> float:
     """Values of float32 that one part takes, without gaps."""
-    return next(amount for part, amount in reckon(spec, False).host.items() if part.startswith(name)) / BETWEEN / FLOAT
+    return (
+        next(amount for part, amount in reckon(spec, False).host.items() if part.startswith(name))
+        / BETWEEN
+        / FLOAT
+    )
 
 
 def test_evaluation_looks_at_as_many_tokens_as_are_reckoned():
@@ -82,9 +87,13 @@ def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model
     assert sum(kept.values()) == pytest.approx(reckoned, rel=0.01)
 
 
-def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(monkeypatch: pytest.MonkeyPatch):
+def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(
+    monkeypatch: pytest.MonkeyPatch,
+):
     hungry = spec_of({"context": 32_768}, batch=256)
-    with pytest.raises(ConfigError, match=r"needs about \d+\.\d GiB of memory, 4\.0 GiB are allowed here") as caught:
+    with pytest.raises(
+        ConfigError, match=r"needs about \d+\.\d GiB of memory, 4\.0 GiB are allowed here"
+    ) as caught:
         check_memory(hungry, CPU, 4.0)
     told = str(caught.value)
     assert "(GiB: activations and logits (batch 256 x context 32768) " in told
@@ -101,11 +110,18 @@ def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(mon
         ({"context": 1024}, {"batch": 64}, "lowcomm"),
         ({"vocab": 200_000}, {}, "noloco"),
         ({"width": 2048, "heads": 16, "feed_forward": 5632, "layers": 24}, {}, "diloco"),
-        ({"width": 2048, "heads": 16, "feed_forward": 5632, "layers": 24}, {"optimizer": "muon"}, "streaming-diloco"),
+        (
+            {"width": 2048, "heads": 16, "feed_forward": 5632, "layers": 24},
+            {"optimizer": "muon"},
+            "streaming-diloco",
+        ),
     ],
 )
 def test_every_part_that_grows_is_reckoned(model, train, method):
-    demo, large = (sum(reckon(one, False).host.values()) for one in (spec_of(), spec_of(model, method, **train)))
+    demo, large = (
+        sum(reckon(one, False).host.values())
+        for one in (spec_of(), spec_of(model, method, **train))
+    )
     assert large > 2 * demo
 
 
@@ -117,7 +133,9 @@ def test_a_gpu_takes_the_training_and_the_host_the_rest(monkeypatch: pytest.Monk
     assert found.device_bytes > found.host_bytes / 2
     card = SimpleNamespace(free=2 * GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (card.free, 80 * GIB))
-    with pytest.raises(ConfigError, match=r"GiB of memory of the GPU, 2\.0 GiB are allowed here .*raise --max-vram"):
+    with pytest.raises(
+        ConfigError, match=r"GiB of memory of the GPU, 2\.0 GiB are allowed here .*raise --max-vram"
+    ):
         check_memory(spec, cuda, 64.0)
     card.free = 79 * GIB
     check_memory(spec, cuda, 64.0)
@@ -127,7 +145,10 @@ def test_a_gpu_takes_the_training_and_the_host_the_rest(monkeypatch: pytest.Monk
 
 def test_a_new_run_has_a_bound_on_the_tokens_of_a_step_and_a_signed_one_is_read_all_the_same():
     text = '[run]\nname = "a"\n[model]\ncontext = 32768\n[train]\nbatch = {}\n'
-    with pytest.raises(SpecError, match=r"batch = 33 times model\.context = 32768 are 1,081,344 tokens .* lower one"):
+    with pytest.raises(
+        SpecError,
+        match=r"batch = 33 times model\.context = 32768 are 1,081,344 tokens .* lower one",
+    ):
         parse_toml(text.format(33))
     parse_toml(text.format(32))
     old = spec_of({"context": 32_768}, batch=256)

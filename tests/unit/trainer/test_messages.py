@@ -1,4 +1,5 @@
-"""What must hold for messages between daemon and trainer: they arrive as they were sent, or are refused with the reason."""
+"""What must hold for messages between daemon and trainer: they arrive as they were sent, or are
+refused with the reason."""
 
 import subprocess
 import sys
@@ -40,7 +41,9 @@ def test_every_request_is_carried_out_by_somebody(tmp_path: Path) -> None:
         assert requests == set(one.loop._handlers)
 
 
-LINE = encode(messages.Receive(fragment=1, part=messages.Part.WHOLE, peer="b", slot=2, offset=0, size=3), 7)
+LINE = encode(
+    messages.Receive(fragment=1, part=messages.Part.WHOLE, peer="b", slot=2, offset=0, size=3), 7
+)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +65,9 @@ LINE = encode(messages.Receive(fragment=1, part=messages.Part.WHOLE, peer="b", s
         (b'{"fragment"', b'{"fields":{},"fragment"', r"receive\.fields is not a field"),
     ],
 )
-def test_a_line_that_was_cut_or_changed_is_refused_with_what_is_wrong(old: bytes, new: bytes, why: str) -> None:
+def test_a_line_that_was_cut_or_changed_is_refused_with_what_is_wrong(
+    old: bytes, new: bytes, why: str
+) -> None:
     assert old in LINE
     with pytest.raises(TrainerError, match=why):
         decode(LINE.replace(old, new))
@@ -72,14 +77,26 @@ def test_a_line_that_was_cut_or_changed_is_refused_with_what_is_wrong(old: bytes
     ("message", "old", "new", "where"),
     [
         (messages.Resent(size=1, digest=b"ab"), b"6162", b"616", "resent.digest"),
-        (messages.Reduce(fragment=0, tokens={"a": 1}, slot=0, offset=0), b'"a":1', b'"a":[]', "reduce.tokens.a"),
+        (
+            messages.Reduce(fragment=0, tokens={"a": 1}, slot=0, offset=0),
+            b'"a":1',
+            b'"a":[]',
+            "reduce.tokens.a",
+        ),
         (messages.Shared(sizes=(1, 2), digests=(), steps=0), b"[1,2]", b"[1,{}]", "shared.sizes"),
         (messages.Shared(sizes=(1, 2), digests=(), steps=0), b"[1,2]", b"3", "shared.sizes"),
         (READY, b'"sizes":[[1,1]]', b'"sizes":[[1]]', "ready.sizes"),
-        (messages.Received(again=messages.Again(blocks=b"", size=1)), b'"size":1', b'"size":""', "received.again.size"),
+        (
+            messages.Received(again=messages.Again(blocks=b"", size=1)),
+            b'"size":1',
+            b'"size":""',
+            "received.again.size",
+        ),
     ],
 )
-def test_what_lies_deeper_is_checked_too(message: Message, old: bytes, new: bytes, where: str) -> None:
+def test_what_lies_deeper_is_checked_too(
+    message: Message, old: bytes, new: bytes, where: str
+) -> None:
     line = encode(message, 1)
     assert old in line
     with pytest.raises(TrainerError, match=where.replace(".", r"\.")):
@@ -103,7 +120,12 @@ def test_a_refusal_becomes_the_error_that_it_was() -> None:
 
 def test_an_event_is_told_under_its_name_with_what_json_can_hold() -> None:
     event = messages.Failed(reason="It broke.")
-    assert event.to_json() == {"event": "failed", "reason": "It broke.", "kind": "error", "exit_code": 1}
+    assert event.to_json() == {
+        "event": "failed",
+        "reason": "It broke.",
+        "kind": "error",
+        "exit_code": 1,
+    }
     for kind in EVERY:
         if issubclass(kind, Event):
             assert all(plain(one.type) for one in fields(kind))  # type: ignore[arg-type]
@@ -116,5 +138,7 @@ def plain(kind: Any) -> bool:
 
 def test_the_daemon_loads_neither_torch_nor_codecs_with_the_table() -> None:
     program = "import sys, lowcomm_node.trainer.process as _; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+    )
     assert not {"torch", "numpy", "lowcomm_protocol.codecs"} & set(loaded.stdout.split())

@@ -1,4 +1,5 @@
-"""What must hold for the inner optimizers: what each moves, on which schedule, and that a restored one goes on alike."""
+"""What must hold for the inner optimizers: what each moves, on which schedule, and that a restored
+one goes on alike."""
 
 from itertools import pairwise
 
@@ -39,8 +40,16 @@ def gradients(model: nn.Module, seed: int) -> None:
 
 def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
     model, inner = trained("muon")
-    by_muon = {key.removesuffix(".momentum_buffer") for key in inner.moments() if key.endswith(".momentum_buffer")}
-    expected = {name for name, weight in model.named_parameters() if weight.ndim == 2 and name.startswith("blocks.")}
+    by_muon = {
+        key.removesuffix(".momentum_buffer")
+        for key in inner.moments()
+        if key.endswith(".momentum_buffer")
+    }
+    expected = {
+        name
+        for name, weight in model.named_parameters()
+        if weight.ndim == 2 and name.startswith("blocks.")
+    }
     assert by_muon == expected
     assert len(expected) == 2 * 7, "query, key, value, output, gate, up, down"
     others = {key.rpartition(".")[0] for key in inner.moments()} - by_muon
@@ -53,7 +62,9 @@ def test_it_does_what_torchs_own_does(optimizer):
     model, _ = trained(optimizer, weight_decay=0.05, warmup=0, learning_rate=0.01)
     same = build_model(TINY, 0)
     parts = [(name, w) for name, w in same.named_parameters()]
-    mine = [w for name, w in parts if optimizer == "muon" and w.ndim == 2 and name.startswith("blocks.")]
+    mine = [
+        w for name, w in parts if optimizer == "muon" and w.ndim == 2 and name.startswith("blocks.")
+    ]
     rest = [w for _, w in parts if not any(w is one for one in mine)]
     share = 0.3 if optimizer == "muon" else 1.0
     groups = [
@@ -86,7 +97,11 @@ def test_orthogonalized_matrices_have_singular_values_near_one(shape):
     values = torch.linalg.svdvals(result)
     assert 0.5 < float(values.min()) <= float(values.max()) < 1.3
     turned = torch.linalg.svd(matrices, full_matrices=False)
-    aligned = (result * (turned.U @ turned.Vh)).sum((1, 2)) / result.norm(dim=(1, 2)) / turned.S.shape[1] ** 0.5
+    aligned = (
+        (result * (turned.U @ turned.Vh)).sum((1, 2))
+        / result.norm(dim=(1, 2))
+        / turned.S.shape[1] ** 0.5
+    )
     assert float(aligned.min()) > 0.95, "the singular vectors stay"
 
 
@@ -118,7 +133,9 @@ def test_one_of_several_matrices_without_a_gradient_is_left_alone():
     muon = BatchedMuon(weights, lr=0.1)
     weights[1].grad = torch.eye(4)
     muon.step()
-    assert torch.equal(weights[0], torch.ones(4, 4)) and not torch.equal(weights[1], torch.ones(4, 4))
+    assert torch.equal(weights[0], torch.ones(4, 4)) and not torch.equal(
+        weights[1], torch.ones(4, 4)
+    )
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
@@ -158,7 +175,10 @@ def test_moments_that_no_training_reaches_are_refused(key, value):
 
 def test_each_optimizer_has_its_own_defaults_and_what_is_given_beats_them():
     assert (settings().learning_rate, settings().weight_decay) == (3e-3, 0.1)
-    assert (settings(optimizer="muon").learning_rate, settings(optimizer="muon").weight_decay) == (0.02, 0.01)
+    assert (settings(optimizer="muon").learning_rate, settings(optimizer="muon").weight_decay) == (
+        0.02,
+        0.01,
+    )
     assert settings(optimizer="muon", learning_rate=0.5).learning_rate == 0.5
 
 

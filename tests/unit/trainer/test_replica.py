@@ -1,4 +1,5 @@
-"""What must hold for what a replica keeps of a fragment when an exchange begins: how much of others it may believe."""
+"""What must hold for what a replica keeps of a fragment when an exchange begins: how much of others
+it may believe."""
 
 from pathlib import Path
 
@@ -55,23 +56,31 @@ def bound(replica: Replica, **how: int) -> Bound:
 def rates(replica: Replica, first: int, count: int) -> float:
     """Sum of the learning rates of so many steps."""
     spec = replica.spec
-    return sum(learning_rate(spec.train, step, spec.run.steps) for step in range(first, first + count))
+    return sum(
+        learning_rate(spec.train, step, spec.run.steps) for step in range(first, first + count)
+    )
 
 
 # How much longer others may have trained
 
 
-def test_in_the_first_interval_others_have_trained_for_as_long_as_we_but_for_what_they_claim(folder: Path) -> None:
+def test_in_the_first_interval_others_have_trained_for_as_long_as_we_but_for_what_they_claim(
+    folder: Path,
+) -> None:
     with driven(folder, "a", more=settings()) as (one,):
         one.steps(4)
         ours = rates(one.replica, 0, 4)
         assert bound(one.replica).growth == 1.0
-        assert bound(one.replica, ahead=2).growth == pytest.approx(growth(ours, rates(one.replica, 0, 6)))
+        assert bound(one.replica, ahead=2).growth == pytest.approx(
+            growth(ours, rates(one.replica, 0, 6))
+        )
         assert bound(one.replica, ahead=-3).growth == 1.0
         one.steps(INTERVAL - 4)
         assert bound(one.replica).growth == 1.0
         one.steps(1)
-        assert bound(one.replica).growth == 1.0, "we have trained for longer than an interval ourselves"
+        assert bound(one.replica).growth == 1.0, (
+            "we have trained for longer than an interval ourselves"
+        )
 
 
 def test_once_something_is_usual_others_may_have_trained_for_a_whole_interval(folder: Path) -> None:
@@ -81,12 +90,18 @@ def test_once_something_is_usual_others_may_have_trained_for_a_whole_interval(fo
         exchange(one, other)
         one.steps(3)
         ours = rates(one.replica, 2, 3)
-        assert bound(one.replica).growth == pytest.approx(growth(ours, rates(one.replica, 2, INTERVAL)))
-        assert bound(one.replica, ahead=INTERVAL).growth == pytest.approx(growth(ours, rates(one.replica, 2, 11)))
+        assert bound(one.replica).growth == pytest.approx(
+            growth(ours, rates(one.replica, 2, INTERVAL))
+        )
+        assert bound(one.replica, ahead=INTERVAL).growth == pytest.approx(
+            growth(ours, rates(one.replica, 2, 11))
+        )
         assert bound(one.replica).usual == one.replica.usual[0].value > 0
 
 
-def test_nothing_usual_after_the_first_interval_lets_others_have_trained_for_an_interval_too(folder: Path) -> None:
+def test_nothing_usual_after_the_first_interval_lets_others_have_trained_for_an_interval_too(
+    folder: Path,
+) -> None:
     with driven(folder, "a", "b", more=settings()) as (one, other):
         for here in (one, other):
             here.steps(INTERVAL)
@@ -97,7 +112,9 @@ def test_nothing_usual_after_the_first_interval_lets_others_have_trained_for_an_
         assert bound(one.replica).growth == pytest.approx(whole)
 
 
-def test_a_claim_counts_in_part_and_the_whole_of_what_is_possible_only_explains(folder: Path) -> None:
+def test_a_claim_counts_in_part_and_the_whole_of_what_is_possible_only_explains(
+    folder: Path,
+) -> None:
     with driven(folder, "a", more=settings()) as (one,):
         one.steps(4)
         ours, most = rates(one.replica, 0, 4), largest_jump(INTERVAL)
@@ -124,7 +141,10 @@ def test_pairs_whose_slow_weights_may_part_bear_with_more_than_others(folder: Pa
         with driven(folder, "a", more=more) as (one,):
             one.steps(1)
             assert (bound(one.replica).far, bound(one.replica).apart) == (far, False)
-            assert (bound(one.replica, realign=True).far, bound(one.replica, realign=True).apart) == (realigned, True)
+            assert (
+                bound(one.replica, realign=True).far,
+                bound(one.replica, realign=True).apart,
+            ) == (realigned, True)
     for more in (settings("diloco"), settings("diloco", WITHOUT_CONSENSUS.format(group=4))):
         with driven(folder, "a", more=more) as (one,):
             one.steps(1)
@@ -137,7 +157,9 @@ def test_pairs_whose_slow_weights_may_part_bear_with_more_than_others(folder: Pa
 
 
 @pytest.mark.parametrize("consensus", [0.0, 0.5, 1.0])
-def test_a_contribution_less_its_anchor_is_progress_times_the_gain(folder: Path, consensus: float) -> None:
+def test_a_contribution_less_its_anchor_is_progress_times_the_gain(
+    folder: Path, consensus: float
+) -> None:
     more = settings("diloco", f'outer = "nesterov"\ngroup = 2\nconsensus = {consensus}\n')
     with driven(folder, "a", more=more) as (one,):
         one.steps(2)
@@ -159,7 +181,9 @@ def test_a_realignment_sends_the_fast_weights_themselves(folder: Path, method: s
         assert torch.equal(kept.sent, one.replica.fast(0)) and kept.sent is not kept.theta
         assert kept.anchor is not None and torch.equal(kept.anchor, one.replica.phi[0])
         assert kept.gain == 1.0 and kept.bound.own == float(kept.progress.norm())
-        assert kept.encode(memoryview(bytearray(8 * kept.sent.numel()))) >= 4 * kept.sent.numel(), "in full precision"
+        assert kept.encode(memoryview(bytearray(8 * kept.sent.numel()))) >= 4 * kept.sent.numel(), (
+            "in full precision"
+        )
 
 
 # What is known again
@@ -188,7 +212,9 @@ def test_what_others_brought_to_a_shard_is_known_while_it_has_as_many_values(fol
 # Where it trains
 
 
-def test_a_device_is_the_one_that_is_named_and_auto_a_gpu_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_is_the_one_that_is_named_and_auto_a_gpu_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert [choose_device(name).type for name in ("auto", "cpu", "meta")] == ["cuda", "cpu", "meta"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)

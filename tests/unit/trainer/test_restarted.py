@@ -1,4 +1,5 @@
-"""A peer that has just come back is judged by the same bound as all: near it, nothing is held against an honest one."""
+"""A peer that has just come back is judged by the same bound as all: near it, nothing is held
+against an honest one."""
 
 import numpy as np
 import pytest
@@ -20,7 +21,9 @@ STEPS = 5
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("text")
     for number in range(20):
-        (folder / f"{number}.txt").write_text(f"The {number}th of twenty short texts, all much alike. " * 12)
+        (folder / f"{number}.txt").write_text(
+            f"The {number}th of twenty short texts, all much alike. " * 12
+        )
     return open_data(f"text:{folder}", "bytes", folder / "cache")
 
 
@@ -42,7 +45,8 @@ def restarted(one: Replica, dataset: Dataset, method: str) -> Replica:
 
 
 def brought(times: float, dataset: Dataset, method: str) -> tuple[float, ImplausibleError | None]:
-    """A peer restarts and brings progress of ``times`` what is plausible: its norm, and how the other judges it."""
+    """A peer restarts and brings progress of ``times`` what is plausible: its norm, and how the
+    other judges it."""
     judge, peer = replica(dataset, "judge", method), replica(dataset, "peer", method)
     for one in (judge, peer):
         for _ in range(STEPS):

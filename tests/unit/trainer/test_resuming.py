@@ -1,4 +1,5 @@
-"""What must hold for a resumed trainer: it goes on to the bit as one that was never stopped, at any moment of an exchange."""
+"""What must hold for a resumed trainer: it goes on to the bit as one that was never stopped, at any
+moment of an exchange."""
 
 from pathlib import Path
 from typing import Any
@@ -67,7 +68,9 @@ def exchange(one: Driven, other: Driven, fragment: int = 0) -> None:
 def resumed(one: Driven, again: Driven) -> None:
     """``again`` takes over what ``one`` saves."""
     parts, meta = state.snapshot(one.replica)
-    copies = {part: {name: tensor.clone() for name, tensor in of.items()} for part, of in parts.items()}
+    copies = {
+        part: {name: tensor.clone() for name, tensor in of.items()} for part, of in parts.items()
+    }
     state.restore(again.replica, copies, meta)
 
 
@@ -90,7 +93,9 @@ def test_training_goes_on_to_the_bit(folder: Path, method: str, optimizer: str) 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("method", GROUPS)
-def test_training_and_the_momentum_of_groups_go_on_to_the_bit(folder: Path, method: str, optimizer: str) -> None:
+def test_training_and_the_momentum_of_groups_go_on_to_the_bit(
+    folder: Path, method: str, optimizer: str
+) -> None:
     with driven(folder, "a", "a", more=settings(method, optimizer)) as (one, again):
         one.steps(3)
         alone(one)
@@ -120,7 +125,8 @@ def share(one: Driven) -> None:
 
 
 def reduce(one: Driven) -> int:
-    """Average our shard of the first fragment, in which nobody else's contribution is; the number of the merge."""
+    """Average our shard of the first fragment, in which nobody else's contribution is; the number
+    of the merge."""
     one.ask(Reduce(fragment=0, tokens={"a": 1}, slot=2, offset=0))
     number = one.send(merge_of(one, {"a": 0}))
     one.settle()
@@ -165,7 +171,11 @@ def test_a_start_in_the_middle_of_an_exchange_in_a_pair_is_as_if_it_had_failed(
 def test_a_start_in_the_middle_of_an_exchange_in_a_group_is_as_if_it_had_failed(
     folder: Path, method: str, optimizer: str
 ) -> None:
-    with driven(folder, "a", "a", "a", more=settings(method, optimizer, overlap=3)) as (one, again, never):
+    with driven(folder, "a", "a", "a", more=settings(method, optimizer, overlap=3)) as (
+        one,
+        again,
+        never,
+    ):
         one.steps(2)
         alone(one)
         resumed(one, never)
@@ -221,7 +231,9 @@ def test_what_waits_is_merged_once_training_is_held(folder: Path) -> None:
         assert one.answer(number) is not None
 
 
-def test_a_merge_takes_over_the_swarm_step_of_one_that_is_ahead_and_can_end_the_run(folder: Path) -> None:
+def test_a_merge_takes_over_the_swarm_step_of_one_that_is_ahead_and_can_end_the_run(
+    folder: Path,
+) -> None:
     with driven(folder, "a", "b", more=settings()) as (one, partner):
         for here in (one, partner):
             here.steps(2)

@@ -1,4 +1,5 @@
-"""When a checkpoint is begun, and when training waits for one: a kill at any instant costs one interval at most."""
+"""When a checkpoint is begun, and when training waits for one: a kill at any instant costs one
+interval at most."""
 
 import asyncio
 from pathlib import Path
@@ -54,7 +55,10 @@ def test_whatever_a_write_takes_a_kill_costs_one_interval_at_most(every: int, se
     random, disk = Random(seed), Disk(every)
     for _ in range(100):
         disk.live(
-            every, random.choice([0.0, 1.0, *(min(part * every, PATIENCE - 1) for part in (0.25, 0.5, 1.0, 3.0))])
+            every,
+            random.choice(
+                [0.0, 1.0, *(min(part * every, PATIENCE - 1) for part in (0.25, 0.5, 1.0, 3.0))]
+            ),
         )
     assert disk.worst <= every
 
@@ -63,7 +67,9 @@ def test_a_fast_disk_never_makes_training_wait_and_is_not_written_to_twice_as_of
     disk = Disk(100)
     disk.live(5000, 3.0)
     assert not disk.waited
-    apart = [later - earlier for earlier, later in zip(disk.begun[1:], disk.begun[2:], strict=False)]
+    apart = [
+        later - earlier for earlier, later in zip(disk.begun[1:], disk.begun[2:], strict=False)
+    ]
     assert min(apart) >= 90 and disk.worst <= 100
 
 
@@ -89,7 +95,9 @@ def test_why_a_disk_that_hung_failed_is_told_as_well() -> None:
     saving.began(10)
     assert saving.holds(10, 0.0) and saving.is_holding
     assert not saving.holds(10, PATIENCE) and not saving.is_holding
-    assert saving.failed("The disk is gone.", PATIENCE + 1) and saving.trouble == "The disk is gone."
+    assert (
+        saving.failed("The disk is gone.", PATIENCE + 1) and saving.trouble == "The disk is gone."
+    )
 
 
 def test_after_a_save_that_failed_the_next_ones_wait_longer_and_longer() -> None:
@@ -102,13 +110,18 @@ def test_after_a_save_that_failed_the_next_ones_wait_longer_and_longer() -> None
         assert not saving.holds(500, now), "training goes on"
         pauses.append(next(wait for wait in range(0, 2000, 5) if saving.is_due(10, now + wait)))
         now += pauses[-1]
-    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE] and pauses[-1] == LONGEST_PAUSE
+    assert (
+        pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+        and pauses[-1] == LONGEST_PAUSE
+    )
     saving.began(13)
     assert not saving.holds(500, now), "nor does it wait for a try that may fail"
     assert saving.succeeded(13) and saving.trouble is None
     assert not saving.is_due(21, now) and saving.is_due(22, now)
     saving.began(22)
-    assert saving.failed("No room.", now) and saving.is_due(23, now + FIRST_PAUSE), "the pauses begin anew"
+    assert saving.failed("No room.", now) and saving.is_due(23, now + FIRST_PAUSE), (
+        "the pauses begin anew"
+    )
     saving.began(23)
     assert saving.succeeded(23)
     saving.began(33)

@@ -1,4 +1,5 @@
-"""What must hold for the slots of exchanges: all that one exchange needs fits, and nothing more is taken."""
+"""What must hold for the slots of exchanges: all that one exchange needs fits, and nothing more is
+taken."""
 
 import os
 
@@ -13,7 +14,12 @@ from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.spec.names import MAX_GROUP, codecs_for_groups
 
 
-@given(st.sampled_from(codecs_for_groups()), st.integers(MAX_GROUP, 200_000), st.integers(2, MAX_GROUP), st.booleans())
+@given(
+    st.sampled_from(codecs_for_groups()),
+    st.integers(MAX_GROUP, 200_000),
+    st.integers(2, MAX_GROUP),
+    st.booleans(),
+)
 def test_the_shards_of_a_group_of_any_size_fit_into_a_slot(name, numel, count, realign):
     coding = codec("fp32" if realign else name)
     sizes = [coding.coded_size(stop - start) for start, stop in shard_bounds(numel, count)]

@@ -1,4 +1,5 @@
-"""What must hold for the trainer's life: how it ended is known, one that hangs is ended, one that is slow is not."""
+"""What must hold for the trainer's life: how it ended is known, one that hangs is ended, one that
+is slow is not."""
 
 import asyncio
 import os
@@ -30,7 +31,9 @@ DEADLINE = 20.0
 
 
 @asynccontextmanager
-async def supervised(*behaviours: str, least_silence: float = 60.0) -> AsyncIterator[tuple[Supervisor, list[Event]]]:
+async def supervised(
+    *behaviours: str, least_silence: float = 60.0
+) -> AsyncIterator[tuple[Supervisor, list[Event]]]:
     """A supervisor whose trainers behave so, one after the other; all are ended."""
     told: list[Event] = []
     lives, before = iter(behaviours), psutil.Process().children()
@@ -77,7 +80,9 @@ async def test_one_that_is_killed_is_lost_with_the_reason_and_another_takes_its_
         assert (failure.kind, failure.step) == (Kind.DIED, 2) and "SIGKILL" in failure.reason
         assert not one.runs
         assert one.overdue(monotonic()) is None, "there is time to clean up"
-        assert "is not over with yet" in (one.overdue(monotonic() + END_DEADLINE) or ""), "but not for ever"
+        assert "is not over with yet" in (one.overdue(monotonic() + END_DEADLINE) or ""), (
+            "but not for ever"
+        )
         with pytest.raises(TrainerLost):
             await one.trainer.save()
         await one.stop()
@@ -106,7 +111,8 @@ async def test_one_that_hangs_though_nobody_sees_it_is_overdue() -> None:
 
 async def test_what_it_says_of_its_end_goes_before_how_its_process_ended() -> None:
     async with supervised(
-        "fail:2:memory:CUDA out of memory. Tried to allocate 2 GiB", "fail:1:diverged:The loss is nan"
+        "fail:2:memory:CUDA out of memory. Tried to allocate 2 GiB",
+        "fail:1:diverged:The loss is nan",
     ) as (one, _):
         for kind, words in ((Kind.MEMORY, "Tried to allocate"), (Kind.DIVERGED, "nan")):
             await one.start(SETTINGS)
@@ -134,7 +140,9 @@ async def test_an_answer_to_another_question_is_no_answer() -> None:
 
 
 @pytest.mark.slow
-async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(supervisor_module, "TICK", 0.05)
     async with supervised("", least_silence=2.0) as (one, told):
         await one.start(SETTINGS)
@@ -245,19 +253,27 @@ def test_failures_are_forgiven_once_it_has_got_further() -> None:
     one = Failures(margin=50)
     for number in range(MOST):
         one.stepped(149)
-        assert (one.failed(failure()) is None) == (number == MOST - 1), "steps that were taken before are no progress"
+        assert (one.failed(failure()) is None) == (number == MOST - 1), (
+            "steps that were taken before are no progress"
+        )
 
 
-@pytest.mark.parametrize(("kind", "tries"), [(Kind.UNFIT, 1), (Kind.DIVERGED, 2), (Kind.MEMORY, 2), (Kind.DIED, MOST)])
+@pytest.mark.parametrize(
+    ("kind", "tries"), [(Kind.UNFIT, 1), (Kind.DIVERGED, 2), (Kind.MEMORY, 2), (Kind.DIED, MOST)]
+)
 def test_what_another_try_can_not_heal_is_not_tried_again_and_again(kind: Kind, tries: int) -> None:
     one = Failures(margin=50)
-    assert [one.failed(failure(kind)) is None for _ in range(tries)] == [False] * (tries - 1) + [True]
+    assert [one.failed(failure(kind)) is None for _ in range(tries)] == [False] * (tries - 1) + [
+        True
+    ]
 
 
 def test_memory_that_it_once_had_may_come_back() -> None:
     one = Failures(margin=50)
     one.stepped(7)
-    assert [one.failed(failure(Kind.MEMORY)) is None for _ in range(MOST)] == [False] * (MOST - 1) + [True]
+    assert [one.failed(failure(Kind.MEMORY)) is None for _ in range(MOST)] == [False] * (
+        MOST - 1
+    ) + [True]
 
 
 @pytest.mark.parametrize(
@@ -271,6 +287,12 @@ def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
 def test_running_out_of_memory_is_told_from_other_errors() -> None:
     import torch
 
-    for error in (torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), MemoryError()):
+    for error in (
+        torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+        MemoryError(),
+    ):
         assert failure_of(error).kind is Kind.MEMORY
-    assert failure_of(RuntimeError("CUDA error: an illegal memory access was encountered")).kind is Kind.ERROR
+    assert (
+        failure_of(RuntimeError("CUDA error: an illegal memory access was encountered")).kind
+        is Kind.ERROR
+    )

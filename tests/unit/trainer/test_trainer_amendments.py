@@ -1,4 +1,5 @@
-"""What must hold for a trainer whose run is amended: the settings change at the named swarm step, and a resume knows them."""
+"""What must hold for a trainer whose run is amended: the settings change at the named swarm step,
+and a resume knows them."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +47,9 @@ def rates(one: Any) -> list[float]:
 CONSTANT = {"train.learning_rate": 0.125, "train.final_learning_rate": 1.0, "train.warmup": 0}
 
 
-def test_the_learning_rate_changes_at_the_named_step_whenever_that_was_heard(run: SignedRun, tmp_path: Path) -> None:
+def test_the_learning_rate_changes_at_the_named_step_whenever_that_was_heard(
+    run: SignedRun, tmp_path: Path
+) -> None:
     chain = amended(run, (5, CONSTANT)).data.decode()
     with driven(tmp_path, "early", "late", more=MORE) as (early, late):
         early.ask(Amend(amendments=chain))
@@ -56,9 +59,13 @@ def test_the_learning_rate_changes_at_the_named_step_whenever_that_was_heard(run
         late.steps(1)
     assert [rate == 0.125 for rate in rates(early)] == [False] * 4 + [True] * 3
     assert rates(late)[:4] == rates(early)[:4] and 0.125 not in rates(late)[:6]
-    groups = [group for one in (early, late) for group in one.replica.optimizer._parts[0].param_groups]
+    groups = [
+        group for one in (early, late) for group in one.replica.optimizer._parts[0].param_groups
+    ]
     used = [group["lr"] / group["share"] for group in groups]
-    assert rates(late)[6] == 0.125 and used == [0.125] * 4, "the optimizer takes the rate that is told"
+    assert rates(late)[6] == 0.125 and used == [0.125] * 4, (
+        "the optimizer takes the rate that is told"
+    )
 
 
 def test_peers_on_both_sides_of_an_amendment_exchange(run: SignedRun, tmp_path: Path) -> None:
@@ -66,7 +73,10 @@ def test_peers_on_both_sides_of_an_amendment_exchange(run: SignedRun, tmp_path: 
         ada.ask(Amend(amendments=amended(run, (1, {"train.learning_rate": 0.004})).data.decode()))
         for one in (ada, bob):
             one.steps(4)
-        assert ada.built.plan == bob.built.plan and ada.replica.run_id == bob.replica.run_id == run.run_id
+        assert (
+            ada.built.plan == bob.built.plan
+            and ada.replica.run_id == bob.replica.run_id == run.run_id
+        )
         begin(ada, bob)
         numbers = finish(ada, bob)
         for one, number in zip((ada, bob), numbers, strict=True):
@@ -74,7 +84,9 @@ def test_peers_on_both_sides_of_an_amendment_exchange(run: SignedRun, tmp_path: 
             assert one.replica.schedule[0].version == 1
 
 
-def test_a_run_that_is_over_goes_on_when_its_creator_makes_it_longer(run: SignedRun, tmp_path: Path) -> None:
+def test_a_run_that_is_over_goes_on_when_its_creator_makes_it_longer(
+    run: SignedRun, tmp_path: Path
+) -> None:
     with driven(tmp_path, "ada", more=MORE) as (ada,):
         ada.steps(STEPS)
         assert [event.swarm_step for event in ada.events(Finished)] == [STEPS]
@@ -85,7 +97,9 @@ def test_a_run_that_is_over_goes_on_when_its_creator_makes_it_longer(run: Signed
         assert not ada.loop._can_step()
 
 
-def test_a_run_that_is_made_shorter_ends_at_once_where_that_is_behind(run: SignedRun, tmp_path: Path) -> None:
+def test_a_run_that_is_made_shorter_ends_at_once_where_that_is_behind(
+    run: SignedRun, tmp_path: Path
+) -> None:
     with driven(tmp_path, "ada", more=MORE) as (ada,):
         ada.steps(6)
         ada.ask(Amend(amendments=amended(run, (2, {"run.steps": 4})).data.decode()))

@@ -1,4 +1,5 @@
-"""What must hold for trainers that share a fragment out: real replicas, real requests, without a network between them."""
+"""What must hold for trainers that share a fragment out: real replicas, real requests, without a
+network between them."""
 
 from itertools import accumulate
 from pathlib import Path
@@ -43,11 +44,15 @@ async def step(trainers: dict[str, TrainerThread]) -> None:
         await trainer.train(False)
 
 
-async def exchange(trainers: dict[str, TrainerThread], realign: bool, owners: list[str]) -> list[str]:
-    """Share fragment 0 out as a group does, and merge the shards of these owners; the slow weights' digests."""
+async def exchange(
+    trainers: dict[str, TrainerThread], realign: bool, owners: list[str]
+) -> list[str]:
+    """Share fragment 0 out as a group does, and merge the shards of these owners; the slow weights'
+    digests."""
     slots = {peer: trainer.arena.take(GROUP_SLOTS) for peer, trainer in trainers.items()}
     shared = {
-        peer: await trainer.share(0, slots[peer][0], realign, PEERS, ahead=0) for peer, trainer in trainers.items()
+        peer: await trainer.share(0, slots[peer][0], realign, PEERS, ahead=0)
+        for peer, trainer in trainers.items()
     }
     sizes = [max(one.sizes[shard] for one in shared.values()) for shard in range(3)]
     assert [one.sizes[PEERS.index(peer)] for peer, one in shared.items()] == [0, 0, 0]
@@ -56,7 +61,9 @@ async def exchange(trainers: dict[str, TrainerThread], realign: bool, owners: li
             if peer != owner:
                 offset, size = sum(shared[peer].sizes[:mine]), sizes[mine]
                 data = trainers[peer].arena.view(slots[peer][0], offset + size)[offset:]
-                trainers[owner].arena.view(slots[owner][1], (place + 1) * size)[place * size :] = data
+                trainers[owner].arena.view(slots[owner][1], (place + 1) * size)[place * size :] = (
+                    data
+                )
                 await trainers[owner].receive_share(0, peer, slots[owner][1], place * size, size)
     for offset, size, owner in zip(accumulate(sizes[:-1], initial=0), sizes, PEERS, strict=True):
         told = await trainers[owner].reduce(0, {"a": 10, "b": 20, "c": 30}, slots[owner][2], offset)
@@ -77,7 +84,11 @@ async def test_all_hold_the_same_slow_weights_after_whole_and_partial_exchanges(
     trainers = await start(tmp_path)
     try:
         digests = []
-        for realign, owners in ((False, ["a", "b", "c"]), (False, ["a", "c"]), (True, ["a", "b", "c"])):
+        for realign, owners in (
+            (False, ["a", "b", "c"]),
+            (False, ["a", "c"]),
+            (True, ["a", "b", "c"]),
+        ):
             told = await exchange(trainers, realign, owners)
             assert len(set(told)) == 1, "equal to the bit"
             digests.append(told[0])

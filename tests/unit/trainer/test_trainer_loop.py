@@ -1,4 +1,5 @@
-"""What must hold for the training loop: nothing that is asked at a bad moment ends it, and what ends it is told."""
+"""What must hold for the training loop: nothing that is asked at a bad moment ends it, and what
+ends it is told."""
 
 import math
 import socket
@@ -69,7 +70,9 @@ def adopt(one: Driven, donor: Driven, folder: Path) -> None:
 # What is under way when a state is copied
 
 
-def test_a_merge_that_ripens_while_a_state_is_copied_is_void_and_training_goes_on(folder: Path, tmp_path: Path) -> None:
+def test_a_merge_that_ripens_while_a_state_is_copied_is_void_and_training_goes_on(
+    folder: Path, tmp_path: Path
+) -> None:
     with driven(folder, "a", "b", more=PAIRS) as (one, other):
         for here in (one, other):
             here.steps(2)
@@ -80,11 +83,15 @@ def test_a_merge_that_ripens_while_a_state_is_copied_is_void_and_training_goes_o
         copied = one.replica.phi[0].clone()
         one.steps(5)
         assert "void" in one.refused(number).text
-        assert torch.equal(one.replica.phi[0], copied), "nothing of it is merged into the copied state"
+        assert torch.equal(one.replica.phi[0], copied), (
+            "nothing of it is merged into the copied state"
+        )
         assert len(one.events(Stepped)) == 7
 
 
-def test_a_merge_that_is_asked_for_while_a_state_is_copied_is_void(folder: Path, tmp_path: Path) -> None:
+def test_a_merge_that_is_asked_for_while_a_state_is_copied_is_void(
+    folder: Path, tmp_path: Path
+) -> None:
     with driven(folder, "a", "b", more=PAIRS) as (one, other):
         for here in (one, other):
             here.steps(2)
@@ -126,8 +133,12 @@ def test_what_is_dropped_late_is_the_exchange_that_was_meant(folder: Path) -> No
 
 
 @pytest.mark.parametrize("codec", ["fp32", "mod3"])
-@pytest.mark.parametrize("what", [receive(Part.WHOLE), receive(Part.AGAIN), Resend(fragment=0, blocks=b"", slot=1)])
-def test_what_comes_once_an_exchange_is_dropped_is_nobody_s_fault(folder: Path, what: Request, codec: str) -> None:
+@pytest.mark.parametrize(
+    "what", [receive(Part.WHOLE), receive(Part.AGAIN), Resend(fragment=0, blocks=b"", slot=1)]
+)
+def test_what_comes_once_an_exchange_is_dropped_is_nobody_s_fault(
+    folder: Path, what: Request, codec: str
+) -> None:
     with driven(folder, "a", "b", more=PAIRS.replace("fp32", codec)) as (one, other):
         for here in (one, other):
             here.steps(2)
@@ -170,10 +181,15 @@ def test_whatever_ends_the_loop_is_told_with_its_place(monkeypatch: pytest.Monke
     assert ended == [1]
     event, _ = told
     assert isinstance(event, Failed) and event.kind is Kind.ERROR
-    assert event.reason.startswith("KeyError in test_trainer_loop.py, line") and "report it" in event.reason
+    assert (
+        event.reason.startswith("KeyError in test_trainer_loop.py, line")
+        and "report it" in event.reason
+    )
 
 
-def test_no_thread_holds_the_loop_any_more_when_the_trainer_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_thread_holds_the_loop_any_more_when_the_trainer_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     returned = threading.Event()
     outlived: list[bool] = []
 
@@ -198,7 +214,9 @@ def test_no_thread_holds_the_loop_any_more_when_the_trainer_ends(monkeypatch: py
 # Nothing but numbers
 
 
-def poisoned(monkeypatch: pytest.MonkeyPatch, one: Driven, bad: list[bool], where: str = "loss") -> None:
+def poisoned(
+    monkeypatch: pytest.MonkeyPatch, one: Driven, bad: list[bool], where: str = "loss"
+) -> None:
     """Of the next inner steps those are bad for which ``bad`` says so."""
     honest, left = one.replica.loss, list(bad)
 
@@ -221,17 +239,25 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing_but_counters(
         moments = one.replica.optimizer.moments()
         poisoned(monkeypatch, one, [True], where)
         one.steps(1)
-        assert all(torch.equal(weight, before[name]) for name, weight in one.replica.weights.items())
-        assert all(torch.equal(now, moments[name]) for name, now in one.replica.optimizer.moments().items())
+        assert all(
+            torch.equal(weight, before[name]) for name, weight in one.replica.weights.items()
+        )
+        assert all(
+            torch.equal(now, moments[name]) for name, now in one.replica.optimizer.moments().items()
+        )
         step = one.events(Stepped)[-1]
         assert (step.steps, step.swarm_step, step.skipped_steps) == (3, 3, 1)
-        assert step.tokens == 2 * one.replica.spec.tokens_per_step, "nothing was learned from the third batch"
+        assert step.tokens == 2 * one.replica.spec.tokens_per_step, (
+            "nothing was learned from the third batch"
+        )
         assert step.loss is None or where == "gradient"
         assert one.replica.stream.batches == 3, "it is not met again"
         assert [event.steps for event in one.events(Skipped)] == [3]
         one.steps(1)
         assert one.replica.skipped_in_a_row == 0 and one.events(Stepped)[-1].loss is not None
-        assert any(not torch.equal(weight, before[name]) for name, weight in one.replica.weights.items())
+        assert any(
+            not torch.equal(weight, before[name]) for name, weight in one.replica.weights.items()
+        )
 
 
 def test_so_many_skipped_steps_in_a_row_end_training_with_a_remedy(
@@ -241,29 +267,40 @@ def test_so_many_skipped_steps_in_a_row_end_training_with_a_remedy(
         pattern = [True] * (MOST_SKIPPED - 1) + [False] + [True] * MOST_SKIPPED
         poisoned(monkeypatch, one, pattern)
         one.steps(len(pattern) - 1)
-        with pytest.raises(Diverged, match=r"10 inner steps in a row .* by step 20, .*learning_rate is too high"):
+        with pytest.raises(
+            Diverged, match=r"10 inner steps in a row .* by step 20, .*learning_rate is too high"
+        ):
             one.steps(1)
         assert len(one.events(Skipped)) == 2, "once for each row"
 
 
-def test_after_a_divergence_the_next_start_goes_back_one_checkpoint_and_on_with_other_text(tmp_path: Path) -> None:
+def test_after_a_divergence_the_next_start_goes_back_one_checkpoint_and_on_with_other_text(
+    tmp_path: Path,
+) -> None:
     with driven(tmp_path, "a", more=PAIRS, checkpoint_every=1000) as (one,):
         for _ in range(2):
             one.steps(3)
             one.ask(Save())
         one.steps(1)
-        one.replica.loss = lambda tokens, targets: one.replica.model.loss(tokens, targets) * math.nan
+        one.replica.loss = lambda tokens, targets: (
+            one.replica.model.loss(tokens, targets) * math.nan
+        )
         with pytest.raises(Diverged):
             one.loop.run()
         drawn = one.replica.stream.batches
     with driven(tmp_path, "a", more=PAIRS) as (again,):
         assert again.built.resumed == 3 and again.replica.steps == 3
-        assert "step 6: training went on from it and diverged: 10 inner steps" in again.built.skipped[0]
+        assert (
+            "step 6: training went on from it and diverged: 10 inner steps"
+            in again.built.skipped[0]
+        )
         assert again.replica.stream.batches == drawn == 7 + MOST_SKIPPED
         again.steps(1)
 
 
-def test_weights_that_are_not_finite_are_neither_saved_nor_sent_nor_handed_on(folder: Path, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_neither_saved_nor_sent_nor_handed_on(
+    folder: Path, tmp_path: Path
+) -> None:
     with driven(folder, "nan", more=PAIRS) as (one,):
         one.steps(1)
         one.ask(Save())
@@ -282,11 +319,15 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_sent_nor_handed_on(fo
             one.ask(Save())
         assert "NaN or infinity" in one.refused(max(one.heard.answers)).text
         assert one.loop.store.steps() == saved
-        assert "no finite" in one.refusal(Generate(prompt="a", tokens=2, temperature=1.0, seed=0)).text
+        assert (
+            "no finite" in one.refusal(Generate(prompt="a", tokens=2, temperature=1.0, seed=0)).text
+        )
 
 
 @pytest.mark.parametrize("part", ["phi", "delta", "moments"])
-def test_slow_weights_and_moments_that_are_not_finite_are_not_saved(folder: Path, part: str) -> None:
+def test_slow_weights_and_moments_that_are_not_finite_are_not_saved(
+    folder: Path, part: str
+) -> None:
     with driven(folder, f"bad-{part}", more=PAIRS) as (one,):
         one.steps(1)
         if part == "moments":
@@ -307,7 +348,9 @@ def test_an_outer_step_or_a_merge_that_overflows_is_not_applied(folder: Path) ->
             begin(one, other)
             before = one.replica.fast(0), one.replica.phi[0].clone(), one.replica.delta[0].clone()
             if spoil == "mean":
-                one.replica.captures[0].received["b"][7] = one.replica.captures[0].progress[7] = 3.4e38
+                one.replica.captures[0].received["b"][7] = one.replica.captures[0].progress[7] = (
+                    3.4e38
+                )
                 one.replica.captures[0].sent[7] = -3.4e38
             else:
                 one.replica.captures[0].theta[7] = -3.4e38
@@ -337,10 +380,15 @@ def test_a_state_that_is_not_finite_is_not_resumed_from(folder: Path) -> None:
 def first_due(one: Driven) -> list[int]:
     """At which swarm step each fragment is due next."""
     schedule, now = one.replica.schedule, one.replica.clock.step
-    return [next(step for step in range(now, now + 30) if p in schedule.due(step)) for p in range(len(schedule))]
+    return [
+        next(step for step in range(now, now + 30) if p in schedule.due(step))
+        for p in range(len(schedule))
+    ]
 
 
-def test_a_resumed_or_copied_state_keeps_to_the_first_sync_of_each_fragment(folder: Path, tmp_path: Path) -> None:
+def test_a_resumed_or_copied_state_keeps_to_the_first_sync_of_each_fragment(
+    folder: Path, tmp_path: Path
+) -> None:
     with driven(folder, "due", "late", more=PAIRS) as (one, joiner):
         assert first_due(one) == [5, 10]
         one.steps(4)
@@ -354,7 +402,9 @@ def test_a_resumed_or_copied_state_keeps_to_the_first_sync_of_each_fragment(fold
         _, later = state.snapshot(one.replica)
         later["swarm_step"] = 6
         state.restore(one.replica, parts, later)
-        assert first_due(one) == [15, 10], "an attempt that found no partner is not repeated after a restart"
+        assert first_due(one) == [15, 10], (
+            "an attempt that found no partner is not repeated after a restart"
+        )
 
 
 def test_a_checkpoint_of_0_1_that_had_synced_nothing_is_late_for_nothing(folder: Path) -> None:
@@ -395,7 +445,10 @@ def exchanged(one: Driven, other: Driven, **how: bool) -> list[Merged]:
         here.steps(2)
     begin(one, other, realign=how.get("realign", False))
     numbers = finish(one, other, keep_momentum=how.get("keep_momentum", False))
-    return [here.answered(number, merge_of(here, {})) for here, number in zip((one, other), numbers, strict=True)]
+    return [
+        here.answered(number, merge_of(here, {}))
+        for here, number in zip((one, other), numbers, strict=True)
+    ]
 
 
 @pytest.mark.parametrize("keep", [True, False])
@@ -405,7 +458,9 @@ def test_a_realignment_keeps_the_momentum_where_all_have_the_same(folder: Path, 
         assert told[0].slow_digest == told[1].slow_digest == one.replica.slow_digest(0)
         assert told[0].momentum_digest == told[1].momentum_digest == one.replica.momentum_digest(0)
         other.replica.phi[0] = torch.nextafter(other.replica.phi[0], torch.tensor(9.0))
-        assert other.replica.momentum_digest(0) == told[0].momentum_digest, "only slow weights have come apart"
+        assert other.replica.momentum_digest(0) == told[0].momentum_digest, (
+            "only slow weights have come apart"
+        )
         before = one.replica.delta[0].clone()
         assert before.abs().max() > 0
         told = exchanged(one, other, realign=True, keep_momentum=keep)

@@ -1,4 +1,5 @@
-"""What must hold for a trainer whose steps take long: what needs no step boundary does not wait for one."""
+"""What must hold for a trainer whose steps take long: what needs no step boundary does not wait for
+one."""
 
 import asyncio
 import threading
@@ -23,7 +24,9 @@ overlap = 0
 SOON = 30.0
 
 
-async def test_a_contribution_is_decoded_while_a_step_is_under_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_a_contribution_is_decoded_while_a_step_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     begun, may_end, inner_step = threading.Event(), threading.Event(), Replica.inner_step
 
     def slow_step(replica: Replica) -> float:
@@ -51,7 +54,9 @@ async def test_a_contribution_is_decoded_while_a_step_is_under_way(tmp_path: Pat
         await capturing
         begun.clear()
         may_end.clear()
-        monkeypatch.setattr(Replica, "inner_step", lambda replica: (begun.set(), may_end.wait(SOON), 1.0)[-1])
+        monkeypatch.setattr(
+            Replica, "inner_step", lambda replica: (begun.set(), may_end.wait(SOON), 1.0)[-1]
+        )
         assert await asyncio.to_thread(begun.wait, SOON), "the next step is under way"
         a.arena.view(slot, sent.size)[:] = b.arena.view(theirs, sent.size)
         async with asyncio.timeout(SOON / 2):

@@ -1,4 +1,5 @@
-"""What must hold for what a trainer tells of itself: its steps, its speed, its evaluations and its end."""
+"""What must hold for what a trainer tells of itself: its steps, its speed, its evaluations and its
+end."""
 
 import math
 from hashlib import sha256
@@ -91,18 +92,27 @@ def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_a
         monkeypatch.setattr(loop_module, "evaluate", counted)
         one.steps(4)
         told = one.events(messages.Evaluated)
-        assert [event.steps for event in told] == [2, 4] and len(one.events(messages.Evaluating)) == 2
+        assert [event.steps for event in told] == [2, 4] and len(
+            one.events(messages.Evaluating)
+        ) == 2
         assert asked == [None, 2], "as many windows as the first time, so that they can be compared"
         assert told[0].tokens == told[1].tokens == 2 * one.replica.spec.model.context
         assert (
-            one.ask(messages.Evaluate()).loss == one.events(messages.Evaluated)[-1].loss == pytest.approx(told[1].loss)
+            one.ask(messages.Evaluate()).loss
+            == one.events(messages.Evaluated)[-1].loss
+            == pytest.approx(told[1].loss)
         )
         one.replica.clock.step = one.replica.spec.run.steps - 2
         one.steps(2)
-        assert one.replica.steps == 6 and one.events(messages.Evaluated)[-1].steps == 4, "the run is over"
+        assert one.replica.steps == 6 and one.events(messages.Evaluated)[-1].steps == 4, (
+            "the run is over"
+        )
         with torch.no_grad():
             one.replica.weights["norm.weight"][0] = math.nan
-        assert math.isnan(one.ask(messages.Evaluate()).loss) and one.events(messages.Evaluated)[-1].loss is None
+        assert (
+            math.isnan(one.ask(messages.Evaluate()).loss)
+            and one.events(messages.Evaluated)[-1].loss is None
+        )
 
 
 def test_training_goes_on_while_it_is_told_to_and_its_end_is_told_once(folder: Path) -> None:
@@ -123,7 +133,9 @@ def test_training_goes_on_while_it_is_told_to_and_its_end_is_told_once(folder: P
 def test_it_ends_when_it_is_told_to_and_when_nobody_is_there_any_more(folder: Path) -> None:
     for told in (True, False):
         with driven(folder, "a", more=settings()) as (one,):
-            one.heard.start_reading = lambda consume, gone, told=told: consume(messages.Stop(), 1) if told else gone()
+            one.heard.start_reading = lambda consume, gone, told=told: (
+                consume(messages.Stop(), 1) if told else gone()
+            )
             one.loop.run()
             assert one.replica.steps == 0
 
@@ -135,12 +147,16 @@ def test_text_is_that_of_the_model_for_a_prompt_and_a_seed_and_never_too_long(
     with driven(folder, "a", more=settings()) as (one,):
 
         def ask(prompt: str, tokens: int, seed: int = 0, temperature: float = 1.0) -> str:
-            return one.ask(messages.Generate(prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)).text
+            return one.ask(
+                messages.Generate(prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
+            ).text
 
         def expected(prompt: str, tokens: int, seed: int = 0, temperature: float = 1.0) -> str:
             tokenizer = one.replica.dataset.tokenizer
             of = [int(token) for token in tokenizer.encode(prompt.encode())]
-            return tokenizer.decode(list(generate(one.replica.model, of, tokens, temperature, TOP_K, seed)))
+            return tokenizer.decode(
+                list(generate(one.replica.model, of, tokens, temperature, TOP_K, seed))
+            )
 
         assert ask("A short", 9, 3, 0.5) == expected("A short", 9, 3, 0.5)
         assert ask("", 5) == expected("\n", 5), "without a prompt it begins a line"
@@ -159,19 +175,31 @@ def test_what_it_says_when_it_is_built_is_what_it_has(
         built, replica = one.built, one.replica
         numels = [phi.numel() for phi in replica.phi]
         assert built.slots == slots
-        assert built.slot_bytes == slot_bytes(replica.spec.sync.codec, max(numels), replica.spec.sync.group)
+        assert built.slot_bytes == slot_bytes(
+            replica.spec.sync.codec, max(numels), replica.spec.sync.group
+        )
         assert list(built.numels) == numels and built.parameters == sum(numels)
         assert list(built.realign_sizes) == [4 * numel for numel in numels]
         for numel, (least, most) in zip(numels, built.sizes, strict=True):
             whole = coder(replica.spec.sync.codec, numel)
-            assert (least, most) == ((whole.min_size, whole.max_size) if method == "lowcomm" else (most, most))
+            assert (least, most) == (
+                (whole.min_size, whole.max_size) if method == "lowcomm" else (most, most)
+            )
         assert list(built.slow_digests) == [replica.slow_digest(p) for p in range(len(numels))]
-        assert list(built.momentum_digests) == [replica.momentum_digest(p) for p in range(len(numels))]
+        assert list(built.momentum_digests) == [
+            replica.momentum_digest(p) for p in range(len(numels))
+        ]
         assert (built.resumed, built.skipped, built.steps, built.swarm_step) == (None, (), 0, 0)
 
 
 def test_a_slot_is_whole_pages_and_no_more_than_what_must_fit() -> None:
-    for name, numel in (("mod3", 1), ("mod3", 1024), ("fp32", 1024), ("q2", 1025), ("fp32", 10_000)):
+    for name, numel in (
+        ("mod3", 1),
+        ("mod3", 1024),
+        ("fp32", 1024),
+        ("q2", 1025),
+        ("fp32", 10_000),
+    ):
         most = max(coder(name, numel).max_size, 4 * numel)
         for group, room in ((2, most), (3, most + MAX_GROUP * 4 * BLOCK)):
             size = slot_bytes(name, numel, group)
@@ -189,7 +217,9 @@ def test_a_slot_is_whole_pages_and_no_more_than_what_must_fit() -> None:
         (RuntimeError("nobody foresaw it"), False, Deed.HEAVY),
     ],
 )
-def test_an_error_says_whose_fault_it_is_and_what_that_costs(error: Exception, unusable: bool, deed: str) -> None:
+def test_an_error_says_whose_fault_it_is_and_what_that_costs(
+    error: Exception, unusable: bool, deed: str
+) -> None:
     told = refusal_of(error)
     assert (told.unusable, told.deed) == (unusable, deed)
     assert str(error) in told.text and told.exit_code == getattr(error, "exit_code", 1)
@@ -199,7 +229,9 @@ def test_bytes_of_a_slot_are_told_with_where_they_stand_and_their_digest(folder:
     with driven(folder, "b", more=settings("diloco", 1)) as (one,):
         one.steps(1)
         members = ("a", "b", "c")
-        shared = one.ask(messages.Capture(fragment=0, slot=0, realign=False, ahead=0, members=members))
+        shared = one.ask(
+            messages.Capture(fragment=0, slot=0, realign=False, ahead=0, members=members)
+        )
         data, start = one.slot(0, one.built.slot_bytes), 0
         for size, digest in zip(shared.sizes, shared.digests, strict=True):
             assert digest == sha256(data[start : start + size]).digest()
@@ -237,4 +269,6 @@ def test_waiting_for_a_disk_is_told_once_and_so_is_that_it_has_lasted_too_long(
                 saving.failed(reason, clock.now)
             assert one.loop._can_step() and one.loop._can_step()
             told = [event.reason for event in one.events(messages.NotSaved)]
-            assert told == ([HANGS] if reason == HANGS else []), "why a save failed is told by who writes"
+            assert told == ([HANGS] if reason == HANGS else []), (
+                "why a save failed is told by who writes"
+            )

@@ -1,4 +1,5 @@
-"""What must hold for a replica's state in pieces: nothing is lost, nothing is mixed up, whatever optimizer, codec and model."""
+"""What must hold for a replica's state in pieces: nothing is lost, nothing is mixed up, whatever
+optimizer, codec and model."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -75,7 +76,9 @@ def trained(kind: str, dataset, name: str = "peer", steps: int = 3) -> Replica:
     for p in range(len(one.phi)):
         one.phi[p] = one.phi[p] + 0.01 * torch.randn(one.phi[p].shape, generator=generator)
         one.delta[p] = torch.randn(one.phi[p].shape, generator=generator)
-        state = {key: np.full_like(value, 0.125 + p) for key, value in one.coders[p].state().items()}
+        state = {
+            key: np.full_like(value, 0.125 + p) for key, value in one.coders[p].state().items()
+        }
         one.coders[p].restore(state)
         one.schedule.merged(p, one.clock.step, one.steps, one.tokens)
         one.usual[p] = type(one.usual[p])(0.5 + p)
@@ -93,18 +96,25 @@ def check_same(one: Replica, other: Replica) -> None:
         assert torch.equal(moment, other.optimizer.moments()[name]), name
     for mine, theirs in zip(one.coders, other.coders, strict=True):
         assert mine.lessons().keys() == theirs.lessons().keys()
-        assert all(np.array_equal(values, theirs.lessons()[key]) for key, values in mine.lessons().items())
-        assert not any(values.any() for key, values in theirs.state().items() if "residual" in key), (
-            "debts are not taken over"
+        assert all(
+            np.array_equal(values, theirs.lessons()[key]) for key, values in mine.lessons().items()
         )
+        assert not any(
+            values.any() for key, values in theirs.state().items() if "residual" in key
+        ), "debts are not taken over"
     assert one.clock.step == other.clock.step
     count = len(one.phi)
-    assert [one.schedule[p].version for p in range(count)] == [other.schedule[p].version for p in range(count)]
+    assert [one.schedule[p].version for p in range(count)] == [
+        other.schedule[p].version for p in range(count)
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_joiner_goes_on_exactly_where_its_donor_was(tmp_path: Path, dataset, kind: str):
-    donor, joiner = trained(kind, dataset), Replica(spec_of(kind), "joiner", dataset, torch.device("cpu"))
+    donor, joiner = (
+        trained(kind, dataset),
+        Replica(spec_of(kind), "joiner", dataset, torch.device("cpu")),
+    )
     taken = transfer.Snapshot(donor)
     expected = trained(kind, dataset)
     donor.inner_step()  # it trains on while its snapshot is written
@@ -124,9 +134,14 @@ def test_a_joiner_goes_on_exactly_where_its_donor_was(tmp_path: Path, dataset, k
         assert expected.inner_step() == joiner.inner_step()
 
 
-@pytest.mark.parametrize(("own", "back", "then"), [(7, False, 7), (7, True, 3), (2, True, 3), (2, False, 3)])
+@pytest.mark.parametrize(
+    ("own", "back", "then"), [(7, False, 7), (7, True, 3), (2, True, 3), (2, False, 3)]
+)
 def test_only_who_goes_back_takes_a_swarm_step_below_its_own(dataset, own, back, then):
-    donor, joiner = trained("lowcomm", dataset, steps=3), trained("lowcomm", dataset, "joiner", steps=0)
+    donor, joiner = (
+        trained("lowcomm", dataset, steps=3),
+        trained("lowcomm", dataset, "joiner", steps=0),
+    )
     joiner.clock.step = own
     taken = transfer.Snapshot(donor)
     transfer.adopt(joiner, taken.manifest([]), taken.piece, back)
@@ -136,7 +151,10 @@ def test_only_who_goes_back_takes_a_swarm_step_below_its_own(dataset, own, back,
 
 
 def test_a_joiner_of_a_donor_that_has_not_taken_a_step_warms_up(dataset):
-    donor, joiner = trained("lowcomm", dataset, steps=0), trained("lowcomm", dataset, "joiner", steps=0)
+    donor, joiner = (
+        trained("lowcomm", dataset, steps=0),
+        trained("lowcomm", dataset, "joiner", steps=0),
+    )
     taken = transfer.Snapshot(donor)
     assert taken.manifest([]).moments == 0
     transfer.adopt(joiner, taken.manifest([]), taken.piece)
@@ -145,7 +163,9 @@ def test_a_joiner_of_a_donor_that_has_not_taken_a_step_warms_up(dataset):
 
 
 @pytest.mark.parametrize(("own", "step"), [(2, 3), (5, 5)])
-def test_who_copies_a_state_has_all_that_it_trained_merged_and_its_exchanges_are_void(dataset, own: int, step: int):
+def test_who_copies_a_state_has_all_that_it_trained_merged_and_its_exchanges_are_void(
+    dataset, own: int, step: int
+):
     donor, joiner = trained("lowcomm", dataset), trained("lowcomm", dataset, "joiner", steps=own)
     donor.schedule.merged(0, donor.clock.step, donor.steps, donor.tokens)
     joiner.capture(1)
@@ -155,21 +175,28 @@ def test_who_copies_a_state_has_all_that_it_trained_merged_and_its_exchanges_are
     assert joiner.captures == {} and joiner.clock.step == step, "its clock never goes back"
     for p, version in enumerate((2, 1)):
         synced = joiner.schedule.round_of(p, step)
-        assert joiner.schedule[p] == FragmentProgress(version, own, own * joiner.spec.tokens_per_step, synced)
+        assert joiner.schedule[p] == FragmentProgress(
+            version, own, own * joiner.spec.tokens_per_step, synced
+        )
     assert [one.learned for one in joiner.usual] == [0.5, 1.5]
 
 
 @pytest.mark.parametrize("kind", ["lowcomm", "muon"])
 def test_of_pieces_of_several_donors_each_value_keeps_what_belongs_to_it(dataset, kind):
     donors = [
-        transfer.Snapshot(trained(kind, dataset, name, steps)) for name, steps in (("a", 3), ("bb", 4), ("ccc", 5))
+        transfer.Snapshot(trained(kind, dataset, name, steps))
+        for name, steps in (("a", 3), ("bb", 4), ("ccc", 5))
     ]
     joiner = Replica(spec_of(kind), "joiner", dataset, torch.device("cpu"))
-    transfer.adopt(joiner, donors[0].manifest([]), lambda piece: donors[piece.index % 3].piece(piece))
+    transfer.adopt(
+        joiner, donors[0].manifest([]), lambda piece: donors[piece.index % 3].piece(piece)
+    )
     again = transfer.Snapshot(joiner)
     pieces = again.form.pieces
     assert len(pieces) >= 6
-    assert [again.piece(piece) for piece in pieces] == [donors[piece.index % 3].piece(piece) for piece in pieces]
+    assert [again.piece(piece) for piece in pieces] == [
+        donors[piece.index % 3].piece(piece) for piece in pieces
+    ]
 
 
 @pytest.mark.parametrize("vector", range(5))
@@ -199,7 +226,10 @@ def test_pieces_cover_every_value_once_and_are_neither_many_nor_large(values):
     pieces = plan_pieces(fragments, ranges=True)
     assert [piece.index for piece in pieces] == list(range(len(pieces)))
     for fragment, runs in enumerate(fragments):
-        mine, numel = [piece for piece in pieces if piece.fragment == fragment], sum(count for count, _ in runs)
+        mine, numel = (
+            [piece for piece in pieces if piece.fragment == fragment],
+            sum(count for count, _ in runs),
+        )
         assert (mine[0].start, mine[-1].stop) == (0, numel)
         assert all(one.stop == two.start and one.start % 256 == 0 for one, two in pairwise(mine))
         assert all(one.seconds[1] == two.seconds[0] for one, two in pairwise(mine))
@@ -227,7 +257,9 @@ def test_pieces_cover_every_value_once_and_are_neither_many_nor_large(values):
 )
 def test_values_of_a_piece_are_those_of_the_documents(numel: int, each: int):
     first = plan_pieces([((numel, True),)], ranges=False)[0]
-    assert (first.start, first.stop) == (0, each), "N / 256 in whole blocks, from 3072 to 196,608: docs/protocol.md"
+    assert (first.start, first.stop) == (0, each), (
+        "N / 256 in whole blocks, from 3072 to 196,608: docs/protocol.md"
+    )
 
 
 def test_a_piece_of_another_size_is_none():
@@ -266,7 +298,9 @@ def test_versions_fit_where_merges_heal_the_difference(method, step, digest, fit
 
 @pytest.mark.slow
 async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: Path):
-    spec = spec_of("lowcomm").model_copy(update={"data": RunSpec.model_validate({"run": {"name": "t"}}).data})
+    spec = spec_of("lowcomm").model_copy(
+        update={"data": RunSpec.model_validate({"run": {"name": "t"}}).data}
+    )
     spec = spec.model_copy(update={"run": spec.run.model_copy(update={"steps": 100_000})})
     trainers = [TrainerThread() for _ in range(2)]
     async with AsyncExitStack() as stack:
@@ -290,14 +324,23 @@ async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: P
         stack.callback(following.cancel)
         await trainers[0].train(True)
         await until_async(lambda: asyncio.sleep(0, len(steps) > 5), 60, "it trains")
-        form = StateForm.of(spec.run_id, readies[0].plan, spec.run.steps, readies[0].runs, readies[0].ranges)
-        callee, folder = await stack.enter_async_context(listening(identity(11))), tmp_path / "snapshots"
-        snapshots = Snapshots(folder, lambda: trainers[0].snapshot(str(folder)), lambda: steps[-1], stale=1)
+        form = StateForm.of(
+            spec.run_id, readies[0].plan, spec.run.steps, readies[0].runs, readies[0].ranges
+        )
+        callee, folder = (
+            await stack.enter_async_context(listening(identity(11))),
+            tmp_path / "snapshots",
+        )
+        snapshots = Snapshots(
+            folder, lambda: trainers[0].snapshot(str(folder)), lambda: steps[-1], stale=1
+        )
         callee.fetching = Donor(form, snapshots).serve
         joiners = []
         for number in range(12):
             channels = await stack.enter_async_context(calling(identity(50 + number)))
-            joiners.append(Joiner(channels, tmp_path / f"incoming-{number}", lambda: [callee.info()], form))
+            joiners.append(
+                Joiner(channels, tmp_path / f"incoming-{number}", lambda: [callee.info()], form)
+            )
         before, last = len(steps), []
         for joiner in joiners:
             joiner.heard = lambda size: last.append(steps[-1])

@@ -1,4 +1,5 @@
-"""What must hold for limits of bandwidth: a rate is kept over all streams together, and can be changed at any time."""
+"""What must hold for limits of bandwidth: a rate is kept over all streams together, and can be
+changed at any time."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -95,7 +96,9 @@ async def test_streams_share_one_rate():
     now = 10.0
     limit = BandwidthLimit(100.0, clock=lambda: now)
     waits = [limit._bucket.take(50, now)[0] for _ in range(4)]
-    assert waits == pytest.approx([0.0, 0.5 - CREDIT_SECONDS, 1.0 - CREDIT_SECONDS, 1.5 - CREDIT_SECONDS])
+    assert waits == pytest.approx(
+        [0.0, 0.5 - CREDIT_SECONDS, 1.0 - CREDIT_SECONDS, 1.5 - CREDIT_SECONDS]
+    )
     assert limit.debt == pytest.approx(2.0 - CREDIT_SECONDS)
 
 
@@ -166,7 +169,10 @@ def test_bytes_that_nobody_announced_are_owed():
 def test_windows_are_small_where_a_limit_is_and_wide_elsewhere(rate):
     assert LEAST_WINDOW <= window(rate) <= MOST_WINDOW
     assert window(rate) <= max(LEAST_WINDOW, rate / 16)
-    assert dict(flow_options(rate)) == {"grpc.http2.bdp_probe": 0, "grpc.http2.lookahead_bytes": window(rate)}
+    assert dict(flow_options(rate)) == {
+        "grpc.http2.bdp_probe": 0,
+        "grpc.http2.lookahead_bytes": window(rate),
+    }
     assert window(rate) < window(None) and flow_options(None) == FREE_FLOW
 
 

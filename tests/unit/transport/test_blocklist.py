@@ -1,4 +1,5 @@
-"""What must hold for addresses that flood us: nothing new of theirs gets through, everything of everybody else's does."""
+"""What must hold for addresses that flood us: nothing new of theirs gets through, everything of
+everybody else's does."""
 
 import socket
 import sys
@@ -9,9 +10,12 @@ import pytest
 
 from lowcomm_node.transport.guard.blocklist import BLOCKED, MOST, Blocklist
 
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux filters the packets of a socket")
+on_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux filters the packets of a socket"
+)
 PATIENCE = 0.5
-"""Seconds until a connection that nobody answers is given up; loopback answers within a millisecond."""
+"""Seconds until a connection that nobody answers is given up; loopback answers within a
+millisecond."""
 LOOPBACK = {"127.0.0.1": "127.0.0.1", "127.0.0.2": "127.0.0.1", "::1": "::1"}
 """From where one can connect without leaving the machine, and to where."""
 OTHERS = [f"10.0.0.{number}" for number in range(MOST // 2)] + [
@@ -50,7 +54,9 @@ def test_nothing_new_comes_through_from_whom_is_blocked_and_everything_from_othe
     for host in [*OTHERS[1:], blocked]:
         one.block(host, 0.0)
     one.enforce([listener], 0.0)
-    assert {host: comes_through(host, listener) for host in LOOPBACK} == {host: host != blocked for host in LOOPBACK}
+    assert {host: comes_through(host, listener) for host in LOOPBACK} == {
+        host: host != blocked for host in LOOPBACK
+    }
 
 
 @on_linux
@@ -80,7 +86,9 @@ def test_a_socket_that_is_newer_than_the_list_takes_no_harm(listener: socket.soc
 
 
 @on_linux
-def test_a_socket_that_takes_no_program_keeps_none_of_the_others_blocked(listener: socket.socket) -> None:
+def test_a_socket_that_takes_no_program_keeps_none_of_the_others_blocked(
+    listener: socket.socket,
+) -> None:
     one, closed = Blocklist(), socket.socket()
     closed.close()
     one.block("127.0.0.1", 0.0)
@@ -92,7 +100,10 @@ def test_a_socket_that_takes_no_program_keeps_none_of_the_others_blocked(listene
 
 @on_linux
 def test_whoever_is_connected_stays_so(listener: socket.socket) -> None:
-    with socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as caller, listener.accept()[0] as callee:
+    with (
+        socket.create_connection(("127.0.0.1", listener.getsockname()[1])) as caller,
+        listener.accept()[0] as callee,
+    ):
         one = Blocklist()
         one.block("127.0.0.1", 0.0)
         one.enforce([listener], 0.0)

@@ -1,4 +1,5 @@
-"""What must hold for callers that do not read: nothing that their calls hold is held for ever, here or in gRPC."""
+"""What must hold for callers that do not read: nothing that their calls hold is held for ever, here
+or in gRPC."""
 
 import asyncio
 import socket
@@ -41,7 +42,9 @@ async def endless(peer, stream):
 async def dialed(caller: End, callee: End, route: str):
     """A channel that nothing else uses."""
     if route == "direct":
-        channel = await caller.channels._dialers.direct(callee.info(addresses=(f"127.0.0.1:{callee.port}",)))
+        channel = await caller.channels._dialers.direct(
+            callee.info(addresses=(f"127.0.0.1:{callee.port}",))
+        )
     else:
         channel = caller.channels._dialers.local(caller.tunnels.dialer(callee.peer_id).target)
     async with channel:
@@ -66,7 +69,9 @@ async def begin(stub: ExchangeStub, kind: str, metadata):
 
 @pytest.mark.parametrize("route", ["direct", "tunnel"])
 @pytest.mark.parametrize("kind", ["swap", "fetch", "ping"])
-async def test_calls_whose_caller_does_not_read_end_and_leave_room_for_others(tmp_path, monkeypatch, kind, route):
+async def test_calls_whose_caller_does_not_read_end_and_leave_room_for_others(
+    tmp_path, monkeypatch, kind, route
+):
     calls = 1 if kind == "ping" else CALLS
     monkeypatch.setattr(server_module, "MAX_CALLS", calls)
     monkeypatch.setattr(call, "TAKE_DEADLINE", 1.0)
@@ -74,7 +79,10 @@ async def test_calls_whose_caller_does_not_read_end_and_leave_room_for_others(tm
     async with pair(tmp_path, EVE) as (ada, bob, eve):
         bob.swapping, bob.fetch = flood, endless
         async with dialed(eve, bob, route) as channel, dialed(ada, bob, "tunnel") as other:
-            begun = [await begin(ExchangeStub(channel), kind, eve.channels.metadata(bob.peer_id)) for _ in range(calls)]
+            begun = [
+                await begin(ExchangeStub(channel), kind, eve.channels.metadata(bob.peer_id))
+                for _ in range(calls)
+            ]
 
             async def served() -> bool:
                 try:
@@ -85,9 +93,15 @@ async def test_calls_whose_caller_does_not_read_end_and_leave_room_for_others(tm
                 return answer.release == ada.peer_id
 
             try:
-                await until_async(lambda: asyncio.sleep(0, bob.service.open_calls == calls), 10, "the calls have begun")
                 await until_async(
-                    lambda: asyncio.sleep(0, len(bob.service._peer_limit) == 0), 20, "no peer holds a place"
+                    lambda: asyncio.sleep(0, bob.service.open_calls == calls),
+                    10,
+                    "the calls have begun",
+                )
+                await until_async(
+                    lambda: asyncio.sleep(0, len(bob.service._peer_limit) == 0),
+                    20,
+                    "no peer holds a place",
                 )
                 await until_async(served, 20, "gRPC has places again")
                 assert not bob.service.open_calls
@@ -100,7 +114,11 @@ async def test_a_caller_that_nobody_reads_fills_no_more_than_its_window(tmp_path
     async with pair(tmp_path) as (ada, bob):
         bob.swapping = lambda peer, stream: stream.wait_dropped()
         async with dialed(ada, bob, "direct") as channel:
-            swap, size, written = ExchangeStub(channel).Swap(metadata=ada.channels.metadata(bob.peer_id)), 2**18, 0
+            swap, size, written = (
+                ExchangeStub(channel).Swap(metadata=ada.channels.metadata(bob.peer_id)),
+                2**18,
+                0,
+            )
             try:
                 while written < 20 * FREE_WINDOW:
                     async with asyncio.timeout(1.0):
@@ -126,7 +144,9 @@ async def test_a_caller_that_reads_slowly_keeps_its_connection(tmp_path, monkeyp
             for number in range(200):
                 assert len((await soon(fetched.read())).chunk.data) == 2**16
                 if number % 40 == 0:
-                    await asyncio.sleep(0.3)  # more than the deadline in all: slow is not the same as not at all
+                    await asyncio.sleep(
+                        0.3
+                    )  # more than the deadline in all: slow is not the same as not at all
             assert await soon(fetched.read()) is aio.EOF
 
 
@@ -143,7 +163,10 @@ async def test_the_connection_of_one_peer_is_ended_and_no_other(family):
             callers.append(stack.enter_context(socket.create_connection(server.getsockname()[:2])))
             callees.append(stack.enter_context(server.accept()[0]))
         port = callers[0].getsockname()[1]
-        endings, peer = Endings(), f"ipv4:127.0.0.1:{port}" if family == socket.AF_INET else f"ipv6:%5B::1%5D:{port}"
+        endings, peer = (
+            Endings(),
+            f"ipv4:127.0.0.1:{port}" if family == socket.AF_INET else f"ipv6:%5B::1%5D:{port}",
+        )
         assert endings.end(peer)
         assert not endings.end(peer), "one look is enough, however many calls came by it"
         callers[0].setblocking(False)

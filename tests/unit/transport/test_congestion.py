@@ -1,4 +1,5 @@
-"""What must hold for connections that lose: found among this process's descriptors, and told to go on with BBR."""
+"""What must hold for connections that lose: found among this process's descriptors, and told to go
+on with BBR."""
 
 import asyncio
 import socket
@@ -47,7 +48,9 @@ def test_a_connection_loses_once_enough_was_sent_and_enough_of_it_again():
     assert not replace(CALM, resent=int(LOSSY * CALM.segments)).loses
 
 
-def test_what_a_connection_has_sent_is_read_from_the_kernel(pair: tuple[socket.socket, socket.socket]):
+def test_what_a_connection_has_sent_is_read_from_the_kernel(
+    pair: tuple[socket.socket, socket.socket],
+):
     caller, callee = pair
     before = read_sending(caller)
     assert before == Sending("reno", 0, 0)
@@ -62,7 +65,9 @@ def test_what_a_connection_has_sent_is_read_from_the_kernel(pair: tuple[socket.s
     assert read_sending(caller) is None, "it is over"
 
 
-def test_connections_of_this_process_are_found_and_left_as_they_are(pair: tuple[socket.socket, socket.socket]):
+def test_connections_of_this_process_are_found_and_left_as_they_are(
+    pair: tuple[socket.socket, socket.socket],
+):
     mine = {end.getsockname() for end in pair}
     left, right = socket.socketpair()
     with left, right:
@@ -76,10 +81,15 @@ def test_connections_of_this_process_are_found_and_left_as_they_are(pair: tuple[
     assert pair[1].recv(20) == b"still there"
 
 
-@pytest.mark.skipif(not is_allowed(), reason="this kernel has no BBR, or does not let users choose it")
+@pytest.mark.skipif(
+    not is_allowed(), reason="this kernel has no BBR, or does not let users choose it"
+)
 @pytest.mark.parametrize(("sending", "wanted"), [(LOSES, "bbr"), (CALM, "reno"), (None, "reno")])
 def test_what_loses_goes_on_with_bbr_and_nothing_else_does(
-    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, sending: Sending | None, wanted: str
+    pair: tuple[socket.socket, socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    sending: Sending | None,
+    wanted: str,
 ):
     caller, callee = pair
     told: list[dict[str, Any]] = []

@@ -1,11 +1,19 @@
-"""What must hold for nonces: each is good once, memory is bounded, and nobody fills the table of another."""
+"""What must hold for nonces: each is good once, memory is bounded, and nobody fills the table of
+another."""
 
 from lowcomm_node.transport.nonces import MAX_FLOORS, Nonces
 
 FLOOD, HONEST = "192.0.2.1", "198.51.100.1"
 
 
-def call(nonces: Nonces, peer: str, place: str, number: int, now: float = 0.0, issued: float | None = None) -> bool:
+def call(
+    nonces: Nonces,
+    peer: str,
+    place: str,
+    number: int,
+    now: float = 0.0,
+    issued: float | None = None,
+) -> bool:
     """Whether a call is taken."""
     nonce, issued = number.to_bytes(16, "big"), now if issued is None else issued
     if nonces.was_used(peer, nonce, issued, now):
@@ -34,7 +42,9 @@ def test_thirty_free_keys_of_one_address_take_nothing_from_others_and_are_heard_
 def test_of_many_addresses_the_one_that_holds_most_gives_way():
     nonces = Nonces(180.0, of_peer=100, of_address=100, of_all=100)
     honest = [call(nonces, "honest", HONEST, number) for number in range(10)]
-    flood = [call(nonces, f"flood {one}", f"192.0.{one % 9}.1", one, 1.0 + one) for one in range(150)]
+    flood = [
+        call(nonces, f"flood {one}", f"192.0.{one % 9}.1", one, 1.0 + one) for one in range(150)
+    ]
     assert all(honest + flood) and len(nonces) == 100
     assert not any(call(nonces, "honest", HONEST, number, 160.0) for number in range(10))
 
@@ -44,7 +54,9 @@ def test_what_was_forgotten_is_not_good_twice():
     for number in range(5):
         assert call(nonces, "a", HONEST, number, float(number))
     assert not any(
-        call(nonces, "a", place, number, 5.0, float(number)) for number in range(5) for place in (HONEST, FLOOD)
+        call(nonces, "a", place, number, 5.0, float(number))
+        for number in range(5)
+        for place in (HONEST, FLOOD)
     )
     for number in range(9):
         call(nonces, f"b{number}", HONEST, 0, 6.0)

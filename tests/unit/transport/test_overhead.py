@@ -1,4 +1,5 @@
-"""What must hold for frames of peers that belong to no message: they end a connection, messages never do."""
+"""What must hold for frames of peers that belong to no message: they end a connection, messages
+never do."""
 
 import asyncio
 from time import time
@@ -9,7 +10,14 @@ from helpers.http2 import FLOODS, Connection, call, connected
 from helpers.waiting import until_async
 from lowcomm_node.testing.wire import CALLEE, RUN, Callee, calling, listening, soon
 from lowcomm_node.transport.guard import unauthenticated as unauthenticated_module
-from lowcomm_node.transport.guard.overhead import BURST, OF_MESSAGE, RATE, SHARE, Explaining, Overhead
+from lowcomm_node.transport.guard.overhead import (
+    BURST,
+    OF_MESSAGE,
+    RATE,
+    SHARE,
+    Explaining,
+    Overhead,
+)
 from lowcomm_node.transport.stream import CalleeStream, CallerStream
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_node.transport.traffic import Meter
@@ -98,9 +106,13 @@ async def test_a_peer_that_floods_with_frames_loses_its_connection_and_no_other_
         callee.service.unauthenticated.overhead = Overhead(burst=MIB // 8, rate=16 * 1024)
         await authenticated(callee, flooding)
         stub = await channels.stub(callee.info())
-        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        await stub.Describe(
+            pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20
+        )
         looking = asyncio.create_task(callee.service.unauthenticated.run(callee.port))
         await soon(flooding.flood(lambda number: FLOODS[kind](number + 1), 50_000))
-        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        await stub.Describe(
+            pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20
+        )
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)

@@ -1,4 +1,5 @@
-"""What must hold for the routes to one peer, carried out: no call waits for one route where another one is open."""
+"""What must hold for the routes to one peer, carried out: no call waits for one route where another
+one is open."""
 
 import asyncio
 import secrets
@@ -43,10 +44,14 @@ def silent(end: End, taken: list[OpenStream]) -> None:
 
 
 async def opened(peer_channel: PeerChannel, route: Route) -> None:
-    await until_async(lambda: asyncio.sleep(0, route in peer_channel._open), 30, f"the {route} route is open")
+    await until_async(
+        lambda: asyncio.sleep(0, route in peer_channel._open), 30, f"the {route} route is open"
+    )
 
 
-async def test_where_a_faster_tunnel_is_cut_off_calls_take_the_direct_route_at_once(tmp_path, monkeypatch):
+async def test_where_a_faster_tunnel_is_cut_off_calls_take_the_direct_route_at_once(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(peer_channel_module, "PATIENCE", 1.0)
     async with pair(tmp_path) as (ada, bob):
         assert await soon(ada.introduce(alive(bob))) == ada.peer_id
@@ -61,7 +66,9 @@ async def test_where_a_faster_tunnel_is_cut_off_calls_take_the_direct_route_at_o
         assert await soon(peer_channel.channel(alive(bob))) is peer_channel._open[DIRECT].channel
 
 
-async def test_a_call_that_waits_for_a_tunnel_takes_a_direct_route_that_opens_meanwhile(tmp_path, monkeypatch):
+async def test_a_call_that_waits_for_a_tunnel_takes_a_direct_route_that_opens_meanwhile(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(peer_channel_module, "PATIENCE", 5.0)
     async with pair(tmp_path) as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
@@ -82,7 +89,9 @@ async def test_a_tunnel_that_is_lost_while_it_is_renewed_is_not_opened_twice(tmp
         renewal = peer_channel._attempts[TUNNEL]
         for pump in list(ada.tunnels._pumps):
             pump.fail(LinkLost("was lost"))
-        await until_async(lambda: asyncio.sleep(0, TUNNEL not in peer_channel._open), 30, "it is lost")
+        await until_async(
+            lambda: asyncio.sleep(0, TUNNEL not in peer_channel._open), 30, "it is lost"
+        )
         with pytest.raises(LinkLost, match="within 1 s"):
             await soon(ada.introduce(bob.info()))
         assert peer_channel._attempts[TUNNEL] is renewal and not renewal.done()
@@ -115,7 +124,9 @@ async def test_a_peer_channel_that_was_closed_opens_nothing_and_no_call_waits_fo
         silent(ada, taken)
         waiting = asyncio.create_task(ada.introduce(bob.info()))
         await until_async(
-            lambda: asyncio.sleep(0, ada.channels._peer_channels and line_to(ada, bob)._attempts), 30, "it opens"
+            lambda: asyncio.sleep(0, ada.channels._peer_channels and line_to(ada, bob)._attempts),
+            30,
+            "it opens",
         )
         peer_channel = line_to(ada, bob)
         await soon(peer_channel.close())
@@ -136,7 +147,9 @@ async def test_no_reason_is_told_of_a_peer_that_was_only_idle(tmp_path):
         now = peer_channel._clock()
         peer_channel._choice.opened(DIRECT, now - 120.0, 0.1)
         await peer_channel._open[DIRECT].channel.close()
-        await until_async(lambda: asyncio.sleep(0, peer_channel._choice.route is None), 30, "it is lost")
+        await until_async(
+            lambda: asyncio.sleep(0, peer_channel._choice.route is None), 30, "it is lost"
+        )
         assert peer_channel.describe() == PeerRoute()
 
 

@@ -1,4 +1,5 @@
-"""What must hold for the peers that a node talks with: never more than its owner allows, and idle ones make room."""
+"""What must hold for the peers that a node talks with: never more than its owner allows, and idle
+ones make room."""
 
 import asyncio
 import os
@@ -36,13 +37,16 @@ async def test_a_peer_counts_once_as_long_as_anything_is_held():
 
 
 def test_calls_out_and_calls_in_count_for_the_same_limit_although_it_is_empty_at_first():
-    """An empty one is false: each side took one of its own, so nobody kept to the owner's limit or saw anybody."""
+    """An empty one is false: each side took one of its own, so nobody kept to the owner's limit or
+    saw anybody."""
     peer_limit = PeerLimit(3)
     assert not peer_limit
     identity = Identity(b"c" * 32)
     gatekeeper = Gatekeeper(identity, "ab" * 32, lambda: 0.0)
     assert Channels(gatekeeper, peer_limit=peer_limit)._peer_limit is peer_limit
-    assert ExchangeService(gatekeeper, handlers=None, peer_limit=peer_limit)._peer_limit is peer_limit
+    assert (
+        ExchangeService(gatekeeper, handlers=None, peer_limit=peer_limit)._peer_limit is peer_limit
+    )
 
 
 async def test_an_idle_channel_makes_room_for_another_peer(tmp_path):
@@ -64,7 +68,9 @@ async def test_a_channel_that_carries_a_call_is_not_closed_for_another(tmp_path)
         assert await soon(call.receive()) == chunk(0, 8), "the call goes on"
         await soon(call.close())
         peer_limit = ada.channels._peer_limit
-        await until_async(lambda: asyncio.sleep(0, peer_limit.turned_away == 1), 10, "it was counted")
+        await until_async(
+            lambda: asyncio.sleep(0, peer_limit.turned_away == 1), 10, "it was counted"
+        )
         assert await soon(ada.introduce(eve.info())) == ada.peer_id
 
 
@@ -77,9 +83,13 @@ async def test_calls_of_a_peer_too_many_are_turned_away_and_others_go_on(tmp_pat
         late = await soon(eve.call(bob.info()))
         with pytest.raises(LinkLost, match="is busy"):
             await soon(late.receive())
-        assert await soon(eve.introduce(bob.info())) == eve.peer_id, "hello and goodbye are always heard"
+        assert await soon(eve.introduce(bob.info())) == eve.peer_id, (
+            "hello and goodbye are always heard"
+        )
         await soon(call.close())
-        await until_async(lambda: asyncio.sleep(0, not len(bob.service._peer_limit)), 10, "its call has ended")
+        await until_async(
+            lambda: asyncio.sleep(0, not len(bob.service._peer_limit)), 10, "its call has ended"
+        )
         other = await soon(eve.call(bob.info()))
         await soon(other.send(chunk(1, 8)))
         assert await soon(other.receive()) == chunk(1, 8)
@@ -130,7 +140,9 @@ async def test_other_windows_hold_for_new_calls_while_those_under_way_go_on(tmp_
             while True:
                 await soon(before.receive())
         await soon(after.send(chunk(5, 8)))
-        assert await soon(after.receive()) == chunk(5, 8), "whoever comes later is taken in by the new one"
+        assert await soon(after.receive()) == chunk(5, 8), (
+            "whoever comes later is taken in by the new one"
+        )
         closing = asyncio.create_task(bob.server.close())
         with pytest.raises(LinkLost):
             while True:
@@ -141,14 +153,21 @@ async def test_other_windows_hold_for_new_calls_while_those_under_way_go_on(tmp_
 async def test_a_server_that_can_not_be_renewed_stays_as_it_was(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         with socket.create_server(("127.0.0.1", 0)) as taken:
-            address, bob.server._address = bob.server._address, f"127.0.0.1:{taken.getsockname()[1]}"
+            address, bob.server._address = (
+                bob.server._address,
+                f"127.0.0.1:{taken.getsockname()[1]}",
+            )
             with pytest.raises(PortInUse):
                 await soon(bob.server.renew(flow_options(1e6)))
         bob.server._address = address
         assert await soon(ada.introduce(bob.info())) == ada.peer_id, "through a tunnel"
-        assert await soon(ada.introduce(bob.info(addresses=(f"127.0.0.1:{bob.port}",)))) == ada.peer_id
+        assert (
+            await soon(ada.introduce(bob.info(addresses=(f"127.0.0.1:{bob.port}",)))) == ada.peer_id
+        )
         assert list(tmp_path.iterdir()) == []
-        await soon(asyncio.gather(*(bob.server.renew(flow_options(rate)) for rate in (1e6, 1e6, 2e5))))
+        await soon(
+            asyncio.gather(*(bob.server.renew(flow_options(rate)) for rate in (1e6, 1e6, 2e5)))
+        )
         assert len(bob.server._retiring) == 2, "one after the other, and none for nothing"
         assert not os.get_inheritable(bob.server._local), "no child holds the socket"
         ada.channels.renew(flow_options(1e6))

@@ -1,4 +1,5 @@
-"""``ping``: figures come from the peer itself, on each route, and no peer gets more of it than is given."""
+"""``ping``: figures come from the peer itself, on each route, and no peer gets more of it than is
+given."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -29,7 +30,10 @@ LITTLE = 200_000
 @asynccontextmanager
 async def pair(tmp_path: Path) -> AsyncIterator[tuple[End, End]]:
     network = MemoryNetwork(time)
-    made = [End(identity, MemoryDiscovery(identity.peer_id, network), CERTIFICATE) for identity in (ADA, BOB)]
+    made = [
+        End(identity, MemoryDiscovery(identity.peer_id, network), CERTIFICATE)
+        for identity in (ADA, BOB)
+    ]
     async with ends(*made, folder=tmp_path) as (ada, bob):
         yield ada, bob
 
@@ -51,9 +55,13 @@ async def test_each_route_is_measured_by_itself(tmp_path: Path):
         assert direct.route == f"direct 127.0.0.1:{bob.port}" and tunnel.route == "punched"
         for route in (direct, tunnel):
             assert route.up > 0 and route.down > 0 and route.round_trip > 0 and not route.reason
-        assert here.up.total == there.down.total >= 2 * 2 * measuring.PIECE, "each route has carried contents"
+        assert here.up.total == there.down.total >= 2 * 2 * measuring.PIECE, (
+            "each route has carried contents"
+        )
         assert here.down.total == there.up.total >= 2 * 2 * measuring.PIECE
-        assert ada.channels.describe(bob.peer_id).route is None, "a ping leaves the routes of exchanges alone"
+        assert ada.channels.describe(bob.peer_id).route is None, (
+            "a ping leaves the routes of exchanges alone"
+        )
 
 
 async def test_a_route_that_is_not_there_says_why(tmp_path: Path):

@@ -1,4 +1,5 @@
-"""What must hold for the pipes of tunnels: real sockets at both ends, and streams between them that break off."""
+"""What must hold for the pipes of tunnels: real sockets at both ends, and streams between them that
+break off."""
 
 import asyncio
 import os
@@ -92,7 +93,11 @@ async def test_bytes_go_both_ways_at_once_and_each_way_ends_by_itself():
         sending = asyncio.create_task(send(ends.near, there))
         assert await soon(read_all(ends.far)) == there
         assert ends.callee.carried, "the way back is still open"
-        await soon(asyncio.gather(sending, send(ends.far, back), reading := asyncio.create_task(read_all(ends.near))))
+        await soon(
+            asyncio.gather(
+                sending, send(ends.far, back), reading := asyncio.create_task(read_all(ends.near))
+            )
+        )
         assert reading.result() == back
         assert not await soon(ends.caller.wait_cut())
         assert not await soon(ends.callee.wait_cut())
@@ -117,7 +122,9 @@ async def test_streams_that_break_off_at_any_time_cost_nothing_but_a_repetition(
     async with piped() as ends:
         there, back = draw.randbytes(2_000_000), draw.randbytes(draw.randrange(2_000_000))
         resuming = asyncio.create_task(ends.resume())
-        work = asyncio.gather(send(ends.near, there), send(ends.far, back), read_all(ends.near), read_all(ends.far))
+        work = asyncio.gather(
+            send(ends.near, there), send(ends.far, back), read_all(ends.near), read_all(ends.far)
+        )
         for _ in range(20):
             for _ in range(draw.randrange(50)):
                 await asyncio.sleep(0)
@@ -253,7 +260,9 @@ async def test_a_stream_that_comes_late_takes_no_other_ones_place(is_cut):
         await loop.sock_sendall(mine, b"hello")
         assert await soon(loop.sock_recv(far, 100)) == word(5) + b"hello"
         await loop.sock_sendall(far, numbered(Signal.ACK, 5))
-        await until_async(lambda: asyncio.sleep(0, pump._session.acked == 5), 30, "it is acknowledged")
+        await until_async(
+            lambda: asyncio.sleep(0, pump._session.acked == 5), 30, "it is acknowledged"
+        )
         if is_cut:
             pump.cut_off("broke off")
         late, other = pair()
@@ -266,7 +275,9 @@ async def test_a_stream_that_comes_late_takes_no_other_ones_place(is_cut):
             assert await soon(loop.sock_recv(far, ANSWER)) == numbered(Signal.READY, 1)
         with far:
             await loop.sock_sendall(mine, b"on")
-            assert await soon(loop.sock_recv(far, 100)) == word(2) + b"on", "the session has noticed nothing"
+            assert await soon(loop.sock_recv(far, 100)) == word(2) + b"on", (
+                "the session has noticed nothing"
+            )
 
 
 async def test_thousands_of_tiny_pieces_are_passed_on_a_few_in_each_turn_of_the_loop():
@@ -303,7 +314,9 @@ async def test_what_is_in_the_buffer_when_a_stream_is_cut_comes_again():
             return feed(parts)
 
         pump._session.feed = noticed
-        await loop.sock_sendall(far, b"".join(word(1) + data[place : place + 1] for place in range(1_000)))
+        await loop.sock_sendall(
+            far, b"".join(word(1) + data[place : place + 1] for place in range(1_000))
+        )
         await soon(begun.wait())
         assert pump.received < len(data)
         pump.cut_off("broke off")
@@ -313,7 +326,9 @@ async def test_what_is_in_the_buffer_when_a_stream_is_cut_comes_again():
         assert await soon(loop.sock_recv(far, ANSWER)) == numbered(Signal.READY, received)
         with far:
             rest = data[received:]
-            await loop.sock_sendall(far, (word(len(rest)) + rest if rest else b"") + word(Signal.END))
+            await loop.sock_sendall(
+                far, (word(len(rest)) + rest if rest else b"") + word(Signal.END)
+            )
             assert await soon(read_all(mine)) == data
 
 

@@ -1,4 +1,5 @@
-"""What must hold for callers that call too often, too many at once, or begin calls that they do not go on with."""
+"""What must hold for callers that call too often, too many at once, or begin calls that they do not
+go on with."""
 
 import asyncio
 
@@ -8,7 +9,16 @@ from grpc import aio
 
 from helpers.waiting import until_async
 from lowcomm_node.system.quota import Allowed
-from lowcomm_node.testing.wire import CALLEE, CALLER, PATH, Callee, calling, calling_raw, listening, soon
+from lowcomm_node.testing.wire import (
+    CALLEE,
+    CALLER,
+    PATH,
+    Callee,
+    calling,
+    calling_raw,
+    listening,
+    soon,
+)
 from lowcomm_node.transport import server, service
 from lowcomm_node.transport.guard import rate_limits
 from lowcomm_node.transport.guard.rate_limits import RateLimits
@@ -90,10 +100,15 @@ async def test_a_flood_of_calls_is_turned_away_by_caller_and_its_connection_ends
             assert (await status(callee, channels))[0] is grpc.StatusCode.OK
         for _ in range(3):
             code, words = await status(callee, channels)
-            assert (code, words) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "at most 3 calls a minute: call again later")
+            assert (code, words) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "at most 3 calls a minute: call again later",
+            )
         assert not held.done(), "it may be overly eager"
         assert (await status(callee, channels))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
-        assert await soon(held.code()) is grpc.StatusCode.UNAVAILABLE, "its connection was ended, with all that it held"
+        assert await soon(held.code()) is grpc.StatusCode.UNAVAILABLE, (
+            "its connection was ended, with all that it held"
+        )
         assert (await status(callee, others))[0] is grpc.StatusCode.OK
         assert callee.service._refusals.counts() == {"call.too-many": 4}
         assert callee.introduced == [CALLER.peer_id] * 2 + [STRANGER.peer_id]
@@ -103,7 +118,10 @@ async def test_after_some_calls_without_a_credential_an_address_is_not_heard_for
     async with listening() as callee, calling() as channels:
         callee.service._rate_limits = RateLimits(bad_calls=FEW)
         codes = [(await status(callee, channels, ()))[0] for _ in range(5)]
-        assert codes == [grpc.StatusCode.UNAUTHENTICATED] * 3 + [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+        assert (
+            codes
+            == [grpc.StatusCode.UNAUTHENTICATED] * 3 + [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
+        )
         assert (await status(callee, channels))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
@@ -114,8 +132,12 @@ async def test_a_peer_at_the_address_of_a_flood_is_heard_over_the_connection_tha
         codes = [await soon(half_open(flooding, "Describe").code()) for _ in range(5)]
         assert codes[3:] == [grpc.StatusCode.RESOURCE_EXHAUSTED] * 2
         assert (await status(callee, channels))[0] is grpc.StatusCode.OK
-        assert (await status(callee, channels, ()))[0] is grpc.StatusCode.UNAUTHENTICATED, "it does as the flood does"
-        assert (await status(callee, channels))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED, "and is a stranger now"
+        assert (await status(callee, channels, ()))[0] is grpc.StatusCode.UNAUTHENTICATED, (
+            "it does as the flood does"
+        )
+        assert (await status(callee, channels))[0] is grpc.StatusCode.RESOURCE_EXHAUSTED, (
+            "and is a stranger now"
+        )
 
 
 def half_open(channel: aio.Channel, method: str, metadata=None):
@@ -124,7 +146,9 @@ def half_open(channel: aio.Channel, method: str, metadata=None):
 
 
 @pytest.mark.parametrize("method", ["Describe", "Fetch", "Swap", "Ping"])
-async def test_a_caller_that_begins_calls_and_sends_no_request_holds_no_place(method: str, monkeypatch):
+async def test_a_caller_that_begins_calls_and_sends_no_request_holds_no_place(
+    method: str, monkeypatch
+):
     monkeypatch.setattr(server, "MAX_CALLS", 4)
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
         begun = [half_open(channel, method) for _ in range(4)]
@@ -137,7 +161,9 @@ async def test_who_sends_no_request_is_waited_for_no_longer_than_a_moment(monkey
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
         one = half_open(channel, "Describe", channels.metadata(CALLEE.peer_id))
         assert await soon(one.code()) is grpc.StatusCode.DEADLINE_EXCEEDED
-        await until_async(lambda: asyncio.sleep(0, not callee.service.open_calls), 10, "its place is free")
+        await until_async(
+            lambda: asyncio.sleep(0, not callee.service.open_calls), 10, "its place is free"
+        )
 
 
 @pytest.mark.parametrize("request_", [None, b"\xff\xff"])

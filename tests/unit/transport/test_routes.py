@@ -148,7 +148,8 @@ def test_when_nothing_works_each_route_is_tried_again_soon_and_the_reasons_are_t
     choice.failed(DIRECT, 5.0, "did not answer within 5 s")
     choice.failed(TUNNEL, 6.0, "has no place left")
     assert choice.plan(6.5) == Plan(
-        use=None, reason="can't be reached (direct: did not answer within 5 s; tunnel: has no place left)"
+        use=None,
+        reason="can't be reached (direct: did not answer within 5 s; tunnel: has no place left)",
     )
     assert routes_of(choice.plan(5.0 + ALONE_PAUSE)) == [DIRECT]
     assert routes_of(choice.plan(6.0 + ALONE_PAUSE)) == [TUNNEL]
@@ -162,7 +163,9 @@ def test_the_tunnel_waits_for_nothing_when_direct_is_not_being_tried(choice):
     with_dead_direct(choice)
     choice.failed(DIRECT, 99.5, "dead")
     choice.lost(TUNNEL, 100.0, "broke")
-    assert choice.plan(100.0) == Plan(use=None, attempts=(Attempt(route=TUNNEL, deadline=TUNNEL_DEADLINE),))
+    assert choice.plan(100.0) == Plan(
+        use=None, attempts=(Attempt(route=TUNNEL, deadline=TUNNEL_DEADLINE),)
+    )
 
 
 def test_the_head_start_is_learned_from_what_direct_connections_take():
@@ -183,7 +186,8 @@ def test_the_head_start_is_learned_from_what_direct_connections_take():
 INPUTS = st.one_of(
     st.tuples(st.just("plan"), st.none()),
     st.tuples(
-        st.sampled_from(["opened", "failed", "dropped", "lost", "moved", "renewal", "measured"]), st.sampled_from(Route)
+        st.sampled_from(["opened", "failed", "dropped", "lost", "moved", "renewal", "measured"]),
+        st.sampled_from(Route),
     ),
 )
 
@@ -235,7 +239,8 @@ MB = 10**6
 
 
 def both_open(choice: Choice, slow: float = SLOW) -> None:
-    """Direct has brought contents within ``slow`` seconds, and the tunnel is open where that was worth it."""
+    """Direct has brought contents within ``slow`` seconds, and the tunnel is open where that was
+    worth it."""
     choice.plan(0.0)
     choice.opened(DIRECT, 0.1, 0.1)
     choice.dropped(TUNNEL)
@@ -254,7 +259,9 @@ def test_where_contents_are_quick_nothing_else_is_tried(choice):
     assert choice.plan(3.0) == Plan(use=DIRECT)
 
 
-@pytest.mark.parametrize(("tunnel", "wanted"), [(FASTER * 1.1, TUNNEL), (FASTER * 0.9, DIRECT), (0.1, DIRECT)])
+@pytest.mark.parametrize(
+    ("tunnel", "wanted"), [(FASTER * 1.1, TUNNEL), (FASTER * 0.9, DIRECT), (0.1, DIRECT)]
+)
 def test_the_route_that_was_faster_is_used(choice, tunnel, wanted):
     both_open(choice)
     choice.measured(TUNNEL, 4.0, int(tunnel * MB), SLOW)

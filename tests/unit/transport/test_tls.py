@@ -61,7 +61,9 @@ class Clock:
         return self.now
 
 
-async def describe(channels: Channels, callee: Callee, metadata: object = None) -> tuple[Status, str]:
+async def describe(
+    channels: Channels, callee: Callee, metadata: object = None
+) -> tuple[Status, str]:
     """How a call of Describe ends, with our own credential unless other metadata is given."""
     stub = await channels.stub(callee.info())
     metadata = channels.metadata(callee.identity.peer_id) if metadata is None else metadata
@@ -85,7 +87,9 @@ def credential(signer=CALLER, callee=CALLEE.peer_id, run=RUN, issued=NOW, nonce=
     return write_credential(signer, callee, run, issued, nonce)
 
 
-def changed(change: Callable[[pb.SignedCredential, pb.Credential], None], purpose: str | None = None) -> bytes:
+def changed(
+    change: Callable[[pb.SignedCredential, pb.Credential], None], purpose: str | None = None
+) -> bytes:
     """A credential after ``change``, signed again by its caller if a purpose is given."""
     signed = pb.SignedCredential.FromString(credential())
     inner = pb.Credential.FromString(signed.payload)
@@ -118,10 +122,19 @@ BAD = {
     "for another run": (credential(run="cd" * 32), "another peer or run"),
     "expired": (credential(issued=NOW - CREDENTIAL_LIFE - 0.1), "set both clocks right"),
     "from the future": (credential(issued=NOW + CREDENTIAL_LIFE + 0.1), "set both clocks right"),
-    "from the end of time": (changed(lambda _, c: setattr(c, "issued_ms", 2**64 - 1), "credential"), "set both clocks"),
+    "from the end of time": (
+        changed(lambda _, c: setattr(c, "issued_ms", 2**64 - 1), "credential"),
+        "set both clocks",
+    ),
     "forged": (changed(flip), "is not one of"),
-    "in another's name": (changed(lambda _, c: setattr(c, "caller", STRANGER.peer_id)), "is not one of"),
-    "in nobody's name": (changed(lambda _, c: setattr(c, "caller", "nobody"), "credential"), "nobody"),
+    "in another's name": (
+        changed(lambda _, c: setattr(c, "caller", STRANGER.peer_id)),
+        "is not one of",
+    ),
+    "in nobody's name": (
+        changed(lambda _, c: setattr(c, "caller", "nobody"), "credential"),
+        "nobody",
+    ),
     "with a new nonce": (changed(lambda _, c: setattr(c, "nonce", b"m" * 16)), "is not one of"),
     "signed for another use": (changed(keep, "peer record"), "is not one of"),
     "without a nonce": (credential(nonce=b""), "wrong length"),
@@ -168,15 +181,21 @@ async def test_metadata_that_no_credential_needs_is_refused_before_it_is_looked_
 @pytest.mark.parametrize("method", ["Describe", "Swap", "Fetch", "Ping"])
 async def test_a_compressed_message_is_not_inflated_and_costs_no_traceback(method: str, caplog):
     async with listening() as callee, calling() as channels:
-        options = (("grpc.ssl_target_name_override", SERVER_NAME), ("grpc.max_send_message_length", -1))
+        options = (
+            ("grpc.ssl_target_name_override", SERVER_NAME),
+            ("grpc.max_send_message_length", -1),
+        )
         pin, gzip = pinned(callee.certificate.der), grpc.Compression.Gzip
         async with aio.secure_channel(f"127.0.0.1:{callee.port}", pin, options, gzip) as channel:
-            one = channel.stream_stream(PATH + method)(metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+            one = channel.stream_stream(PATH + method)(
+                metadata=channels.metadata(CALLEE.peer_id), timeout=20
+            )
             with suppress(aio.AioRpcError, asyncio.InvalidStateError):
                 await one.write(bytes(3 * 2**20))
             assert await soon(one.code()) in (Status.UNIMPLEMENTED, Status.INTERNAL)
         assert callee.streams.empty() and not callee.introduced
-    # On a busy machine gRPC still hands events to the event loop of the test before, which is closed.
+    # On a busy machine gRPC still hands events to the event loop of the test before, which is
+    # closed.
     errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
     assert [error for error in errors if "PollerCompletionQueue" not in error] == []
 
@@ -204,8 +223,13 @@ async def test_what_one_callee_was_sent_is_no_use_at_another():
 def test_used_nonces_are_remembered_as_long_as_they_could_be_used_and_no_longer():
     clock = Clock()
     keeper = Gatekeeper(CALLEE, RUN, clock)
-    for ahead in (0, CREDENTIAL_LIFE):  # one of a caller whose clock is ahead is good for twice as long
-        first = {CREDENTIAL_KEY: credential(issued=clock.now + ahead, nonce=bytes([int(ahead)] * 16))}
+    for ahead in (
+        0,
+        CREDENTIAL_LIFE,
+    ):  # one of a caller whose clock is ahead is good for twice as long
+        first = {
+            CREDENTIAL_KEY: credential(issued=clock.now + ahead, nonce=bytes([int(ahead)] * 16))
+        }
         assert keeper.caller(first) == CALLER.peer_id
         began = clock.now
         for seconds in range(0, int(4 * CREDENTIAL_LIFE), 5):
@@ -224,7 +248,10 @@ def test_a_call_is_taken_only_of_who_may_take_part_and_its_credential_says_so():
     invited = Gatekeeper(CALLER, RUN, Clock(), claim=claim)
     for _ in range(2):
         assert keeper.caller(dict(invited.credential_for(CALLEE.peer_id))) == CALLER.peer_id
-    for caller in (Gatekeeper(STRANGER, RUN, Clock()), Gatekeeper(STRANGER, RUN, Clock(), claim=claim)):
+    for caller in (
+        Gatekeeper(STRANGER, RUN, Clock()),
+        Gatekeeper(STRANGER, RUN, Clock(), claim=claim),
+    ):
         with pytest.raises(LowcommError):
             keeper.caller(dict(caller.credential_for(CALLEE.peer_id)))
     assert refusals.counts() == {"call.bad-signature": 1, "call.not-invited": 1}
@@ -237,7 +264,10 @@ def test_a_caller_through_a_tunnel_needs_a_credential_only_to_show_its_invite():
     invited = Gatekeeper(CALLER, RUN, Clock(), claim=token.claim(CALLER.peer_id, NOW).data)
     with pytest.raises(LowcommError, match="invited peers only"):
         keeper.tunneled(CALLER.peer_id, {})
-    assert keeper.tunneled(CALLER.peer_id, dict(invited.credential_for(CALLEE.peer_id))) == CALLER.peer_id
+    assert (
+        keeper.tunneled(CALLER.peer_id, dict(invited.credential_for(CALLEE.peer_id)))
+        == CALLER.peer_id
+    )
     assert keeper.tunneled(CALLER.peer_id, {}) == CALLER.peer_id, "it is known now"
     with pytest.raises(RecordError, match="another peer than the one that calls"):
         keeper.tunneled(STRANGER.peer_id, dict(invited.credential_for(CALLEE.peer_id)))
@@ -248,7 +278,9 @@ def test_a_caller_through_a_tunnel_needs_a_credential_only_to_show_its_invite():
 
 
 def test_those_who_may_not_take_part_fill_no_memory():
-    keeper = Gatekeeper(CALLEE, RUN, Clock(), admission=Admission(Rules(RUN, CALLER.peer_id, "invite")))
+    keeper = Gatekeeper(
+        CALLEE, RUN, Clock(), admission=Admission(Rules(RUN, CALLER.peer_id, "invite"))
+    )
     stranger = Gatekeeper(STRANGER, RUN, Clock())
     for _ in range(5):
         with pytest.raises(LowcommError, match="invited peers only"):
@@ -297,7 +329,9 @@ def version_2() -> bytes:
     return bytes(der)
 
 
-@pytest.mark.parametrize("der", [b"", b"rubbish", bytes(2048), new_certificate().der[:-1], version_2()])
+@pytest.mark.parametrize(
+    "der", [b"", b"rubbish", bytes(2048), new_certificate().der[:-1], version_2()]
+)
 def test_a_certificate_that_is_none_is_one_clear_error(der):
     with pytest.raises(RecordError, match="certificate can't be read"):
         pinned(der)
@@ -314,7 +348,11 @@ async def test_a_certificate_is_fetched_once_and_pinned_afterwards():
         info = callee.info(addresses=(f"127.0.0.1:{cable.port}",))
         first = await channels._certificates.fetch(info.certificate, info.addresses)
         await cable.close()
-        assert await channels._certificates.fetch(info.certificate, info.addresses) == first == callee.certificate.der
+        assert (
+            await channels._certificates.fetch(info.certificate, info.addresses)
+            == first
+            == callee.certificate.der
+        )
 
 
 async def test_what_speaks_no_tls_gets_one_connection_and_no_call():
@@ -362,7 +400,9 @@ async def test_addresses_are_tried_in_turn():
         for addresses in (("127.0.0.1:1", here), (here, "127.0.0.1:1")):
             stub = await channels.stub(callee.info(addresses=addresses))
             metadata = channels.metadata(CALLEE.peer_id)
-            assert (await stub.Describe(pb.Introduction(), metadata=metadata, timeout=10)).release == CALLER.peer_id
+            assert (
+                await stub.Describe(pb.Introduction(), metadata=metadata, timeout=10)
+            ).release == CALLER.peer_id
 
 
 async def test_an_address_can_not_name_a_path_on_this_machine(tmp_path, monkeypatch):
@@ -384,7 +424,9 @@ async def test_a_peer_has_one_channel_and_a_new_certificate_a_new_one():
         second = ExchangeServer(other, callee.service)
         port = await second.start("127.0.0.1", 0)
         try:
-            await channels.stub(callee.info(certificate=other.digest, addresses=(f"127.0.0.1:{port}",)))
+            await channels.stub(
+                callee.info(certificate=other.digest, addresses=(f"127.0.0.1:{port}",))
+            )
             assert len(channels._open) == 2
         finally:
             await second.close()
@@ -394,7 +436,9 @@ async def test_a_peer_has_one_channel_and_a_new_certificate_a_new_one():
 async def test_the_channel_that_was_not_used_for_longest_is_closed_beyond_the_bound(monkeypatch):
     monkeypatch.setattr(channels_module, "MAX_CHANNELS", 2)
     async with listening() as callee, calling() as channels:
-        first, second, third = [callee.info(addresses=(f"127.0.0.1:{callee.port}",) * times) for times in (1, 2, 3)]
+        first, second, third = [
+            callee.info(addresses=(f"127.0.0.1:{callee.port}",) * times) for times in (1, 2, 3)
+        ]
         kept, closed = await call(channels, first), await call(channels, second)
         await soon(callee.streams.get())
         await soon(callee.streams.get())
@@ -447,17 +491,24 @@ async def test_one_peer_has_so_many_calls_at_once_and_others_are_still_served(me
     async with listening() as callee, calling() as channels, calling(STRANGER) as others:
         for _ in range(3):  # as often as they like, one after the other
             open_ = [await begin(method, channels, callee) for method in methods]
-            for refused in (await call(channels, callee.info()), await call(channels, callee.info())):
+            for refused in (
+                await call(channels, callee.info()),
+                await call(channels, callee.info()),
+            ):
                 with pytest.raises(LinkLost, match="is busy"):
                     await soon(refused.receive())
-            fetch = (await channels.stub(callee.info())).Fetch(metadata=channels.metadata(CALLEE.peer_id), timeout=10)
+            fetch = (await channels.stub(callee.info())).Fetch(
+                metadata=channels.metadata(CALLEE.peer_id), timeout=10
+            )
             with pytest.raises(aio.AioRpcError, match="at most 2 calls at once"):
                 await soon(fetch.read())
             assert callee.streams.empty()
             assert (await describe(others, callee))[0] is Status.OK
             for stream in open_:
                 stream.cancel()
-                assert isinstance(await soon(callee.ended.get()), asyncio.CancelledError | GeneratorExit)
+                assert isinstance(
+                    await soon(callee.ended.get()), asyncio.CancelledError | GeneratorExit
+                )
         assert (await describe(channels, callee))[0] is Status.OK
 
 
@@ -477,7 +528,9 @@ async def test_all_peers_together_have_so_many_calls_at_once(monkeypatch):
         assert (await describe(others, callee))[0] is Status.RESOURCE_EXHAUSTED
         open_[0].cancel()
         await soon(callee.ended.get())
-        while (await describe(others, callee))[0] is not Status.OK:  # gRPC counts until it has sent the status
+        while (await describe(others, callee))[
+            0
+        ] is not Status.OK:  # gRPC counts until it has sent the status
             assert callee.streams.empty()
 
 
@@ -492,14 +545,18 @@ async def test_a_message_that_is_too_large_ends_the_stream_before_it_is_read():
         await stream.send(pb.Frame(chunk=pb.Chunk(data=bytes(server_module.MAX_MESSAGE + 1))))
         with pytest.raises(LinkLost, match="too large"):
             await soon(stream.receive())
-        with suppress(LinkLost):  # whichever gRPC notices first: that there is no message, or that the stream has ended
+        with suppress(
+            LinkLost
+        ):  # whichever gRPC notices first: that there is no message, or that the stream has ended
             assert await soon(reading) is None
         assert (await describe(channels, callee))[0] is Status.OK
 
 
 async def test_a_callee_can_not_send_a_message_that_is_too_large_either():
     async with misbehaving() as rogue, calling() as channels:
-        rogue.frames = [pb.Frame(chunk=pb.Chunk(data=bytes(server_module.MAX_MESSAGE + 1))).SerializeToString()]
+        rogue.frames = [
+            pb.Frame(chunk=pb.Chunk(data=bytes(server_module.MAX_MESSAGE + 1))).SerializeToString()
+        ]
         stream = await call(channels, rogue.info())
         with pytest.raises(LinkLost, match="too large"):
             await soon(stream.receive())
@@ -512,7 +569,12 @@ async def test_a_callee_can_not_send_a_message_that_is_too_large_either():
 @pytest.mark.parametrize("method", ["Swap", "Fetch"])
 async def test_a_caller_that_vanishes_frees_everything(way, method, monkeypatch):
     monkeypatch.setattr(rate_limits, "MAX_CALLS_PER_PEER", 1)
-    async with listening() as callee, cabled(callee.port) as cable, calling() as channels, calling() as later:
+    async with (
+        listening() as callee,
+        cabled(callee.port) as cable,
+        calling() as channels,
+        calling() as later,
+    ):
         direct, callee.port = callee.port, cable.port
         stream = await begin(method, channels, callee)
         if way == "cancels":
@@ -527,7 +589,9 @@ async def test_a_caller_that_vanishes_frees_everything(way, method, monkeypatch)
         held.cancel()
         await soon(callee.ended.get())
         await until_async(
-            lambda: asyncio.sleep(0, not callee.service.open_calls), DEADLINE, "nothing is kept of the callers"
+            lambda: asyncio.sleep(0, not callee.service.open_calls),
+            DEADLINE,
+            "nothing is kept of the callers",
         )
 
 
@@ -546,7 +610,9 @@ async def test_what_a_caller_did_wrong_ends_its_stream_with_the_reason(name):
 
     async with listening() as callee, calling() as channels:
         callee.swapping = swap
-        swap_call = (await channels.stub(callee.info())).Swap(metadata=channels.metadata(CALLEE.peer_id), timeout=10)
+        swap_call = (await channels.stub(callee.info())).Swap(
+            metadata=channels.metadata(CALLEE.peer_id), timeout=10
+        )
         with pytest.raises(aio.AioRpcError, match=word) as caught:
             await soon(swap_call.read())
         assert caught.value.code() is code

@@ -1,4 +1,5 @@
-"""What must hold for tunnels, whatever carries their streams: real gRPC at both ends, the twin of libp2p between them."""
+"""What must hold for tunnels, whatever carries their streams: real gRPC at both ends, the twin of
+libp2p between them."""
 
 import asyncio
 import secrets
@@ -52,23 +53,37 @@ async def test_a_credential_of_somebody_else_is_refused(tmp_path):
     async with pair(tmp_path, EVE) as (ada, bob, eve):
         dialer = ada.tunnels.dialer(bob.peer_id)
         async with aio.insecure_channel(dialer.target) as channel:
-            for metadata in (eve.channels.metadata(bob.peer_id), (("lowcomm-credential-bin", b"rubbish"),)):
+            for metadata in (
+                eve.channels.metadata(bob.peer_id),
+                (("lowcomm-credential-bin", b"rubbish"),),
+            ):
                 with pytest.raises(aio.AioRpcError) as caught:
-                    await soon(ExchangeStub(channel).Describe(pb.Introduction(), metadata=metadata, timeout=30))
+                    await soon(
+                        ExchangeStub(channel).Describe(
+                            pb.Introduction(), metadata=metadata, timeout=30
+                        )
+                    )
                 assert caught.value.code() is Status.UNAUTHENTICATED
     assert not bob.callers
 
 
-@pytest.mark.parametrize("name", ["", "in.{ada}.1", "lowcomm.{token}.in.{ada}.99", "lowcomm.{token}.in.{ada}.1.x"])
+@pytest.mark.parametrize(
+    "name", ["", "in.{ada}.1", "lowcomm.{token}.in.{ada}.99", "lowcomm.{token}.in.{ada}.1.x"]
+)
 async def test_a_unix_socket_that_is_none_of_our_tunnels_is_refused(tmp_path, name):
     async with pair(tmp_path) as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id, "so that a sound name is known"
         forged = name.format(ada=ada.peer_id, token=bob.tunnels._token)
         assert forged not in bob.tunnels.callee._names
-        async with forwarded(forged, bob.server.local) as target, aio.insecure_channel(target) as channel:
+        async with (
+            forwarded(forged, bob.server.local) as target,
+            aio.insecure_channel(target) as channel,
+        ):
             metadata = ada.channels.metadata(bob.peer_id)
             with pytest.raises(aio.AioRpcError) as caught:
-                await soon(ExchangeStub(channel).Describe(pb.Introduction(), metadata=metadata, timeout=30))
+                await soon(
+                    ExchangeStub(channel).Describe(pb.Introduction(), metadata=metadata, timeout=30)
+                )
         assert caught.value.code() is Status.UNAUTHENTICATED
         assert "none of our tunnels" in (caught.value.details() or "")
 
@@ -119,7 +134,10 @@ async def test_a_caller_over_tls_still_needs_a_credential(tmp_path):
         straight = bob.info(addresses=(f"127.0.0.1:{bob.port}",))
         stub = await ada.channels.stub(straight)
         assert ada.channels.describe(bob.peer_id).route.startswith("direct")
-        for metadata in ((), (("peer", f"unix-abstract:lowcomm.{bob.tunnels._token}.in.{ada.peer_id}.1"),)):
+        for metadata in (
+            (),
+            (("peer", f"unix-abstract:lowcomm.{bob.tunnels._token}.in.{ada.peer_id}.1"),),
+        ):
             with pytest.raises(aio.AioRpcError, match="without a credential"):
                 await soon(stub.Describe(pb.Introduction(), metadata=metadata, timeout=30))
 
@@ -136,7 +154,9 @@ async def begin(caller: End, callee: End, words: bytes) -> tuple[OpenStream, byt
     with suppress(OSError):  # it was refused before
         await loop.sock_sendall(stream.socket, words)
     answer = b""
-    while len(answer) < ANSWER and (part := await soon(loop.sock_recv(stream.socket, ANSWER - len(answer)))):
+    while len(answer) < ANSWER and (
+        part := await soon(loop.sock_recv(stream.socket, ANSWER - len(answer)))
+    ):
         answer += part
     return stream, answer
 
@@ -163,10 +183,14 @@ async def test_a_flood_of_streams_is_bounded_and_passes(tmp_path, monkeypatch):
         assert await soon(eve.introduce(bob.info())) == eve.peer_id
 
 
-async def test_one_peers_flood_of_streams_that_say_nothing_keeps_nobody_else_out(tmp_path, monkeypatch):
+async def test_one_peers_flood_of_streams_that_say_nothing_keeps_nobody_else_out(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(callee_module, "OPENING_DEADLINE", 0.5)
     async with pair(tmp_path, EVE) as (ada, bob, eve):
-        silent = [await eve.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for _ in range(50)]
+        silent = [
+            await eve.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for _ in range(50)
+        ]
         assert bob.tunnels.statistics().refused == 50 - callee_module.MAX_TUNNELS_PER_PEER
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
 
@@ -181,10 +205,15 @@ async def test_one_peers_flood_of_streams_that_say_nothing_keeps_nobody_else_out
 async def test_peers_with_many_silent_streams_keep_nobody_else_out(tmp_path, monkeypatch):
     monkeypatch.setattr(callee_module, "MAX_TUNNELS", 4)
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
-        silent = [await who.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for who in (eve, eve, dan, dan)]
+        silent = [
+            await who.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
+            for who in (eve, eve, dan, dan)
+        ]
         loop = asyncio.get_running_loop()
         assert await soon(ada.introduce(bob.info())) == ada.peer_id, "at once"
-        assert await soon(loop.sock_recv(silent[0].socket, 1)) == b"", "the oldest of who has most has given way"
+        assert await soon(loop.sock_recv(silent[0].socket, 1)) == b"", (
+            "the oldest of who has most has given way"
+        )
         third = await eve.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
         fourth = await eve.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
         assert await soon(loop.sock_recv(fourth.socket, ANSWER)) == numbered(Signal.BUSY, 0), (
@@ -195,15 +224,21 @@ async def test_peers_with_many_silent_streams_keep_nobody_else_out(tmp_path, mon
             stream.socket.close()
 
 
-async def test_unaccepted_sessions_have_a_bound_and_make_room_for_other_peers(tmp_path, monkeypatch):
+async def test_unaccepted_sessions_have_a_bound_and_make_room_for_other_peers(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(callee_module, "MAX_TUNNELS", 4)
     async with pair(tmp_path, EVE, DAN) as (ada, bob, eve, dan):
         held = [await begin(eve, bob, opening(name(), None)) for _ in range(4)]
         assert [answer for _, answer in held] == [numbered(Signal.READY, 0)] * 4
         assert await soon(ada.introduce(bob.info())) == ada.peer_id, "though all places were taken"
-        assert [peer for peer, _ in bob.tunnels.callee._sessions] == [eve.peer_id] * 3 + [ada.peer_id]
+        assert [peer for peer, _ in bob.tunnels.callee._sessions] == [eve.peer_id] * 3 + [
+            ada.peer_id
+        ]
         held += [await begin(dan, bob, opening(name(), None)) for _ in range(5)]
-        assert [peer for peer, _ in bob.tunnels.callee._sessions].count(ada.peer_id) == 1, "accepted once, it stays"
+        assert [peer for peer, _ in bob.tunnels.callee._sessions].count(ada.peer_id) == 1, (
+            "accepted once, it stays"
+        )
         assert len(bob.tunnels.callee._sessions) == 4
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
         assert ada.tunnels.statistics().resumed == 0
@@ -227,7 +262,9 @@ async def test_whose_call_was_accepted_makes_room_for_nobody(tmp_path, monkeypat
             stream.socket.close()
 
 
-async def test_a_peer_that_takes_streams_and_never_answers_is_given_up_in_time(tmp_path, monkeypatch):
+async def test_a_peer_that_takes_streams_and_never_answers_is_given_up_in_time(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(tunnels_module, "ANSWER_DEADLINE", 0.2)
     async with pair(tmp_path, EVE) as (ada, _, eve):
         taken = []
@@ -247,7 +284,9 @@ async def test_who_sends_on_where_nothing_is_due_is_not_read_on(tmp_path, monkey
         assert answer == numbered(Signal.GONE, 0)
         with stream.socket:
             await asyncio.get_running_loop().sock_sendall(stream.socket, b"and on")
-            assert await soon(ends_at(stream.socket)), "it is closed, though its deadline is an hour away"
+            assert await soon(ends_at(stream.socket)), (
+                "it is closed, though its deadline is an hour away"
+            )
 
 
 async def ends_at(end: socket.socket) -> bool:
@@ -274,7 +313,9 @@ async def test_streams_that_come_and_go_are_bounded_too(tmp_path, monkeypatch):
 
 async def test_somebody_else_at_a_peers_address_is_told_and_counted_and_the_tunnel_taken(tmp_path):
     async with pair(tmp_path, EVE) as (ada, bob, eve):
-        meddled = bob.info(addresses=(f"127.0.0.1:{eve.port}",), certificate=new_certificate().digest)
+        meddled = bob.info(
+            addresses=(f"127.0.0.1:{eve.port}",), certificate=new_certificate().digest
+        )
         assert await soon(ada.introduce(meddled)) == ada.peer_id
         assert bob.callers and not eve.callers
         told = ada.channels.describe(bob.peer_id)
@@ -310,7 +351,9 @@ async def test_calls_go_on_over_the_next_stream_when_one_breaks_off(tmp_path):
         assert ada.tunnels.statistics().resumed >= 5 and bob.tunnels.statistics().resumed >= 5
 
 
-async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lost_with_a_reason(tmp_path, monkeypatch):
+async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lost_with_a_reason(
+    tmp_path, monkeypatch
+):
     keep(monkeypatch, 1.5)
     async with pair(tmp_path) as (ada, bob):
         stream = await ada.call(bob.info())
@@ -322,7 +365,9 @@ async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lo
         cut(ada)
 
         async def told() -> bool:
-            return "broke off; it is being resumed" in (ada.channels.describe(bob.peer_id).route_reason or "")
+            return "broke off; it is being resumed" in (
+                ada.channels.describe(bob.peer_id).route_reason or ""
+            )
 
         await until_async(told, 10, "the break is told")
         assert len(bob.tunnels.callee._sessions) == 1
@@ -330,7 +375,11 @@ async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lo
             await soon(stream.receive())
 
         async def gone() -> bool:
-            return not bob.tunnels.callee._sessions and not bob.tunnels.callee._names and not bob.tunnels._pumps
+            return (
+                not bob.tunnels.callee._sessions
+                and not bob.tunnels.callee._names
+                and not bob.tunnels._pumps
+            )
 
         await until_async(gone, 30, "the callee gives it up, too")
         assert bob.tunnels._pumps.slabs.used == ada.tunnels._pumps.slabs.used == 0
@@ -347,7 +396,9 @@ async def test_no_call_begins_on_a_tunnel_that_is_cut_off_and_it_is_told_why(tmp
         served = dict(network.served)
         network.served.clear()
         cut(ada)
-        with pytest.raises(LinkLost, match=r"within 1 s \(the tunnel broke off; it is being resumed\)"):
+        with pytest.raises(
+            LinkLost, match=r"within 1 s \(the tunnel broke off; it is being resumed\)"
+        ):
             await soon(ada.call(bob.info()))
         network.served.update(served)
 
@@ -418,7 +469,9 @@ async def test_sessions_that_are_cut_off_give_way_to_new_ones_of_the_same_peer(t
 
         await until_async(is_cut, 30, "bob has noticed")
         stream, number = await soon(ada.tunnels.open(bob.peer_id, (), name()))
-        assert number == 0 and len(bob.tunnels.callee._sessions) == callee_module.MAX_TUNNELS_PER_PEER
+        assert (
+            number == 0 and len(bob.tunnels.callee._sessions) == callee_module.MAX_TUNNELS_PER_PEER
+        )
         for one in (*kept, stream):
             one.socket.close()
 
@@ -449,7 +502,9 @@ async def test_sessions_in_which_nothing_moves_are_closed(tmp_path):
         bob.tunnels.callee.sweep(loop.time() + pumps_module.IDLE + 60)
 
         async def gone() -> bool:
-            return not bob.tunnels._pumps and not ada.tunnels._pumps and not bob.tunnels.callee._names
+            return (
+                not bob.tunnels._pumps and not ada.tunnels._pumps and not bob.tunnels.callee._names
+            )
 
         await until_async(gone, 30, "the session is closed at both ends")
 
@@ -548,22 +603,31 @@ async def test_a_server_that_goes_is_noticed_and_the_tunnel_taken(tmp_path):
         broken = listener.sockets[0].getsockname()[1]
         assert await soon(ada.introduce(alive)) == ada.peer_id
         assert ada.channels.describe(bob.peer_id).route.startswith("direct")
-        assert await soon(ada.introduce(bob.info(addresses=(f"127.0.0.1:{broken}",)))) == ada.peer_id
+        assert (
+            await soon(ada.introduce(bob.info(addresses=(f"127.0.0.1:{broken}",)))) == ada.peer_id
+        )
         assert ada.channels.describe(bob.peer_id).route == "punched"
         listener.close()
 
 
-async def test_a_relayed_tunnel_gives_way_to_a_direct_one_and_its_calls_go_on(tmp_path, monkeypatch):
+async def test_a_relayed_tunnel_gives_way_to_a_direct_one_and_its_calls_go_on(
+    tmp_path, monkeypatch
+):
     monkeypatch.setattr(peer_channel, "LOOK_EVERY", 0.0)
     async with pair(tmp_path) as (ada, bob):
         network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
-        punched, network.address = network.address, f"{network.address}/p2p/{EVE.peer_id}/p2p-circuit"
+        punched, network.address = (
+            network.address,
+            f"{network.address}/p2p/{EVE.peer_id}/p2p-circuit",
+        )
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
         assert await soon(stream.receive()) == chunk(0, 8)
         assert ada.channels.describe(bob.peer_id).route == f"relay {EVE.peer_id[-6:]}"
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
-        assert ada.channels.describe(bob.peer_id).route.startswith("relay"), "there is no better one"
+        assert ada.channels.describe(bob.peer_id).route.startswith("relay"), (
+            "there is no better one"
+        )
         network.address = punched
 
         async def better() -> bool:
@@ -581,7 +645,10 @@ async def test_no_route_at_all_is_one_clear_reason(tmp_path):
         gone = bob.info()
         network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
         network.served.clear()
-        with pytest.raises(LinkLost, match=r"can't be reached \(direct: can't be reached; tunnel: can't be reached\)"):
+        with pytest.raises(
+            LinkLost,
+            match=r"can't be reached \(direct: can't be reached; tunnel: can't be reached\)",
+        ):
             await soon(ada.call(gone))
         told = ada.channels.describe(bob.peer_id)
         assert told.route is None and "tunnel: can't be reached" in told.route_reason
@@ -622,7 +689,9 @@ async def test_another_process_of_this_machine_can_not_use_our_dialer(tmp_path):
 
 
 @pytest.mark.parametrize("error", [OSError("no memory"), RuntimeError("a defect")])
-async def test_a_dialer_goes_on_where_one_connection_fails_and_a_defect_is_logged(tmp_path, monkeypatch, error):
+async def test_a_dialer_goes_on_where_one_connection_fails_and_a_defect_is_logged(
+    tmp_path, monkeypatch, error
+):
     asked, ask = [], dialer_module.caller
 
     def caller(connection):
@@ -642,5 +711,7 @@ async def test_a_dialer_goes_on_where_one_connection_fails_and_a_defect_is_logge
             if isinstance(error, OSError):
                 async with aio.insecure_channel(to_bob.target) as channel:
                     assert await soon(ExchangeStub(channel).Describe(pb.Introduction(), timeout=30))
-        (logged,) = [entry for entry in logs if entry["event"] in ("tunnel.not_accepted", "tunnel.defect")]
+        (logged,) = [
+            entry for entry in logs if entry["event"] in ("tunnel.not_accepted", "tunnel.defect")
+        ]
         assert str(error) in str(logged)

@@ -1,4 +1,5 @@
-"""What must hold for the sessions of tunnels: nothing is lost, however streams break off. No I/O, and no clock."""
+"""What must hold for the sessions of tunnels: nothing is lost, however streams break off. No I/O,
+and no clock."""
 
 import os
 from dataclasses import dataclass, field
@@ -79,7 +80,8 @@ def test_it_does_not_matter_how_the_bytes_are_cut(parts, cuts):
 
 
 @pytest.mark.parametrize(
-    "number", [0, MAX_LENGTH + 1, Signal.END - 1, Signal.READY, Signal.NEW, max(Signal) + 1, 2**32 - 1]
+    "number",
+    [0, MAX_LENGTH + 1, Signal.END - 1, Signal.READY, Signal.NEW, max(Signal) + 1, 2**32 - 1],
 )
 def test_a_word_that_has_no_place_in_a_tunnel_is_refused(number):
     with pytest.raises(ProtocolViolation):
@@ -95,7 +97,9 @@ def test_first_words_and_answers_are_read_as_they_were_written():
     assert read_answer(numbered(Signal.READY, 7)) == (Signal.READY, 7)
 
 
-@pytest.mark.parametrize("data", [bytes(OPENING), word(Signal.NEW) + NAME + b"\1" * 8, word(Signal.READY) + bytes(24)])
+@pytest.mark.parametrize(
+    "data", [bytes(OPENING), word(Signal.NEW) + NAME + b"\1" * 8, word(Signal.READY) + bytes(24)]
+)
 def test_first_words_that_mean_nothing_are_refused(data):
     with pytest.raises(ProtocolViolation):
         read_opening(data)
@@ -227,7 +231,9 @@ def test_a_cut_at_any_byte_in_either_direction_loses_nothing(index, step):
             twins.send(0, step)
             twins.send(1, step)
             twins.come(1 - index, step)
-            if not twins.come(index, min(step, place - twins.carried[index])) and not any(twins.way):
+            if not twins.come(index, min(step, place - twins.carried[index])) and not any(
+                twins.way
+            ):
                 break
         twins.cut()
         twins.run(step)
@@ -248,7 +254,9 @@ MOVES = st.lists(
 
 
 @given(MOVES, st.integers(0, 255))
-def test_whatever_happens_in_whatever_order_nothing_is_lost_and_no_more_is_held_than_allowed(moves, first):
+def test_whatever_happens_in_whatever_order_nothing_is_lost_and_no_more_is_held_than_allowed(
+    moves, first
+):
     twins, said = Twins(), [b"", b""]
     for move, index, size in moves:
         side = twins.sides[index]
@@ -337,7 +345,8 @@ def test_a_number_that_can_not_be_is_refused(number):
 
 @pytest.mark.parametrize("number", [5, 10])
 def test_nobody_acknowledges_on_a_stream_what_was_not_sent_on_it(number):
-    """Or memory would be given back that is still to be sent, and then others' bytes would go out."""
+    """Or memory would be given back that is still to be sent, and then others' bytes would go
+    out."""
     session = sent_ten()
     session.break_off()
     session.resume(4)
@@ -351,7 +360,9 @@ def test_numbers_that_can_be_are_taken(number):
     session = sent_ten()
     session.break_off()
     session.resume(number)
-    assert len(b"".join(session.outgoing())) == (10 - number and 4 + min(8 - number % 8, 10 - number))
+    assert len(b"".join(session.outgoing())) == (
+        10 - number and 4 + min(8 - number % 8, 10 - number)
+    )
 
 
 @pytest.mark.parametrize("more", [word(1) + b"x", word(Signal.END)])
@@ -366,7 +377,9 @@ def test_a_session_that_is_given_up_says_so_only_where_it_is_understood():
     assert session.farewell() == word(Signal.GONE)
     twins = talk(bytes(10), b"")
     twins.send(0, 6)
-    assert twins.sides[0].session.farewell() == b"", "in the middle of a piece it would be taken for bytes"
+    assert twins.sides[0].session.farewell() == b"", (
+        "in the middle of a piece it would be taken for bytes"
+    )
     other = Session(Slabs(SMALL))
     feed(other, word(Signal.GONE))
     assert other.is_gone

@@ -12,7 +12,15 @@ import pytest
 from helpers.http2 import FLOODS, connected
 from helpers.waiting import until_async
 from lowcomm_node.system.quota import Allowed
-from lowcomm_node.testing.wire import CALLEE, PATH, SERVER_NAME, calling, calling_raw, listening, soon
+from lowcomm_node.testing.wire import (
+    CALLEE,
+    PATH,
+    SERVER_NAME,
+    calling,
+    calling_raw,
+    listening,
+    soon,
+)
 from lowcomm_node.transport.guard import unauthenticated as unauthenticated_module
 from lowcomm_node.transport.guard.rate_limits import UNBOUND, RateLimits
 from lowcomm_node.transport.guard.unauthenticated import MAX_KNOWN, PROVEN, Unauthenticated
@@ -67,7 +75,9 @@ def test_a_connection_has_ten_seconds_for_a_call_with_a_good_credential():
     assert one.surplus(places, 109.9) == []
     assert one.surplus(places, 110.0) == places[1:]
     one.forget(places[0])
-    assert one.surplus(places[:1], 111.0) == one.surplus(places[:1], 199.0) == [], "it may carry an exchange"
+    assert one.surplus(places[:1], 111.0) == one.surplus(places[:1], 199.0) == [], (
+        "it may carry an exchange"
+    )
     assert one.noisy(lambda _: 1 << 30) == one.noisy(lambda _: 1 << 30) == []
 
 
@@ -78,7 +88,9 @@ def test_of_connections_of_peers_an_address_has_so_many_and_those_that_call_leas
         one.vouch(place)
     assert one.surplus([*places, ("192.0.2.2", 1)], 0.0) == places[1:3]
     most = Unauthenticated(proven_of_one=PROVEN)
-    there = [("192.0.2.1", port) for port in range(PROVEN)] + [("192.0.2.2", port) for port in range(5)]
+    there = [("192.0.2.1", port) for port in range(PROVEN)] + [
+        ("192.0.2.2", port) for port in range(5)
+    ]
     for place in there:
         most.vouch(place)
     assert most.surplus(there, 0.0) == there[:5]
@@ -103,10 +115,14 @@ async def test_a_flood_of_frames_without_a_credential_loses_its_connection(kind:
     monkeypatch.setattr(unauthenticated_module, "EVERY", 0.1)
     async with listening() as callee, calling() as channels, connected(callee.port) as flooding:
         stub = await channels.stub(callee.info())
-        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        await stub.Describe(
+            pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20
+        )
         looking = asyncio.create_task(callee.service.unauthenticated.run(callee.port))
         await soon(flooding.flood(FLOODS[kind], 20_000))
-        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        await stub.Describe(
+            pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20
+        )
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
 
@@ -121,7 +137,9 @@ async def test_slow_frames_without_a_credential_last_ten_seconds(kind: str):
         await asyncio.gather(looking, return_exceptions=True)
 
 
-async def test_calls_of_methods_that_there_are_not_are_counted_and_end_a_peers_connection(monkeypatch):
+async def test_calls_of_methods_that_there_are_not_are_counted_and_end_a_peers_connection(
+    monkeypatch,
+):
     few = Allowed(each=3, all=UNBOUND, seconds=60.0)
     async with listening() as callee, calling() as channels, calling_raw(callee.info()) as channel:
         callee.service._rate_limits = RateLimits(bad_calls=few, refused=few)
@@ -143,11 +161,17 @@ async def test_half_open_connections_are_ended_and_a_peer_that_calls_is_not(encr
     tls = {"ssl": context, "server_hostname": SERVER_NAME} if encrypted else {}
     async with listening() as callee, calling() as channels:
         stub = await channels.stub(callee.info())
-        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        await stub.Describe(
+            pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20
+        )
         refusals = Refusals()
         unauthenticated = callee.service.unauthenticated = Unauthenticated(refusals, most_of_one=3)
-        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
-        held = [await soon(asyncio.open_connection("127.0.0.1", callee.port, **tls)) for _ in range(8)]
+        await stub.Describe(
+            pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20
+        )
+        held = [
+            await soon(asyncio.open_connection("127.0.0.1", callee.port, **tls)) for _ in range(8)
+        ]
 
         def enough() -> bool:
             unauthenticated.look(callee.port)
@@ -156,7 +180,9 @@ async def test_half_open_connections_are_ended_and_a_peer_that_calls_is_not(encr
         await until_async(lambda: asyncio.sleep(0, enough()), 10, "five of eight are ended")
         unauthenticated.look(callee.port)
         assert unauthenticated.ended == 5 and refusals.counts() == {"connection.too-many": 5}
-        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        await stub.Describe(
+            pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20
+        )
         assert len(callee.introduced) == 3
         for _, writer in held:
             writer.transport.abort()
@@ -174,9 +200,13 @@ def test_all_unauthenticated_connections_of_a_blocked_address_are_too_many():
 async def test_a_flood_of_connections_is_not_even_answered_any_more_and_a_peer_at_its_address_is_heard():
     few = Allowed(each=2, all=UNBOUND, seconds=60.0)
     async with listening() as callee, calling() as channels:
-        unauthenticated = callee.service.unauthenticated = Unauthenticated(most_of_one=1, ended=few, blocked=2.0)
+        unauthenticated = callee.service.unauthenticated = Unauthenticated(
+            most_of_one=1, ended=few, blocked=2.0
+        )
         stub = await channels.stub(callee.info())
-        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        await stub.Describe(
+            pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20
+        )
         held = [await soon(asyncio.open_connection("127.0.0.1", callee.port)) for _ in range(5)]
 
         def connects() -> bool:
@@ -184,7 +214,9 @@ async def test_a_flood_of_connections_is_not_even_answered_any_more_and_a_peer_a
             return comes_through(callee.port)
 
         await until_async(lambda: asyncio.to_thread(lambda: not connects()), 10, "it is blocked")
-        await stub.Describe(pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20)
+        await stub.Describe(
+            pb.Introduction(), metadata=channels.metadata(CALLEE.peer_id), timeout=20
+        )
         await until_async(lambda: asyncio.to_thread(connects), 20, "it is blocked no longer")
         for _, writer in held:
             writer.transport.abort()

@@ -37,7 +37,13 @@ class KeyValueCache:
     """
 
     def __init__(self, settings: TransformerSettings, like: Tensor) -> None:
-        shape = (settings.layers, 1, settings.heads, settings.context, settings.width // settings.heads)
+        shape = (
+            settings.layers,
+            1,
+            settings.heads,
+            settings.context,
+            settings.width // settings.heads,
+        )
         self.keys = like.new_empty(shape)
         self.values = like.new_empty(shape)
         self.length = 0
@@ -75,7 +81,9 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), NORM_EPSILON).type_as(x)
+        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), NORM_EPSILON).type_as(
+            x
+        )
 
 
 class Attention(nn.Module):
@@ -109,8 +117,14 @@ class Attention(nn.Module):
         past = key.shape[2] - length
         # torch's own causal mask starts at the first key, so several tokens after a cached text
         # need theirs.
-        mask = x.new_ones(length, past + length, dtype=torch.bool).tril(past) if past and length > 1 else None
-        mixed = F.scaled_dot_product_attention(query, key, value, mask, is_causal=length > 1 and not past)
+        mask = (
+            x.new_ones(length, past + length, dtype=torch.bool).tril(past)
+            if past and length > 1
+            else None
+        )
+        mixed = F.scaled_dot_product_attention(
+            query, key, value, mask, is_causal=length > 1 and not past
+        )
         return self.output(mixed.transpose(1, 2).reshape(batch, length, width))
 
 
@@ -151,7 +165,9 @@ class Transformer(Model):
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
         self.settings = settings
-        self.embedding = nn.Embedding.from_pretrained(torch.empty(settings.vocab, settings.width), freeze=False)
+        self.embedding = nn.Embedding.from_pretrained(
+            torch.empty(settings.vocab, settings.width), freeze=False
+        )
         self.blocks = nn.ModuleList(Block(settings, layer) for layer in range(settings.layers))
         self.norm = RMSNorm(settings.width)
         # A tied head is no module: one matrix under one name is stored, counted and sent once.
@@ -169,7 +185,10 @@ class Transformer(Model):
         start = cache.length if cache is not None else 0
         end = start + tokens.shape[1]
         if end > self.settings.context:
-            raise ConfigError(f"A text of {end} tokens exceeds context = {self.settings.context}: pass fewer tokens.")
+            raise ConfigError(
+                f"A text of {end} tokens exceeds context = {self.settings.context}: pass fewer "
+                "tokens."
+            )
         x = self.embedding(tokens)
         for block in self.blocks:
             x = block(x, self.rope[:, start:end], cache)
@@ -191,7 +210,9 @@ class Transformer(Model):
 def rope_table(length: int, width: int, base: float) -> Tensor:
     """Cosines and sines ``[2, length, width / 2]`` of the angles ``position * base ** (-2 i /
     width)``, fp32."""
-    if torch.get_default_device().type == "meta":  # nothing to compute, and its arange would import the whole compiler
+    if (
+        torch.get_default_device().type == "meta"
+    ):  # nothing to compute, and its arange would import the whole compiler
         return torch.empty(2, length, width // 2)
     frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
@@ -203,7 +224,9 @@ def rotate(x: Tensor, rope: Tensor) -> Tensor:
     their positions."""
     cosine, sine = rope
     first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cosine - second * sine, second * cosine + first * sine), dim=-1).type_as(x)
+    return torch.cat(
+        (first * cosine - second * sine, second * cosine + first * sine), dim=-1
+    ).type_as(x)
 
 
 def build_transformer(settings: TransformerSettings, seed: int) -> Transformer:

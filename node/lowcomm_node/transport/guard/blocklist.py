@@ -90,10 +90,20 @@ def program(networks: Iterable[str]) -> bytes:
             four += [_go_on_if(int(one.network_address), 1), _return(_DROP)]
         else:
             high, low = divmod(int(one.network_address) >> 64, 1 << 32)
-            six += [_load(_IPV6_SOURCE), _go_on_if(high, 3), _load(_IPV6_SOURCE + 4), _go_on_if(low, 1), _return(_DROP)]
+            six += [
+                _load(_IPV6_SOURCE),
+                _go_on_if(high, 3),
+                _load(_IPV6_SOURCE + 4),
+                _go_on_if(low, 1),
+                _return(_DROP),
+            ]
     # Conditional jumps reach no further than 255 instructions, so none leads over a whole list.
     lists = [(_IPV4, [*four, _return(_ACCEPT)]), (_IPV6, [*six, _return(_ACCEPT)])]
-    checks = [step for kind, checks in lists for step in (_go_on_if(kind, 1), _skip(1), _skip(len(checks)), *checks)]
+    checks = [
+        step
+        for kind, checks in lists
+        for step in (_go_on_if(kind, 1), _skip(1), _skip(len(checks)), *checks)
+    ]
     return b"".join([_instruction(_LOAD_HALF, _PROTOCOL), *checks, _return(_ACCEPT)])
 
 

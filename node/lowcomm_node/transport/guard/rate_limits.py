@@ -79,10 +79,14 @@ class RateLimits:
         address = prefixes_of(place)[0]
         if not self._shares.has_room(place, self._most - self.open_calls):
             return (
-                "peers of your address have as many calls open as leave some to others: call again when one has ended"
+                "peers of your address have as many calls open as leave some to others: call again "
+                "when one has ended"
             )
         if not self._of_address.has(address, 1, now):
-            return f"peers of your address called more than {self._of_address.each} times a minute: call again later"
+            return (
+                f"peers of your address called more than {self._of_address.each} times a minute: "
+                "call again later"
+            )
         if self._open[peer] >= MAX_CALLS_PER_PEER:
             return f"at most {MAX_CALLS_PER_PEER} calls at once: call again when one has ended"
         if not self._calls.take(peer, 1, now):

@@ -114,7 +114,9 @@ class Unauthenticated:
         for place in [place for place in self._known if place not in present]:
             del self._known[place]
         self._vouched &= present
-        self._since = {place: self._since.get(place, now) for place in present if place not in self._known}
+        self._since = {
+            place: self._since.get(place, now) for place in present if place not in self._known
+        }
         return self._surplus_unauthenticated(now) + self._surplus_peers()
 
     def _surplus_unauthenticated(self, now: float) -> list[Place]:
@@ -136,7 +138,9 @@ class Unauthenticated:
         over: list[Place] = []
         for place in self._known:
             network = network_of(place[0])
-            if each[network] > self._proven_of_one or (left > PROVEN and each[network] == max(each.values())):
+            if each[network] > self._proven_of_one or (
+                left > PROVEN and each[network] == max(each.values())
+            ):
                 over.append(place)
                 each[network] -= 1
                 left -= 1
@@ -149,7 +153,9 @@ class Unauthenticated:
         """
         before = self._noisy
         self._noisy = {
-            place for place in self._since if place not in self._vouched and received(place) > UNPROVEN_BYTES
+            place
+            for place in self._since
+            if place not in self._vouched and received(place) > UNPROVEN_BYTES
         }
         return sorted(self._noisy & before)
 
@@ -167,7 +173,11 @@ class Unauthenticated:
                     self._end(place, there[place], now, NOISY)
             peers = {place: _received(there[place]) for place in self._vouched - self._ending}
             for place in self.overhead.excess(peers, now):
-                log.info("unauthenticated.noisy_peer", host=place[0], reason="its frames belong to no message")
+                log.info(
+                    "unauthenticated.noisy_peer",
+                    host=place[0],
+                    reason="its frames belong to no message",
+                )
                 self._end(place, there[place], now, NOISY)
             self._blocklist.enforce((one for one in ours if _listens(one)), now)
 
@@ -202,7 +212,11 @@ def _received(connection: socket.socket) -> int:
         told = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO)
     except OSError:
         return 0
-    return struct.unpack_from("=Q", told, _BYTES_RECEIVED)[0] if len(told) >= _BYTES_RECEIVED + 8 else 0
+    return (
+        struct.unpack_from("=Q", told, _BYTES_RECEIVED)[0]
+        if len(told) >= _BYTES_RECEIVED + 8
+        else 0
+    )
 
 
 def _listens(one: socket.socket) -> bool:

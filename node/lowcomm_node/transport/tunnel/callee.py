@@ -1,6 +1,7 @@
 """The callee's end of the tunnels: sessions that other peers hold with us.
 
-    stream ──► _take: flood? ──► _greet: NEW or RESUME ──► Inbound: Session, Pump ── unix socket ── gRPC server
+    stream ──► _take: flood? ──► _greet: NEW or RESUME ──► Inbound: Session, Pump ── unix socket ──
+    gRPC server
 
 It binds a name of its own before it dials the gRPC server, and remembers whose session it carries
 under that name. So the server knows the caller, whom libp2p has authenticated.
@@ -112,7 +113,14 @@ class Callee:
     def caller_at(self, peer_id: str) -> str | None:
         """The address of the last stream that a peer has opened to us; None if it holds no
         session."""
-        return next((held.address for held in reversed(self._held_by(peer_id).values()) if held.pump.carried), None)
+        return next(
+            (
+                held.address
+                for held in reversed(self._held_by(peer_id).values())
+                if held.pump.carried
+            ),
+            None,
+        )
 
     def carries(self, peer_id: str) -> bool:
         """Whether there is a stream from a peer."""
@@ -125,7 +133,12 @@ class Callee:
         peer, now = stream.peer_id, asyncio.get_running_loop().time()
         place = place_in(stream.address)
         too_many = sum(one == peer for one, _ in self._greeted.values()) >= MAX_TUNNELS_PER_PEER
-        if self._closed or too_many or self._arrivals.is_flood(peer, now) or not self._can_greet(peer, place):
+        if (
+            self._closed
+            or too_many
+            or self._arrivals.is_flood(peer, now)
+            or not self._can_greet(peer, place)
+        ):
             self._refuse_at_once(stream)
             return
         task = self._start(self._greet(stream))
@@ -136,7 +149,9 @@ class Callee:
         """Whether we can hear one more stream's first words; a silent one is evicted if needed."""
         if len(self._greeted) < MAX_TUNNELS:
             return True
-        silent = choose_evicted(place, {task: where for task, (_, where) in self._greeted.items()}) or choose_evicted(
+        silent = choose_evicted(
+            place, {task: where for task, (_, where) in self._greeted.items()}
+        ) or choose_evicted(
             peer, {task: one for task, (one, where) in self._greeted.items() if where == place}
         )
         if silent is None:
@@ -162,7 +177,9 @@ class Callee:
         try:
             async with asyncio.timeout(OPENING_DEADLINE):
                 asked = read_opening(await read_exactly(stream.socket, OPENING))
-            if asked.number is None and self._has_room(peer, asked.session, place_in(stream.address)):
+            if asked.number is None and self._has_room(
+                peer, asked.session, place_in(stream.address)
+            ):
                 self._begin(stream, asked.session)
             elif (
                 (inbound := self._sessions.get((peer, asked.session)))
@@ -186,19 +203,25 @@ class Callee:
             lost = next((key for key, inbound in held.items() if inbound.pump.cut), None)
             if lost is None:
                 return False
-            self._sessions.pop(lost).pump.fail(LinkLost("gave way to a new tunnel of the same peer"))
+            self._sessions.pop(lost).pump.fail(
+                LinkLost("gave way to a new tunnel of the same peer")
+            )
         shares = Shares()
         for inbound in self._sessions.values():
             shares.take(place_in(inbound.address))
         if not shares.has_room(place, MAX_TUNNELS - len(self._sessions)):
             return False
-        unauthenticated = {key: inbound.peer for key, inbound in self._sessions.items() if not inbound.is_accepted}
+        unauthenticated = {
+            key: inbound.peer for key, inbound in self._sessions.items() if not inbound.is_accepted
+        }
         if len(self._sessions) < MAX_TUNNELS and len(unauthenticated) < MAX_UNAUTHENTICATED:
             return True
         evicted = choose_evicted(peer, unauthenticated)
         if evicted is None:
             return False
-        self._sessions.pop(evicted).pump.fail(LinkLost("gave way to another peer: no call of its own was accepted yet"))
+        self._sessions.pop(evicted).pump.fail(
+            LinkLost("gave way to another peer: no call of its own was accepted yet")
+        )
         return True
 
     async def _refuse(self, stream: OpenStream, asked: Opening) -> None:
@@ -222,7 +245,9 @@ class Callee:
         name = f"lowcomm.{self._token}.in.{stream.peer_id}.{next(self._numbers)}"
         pump = Pump(socket.socket(socket.AF_UNIX), Session(self._pumps.slabs), calls=False)
         now = asyncio.get_running_loop().time()
-        inbound = self._sessions[stream.peer_id, session_id] = Inbound(pump, stream.address, name, stream.peer_id, now)
+        inbound = self._sessions[stream.peer_id, session_id] = Inbound(
+            pump, stream.address, name, stream.peer_id, now
+        )
         self._start(self._serve(stream, session_id, inbound))
 
     async def _serve(self, stream: OpenStream, session_id: bytes, inbound: Inbound) -> None:
@@ -290,5 +315,7 @@ class Callee:
         """End sessions without an accepted call or movement; ``now``: the event loop's time."""
         for inbound in list(self._sessions.values()):
             if not inbound.is_accepted and now - inbound.began > UNACCEPTED:
-                inbound.pump.fail(LinkLost(f"was closed, for no call was accepted within {UNACCEPTED:.0f} s"))
+                inbound.pump.fail(
+                    LinkLost(f"was closed, for no call was accepted within {UNACCEPTED:.0f} s")
+                )
         self._pumps.sweep(now)

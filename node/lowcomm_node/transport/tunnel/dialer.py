@@ -1,7 +1,8 @@
 """The caller's end of the tunnels to one peer: gRPC dials it, and it keeps the connections alive.
 
     gRPC ── unix socket ── TunnelDialer: Session, Pump ══ current stream ══ peer
-                            └── interrupted: open another one, repeatedly for KEEP seconds, and resume
+                            └── interrupted: open another one, repeatedly for KEEP seconds, and
+                            resume
 
 Each gRPC connection is a session of its own.
 """
@@ -50,7 +51,12 @@ class TunnelDialer:
     """A unix socket for gRPC, and a session to one peer for each connection to it."""
 
     def __init__(
-        self, peer_id: str, name: str, pumps: Pumps, open_: Open, on_close: Callable[["TunnelDialer"], None]
+        self,
+        peer_id: str,
+        name: str,
+        pumps: Pumps,
+        open_: Open,
+        on_close: Callable[["TunnelDialer"], None],
     ) -> None:
         """``name``: of the unix socket; ``pumps``: those of the node; ``on_close``: called once."""
         self._peer_id = peer_id
@@ -82,7 +88,11 @@ class TunnelDialer:
     def cut(self) -> str:
         """Why all sessions are interrupted, while they are being resumed; empty otherwise."""
         pumps = self._pumps.values()
-        return "" if any(pump.carried for pump in pumps) else next((pump.cut for pump in pumps if pump.cut), "")
+        return (
+            ""
+            if any(pump.carried for pump in pumps)
+            else next((pump.cut for pump in pumps if pump.cut), "")
+        )
 
     @property
     def relay(self) -> str | None:
@@ -148,7 +158,9 @@ class TunnelDialer:
         session_id = secrets.token_bytes(SESSION)
         try:
             with self._all_pumps.minding(pump):
-                stream, number = await self._open(self._peer_id, self.entry_points, session_id, None)
+                stream, number = await self._open(
+                    self._peer_id, self.entry_points, session_id, None
+                )
                 self._attach(pump, stream, number)
                 while await pump.wait_cut():
                     log.debug("tunnel.cut", peer=self._peer_id, end="caller", reason=pump.cut)
@@ -172,14 +184,21 @@ class TunnelDialer:
                 for attempt in count():
                     await asyncio.sleep(PAUSES[min(attempt, len(PAUSES) - 1)])
                     try:
-                        stream, number = await self._open(self._peer_id, self.entry_points, session_id, pump.received)
+                        stream, number = await self._open(
+                            self._peer_id, self.entry_points, session_id, pump.received
+                        )
                     except Forgotten as error:
                         raise LinkLost(f"{why}, and can't be resumed: {error}") from None
                     except (LowcommError, OSError) as error:
                         last = str(error)
                         continue
                     self._attach(pump, stream, number)
-                    log.debug("tunnel.resumed", peer=self._peer_id, attempts=attempt + 1, address=self.address)
+                    log.debug(
+                        "tunnel.resumed",
+                        peer=self._peer_id,
+                        attempts=attempt + 1,
+                        address=self.address,
+                    )
                     return
         except TimeoutError:
             raise LinkLost(f"{why}, and could not be resumed within {KEEP:.0f} s: {last}") from None

@@ -76,12 +76,20 @@ def numbered(signal: Signal, number: int) -> bytes:
 
 def opening(session: bytes, number: int | None) -> bytes:
     """Encode an ``Opening``."""
-    return word(Signal.NEW if number is None else Signal.RESUME) + session + (number or 0).to_bytes(NUMBER)
+    return (
+        word(Signal.NEW if number is None else Signal.RESUME)
+        + session
+        + (number or 0).to_bytes(NUMBER)
+    )
 
 
 def read_opening(data: bytes) -> Opening:
     """Decode the first OPENING bytes from a caller. Raises ProtocolViolation."""
-    signal, session, number = data[:WORD], data[WORD : WORD + SESSION], int.from_bytes(data[WORD + SESSION :])
+    signal, session, number = (
+        data[:WORD],
+        data[WORD : WORD + SESSION],
+        int.from_bytes(data[WORD + SESSION :]),
+    )
     if signal == word(Signal.RESUME):
         return Opening(session, number)
     if signal == word(Signal.NEW) and not number:
@@ -132,5 +140,7 @@ class Decoder:
             elif 0 < number <= MAX_LENGTH:
                 self._missing = number
             else:
-                raise ProtocolViolation(f"sent the word {number:#x} into a tunnel, where it means nothing")
+                raise ProtocolViolation(
+                    f"sent the word {number:#x} into a tunnel, where it means nothing"
+                )
             self._head = b""

@@ -143,7 +143,11 @@ class Pump:
         self.cut = ""
         if self._lingering is not None:
             self._lingering.cancel()
-        if self._stream is not None and not self._session.done and (farewell := self._session.farewell()):
+        if (
+            self._stream is not None
+            and not self._session.done
+            and (farewell := self._session.farewell())
+        ):
             with suppress(OSError):
                 self._stream.socket.send(farewell)
         self._drop_stream()
@@ -365,7 +369,12 @@ class Pump:
 
     def _close_if_done(self) -> None:
         # The caller waits for the callee to close, or a last word of ours could be lost.
-        if not self._calls and self._session.done and not self._pieces and not self._session.outgoing():
+        if (
+            not self._calls
+            and self._session.done
+            and not self._pieces
+            and not self._session.outgoing()
+        ):
             self.close()
 
     def _linger(self) -> None:

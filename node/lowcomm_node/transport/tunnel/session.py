@@ -12,7 +12,16 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from lowcomm_node.transport.tunnel.frames import ACK_EVERY, MAX_LENGTH, Ack, Decoder, Part, Signal, numbered, word
+from lowcomm_node.transport.tunnel.frames import (
+    ACK_EVERY,
+    MAX_LENGTH,
+    Ack,
+    Decoder,
+    Part,
+    Signal,
+    numbered,
+    word,
+)
 from lowcomm_protocol.errors import ProtocolViolation
 
 

@@ -1,12 +1,14 @@
 """All tunnels of a node: the Exchange service over streams of libp2p, for peers that can't be
 dialed.
 
-    gRPC ── unix socket ── TunnelDialer ══ stream: p2pd, punched or relayed, p2pd ══ Callee ── unix socket ── gRPC server
+    gRPC ── unix socket ── TunnelDialer ══ stream: p2pd, punched or relayed, p2pd ══ Callee ── unix
+    socket ── gRPC server
 
 Each gRPC connection is a session of its own. Streams break off, because a relay ends them at its
 limits or goes away; gRPC does not notice:
 
-    stream breaks off ──► both ends keep their gRPC socket ──► the caller opens another stream, by any route
+    stream breaks off ──► both ends keep their gRPC socket ──► the caller opens another stream, by
+    any route
                           and unacknowledged bytes             RESUME with session and numbers: both send on from there
                               └── not within KEEP: the session ends, and with it its calls
 
@@ -86,7 +88,11 @@ class Tunnels:
         return await self._streams.connected_at(peer_id)
 
     async def open(
-        self, peer_id: str, entry_points: Sequence[str], session_id: bytes, received: int | None = None
+        self,
+        peer_id: str,
+        entry_points: Sequence[str],
+        session_id: bytes,
+        received: int | None = None,
     ) -> tuple[OpenStream, int]:
         """A stream that the other end has accepted, and how many bytes it has received before.
 
@@ -117,7 +123,9 @@ class Tunnels:
 
     def _depends_on(self, peer_id: str) -> bool:
         """Whether there are streams to or from a peer."""
-        return self.callee.carries(peer_id) or any(dialer.carries(peer_id) for dialer in self._dialers)
+        return self.callee.carries(peer_id) or any(
+            dialer.carries(peer_id) for dialer in self._dialers
+        )
 
     async def _open(self, peer_id: str, words: bytes) -> tuple[OpenStream, int]:
         stream = await self._streams.open_stream(peer_id, self._protocol, OPEN_DEADLINE)

@@ -1,24 +1,28 @@
-"""One exchange of one fragment in a group: reduce-scatter and all-gather over direct streams, at most eight members.
+"""One exchange of one fragment in a group: reduce-scatter and all-gather over direct streams, at
+most eight members.
 
     GATHERING   call all of the slice at once, accept calls
     AGREEING    tell all partners whom we hold a stream with (roll); the lowest peer id names a list of members, of whom
-                each holds a stream with each; everybody names it to all in it. It is agreed when all have named it
+                each holds a stream with each; everybody names it to all in it. It is agreed when
+                all have named it
     CAPTURING   the fragment is cut in one shard a member, in sorted order; our contribution is captured and coded
     REDUCING    everybody sends every member its contribution to the shard that this member owns
     AVERAGING   every owner sends all the mean of its shard
     CONFIRMING  everybody tells all the digests of the means that it holds (held)
-    COMMITTING  everybody tells all which shards it would apply, and whose digests it has heard of (commit)
+    COMMITTING  everybody tells all which shards it would apply, and whose digests it has heard of
+    (commit)
     APPLIED     the shards that nobody left out are applied;   ENDED otherwise: nothing is applied, training goes on
 
-A member that is lost costs its own shard, and no more. No clock, no sockets: events go in, effects come out.
+A member that is lost costs its own shard, and no more. No clock, no sockets: events go in, effects
+come out.
 
-**Lists.** If the leader dies half-way, or some hear of its loss before others, more than one list may be under way. Lists
-are ordered; everybody goes over to the lowest that it hears of until all of a list have named it, and never back. So of
-two lists that differ no two members can both agree on one while they count on each other: whoever still goes over after
-we have agreed is lost for us.
+**Lists.** If the leader dies half-way, or some hear of its loss before others, more than one list
+may be under way. Lists are ordered; everybody goes over to the lowest that it hears of until all of
+a list have named it, and never back. So of two lists that differ no two members can both agree on
+one while they count on each other: whoever still goes over after we have agreed is lost for us.
 
-**Shards.** ``tally.py`` tells which are applied, and whether others may have applied less. We are in doubt if they may, or if
-somebody did not answer our commit.
+**Shards.** ``tally.py`` tells which are applied, and whether others may have applied less. We are
+in doubt if they may, or if somebody did not answer our commit.
 """
 
 from collections.abc import Collection, Mapping
@@ -48,7 +52,8 @@ from lowcomm_protocol.exchange.group.tally import DIGEST_BYTES, Tally
 MAX_PEER_ID = 64
 """Characters of a peer id in a roll; ours have 52."""
 
-# Events, besides those of every exchange. What one peer sent is reported in the order in which it was sent.
+# Events, besides those of every exchange. What one peer sent is reported in the order in which it
+# was sent.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,23 +74,26 @@ class MembersCame:
 
 @dataclass(frozen=True, kw_only=True)
 class AgreeingClosed:
-    """Time is up for who holds up the list of members; to be told every few seconds after gathering has closed.
+    """Time is up for who holds up the list of members; to be told every few seconds after gathering
+    has closed.
 
-    The leader gives up at once who has sent no roll. The others let pass one more or two, because the leader may have
-    waited until now itself: then they give up the leader, or who has not named the list.
-    """
+    The leader gives up at once who has sent no roll. The others let pass one more or two, because
+    the leader may have waited until now itself: then they give up the leader, or who has not named
+    the list."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardVerified:
-    """A member's contribution to our shard has arrived whole and decodes to what is allowed, be it too late or not."""
+    """A member's contribution to our shard has arrived whole and decodes to what is allowed, be it
+    too late or not."""
 
     peer: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReduceClosed:
-    """Time is up for contributions to our shard; who is missing is not in the mean, but takes part."""
+    """Time is up for contributions to our shard; who is missing is not in the mean, but takes
+    part."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +126,8 @@ class ConfirmingClosed:
 
 @dataclass(frozen=True, kw_only=True)
 class CommitCame:
-    """A member told which shards it would apply, and whose helds it knows; one of each for each member."""
+    """A member told which shards it would apply, and whose helds it knows; one of each for each
+    member."""
 
     peer: str
     shards: tuple[bool, ...]
@@ -145,7 +154,8 @@ Event = (
     | GaveUp
 )
 
-# Effects, besides those of every exchange. What goes to a peer that called us goes after our acceptance.
+# Effects, besides those of every exchange. What goes to a peer that called us goes after our
+# acceptance.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +213,8 @@ class SendCommit(Effect):
 
 
 def clique(rolls: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Peers that all hold streams with each other: taken in sorted order, each that fits those taken before."""
+    """Peers that all hold streams with each other: taken in sorted order, each that fits those
+    taken before."""
     taken: list[str] = []
     for peer in sorted(rolls):
         if all(peer in rolls[other] and other in rolls[peer] for other in taken):
@@ -213,10 +224,12 @@ def clique(rolls: Mapping[str, Collection[str]]) -> tuple[str, ...]:
 
 @dataclass
 class GroupExchange(Gathering):
-    """The decisions of one peer in one exchange of a group. ``handle`` takes an event and gives effects to carry out."""
+    """The decisions of one peer in one exchange of a group. ``handle`` takes an event and gives
+    effects to carry out."""
 
     members: tuple[str, ...] = ()
-    """The list that we have named, and agreed on once we are past AGREEING: sorted; shard k belongs to the k-th."""
+    """The list that we have named, and agreed on once we are past AGREEING: sorted; shard k belongs
+    to the k-th."""
     tally: Tally = field(init=False)
     """What was told of the means; begins anew when the list is agreed on."""
     _rolls: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
@@ -240,7 +253,8 @@ class GroupExchange(Gathering):
         return [Dial(peer=peer) for peer in peers] or self._gather()
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take in one event. Raises ProtocolViolation where a peer did what is not allowed in its state."""
+        """Take in one event. Raises ProtocolViolation where a peer did what is not allowed in its
+        state."""
         if self.over:
             return []
         match event:
@@ -302,7 +316,10 @@ class GroupExchange(Gathering):
         self._check_list(peer, members)
         self._check_named(peer, members)
         if after is State.LOST:
-            return self._give_up([peer], "has agreed with others on another list of members") + self._go_on()
+            return (
+                self._give_up([peer], "has agreed with others on another list of members")
+                + self._go_on()
+            )
         self._advance(peer, Input.NAMED)
         self._lists[peer] = members
         return self._agree()
@@ -310,14 +327,19 @@ class GroupExchange(Gathering):
     def _check_list(self, peer: str, ids: tuple[str, ...]) -> None:
         in_form = len(ids) <= self.group and all(0 < len(one) <= MAX_PEER_ID for one in ids)
         if not in_form or list(ids) != sorted(set(ids)) or not {peer, self.me} <= set(ids):
-            raise ProtocolViolation(f"{peer} sent a list of peers that is malformed, or lacks one of us.")
+            raise ProtocolViolation(
+                f"{peer} sent a list of peers that is malformed, or lacks one of us."
+            )
 
     def _check_named(self, peer: str, members: tuple[str, ...]) -> None:
-        # A list is made from the rolls of all in it. So it comes after ours, and names nobody whom ours does not.
+        # A list is made from the rolls of all in it. So it comes after ours, and names nobody whom
+        # ours does not.
         if not set(members) <= set(self._rolls.get(self.me, ())):
             raise ProtocolViolation(f"{peer} named members that we hold no streams with.")
         if members[0] == self.me and members != self._proposed:
-            raise ProtocolViolation(f"{peer} named a list of which we are the leader and that is not ours.")
+            raise ProtocolViolation(
+                f"{peer} named a list of which we are the leader and that is not ours."
+            )
         if peer in self._lists and members >= self._lists[peer]:
             raise ProtocolViolation(f"{peer} named a list of members after a lower one.")
 
@@ -342,9 +364,14 @@ class GroupExchange(Gathering):
 
     def _name(self) -> list[Effect]:
         leader = self._leader()
-        # What our leader named only he can tell. A list of a later one waits: our leader may still name a lower one.
+        # What our leader named only he can tell. A list of a later one waits: our leader may still
+        # name a lower one.
         named = [(peer, self._lists[peer]) for peer in self.partners if peer in self._lists]
-        lists = [members for peer, members in named if members[0] < leader or members[0] == leader == peer]
+        lists = [
+            members
+            for peer, members in named
+            if members[0] < leader or members[0] == leader == peer
+        ]
         if leader == self.me and not self.members and not self._in(State.LINKED):
             self._proposed = clique({peer: self._rolls[peer] for peer in (self.me, *self.partners)})
             lists.append(self._proposed)
@@ -365,16 +392,23 @@ class GroupExchange(Gathering):
             return []
         leader = self._leader()
         if not self.members and leader == self.me:
-            return self._give_up(self._in(State.LINKED), "did not tell its links in time") + self._agree()
+            return (
+                self._give_up(self._in(State.LINKED), "did not tell its links in time")
+                + self._agree()
+            )
         self._waited += 1
         if self._waited < self._patience(leader):
             return []
         self._waited = 0
         late = [peer for peer in self._others_in_list() if self._lists.get(peer) != self.members]
-        return self._give_up(late if self.members else [leader], "did not name the members in time") + self._agree()
+        return (
+            self._give_up(late if self.members else [leader], "did not name the members in time")
+            + self._agree()
+        )
 
     def _patience(self, leader: str) -> int:
-        """How often time must be up until others are given up: whoever waits for somebody that waits has more of it."""
+        """How often time must be up until others are given up: whoever waits for somebody that
+        waits has more of it."""
         if self.members:
             return 3  # others may be waiting for the leader, who told us but not them
         return 2 + sum(peer < leader for peer in self._rolls.get(leader, ()))
@@ -390,7 +424,11 @@ class GroupExchange(Gathering):
     def _on_reduced(self, digest: bytes) -> list[Effect]:
         if self.me in self.tally.helds:
             return []  # We have told that we do not hold it: it comes too late.
-        if self.stage is not Stage.AVERAGING or self.me in self.tally.means or len(digest) != DIGEST_BYTES:
+        if (
+            self.stage is not Stage.AVERAGING
+            or self.me in self.tally.means
+            or len(digest) != DIGEST_BYTES
+        ):
             raise ProtocolViolation(f"A mean of ours is not expected while {self.stage.value}.")
         self.tally.means[self.me] = digest
         return [*(SendMean(peer=peer) for peer in self.partners), *self._settle()]
@@ -399,7 +437,9 @@ class GroupExchange(Gathering):
         if self._would(peer, Input.MEAN) is None:
             return []
         if len(digest) != DIGEST_BYTES:
-            raise ProtocolViolation(f"The mean of {peer} has a digest of {len(digest)} bytes, not {DIGEST_BYTES}.")
+            raise ProtocolViolation(
+                f"The mean of {peer} has a digest of {len(digest)} bytes, not {DIGEST_BYTES}."
+            )
         self._advance(peer, Input.MEAN)
         self.tally.means[peer] = digest
         return self._settle()
@@ -413,7 +453,9 @@ class GroupExchange(Gathering):
         self._advance(peer, Input.HELD)
         return self._settle()
 
-    def _on_commit(self, peer: str, shards: tuple[bool, ...], heard: tuple[bool, ...]) -> list[Effect]:
+    def _on_commit(
+        self, peer: str, shards: tuple[bool, ...], heard: tuple[bool, ...]
+    ) -> list[Effect]:
         if self._would(peer, Input.COMMIT) is None:
             return []
         self.tally.add_commit(peer, shards, heard)
@@ -434,7 +476,9 @@ class GroupExchange(Gathering):
             effects += self._reduce()
         if self.stage in (Stage.REDUCING, Stage.AVERAGING) and not self._awaits_means():
             effects += self._confirm()
-        if self.stage is Stage.CONFIRMING and not self._in(State.MEMBER, State.GIVEN, State.AVERAGED):
+        if self.stage is Stage.CONFIRMING and not self._in(
+            State.MEMBER, State.GIVEN, State.AVERAGED
+        ):
             effects += self._commit()
         if self.stage is Stage.COMMITTING and not self._in(State.TOLD):
             effects += self._conclude()
@@ -483,20 +527,24 @@ class GroupExchange(Gathering):
         return self._settle()
 
     def _lose(self, peer: str, reason: str) -> None:
-        self._unanswered = self._unanswered or (self.stage is Stage.COMMITTING and peer in self._in(State.TOLD))
+        self._unanswered = self._unanswered or (
+            self.stage is Stage.COMMITTING and peer in self._in(State.TOLD)
+        )
         super()._lose(peer, reason)
 
     def _on_deadline(self) -> list[Effect]:
         first, self._late = not self._late, True
         if self.stage in (Stage.REDUCING, Stage.AVERAGING):
             if not set(self.tally.means) - {self.me}:
-                # To tell that we hold nothing would keep everybody from applying what they all hold.
+                # To tell that we hold nothing would keep everybody from applying what they all
+                # hold.
                 return self._give_in("no mean of another member came before its deadline")
             return self._confirm() + self._settle()
         if self.stage in (Stage.CONFIRMING, Stage.COMMITTING) and first:
             return []  # What others tell may be on its way.
         if self.stage is Stage.COMMITTING:
-            # Those that have committed apply what we know of, most likely: they are more, and so we go with them.
+            # Those that have committed apply what we know of, most likely: they are more, and so we
+            # go with them.
             return self._give_up(self._in(State.TOLD), "did not commit in time") + self._go_on()
         return self._give_in("ran past its deadline")
 
@@ -504,10 +552,13 @@ class GroupExchange(Gathering):
         return self._end(reason, in_doubt=self.stage is Stage.COMMITTING)
 
     def _would(self, peer: str, event: Input) -> State | None:
-        """The state that an event leads to; None if it was on its way when we gave the member up."""
+        """The state that an event leads to; None if it was on its way when we gave the member
+        up."""
         member = self._members.get(peer)
         if member is None:
-            raise ProtocolViolation(f"{peer}: {event.value!r} from a peer that has no part in this exchange.")
+            raise ProtocolViolation(
+                f"{peer}: {event.value!r} from a peer that has no part in this exchange."
+            )
         return None if member.state == State.LOST else step(State(member.state), event)
 
     def _step(self, peer: str, member: Member, event: str) -> list[Effect]:

@@ -9,9 +9,9 @@
     both   ── held ───────────────► both              "I hold the means with these digests"
     both   ── commit ─────────────► both              "I would apply these shards, and have heard of these helds"
 
-What we tell goes to all members at once, so the table has only what the other end has told us so far. As in pairs
-(``pair/table.py``) a missing key is a violation, and ``docs/states.md`` draws it. ``group/machine.py`` decides what is told when.
-"""
+What we tell goes to all members at once, so the table has only what the other end has told us so
+far. As in pairs (``pair/table.py``) a missing key is a violation, and ``docs/states.md`` draws it.
+``group/machine.py`` decides what is told when."""
 
 from enum import StrEnum
 
@@ -42,7 +42,9 @@ class Input(StrEnum):
     ROLL = "roll"
     NAMED = "named"  # a list of members
     AGREED = "agreed"  # all members have named the same list
-    SHARD = "shard"  # their contribution to our shard has arrived whole, and decodes to what is allowed
+    SHARD = (
+        "shard"  # their contribution to our shard has arrived whole, and decodes to what is allowed
+    )
     MEAN = "mean"  # the same of the mean of their shard
     HELD = "held"
     COMMIT = "commit"

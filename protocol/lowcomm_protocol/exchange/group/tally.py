@@ -1,10 +1,11 @@
-"""What the members of a group have told of the means of its shards: which shards are applied, and whether that is certain.
+"""What the members of a group have told of the means of its shards: which shards are applied, and
+whether that is certain.
 
-A shard is applied if every held that we know of has the same mean of it, and no commit that we know of leaves it out. A
-broken link hides a held from somebody, but whoever has heard of it tells so by its commit. We are in doubt if a commit
-counts a held of somebody whose own commit we do not have, and nobody of us has heard all: then others may have applied
-less than we. Offers carry digests of slow weights, so this is found the next time, and a realignment heals it.
-"""
+A shard is applied if every held that we know of has the same mean of it, and no commit that we know
+of leaves it out. A broken link hides a held from somebody, but whoever has heard of it tells so by
+its commit. We are in doubt if a commit counts a held of somebody whose own commit we do not have,
+and nobody of us has heard all: then others may have applied less than we. Offers carry digests of
+slow weights, so this is found the next time, and a realignment heals it."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
@@ -35,7 +36,8 @@ class Tally:
         return self.means.get(peer, b"")
 
     def awaits(self, peer: str) -> bool:
-        """Whether a mean is missing that could be of use: what one told that it lacks is applied by nobody."""
+        """Whether a mean is missing that could be of use: what one told that it lacks is applied by
+        nobody."""
         shard = self.members.index(peer)
         return peer not in self.means and all(held[shard] for held in self.helds.values())
 
@@ -52,9 +54,14 @@ class Tally:
         return self.commits[self.me], self.heards[self.me]
 
     def add_held(self, peer: str, held: tuple[bytes, ...]) -> None:
-        """Take in what a member holds. Raises ProtocolViolation, and takes in nothing, where it can't be."""
-        if len(held) != len(self.members) or any(len(digest) not in (0, DIGEST_BYTES) for digest in held):
-            raise ProtocolViolation(f"{peer} told what it holds in another form than of {len(self.members)} digests.")
+        """Take in what a member holds. Raises ProtocolViolation, and takes in nothing, where it
+        can't be."""
+        if len(held) != len(self.members) or any(
+            len(digest) not in (0, DIGEST_BYTES) for digest in held
+        ):
+            raise ProtocolViolation(
+                f"{peer} told what it holds in another form than of {len(self.members)} digests."
+            )
         theirs, ours = held[self.members.index(peer)], held[self.members.index(self.me)]
         if theirs != self.digest_of(peer):
             raise ProtocolViolation(f"{peer} told another digest of its own mean than it sent.")
@@ -63,14 +70,19 @@ class Tally:
         self.helds[peer] = held
 
     def add_commit(self, peer: str, shards: tuple[bool, ...], heard: tuple[bool, ...]) -> None:
-        """Take in the commit of a member whose held has come. Raises ProtocolViolation as ``add_held``."""
+        """Take in the commit of a member whose held has come. Raises ProtocolViolation as
+        ``add_held``."""
         if self.me not in self.helds:
             raise ProtocolViolation(f"{peer} has committed before we told it what we hold.")
         if not len(shards) == len(heard) == len(self.members):
-            raise ProtocolViolation(f"{peer} has committed to another number of shards than {len(self.members)}.")
+            raise ProtocolViolation(
+                f"{peer} has committed to another number of shards than {len(self.members)}."
+            )
         both = self._alike([self.me, peer])
         if any(shard and not allowed for shard, allowed in zip(shards, both, strict=True)):
-            raise ProtocolViolation(f"{peer} has committed to a shard that one of us does not hold.")
+            raise ProtocolViolation(
+                f"{peer} has committed to a shard that one of us does not hold."
+            )
         if not heard[self.members.index(peer)] or not heard[self.members.index(self.me)]:
             raise ProtocolViolation(f"{peer} has committed without hearing of both of us.")
         self.commits[peer], self.heards[peer] = shards, heard
@@ -82,11 +94,13 @@ class Tally:
     def is_certain(self) -> bool:
         """Whether nobody can have left out a shard that we apply.
 
-        Commits get smaller by the helds that they count. So either one of ours counts all there are, or we have the
-        commits of all whose helds were counted.
+        Commits get smaller by the helds that they count. So either one of ours counts all there
+        are, or we have the commits of all whose helds were counted.
         """
         heard = [any(column) for column in zip(*self.heards.values(), strict=True)]
-        closed = all(peer in self.commits for peer, known in zip(self.members, heard, strict=True) if known)
+        closed = all(
+            peer in self.commits for peer, known in zip(self.members, heard, strict=True) if known
+        )
         return closed or any(all(known) for known in self.heards.values())
 
     def _alike(self, peers: Collection[str]) -> tuple[bool, ...]:

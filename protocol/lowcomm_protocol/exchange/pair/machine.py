@@ -6,8 +6,9 @@
     CONFIRMING  each tells the other whose contributions it holds
     APPLIED     both said the same: the outer step is taken;   ENDED otherwise: nothing is applied, training goes on
 
-No clock, no sockets: events go in, effects come out. Only the last confirmation can leave two ends in doubt (one has
-applied, the other has not); ``in_doubt`` counts it, and the consensus term or a resync heals it.
+No clock, no sockets: events go in, effects come out. Only the last confirmation can leave two ends
+in doubt (one has applied, the other has not); ``in_doubt`` counts it, and the consensus term or a
+resync heals it.
 
 Larger groups are in ``group/machine.py``; what both share is in ``base.py``.
 """
@@ -80,7 +81,8 @@ def members_digest(members: Sequence[str]) -> bytes:
 
 @dataclass
 class Exchange(Gathering):
-    """The decisions of one peer in one exchange of two. ``handle`` takes an event and gives the effects to carry out."""
+    """The decisions of one peer in one exchange of two. ``handle`` takes an event and gives the
+    effects to carry out."""
 
     _next: int = 0
     _late: bool = False
@@ -95,7 +97,8 @@ class Exchange(Gathering):
         return self._gather()
 
     def handle(self, event: Event) -> list[Effect]:
-        """Take in one event. Raises ProtocolViolation where a peer did what is not allowed in its state."""
+        """Take in one event. Raises ProtocolViolation where a peer did what is not allowed in its
+        state."""
         if self.over:
             return []
         match event:
@@ -191,7 +194,8 @@ class Exchange(Gathering):
             reason = "was too slow for the deadline"
             return self._give_up(self.partners, reason) + self._give_in(no_partner(self.refusals))
         if self.stage is Stage.CONFIRMING and first:
-            return []  # Their confirmation may be on its way: ending now would put both ends in doubt.
+            # Their confirmation may be on its way: ending now would put both ends in doubt.
+            return []
         return self._give_in("ran past its deadline")
 
     def _give_in(self, reason: str) -> list[Effect]:

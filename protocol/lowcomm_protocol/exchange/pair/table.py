@@ -5,9 +5,9 @@
     both   ── content, chunk* ────► both              at once, in both directions
     both   ── confirm ────────────► both              "I hold the contributions of exactly these members"
 
-The table is the protocol: a missing key is a violation. An exchange (``pair/machine.py``) runs such a stream to its partner
-and decides what is captured, confirmed and applied. ``docs/states.md`` draws the table. Groups have a table of their
-own (``group/table.py``).
+The table is the protocol: a missing key is a violation. An exchange (``pair/machine.py``) runs such
+a stream to its partner and decides what is captured, confirmed and applied. ``docs/states.md``
+draws the table. Groups have a table of their own (``group/table.py``).
 """
 
 from enum import StrEnum
@@ -82,8 +82,11 @@ def step(state: State, event: Input) -> tuple[tuple[Output, ...], State]:
 
 
 def mermaid() -> str:
-    """The table as a Mermaid state diagram, for docs/states.md: inputs on the arrows, outputs after the slash."""
+    """The table as a Mermaid state diagram, for docs/states.md: inputs on the arrows, outputs after
+    the slash."""
     arrows: list[tuple[StrEnum, str, StrEnum]] = []
     for (state, event), (outputs, after) in TRANSITIONS.items():
-        arrows.append((state, event.value + "".join(f" / {output.value}" for output in outputs), after))
+        arrows.append(
+            (state, event.value + "".join(f" / {output.value}" for output in outputs), after)
+        )
     return draw(State.OFFERED, arrows, [state for state in State if state in TERMINAL])
