@@ -94,6 +94,7 @@ def meetings(draw):
     return numel, vectors
 
 
+@pytest.mark.slow
 @settings(max_examples=300)
 @given(st.sampled_from(NAMES), meetings())
 def test_both_ends_hold_the_same_bits_for_any_input(name, meeting):

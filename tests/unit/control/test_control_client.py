@@ -27,6 +27,8 @@ from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
 
+pytestmark = pytest.mark.slow
+
 FINISHED = Notice(2.5, PhaseEntered(phase="finished"))
 STATUS, PEER = make_status(peer_id="12D3KooWx"), make_peer()
 

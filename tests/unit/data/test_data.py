@@ -1070,6 +1070,7 @@ def _fill_disk(source: Path, cache: Path) -> tuple[str, list[str]]:
     return str(caught.value), [path.name for path in cache.iterdir()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [16_384, 65_536])
 def test_a_full_disk_is_our_error_and_leaves_nothing_behind(tmp_path: Path, size: int) -> None:
     source = write_lines(tmp_path / "a.jsonl", sentences(3000))

@@ -42,6 +42,7 @@ def test_peers_that_do_not_begin_themselves_are_called_in():
         assert len({peer.applied for peer in group_peers(swarm) if peer.applied}) <= 1, swarm.story
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("group", "count"), [(3, 600), (4, 500), (8, 200)])
 def test_in_a_storm_members_agree_or_are_in_doubt_and_all_end_in_time(group, count):
     applied = whole = doubts = 0
@@ -63,6 +64,7 @@ def test_in_a_hurricane_the_same_holds(group):
         pass
 
 
+@pytest.mark.slow
 def test_where_only_links_break_late_no_two_members_apply_different_shards_without_doubt():
     weather = Weather(transfer=30.0, breaks=0.3)
     doubts = 0
@@ -169,6 +171,7 @@ def test_a_link_that_breaks_in_any_phase_never_makes_members_apply_different_sha
                 assert len({peer.outcome for peer in applied if peer.applied == members}) == 1
 
 
+@pytest.mark.slow
 def test_a_link_that_breaks_at_any_time_never_makes_members_apply_different_shards():
     for seed in range(300):
         swarm = Swarm(seed, 5, 5, replace(CALM, transfer=20.0))

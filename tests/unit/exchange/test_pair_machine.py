@@ -45,6 +45,7 @@ def test_peers_that_begin_at_once_cross_and_meet_all_the_same():
         assert all(peer.applied for peer in swarm.peers.values())
 
 
+@pytest.mark.slow
 def test_in_a_storm_partners_agree_or_are_in_doubt_and_all_end_in_time():
     applied = doubts = 0
     for swarm in stories(2, range(2, 11), STORM, STORIES):
@@ -104,6 +105,7 @@ def events():
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=800)
 @given(
     st.permutations(["a", "b", "c", "z"]).flatmap(

@@ -67,6 +67,7 @@ def test_loopback_is_dialed_by_who_is_reached_over_loopback() -> None:
     assert all(local.admit(f"peer-{number}", [f"127.0.0.1:{number + 1}"]) for number in range(100))
 
 
+@pytest.mark.slow
 def test_a_third_party_is_tried_for_one_peer_and_then_ever_more_rarely(
     targets: Targets, clock: Clock
 ) -> None:

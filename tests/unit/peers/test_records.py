@@ -123,6 +123,7 @@ def test_every_phase_travels(phase):
     assert read_record(write_record(info, ALICE), NOW) == info
 
 
+@pytest.mark.slow
 @given(mutated(RECORD))
 @settings(max_examples=1000)
 def test_a_mutated_record_is_refused_or_says_the_same(data):
@@ -323,6 +324,7 @@ def test_a_nonce_of_another_length_is_refused(nonce):
         )
 
 
+@pytest.mark.slow
 @given(mutated(CREDENTIAL))
 @settings(max_examples=1000)
 def test_a_mutated_credential_is_refused_or_says_the_same(data):

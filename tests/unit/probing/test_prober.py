@@ -233,6 +233,7 @@ class Counted:
         return pong
 
 
+@pytest.mark.slow
 async def test_a_line_is_measured_in_both_directions():
     ticks = count()
     async with world() as made:

@@ -39,6 +39,8 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.state.snapshot import name_of, read_manifest
 
+pytestmark = pytest.mark.slow
+
 MIB = 1024 * 1024
 
 
@@ -499,6 +501,7 @@ async def test_two_who_are_alike_outvote_the_base(tmp_path, base):
     download.close()
 
 
+@pytest.mark.slow
 async def test_of_two_donors_that_have_nothing_in_common_one_gives_all(tmp_path):
     async with (
         giving(tmp_path, 11) as one,

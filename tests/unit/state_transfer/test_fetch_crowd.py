@@ -84,6 +84,7 @@ async def test_a_newcomer_gets_its_state_from_three_donors_with_fifty_four_idle_
         assert sum(joiner.given_by(givers)) == len(SMALL.pieces)
 
 
+@pytest.mark.slow
 async def test_a_slow_joiner_behind_one_address_with_eight_others_gets_its_state_all_the_same(
     tmp_path,
 ):

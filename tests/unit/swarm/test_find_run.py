@@ -113,6 +113,7 @@ def test_with_neither_an_address_nor_a_memory_of_one_the_owner_is_asked_for_it(
     assert [str(entry) for entry in found._entry_points] == [address(BOOT)]  # pyright: ignore[reportAttributeAccessIssue]
 
 
+@pytest.mark.slow
 async def test_a_run_that_is_misspelt_is_told_with_those_that_there_are_and_the_nearest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

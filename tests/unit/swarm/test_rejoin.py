@@ -81,6 +81,7 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path / "doors.json")
 
 
+@pytest.mark.slow
 async def test_an_entry_point_that_answers_is_reported_remembered_and_told_of_us(
     node: Node, tmp_path: Path
 ) -> None:

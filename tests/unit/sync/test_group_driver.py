@@ -30,6 +30,8 @@ from lowcomm_protocol.exchange.group.table import HAVE_GIVEN
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 
+pytestmark = pytest.mark.slow
+
 
 def whole_means(nodes: list[Node], number: int = 1) -> dict[str, bytes]:
     """The means of all shards, if everybody has contributed to all of them."""
@@ -296,6 +298,7 @@ async def test_the_clock_ends_what_nothing_else_ends(frame: str):
         await one.nodes[0].ended()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("leaves", [True, False])
 async def test_a_share_of_a_list_that_we_do_not_agree_to_is_not_taken_in(leaves: bool):
     async with swarm(0, 3) as one:

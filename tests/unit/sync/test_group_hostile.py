@@ -31,6 +31,8 @@ from lowcomm_node.testing.wire import soon
 from lowcomm_node.transport.stream import CalleeStream, Stream
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
+pytestmark = pytest.mark.slow
+
 
 class Impostor:
     """A puppet in a group of nodes, the last of its members: does all right up to some stage."""

@@ -25,7 +25,8 @@ EVERY = sorted(TABLE.values(), key=lambda kind: kind.wire_name)
 
 @given(st.sampled_from(EVERY).flatmap(st.builds), st.integers(0) | st.none())
 def test_every_message_arrives_as_it_was_sent(message: Message, number: int | None) -> None:
-    assert decode(encode(message, number)) == (message, number)
+    arrived, sent = decode(encode(message, number)), (message, number)
+    assert arrived == sent or repr(arrived) == repr(sent)  # a NaN equals nothing, not even itself
 
 
 @pytest.mark.parametrize("kind", EVERY)

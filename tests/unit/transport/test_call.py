@@ -67,6 +67,7 @@ async def begin(stub: ExchangeStub, kind: str, metadata):
     return begun
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ["direct", "tunnel"])
 @pytest.mark.parametrize("kind", ["swap", "fetch", "ping"])
 async def test_calls_whose_caller_does_not_read_end_and_leave_room_for_others(
@@ -130,6 +131,7 @@ async def test_a_caller_that_nobody_reads_fills_no_more_than_its_window(tmp_path
     assert written <= 2 * FREE_WINDOW, "gRPC's own window grows for as long as somebody fills it"
 
 
+@pytest.mark.slow
 async def test_a_caller_that_reads_slowly_keeps_its_connection(tmp_path, monkeypatch):
     monkeypatch.setattr(call, "TAKE_DEADLINE", 1.0)
 

@@ -118,6 +118,7 @@ async def test_fewer_peers_than_there_are_close_what_is_idle_at_once(tmp_path):
         assert set(ada.channels._peer_channels) == {dan.peer_id}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("route", ["tunnel", "direct"])
 async def test_other_windows_hold_for_new_calls_while_those_under_way_go_on(tmp_path, route):
     async with pair(tmp_path) as (ada, bob):
@@ -174,6 +175,7 @@ async def test_a_server_that_can_not_be_renewed_stays_as_it_was(tmp_path):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
 
 
+@pytest.mark.slow
 async def test_a_small_window_stops_a_sender_that_nobody_reads(tmp_path):
     """Without it gRPC takes in some 6 MB ahead of its reader."""
     async with pair(tmp_path) as (ada, bob):

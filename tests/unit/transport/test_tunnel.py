@@ -31,6 +31,8 @@ from lowcomm_node.transport.tunnel.tunnels import Tunnels, protocol_of
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 
+pytestmark = pytest.mark.slow
+
 Status = grpc.StatusCode
 
 
@@ -295,6 +297,7 @@ async def ends_at(end: socket.socket) -> bool:
     return True
 
 
+@pytest.mark.slow
 async def test_streams_that_come_and_go_are_bounded_too(tmp_path, monkeypatch):
     monkeypatch.setattr(eviction, "MAX_NEW", 3)
     async with pair(tmp_path) as (ada, bob):
@@ -388,6 +391,7 @@ async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lo
             assert await soon(ada.introduce(bob.info())) == ada.peer_id
 
 
+@pytest.mark.slow
 async def test_no_call_begins_on_a_tunnel_that_is_cut_off_and_it_is_told_why(tmp_path, monkeypatch):
     monkeypatch.setattr(peer_channel, "PATIENCE", 1.0)
     async with pair(tmp_path) as (ada, bob):
@@ -411,6 +415,7 @@ async def test_no_call_begins_on_a_tunnel_that_is_cut_off_and_it_is_told_why(tmp
         assert ada.tunnels.statistics().resumed == 1
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 async def test_grpc_is_more_patient_than_a_session_that_is_cut_off(tmp_path, monkeypatch):
     keep(monkeypatch, 60.0)

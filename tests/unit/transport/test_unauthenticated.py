@@ -127,6 +127,7 @@ async def test_a_flood_of_frames_without_a_credential_loses_its_connection(kind:
         await asyncio.gather(looking, return_exceptions=True)
 
 
+@pytest.mark.slow
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", FLOODS)
 async def test_slow_frames_without_a_credential_last_ten_seconds(kind: str):
@@ -197,6 +198,7 @@ def test_all_unauthenticated_connections_of_a_blocked_address_are_too_many():
     assert set(one.surplus([*places, ("192.0.2.2", 1)], monotonic())) == set(places[1:])
 
 
+@pytest.mark.slow
 async def test_a_flood_of_connections_is_not_even_answered_any_more_and_a_peer_at_its_address_is_heard():
     few = Allowed(each=2, all=UNBOUND, seconds=60.0)
     async with listening() as callee, calling() as channels:
