@@ -388,8 +388,7 @@ def runs_around(peer_id: str) -> tuple[SignedRun, SignedRun]:
 
 HEAD = (
     "| clients | CPU %, of it p2pd | memory MB, of it p2pd | descriptors | traffic KB/s | "
-    "lookups/s | ms, median and 95 % "
-    "| load |\n|---|---|---|---|---|---|---|---|"
+    "lookups/s | ms, median and 95 % | load |\n|---|---|---|---|---|---|---|---|"
 )
 
 

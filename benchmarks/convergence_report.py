@@ -103,8 +103,8 @@ def shares(jobs: Sequence[Job], results: Results) -> str:
                 told = " / ".join(f"{100 * gain:.0f}" for gain in gains)
                 lines.append(
                     f"- {optimizer}, {peers} peers, {label}{seeds_there(label, group, rows)}: "
-                    f"{100 * mean(gains):.1f} %"
-                    f" ({told}) of all-reduce's gain for 1/{1 / mean(bytes_):.0f} of its bytes"
+                    f"{100 * mean(gains):.1f} % ({told}) of all-reduce's gain for "
+                    f"1/{1 / mean(bytes_):.0f} of its bytes"
                 )
     return "\n".join(lines)
 

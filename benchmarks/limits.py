@@ -263,9 +263,8 @@ def show(row: dict[str, Any]) -> None:
     """A line of the table."""
     print(
         f"{row['route']:8} {row['way']:5} {row['streams']:7} {row['limit']:>16} "
-        f"{write_rate(row['first']):>12} "
-        f"{row['first_error']:+8.1%} {write_rate(row['worst']):>12} {row['worst_error']:+8.1%} "
-        f"{row['around']:8.2%} "
+        f"{write_rate(row['first']):>12} {row['first_error']:+8.1%} "
+        f"{write_rate(row['worst']):>12} {row['worst_error']:+8.1%} {row['around']:8.2%} "
         f"{write_rate(row['open']):>10} {row['load']:5.1f}",
         flush=True,
     )
@@ -290,8 +289,7 @@ def main() -> None:
     print(f"{kit.machine()}; load {os.getloadavg()[0]:.1f}")
     print(
         f"{'route':8} {'way':5} {'streams':>7} {'limit':>16} {'first 10 s':>12} {'off':>8} "
-        f"{'worst 10 s':>12} {'off':>8} "
-        f"{'around':>8} {'no limit':>10}  load"
+        f"{'worst 10 s':>12} {'off':>8} {'around':>8} {'no limit':>10}  load"
     )
     rows: list[dict[str, Any]] = []
     open_rates: dict[tuple[str, str, int], float] = {}

@@ -122,8 +122,7 @@ def main() -> None:
         seconds, (emulator, ends) = median(figure["seconds"]), figure["cpu"].values()
         print(
             f"{name:18} {figure['rate'] * 8 / 1e6:8.1f} {share:8.0%} {seconds:6.1f} "
-            f"{emulator:10.1f} {ends:6.1f}"
-            f"   {figure['route'] or '-':8} {goal}"
+            f"{emulator:10.1f} {ends:6.1f}   {figure['route'] or '-':8} {goal}"
         )
 
 

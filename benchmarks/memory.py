@@ -32,8 +32,7 @@ def main() -> int:
         for node, figures in enumerate(sample["nodes"], 1):
             print(
                 f"{sample['exchanges']:9}  {node:4}  {figures['rss'] / MIB:12.1f}  "
-                f"{figures['uss'] / MIB:11.1f}  "
-                f"{figures['descriptors']:11}"
+                f"{figures['uss'] / MIB:11.1f}  {figures['descriptors']:11}"
             )
     middle, last = samples[len(samples) // 2]["nodes"], samples[-1]["nodes"]
     growth = max(

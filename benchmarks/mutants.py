@@ -287,8 +287,7 @@ def result(path: str) -> dict[str, Any]:
         mutants = len(population(db, path))
         ran = db.execute(
             "select r.test_outcome, r.diff, r.output, r.job_id in (select job_id from seen) from "
-            "work_results r "
-            "where r.worker_outcome != 'SKIPPED'"
+            "work_results r where r.worker_outcome != 'SKIPPED'"
         ).fetchall()
     ran = [one for one in ran if not NO_PYTHON.match(one[2] or "")]
     alive = sorted(changed(diff) for outcome, diff, *_ in ran if outcome == "SURVIVED")

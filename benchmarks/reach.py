@@ -134,8 +134,7 @@ def main() -> None:
 
 HEAD = (
     "| nodes | route | s to first exchange | of these both training | Mbit/s | applied | refused | "
-    "implausible | lost "
-    "| load |\n|---|---|---|---|---|---|---|---|---|---|"
+    "implausible | lost | load |\n|---|---|---|---|---|---|---|---|---|---|"
 )
 
 

@@ -297,8 +297,7 @@ def main() -> int:
         rows.append(figures)
         print(
             f"{figures['case']:62}  {figures['counted']:30}  {figures['median_us']:9.0f}  "
-            f"{figures['p95_us']:7.0f}  "
-            f"{figures['peak_kib']:8.1f}"
+            f"{figures['p95_us']:7.0f}  {figures['peak_kib']:8.1f}"
         )
     kit.write(arguments.out, {"machine": machine, "repeat": arguments.repeat, "rows": rows})
     over = [

@@ -165,8 +165,7 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         (
             "calls refused for that",
             f"{rate_limits.REFUSED.each} a minute; then the connection ends; of peers that have "
-            "proved their "
-            f"id, {rate_limits.REFUSED.each} of each, and "
+            f"proved their id, {rate_limits.REFUSED.each} of each, and "
             f"{rate_limits.TIMES_REFUSED * rate_limits.REFUSED.each:,} of their address",
         ),
         ("calls of unknown methods", "count as calls without a good credential"),
@@ -174,10 +173,8 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
             "nonces of one peer; of one address; of all",
             f"{nonces.OF_PEER:,}; {nonces.OF_ADDRESS:,}; {nonces.OF_ALL:,}, kept for "
             f"{2 * records.CREDENTIAL_LIFE / 60:.0f} minutes. Beyond that the node forgets the "
-            "oldest of the "
-            "same peer or address, or of the address with most, and refuses that peer's "
-            "credentials "
-            "issued by then",
+            "oldest of the same peer or address, or of the address with most, and refuses that "
+            "peer's credentials issued by then",
         ),
         ("the request of `Describe` and `Fetch`", f"within {service.REQUEST_DEADLINE:.0f} s"),
         ("first frame of a `Swap`", f"within {HELLO_DEADLINE:.0f} s"),
@@ -201,14 +198,13 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         (
             "such connections of one address that end for being too many",
-            f"{unauthenticated.ENDED.each} a minute; "
-            f"then the kernel drops its new connections for {blocklist.BLOCKED:.0f} s, "
-            f"of at most {blocklist.MOST} addresses",
+            f"{unauthenticated.ENDED.each} a minute; then the kernel drops its new connections "
+            f"for {blocklist.BLOCKED:.0f} s, of at most {blocklist.MOST} addresses",
         ),
         (
             "connections of peers from one address; of all",
-            f"{unauthenticated.PROVEN_OF_ONE}; {unauthenticated.PROVEN:,}; "
-            "then those that have called least recently end",
+            f"{unauthenticated.PROVEN_OF_ONE}; {unauthenticated.PROVEN:,}; then those that have "
+            "called least recently end",
         ),
         ("a connection without calls", f"{server.IDLE_SECONDS / 60:.0f} minutes"),
         (
@@ -239,18 +235,15 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         (
             "sessions of all",
-            f"{callee.MAX_TUNNELS}, {callee.MAX_UNAUTHENTICATED} of them without an accepted call. "
-            "When it is "
-            "full, the oldest such session of the peer that holds most of them makes way for a "
-            "peer that "
-            "holds fewer",
+            f"{callee.MAX_TUNNELS}, {callee.MAX_UNAUTHENTICATED} of them without an accepted "
+            "call. When it is full, the oldest such session of the peer that holds most of them "
+            "makes way for a peer that holds fewer",
         ),
         ("first accepted call over a session", f"within {callee.UNACCEPTED:.0f} s"),
         (
             "new streams of one peer",
-            f"{eviction.MAX_NEW} a second; 4 that have not sent their first words, "
-            f"for {callee.OPENING_DEADLINE:.0f} s; "
-            "64 of all, which make way in the same manner",
+            f"{eviction.MAX_NEW} a second; 4 that have not sent their first words, for "
+            f"{callee.OPENING_DEADLINE:.0f} s; 64 of all, which make way in the same manner",
         ),
         (
             "a session that is cut off",

@@ -144,8 +144,7 @@ class Engine:
         """Make the namespace in which containers run."""
         making = (
             "mount --make-rprivate / && umount -R /sys/fs/cgroup && mount -t cgroup2 none "
-            "/sys/fs/cgroup "
-            "&& echo ready && exec sleep infinity"
+            "/sys/fs/cgroup && echo ready && exec sleep infinity"
         )
         self._holder = subprocess.Popen(
             ["unshare", "--mount", "bash", "-c", making],

@@ -59,8 +59,7 @@ def amend(
     if at is None and any(name in SCHEDULE for name in changes):
         raise ConfigError(
             "--at is missing: name the swarm step from which the change holds, a minute ahead of "
-            "the "
-            "swarm, so that all peers hear of it before (`lowcomm-node status` shows the step)."
+            "the swarm, so that all peers hear of it before (`lowcomm-node status` shows the step)."
         )
     settings = load_settings({"home": home, "peers": peers}).settings
     identity, signed = created_run(settings.paths, run)

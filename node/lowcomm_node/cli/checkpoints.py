@@ -30,8 +30,7 @@ def list_(
     ]
     lines = [
         f"{entry['step']:>10}  {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(entry['time']))} "
-        " "
-        f"{size(entry['bytes']):>9}  {entry['path']}"
+        f" {size(entry['bytes']):>9}  {entry['path']}"
         for entry in found
     ]
     show(found, json_, "\n".join(lines) or "no checkpoint yet")

@@ -15,8 +15,8 @@ def check_size(spec: RunSpec) -> str | None:
     if spec.sync.realigns_among(begins_with):
         raise ConfigError(
             f"start_peers = {begins_with}, but group = {group} and consensus = 0: most exchanges "
-            "of "
-            f"more than {group} peers would be realignments in fp32. Set start_peers = {group} or "
+            f"of more than {group} peers would be realignments in fp32. Set start_peers = {group} "
+            "or "
             'less, codec = "bf16" and consensus = 1.0, or method = "lowcomm".'
         )
     if not spec.sync.realigns_among(group + 1):
@@ -36,8 +36,7 @@ def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:
         if not spec.data.tokenizer_sha256:
             raise ConfigError(
                 'data.tokenizer = "local", but nobody knows which file: name yours with '
-                "--tokenizer "
-                "PATH, so that the run carries its SHA-256 and refuses others."
+                "--tokenizer PATH, so that the run carries its SHA-256 and refuses others."
             )
         return spec
     found = open_tokenizer_file(path)

@@ -219,14 +219,12 @@ class ControlClient:
         except httpx.TimeoutException as error:
             raise Unhealthy(
                 f"The node (process {pid}) does not answer: see its logs, or end it with `kill "
-                f"{pid}` and start it "
-                "again; it resumes from its last checkpoint."
+                f"{pid}` and start it again; it resumes from its last checkpoint."
             ) from error
         except httpx.TransportError as error:
             raise NotRunning(
                 f"No node answers for {self.home} (process {pid}, port {port}): it has just ended, "
-                "or another program "
-                f"has its number; {_START}."
+                f"or another program has its number; {_START}."
             ) from error
         except ValueError as error:
             raise Unhealthy(f"What answers on port {port} is not a node: {_START}.") from error

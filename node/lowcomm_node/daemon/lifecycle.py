@@ -50,8 +50,7 @@ PAUSE_PATIENCE = 5.0
 """Seconds for exchanges that are under way to end when the owner pauses the node."""
 UNCHECKED = (
     "this run does not say which tokenizer it uses, so nobody checks it: with another file than "
-    "its creator's this node "
-    "spoils what others learn. Compare the SHA-256 of both"
+    "its creator's this node spoils what others learn. Compare the SHA-256 of both"
 )
 LEAVE_DEADLINE = 45.0
 """Seconds for a node that leaves to end exchanges, save and evaluate, beside its steps and its

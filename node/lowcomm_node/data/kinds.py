@@ -68,8 +68,7 @@ def one_kind(source: str, files: Sequence[Path]) -> str:
         first = min(found)
         raise ConfigError(
             f"{source} holds files of several kinds: {told}. Say which to read, such as --data "
-            f"{first}:{source}, "
-            "or name a folder that holds one kind."
+            f"{first}:{source}, or name a folder that holds one kind."
         )
     return next(iter(found))
 

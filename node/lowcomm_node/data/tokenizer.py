@@ -139,8 +139,8 @@ def check_tokenizer(tokenizer: Tokenizer, wanted: str, vocab: int) -> None:
     if wanted and tokenizer.sha256 != wanted:
         raise ConfigError(
             f"{describe(tokenizer)} is not the tokenizer of this run: its SHA-256 is "
-            f"{tokenizer.sha256 or 'none'}, the "
-            f"run's is {wanted}. Name the file that the run's creator used with --tokenizer."
+            f"{tokenizer.sha256 or 'none'}, the run's is {wanted}. Name the file that the run's "
+            "creator used with --tokenizer."
         )
     check_vocabulary(tokenizer, vocab)
 
@@ -150,9 +150,8 @@ def check_vocabulary(tokenizer: Tokenizer, vocab: int) -> None:
     if tokenizer.vocab > vocab:
         raise ConfigError(
             f"model.vocab = {vocab} is too small for the tokenizer {describe(tokenizer)}, which "
-            f"has {tokenizer.vocab} "
-            "tokens: name the run's own tokenizer, or have its creator publish a run with vocab = "
-            f"{tokenizer.vocab}."
+            f"has {tokenizer.vocab} tokens: name the run's own tokenizer, or have its creator "
+            f"publish a run with vocab = {tokenizer.vocab}."
         )
 
 

@@ -47,8 +47,7 @@ async def refuse_duplicate_identity(peer_id: str, entries: Sequence[EntryPoint])
             if monotonic() > end:
                 raise RetryLater(
                     f"Another peer of this swarm answers as {peer_id}: end that one, or start this "
-                    "one with a --home "
-                    "of its own; a copied home needs its identity.key moved away."
+                    "one with a --home of its own; a copied home needs its identity.key moved away."
                 )
             await asyncio.sleep(0.5)
             # If this times out, the peer stays connected, and the next dial succeeds at once.

@@ -46,6 +46,6 @@ def check_clock(knocks: Mapping[str, Knock], most: float = MAX_CLOCK_OFFSET) -> 
         where = "behind" if nearest > 0 else "ahead of"
         raise Unhealthy(
             f"This machine's clock is {abs(nearest):.0f} s {where} the swarm's; at most {most:.0f} "
-            "s are "
-            "allowed: set it right (`timedatectl set-ntp true`), or that of the bootstrap server."
+            "s are allowed: set it right (`timedatectl set-ntp true`), or that of the bootstrap "
+            "server."
         )

@@ -80,8 +80,8 @@ def parse_announced(text: str, peer_id: str) -> str:
     if not is_dialable(dial) or named not in ("", peer_id) or not told.fits:
         raise ConfigError(
             f"{text[:120]!r} can't be announced: expected the address at which others reach this "
-            "server, such as "
-            "/dns4/bootstrap.example.org/tcp/31337, without a peer id or with its own."
+            "server, such as /dns4/bootstrap.example.org/tcp/31337, without a peer id or with its "
+            "own."
         )
     return dial
 

@@ -261,8 +261,7 @@ def _check_free(listen: str) -> None:
                 ) from None
             raise ConfigError(
                 f"{listen} can't be listened on ({error.strerror}): choose an address of this "
-                "machine, "
-                "such as 0.0.0.0 for all, and another port, or 0 for any free one."
+                "machine, such as 0.0.0.0 for all, and another port, or 0 for any free one."
             ) from None
 
 

@@ -88,8 +88,7 @@ def tokenizer_of(checkpoint: Checkpoint, given: str | None = None) -> Tokenizer:
     if wanted.is_known and found.sha256 != wanted.sha256:
         raise ConfigError(
             f"{given} has the SHA-256 {found.sha256 or 'none'}, but {checkpoint.info.path} "
-            f"{wanted}: name that with "
-            "--tokenizer, or leave it away."
+            f"{wanted}: name that with --tokenizer, or leave it away."
         )
     return found
 

@@ -164,8 +164,8 @@ class NodeSettings(BaseModel):
         Positive | None,
         Setting(
             Section.MACHINE,
-            "Memory for daemon and trainer together: a run that needs more is refused, "
-            "a trainer that takes more is ended",
+            "Memory for daemon and trainer together: a run that needs more is refused, a trainer "
+            "that takes more is ended",
             "GiB",
             unset="what is free at the start",
         ),

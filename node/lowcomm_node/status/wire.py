@@ -30,8 +30,7 @@ def read(kind: type[T], told: object) -> T:
         place = ".".join(str(part) for part in first["loc"]) or "the answer"
         raise Unhealthy(
             f"The node's answer can't be read ({place}: {first['msg']}): node and command are of "
-            "different releases. "
-            "Start the node again with the release of this command."
+            "different releases. Start the node again with the release of this command."
         ) from None
 
 

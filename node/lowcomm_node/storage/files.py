@@ -117,8 +117,8 @@ def _check_owner(home: Path) -> None:
     if owner not in (ours, 0):
         raise ConfigError(
             f"{home} belongs to another user (number {owner}, this is {ours}): choose another "
-            "--home, start the node as "
-            f"that user, or make it yours with `chown -R {ours} {shlex.quote(str(home))}`."
+            f"--home, start the node as that user, or make it yours with `chown -R {ours} "
+            f"{shlex.quote(str(home))}`."
         )
 
 
@@ -143,8 +143,7 @@ def _open_own(path: Path) -> int:
 def _no_lock(path: Path) -> str:
     return (
         f"{path} is a link, or belongs to somebody else, so nothing is written to it: remove it if "
-        "it is yours, or choose "
-        "another --home."
+        "it is yours, or choose another --home."
     )
 
 
@@ -170,8 +169,8 @@ class HomeLock:
             holder = os.read(self._descriptor, 20).decode(errors="replace").strip() or "unknown"
             os.close(self._descriptor)
             raise RetryLater(
-                f"{self._path.parent} is in use by process {holder}: stop that first "
-                "(a node with `lowcomm-node stop`), or use another --home."
+                f"{self._path.parent} is in use by process {holder}: stop that first (a node with "
+                "`lowcomm-node stop`), or use another --home."
             ) from None
         os.ftruncate(self._descriptor, 0)
         os.write(self._descriptor, str(os.getpid()).encode())

@@ -32,6 +32,5 @@ def created_run(paths: Paths, wanted: str | None) -> tuple[Identity, SignedRun]:
     known = ", ".join(sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in runs))
     raise ConfigError(
         f"{paths.home} has created {'no run' if not runs else f'no run {wanted!r}, only {known}'}: "
-        "name the home where "
-        "`lowcomm-node create` was called with --home."
+        "name the home where `lowcomm-node create` was called with --home."
     )

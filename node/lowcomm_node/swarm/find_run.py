@@ -123,8 +123,7 @@ async def find_run(
     )
     raise NoPeers(
         f"The swarm answers, but {missing} (within {deadline:.0f} s): {remedy}, or publish the run "
-        "with "
-        "`lowcomm-node create run.toml --peers ADDR`."
+        "with `lowcomm-node create run.toml --peers ADDR`."
     )
 
 
@@ -179,8 +178,7 @@ def choose(
         if wanted is not None and named and not runs:
             raise ConfigError(
                 f"--invite is for another run ({invited_to[:12]}) than --run {wanted}: leave --run "
-                "away, or use the "
-                "invite that you were given for it."
+                "away, or use the invite that you were given for it."
             )
     if len(runs) > 1:
         names = ", ".join(sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in runs)[:8])

@@ -21,8 +21,8 @@ DESCRIPTORS = 65_536
 corpus."""
 WINDOWS = (
     "lowcomm can't take part in a swarm on Windows: hivemind, by which peers find each other, has "
-    "no package for it. "
-    "Install lowcomm-node inside WSL 2 (`wsl --install`), which is a Linux on the same machine."
+    "no package for it. Install lowcomm-node inside WSL 2 (`wsl --install`), which is a Linux on "
+    "the same machine."
 )
 
 
@@ -68,9 +68,8 @@ def check_system(find_p2pd: Callable[[], Path]) -> None:
     if not program.is_file():
         raise Incompatible(
             f"This installation of hivemind has no p2pd for {here}, without which no peer is "
-            "found: its wheels for "
-            "Linux (glibc) and macOS on x86-64 and ARM64 have one. Use such a machine, or a "
-            "container of that kind."
+            "found: its wheels for Linux (glibc) and macOS on x86-64 and ARM64 have one. Use such "
+            "a machine, or a container of that kind."
         )
     if not os.access(program, os.X_OK):
         raise Incompatible(

@@ -47,7 +47,7 @@ def _require(spec: RunSpec, parts: dict[str, int], allowed: int, what: str, opti
         return
     raise ConfigError(
         f"This run needs about {needed / GIB:.1f} GiB of {what}, {allowed / GIB:.1f} GiB are "
-        "allowed "
-        f"here (GiB: {explain(parts)}; {count_parameters(spec.model):,} parameters): join from a "
-        f"larger machine, raise {option}, or ask the run's creator for a smaller batch or context."
+        f"allowed here (GiB: {explain(parts)}; {count_parameters(spec.model):,} parameters): join "
+        f"from a larger machine, raise {option}, or ask the run's creator for a smaller batch or "
+        "context."
     )

@@ -97,6 +97,6 @@ class Failures:
         newest = "one before those that it diverged from" if diverged else "newest"
         return (
             f"The trainer failed {times}at step {last.step}: {last.reason.rstrip('.')}; "
-            f"{_REMEDIES[last.kind]}. "
-            f"The checkpoints are intact: `lowcomm-node join` goes on from the {newest}."
+            f"{_REMEDIES[last.kind]}. The checkpoints are intact: `lowcomm-node join` goes on from "
+            f"the {newest}."
         )

@@ -405,8 +405,7 @@ def fate(code: int) -> str:
     if code == -signal.SIGKILL:
         return (
             "The trainer was killed (SIGKILL): if nobody did that, the machine ran out of memory, "
-            "and "
-            "`journalctl -k` tells so."
+            "and `journalctl -k` tells so."
         )
     if code < 0:
         return f"The trainer died of {signal.Signals(-code).name}."

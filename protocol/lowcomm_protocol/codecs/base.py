@@ -104,8 +104,7 @@ class Codec(ABC):
             expected = f"exactly {most}" if least == most else f"{least} to {most}"
             raise CodecError(
                 f"{self.name}: a buffer of {view.nbytes} bytes for {numel} values: it must be "
-                "contiguous"
-                f" and hold {expected} bytes"
+                f"contiguous and hold {expected} bytes"
             )
         return np.frombuffer(view, dtype=np.uint8)
 
@@ -116,8 +115,7 @@ class Codec(ABC):
         index = int(bad[0]) if bad.size else int(np.argmax(np.abs(vector)))
         return CodecError(
             f"{self.name}: value {index} of {vector.size} is {float(vector[index])}: only "
-            f"{allowed} can be coded;"
-            " drop this contribution"
+            f"{allowed} can be coded; drop this contribution"
         )
 
 

@@ -133,8 +133,7 @@ class Residual:
             if not flat or vector.shape != (stop - start,):
                 raise CodecError(
                     f"feedback: an array of {vector.dtype} and shape {vector.shape}: pass "
-                    f"{stop - start} values,"
-                    " float32, 1-D, contiguous and aligned"
+                    f"{stop - start} values, float32, 1-D, contiguous and aligned"
                 )
 
 

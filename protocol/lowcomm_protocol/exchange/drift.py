@@ -66,8 +66,8 @@ class Drift:
         if self._position.ready is None or not seconds or not self._is_far():
             return None
         return (
-            "still far from most peers, whose state was copied of late: "
-            f"it is copied again in {ceil(seconds)} s at the earliest"
+            "still far from most peers, whose state was copied of late: it is copied again in "
+            f"{ceil(seconds)} s at the earliest"
         )
 
     def _is_far(self) -> bool:

@@ -71,6 +71,5 @@ class Needs:
         remedy = "--max-up and --max-down, or that" if self.limits else "that"
         return (
             f"{' and '.join(causes)} an exchange may take {self.least} s, and --exchange-deadline "
-            "allows "
-            f"{longest:.0f}: raise {remedy}"
+            f"allows {longest:.0f}: raise {remedy}"
         )

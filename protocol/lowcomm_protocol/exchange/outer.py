@@ -198,6 +198,5 @@ def _check_alike(**vectors: torch.Tensor) -> None:
         if vector.dtype != torch.float32 or vector.shape != (numel,):
             raise PlanError(
                 f"{name}: a vector of {vector.dtype} and shape {tuple(vector.shape)} beside "
-                f"{names[0]} with {numel}"
-                f" values: pass float32 of shape ({numel},)"
+                f"{names[0]} with {numel} values: pass float32 of shape ({numel},)"
             )

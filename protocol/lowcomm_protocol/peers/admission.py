@@ -81,16 +81,14 @@ class Rules:
             if peer_id not in self.members:
                 raise AdmissionError(
                     f"{peer_id} is not on the list of this run's members: its creator "
-                    f"({self.creator}) would have to "
-                    "publish a run that names it.",
+                    f"({self.creator}) would have to publish a run that names it.",
                     reason=Reason.NOT_LISTED,
                 )
             return None
         if not claim:
             raise AdmissionError(
                 f"This run takes invited peers only, and {peer_id} shows no invite: ask the run's "
-                "creator for one, and "
-                "join with --invite."
+                "creator for one, and join with --invite."
             )
         read = read_claim(claim, peer_id)
         read.invite.check_for(self.run_id, peer_id, now)
@@ -228,9 +226,8 @@ class Admission:
         if earlier >= claim.invite.uses:
             # Checked before signatures, so that a leaked invite costs us little.
             raise AdmissionError(
-                f"All {claim.invite.uses} uses of the invite {claim.invite.invite_id} were claimed "
-                "before "
-                f"{claim.peer_id} came: ask the run's creator for another invite.",
+                f"All {claim.invite.uses} uses of the invite {claim.invite.invite_id} were "
+                f"claimed before {claim.peer_id} came: ask the run's creator for another invite.",
                 reason=Reason.INVITE_USED_UP,
             )
         claim.verify(self.rules.creator)

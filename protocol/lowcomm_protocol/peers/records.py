@@ -274,8 +274,8 @@ def _check_fields(record: pb.PeerRecord) -> None:
     if len(record.addresses) > MAX_ADDRESSES or len(record.entry_points) > MAX_ENTRY_POINTS:
         raise RecordError(
             f"The record of {record.peer_id} names {len(record.addresses)} addresses and "
-            f"{len(record.entry_points)} entry "
-            f"points: at most {MAX_ADDRESSES} and {MAX_ENTRY_POINTS}."
+            f"{len(record.entry_points)} entry points: at most {MAX_ADDRESSES} and "
+            f"{MAX_ENTRY_POINTS}."
         )
     if any(
         len(entry) > MAX_MULTIADDRESS or not (entry.isascii() and entry.isprintable())

@@ -65,8 +65,7 @@ def write_removals(creator: Identity, run_id: str, version: int, ids: frozenset[
     if len(ids) > MAX_REMOVED:
         raise RecordError(
             f"{len(ids)} removed peers and invites are too many: at most {MAX_REMOVED}. Begin a "
-            "new run, or take back "
-            "the invites by which they came."
+            "new run, or take back the invites by which they came."
         )
     if creator.peer_id in ids:
         raise RecordError("The creator of a run can't be removed from it.")

@@ -134,8 +134,7 @@ def offset(index: int, count: int, interval: int) -> int:
     if interval < 1 or not 0 <= index < count:
         raise PlanError(
             f"fragment {index} of {count} every {interval} steps: the interval must be at least 1 "
-            "and the fragment"
-            f" from 0 to {count - 1}"
+            f"and the fragment from 0 to {count - 1}"
         )
     return round(Fraction(interval * (index + 1), count)) % interval
 
@@ -161,8 +160,7 @@ def _untied(tensors: Sequence[TensorSpec]) -> list[TensorSpec]:
         if first.shape != tensor.shape:
             raise PlanError(
                 f"tensors {first.name!r} {first.shape} and {tensor.name!r} {tensor.shape} share "
-                "storage"
-                f" {tensor.storage!r}: tied tensors must have one shape"
+                f"storage {tensor.storage!r}: tied tensors must have one shape"
             )
         if first is tensor:
             kept.append(tensor)

@@ -44,8 +44,7 @@ def _paired(
     ):
         raise PlanError(
             f"fragment {fragment.index}: a vector of {vector.dtype} and shape "
-            f"{tuple(vector.shape)}: pass contiguous"
-            f" float32 of shape ({fragment.numel},)"
+            f"{tuple(vector.shape)}: pass contiguous float32 of shape ({fragment.numel},)"
         )
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     start = 0
@@ -66,7 +65,6 @@ def _rows(part: Slice, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
     if rows.shape[0] != part.stop - part.start or rows.numel() != part.numel:
         raise PlanError(
             f"tensor {part.tensor!r} of shape {tuple(tensor.shape)} has no rows {part.start} to "
-            f"{part.stop} with"
-            f" {part.numel} values: use the model that the plan was made for"
+            f"{part.stop} with {part.numel} values: use the model that the plan was made for"
         )
     return rows

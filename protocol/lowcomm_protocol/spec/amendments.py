@@ -102,8 +102,8 @@ class Course:
             if "run.steps" in amendment.settings and changed.run.steps < amendment.at:
                 raise SpecError(
                     f"{source}: run.steps = {changed.run.steps} is before swarm step "
-                    f"{amendment.at}, at which it would come "
-                    "into force: name an earlier step, or more steps."
+                    f"{amendment.at}, at which it would come into force: name an earlier step, or "
+                    "more steps."
                 )
             self._specs.append(changed)
 
@@ -163,8 +163,7 @@ def write_amendment(
     if len(made.data) > MAX_CHAIN_BYTES:
         raise SpecError(
             f"All amendments together would have {len(made.data)} bytes, more than "
-            f"{MAX_CHAIN_BYTES}: name fewer members, or "
-            "create a new run."
+            f"{MAX_CHAIN_BYTES}: name fewer members, or create a new run."
         )
     Course(run.spec, made)
     return made
@@ -246,8 +245,7 @@ def _content(document: bytes) -> dict[str, Any]:
         if name not in AMENDABLE:
             raise VersionError(
                 f"An amendment changes {name[:80]!r}, which this release can't: install the "
-                "release that the run's "
-                "creator names."
+                "release that the run's creator names."
             )
     if ("run.admission" in settings) != ("run.members" in settings):
         raise RecordError(

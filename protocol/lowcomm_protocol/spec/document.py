@@ -107,8 +107,7 @@ def fill(content: Content, known: Known, source: str) -> Content:
         if name not in optional:
             raise VersionError(
                 f"{source}: this release does not know the setting {name[:MAX_NAME]!r}: install "
-                "the release that the "
-                "run's creator names."
+                "the release that the run's creator names."
             )
     filled: Content = {}
     for section, names in known.items():
@@ -155,8 +154,7 @@ def _optional(content: Content, source: str) -> frozenset[str]:
     ):
         raise SpecError(
             f"{source}: optional must be a list of at most {MAX_OPTIONAL} names of settings, of at "
-            f"most {MAX_NAME} "
-            "characters each."
+            f"most {MAX_NAME} characters each."
         )
     return frozenset(cast("list[str]", listed))
 

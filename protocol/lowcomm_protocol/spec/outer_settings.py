@@ -102,8 +102,7 @@ def validate_outer(settings: OuterSettings, group: int) -> None:
         if _diverges(settings, size):
             raise SpecError(
                 f"{settings.kind} with consensus = {settings.consensus} and momentum = "
-                f"{settings.momentum} diverges in"
-                f" groups of {size}: use a consensus below "
+                f"{settings.momentum} diverges in groups of {size}: use a consensus below "
                 f"{_largest_consensus(settings, size):.3g}, or less momentum"
             )
 

@@ -203,9 +203,8 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
     if spec.tokens_per_step > MAX_STEP_TOKENS:
         raise SpecError(
             f"{source}: train.batch = {spec.train.batch} times model.context = "
-            f"{spec.model.context} are "
-            f"{spec.tokens_per_step:,} tokens in an inner step, more than {MAX_STEP_TOKENS:,}: "
-            "lower one of the two."
+            f"{spec.model.context} are {spec.tokens_per_step:,} tokens in an inner step, more than "
+            f"{MAX_STEP_TOKENS:,}: lower one of the two."
         )
 
 

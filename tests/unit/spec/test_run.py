@@ -470,8 +470,8 @@ def test_a_huge_signed_run_is_refused_by_its_size():
 
 def test_a_specification_is_checked_without_what_computes():
     code = (
-        "import sys; from lowcomm_protocol.spec.presets import PRESETS; "
-        "from lowcomm_protocol.spec.run import parse_toml\n"
+        "import sys; from lowcomm_protocol.spec.presets import PRESETS; from "
+        "lowcomm_protocol.spec.run import parse_toml\n"
         'for method in PRESETS: parse_toml(f\'[run]\\nname = "a"\\n[sync]\\nmethod = '
         '"{method}"\\ngroup = 2\\n\')\n'
         "print(sorted({'torch', 'numba'} & set(sys.modules)))"

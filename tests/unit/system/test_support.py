@@ -104,8 +104,8 @@ def test_the_bootstrap_server_tells_its_version() -> None:
 def test_the_soft_limit_of_descriptors_is_raised_as_far_as_the_hard_one_allows() -> None:
     code = (
         "import resource as r; from lowcomm_node.system.support import raise_descriptors as up;"
-        "r.setrlimit(r.RLIMIT_NOFILE, (256, 700));"
-        "print(up(512), up(9000), up(100), *r.getrlimit(r.RLIMIT_NOFILE))"
+        "r.setrlimit(r.RLIMIT_NOFILE, (256, 700));print(up(512), up(9000), up(100), "
+        "*r.getrlimit(r.RLIMIT_NOFILE))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
