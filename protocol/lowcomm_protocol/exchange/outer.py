@@ -17,6 +17,7 @@ start equal stay equal to the bit.
 
 import math
 from collections.abc import Sequence
+from itertools import combinations
 
 import numpy as np
 import torch
@@ -24,12 +25,15 @@ import torch
 from lowcomm_protocol.codecs import BLOCK
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.errors import PlanError, SpecError
-from lowcomm_protocol.exchange.outer_kernels import add_scaled, scaled, scaled_sum
+from lowcomm_protocol.exchange.outer_kernels import (
+    add_scaled,
+    add_squares_apart,
+    scaled,
+    scaled_sum,
+)
 from lowcomm_protocol.spec.outer_settings import OuterSettings
 
 MAX_CLAIM = 2
-_PIECE = 256 * BLOCK
-"""Values that `worst_block_spread` looks at in one go."""
 
 
 def contribution(
@@ -104,25 +108,11 @@ def worst_block_spread(vectors: Sequence[torch.Tensor]) -> float:
     before it shows in the loss. Raises `PlanError` for vectors that are not alike.
     """
     _check_alike(**{f"vector {index}": one for index, one in enumerate(vectors)})
-    # Piece by piece, so that intermediate results stay in the cache; torch's var over a dimension
-    # of 2 costs 30 times as much.
-    starts = range(0, vectors[0].numel(), _PIECE)
-    worst = max(
-        (_worst_variance([one[start : start + _PIECE] for one in vectors]) for start in starts),
-        default=0.0,
-    )
-    return worst**0.5
-
-
-def _worst_variance(vectors: Sequence[torch.Tensor]) -> float:
-    """Mean variance across vectors in the block where it is largest."""
-    mean = mean_contribution(vectors)
-    squares = torch.zeros_like(mean)
-    for one in vectors:
-        apart = one - mean
-        squares.addcmul_(apart, apart)
-    blocks = torch.nn.functional.pad(squares, (0, -squares.numel() % BLOCK)).view(-1, BLOCK)
-    return float(blocks.sum(1).max()) / (BLOCK * len(vectors))
+    # The squares of all differences between two of n vectors sum to n times those from their mean.
+    sums = np.zeros(-(-vectors[0].numel() // BLOCK), dtype=np.float32)
+    for one, other in combinations(vectors, 2):
+        add_squares_apart(_array(one), _array(other), sums)
+    return float(sums.max(initial=0.0) / BLOCK) ** 0.5 / len(vectors)
 
 
 def outer_step(

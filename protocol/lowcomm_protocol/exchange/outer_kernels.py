@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Vector
-from lowcomm_protocol.codecs.kernels import kernel, part
+from lowcomm_protocol.codecs.kernels import BLOCK, kernel, part
 
 SMALLEST = np.float32(2.0**-100)
 
@@ -26,6 +26,24 @@ SMALLEST = np.float32(2.0**-100)
 def _kept(value: Any) -> Any:
     """The value, or 0 where it is smaller than `SMALLEST`."""
     return np.float32(0.0) if abs(value) < SMALLEST else value
+
+
+@part
+def _folded(squares: Any) -> Any:
+    """The sum of 256 values, which are lost: always the same halves are added, many at a time."""
+    for k in range(128):
+        squares[k] += squares[k + 128]
+    for k in range(64):
+        squares[k] += squares[k + 64]
+    for k in range(32):
+        squares[k] += squares[k + 32]
+    for k in range(16):
+        squares[k] += squares[k + 16]
+    for k in range(8):
+        squares[k] += squares[k + 8]
+    for k in range(4):
+        squares[k] += squares[k + 4]
+    return (squares[0] + squares[2]) + (squares[1] + squares[3])
 
 
 @kernel
@@ -59,3 +77,18 @@ def add_scaled(out: Vector, one: Vector, share: Any) -> None:
     """``out += share * one``, the product rounded first."""
     for i in range(out.size):
         out[i] = np.float32(out[i] + np.float32(share * one[i]))
+
+
+@kernel
+def add_squares_apart(one: Vector, other: Vector, sums: Vector) -> None:
+    """Add to each block of ``sums`` the squares of ``one - other`` in its 256 values."""
+    squares = np.zeros(BLOCK, dtype=np.float32)
+    for block in range(sums.size):
+        ours = one[block * BLOCK : (block + 1) * BLOCK]
+        theirs = other[block * BLOCK : (block + 1) * BLOCK]
+        for k in range(ours.size):
+            apart = ours[k] - theirs[k]
+            squares[k] = apart * apart
+        for k in range(ours.size, BLOCK):
+            squares[k] = np.float32(0.0)
+        sums[block] += _folded(squares)
