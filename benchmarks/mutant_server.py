@@ -44,7 +44,8 @@ EXAMPLES = 20
 IDLE = 120
 """It hangs too once it has taken next to nothing for so many seconds. How busy the machine is must
 not decide."""
-OURS = (str(TREE / "protocol"), str(TREE / "node" / "lowcomm_node" / "trainer"))
+NODE = TREE / "node" / "lowcomm_node"
+OURS = (str(TREE / "protocol"), *(str(NODE / room) for room in ("trainer", "ipc", "supervision")))
 ARGUMENTS = [
     "-x",
     "-W",

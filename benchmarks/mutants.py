@@ -52,7 +52,8 @@ SEED = 17
 TIMEOUT = 7200.0
 """Seconds for cosmic-ray. mutant_server.py ends a mutant that hangs earlier, by its CPU time, so
 that load does not decide."""
-PROTOCOL, TRAINER = "protocol/lowcomm_protocol/", "node/lowcomm_node/trainer/"
+PROTOCOL, NODE = "protocol/lowcomm_protocol/", "node/lowcomm_node/"
+TRAINER = NODE + "trainer/"
 TESTS = {
     TRAINER + "state.py": "test_trainer_loop test_resuming test_transfer",
     TRAINER
@@ -62,7 +63,7 @@ TESTS = {
     TRAINER + "work.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_group",
     TRAINER + "writing.py": "test_trainer_loop test_trainer_telling test_saving",
     TRAINER + "building.py": "test_trainer_telling test_slots test_resuming",
-    TRAINER + "lines.py": "test_messages",
+    NODE + "ipc/lines.py": "test_messages",
     TRAINER + "transfer.py": "test_transfer test_trainer_loop",
     TRAINER
     + "capture.py": "test_capture test_replica test_trainer_loop test_trainer_group test_resuming",
@@ -123,11 +124,11 @@ TESTS = {
     PROTOCOL + "table.py": "test_table test_codecs",
     PROTOCOL + "codecs/kernels.py": "test_codecs test_modulo test_feedback",
     TRAINER + "saving.py": "test_saving test_trainer_loop",
-    TRAINER + "arena.py": "test_slots test_trainer_loop",
-    TRAINER + "evaluation.py": "test_evaluation",
-    TRAINER + "error_reports.py": "test_supervisor test_trainer_loop test_trainer_telling",
-    TRAINER + "process.py": "test_supervisor test_saving test_tokenizers",
-    TRAINER + "pipe.py": "test_trainer_loop test_supervisor",
+    NODE + "ipc/arena.py": "test_slots test_trainer_loop",
+    NODE + "models/evaluation.py": "test_evaluation",
+    NODE + "ipc/error_reports.py": "test_supervisor test_trainer_loop test_trainer_telling",
+    NODE + "supervision/process.py": "test_supervisor test_saving test_tokenizers",
+    NODE + "ipc/pipe.py": "test_trainer_loop test_supervisor",
     TRAINER + "memory.py": "test_memory",
     TRAINER + "text.py": "test_data test_trainer_loop",
 }

@@ -11,9 +11,9 @@ from google.protobuf.message import DecodeError
 from target import MAX_PIECES, Made, cut, join, target
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.ipc.messages import Again
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import GroupLink, Incoming, PairLink
-from lowcomm_node.trainer.messages import Again
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.group import machine as groups

@@ -21,6 +21,8 @@ from structlog.testing import capture_logs
 
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.ipc.arena import slots_each
+from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.sync import driver as driver_module
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.exchanger import Exchanger
@@ -34,8 +36,6 @@ from lowcomm_node.testing.scripted_trainer import (
     set_event,
 )
 from lowcomm_node.testing.wire import DEADLINE, new_certificate, record, soon
-from lowcomm_node.trainer.arena import slots_each
-from lowcomm_node.trainer.messages import Ready
 from lowcomm_node.transport import stream as stream_module
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.server import ExchangeServer

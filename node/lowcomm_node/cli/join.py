@@ -6,9 +6,9 @@ import typer
 
 from lowcomm_node.cli.common import Json, Quiet, Verbose, read_settings
 from lowcomm_node.cli.options import takes_settings
+from lowcomm_node.supervision.process import TrainerProcess
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.systemd import ServiceManager
-from lowcomm_node.trainer.process import TrainerProcess
 
 
 def register(app: typer.Typer) -> None:

@@ -27,6 +27,8 @@ from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.dht.knocks import nobody_answers
 from lowcomm_node.errors import NoPeers, NotAdmitted
+from lowcomm_node.ipc.lines import Event
+from lowcomm_node.ipc.messages import Stepped
 from lowcomm_node.libp2p.p2pd import runtime_folder
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
@@ -35,6 +37,8 @@ from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.events import RunAmended
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
+from lowcomm_node.supervision.process import Trainer, TrainerProcess
+from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import find_run, open_discovery, remembered_run
 from lowcomm_node.swarm.hosts import any_host, in_numbers, listening
@@ -45,10 +49,6 @@ from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.malloc import keep_freed_memory
-from lowcomm_node.trainer.lines import Event
-from lowcomm_node.trainer.messages import Stepped
-from lowcomm_node.trainer.process import Trainer, TrainerProcess
-from lowcomm_node.trainer.supervisor import Supervisor
 from lowcomm_node.transport.bandwidth import flow_options
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.congestion import CongestionWatch

@@ -16,6 +16,11 @@ from typing import Any
 
 from lowcomm_node.daemon.news import News
 from lowcomm_node.errors import ConfigError, NodeError, TrainerError, TrainerLost
+from lowcomm_node.ipc.failures import Failures
+from lowcomm_node.ipc.messages import (
+    Ready,
+)
+from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.state_transfer.catch_up import CatchUp, state_form
@@ -25,16 +30,11 @@ from lowcomm_node.status.events import Paused, Resumed
 from lowcomm_node.status.model import CheckpointStatus
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.snapshots import Snapshots
+from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.swarm.amendments import Amending
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.logs import log
-from lowcomm_node.trainer.failures import Failures
-from lowcomm_node.trainer.messages import (
-    Ready,
-)
-from lowcomm_node.trainer.settings import TrainerSettings
-from lowcomm_node.trainer.supervisor import Supervisor
 from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.channels import Channels
 from lowcomm_protocol.exchange.events import Outcome

@@ -2,14 +2,9 @@
 
 import asyncio
 
-from lowcomm_node.status.board import Board
-from lowcomm_node.status.events import SavingAgain
-from lowcomm_node.status.lines import tokenizing_in_words
-from lowcomm_node.status.model import CheckpointStatus
-from lowcomm_node.sync.exchanger import Exchanger
-from lowcomm_node.trainer.failures import Failures
-from lowcomm_node.trainer.lines import Event
-from lowcomm_node.trainer.messages import (
+from lowcomm_node.ipc.failures import Failures
+from lowcomm_node.ipc.lines import Event
+from lowcomm_node.ipc.messages import (
     Evaluated,
     Evaluating,
     Finished,
@@ -19,6 +14,11 @@ from lowcomm_node.trainer.messages import (
     Stepped,
     Tokenizing,
 )
+from lowcomm_node.status.board import Board
+from lowcomm_node.status.events import SavingAgain
+from lowcomm_node.status.lines import tokenizing_in_words
+from lowcomm_node.status.model import CheckpointStatus
+from lowcomm_node.sync.exchanger import Exchanger
 
 NOT_SAVED = "checkpoints pause, training goes on, saving is tried again less and less often:"
 HELD = "a checkpoint is being written: the disk is slower than training"

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from time import monotonic, time
 
 from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold
@@ -21,13 +22,12 @@ from lowcomm_node.status.model import (
     Status,
     TrainerStatus,
 )
+from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.history import History
 from lowcomm_node.system.release import release
-from lowcomm_node.trainer.messages import Ready
-from lowcomm_node.trainer.supervisor import Supervisor
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.server import ExchangeServer
 from lowcomm_protocol.exchange.events import Outcome

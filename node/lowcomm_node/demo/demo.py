@@ -17,8 +17,8 @@ from lowcomm_node.demo.view import tell, view
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.model import Status
+from lowcomm_node.supervision.host import die_with_parent
 from lowcomm_node.swarm.run_template import write_template
-from lowcomm_node.trainer.host import die_with_parent
 from lowcomm_protocol.spec.run import parse_toml
 
 POLL = 1.0
@@ -198,7 +198,7 @@ class Demo:
         optimizer: str,
         took: float,
     ) -> Result:
-        from lowcomm_node.trainer.swarm_weights import compare
+        from lowcomm_node.models.swarm_weights import compare
 
         checkpoints = [Path(status.checkpoint.path) for status in statuses if status.checkpoint]
         data = self._started[0].home / "data"

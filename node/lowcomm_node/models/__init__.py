@@ -1,4 +1,4 @@
-"""Models: their families, loading from a checkpoint, and sampling.
+"""Models: their families, loading from a checkpoint, sampling and evaluation.
 
 A family lies in its own folder. To add one, write the folder and a line with ``register`` here;
 another package calls ``register``. Nothing here loads torch.

@@ -6,8 +6,8 @@ from torch import nn
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
+from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.simulation.swarm import Point, Result, simulate
-from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.run import RunSpec
 

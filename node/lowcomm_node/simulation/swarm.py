@@ -11,13 +11,13 @@ import torch
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.models.base import Model
+from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.simulation.contents import CONTENTS
 from lowcomm_node.simulation.driver import ExchangeDriver
 from lowcomm_node.simulation.network import Conditions, Network, Stream
 from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.capture import GroupCapture
-from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.outer import worst_block_spread
 from lowcomm_protocol.exchange.robust import PLAUSIBLE, Bound

@@ -11,13 +11,13 @@ from random import Random
 from time import time
 
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, TrainerError
+from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.state_transfer.download import Download
 from lowcomm_node.state_transfer.fetch import Fetcher
 from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.supervision.process import Trainer
 from lowcomm_node.swarm.membership import Membership
-from lowcomm_node.trainer.messages import Ready
-from lowcomm_node.trainer.process import Trainer
 from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.channels import Channels
 from lowcomm_protocol.peers.records import PeerInfo

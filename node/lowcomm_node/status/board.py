@@ -6,11 +6,11 @@ from dataclasses import fields, replace
 from time import monotonic, time
 from typing import Any
 
+from lowcomm_node.ipc.messages import Stepped, Tokenizing
 from lowcomm_node.status.events import Notice, PhaseEntered, Warned, details
 from lowcomm_node.status.model import CheckpointStatus, Progress
 from lowcomm_node.system.events import Event
 from lowcomm_node.system.logs import log
-from lowcomm_node.trainer.messages import Stepped, Tokenizing
 
 MAX_WAITING = 1000
 MAX_WARNINGS = 20

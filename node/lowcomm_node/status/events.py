@@ -4,6 +4,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lowcomm_node.ipc.messages import (
+    Evaluated,
+    Failed,
+    Finished,
+    NotSaved,
+    Saved,
+    Skipped,
+    Stepped,
+)
 from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.status.model import Contribution, Limits
 from lowcomm_node.status.wire import read
@@ -18,15 +27,6 @@ from lowcomm_node.swarm.records import (
 )
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.events import Event
-from lowcomm_node.trainer.messages import (
-    Evaluated,
-    Failed,
-    Finished,
-    NotSaved,
-    Saved,
-    Skipped,
-    Stepped,
-)
 from lowcomm_node.transport.records import CongestionChanged
 
 

@@ -6,6 +6,7 @@ that failed get lines of their own.
 
 from collections.abc import Sequence
 
+from lowcomm_node.ipc.messages import Evaluated, Finished, Saved, Skipped, Tokenizing
 from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.status.events import (
     LimitsChanged,
@@ -29,7 +30,6 @@ from lowcomm_node.swarm.records import (
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.events import Event
 from lowcomm_node.system.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
-from lowcomm_node.trainer.messages import Evaluated, Finished, Saved, Skipped, Tokenizing
 from lowcomm_protocol.exchange.events import Outcome
 
 

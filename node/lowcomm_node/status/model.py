@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from lowcomm_node.ipc.messages import Tokenizing
 from lowcomm_node.swarm.watchdog import SwarmStatus
 from lowcomm_node.sync.records import ExchangeStatus
-from lowcomm_node.trainer.messages import Tokenizing
 from lowcomm_node.transport.records import RouteSpeed
 
 

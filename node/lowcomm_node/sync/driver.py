@@ -19,13 +19,13 @@ from typing import Any
 import grpc
 
 from lowcomm_node.errors import GaveUp, LinkLost, TrainerError, Unusable
+from lowcomm_node.ipc.arena import Arena
+from lowcomm_node.ipc.messages import Merged, Ready
+from lowcomm_node.supervision.process import Trainer
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.records import ExchangeStatus
 from lowcomm_node.system.logs import log
-from lowcomm_node.trainer.arena import Arena
-from lowcomm_node.trainer.messages import Merged, Ready
-from lowcomm_node.trainer.process import Trainer
 from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_protocol.deeds import Deed

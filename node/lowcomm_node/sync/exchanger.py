@@ -14,6 +14,9 @@ from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.ipc.arena import slots_each
+from lowcomm_node.ipc.messages import Ready
+from lowcomm_node.supervision.process import Trainer
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.driver import ABANDON_DEADLINE, ExchangeDriver, Station, answer_in_time
 from lowcomm_node.sync.group_driver import GroupDriver
@@ -22,9 +25,6 @@ from lowcomm_node.sync.pair_driver import PairDriver
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
-from lowcomm_node.trainer.arena import slots_each
-from lowcomm_node.trainer.messages import Ready
-from lowcomm_node.trainer.process import Trainer
 from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.stream import CalleeStream, CallerStream

@@ -15,10 +15,10 @@ from functools import partial
 from typing import Any
 
 from lowcomm_node.errors import LinkLost, TrainerError
+from lowcomm_node.ipc.messages import Merged, Shared
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import GroupLink, Incoming
-from lowcomm_node.trainer.messages import Merged, Shared
 from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds

@@ -16,7 +16,7 @@ from time import monotonic
 from typing import ClassVar
 
 from lowcomm_node.errors import GaveUp, LinkLost
-from lowcomm_node.trainer.messages import Again
+from lowcomm_node.ipc.messages import Again
 from lowcomm_node.transport.bandwidth import Arrival, Bandwidth
 from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.errors import ProtocolViolation

@@ -12,9 +12,9 @@ import sys
 import threading
 import time
 
-from lowcomm_node.trainer.failures import Kind
-from lowcomm_node.trainer.lines import Message, decode, encode
-from lowcomm_node.trainer.messages import (
+from lowcomm_node.ipc.failures import Kind
+from lowcomm_node.ipc.lines import Message, decode, encode
+from lowcomm_node.ipc.messages import (
     Build,
     Done,
     Failed,

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from lowcomm_node.errors import TrainerError
+from lowcomm_node.ipc.arena import Arena, create_file
+from lowcomm_node.ipc.messages import Again, Captured, Merged, Reduced, Shared
 from lowcomm_node.sync.link import CHUNK_BYTES
-from lowcomm_node.trainer.arena import Arena, create_file
-from lowcomm_node.trainer.messages import Again, Captured, Merged, Reduced, Shared
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 

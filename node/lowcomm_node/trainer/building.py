@@ -7,15 +7,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lowcomm_node.ipc.arena import Arena, slots_each
+from lowcomm_node.ipc.lines import Event
+from lowcomm_node.ipc.messages import Ready
+from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.trainer import state, transfer
-from lowcomm_node.trainer.arena import Arena, slots_each
 from lowcomm_node.trainer.capacity import check_memory, limit_vram
-from lowcomm_node.trainer.lines import Event
-from lowcomm_node.trainer.messages import Ready
 from lowcomm_node.trainer.replica import Replica, choose_device
-from lowcomm_node.trainer.settings import TrainerSettings
 from lowcomm_node.trainer.text import open_text
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
 from lowcomm_protocol.exchange.outer import mean_contribution, outer_step

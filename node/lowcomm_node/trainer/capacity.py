@@ -3,8 +3,8 @@
 import torch
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.system.memory_watch import GIB, memory_of_machine
 from lowcomm_node.trainer.memory import DAEMON, TRAINER, count_parameters, explain, reckon
-from lowcomm_node.trainer.memory_watch import GIB, memory_of_machine
 from lowcomm_protocol.spec.run import RunSpec
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lowcomm_node.trainer.messages import Again, Part
+from lowcomm_node.ipc.messages import Again, Part
 from lowcomm_protocol.codecs import BLOCK, Coder
 from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
 from lowcomm_protocol.deeds import Deed

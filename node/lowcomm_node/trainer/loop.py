@@ -20,15 +20,16 @@ from time import monotonic
 from typing import Any
 
 from lowcomm_node.errors import Diverged, TrainerError
+from lowcomm_node.ipc import messages
+from lowcomm_node.ipc.error_reports import refusal_of
+from lowcomm_node.ipc.lines import Answer, Request
+from lowcomm_node.ipc.messages import Done
+from lowcomm_node.ipc.pipe import Pipe
+from lowcomm_node.models.evaluation import evaluate
 from lowcomm_node.models.sampling import TOP_K, generate
-from lowcomm_node.trainer import messages, transfer
+from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.building import build, ready_of
-from lowcomm_node.trainer.error_reports import refusal_of
-from lowcomm_node.trainer.evaluation import evaluate
-from lowcomm_node.trainer.lines import Answer, Request
-from lowcomm_node.trainer.messages import Done
 from lowcomm_node.trainer.optimizer import learning_rate
-from lowcomm_node.trainer.pipe import Pipe
 from lowcomm_node.trainer.saving import Saving
 from lowcomm_node.trainer.work import ExchangeWork, Handlers
 from lowcomm_node.trainer.writing import StateWriter

@@ -7,8 +7,8 @@ It counts float32 values a token or a parameter, which the model's family gives 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from lowcomm_node.ipc.arena import slots_each
 from lowcomm_node.models.base import Footprint, family_of
-from lowcomm_node.trainer.arena import slots_each
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
 

@@ -15,12 +15,12 @@ from itertools import accumulate
 from typing import Any
 
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.trainer import messages
-from lowcomm_node.trainer.arena import Arena
+from lowcomm_node.ipc import messages
+from lowcomm_node.ipc.arena import Arena
+from lowcomm_node.ipc.error_reports import refusal_of
+from lowcomm_node.ipc.lines import A, Answer, Request
+from lowcomm_node.ipc.messages import Done
 from lowcomm_node.trainer.capture import Capture
-from lowcomm_node.trainer.error_reports import refusal_of
-from lowcomm_node.trainer.lines import A, Answer, Request
-from lowcomm_node.trainer.messages import Done
 from lowcomm_node.trainer.replica import Replica
 
 Handlers = Mapping[type[Request[Any]], Callable[[Any], Answer | Future[Any]]]

@@ -8,10 +8,8 @@ from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.errors import Diverged, NotFinite
-from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.trainer import state, transfer
-from lowcomm_node.trainer.lines import Event
-from lowcomm_node.trainer.messages import (
+from lowcomm_node.ipc.lines import Event
+from lowcomm_node.ipc.messages import (
     Checkpoint,
     Held,
     NotSaved,
@@ -20,6 +18,8 @@ from lowcomm_node.trainer.messages import (
     Snapshot,
     SnapshotWritten,
 )
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.saving import HANGS, Saving
 from lowcomm_node.trainer.state import Parts

@@ -10,9 +10,9 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, LONGEST_LEAVE, Training
+from lowcomm_node.ipc.messages import Checkpoint
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.model import CheckpointStatus, Progress
-from lowcomm_node.trainer.messages import Checkpoint
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment

@@ -4,11 +4,11 @@ when."""
 import pytest
 
 from lowcomm_node.daemon.news import EVALUATING, HELD, NOT_SAVED, News
+from lowcomm_node.ipc.failures import Failures
+from lowcomm_node.ipc.lines import Event
+from lowcomm_node.ipc.messages import Evaluated, Evaluating, Held, NotSaved, Saved, Tokenizing
 from lowcomm_node.status.board import Board
 from lowcomm_node.sync.exchanger import Exchanger
-from lowcomm_node.trainer.failures import Failures
-from lowcomm_node.trainer.lines import Event
-from lowcomm_node.trainer.messages import Evaluated, Evaluating, Held, NotSaved, Saved, Tokenizing
 from lowcomm_node.trainer.saving import HANGS
 
 

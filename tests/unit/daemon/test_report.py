@@ -10,6 +10,7 @@ import pytest
 
 from lowcomm_node.daemon import report as report_module
 from lowcomm_node.daemon.report import View, report
+from lowcomm_node.ipc.failures import Failure, Kind
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold, Rule
 from lowcomm_node.owner.settings import NodeSettings
@@ -17,7 +18,6 @@ from lowcomm_node.status.board import Board
 from lowcomm_node.status.model import LastFailure, Pause
 from lowcomm_node.status.wire import to_json
 from lowcomm_node.sync.history import History
-from lowcomm_node.trainer.failures import Failure, Kind
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.plan.matching import Refusal
 from lowcomm_protocol.refusals import Reason, Refusals, What

@@ -17,10 +17,10 @@ from lowcomm_node.daemon.departure import GOODBYE_DEADLINE
 from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE
 from lowcomm_node.errors import ConfigError, Incompatible, NodeError, NotAdmitted
 from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.supervision.process import REAP_DEADLINE, STOP_DEADLINE
+from lowcomm_node.supervision.supervisor import END_DEADLINE
 from lowcomm_node.swarm.find_run import FIND_DEADLINE
 from lowcomm_node.system.systemd import EXTENSION
-from lowcomm_node.trainer.process import REAP_DEADLINE, STOP_DEADLINE
-from lowcomm_node.trainer.supervisor import END_DEADLINE
 
 ROOT = Path(__file__).parents[3]
 NODE, USERS = (

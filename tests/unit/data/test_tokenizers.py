@@ -16,9 +16,9 @@ from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.inference import generate_from
 from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.swarm.run_template import write_template
 from lowcomm_node.testing.tiny import tiny_settings
-from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
 from lowcomm_protocol.spec.transformer import TransformerSettings

@@ -16,10 +16,10 @@ from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.demo.demo import Child, Demo
 from lowcomm_node.demo.result import NodeResult, Result, bytes_in, render, tidy
 from lowcomm_node.demo.view import Lines
+from lowcomm_node.models import swarm_weights
 from lowcomm_node.status.lines import swarm_in_words
 from lowcomm_node.status.model import Status
 from lowcomm_node.system.support import program
-from lowcomm_node.trainer import swarm_weights
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lowcomm_node.data import Dataset, open_data
+from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.simulation import (
     ATTACKS,
     Conditions,
@@ -26,7 +27,6 @@ from lowcomm_node.simulation import (
 )
 from lowcomm_node.simulation.network import Network, Stream
 from lowcomm_node.simulation.swarm import Attack, Swarm
-from lowcomm_node.trainer.evaluation import held_out_loss
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.transfer import Snapshot
 from lowcomm_protocol.codecs import codec

@@ -1,9 +1,9 @@
 """What must hold for what a node tells of itself: every listener gets every event, and what is kept
 is bounded."""
 
+from lowcomm_node.ipc.messages import Stepped
 from lowcomm_node.status.board import MAX_WAITING, MAX_WARNINGS, Board
 from lowcomm_node.status.events import Resumed, SavingAgain
-from lowcomm_node.trainer.messages import Stepped
 
 
 def stepped(number: int) -> Stepped:

@@ -11,9 +11,9 @@ import pytest
 
 from helpers.statuses import make_exchange
 from lowcomm_node.errors import Unhealthy
+from lowcomm_node.ipc import lines, messages
 from lowcomm_node.status.events import EVENTS, KINDS, Notice, OtherEvent, PhaseEntered, read_notice
 from lowcomm_node.system.events import Event
-from lowcomm_node.trainer import lines, messages
 
 EXCHANGE = """
     fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent bytes_received seconds worst_block"""

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from helpers.statuses import make_exchange, make_status
+from lowcomm_node.ipc.messages import Evaluated, Saved
 from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.status.events import OtherEvent, PhaseEntered
 from lowcomm_node.status.lines import (
@@ -17,7 +18,6 @@ from lowcomm_node.status.lines import (
 )
 from lowcomm_node.swarm.records import EntryPointSilent, SwarmLost
 from lowcomm_node.system.events import Event
-from lowcomm_node.trainer.messages import Evaluated, Saved
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.virtual import OFFER
+from lowcomm_node.ipc.messages import Captured
 from lowcomm_node.sync import history as history_module
 from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.group_driver import GroupDriver
@@ -13,7 +14,6 @@ from lowcomm_node.sync.history import MAX_PEERS, MAX_ROUNDS, History, PeerHistor
 from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.pair_driver import PairDriver
 from lowcomm_node.sync.records import ExchangeEnded, ExchangeStatus
-from lowcomm_node.trainer.messages import Captured
 from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.base import Accepted, Refused
 from lowcomm_protocol.exchange.events import Outcome

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from helpers.virtual import OFFER
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.ipc.arena import Arena, create_file
+from lowcomm_node.ipc.messages import Again
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
 from lowcomm_node.testing.wire import cabled, call, calling, linked, listening, misbehaving, soon
-from lowcomm_node.trainer.arena import Arena, create_file
-from lowcomm_node.trainer.messages import Again
 from lowcomm_node.transport import stream as stream_module
 from lowcomm_node.transport.stream import explain
 from lowcomm_protocol.errors import ProtocolViolation

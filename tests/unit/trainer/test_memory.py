@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.models import evaluation
 from lowcomm_node.models.base import build_model, family_of
+from lowcomm_node.system.memory_watch import GIB, memory_of, memory_of_machine, too_much
 from lowcomm_node.trainer import capacity as limits
-from lowcomm_node.trainer import evaluation
 from lowcomm_node.trainer.capacity import check_memory
 from lowcomm_node.trainer.memory import BETWEEN, EVALUATION_TOKENS, FLOAT, count_parameters, reckon
-from lowcomm_node.trainer.memory_watch import GIB, memory_of, memory_of_machine, too_much
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_protocol.errors import SpecError

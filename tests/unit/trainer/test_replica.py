@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lowcomm_node.ipc.messages import Merged
 from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish
-from lowcomm_node.trainer.messages import Merged
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_protocol.codecs.shards import shard_bounds

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lowcomm_node.errors import CheckpointError
+from lowcomm_node.ipc.messages import Capture, Drop, Finished, Merged, Reduce, Stepped, Train
 from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish, merge_of
 from lowcomm_node.trainer import state
-from lowcomm_node.trainer.messages import Capture, Drop, Finished, Merged, Reduce, Stepped, Train
 from lowcomm_protocol.spec.presets import PRESETS
 
 PAIRS = ("lowcomm", "noloco", "gossip")

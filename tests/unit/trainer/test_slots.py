@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.trainer.arena import Arena, create_file, slots_each
+from lowcomm_node.ipc.arena import Arena, create_file, slots_each
 from lowcomm_node.trainer.building import slot_bytes
 from lowcomm_protocol.codecs import CODECS, codec, coder
 from lowcomm_protocol.codecs.shards import shard_bounds

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from lowcomm_node.errors import TrainerError
+from lowcomm_node.ipc.arena import GROUP_SLOTS
+from lowcomm_node.ipc.messages import Stepped
+from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.testing.tiny import tiny_settings
-from lowcomm_node.trainer.arena import GROUP_SLOTS
-from lowcomm_node.trainer.messages import Stepped
-from lowcomm_node.trainer.process import TrainerThread
 
 IN_GROUPS = """
 [sync]

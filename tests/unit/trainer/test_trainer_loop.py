@@ -10,15 +10,10 @@ import pytest
 import torch
 
 from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
-from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish, merge_of
-from lowcomm_node.trainer import loop as loop_module
-from lowcomm_node.trainer import state, transfer
-from lowcomm_node.trainer.arena import create_file
-from lowcomm_node.trainer.failures import Kind
-from lowcomm_node.trainer.host import serve
-from lowcomm_node.trainer.lines import Request, decode
-from lowcomm_node.trainer.loop import MOST_SKIPPED, TrainerLoop
-from lowcomm_node.trainer.messages import (
+from lowcomm_node.ipc.arena import create_file
+from lowcomm_node.ipc.failures import Kind
+from lowcomm_node.ipc.lines import Request, decode
+from lowcomm_node.ipc.messages import (
     Adopt,
     Capture,
     Drop,
@@ -33,7 +28,12 @@ from lowcomm_node.trainer.messages import (
     Snapshot,
     Stepped,
 )
-from lowcomm_node.trainer.pipe import Pipe
+from lowcomm_node.ipc.pipe import Pipe
+from lowcomm_node.supervision.host import serve
+from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish, merge_of
+from lowcomm_node.trainer import loop as loop_module
+from lowcomm_node.trainer import state, transfer
+from lowcomm_node.trainer.loop import MOST_SKIPPED, TrainerLoop
 
 PAIRS = """
 [sync]

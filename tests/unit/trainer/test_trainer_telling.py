@@ -9,14 +9,15 @@ import pytest
 import torch
 
 from lowcomm_node.errors import NotFinite, TrainerError
+from lowcomm_node.ipc import messages
+from lowcomm_node.ipc.arena import slots_each
+from lowcomm_node.ipc.error_reports import refusal_of
+from lowcomm_node.models.evaluation import evaluate
 from lowcomm_node.models.sampling import TOP_K, generate
 from lowcomm_node.testing.driven_trainer import driven
 from lowcomm_node.trainer import loop as loop_module
-from lowcomm_node.trainer import messages, writing
-from lowcomm_node.trainer.arena import slots_each
+from lowcomm_node.trainer import writing
 from lowcomm_node.trainer.building import slot_bytes
-from lowcomm_node.trainer.error_reports import refusal_of
-from lowcomm_node.trainer.evaluation import evaluate
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.saving import HANGS, PATIENCE
 from lowcomm_protocol.codecs import BLOCK, coder

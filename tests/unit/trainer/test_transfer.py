@@ -14,15 +14,15 @@ import torch
 from helpers.waiting import until_async
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
+from lowcomm_node.ipc.messages import Stepped
+from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
+from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.testing.donors import Joiner, identity
 from lowcomm_node.testing.wire import calling, listening, soon
 from lowcomm_node.trainer import transfer
-from lowcomm_node.trainer.messages import Stepped
-from lowcomm_node.trainer.process import TrainerThread
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_node.trainer.settings import TrainerSettings
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.plan.schedule import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec

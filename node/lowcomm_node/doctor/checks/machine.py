@@ -12,7 +12,7 @@ from typing import NamedTuple
 from lowcomm_node.doctor.observations import Observations
 from lowcomm_node.doctor.report import Finding, State
 from lowcomm_node.system.formatting import size
-from lowcomm_node.trainer.memory_watch import memory_of_machine
+from lowcomm_node.system.memory_watch import memory_of_machine
 from lowcomm_node.transport.congestion import BBR, LOSSY
 
 LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 2e8

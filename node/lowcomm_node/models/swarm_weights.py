@@ -9,10 +9,10 @@ import torch
 
 from lowcomm_node.data import Tokenizer, open_data
 from lowcomm_node.models.base import Model
+from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.models.inference import load_checkpoint, load_model
 from lowcomm_node.models.sampling import generate
 from lowcomm_node.storage.checkpoint import Checkpoint
-from lowcomm_node.trainer.evaluation import held_out_loss
 
 PROMPT = "def "
 TEMPERATURE, SAMPLE_TOP_K = 0.8, 20

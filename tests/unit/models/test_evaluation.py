@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lowcomm_node.trainer import evaluation
-from lowcomm_node.trainer.evaluation import EVALUATION_TOKENS, Evaluation, evaluate, held_out_loss
+from lowcomm_node.models import evaluation
+from lowcomm_node.models.evaluation import EVALUATION_TOKENS, Evaluation, evaluate, held_out_loss
 
 CONTEXT = 1024
 ALL = EVALUATION_TOKENS // CONTEXT

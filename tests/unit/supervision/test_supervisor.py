@@ -14,17 +14,17 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.errors import TrainerError, TrainerLost
+from lowcomm_node.ipc.error_reports import failure_of
+from lowcomm_node.ipc.failures import FIRST_PAUSE, MOST, Failure, Failures, Kind
+from lowcomm_node.ipc.lines import Event
+from lowcomm_node.ipc.messages import Stepped
+from lowcomm_node.ipc.settings import TrainerSettings
+from lowcomm_node.supervision import supervisor as supervisor_module
+from lowcomm_node.supervision.hang import FACTOR, FIRST_STEP, Pace
+from lowcomm_node.supervision.process import fate
+from lowcomm_node.supervision.supervisor import END_DEADLINE, Supervisor
+from lowcomm_node.system.memory_watch import GIB, memory_of
 from lowcomm_node.testing.light_trainer import LightTrainer
-from lowcomm_node.trainer import supervisor as supervisor_module
-from lowcomm_node.trainer.error_reports import failure_of
-from lowcomm_node.trainer.failures import FIRST_PAUSE, MOST, Failure, Failures, Kind
-from lowcomm_node.trainer.hang import FACTOR, FIRST_STEP, Pace
-from lowcomm_node.trainer.lines import Event
-from lowcomm_node.trainer.memory_watch import GIB, memory_of
-from lowcomm_node.trainer.messages import Stepped
-from lowcomm_node.trainer.process import fate
-from lowcomm_node.trainer.settings import TrainerSettings
-from lowcomm_node.trainer.supervisor import END_DEADLINE, Supervisor
 
 SETTINGS = TrainerSettings(spec="", peer_id="", checkpoints="", data_cache="")
 DEADLINE = 20.0

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowcomm_node.errors import TrainerError, Unusable
+from lowcomm_node.ipc import messages
+from lowcomm_node.ipc.lines import TABLE, Event, Message, Request, decode, encode
+from lowcomm_node.ipc.pipe import read_request
 from lowcomm_node.testing.driven_trainer import driven
 from lowcomm_node.testing.light_process import READY
-from lowcomm_node.trainer import messages
-from lowcomm_node.trainer.lines import TABLE, Event, Message, Request, decode, encode
-from lowcomm_node.trainer.pipe import read_request
 from lowcomm_protocol.deeds import Deed
 
 EVERY = sorted(TABLE.values(), key=lambda kind: kind.wire_name)
@@ -138,7 +138,7 @@ def plain(kind: Any) -> bool:
 
 
 def test_the_daemon_loads_neither_torch_nor_codecs_with_the_table() -> None:
-    program = "import sys, lowcomm_node.trainer.process as _; print(*sys.modules)"
+    program = "import sys, lowcomm_node.supervision.process as _; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )

@@ -4,8 +4,8 @@ import traceback
 from pathlib import Path
 
 from lowcomm_node.errors import Diverged
-from lowcomm_node.trainer.failures import Kind
-from lowcomm_node.trainer.messages import Failed, Refused
+from lowcomm_node.ipc.failures import Kind
+from lowcomm_node.ipc.messages import Failed, Refused
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
 

@@ -14,13 +14,13 @@ from contextlib import suppress
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
-from lowcomm_node.trainer.failures import Failure, Kind
-from lowcomm_node.trainer.hang import LEAST, Pace
-from lowcomm_node.trainer.lines import Event
-from lowcomm_node.trainer.memory_watch import memory_of, too_much
-from lowcomm_node.trainer.messages import Ended, Failed, Finished, Ready, Stepped
-from lowcomm_node.trainer.process import STEP_DEADLINE, Trainer
-from lowcomm_node.trainer.settings import TrainerSettings
+from lowcomm_node.ipc.failures import Failure, Kind
+from lowcomm_node.ipc.lines import Event
+from lowcomm_node.ipc.messages import Ended, Failed, Finished, Ready, Stepped
+from lowcomm_node.ipc.settings import TrainerSettings
+from lowcomm_node.supervision.hang import LEAST, Pace
+from lowcomm_node.supervision.process import STEP_DEADLINE, Trainer
+from lowcomm_node.system.memory_watch import memory_of, too_much
 
 TICK = 1.0
 END_DEADLINE = 180.0

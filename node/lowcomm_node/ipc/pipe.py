@@ -7,8 +7,8 @@ from contextlib import suppress
 from typing import Any
 
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.trainer.lines import MAX_LINE, Answer, Event, Request, decode, encode
-from lowcomm_node.trainer.messages import Failed
+from lowcomm_node.ipc.lines import MAX_LINE, Answer, Event, Request, decode, encode
+from lowcomm_node.ipc.messages import Failed
 
 END_DEADLINE = 10.0
 """Seconds for the reader to end once nothing comes any more."""

@@ -1,4 +1,4 @@
-"""The trainer's process: ``python -m lowcomm_node.trainer.host NICENESS SOCKET MEMORY``."""
+"""The trainer's process: ``python -m lowcomm_node.supervision.host NICENESS SOCKET MEMORY``."""
 
 import contextlib
 import ctypes
@@ -9,13 +9,13 @@ import sys
 import traceback
 from pathlib import Path
 
-from lowcomm_node.trainer.error_reports import failure_of, is_foreseen
+from lowcomm_node.ipc.error_reports import failure_of, is_foreseen
 
 
 def serve(sock: socket.socket, memory: int) -> int:
     """Run the training loop over a socket; the exit code."""
+    from lowcomm_node.ipc.pipe import Pipe
     from lowcomm_node.trainer.loop import TrainerLoop  # torch is imported only where it is used
-    from lowcomm_node.trainer.pipe import Pipe
 
     pipe = Pipe(sock)
     try:

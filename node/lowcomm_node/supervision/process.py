@@ -17,10 +17,9 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
-from lowcomm_node.trainer import messages
-from lowcomm_node.trainer.arena import Arena, create_file
-from lowcomm_node.trainer.host import serve
-from lowcomm_node.trainer.lines import (
+from lowcomm_node.ipc import messages
+from lowcomm_node.ipc.arena import Arena, create_file
+from lowcomm_node.ipc.lines import (
     MAX_LINE,
     A,
     Answer,
@@ -30,7 +29,7 @@ from lowcomm_node.trainer.lines import (
     decode,
     encode,
 )
-from lowcomm_node.trainer.messages import (
+from lowcomm_node.ipc.messages import (
     Again,
     Build,
     Captured,
@@ -44,7 +43,8 @@ from lowcomm_node.trainer.messages import (
     Shared,
     Tokenizing,
 )
-from lowcomm_node.trainer.settings import TrainerSettings
+from lowcomm_node.ipc.settings import TrainerSettings
+from lowcomm_node.supervision.host import serve
 
 BUILD_DEADLINE = 3600.0
 """Seconds that building may be silent: while text is tokenized it reports its progress."""
@@ -338,7 +338,7 @@ class TrainerProcess(Trainer):
             self._process.kill()  # also if it is stopped
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", "lowcomm_node.trainer.host", str(self._niceness)]
+        return [sys.executable, "-m", "lowcomm_node.supervision.host", str(self._niceness)]
 
     def _launch(self, theirs: socket.socket, memory: int) -> None:
         descriptors = (theirs.fileno(), memory)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from lowcomm_node.errors import TrainerError, Unusable
-from lowcomm_node.trainer.failures import Kind
-from lowcomm_node.trainer.lines import Answer, Event, Request
-from lowcomm_node.trainer.settings import TrainerSettings
+from lowcomm_node.ipc.failures import Kind
+from lowcomm_node.ipc.lines import Answer, Event, Request
+from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_protocol.deeds import Deed
 
 # Answers
