@@ -61,7 +61,7 @@ def two_nodes(name: str, interval: int, *options: str) -> Iterator[list[Any]]:
     from lowcomm_node.swarm.run_template import write_template
 
     class AsUsers(Node):
-        pace = ()
+        pace = ("--nice", "5")  # or whatever else this machine does would decide
 
     with tempfile.TemporaryDirectory() as folder:
         swarm = Swarm(Path(folder))

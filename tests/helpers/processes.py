@@ -114,8 +114,17 @@ class Process:
 class Node(Process):
     """One ``lowcomm-node join``."""
 
-    pace: tuple[str, ...] = ("--poll", "1", "--record-life", "10", "--exchange-deadline", "15")
-    """Options by which it notices sooner what a test waits for."""
+    pace: tuple[str, ...] = (
+        "--poll",
+        "1",
+        "--record-life",
+        "10",
+        "--exchange-deadline",
+        "15",
+        "--nice",
+        "5",
+    )
+    """Options by which it notices sooner what a test waits for, and trains beside other programs."""
 
     def __init__(self, home: Path, address: str, *arguments: str) -> None:
         super().__init__(

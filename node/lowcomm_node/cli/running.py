@@ -5,6 +5,7 @@ seconds."""
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -90,6 +91,21 @@ def _finish_on_signal(daemon: Daemon, manager: ServiceManager) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, on_signal, number)
+    loop.add_signal_handler(signal.SIGTSTP, _suspend, daemon)
+
+
+def _suspend(daemon: Daemon) -> None:
+    """Ctrl-Z: stop with the trainer, which has a session of its own and does not hear of it, and go
+    on with it."""
+    pid = daemon.supervisor.pid
+    for process, number in (
+        (pid, signal.SIGSTOP),
+        (os.getpid(), signal.SIGSTOP),  # returns once we go on
+        (pid, signal.SIGCONT),
+    ):
+        if process is not None:
+            with suppress(ProcessLookupError):
+                os.kill(process, number)
 
 
 async def _print_events(daemon: Daemon) -> None:

@@ -27,6 +27,7 @@ from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.history import History
+from lowcomm_node.system.priority import look
 from lowcomm_node.system.release import release
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.server import ExchangeServer
@@ -196,6 +197,7 @@ def _trainer(view: View) -> TrainerStatus:
         parameters=ready.parameters if ready else None,
         total_steps=_settings_now(view, view.run).run.steps if view.run else None,
         tokenizing=view.board.tokenizing,
+        priority=look(supervisor.pid) if supervisor.pid is not None else None,
         **vars(view.board.progress),
     )
 

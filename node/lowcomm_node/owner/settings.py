@@ -32,6 +32,7 @@ from lowcomm_node.owner.values import (
     Text,
 )
 from lowcomm_node.storage.paths import Paths
+from lowcomm_node.system.priority import LAST
 
 
 class Section(StrEnum):
@@ -157,9 +158,12 @@ class NodeSettings(BaseModel):
         int,
         Field(ge=0, le=19),
         Setting(
-            Section.MACHINE, "0 to 19: how far training steps back for other programs", "LEVEL"
+            Section.MACHINE,
+            "0 to 19: how far training steps back for other programs, from not at all to "
+            "taking only what they leave",
+            "LEVEL",
         ),
-    ] = 5
+    ] = LAST
     max_memory: Annotated[
         Positive | None,
         Setting(

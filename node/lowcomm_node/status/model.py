@@ -12,6 +12,7 @@ from typing import Any
 from lowcomm_node.ipc.messages import Tokenizing
 from lowcomm_node.swarm.watchdog import SwarmStatus
 from lowcomm_node.sync.records import ExchangeStatus
+from lowcomm_node.system.priority import Priority
 from lowcomm_node.transport.records import RouteSpeed
 
 
@@ -133,6 +134,8 @@ class TrainerStatus(Progress):
     """Swarm steps of the whole run, as amended."""
     tokenizing: Tokenizing | None = None
     """While text is tokenized."""
+    priority: Priority | None = None
+    """How it makes way for other programs of the machine; null if it does not run."""
 
 
 @dataclass(frozen=True, kw_only=True)

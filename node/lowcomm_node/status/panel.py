@@ -17,6 +17,7 @@ from rich.text import Text
 from lowcomm_node.status.model import Limits, Status, SwarmStatus
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
+from lowcomm_node.system.priority import EVERYBODY, Priority
 from lowcomm_node.system.units import write_rate
 from lowcomm_protocol.exchange.events import Outcome
 
@@ -167,10 +168,14 @@ def _speed(status: Status) -> Text:
     rate = trainer.learning_rate
     return _line(
         f"{quantity(trainer.tokens_per_second)} tokens/s",
-        (f"   {clean(trainer.device or MISSING)}", "dim"),
+        (f"   {clean(trainer.device or MISSING)}{_yields(trainer.priority)}", "dim"),
         (f"   {quantity(trainer.parameters)} parameters", "dim"),
         (f"   lr {rate:.2e}" if rate is not None else "", "dim"),
     )
+
+
+def _yields(priority: Priority | None) -> str:
+    return ", yields" if priority is not None and priority.behind == EVERYBODY else ""
 
 
 def _exchange(status: Status) -> RenderableType:

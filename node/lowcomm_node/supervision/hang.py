@@ -1,7 +1,8 @@
 """Hang detection from the usual step time.
 
 Pure: the time comes in. Only time in which the daemon itself was awake counts, so that a suspended
-machine or a stopped process group makes nobody late.
+machine or a stopped process group makes nobody late; and of that only what other programs left to
+the trainer, which steps back for them.
 """
 
 from collections import deque
@@ -25,6 +26,7 @@ class Pace:
         self._least = least
         self._awake = 0.0
         self._ticked = now
+        self._waited = 0.0
         self._since: float | None = None
         """When it was heard last, or allowed to step; None while nothing is due from it."""
         self._learns = False
@@ -36,9 +38,14 @@ class Pace:
         self._since = None
         self._learns = False
 
-    def tick(self, now: float) -> None:
-        """Let time pass while it may step."""
-        self._awake = self._clock(now)
+    def tick(self, now: float, waited: float = 0.0) -> None:
+        """Let time pass while it may step.
+
+        ``waited``: seconds in all for which other programs kept it from running.
+        """
+        passed = self._clock(now) - self._awake
+        self._awake += passed - min(passed, max(0.0, waited - self._waited))
+        self._waited = max(waited, self._waited)
         self._ticked = now
         if self._since is None:
             self._since = self._awake
@@ -61,5 +68,5 @@ class Pace:
         return 0.0 if self._since is None else self._clock(now) - self._since
 
     def _clock(self, now: float) -> float:
-        """Seconds that we were awake."""
+        """Seconds that we were awake and it could run."""
         return self._awake + min(now - self._ticked, _LONGEST_TICK)

@@ -10,6 +10,7 @@ import traceback
 from pathlib import Path
 
 from lowcomm_node.ipc.error_reports import failure_of, is_foreseen
+from lowcomm_node.system.priority import step_back
 
 
 def serve(sock: socket.socket, memory: int) -> int:
@@ -36,7 +37,7 @@ def main() -> int:
     die_with_parent()
     # Training takes every core that it gets: the daemon, and whatever else its owner does, come
     # first.
-    os.nice(int(sys.argv[1]))
+    step_back(int(sys.argv[1]))
     die_first()
     # Coding threads wait for the interpreter's lock. With turns of 5 ms, the default, exchanges
     # would last for several steps.

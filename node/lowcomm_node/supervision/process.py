@@ -45,6 +45,7 @@ from lowcomm_node.ipc.messages import (
 )
 from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.supervision.host import serve
+from lowcomm_node.system.priority import LAST
 
 BUILD_DEADLINE = 3600.0
 """Seconds that building may be silent: while text is tokenized it reports its progress."""
@@ -54,7 +55,6 @@ STOP_DEADLINE = 30.0
 """Seconds for a trainer to end that was told to."""
 REAP_DEADLINE = 5.0
 """Seconds for a process to end that has closed its socket."""
-NICENESS = 5
 STDERR = 2
 
 
@@ -327,8 +327,8 @@ class TrainerProcess(Trainer):
 
     _process: subprocess.Popen[bytes] | None = None
 
-    def __init__(self, niceness: int = NICENESS) -> None:
-        """``niceness``: above that of the daemon."""
+    def __init__(self, niceness: int = LAST) -> None:
+        """``niceness``: how far it steps back for other programs, 0 to 19."""
         super().__init__()
         self._niceness = niceness
 

@@ -21,6 +21,7 @@ from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.supervision.hang import LEAST, Pace
 from lowcomm_node.supervision.process import STEP_DEADLINE, Trainer
 from lowcomm_node.system.memory_watch import memory_of, too_much
+from lowcomm_node.system.priority import waited
 
 TICK = 1.0
 END_DEADLINE = 180.0
@@ -189,7 +190,7 @@ class Supervisor:
                     self._lose(Kind.MEMORY, reason)
                     trainer.kill()
             if self._training and not trainer.occupied:
-                self._pace.tick(now)
+                self._pace.tick(now, 0.0 if trainer.pid is None else waited(trainer.pid))
             else:
                 self._pace.hold()
             if (silence := self._pace.silence(now)) > self._pace.deadline:

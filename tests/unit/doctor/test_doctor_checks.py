@@ -517,6 +517,23 @@ def test_this_machine_is_judged(
     assert found.state is state and words in found.remedy and bool(found.remedy) == bool(words)
 
 
+@pytest.mark.parametrize(
+    ("by", "behind", "state", "words"),
+    [
+        ("nothing", "nobody", OK, "--nice 0"),
+        ("session", "all", OK, "its session has nice 19"),
+        ("group", "all", OK, "low weight"),
+        ("idle", "session", WARNING, "of its session alone (SCHED_IDLE)"),
+        ("idle", "/user.slice", WARNING, "of the control group /user.slice alone"),
+    ],
+)
+def test_for_whom_training_steps_back_is_told(by: str, behind: str, state: State, words: str):
+    status = make_status(trainer={"priority": {"level": 19, "by": by, "behind": behind}})
+    found = finding(machine.priority, status=status)
+    assert found.state is state and words in found.value
+    assert ("CPUWeight" in found.remedy) == (state is WARNING)
+
+
 def test_where_a_node_may_choose_bbr_itself_a_line_that_loses_needs_no_remedy(
     monkeypatch: pytest.MonkeyPatch,
 ):

@@ -272,5 +272,5 @@ def test_the_owners_rules_are_flags_variables_and_keys_and_are_shown_as_they_wer
         None,
         False,
         True,
-        5,
+        19,
     )

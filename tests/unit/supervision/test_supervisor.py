@@ -296,3 +296,12 @@ def test_running_out_of_memory_is_told_from_other_errors() -> None:
         failure_of(RuntimeError("CUDA error: an illegal memory access was encountered")).kind
         is Kind.ERROR
     )
+
+
+def test_silence_does_not_count_while_other_programs_keep_it_from_running() -> None:
+    one = pace(10, 1.0)
+    for second in range(11, 611):
+        one.tick(float(second), waited=0.9 * (second - 10))
+    assert one.silence(610.0) == pytest.approx(60.0)
+    one.stepped(610.0)
+    assert one.deadline == pytest.approx(FACTOR * 60.0), "nor is it learned"

@@ -28,6 +28,7 @@ CHECKS: tuple[Check, ...] = (
     machine.congestion,
     machine.disk,
     machine.memory,
+    machine.priority,
     machine.gpu,
 )
 """In the order in which findings are read."""

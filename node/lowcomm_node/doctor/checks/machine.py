@@ -13,6 +13,7 @@ from lowcomm_node.doctor.observations import Observations
 from lowcomm_node.doctor.report import Finding, State
 from lowcomm_node.system.formatting import size
 from lowcomm_node.system.memory_watch import memory_of_machine
+from lowcomm_node.system.priority import EVERYBODY, ITS_SESSION, NOBODY
 from lowcomm_node.transport.congestion import BBR, LOSSY
 
 LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 2e8
@@ -21,6 +22,12 @@ LITTLE_GPU = 1e9
 GPU_DEADLINE = 10.0
 FEWEST_SEGMENTS = 10_000
 """Of TCP, sent since the machine started: fewer tell nothing of what is lost."""
+_MEANS = {
+    "nice": "nice {level}",
+    "idle": "SCHED_IDLE",
+    "session": "its session has nice {level}",
+    "group": "its control group has a low weight",
+}
 _QUERY = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 
 
@@ -115,6 +122,30 @@ def memory(seen: Observations) -> Finding:
     state = State.FAULT if free < TOO_LITTLE_MEMORY else State.WARNING
     remedy = f"end other programs ({value}), or train a smaller model"
     return Finding("memory", state, value, remedy, figures)
+
+
+def priority(seen: Observations) -> Finding | None:
+    """Whether training steps back for the other programs of this machine."""
+    found = seen.status.trainer.priority if seen.status is not None else None
+    if found is None:
+        return None
+    figures = found.__dict__
+    if found.behind == NOBODY:
+        value = "training takes its share of the processors like any program (--nice 0)"
+        return Finding("priority", State.OK, value, "", figures)
+    by = _MEANS[found.by].format(level=found.level)
+    if found.behind == EVERYBODY:
+        value = f"training steps back for all other programs ({by})"
+        return Finding("priority", State.OK, value, "", figures)
+    those = f"the control group {found.behind}"
+    if found.behind == ITS_SESSION:
+        those = "its session"
+    remedy = (
+        "give the control group of the node a low weight: docker/systemd has services with "
+        "CPUWeight, and containers take --cpu-shares 40"
+    )
+    value = f"training steps back for programs of {those} alone ({by})"
+    return Finding("priority", State.WARNING, value, remedy, figures)
 
 
 def gpu(seen: Observations) -> Finding:

@@ -1,0 +1,127 @@
+"""What must hold for training that steps back: it does, and what is told of it is so."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lowcomm_node.system import priority
+from lowcomm_node.system.priority import Priority, look, step_back, waited
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
+ME = os.getpid()
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine on whose files this process finds itself: nice 19, in no group, no sessions."""
+    for name in ("_PROC", "_GROUPS"):
+        (tmp_path / name).mkdir()
+        monkeypatch.setattr(priority, name, tmp_path / name)
+    monkeypatch.setattr(priority.os, "getpriority", lambda *_: 19)
+    write(tmp_path / f"_PROC/{ME}/stat", f"{ME} (a name) with) R " + " ".join(["0"] * 37 + ["5"]))
+    return tmp_path
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def sessions(machine: Path, on: bool, level: int = 0) -> None:
+    write(machine / "_PROC/sys/kernel/sched_autogroup_enabled", str(int(on)))
+    write(machine / f"_PROC/{ME}/autogroup", f"/autogroup-75 nice {level}")
+
+
+def groups(machine: Path, **weights: int) -> None:
+    """The control groups around this process, outermost first."""
+    path = machine / "_GROUPS"
+    for name, weight in weights.items():
+        path /= name
+        write(path / "cpu.weight", str(weight))
+    write(machine / f"_PROC/{ME}/cgroup", f"0::/{path.relative_to(machine / '_GROUPS')}")
+
+
+def test_the_process_that_steps_back_shows_it_to_others() -> None:
+    told = "import os; from lowcomm_node.system.priority import *; step_back(19); print(look(os.getpid()))"
+    done = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "level=19, by='session', behind='all'" in done.stdout or (
+        "level=19, by='idle'" in done.stdout
+    ), done.stdout
+
+
+def test_at_zero_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("nice", "setsid", "sched_setscheduler"):
+        monkeypatch.setattr(priority.os, name, lambda *_: pytest.fail("it was"))
+    step_back(0)
+
+
+@pytest.mark.parametrize(("level", "idle"), [(5, False), (19, True)])
+@pytest.mark.parametrize("on", [False, True])
+def test_where_sessions_count_it_gets_one_with_its_level(
+    machine: Path, monkeypatch: pytest.MonkeyPatch, on: bool, level: int, idle: bool
+) -> None:
+    done: list[str] = []
+    for name in ("nice", "setsid", "sched_setscheduler"):
+        monkeypatch.setattr(priority.os, name, lambda *_, name=name: done.append(name))
+    sessions(machine, on)
+    write(machine / "_PROC/self/autogroup", "untouched")
+    step_back(level)
+    assert done == ["nice", *(["sched_setscheduler"] if idle else []), *(["setsid"] if on else [])]
+    kept = (machine / "_PROC/self/autogroup").read_text()
+    assert kept == (str(level) if on else "untouched\n")
+
+
+def test_a_change_that_the_kernel_takes_later_is_tried_again(
+    machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries: list[str] = []
+
+    def busy_once(_: Path, text: str) -> None:
+        tries.append(text)
+        if len(tries) == 1:
+            raise BlockingIOError
+
+    for name in ("nice", "setsid", "sched_setscheduler"):
+        monkeypatch.setattr(priority.os, name, lambda *_: None)
+    monkeypatch.setattr(priority, "_AGAIN", 0.0)
+    sessions(machine, True)
+    monkeypatch.setattr(Path, "write_text", busy_once)
+    step_back(19)
+    assert tries == ["19", "19"]
+
+
+def test_without_sessions_and_groups_all_programs_come_first(machine: Path) -> None:
+    assert look(ME) == Priority(level=19, by="idle", behind="all")
+
+
+def test_a_nice_level_counts_within_the_session_alone(machine: Path) -> None:
+    sessions(machine, True)
+    assert look(ME) == Priority(level=19, by="idle", behind="session")
+    sessions(machine, True, 19)
+    assert look(ME) == Priority(level=19, by="session", behind="all")
+
+
+def test_a_light_control_group_makes_way_for_all_around_it(machine: Path) -> None:
+    sessions(machine, True, 19)
+    groups(machine, node=4)
+    assert look(ME) == Priority(level=19, by="group", behind="all")
+    groups(machine, system=100, node=4)
+    assert look(ME) == Priority(level=19, by="group", behind="/system")
+    groups(machine, system=100, node=100)
+    assert look(ME) == Priority(level=19, by="idle", behind="/system/node"), "no session counts"
+
+
+def test_of_a_process_that_has_gone_nothing_is_told(machine: Path) -> None:
+    (machine / f"_PROC/{ME}/stat").unlink()
+    assert look(ME) is None and waited(ME) == 0.0
+
+
+def test_the_thread_that_waited_longest_for_a_processor_counts(machine: Path) -> None:
+    for thread, nanoseconds in ((1, 2_000_000_000), (2, 7_500_000_000)):
+        write(machine / f"_PROC/{ME}/task/{thread}/schedstat", f"5 {nanoseconds} 9")
+    assert waited(ME) == 7.5
