@@ -9,6 +9,7 @@ apart, beside those of as many peers that never exchange. Writes out/thousand.js
 exchange are not closer together.
 """
 
+import resource
 import sys
 from time import process_time
 from typing import Any
@@ -51,6 +52,7 @@ def measure(method: str, peers: int, hours: float) -> dict[str, Any]:
         "interval": spec.sync.interval,
         "virtual_seconds": 3600.0 * hours,
         "cpu_seconds": round(process_time() - before, 1),
+        "peak_megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
         "network_events": swarm.network.events,
         "applied": swarm.outcomes[Outcome.APPLIED],
         "failed": swarm.outcomes[Outcome.FAILED],
@@ -59,7 +61,10 @@ def measure(method: str, peers: int, hours: float) -> dict[str, Any]:
         "spread": swarm.spread,
         "spread_alone": swarm.spread_alone,
     }
-    print(f"{method}: {peers} peers, {3600.0 * hours:.0f} virtual s: {row['cpu_seconds']} s of CPU")
+    print(
+        f"{method}: {peers} peers, {3600.0 * hours:.0f} virtual s: {row['cpu_seconds']} s of CPU,"
+        f" at most {row['peak_megabytes']} MB so far"
+    )
     print(
         f"  exchanges, counted at each end: {row['applied']} applied, {row['failed']} failed,"
         f" {row['no_partner']} without a partner"

@@ -93,7 +93,9 @@ class PeerDriver(ABC):
             case events.Refuse(call=call, reason=reason):
                 self.network.send(self._calls.pop(call), self.name, "refuse", reason)
             case events.CancelCall(exchange=number, peer=peer):
-                self.network.close(self.exchanges[number].calls.pop(peer), self.name)
+                stream = self.exchanges[number].calls.pop(peer)
+                self.network.close(stream, self.name)
+                self.forget(stream)
             case events.Decline(exchange=number, peer=peer, reason=reason):
                 self.exchanges[number].abandon(peer, reason)
             case events.CutOff(exchange=number, peer=peer, reason=reason, tells=True):
@@ -122,6 +124,12 @@ class PeerDriver(ABC):
             self.stimulate(events.Called(call=self._called, peer=peer, offer=payload, place=peer))
         elif (exchange := self.by_stream.get(stream)) is not None:
             exchange.receive(stream, stream.other(self.name), kind, payload)
+
+    def forget(self, stream: Stream) -> None:
+        """Take in nothing of a stream that has ended here."""
+        # A break that happened before is noticed later. It would lose the peer to an exchange that
+        # goes on over another stream, as after calls that crossed.
+        self.by_stream.pop(stream, None)
 
     def break_off(self) -> None:
         """End all streams without a word; whoever is connected notices."""
@@ -201,7 +209,7 @@ class ExchangeDriver(ABC):
         """Take in a message of another peer."""
         if kind == "closed":
             self.calls.pop(other, None)
-            self.peer.by_stream.pop(stream, None)
+            self.peer.forget(stream)
             self.fail(other, "ended the stream", broke=True)
         elif kind == "abandon":
             self.fail(other, f"gave up: {payload}")
@@ -225,6 +233,7 @@ class ExchangeDriver(ABC):
             self.link(other, stream)
             self.peer.stimulate(events.Answered(exchange=number, peer=other, offer=payload))
         else:
+            self.peer.forget(stream)
             told = events.OfferRefused(
                 exchange=number, peer=other, reason=payload, detail=REFUSAL_TEXT[payload]
             )
@@ -263,6 +272,7 @@ class ExchangeDriver(ABC):
             if stream is not None:
                 self.network.send(stream, self.peer.name, "abandon", reason)
                 self.network.close(stream, self.peer.name)
+                self.peer.forget(stream)
 
     def cut_off(self, other: str) -> None:
         """Cancel the stream of a peer, if it has not ended yet."""
@@ -274,5 +284,5 @@ class ExchangeDriver(ABC):
         """End what is left of the streams."""
         for stream in [*self.calls.values(), *self.links.values()]:
             self.network.close(stream, self.peer.name)
-            self.peer.by_stream.pop(stream, None)
+            self.peer.forget(stream)
         self.calls.clear()
