@@ -86,7 +86,7 @@ def _act_and_die(point: int, act: Callable[..., None], arguments: tuple[Any, ...
         setattr(os, name, counted(getattr(os, name)))
     save = state_file.save_file
 
-    def save_by_halves(tensors: Any, path: Path) -> None:
+    def save_by_halves(tensors: Any, path: Path, metadata: Any = None) -> None:
         count()
         save(tensors, path)
         whole = path.read_bytes()

@@ -8,6 +8,7 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.errors import CheckpointError, ConfigError
+from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.formatting import size
@@ -57,23 +58,37 @@ def verify(
 
 @app.command()
 def export(
-    folder: Annotated[
-        Path, typer.Argument(help="New folder for weights.safetensors and config.json.")
-    ],
+    folder: Annotated[Path, typer.Argument(help="New folder.")],
+    format_: Annotated[
+        Format, typer.Option("--format", help="For which programs: see docs/models.md.")
+    ] = Format.HF,
+    dtype: Annotated[
+        Dtype, typer.Option(help="Precision of the weights; q8_0 with --format gguf.")
+    ] = Dtype.FLOAT32,
+    weights: Annotated[
+        Weights | None,
+        typer.Option(
+            help="slow: what the peers agree on; fast: what this node trains. Default: slow where "
+            "there are any."
+        ),
+    ] = None,
     step: Annotated[int | None, typer.Option(help="Which; default: the newest.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="Its tokenizer.json, where the home keeps no copy.")
+    ] = None,
     run: Run = None,
     home: Home = None,
     json_: Json = False,
     quiet: Quiet = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Write the weights of a checkpoint for use elsewhere."""
-    store = _store(home, run)
-    newest = store.latest()
-    if newest is None:
-        raise CheckpointError(f"There is no checkpoint in {store.folder} yet.")
-    path = store.export(newest.step if step is None else step, folder)
-    show({"path": str(path)}, json_, f"exported to {path}")
+    """Write the model of a checkpoint for transformers, llama.cpp, ollama and others."""
+    from lowcomm_node.export.write import export_checkpoint
+
+    choices = Choices(format_, dtype, weights, step, tokenizer)
+    written = export_checkpoint(newest_run(find_home(home), run), folder, choices)
+    told = f"exported the {written} weights to {folder}"
+    show({"path": str(folder), "weights": written}, json_, told)
 
 
 def newest_run(home: Path, fingerprint: str | None) -> Path:

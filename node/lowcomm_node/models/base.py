@@ -2,8 +2,9 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -55,6 +56,16 @@ class Footprint:
         return sum(rows * columns * count for (rows, columns), count in self.matrices.items())
 
 
+@dataclass(frozen=True)
+class HuggingFaceForm:
+    """A model as the library ``transformers`` knows it."""
+
+    config: dict[str, Any]
+    """Its ``config.json``, but for the dtype and the tokens that begin and end a text."""
+    names: Mapping[str, str]
+    """Names of its tensors by ours; each is the same tensor."""
+
+
 class Model(nn.Module, ABC):
     """A language model. Tokens are ``[batch, length]``, logits ``[batch, length, vocab]``."""
 
@@ -89,6 +100,10 @@ class Family(ABC):
     @abstractmethod
     def footprint(self, settings: ModelSettings) -> Footprint:
         """What it takes of memory, reckoned before anything is allocated."""
+
+    def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:
+        """How ``transformers`` knows such a model; None where it does not."""
+        return None
 
 
 def family_of(settings: ModelSettings) -> Family:

@@ -247,19 +247,10 @@ class CheckpointStore:
         Raises CheckpointError if ``path`` exists or the weights are damaged or not finite,
         DiskFull.
         """
-        if path.exists():
-            raise CheckpointError(f"{path} exists: name a folder that does not.")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with self.pin(step), disk_full_error(path.parent, self.info(step).size):
+        with self.pin(step), new_folder(path, self.info(step).size) as folder:
             info = self._sound(step, ["weights"])
             _read_finite(info.path / "weights.safetensors")
-            temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=path.parent))
-            try:
-                _write_export(info, temporary)
-                temporary.rename(path)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
-            sync_folder(path.parent)
+            _write_export(info, folder)
         return path
 
     def _path(self, step: int) -> Path:
@@ -404,6 +395,28 @@ def _move_if_unpinned(path: Path, target: Path) -> bool:
         os.close(descriptor)
 
 
+@contextmanager
+def new_folder(path: Path, size: int) -> Iterator[Path]:
+    """A folder to fill, which appears at ``path``, whole and durable, when all went well.
+
+    Raises CheckpointError if something is there already, DiskFull if ``size`` bytes do not fit.
+    """
+    if path.exists():
+        raise CheckpointError(f"{path} exists: name a folder that does not.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_full_error(path.parent, size):
+        temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=path.parent))
+        try:
+            yield temporary
+            for file in temporary.iterdir():
+                sync_file(file)
+            sync_folder(temporary)
+            temporary.rename(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        sync_folder(path.parent)
+
+
 def _write_export(info: CheckpointInfo, folder: Path) -> None:
     weights = folder / "weights.safetensors"
     config = folder / "config.json"
@@ -414,6 +427,3 @@ def _write_export(info: CheckpointInfo, folder: Path) -> None:
     tokenizer = info.path.parent.parent / "tokenizer.json"  # as data.tokenizer keeps it
     if tokenizer.is_file():
         shutil.copyfile(tokenizer, folder / tokenizer.name)
-    for path in folder.iterdir():
-        sync_file(path)
-    sync_folder(folder)

@@ -23,7 +23,9 @@ def state_bytes(tensors: Mapping[str, Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
-def write_state(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def write_state(
+    path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str] | None = None
+) -> None:
     """Write tensors from their memory, without a copy unless one is on a GPU or not contiguous.
 
     Raises CheckpointError on what the format can't hold: shared memory, an unknown dtype; OSError.
@@ -34,7 +36,7 @@ def write_state(path: Path, tensors: Mapping[str, Tensor]) -> None:
         )
     contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
     try:
-        save_file(contiguous, path)
+        save_file(contiguous, path, metadata)
     except SafetensorError as error:
         if (found := _SYSTEM.search(str(error))) is None:
             raise

@@ -8,7 +8,8 @@ matrix of context x context. The loss holds two copies of the logits beside the 
 from collections import Counter
 from typing import cast
 
-from lowcomm_node.models.base import Family, Footprint
+from lowcomm_node.models.base import Family, Footprint, HuggingFaceForm
+from lowcomm_node.models.transformer.huggingface import huggingface_form
 from lowcomm_node.models.transformer.model import Transformer, build_transformer
 from lowcomm_protocol.spec.settings import ModelSettings
 from lowcomm_protocol.spec.transformer import TransformerSettings
@@ -38,6 +39,10 @@ class TransformerFamily(Family):
             passing=max(2 * vocab, 10 * width + 4 * inner),
             evaluated=2 * vocab + 10 * width + 4 * inner,
         )
+
+    def huggingface(self, settings: ModelSettings) -> HuggingFaceForm:
+        """See Family."""
+        return huggingface_form(cast("TransformerSettings", settings))
 
 
 FAMILY = TransformerFamily()

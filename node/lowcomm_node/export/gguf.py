@@ -1,0 +1,159 @@
+"""One file that llama.cpp, ollama and LM Studio open, and a Modelfile for ollama.
+
+Weights keep the names that the library ``gguf`` gives those of transformers. Norms stay float32, as
+llama.cpp's own converter keeps them.
+"""
+
+import importlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer, describe
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.export.byte_tokenizer import tokenizer_json
+from lowcomm_node.export.contents import Contents
+
+TYPES = {"float32": "F32", "bfloat16": "BF16", "q8_0": "Q8_0"}
+"""gguf's name of each dtype."""
+_BLOCK = 32
+"""Values that share a scale in Q8_0."""
+_PRE_TOKENIZERS = {
+    "qwen2": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|",
+    "llama-bpe": r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|",
+}
+"""How the pattern begins by which a tokenizer cuts text into words, by llama.cpp's name of it."""
+
+
+def write_file(contents: Contents, folder: Path, dtype: str) -> None:
+    """Write the file and a Modelfile into a folder that exists. ``dtype`` is a key of `TYPES`.
+
+    Raises ConfigError if the library is missing, or llama.cpp does not know such a tokenizer.
+    """
+    library = _library()
+    path = folder / f"{contents.name}-{TYPES[dtype].lower()}.gguf"
+    writer = library.GGUFWriter(path, str(contents.form.config["model_type"]))
+    _add_settings(writer, library, contents, dtype)
+    _add_tokenizer(writer, library, contents)
+    _add_tensors(writer, library, contents, TYPES[dtype])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    # The model continues text; a template for chats would only confuse it.
+    (folder / "Modelfile").write_text(f'FROM ./{path.name}\nTEMPLATE "{{{{ .Prompt }}}}"\n')
+
+
+def _add_settings(writer: Any, library: Any, contents: Contents, dtype: str) -> None:
+    config = contents.form.config
+    writer.add_name(contents.name)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_rope_freq_base(config["rope_theta"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_vocab_size(config["vocab_size"])
+    kind = TYPES[dtype]
+    writer.add_file_type(
+        library.LlamaFileType["ALL_F32" if kind == "F32" else f"MOSTLY_{kind}"].value
+    )
+    writer.add_quantization_version(library.GGML_QUANT_VERSION)
+
+
+def _add_tensors(writer: Any, library: Any, contents: Contents, kind: str) -> None:
+    architecture = library.MODEL_ARCH[str(contents.form.config["model_type"]).upper()]
+    names = library.get_tensor_name_map(architecture, contents.form.config["num_hidden_layers"])
+    for name, tensor in contents.tensors.items():
+        values: NDArray[np.float32] = tensor.to(torch.float32).numpy()
+        # A row that the blocks of Q8_0 do not divide stays as it is.
+        whole = kind != "Q8_0" or values.shape[-1] % _BLOCK == 0
+        form = library.GGMLQuantizationType[kind if values.ndim > 1 and whole else "F32"]
+        coded = library.quants.quantize(values, form)
+        theirs = names.get_name(name, try_suffixes=(".weight",))
+        writer.add_tensor(theirs, coded, raw_dtype=form)
+
+
+def _add_tokenizer(writer: Any, library: Any, contents: Contents) -> None:
+    told = _content_of(contents.tokenizer)
+    model = told["model"]
+    special = {one["id"]: one["content"] for one in told["added_tokens"]}
+    tokens = {number: token for token, number in model["vocab"].items()} | special
+    size = contents.settings.vocab
+    kinds = library.TokenType
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(_pre_tokenizer(told, contents.tokenizer))
+    # A model may have room for more tokens than its tokenizer has.
+    writer.add_token_list([tokens.get(number, f"[unused{number}]") for number in range(size)])
+    writer.add_token_types([_token_type(number, tokens, special, kinds) for number in range(size)])
+    writer.add_token_merges(_merges(model))
+    writer.add_add_bos_token(False)
+    separator = contents.tokenizer.separator
+    if separator is not None:
+        writer.add_eos_token_id(separator)
+
+
+def _token_type(
+    number: int, tokens: Mapping[int, str], special: Mapping[int, str], kinds: Any
+) -> int:
+    if number not in tokens:
+        return kinds.UNUSED
+    return kinds.CONTROL if number in special else kinds.NORMAL
+
+
+def _merges(model: Mapping[str, Any]) -> list[str]:
+    """The merges of a BPE. llama.cpp opens no file without any: one whose product is no token
+    changes nothing."""
+    merges = [one if isinstance(one, str) else " ".join(one) for one in model["merges"]]
+    return merges or ["! !"]
+
+
+def _content_of(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The content of its tokenizer.json. Raises ConfigError if it is no byte-level BPE."""
+    if not isinstance(tokenizer, FileTokenizer):
+        return tokenizer_json()
+    told = json.loads(tokenizer.content)
+    if told["model"].get("type") != "BPE" or told["model"].get("byte_fallback"):
+        raise ConfigError(
+            f"{describe(tokenizer)} is no byte-level BPE, which is all that this export writes: "
+            "export with --format hf, and convert that with llama.cpp's convert_hf_to_gguf.py."
+        )
+    return told
+
+
+def _pre_tokenizer(told: Mapping[str, Any], tokenizer: Tokenizer) -> str:
+    """llama.cpp's name of the way in which text is cut into words. Raises ConfigError."""
+    outer = told["pre_tokenizer"] or {}
+    parts = outer.get("pretokenizers", [outer])
+    patterns = [part["pattern"].get("Regex", "") for part in parts if part["type"] == "Split"]
+    if not patterns:
+        # Without merges the cut does not matter, so "bytes" may name any.
+        if [part["type"] for part in parts] == ["ByteLevel"]:
+            return "gpt-2"
+        if [part["type"] for part in parts] == ["Digits", "ByteLevel"]:
+            return "smollm"
+    for name, begins in _PRE_TOKENIZERS.items():
+        if len(patterns) == 1 and patterns[0].startswith(begins):
+            return name
+    raise ConfigError(
+        f"{describe(tokenizer)} cuts text into words in a way that this export does not know: "
+        "export with --format hf, and convert that with llama.cpp's convert_hf_to_gguf.py."
+    )
+
+
+def _library() -> Any:
+    try:
+        return importlib.import_module("gguf")
+    except ImportError:
+        raise ConfigError(
+            "--format gguf needs the library gguf: pip install 'lowcomm-node[gguf]'."
+        ) from None

@@ -1,0 +1,65 @@
+"""Exports a checkpoint of a node, which may be running."""
+
+from pathlib import Path
+
+from lowcomm_node.errors import CheckpointError, ConfigError
+from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
+from lowcomm_node.export.contents import Contents, contents_of, has_slow_weights
+from lowcomm_node.export.gguf import write_file
+from lowcomm_node.export.huggingface import write_folder
+from lowcomm_node.storage.checkpoint import CheckpointStore, new_folder
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
+
+
+def export_checkpoint(of_run: Path, folder: Path, choices: Choices) -> Weights:
+    """Write a new folder from a checkpoint of a run, ``of_run`` in a home; which weights it has.
+
+    Raises CheckpointError, ConfigError, DiskFull.
+    """
+    _check(choices)
+    store = CheckpointStore(of_run / "checkpoints")
+    newest = store.latest()
+    if newest is None:
+        raise CheckpointError(f"There is no checkpoint in {store.folder} yet.")
+    step = newest.step if choices.step is None else choices.step
+    if choices.format is Format.SAFETENSORS:
+        store.export(step, folder)
+        return Weights.FAST
+    contents = _contents(store, step, _run_of(of_run), choices)
+    size = sum(tensor.nbytes for tensor in contents.tensors.values())
+    with new_folder(folder, size) as fresh:
+        if choices.format is Format.HF:
+            write_folder(contents, fresh, choices.dtype)
+        else:
+            write_file(contents, fresh, choices.dtype)
+    return contents.weights
+
+
+def _contents(
+    store: CheckpointStore, step: int, run: SignedRun | None, choices: Choices
+) -> Contents:
+    weights = choices.weights or (Weights.SLOW if has_slow_weights(run) else Weights.FAST)
+    parts = ["weights", "outer"] if weights is Weights.SLOW else ["weights"]
+    return contents_of(store.load(step, parts), weights, run, choices.tokenizer)
+
+
+def _check(choices: Choices) -> None:
+    if choices.dtype is Dtype.Q8_0 and choices.format is not Format.GGUF:
+        raise ConfigError("--dtype q8_0 is for --format gguf: choose float32 or bfloat16.")
+    is_copy = choices.format is Format.SAFETENSORS
+    if is_copy and (choices.dtype is not Dtype.FLOAT32 or choices.weights is Weights.SLOW):
+        raise ConfigError(
+            "--format safetensors copies the fast weights as they are: leave --dtype and --weights "
+            "away, or choose --format hf."
+        )
+
+
+def _run_of(of_run: Path) -> SignedRun | None:
+    """The specification that the home keeps beside the checkpoints, if it can be read."""
+    path = of_run / "run.json"
+    try:
+        with path.open("rb") as file:
+            return read_signed_run(file.read(2 * MAX_SPEC_BYTES + 1), str(path))
+    except (LowcommError, OSError):
+        return None

@@ -1,0 +1,237 @@
+"""What must hold for exports: other programs compute what our model computes, from the same
+text."""
+
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lowcomm_node.errors import CheckpointError, ConfigError
+from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
+from lowcomm_node.export.contents import contents_of
+from lowcomm_node.export.huggingface import write_folder
+from lowcomm_node.export.write import export_checkpoint
+from lowcomm_node.models.base import Model, build_model, tensor_specs
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.plan.fragments import plan_fragments
+from lowcomm_protocol.spec.run import RunSpec, parse_toml, sign_run
+from lowcomm_protocol.spec.transformer import TransformerSettings
+
+STEP = 7
+CREATOR = Identity(bytes(32))
+BYTES = {"file": "bytes", "sha256": ""}
+
+
+def trained(tied: bool = False, seed: int = 1) -> Model:
+    """A model whose every weight differs from where it began, norms too."""
+    model = build_model(TransformerSettings(tied=tied), seed)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3.0).add_(torch.rand(parameter.shape, generator=generator) * 0.1)
+    return model.eval()
+
+
+def spec_of(model: Model, method: str = "lowcomm") -> RunSpec:
+    tied = "true" if model.settings.model_dump()["tied"] else "false"
+    return parse_toml(
+        f'[run]\nname = "tea"\ndescription = "A run."\n[model]\ntied = {tied}\n'
+        f'[sync]\nmethod = "{method}"\n'
+    )
+
+
+def saved(folder: Path, model: Model, method: str = "lowcomm", shift: float = 0.0) -> Path:
+    """A home's folder of a run with a checkpoint; the slow weights are the fast ones + ``shift``."""
+    run = sign_run(spec_of(model, method), CREATOR)
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+    sync = run.spec.sync
+    plan = plan_fragments(tensor_specs(model), sync.fragments, sync.pattern)
+    outer = {
+        f"phi.{fragment.index}": torch.cat(
+            [weights[one.tensor][one.start : one.stop].flatten() for one in fragment.slices]
+        )
+        + shift
+        for fragment in plan.fragments
+    }
+    meta: dict[str, Any] = {
+        "model": model.settings.model_dump(),
+        "run_id": run.run_id,
+        "plan": plan.digest,
+        "swarm_step": STEP,
+        "tokens": 1234567,
+        "tokenizer": BYTES,
+    }
+    store = CheckpointStore(folder / "checkpoints")
+    store.save(STEP, {"weights": weights, "outer": outer}, meta, 1.7e9)
+    (folder / "run.json").write_bytes(run.to_bytes())
+    return folder
+
+
+def tensors_of(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return {
+        name: tensor
+        for file in sorted(folder.glob("*.safetensors"))
+        for name, tensor in load_file(file).items()
+    }
+
+
+@pytest.fixture
+def exported(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[Model, Path]]:
+    """A model, and the folder that transformers opens."""
+    model = trained(request.param)
+    export_checkpoint(saved(tmp_path / "run", model), tmp_path / "out", Choices())
+    yield model, tmp_path / "out"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exported", [False, True], indirect=True, ids=["untied", "tied"])
+def test_transformers_computes_the_same_logits(exported: tuple[Model, Path]) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, folder = exported
+    theirs, told = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
+    assert not told["missing_keys"] and not told["unexpected_keys"]
+    tokens = torch.randint(256, (4, 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        ours = model(tokens)
+        assert float(ours.abs().max()) > 0.5, "or anything would be near"
+        assert float((theirs(tokens).logits - ours).abs().max()) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exported", [False], indirect=True)
+def test_transformers_reads_text_byte_by_byte_and_writes_it_back(
+    exported: tuple[Model, Path],
+) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(exported[1])
+    draw = random.Random(0)
+    ranges = [(1, 0x7F), (0x80, 0x250), (0x251, 0xD7FF), (0xE000, 0x10FFFF)]
+    text = "".join(chr(draw.randint(*draw.choice(ranges))) for _ in range(420_000))
+    tokens = tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert len(tokens) > 1_000_000
+    assert tokens == list(text.encode())
+    assert tokenizer.decode(tokens) == text
+
+
+def test_slow_weights_are_exported_where_a_run_has_them(tmp_path: Path) -> None:
+    model = trained()
+    run = saved(tmp_path / "run", model, shift=1.0)
+    assert export_checkpoint(run, tmp_path / "slow", Choices()) is Weights.SLOW
+    fast = Choices(weights=Weights.FAST)
+    assert export_checkpoint(run, tmp_path / "fast", fast) is Weights.FAST
+    slow, ours = tensors_of(tmp_path / "slow"), tensors_of(tmp_path / "fast")
+    assert slow.keys() == ours.keys() and len(slow) == len(dict(model.named_parameters()))
+    for name, tensor in slow.items():
+        assert torch.equal(tensor, ours[name] + 1.0), name
+
+
+@pytest.mark.parametrize("missing", ["run.json", "exchanges"])
+def test_fast_weights_are_exported_where_there_are_no_slow_ones(
+    tmp_path: Path, missing: str
+) -> None:
+    method = "local" if missing == "exchanges" else "lowcomm"
+    run = saved(tmp_path / "run", trained(), method, shift=1.0)
+    if missing == "run.json":
+        (run / missing).unlink()
+    assert export_checkpoint(run, tmp_path / "out", Choices()) is Weights.FAST
+    with pytest.raises(CheckpointError, match="--weights fast"):
+        export_checkpoint(run, tmp_path / "slow", Choices(weights=Weights.SLOW))
+    assert not (tmp_path / "slow").exists()
+
+
+def test_slow_weights_of_another_cut_are_refused(tmp_path: Path) -> None:
+    model = trained()
+    run = saved(tmp_path / "run", model)
+    other = sign_run(spec_of(model, "diloco"), CREATOR)
+    (run / "run.json").write_bytes(other.to_bytes())
+    with pytest.raises(CheckpointError, match="cut in another way"):
+        export_checkpoint(run, tmp_path / "out", Choices())
+
+
+def test_large_weights_lie_in_shards_that_an_index_lists(tmp_path: Path) -> None:
+    model = trained()
+    run = saved(tmp_path / "run", model)
+    checkpoint = CheckpointStore(run / "checkpoints").load(STEP, ["weights"])
+    contents = contents_of(checkpoint, Weights.FAST, None)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    write_folder(contents, folder, "float32", most=300_000)
+    index = json.loads((folder / "model.safetensors.index.json").read_text())
+    files = sorted(set(index["weight_map"].values()))
+    assert len(files) > 2
+    assert files == sorted(path.name for path in folder.glob("*.safetensors"))
+    assert index["metadata"]["total_size"] == 4 * 234_176
+    found = tensors_of(folder)
+    assert found.keys() == index["weight_map"].keys()
+    assert sum(tensor.numel() for tensor in found.values()) == 234_176
+
+
+def test_bfloat16_halves_the_weights(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run", trained())
+    export_checkpoint(run, tmp_path / "out", Choices(dtype=Dtype.BFLOAT16))
+    assert {tensor.dtype for tensor in tensors_of(tmp_path / "out").values()} == {torch.bfloat16}
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_the_readme_says_where_the_model_comes_from(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run", trained())
+    export_checkpoint(run, tmp_path / "out", Choices())
+    card = (tmp_path / "out" / "README.md").read_text()
+    meta = CheckpointStore(run / "checkpoints").info(STEP).meta
+    for told in ("# tea", "A run.", meta["run_id"], "1,234,567", "slow weights", '"method"'):
+        assert told in card
+
+
+@pytest.mark.parametrize("dtype", Dtype)
+def test_gguf_holds_every_tensor_and_a_tokenizer(tmp_path: Path, dtype: Dtype) -> None:
+    import gguf
+
+    run = saved(tmp_path / "run", trained())
+    export_checkpoint(run, tmp_path / "out", Choices(Format.GGUF, dtype))
+    (file,) = (tmp_path / "out").glob("tea-*.gguf")
+    reader = gguf.GGUFReader(file)
+    fields = {name: field.contents() for name, field in reader.fields.items()}
+    assert fields["general.architecture"] == "qwen3"
+    assert len(fields["tokenizer.ggml.tokens"]) == 256
+    assert fields["tokenizer.ggml.merges"], "llama.cpp opens no file without a merge"
+    assert len(reader.tensors) == len(dict(trained().named_parameters()))
+    assert all("norm" not in one.name or one.tensor_type.name == "F32" for one in reader.tensors)
+    kinds = {one.tensor_type.name for one in reader.tensors}
+    # Norms stay float32, and so does a matrix whose rows the blocks of Q8_0 do not divide.
+    assert kinds == {"F32", {"float32": "F32", "bfloat16": "BF16", "q8_0": "Q8_0"}[dtype]}
+    assert (tmp_path / "out" / "Modelfile").read_text().startswith(f"FROM ./{file.name}\n")
+
+
+@pytest.mark.parametrize(
+    ("choices", "told"),
+    [
+        (Choices(dtype=Dtype.Q8_0), "--format gguf"),
+        (Choices(Format.SAFETENSORS, Dtype.BFLOAT16), "leave --dtype"),
+        (Choices(Format.SAFETENSORS, weights=Weights.SLOW), "--format hf"),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused(
+    tmp_path: Path, choices: Choices, told: str
+) -> None:
+    run = saved(tmp_path / "run", trained())
+    with pytest.raises(ConfigError, match=told):
+        export_checkpoint(run, tmp_path / "out", choices)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+    run = saved(tmp_path / "run", trained())
+    (tmp_path / "out").mkdir()
+    with pytest.raises(CheckpointError, match="exists"):
+        export_checkpoint(run, tmp_path / "out", Choices())
+    assert list((tmp_path / "out").iterdir()) == []
