@@ -1,7 +1,8 @@
 """Models: their families, loading from a checkpoint, sampling and evaluation.
 
-A family lies in its own folder. To add one, write the folder and a line with ``register`` here;
-another package calls ``register``. Nothing here loads torch.
+A family lies in its own folder, ``models/NAME/family.py``; its settings are in ``spec/NAME.py`` of
+the protocol, and its line in ``names.MODELS``. Another package calls ``register``. Nothing here
+loads torch.
 """
 
 from typing import Any
@@ -10,7 +11,7 @@ from lowcomm_protocol.spec.names import MODELS
 from lowcomm_protocol.table import Table
 
 FAMILIES: Table[Any] = Table(
-    "kind of model", {"transformer": "lowcomm_node.models.transformer.family:FAMILY"}
+    "kind of model", {kind: f"{__name__}.{kind}.family:FAMILY" for kind in MODELS}
 )
 """``base.Family`` by ``model.kind``."""
 
