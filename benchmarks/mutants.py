@@ -88,6 +88,7 @@ TESTS = {
     PROTOCOL + "plan/schedule.py": "test_schedule",
     PROTOCOL + "plan/clock.py": "test_clock",
     PROTOCOL + "state/pieces.py": "test_transfer test_fetch",
+    PROTOCOL + "state/values.py": "test_transfer test_fetch",
     PROTOCOL + "state/snapshot.py": "test_transfer test_fetch",
     PROTOCOL + "peers/admission.py": "test_admission test_roster test_work",
     PROTOCOL + "spec/amendments.py": "test_amendments",

@@ -22,14 +22,17 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.storage.durable import disk_full_error, require_space
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.spec.settings import SyncSettings
-from lowcomm_protocol.state.pieces import Piece, Values, apart, read_piece
+from lowcomm_protocol.state.pieces import Piece
 from lowcomm_protocol.state.snapshot import Manifest, StateForm, Version, read_manifest
+
+if TYPE_CHECKING:
+    from lowcomm_protocol.state.values import Values
 
 AUDITS = 2
 """Pieces fetched from each donor although another one has given them already."""
@@ -308,6 +311,8 @@ class Download:
         digest, other = self._promised(source, piece), self._held.get(piece.index)
 
         def distance() -> float:
+            from lowcomm_protocol.state.values import apart, read_piece
+
             values = _verify(piece, data, digest)
             return apart(
                 values,
@@ -399,7 +404,9 @@ class Download:
         return source.manifest.digests[piece.index]
 
 
-def _verify(piece: Piece, data: bytearray, digest: bytes) -> Values:
+def _verify(piece: Piece, data: bytearray, digest: bytes) -> "Values":
+    from lowcomm_protocol.state.values import read_piece  # NumPy: most daemons never need it
+
     if sha256(data).digest() != digest:
         raise CheckpointError(f"piece {piece.index} does not match its digest")
     return read_piece(piece, data)

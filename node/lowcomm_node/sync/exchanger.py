@@ -19,9 +19,7 @@ from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.supervision.process import Trainer
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.driver import ABANDON_DEADLINE, ExchangeDriver, Station, answer_in_time
-from lowcomm_node.sync.group_driver import GroupDriver
 from lowcomm_node.sync.history import History
-from lowcomm_node.sync.pair_driver import PairDriver
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
@@ -38,12 +36,17 @@ from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.plan.matching import Refusal
 from lowcomm_protocol.plan.schedule import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.table import Table
 
-DRIVERS: dict[str, type[ExchangeDriver]] = {
-    kinds.PAIR.name: PairDriver,
-    kinds.GROUP.name: GroupDriver,
-}
-"""What carries out an exchange, by the name of its kind."""
+DRIVERS: Table[type[ExchangeDriver]] = Table(
+    "kind of exchange",
+    {
+        kinds.PAIR.name: "lowcomm_node.sync.pair_driver:PairDriver",
+        kinds.GROUP.name: "lowcomm_node.sync.group_driver:GroupDriver",
+    },
+)
+"""What carries out an exchange, by the name of its kind. Only groups load NumPy and numba, for the
+sizes of their shards."""
 
 
 class Surroundings:
@@ -105,6 +108,8 @@ class Exchanger:
         self.channels = channels
         self.around = Surroundings(roster, self.bandwidth)
         self.peer = Peer(peer_id, spec, roster.run_id, self.around, deadlines)
+        if self.peer.kind is not None:
+            DRIVERS[self.peer.kind.name]  # loaded before there is something to wait for
         self.history = History()
         self._drivers: dict[int, ExchangeDriver] = {}
         """Exchanges under way, by number."""

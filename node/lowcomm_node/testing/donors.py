@@ -20,8 +20,9 @@ from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.settings import SyncSettings
-from lowcomm_protocol.state.pieces import Piece, Values
+from lowcomm_protocol.state.pieces import Piece
 from lowcomm_protocol.state.snapshot import Manifest, StateForm
+from lowcomm_protocol.state.values import Values
 
 STEP = 400
 INTERVAL = 20

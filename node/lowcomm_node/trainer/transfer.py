@@ -19,8 +19,9 @@ from lowcomm_protocol.exchange.robust import UsualNorm
 from lowcomm_protocol.plan.fragments import Fragment
 from lowcomm_protocol.plan.rows import gather, scatter
 from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
-from lowcomm_protocol.state.pieces import Piece, Values, empty_fragment, read_piece
+from lowcomm_protocol.state.pieces import Piece
 from lowcomm_protocol.state.snapshot import Manifest, StateForm, read_manifest
+from lowcomm_protocol.state.values import Values, empty_fragment, read_piece
 
 Read = Callable[[Piece], bytes]
 RANGE = "range"

@@ -15,10 +15,9 @@ from typing import cast
 from lowcomm_protocol.codecs.base import Codec, FixedCodec
 from lowcomm_protocol.codecs.coder import Coder
 from lowcomm_protocol.codecs.feedback import FeedbackCoder, Residual
-from lowcomm_protocol.codecs.kernels import BLOCK
 from lowcomm_protocol.codecs.shards import ShardCoder
 from lowcomm_protocol.errors import CodecError
-from lowcomm_protocol.spec.names import CODECS, CodecEntry
+from lowcomm_protocol.spec.names import BLOCK, CODECS, CodecEntry
 from lowcomm_protocol.table import load
 
 __all__ = [

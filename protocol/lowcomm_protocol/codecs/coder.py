@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from lowcomm_protocol.codecs.base import Codec, Vector
-from lowcomm_protocol.codecs.kernels import BLOCK
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.spec.names import BLOCK
 
 State = Mapping[str, npt.NDArray[np.float32]]
 

@@ -25,8 +25,9 @@ import numpy as np
 
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.codecs.coder import Coder, State
-from lowcomm_protocol.codecs.kernels import BLOCK, kernel
+from lowcomm_protocol.codecs.kernels import kernel
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.spec.names import BLOCK
 
 RESIDUAL_LIMIT = np.float32(16.0)
 """How many times the largest value of a block a residual may grow to."""

@@ -17,7 +17,6 @@ import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
 from lowcomm_protocol.codecs.kernels import (
-    BLOCK,
     INFINITE,
     SMALLEST_SCALE,
     kernel,
@@ -27,6 +26,7 @@ from lowcomm_protocol.codecs.kernels import (
     write_scale,
 )
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.spec.names import BLOCK
 
 BLOCK_BYTES = 4 + BLOCK
 

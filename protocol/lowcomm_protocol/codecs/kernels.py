@@ -20,8 +20,6 @@ import numpy as np
 
 from lowcomm_protocol.codecs.base import Vector
 
-BLOCK = 256
-
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
 SIGN = np.uint32(0x80000000)

@@ -30,7 +30,6 @@ import numpy.typing as npt
 
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.codecs.coder import Coder, State
-from lowcomm_protocol.codecs.kernels import BLOCK
 from lowcomm_protocol.codecs.modulo_kernels import (
     MODULO_STEPS,
     modulo_check,
@@ -42,6 +41,7 @@ from lowcomm_protocol.codecs.modulo_kernels import (
     modulo_total,
 )
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.spec.names import BLOCK
 
 MARGIN = 2.0
 """How many times the range that was seen a step provides for."""

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, Vector
-from lowcomm_protocol.codecs.kernels import BLOCK, bf16_in, bf16_out, kernel, part, peak_of
+from lowcomm_protocol.codecs.kernels import bf16_in, bf16_out, kernel, part, peak_of
+from lowcomm_protocol.spec.names import BLOCK
 
 MODULO_STEPS = np.array(
     [0.0]

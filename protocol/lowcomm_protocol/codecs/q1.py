@@ -19,7 +19,6 @@ import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
 from lowcomm_protocol.codecs.kernels import (
-    BLOCK,
     INFINITE,
     SIGN,
     SMALLEST_SCALE_BITS,
@@ -32,6 +31,7 @@ from lowcomm_protocol.codecs.kernels import (
     write_short_scale,
 )
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.spec.names import BLOCK
 
 BLOCK_BYTES = 2 + BLOCK // 8
 

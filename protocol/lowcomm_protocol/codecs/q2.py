@@ -27,7 +27,6 @@ import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
 from lowcomm_protocol.codecs.kernels import (
-    BLOCK,
     INFINITE,
     MAGNITUDE,
     SIGN,
@@ -42,6 +41,7 @@ from lowcomm_protocol.codecs.kernels import (
     write_short_scale,
 )
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.spec.names import BLOCK
 
 BLOCK_BYTES = 2 + BLOCK // 4
 

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from lowcomm_protocol.codecs.base import FixedCodec, Vector
 from lowcomm_protocol.codecs.coder import State
 from lowcomm_protocol.codecs.feedback import Residual
-from lowcomm_protocol.codecs.kernels import BLOCK
 from lowcomm_protocol.errors import CodecError, PlanError
+from lowcomm_protocol.spec.names import BLOCK
 
 Bounds = tuple[tuple[int, int], ...]
 

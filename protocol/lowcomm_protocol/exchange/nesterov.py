@@ -7,9 +7,12 @@ These are the operations of torch.optim.SGD(nesterov=True) in its order, each of
 torch does not fuse them its result is the same to the bit.
 """
 
-import numpy as np
+from typing import TYPE_CHECKING
 
-from lowcomm_protocol.spec.outer_settings import OuterRule, OuterSettings, Vector
+from lowcomm_protocol.spec.outer_settings import OuterRule, OuterSettings
+
+if TYPE_CHECKING:
+    from lowcomm_protocol.spec.outer_settings import Vector
 
 
 class Nesterov(OuterRule):
@@ -24,9 +27,13 @@ class Nesterov(OuterRule):
         rate, momentum, pull = settings.outer_lr, settings.momentum, settings.consensus
         return -rate * momentum * momentum, -rate * pull * (1.0 + momentum), momentum, pull
 
-    def step(self, settings: OuterSettings, phi: Vector, delta: Vector, pooled: Vector) -> None:
+    def step(
+        self, settings: OuterSettings, phi: "Vector", delta: "Vector", pooled: "Vector"
+    ) -> None:
         """See OuterRule."""
-        from lowcomm_protocol.exchange.outer_kernels import nesterov  # loads numba
+        import numpy as np  # checking a specification needs neither this nor numba
+
+        from lowcomm_protocol.exchange.outer_kernels import nesterov
 
         rate, momentum = np.float32(settings.outer_lr), np.float32(settings.momentum)
         nesterov(phi, delta, pooled, rate, momentum)

@@ -5,9 +5,12 @@ delta = momentum * delta + pooled
 phi   = phi + delta
 """
 
-import numpy as np
+from typing import TYPE_CHECKING
 
-from lowcomm_protocol.spec.outer_settings import OuterRule, OuterSettings, Vector
+from lowcomm_protocol.spec.outer_settings import OuterRule, OuterSettings
+
+if TYPE_CHECKING:
+    from lowcomm_protocol.spec.outer_settings import Vector
 
 
 class Noloco(OuterRule):
@@ -21,9 +24,11 @@ class Noloco(OuterRule):
         """See OuterRule."""
         return settings.momentum, -settings.consensus, settings.momentum, -settings.consensus
 
-    def step(self, settings: OuterSettings, phi: Vector, delta: Vector, pooled: Vector) -> None:
+    def step(
+        self, settings: OuterSettings, phi: "Vector", delta: "Vector", pooled: "Vector"
+    ) -> None:
         """See OuterRule."""
-        delta *= np.float32(settings.momentum)
+        delta *= settings.momentum  # as a float32, like the vector
         delta += pooled
         phi += delta
 

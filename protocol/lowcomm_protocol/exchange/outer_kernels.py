@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Vector
-from lowcomm_protocol.codecs.kernels import BLOCK, kernel, part
+from lowcomm_protocol.codecs.kernels import kernel, part
+from lowcomm_protocol.spec.names import BLOCK
 
 SMALLEST = np.float32(2.0**-100)
 

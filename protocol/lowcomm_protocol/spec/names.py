@@ -55,6 +55,8 @@ Mean = Literal["mean", "clip", "median", "trimmed"]
 """How a group of three or more averages: see robust.py."""
 MEANS: tuple[Mean, ...] = get_args(Mean)
 
+BLOCK = 256
+"""Values that codecs code together. Shards of a group and pieces of a state begin at a block."""
 MAX_GROUP = 8
 """Peers that meet in one exchange, at most."""
 

@@ -1,19 +1,21 @@
-"""The settings of the outer step (outer.py), and whether they hold a swarm together. Without torch:
-a bootstrap server, which checks specifications and computes nothing else, does without it.
+"""The settings of the outer step (outer.py), and whether they hold a swarm together.
+
+Without torch and NumPy: bootstrap servers and daemons check specifications and compute nothing else.
 """
 
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import Literal
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, Literal
 
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.names import OUTER_RULES
 
-Vector = npt.NDArray[np.float32]
+if TYPE_CHECKING:  # NumPy is loaded where somebody computes
+    import numpy as np
+    import numpy.typing as npt
+
+    Vector = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ class OuterRule(ABC):
     """How slow weights and outer momentum follow from the mean of a group's contributions.
 
     One file a rule (exchange/nesterov.py). It is imported where specifications are checked, so it
-    imports numba only where it computes.
+    imports NumPy and numba only where it computes.
     """
 
     @abstractmethod
@@ -58,7 +60,9 @@ class OuterRule(ABC):
         """(p, q, r, s) of the rule without any progress: see ``consensus_radius``."""
 
     @abstractmethod
-    def step(self, settings: OuterSettings, phi: Vector, delta: Vector, pooled: Vector) -> None:
+    def step(
+        self, settings: OuterSettings, phi: "Vector", delta: "Vector", pooled: "Vector"
+    ) -> None:
         """One outer step, in place on ``phi`` and ``delta``; ``pooled``: the mean, as outer.py
         defines it.
 
@@ -81,12 +85,34 @@ def consensus_radius(settings: OuterSettings, group: int, swarm: int | None = No
     """
     k = (1.0 - 1.0 / group) * (1.0 if swarm is None else swarm / (swarm - 1.0))
     p, q, r, s = settings.rule.dynamics(settings)
-    moments = [
-        [1.0 + 2.0 * q * k + q * q * k, 2.0 * p * (1.0 + q * k), p * p],
-        [s * k * (1.0 + q), r + (p * s + q * r) * k, p * r],
-        [s * s * k, 2.0 * r * s * k, r * r],
-    ]
-    return float(np.abs(np.linalg.eigvals(np.array(moments))).max())
+    # The matrix less the identity: its entries keep the digits that decide whether 1 is reached.
+    return 1.0 + _largest_real_eigenvalue(
+        (
+            (q * k * (2.0 + q), 2.0 * p * (1.0 + q * k), p * p),
+            (s * k * (1.0 + q), (r - 1.0) + (p * s + q * r) * k, p * r),
+            (s * s * k, 2.0 * r * s * k, (r - 1.0) * (r + 1.0)),
+        )
+    )
+
+
+def _largest_real_eigenvalue(matrix: tuple[tuple[float, float, float], ...]) -> float:
+    """Of a 3x3 matrix.
+
+    A matrix that takes second moments to second moments keeps a cone, so its spectral radius is its
+    largest real eigenvalue (Krein and Rutman). Above that the characteristic polynomial grows and is
+    convex (Gauss and Lucas), so Newton's method descends to it from any bound.
+    """
+    (a, b, c), (d, e, f), (g, h, i) = matrix
+    trace = a + e + i
+    minors = (a * e - b * d) + (a * i - c * g) + (e * i - f * h)
+    determinant = a * (e * i - f * h) - b * (d * i - f * g) + c * (d * h - e * g)
+    x = max(sum(map(abs, row)) for row in matrix)
+    while True:
+        value = ((x - trace) * x + minors) * x - determinant
+        slope = (3.0 * x - 2.0 * trace) * x + minors
+        if value <= 0.0 or slope <= 0.0 or not x - value / slope < x:
+            return x
+        x -= value / slope
 
 
 def validate_outer(settings: OuterSettings, group: int) -> None:

@@ -7,11 +7,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lowcomm_protocol.codecs import CODECS, Coder, Residual, coder, kernels
+from lowcomm_protocol.codecs import CODECS, Coder, Residual, coder
 from lowcomm_protocol.codecs.feedback import FeedbackCoder
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.spec.names import BLOCK
 
-BLOCK = kernels.BLOCK
 PLAIN = ("bf16", "int8", "e3m0", "q2", "q1")
 """Lossy codecs that need no partner."""
 LIMIT = 16

@@ -7,13 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lowcomm_protocol.codecs import Coder, coder, kernels
+from lowcomm_protocol.codecs import Coder, coder
 from lowcomm_protocol.codecs.modulo import MARGIN, ModuloCoder
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.spec.names import BLOCK
 
 BITS = {"mod3": 3, "mod4": 4, "mod6": 6, "mod8": 8}
 NAMES = sorted(BITS)
-BLOCK = kernels.BLOCK
 
 
 class Sent:

@@ -2,6 +2,7 @@
 that is promised."""
 
 import hashlib
+import itertools
 import math
 import os
 import subprocess
@@ -350,6 +351,20 @@ def test_pairs_are_stable_up_to_the_consensus_of_the_closed_form(momentum, bound
 def test_a_group_of_the_whole_swarm_follows_the_plain_recursion():
     settings = replace(NOLOCO, momentum=0.0, consensus=0.25)
     assert consensus_radius(settings, 8, 8) == pytest.approx(0.75**2)
+
+
+@pytest.mark.parametrize("kind", ["noloco", "nesterov"])
+@pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 0.999])
+def test_the_radius_is_that_of_the_matrix_of_moments(kind, momentum):
+    for consensus, group in itertools.product((0.0, 1e-6, 0.1, 1.0, 3.0, 30.0), (2, 3, 8)):
+        settings = OuterSettings(kind, 0.7, momentum, consensus, "mix", 0.5)
+        p, q, r, s = settings.rule.dynamics(settings)
+        # Of 64 peers each meets `group`: x is phi, or nothing, in the mean of the second moments.
+        k = (1 - 1 / group) * 64 / 63
+        alone, met = (np.array([[1 + q * met, p], [s * met, r]]) for met in (0, 1))
+        moments = (1 - k) * np.kron(alone, alone) + k * np.kron(met, met)
+        radius = np.abs(np.linalg.eigvals(moments)).max()
+        assert consensus_radius(settings, group, 64) == pytest.approx(radius, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["noloco", "nesterov"])

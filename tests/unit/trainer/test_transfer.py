@@ -30,12 +30,10 @@ from lowcomm_protocol.state.pieces import (
     LEAST_VALUES,
     MOST_VALUES,
     PIECES,
-    apart,
-    empty_fragment,
     plan_pieces,
-    read_piece,
 )
 from lowcomm_protocol.state.snapshot import StateForm, Version, name_of, read_manifest
+from lowcomm_protocol.state.values import apart, empty_fragment, read_piece
 
 KINDS = {
     "lowcomm": {},
