@@ -72,6 +72,7 @@ TESTS = {
     PROTOCOL + "peers/trust.py": "test_trust test_standing",
     PROTOCOL + "exchange/outer.py": "test_outer test_robust",
     PROTOCOL + "exchange/robust.py": "test_robust test_capture",
+    PROTOCOL + "exchange/plausible.py": "test_plausible test_capture",
     PROTOCOL + "exchange/repeats.py": "test_repeats test_capture",
     PROTOCOL + "spec/outer_settings.py": "test_outer test_run",
     PROTOCOL + "exchange/nesterov.py": "test_outer",

@@ -18,7 +18,8 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.pair import machine as pairs
-from lowcomm_protocol.exchange.robust import MEANS, UsualNorm, growth, plausible_norm, robust_mean
+from lowcomm_protocol.exchange.plausible import UsualNorm, growth, plausible_norm
+from lowcomm_protocol.exchange.robust import MEANS, robust_mean
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import Offer, Readiness, consider
 

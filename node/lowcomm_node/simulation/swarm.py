@@ -20,7 +20,7 @@ from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.capture import GroupCapture
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.outer import worst_block_spread
-from lowcomm_protocol.exchange.robust import PLAUSIBLE, Bound
+from lowcomm_protocol.exchange.plausible import PLAUSIBLE, Bound
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.run import RunSpec

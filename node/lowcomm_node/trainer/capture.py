@@ -18,8 +18,9 @@ from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ImplausibleError
 from lowcomm_protocol.exchange.outer import mean_contribution, token_weights, worst_block_spread
+from lowcomm_protocol.exchange.plausible import Bound, Directions, UsualNorm
 from lowcomm_protocol.exchange.repeats import Brought, Repeats
-from lowcomm_protocol.exchange.robust import Bound, Directions, UsualNorm, robust_mean
+from lowcomm_protocol.exchange.robust import robust_mean
 from lowcomm_protocol.spec.names import Mean
 
 Ranges = Sequence[tuple[int, int]]
@@ -247,7 +248,7 @@ class GroupCapture(Capture):
         """Scale the progress in a contribution down to the largest norm that may enter a mean."""
         seen, stop = self.seen(vector, start), start + vector.numel()
         share = vector.numel() / self.sent.numel()
-        most = self.bound.part(self.gain * float(self.progress[start:stop].norm()), share).most
+        most = self.bound.part(self.gain * float(self.progress[start:stop].norm()), share).limit
         vector.add_(seen, alpha=most / float(seen.norm()) - 1.0)
 
     def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:

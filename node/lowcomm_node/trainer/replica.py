@@ -30,16 +30,16 @@ from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_protocol.codecs import Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange.outer import contribution, merge, outer_step
-from lowcomm_protocol.exchange.repeats import Repeats
-from lowcomm_protocol.exchange.robust import (
-    FAR,
-    FAR_APART,
+from lowcomm_protocol.exchange.plausible import (
+    HEAVY,
+    HEAVY_IN_PAIRS,
     Bound,
     Directions,
     UsualNorm,
     believed_steps,
     growth,
 )
+from lowcomm_protocol.exchange.repeats import Repeats
 from lowcomm_protocol.plan.clock import SwarmClock, largest_jump
 from lowcomm_protocol.plan.fragments import plan_fragments
 from lowcomm_protocol.plan.rows import gather, scatter
@@ -174,7 +174,7 @@ class Replica:
             raise NotFinite(
                 f"Our weights in fragment {fragment} are not finite: they are not sent."
             )
-        far = FAR_APART if consensus and self.spec.sync.group == 2 else FAR
+        heavy = HEAVY_IN_PAIRS if consensus and self.spec.sync.group == 2 else HEAVY
         common = {
             "me": self.peer_id,
             "theta": theta,
@@ -182,7 +182,7 @@ class Replica:
             "anchor": phi * consensus if consensus else None,
             "sent": theta.clone() if realign else self.contribution(phi, theta),
             "realign": realign,
-            "bound": replace(self._bound(fragment, own, ahead), far=far, apart=realign),
+            "bound": replace(self._bound(fragment, own, ahead), heavy=heavy, realigns=realign),
             "gain": gain,
             "usual": self.usual[fragment],
             "directions": self.directions,

@@ -15,7 +15,7 @@ from lowcomm_node.data.tokenizer import identify
 from lowcomm_node.errors import CheckpointError, NotFinite
 from lowcomm_node.storage.state_file import not_finite
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.exchange.robust import UsualNorm
+from lowcomm_protocol.exchange.plausible import UsualNorm
 from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import newest
 

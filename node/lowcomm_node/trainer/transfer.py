@@ -15,7 +15,7 @@ from lowcomm_node.errors import NotFinite
 from lowcomm_node.storage.snapshots import write_snapshot
 from lowcomm_node.storage.state_file import is_finite
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.exchange.robust import UsualNorm
+from lowcomm_protocol.exchange.plausible import UsualNorm
 from lowcomm_protocol.plan.fragments import Fragment
 from lowcomm_protocol.plan.rows import gather, scatter
 from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule

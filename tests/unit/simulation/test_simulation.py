@@ -32,7 +32,7 @@ from lowcomm_node.trainer.transfer import Snapshot
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange import kinds, underway
-from lowcomm_protocol.exchange.robust import PLAUSIBLE
+from lowcomm_protocol.exchange.plausible import PLAUSIBLE
 from lowcomm_protocol.plan.matching import Offer, must_realign
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -642,12 +642,12 @@ def test_the_first_steps_of_a_replica_are_no_measure_of_what_others_may_bring(da
     assert first.bound.own == pytest.approx(gain * float(first.progress.norm()))
     replica.drop(0)
     replica.capture(0)
-    assert replica.captures[0].bound.most == pytest.approx(PLAUSIBLE * first.bound.own), (
+    assert replica.captures[0].bound.limit == pytest.approx(PLAUSIBLE * first.bound.own), (
         "nobody claims anything"
     )
     replica.drop(0)
     replica.usual[0].applied(first.bound.own, first.bound.own)
     replica.capture(0)
-    assert replica.captures[0].bound.most > 2 * PLAUSIBLE * first.bound.own, (
+    assert replica.captures[0].bound.limit > 2 * PLAUSIBLE * first.bound.own, (
         "an interval is usual without a claim"
     )

@@ -12,8 +12,15 @@ from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ImplausibleError
+from lowcomm_protocol.exchange.plausible import (
+    HEAVY,
+    MIN_COSINES,
+    PLAUSIBLE,
+    Bound,
+    Directions,
+    UsualNorm,
+)
 from lowcomm_protocol.exchange.repeats import Repeats
-from lowcomm_protocol.exchange.robust import ENOUGH, FAR, PLAUSIBLE, Bound, Directions, UsualNorm
 from lowcomm_protocol.spec.names import Mean
 
 NUMEL = 1024
@@ -152,7 +159,8 @@ def test_in_a_group_of_any_size_what_is_far_too_large_enters_no_mean(
 
 
 @pytest.mark.parametrize(
-    ("factor", "deed"), [(1.05, Deed.STUMBLE), (FAR * 0.95, Deed.STUMBLE), (FAR * 1.05, Deed.HEAVY)]
+    ("factor", "deed"),
+    [(1.05, Deed.STUMBLE), (HEAVY * 0.95, Deed.STUMBLE), (HEAVY * 1.05, Deed.HEAVY)],
 )
 def test_near_the_bound_costs_little_and_far_beyond_it_much(factor: float, deed: Deed):
     ones, out = torch.ones(NUMEL), memoryview(bytearray(8 * NUMEL))
@@ -166,7 +174,7 @@ def test_near_the_bound_costs_little_and_far_beyond_it_much(factor: float, deed:
 def test_what_a_long_time_alone_explains_is_refused_and_held_against_nobody():
     ones, out = torch.ones(NUMEL), memoryview(bytearray(8 * NUMEL))
     mine = pair("a", ones, UsualNorm())
-    mine.bound = Bound(mine.bound.own, 0.0, growth=2.0, claimed=10.0)
+    mine.bound = Bound(mine.bound.own, 0.0, growth=2.0, claimed_growth=10.0)
     with pytest.raises(ImplausibleError) as refused:
         mine.receive("b", out[: pair("b", 8.0 * PLAUSIBLE * ones, UsualNorm()).encode(out)])
     assert refused.value.deed is None
@@ -225,7 +233,7 @@ def test_who_points_a_little_against_us_is_refused_if_it_goes_on_and_nobody_is_b
     with pytest.raises(ImplausibleError) as once:
         directions.check("opposed", ours, -ours)
     assert once.value.deed is None
-    for _ in range(ENOUGH - 1):
+    for _ in range(MIN_COSINES - 1):
         directions.check("contrary", ours, askew)
     with pytest.raises(ImplausibleError, match="of late") as often:
         directions.check("contrary", ours, askew)

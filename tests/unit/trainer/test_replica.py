@@ -11,7 +11,7 @@ from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.exchange.robust import FAR, FAR_APART, Bound, growth
+from lowcomm_protocol.exchange.plausible import HEAVY, HEAVY_IN_PAIRS, Bound, growth
 from lowcomm_protocol.plan.clock import largest_jump
 
 INTERVAL = 8
@@ -120,9 +120,9 @@ def test_a_claim_counts_in_part_and_the_whole_of_what_is_possible_only_explains(
         ours, most = rates(one.replica, 0, 4), largest_jump(INTERVAL)
         some = bound(one.replica, ahead=100)
         assert some.growth == pytest.approx(growth(ours, rates(one.replica, 0, 2 * INTERVAL)))
-        assert some.claimed == pytest.approx(growth(ours, rates(one.replica, 0, 104)))
+        assert some.claimed_growth == pytest.approx(growth(ours, rates(one.replica, 0, 104)))
         all_of_it = bound(one.replica, ahead=10**6)
-        assert all_of_it.claimed == pytest.approx(growth(ours, rates(one.replica, 0, most)))
+        assert all_of_it.claimed_growth == pytest.approx(growth(ours, rates(one.replica, 0, most)))
 
 
 # From where on it costs the sender much
@@ -135,22 +135,22 @@ consensus = 0.0
 
 def test_pairs_whose_slow_weights_may_part_bear_with_more_than_others(folder: Path) -> None:
     for more, far, realigned in (
-        (settings(), FAR_APART, FAR_APART),
-        (settings("diloco", WITHOUT_CONSENSUS.format(group=2)), FAR, FAR_APART),
+        (settings(), HEAVY_IN_PAIRS, HEAVY_IN_PAIRS),
+        (settings("diloco", WITHOUT_CONSENSUS.format(group=2)), HEAVY, HEAVY_IN_PAIRS),
     ):
         with driven(folder, "a", more=more) as (one,):
             one.steps(1)
-            assert (bound(one.replica).far, bound(one.replica).apart) == (far, False)
+            assert (bound(one.replica).heavy, bound(one.replica).realigns) == (far, False)
             assert (
-                bound(one.replica, realign=True).far,
-                bound(one.replica, realign=True).apart,
+                bound(one.replica, realign=True).heavy,
+                bound(one.replica, realign=True).realigns,
             ) == (realigned, True)
     for more in (settings("diloco"), settings("diloco", WITHOUT_CONSENSUS.format(group=4))):
         with driven(folder, "a", more=more) as (one,):
             one.steps(1)
             for realign in (False, True):
                 one.replica.capture(0, realign, ("a", "b", "c"))
-                assert one.replica.group(0).bound.far == FAR
+                assert one.replica.group(0).bound.heavy == HEAVY
 
 
 # What is sent, and what of it is progress

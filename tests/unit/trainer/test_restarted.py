@@ -57,7 +57,7 @@ def brought(times: float, dataset: Dataset, method: str) -> tuple[float, Implaus
     peer.capture(0, members=("judge", "peer"))
     mine, theirs = judge.captures[0], peer.captures[0]
     # All its progress is in our direction, and this large.
-    norm = times * mine.bound.most
+    norm = times * mine.bound.limit
     vector = mine.progress * (norm / float(mine.progress.norm()))
     vector = vector if mine.anchor is None else vector + mine.anchor
     theirs.sent.copy_(vector)

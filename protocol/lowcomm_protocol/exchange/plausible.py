@@ -1,0 +1,216 @@
+"""Which contributions are plausible: checks of the norm (`Bound`) and of the direction
+(`Directions`) of a single contribution, before it enters a mean.
+
+Two peers have no majority, so no mean can outvote a liar there (``robust.py``). A receiver compares
+each contribution with its own progress and with what peers usually bring (`UsualNorm`). All vectors
+are flat float32 and progress as the receiver sees it: less ``consensus`` times its slow weights.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.errors import ImplausibleError
+
+PLAUSIBLE = 3.0
+"""A contribution may have this many times our own norm, or this many times the usual norm."""
+HEAVY = 3.0
+"""A norm above this many times what its sender's claims explain is a heavy deed, below it a
+stumble. In simulated swarms, honest peers of a tenth of the speed, late, or stopped for 20 s stayed
+below 3, but not below 2."""
+HEAVY_IN_PAIRS = 8.0
+"""The same in pairs with a consensus term. Contributions carry slow weights there, which drift
+apart while a peer stands still: one that was stopped for 20 s on a busy machine reached 3.5."""
+MAX_CLAIM = 2
+"""A claim to have trained for longer counts up to this many times an interval, or our own steps."""
+GROWTH = 0.75
+"""Progress grows with the steps to this power. Measured: between 0.5 (noise) and 1 (a steady
+direction)."""
+MIN_RATES = 2.0**-100
+"""Keeps `growth` from dividing by zero."""
+MIN_COSINE = -0.25
+"""A contribution whose cosine with our progress is lower points against it."""
+MIN_MEAN_COSINE = -0.06
+"""The same for the mean cosine of a peer's recent contributions, from `MIN_COSINES` on."""
+MIN_COSINES = 4
+RECENT = 16
+"""How many values are recent: cosines of a peer, or norms (half of them our own)."""
+MAX_LONE = 4.0
+"""In a swarm of two, the partner's last norm counts up to this many times what was applied."""
+REMEMBERED = 15
+"""Peers whose contributions are remembered; the least recent one is forgotten first."""
+
+
+def plausible_norm(own: float, usual: float) -> float:
+    """The largest plausible norm of a contribution, given our own and the usual one (0: none)."""
+    return PLAUSIBLE * max(own, usual)
+
+
+def believed_steps(steps: int, ahead: int, interval: int, little_known: bool, most: int = 0) -> int:
+    """For how many inner steps another peer has trained since its last merge, as far as we believe
+    its claim.
+
+    ``steps``: our own since the last merge. ``ahead``: how many more the peer claims.
+    ``little_known``: whether nothing is usual yet, as in a replica's first interval; otherwise any
+    peer may have trained for one ``interval``, whatever it claims. ``most``: how far claims count
+    at least.
+    """
+    # Nobody can check a claim, and a larger one permits a larger norm: so it counts up to a bound.
+    ours = max(1, steps)
+    without_claim = ours if little_known else max(ours, interval)
+    return min(max(without_claim, ours + ahead), max(MAX_CLAIM * max(ours, interval), most))
+
+
+def growth(ours: float, theirs: float) -> float:
+    """How many times our norm the progress of a peer may have that has trained for longer.
+
+    ``ours``, ``theirs``: the sums of the learning rates of the steps.
+    """
+    # Not the numbers of steps: in warm-up, progress grows with their square.
+    return max(1.0, theirs / max(ours, MIN_RATES)) ** GROWTH
+
+
+@dataclass(frozen=True)
+class Bound:
+    """How large the progress of another peer may be."""
+
+    own: float
+    """Norm of our own progress."""
+    usual: float
+    """The usual norm; 0 if nothing is known."""
+    growth: float = 1.0
+    """How many times our norm is expected of the peer, as far as we believe its claim."""
+    claimed_growth: float = 1.0
+    """The same if we believe whatever an honest peer may claim."""
+    heavy: float = HEAVY
+    """A norm above this many times the explained one is a heavy deed."""
+    realigns: bool = False
+    """Whether slow weights have drifted apart, which may be nobody's fault."""
+
+    @property
+    def grown(self) -> float:
+        """Our norm if we had trained for as long as the peer."""
+        return self.own * self.growth
+
+    @property
+    def limit(self) -> float:
+        """The largest norm that enters a mean."""
+        return plausible_norm(self.grown, self.usual)
+
+    @property
+    def explained(self) -> float:
+        """The largest norm of an honest peer that has trained for as long as it claims."""
+        return max(self.limit, plausible_norm(self.own * self.claimed_growth, self.usual))
+
+    def part(self, own: float, share: float) -> "Bound":
+        """The bound for a part of the vector, which holds a ``share`` of its values and in which
+        our own progress has the norm ``own``."""
+        # Progress is seldom spread evenly: ours may lie in this part, and theirs elsewhere.
+        root = share**0.5
+        return replace(self, own=max(own, root * self.own), usual=root * self.usual)
+
+    def check(self, norm: float, what: str) -> None:
+        """Raises `ImplausibleError`, with the deed that it is, for a norm above the limit."""
+        if norm <= self.limit:
+            return
+        # The default covers NaN, for which no comparison holds.
+        deed = Deed.HEAVY
+        if norm <= self.heavy * self.explained or (self.realigns and norm < math.inf):
+            deed = None if norm <= self.explained else Deed.STUMBLE
+        raise ImplausibleError(
+            f"{what} of norm {norm:.3g} where {self.limit:.3g} is plausible", deed
+        )
+
+
+class Directions:
+    """Whether contributions point along our progress or against it, for each peer.
+
+    Used where a mean is of two: progress that points against ours undoes what we have learned.
+    """
+
+    def __init__(self) -> None:
+        self._cosines: dict[str, deque[float]] = {}
+
+    def check(self, peer: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+        """Raises `ImplausibleError` if this contribution, or the mean of the peer's recent ones,
+        points against ours."""
+        # It is never a deed: of two that differ, nobody can say which is wrong, and an honest peer
+        # of a tenth of our speed points back from where we have gone.
+        lengths = float(((ours @ ours) * (theirs @ theirs)).sqrt())
+        cosine = float(ours @ theirs) / lengths if 0.0 < lengths < math.inf else 0.0
+        recent = self._cosines.pop(peer, None) or deque(maxlen=RECENT)
+        recent.append(cosine)
+        self._cosines[peer] = recent
+        _forget_oldest(self._cosines)
+        mean = sum(recent) / len(recent)
+        if len(recent) >= MIN_COSINES and mean < MIN_MEAN_COSINE:
+            raise ImplausibleError(
+                f"brings progress that points against ours (cosine {mean:.2f} of late)", None
+            )
+        if cosine < MIN_COSINE:
+            raise ImplausibleError(
+                f"brings progress that points against ours (cosine {cosine:.2f})", None
+            )
+
+
+class UsualNorm:
+    """The usual norm of contributions: the lower median of recently applied ones, or of what each
+    peer brought last if that is larger."""
+
+    def __init__(self, before: float = 0.0) -> None:
+        """``before``: what was usual before a restart; 0 if nothing is known."""
+        # A median: a liar that is applied once, while our own norm is large as in the first steps
+        # of a run, would raise a mean for long.
+        self._recent = deque([before] if before else [], maxlen=RECENT)
+        self._last: dict[str, float] = {}
+
+    @property
+    def learned(self) -> float:
+        """The usual norm of applied contributions; 0 if there are none."""
+        return lower_median(self._recent) if self._recent else 0.0
+
+    @property
+    def value(self) -> float:
+        """The usual norm; 0 if nothing is known."""
+        learned = self.learned
+        norms = list(self._last.values())  # a copy at once: other threads decode and add to it
+        # Refused contributions count, too. If most peers are further away than is plausible, we
+        # must come closer: two halves of a swarm that have drifted apart would refuse each other
+        # for ever. One liar does not move the lower median of several.
+        if len(norms) == 1:
+            return max(learned, min(norms[0], MAX_LONE * learned))
+        return max(learned, lower_median(norms)) if norms else learned
+
+    def is_lone(self, peer: str) -> bool:
+        """Whether no other peer has brought anything of late."""
+        return not self._last.keys() - {peer}
+
+    def saw(self, peer: str, norm: float) -> None:
+        """Remember the norm that a peer has brought, unless it is infinite or NaN."""
+        if not math.isfinite(norm):
+            return
+        self._last.pop(peer, None)
+        self._last[peer] = norm
+        _forget_oldest(self._last)
+
+    def applied(self, norm: float, own: float) -> None:
+        """Learn from an applied contribution, compared with which ours had the norm ``own``."""
+        # At most what our own norm makes plausible: a partner that always brings the most that it
+        # may would raise the bound each time.
+        self._recent += (own, min(norm, plausible_norm(own, 0.0)))
+
+
+def lower_median(norms: Iterable[float]) -> float:
+    """The middle value, of an even number the lower one of two."""
+    ordered = sorted(norms)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _forget_oldest(values: dict[str, Any]) -> None:
+    while len(values) > REMEMBERED:
+        del values[next(iter(values))]
