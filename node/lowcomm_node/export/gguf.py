@@ -8,16 +8,19 @@ import importlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer, describe
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.export.byte_tokenizer import tokenizer_json
 from lowcomm_node.export.contents import Contents
+from lowcomm_node.models.transformer.model import frequencies
+from lowcomm_protocol.spec.transformer import TransformerSettings
 
 TYPES = {"float32": "F32", "bfloat16": "BF16", "q8_0": "Q8_0"}
 """gguf's name of each dtype."""
@@ -60,6 +63,7 @@ def _add_settings(writer: Any, library: Any, contents: Contents, dtype: str) -> 
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
+    writer.add_rope_dimension_count(config["head_dim"])
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
@@ -71,16 +75,37 @@ def _add_settings(writer: Any, library: Any, contents: Contents, dtype: str) -> 
 
 
 def _add_tensors(writer: Any, library: Any, contents: Contents, kind: str) -> None:
-    architecture = library.MODEL_ARCH[str(contents.form.config["model_type"]).upper()]
-    names = library.get_tensor_name_map(architecture, contents.form.config["num_hidden_layers"])
+    config = contents.form.config
+    architecture = library.MODEL_ARCH[str(config["model_type"]).upper()]
+    names = library.get_tensor_name_map(architecture, config["num_hidden_layers"])
+    if config["rope_parameters"]["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", _slowing(contents))
     for name, tensor in contents.tensors.items():
-        values: NDArray[np.float32] = tensor.to(torch.float32).numpy()
+        values: NDArray[np.float32] = _rows(name, tensor.to(torch.float32), config).numpy()
         # A row that the blocks of Q8_0 do not divide stays as it is.
         whole = kind != "Q8_0" or values.shape[-1] % _BLOCK == 0
         form = library.GGMLQuantizationType[kind if values.ndim > 1 and whole else "F32"]
         coded = library.quants.quantize(values, form)
-        theirs = names.get_name(name, try_suffixes=(".weight",))
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
         writer.add_tensor(theirs, coded, raw_dtype=form)
+
+
+def _rows(name: str, values: Tensor, config: Mapping[str, Any]) -> Tensor:
+    """Rows in llama.cpp's order: for a Llama it turns neighbouring channels of a head, where we
+    turn channels half a head apart."""
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    key = heads.get(name.split(".")[-2])
+    if config["model_type"] != "llama" or key is None:
+        return values
+    halves = values.view(config[key], 2, config["head_dim"] // 2, *values.shape[1:])
+    return halves.transpose(1, 2).reshape(values.shape).contiguous()
+
+
+def _slowing(contents: Contents) -> NDArray[np.float32]:
+    """By what llama.cpp divides each frequency."""
+    settings = cast("TransformerSettings", contents.settings)
+    plain = frequencies(settings.model_copy(update={"rope_scaling": "none"}))
+    return (plain / frequencies(settings)).float().numpy()
 
 
 def _add_tokenizer(writer: Any, library: Any, contents: Contents) -> None:

@@ -45,6 +45,16 @@ ADDED: Mapping[str, Added] = MappingProxyType(
     {
         "optional": Added(since="0.2.0", before=()),
         "run.work": Added(since="0.2.0", before=0),
+        "model.kv_heads": Added(since="0.2.0", before=0),
+        "model.head_width": Added(since="0.2.0", before=0),
+        "model.qkv_bias": Added(since="0.2.0", before=False),
+        "model.qk_norm": Added(since="0.2.0", before=True),
+        "model.norm_epsilon": Added(since="0.2.0", before=1e-6),
+        "model.rope_scaling": Added(since="0.2.0", before="none"),
+        "model.rope_factor": Added(since="0.2.0", before=8.0),
+        "model.rope_low": Added(since="0.2.0", before=1.0),
+        "model.rope_high": Added(since="0.2.0", before=4.0),
+        "model.rope_original": Added(since="0.2.0", before=8192),
         "data.tokenizer_sha256": Added(since="0.2.0", before=""),
         "sync.pairing": Added(since="0.2.0", before="hypercube"),
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomlkit
 import torch
 from torch import Tensor
 
@@ -28,22 +29,43 @@ CREATOR = Identity(bytes(32))
 BYTES = {"file": "bytes", "sha256": ""}
 
 
-def trained(tied: bool = False, seed: int = 1) -> Model:
+MODELS = {
+    "qwen3": {},
+    "qwen3 tied": {"tied": True},
+    "qwen3 grouped": {"heads": 8, "kv_heads": 2, "head_width": 12, "norm_epsilon": 1e-5},
+    "qwen2": {"kv_heads": 1, "qk_norm": False, "qkv_bias": True, "rope_base": 1e6},
+    "llama": {"qk_norm": False, "kv_heads": 2},
+    "llama3": {
+        "qk_norm": False,
+        "kv_heads": 2,
+        "rope_scaling": "llama3",
+        "rope_original": 16,
+        "rope_base": 500_000.0,
+        "tied": True,
+    },
+}
+
+
+def trained(model: dict[str, Any] | None = None, seed: int = 1) -> Model:
     """A model whose every weight differs from where it began, norms too."""
-    model = build_model(TransformerSettings(tied=tied), seed)
+    real = build_model(TransformerSettings.model_validate(model or {}), seed)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(3.0).add_(torch.rand(parameter.shape, generator=generator) * 0.1)
-    return model.eval()
+        for parameter in real.parameters():
+            if parameter.dim() > 1:
+                parameter.mul_(3.0)
+            else:
+                parameter.add_(torch.rand(parameter.shape, generator=generator) * 0.5)
+    return real.eval()
 
 
 def spec_of(model: Model, method: str = "lowcomm") -> RunSpec:
-    tied = "true" if model.settings.model_dump()["tied"] else "false"
-    return parse_toml(
-        f'[run]\nname = "tea"\ndescription = "A run."\n[model]\ntied = {tied}\n'
-        f'[sync]\nmethod = "{method}"\n'
-    )
+    tables = {
+        "run": {"name": "tea", "description": "A run."},
+        "model": model.settings.model_dump(),
+        "sync": {"method": method},
+    }
+    return parse_toml(tomlkit.dumps(tables))
 
 
 def saved(folder: Path, model: Model, method: str = "lowcomm", shift: float = 0.0) -> Path:
@@ -92,7 +114,7 @@ def exported(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[M
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exported", [False, True], indirect=True, ids=["untied", "tied"])
+@pytest.mark.parametrize("exported", MODELS.values(), indirect=True, ids=MODELS)
 def test_transformers_computes_the_same_logits(exported: tuple[Model, Path]) -> None:
     from transformers import AutoModelForCausalLM
 
@@ -107,7 +129,7 @@ def test_transformers_computes_the_same_logits(exported: tuple[Model, Path]) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("exported", [False], indirect=True)
+@pytest.mark.parametrize("exported", [{}], indirect=True)
 def test_transformers_reads_text_byte_by_byte_and_writes_it_back(
     exported: tuple[Model, Path],
 ) -> None:
@@ -190,6 +212,35 @@ def test_the_readme_says_where_the_model_comes_from(tmp_path: Path) -> None:
     meta = CheckpointStore(run / "checkpoints").info(STEP).meta
     for told in ("# tea", "A run.", meta["run_id"], "1,234,567", "slow weights", '"method"'):
         assert told in card
+
+
+def test_llama_in_gguf_has_its_rows_in_the_order_of_llama_cpp(tmp_path: Path) -> None:
+    import gguf
+
+    model = trained(MODELS["llama3"])
+    run = saved(tmp_path / "run", model)
+    export_checkpoint(run, tmp_path / "out", Choices(Format.GGUF))
+    (file,) = (tmp_path / "out").glob("*.gguf")
+    tensors = {one.name: torch.tensor(one.data) for one in gguf.GGUFReader(file).tensors}
+    ours = dict(model.named_parameters())["blocks.0.attention.key.weight"].detach()
+    # Channels i and i + 8 of a head, which turn together, lie side by side.
+    assert torch.equal(tensors["blk.0.attn_k.weight"][:4], ours[[0, 8, 1, 9]])
+    assert torch.equal(
+        tensors["blk.0.attn_v.weight"][1],
+        dict(model.named_parameters())["blocks.0.attention.value.weight"][1],
+    )
+    assert tensors["rope_freqs.weight"].shape == (8,)
+    assert float(tensors["rope_freqs.weight"][-1]) == 8.0
+
+
+def test_gguf_names_biases(tmp_path: Path) -> None:
+    import gguf
+
+    export_checkpoint(
+        saved(tmp_path / "run", trained(MODELS["qwen2"])), tmp_path / "out", Choices(Format.GGUF)
+    )
+    (file,) = (tmp_path / "out").glob("*.gguf")
+    assert "blk.3.attn_v.bias" in {one.name for one in gguf.GGUFReader(file).tensors}
 
 
 @pytest.mark.parametrize("dtype", Dtype)

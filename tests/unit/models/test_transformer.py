@@ -29,6 +29,18 @@ SMALL = TransformerSettings(vocab=23, layers=2, width=16, heads=2, feed_forward=
 TIED = SMALL.model_copy(update={"tied": True})
 
 
+GROUPED = SMALL.model_copy(update={"heads": 4, "kv_heads": 2, "head_width": 6})
+LLAMA = GROUPED.model_copy(
+    update={"qk_norm": False, "rope_scaling": "llama3", "rope_original": 8, "tied": True}
+)
+QWEN2 = GROUPED.model_copy(update={"qk_norm": False, "qkv_bias": True, "head_width": 0})
+
+
+def turning(length: int) -> TransformerSettings:
+    """Settings with heads of eight channels and a base of 100."""
+    return TransformerSettings(context=length, width=32, heads=4, rope_base=100.0)
+
+
 def make_tokens(batch: int, length: int, vocab: int = SMALL.vocab, seed: int = 0) -> Tensor:
     return torch.randint(vocab, (batch, length), generator=torch.Generator().manual_seed(seed))
 
@@ -105,7 +117,7 @@ def test_the_order_of_earlier_tokens_matters() -> None:
 
 
 def test_the_rope_table_holds_the_angles_of_the_paper() -> None:
-    cosine, sine = rope_table(12, 8, 100.0)
+    cosine, sine = rope_table(turning(12))
     for position, pair in itertools.product(range(12), range(4)):
         angle = position * 100.0 ** (-2 * pair / 8)
         assert cosine[position, pair].item() == pytest.approx(math.cos(angle), abs=1e-6)
@@ -114,7 +126,7 @@ def test_the_rope_table_holds_the_angles_of_the_paper() -> None:
 
 def test_rotation_keeps_lengths_and_leaves_position_zero_alone() -> None:
     x = torch.randn(2, 12, 8, generator=torch.Generator().manual_seed(0))
-    turned = rotate(x, rope_table(12, 8, 100.0))
+    turned = rotate(x, rope_table(turning(12)))
     torch.testing.assert_close(turned.norm(dim=-1), x.norm(dim=-1))
     assert torch.equal(turned[:, 0], x[:, 0])
     assert (turned[:, 1:] - x[:, 1:]).abs().amax(dim=-1).min() > 0.01
@@ -123,7 +135,7 @@ def test_rotation_keeps_lengths_and_leaves_position_zero_alone() -> None:
 def test_how_well_query_and_key_match_depends_on_their_distance_alone() -> None:
     generator = torch.Generator().manual_seed(0)
     query, key = (torch.randn(8, generator=generator).expand(40, 8) for _ in range(2))
-    table = rope_table(40, 8, 100.0)
+    table = rope_table(turning(40))
     scores = rotate(query, table) @ rotate(key, table).T
     for distance in range(1, 20):
         diagonal = scores.diagonal(-distance)
@@ -152,8 +164,65 @@ def test_attention_does_not_depend_on_the_size_of_queries_and_keys() -> None:
     assert (model(tokens) - before).abs().max() > 1e-2, "but on the weight of their norm"
 
 
+def test_llama3_slows_low_frequencies_and_leaves_high_ones() -> None:
+    plain = TransformerSettings(context=64, width=128, heads=2, rope_base=10_000.0)
+    scaled = plain.model_copy(update={"rope_scaling": "llama3", "rope_original": 32})
+    angles = [torch.atan2(*rope_table(one).flip(0)[:, 1].double()) for one in (plain, scaled)]
+    slowed = angles[0] / angles[1]
+    assert float(slowed[0]) == pytest.approx(1.0), "32 / 2 pi = 5 turns are more than 4"
+    assert slowed[-20:].numpy() == pytest.approx(8.0, rel=1e-3), "far less than one turn"
+    assert bool((slowed[1:] >= slowed[:-1] - 1e-4).all())
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("settings", [GROUPED, LLAMA, QWEN2], ids=["grouped", "llama", "qwen2"])
+def test_a_cache_changes_nothing_for_other_shapes_of_attention(
+    settings: TransformerSettings,
+) -> None:
+    model, tokens = make_model(settings), make_tokens(1, 12)
+    whole, cache = model(tokens), model.new_cache()
+    assert cache.keys.shape[2:] == (2, 16, settings.head_width_used)
+    parts = [model(tokens[:, :5], cache), model(tokens[:, 5:6], cache), model(tokens[:, 6:], cache)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_heads_that_share_keys_compute_what_copied_keys_would() -> None:
+    shared = make_model(GROUPED)
+    copied = make_model(GROUPED.model_copy(update={"kv_heads": 4}))
+    state = shared.state_dict()
+    for name in [name for name in state if name.endswith(("key.weight", "value.weight"))]:
+        state[name] = state[name].view(2, 6, -1).repeat_interleave(2, 0).flatten(0, 1)
+    copied.load_state_dict(state, strict=False)
+    tokens = make_tokens(2, 16)
+    torch.testing.assert_close(shared(tokens), copied(tokens), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_biases_begin_at_zero_and_move_logits() -> None:
+    model, tokens = build_model(QWEN2, 0), make_tokens(1, 9)
+    before = model(tokens)
+    for block in model.blocks:
+        assert not block.attention.key.bias.any()
+        block.attention.value.bias.fill_(1.0)
+    assert (model(tokens) - before).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"kv_heads": 3}, "multiple of kv_heads = 3"),
+        ({"head_width": 7}, "head_width = 7 must be even"),
+        ({"rope_low": 4.0}, "rope_low = 4.0 must be less"),
+    ],
+)
+def test_shapes_that_do_not_fit_are_refused(wrong: dict[str, float], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        TransformerSettings.model_validate(wrong)
+
+
 def test_rms_norm_is_computed_in_fp32_and_given_back_as_it_came() -> None:
-    norm = RMSNorm(4)
+    norm = RMSNorm(4, 1e-6)
     x = torch.tensor([[300.0, -300.0, 300.0, 300.0]], dtype=torch.float16)
     assert norm(x).dtype == torch.float16
     torch.testing.assert_close(norm(x), torch.tensor([[1.0, -1.0, 1.0, 1.0]], dtype=torch.float16))

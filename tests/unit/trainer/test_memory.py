@@ -26,6 +26,8 @@ MODELS = [
     {},
     {"tied": True},
     {"layers": 2, "width": 128, "heads": 8, "feed_forward": 96, "context": 16, "vocab": 500},
+    {"heads": 8, "kv_heads": 2, "head_width": 12},
+    {"kv_heads": 2, "qk_norm": False, "qkv_bias": True},
 ]  # fmt: skip
 
 

@@ -1,8 +1,10 @@
 """The transformer as a family: how it is built, and what it takes of memory.
 
-W, F, H, V are width, feed_forward, heads and vocab. A layer keeps for the backward pass 15 W + 4 F
-+ 3 H + 2 values a token (``test_memory.py`` counts them): attention is torch's own, which keeps no
-matrix of context x context. The loss holds two copies of the logits beside the one that is kept.
+W is width, F feed_forward, V vocab; H query heads of Q channels in all, G heads of keys and values
+of K channels in all. A layer keeps for the backward pass 6 W + 3 Q + 2 K + 4 F + H + 2 values a
+token, and where queries and keys are normed 2 (Q + K) + H + G more (``test_memory.py`` counts
+them): attention is torch's own, which keeps no matrix of context x context. The loss holds two
+copies of the logits beside the one that is kept.
 """
 
 from collections import Counter
@@ -26,21 +28,33 @@ class TransformerFamily(Family):
         """See Family."""
         model = cast("TransformerSettings", settings)
         width, inner, layers, vocab = model.width, model.feed_forward, model.layers, model.vocab
+        head, heads, groups = model.head_width_used, model.heads, model.kv_heads_used
+        queries, keys = heads * head, groups * head
         matrices: Counter[tuple[int, int]] = Counter()
-        for shape, count in (((width, width), 4), ((inner, width), 2), ((width, inner), 1)):
+        for shape, count in (
+            ((queries, width), 1),
+            ((keys, width), 2),
+            ((width, queries), 1),
+            ((inner, width), 2),
+            ((width, inner), 1),
+        ):
             matrices[shape] += count * layers
         tables = (1 if model.tied else 2) * vocab * width
-        norms = width + layers * (2 * width + 2 * (width // model.heads))
-        layer = 15 * width + 4 * inner + 3 * model.heads + 2
+        norms = width + layers * 2 * (width + (head if model.qk_norm else 0))
+        biases = layers * (queries + 2 * keys) if model.qkv_bias else 0
+        layer = 6 * width + 3 * queries + 2 * keys + 4 * inner + heads + 2
+        if model.qk_norm:
+            layer += 2 * (queries + keys) + heads + groups
+        widest = 4 * width + 6 * queries + 4 * inner
         return Footprint(
             matrices=matrices,
-            others=tables + norms,
+            others=tables + norms + biases,
             kept=layers * layer + 3 * width + 3 + vocab,
-            passing=max(2 * vocab, 10 * width + 4 * inner),
-            evaluated=2 * vocab + 10 * width + 4 * inner,
+            passing=max(2 * vocab, widest),
+            evaluated=2 * vocab + widest,
         )
 
-    def huggingface(self, settings: ModelSettings) -> HuggingFaceForm:
+    def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:
         """See Family."""
         return huggingface_form(cast("TransformerSettings", settings))
 

@@ -1,15 +1,23 @@
-"""The transformer as `transformers` knows it: Qwen3, which is the same model under other names.
+"""The transformer as `transformers` knows it: Qwen 3, Qwen 2 or Llama, the same model under other
+names.
 
-Qwen3 turns channel pairs (i, i + width / 2) by the same angles, norms queries and keys by head, and
-has no biases. So an export renames tensors and writes a configuration; no value changes.
+All of them turn channel pairs (i, i + width / 2) by the same angles. Qwen 3 norms queries and keys
+by head, Qwen 2 has biases in their place, Llama neither; Mistral and SmolLM2 are Llamas. So an
+export renames tensors and writes a configuration; no value changes.
 """
 
 from typing import Any
 
 from lowcomm_node.models.base import HuggingFaceForm
-from lowcomm_node.models.transformer.model import NORM_EPSILON
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
+_TYPES = {(True, False): "qwen3", (False, True): "qwen2", (False, False): "llama"}
+"""``model_type`` by ``qk_norm`` and ``qkv_bias``."""
+_CLASSES = {
+    "qwen3": "Qwen3ForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "llama": "LlamaForCausalLM",
+}
 _OUTSIDE = {
     "embedding.weight": "model.embed_tokens.weight",
     "norm.weight": "model.norm.weight",
@@ -29,37 +37,70 @@ _IN_A_BLOCK = {
     "feed_forward.down": "mlp.down_proj",
 }
 
+_NORMS = ("attention.query_norm", "attention.key_norm")
+_BIASED = ("attention.query", "attention.key", "attention.value")
 
-def huggingface_form(settings: TransformerSettings) -> HuggingFaceForm:
-    """Configuration and names; a tied model has no ``lm_head``."""
+
+def huggingface_form(settings: TransformerSettings) -> HuggingFaceForm | None:
+    """Configuration and names; a tied model has no ``lm_head``.
+
+    None where queries and keys have both norms and biases, which no model there has.
+    """
+    kind = _TYPES.get((settings.qk_norm, settings.qkv_bias))
+    if kind is None:
+        return None
     names = dict(_OUTSIDE)
     if settings.tied:
         del names["head.weight"]
     for layer in range(settings.layers):
-        for ours, theirs in _IN_A_BLOCK.items():
-            names[f"blocks.{layer}.{ours}.weight"] = f"model.layers.{layer}.{theirs}.weight"
-    return HuggingFaceForm(_config(settings), names)
+        names |= _names_of_block(settings, layer)
+    return HuggingFaceForm(_config(settings, kind), names)
 
 
-def _config(settings: TransformerSettings) -> dict[str, Any]:
+def _names_of_block(settings: TransformerSettings, layer: int) -> dict[str, str]:
+    names: dict[str, str] = {}
+    for ours, theirs in _IN_A_BLOCK.items():
+        if ours in _NORMS and not settings.qk_norm:
+            continue
+        ends = ["weight", "bias"] if ours in _BIASED and settings.qkv_bias else ["weight"]
+        for end in ends:
+            names[f"blocks.{layer}.{ours}.{end}"] = f"model.layers.{layer}.{theirs}.{end}"
+    return names
+
+
+def _config(settings: TransformerSettings, kind: str) -> dict[str, Any]:
+    rope = _rope(settings)
     return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
+        "architectures": [_CLASSES[kind]],
+        "model_type": kind,
         "vocab_size": settings.vocab,
         "max_position_embeddings": settings.context,
         "hidden_size": settings.width,
         "intermediate_size": settings.feed_forward,
         "num_hidden_layers": settings.layers,
         "num_attention_heads": settings.heads,
-        "num_key_value_heads": settings.heads,
-        "head_dim": settings.width // settings.heads,
+        "num_key_value_heads": settings.kv_heads_used,
+        "head_dim": settings.head_width_used,
         "hidden_act": "silu",
         "attention_bias": False,
         "attention_dropout": 0.0,
-        "rms_norm_eps": NORM_EPSILON,
-        # transformers 5 reads rope_parameters, 4 and most other programs read rope_theta.
+        "rms_norm_eps": settings.norm_epsilon,
+        # transformers 5 reads rope_parameters; 4 and most other programs read the other two.
         "rope_theta": settings.rope_base,
-        "rope_parameters": {"rope_type": "default", "rope_theta": settings.rope_base},
+        "rope_scaling": rope if settings.rope_scaling != "none" else None,
+        "rope_parameters": {**rope, "rope_theta": settings.rope_base},
         "tie_word_embeddings": settings.tied,
         "use_cache": True,
+    }
+
+
+def _rope(settings: TransformerSettings) -> dict[str, Any]:
+    if settings.rope_scaling == "none":
+        return {"rope_type": "default"}
+    return {
+        "rope_type": "llama3",
+        "factor": settings.rope_factor,
+        "low_freq_factor": settings.rope_low,
+        "high_freq_factor": settings.rope_high,
+        "original_max_position_embeddings": settings.rope_original,
     }

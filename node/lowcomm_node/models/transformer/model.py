@@ -4,8 +4,9 @@
 
 Each half of a block reads a normed copy of the residual stream and adds to it. RMSNorm
 (1910.07467), rotary positions (2104.09864), normed queries and keys (2302.05442), SwiGLU
-(2002.05202); no biases, no dropout. From a demo of 230,000 parameters to several billion by
-settings alone.
+(2002.05202), no dropout. By settings alone it is a demo of 230,000 parameters or a Llama, Mistral
+or Qwen of several billion: grouped queries (2305.13245), biases of queries, keys and values, no
+norm of queries and keys, slowed frequencies.
 """
 
 import hashlib
@@ -24,7 +25,6 @@ from lowcomm_protocol.plan.fragments import Role
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
 INIT_STD = 0.02
-NORM_EPSILON = 1e-6
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
 _ROLES: dict[str, Role] = {"embedding": "embedding", "norm": "norm", "head": "head"}
 """What a tensor outside of the blocks is for, by the first part of its name."""
@@ -37,13 +37,8 @@ class KeyValueCache:
     """
 
     def __init__(self, settings: TransformerSettings, like: Tensor) -> None:
-        shape = (
-            settings.layers,
-            1,
-            settings.heads,
-            settings.context,
-            settings.width // settings.heads,
-        )
+        heads, width = settings.kv_heads_used, settings.head_width_used
+        shape = (settings.layers, 1, heads, settings.context, width)
         self.keys = like.new_empty(shape)
         self.values = like.new_empty(shape)
         self.length = 0
@@ -60,14 +55,15 @@ class KeyValueCache:
 
 
 class Linear(nn.Module):
-    """A matrix without bias. Unlike torch's own it leaves the global random state alone."""
+    """A matrix. Unlike torch's own it leaves the global random state alone."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(outputs, inputs))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight)
+        return F.linear(x, self.weight, self.bias)
 
 
 class RMSNorm(nn.Module):
@@ -76,14 +72,14 @@ class RMSNorm(nn.Module):
     Computed in fp32.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, epsilon: float) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(width))
+        self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x.float(), self.weight.shape, self.weight.float(), NORM_EPSILON).type_as(
-            x
-        )
+        normed = F.rms_norm(x.float(), self.weight.shape, self.weight.float(), self.epsilon)
+        return normed.type_as(x)
 
 
 class Attention(nn.Module):
@@ -94,24 +90,31 @@ class Attention(nn.Module):
 
     def __init__(self, settings: TransformerSettings, layer: int) -> None:
         super().__init__()
-        width = settings.width
+        width, head = settings.width, settings.head_width_used
+        queries, keys, bias = (
+            settings.heads * head,
+            settings.kv_heads_used * head,
+            settings.qkv_bias,
+        )
         self.layer = layer
-        self.heads = settings.heads
-        self.query = Linear(width, width)
-        self.key = Linear(width, width)
-        self.value = Linear(width, width)
-        self.output = Linear(width, width)
-        self.query_norm = RMSNorm(width // settings.heads)
-        self.key_norm = RMSNorm(width // settings.heads)
+        self.head_width = head
+        self.is_grouped = keys < queries
+        self.query = Linear(width, queries, bias=bias)
+        self.key = Linear(width, keys, bias=bias)
+        self.value = Linear(width, keys, bias=bias)
+        self.output = Linear(queries, width)
+        self.query_norm = RMSNorm(head, settings.norm_epsilon) if settings.qk_norm else None
+        self.key_norm = RMSNorm(head, settings.norm_epsilon) if settings.qk_norm else None
 
     def forward(self, x: Tensor, rope: Tensor, cache: KeyValueCache | None) -> Tensor:
-        batch, length, width = x.shape
+        batch, length, _ = x.shape
         query, key, value = (
-            projection(x).view(batch, length, self.heads, -1).transpose(1, 2)
+            projection(x).view(batch, length, -1, self.head_width).transpose(1, 2)
             for projection in (self.query, self.key, self.value)
         )
-        query = rotate(self.query_norm(query), rope)
-        key = rotate(self.key_norm(key), rope)
+        if self.query_norm is not None and self.key_norm is not None:
+            query, key = self.query_norm(query), self.key_norm(key)
+        query, key = rotate(query, rope), rotate(key, rope)
         if cache is not None:
             key, value = cache.extend(self.layer, key, value)
         past = key.shape[2] - length
@@ -123,9 +126,14 @@ class Attention(nn.Module):
             else None
         )
         mixed = F.scaled_dot_product_attention(
-            query, key, value, mask, is_causal=length > 1 and not past
+            query,
+            key,
+            value,
+            mask,
+            is_causal=length > 1 and not past,
+            enable_gqa=self.is_grouped,
         )
-        return self.output(mixed.transpose(1, 2).reshape(batch, length, width))
+        return self.output(mixed.transpose(1, 2).reshape(batch, length, -1))
 
 
 class FeedForward(nn.Module):
@@ -146,9 +154,9 @@ class Block(nn.Module):
 
     def __init__(self, settings: TransformerSettings, layer: int) -> None:
         super().__init__()
-        self.attention_norm = RMSNorm(settings.width)
+        self.attention_norm = RMSNorm(settings.width, settings.norm_epsilon)
         self.attention = Attention(settings, layer)
-        self.feed_forward_norm = RMSNorm(settings.width)
+        self.feed_forward_norm = RMSNorm(settings.width, settings.norm_epsilon)
         self.feed_forward = FeedForward(settings)
 
     def forward(self, x: Tensor, rope: Tensor, cache: KeyValueCache | None) -> Tensor:
@@ -169,11 +177,10 @@ class Transformer(Model):
             torch.empty(settings.vocab, settings.width), freeze=False
         )
         self.blocks = nn.ModuleList(Block(settings, layer) for layer in range(settings.layers))
-        self.norm = RMSNorm(settings.width)
+        self.norm = RMSNorm(settings.width, settings.norm_epsilon)
         # A tied head is no module: one matrix under one name is stored, counted and sent once.
         self.head = None if settings.tied else Linear(settings.width, settings.vocab)
-        table = rope_table(settings.context, settings.width // settings.heads, settings.rope_base)
-        self.register_buffer("rope", table, persistent=False)
+        self.register_buffer("rope", rope_table(settings), persistent=False)
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
         """Logits ``[batch, length, vocab]`` for tokens ``[batch, length]``, which continue the text
@@ -207,16 +214,30 @@ class Transformer(Model):
         return Place("block", int(block[1])) if block else Place(_ROLES[name.split(".")[0]])
 
 
-def rope_table(length: int, width: int, base: float) -> Tensor:
-    """Cosines and sines ``[2, length, width / 2]`` of the angles ``position * base ** (-2 i /
-    width)``, fp32."""
+def rope_table(settings: TransformerSettings) -> Tensor:
+    """Cosines and sines ``[2, context, head width / 2]`` of the angles ``position * frequency``,
+    fp32."""
+    length, width = settings.context, settings.head_width_used
     if (
         torch.get_default_device().type == "meta"
     ):  # nothing to compute, and its arange would import the whole compiler
         return torch.empty(2, length, width // 2)
-    frequency = base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
-    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequency
+    angle = torch.arange(length, dtype=torch.float64)[:, None] * frequencies(settings)
     return torch.stack((angle.cos(), angle.sin())).float()
+
+
+def frequencies(settings: TransformerSettings) -> Tensor:
+    """By how much each channel pair turns from one position to the next, ``[head width / 2]``,
+    fp64."""
+    width = settings.head_width_used
+    plain = settings.rope_base ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
+    if settings.rope_scaling == "none":
+        return plain
+    # Llama 3.1: low frequencies are divided by a factor, high ones stay, a blend lies between.
+    turns = settings.rope_original * plain / (2 * math.pi)
+    share = (turns - settings.rope_low) / (settings.rope_high - settings.rope_low)
+    kept = share.clamp(0.0, 1.0)
+    return plain * (kept + (1.0 - kept) / settings.rope_factor)
 
 
 def rotate(x: Tensor, rope: Tensor) -> Tensor:
