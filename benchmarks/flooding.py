@@ -35,6 +35,7 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.plan.matching import Offer
+from lowcomm_protocol.spec.names import codec_in_offer
 from lowcomm_protocol.spec.run import RunSpec, read_signed_run
 
 PATH = "/lowcomm.v1.Exchange/"
@@ -91,7 +92,7 @@ class Flood:
     def offer(self, plan: str = "00" * 32, swarm_step: int = 1) -> Offer:
         """What it claims to bring."""
         return Offer(
-            protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=plan, codec=self.spec.sync.codec, fragment=0,
+            protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=plan, codec=codec_in_offer(self.spec.sync.codec), fragment=0,
             stage=0, round=1, swarm_step=swarm_step, steps=20, tokens=1000, version=1, slow_digest=b"",
         )  # fmt: skip
 

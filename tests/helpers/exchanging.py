@@ -51,6 +51,7 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import write_record
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.plan.matching import Offer
+from lowcomm_protocol.spec.names import codec_in_offer
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
 INTERVAL, MIN_STEPS = 20, 5
@@ -257,7 +258,7 @@ class Puppet(Peer):
     def offer(self, **changes: Any) -> Offer:
         """What it brings."""
         offer = Offer(
-            protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=PLAN, codec=self.spec.sync.codec, fragment=0,
+            protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=PLAN, codec=codec_in_offer(self.spec.sync.codec), fragment=0,
             stage=0, round=1, swarm_step=INTERVAL, steps=INTERVAL, tokens=77, version=0, slow_digest=b"",
         )  # fmt: skip
         return replace(offer, **changes)

@@ -414,12 +414,60 @@ def step_of(code: int) -> np.float32:
     return F(F((1, 1.189207, 1.414214, 1.681793)[k % 4]) * F(2.0 ** (k // 4 - 40)))
 
 
+def inverse_of(code: int) -> np.float32:
+    return F(F(1) / step_of(code))
+
+
+def steps_in(value, code: int) -> np.float32:
+    """A value in steps, before it is rounded."""
+    return F(value * inverse_of(code))
+
+
+def key_of(place: int) -> int:
+    x = place * 0x9E3779B9 % 2**32
+    x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
+    return 2**30 + ((x ^ (x >> 13)) >> 1)
+
+
 def hash_of(number: int, points: list[int]) -> int:
+    keyed = [
+        (points[place] if place < len(points) else 0) % 2**32 ^ key_of(place)
+        for place in range(BLOCK)
+    ]
+    products = [one * other for one, other in zip(keyed[::2], keyed[1::2], strict=True)]
     value = number
-    for point in points:
-        value = (value ^ (point % 2**32)) * GOLDEN % WORD
+    for part in (sum(products), sum(one ^ (one >> 29) for one in products)):
+        value = (value ^ (part % WORD)) * GOLDEN % WORD
         value ^= value >> 29
     return value
+
+
+def groups_of(bits: int) -> tuple[int, int]:
+    """Rows of a group, and bytes of its words."""
+    rows = {3: 8, 4: 2, 6: 4, 8: 1}[bits]
+    return rows, rows * bits // 8
+
+
+def pack_rows(codes: list[int], bits: int) -> bytes:
+    stride, (rows, size) = -(-len(codes) // 8), groups_of(bits)
+    padded, out = [*codes, *[0] * (8 * stride - len(codes))], b""
+    for row in range(0, 8, rows):
+        words = [
+            sum(padded[(row + k) * stride + j] << (bits * k) for k in range(rows))
+            for j in range(stride)
+        ]
+        out += bytes((word >> (8 * k)) % 256 for k in range(size) for word in words)
+    return out
+
+
+def unpack_rows(data: bytes, bits: int, count: int) -> list[int]:
+    stride, (rows, size) = -(-count // 8), groups_of(bits)
+    codes = []
+    for row in range(8):
+        group = data[row // rows * size * stride :]
+        words = [sum(group[k * stride + j] << (8 * k) for k in range(size)) for j in range(stride)]
+        codes += [(word >> (row % rows * bits)) % 2**bits for word in words]
+    return codes[:count]
 
 
 def check_of(hashes: list[int]) -> bytes:
@@ -432,51 +480,48 @@ def check_of(hashes: list[int]) -> bytes:
 
 def encode_modulo(vector, ranges, bits: int) -> tuple[bytes, list]:
     """What travels, and what the others decode."""
-    header, body, hashes, decoded = b"", b"", [], []
+    out, hashes, decoded = b"", [], []
     for number, (block, range_) in enumerate(zip(blocks(vector), ranges, strict=True), 1):
         peak, wanted = max(abs(block)), F(range_ * F(4 / 2**bits))
-        fits = [c for c in range(1, 256) if step_of(c) >= max(wanted, F(peak / F(2.0**22)))]
+        fits = [c for c in range(1, 256) if step_of(c) >= max(wanted, F(peak / F(2.0**21)))]
         code = fits[0] if range_ >= 0 and fits else 0
         if code and step_of(code) > F(peak * F(2.0 ** (2 - bits))):
             code = 0
         if code:
-            points = [int(np.floor(F(F(value / step_of(code)) + F(0.5)))) for value in block]
+            points = [int(np.rint(steps_in(value, code))) for value in block]
             hashes.append(hash_of(number, points))
-            body += pack([point % 2**bits for point in points], bits)
+            body = pack_rows([point % 2**bits for point in points], bits)
             decoded += [F(F(point) * step_of(code)) for point in points]
         else:
             hashes.append(0)
-            body += encode_bf16(block)
-            decoded += decode_bf16(encode_bf16(block), len(block))
-        header += bytes([code]) + (hashes[-1] % 2**24).to_bytes(3, "little")
-    return header + body + check_of(hashes), decoded
+            body = encode_bf16(block)
+            decoded += decode_bf16(body, len(block))
+        out += bytes([code]) + (hashes[-1] % 2**24).to_bytes(3, "little") + body
+    return out + check_of(hashes), decoded
 
 
 def decode_modulo(data: bytes, own, bits: int) -> tuple[list, list[int]]:
     """Values, and the numbers of the blocks that wrapped, from 0."""
-    parts = blocks(own)
-    at, out, wrapped, hashes = 4 * len(parts), [], [], []
-    for number, block in enumerate(parts):
-        code, sent = (
-            data[4 * number],
-            int.from_bytes(data[4 * number + 1 : 4 * number + 4], "little"),
-        )
-        size = -(-len(block) * (bits if code else 16) // 8)
-        body, at = data[at : at + size], at + size
+    at, out, wrapped, hashes = 0, [], [], []
+    for number, block in enumerate(blocks(own)):
+        code, sent = data[at], int.from_bytes(data[at + 1 : at + 4], "little")
+        size = -(-len(block) // 8) * bits if code else 2 * len(block)
+        body, at = data[at + 4 : at + 4 + size], at + 4 + size
         if not code:
             hashes.append(0)
             out += decode_bf16(body, len(block))
             continue
         points, far = [], False
-        for value, rest in zip(block, unpack(body, bits, len(block)), strict=True):
-            near = int(np.floor(F(F(value / step_of(code)) + F(0.5))))
-            away = (rest - near) % 2**bits
-            points.append(near + away - (2**bits if away >= 2 ** (bits - 1) else 0))
-            far |= abs(near) >= 2**23
+        for value, rest in zip(block, unpack_rows(body, bits, len(block)), strict=True):
+            steps = steps_in(value, code)
+            near = int(np.rint(steps))
+            away = (rest - near + 2 ** (bits - 1)) % 2**bits - 2 ** (bits - 1)
+            points.append(near + away)
+            far |= abs(steps) >= 2**22
         hashes.append(hash_of(number + 1, points))
         if far or hashes[-1] % 2**24 != sent:
             wrapped.append(number)
         out += [F(F(point) * step_of(code)) for point in points]
     if not wrapped and check_of(hashes) != data[at:]:
-        wrapped = list(range(len(parts)))
+        wrapped = list(range(len(blocks(own))))
     return out, wrapped

@@ -26,6 +26,7 @@ from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.spec.names import codec_of_offer
 
 
 class GroupDriver(ExchangeDriver):
@@ -160,7 +161,7 @@ class GroupDriver(ExchangeDriver):
     # our contribution, and the end
 
     def _prepare(self) -> None:
-        coding = codec("fp32" if self.one.realign else self.one.offer.codec)
+        coding = codec("fp32" if self.one.realign else codec_of_offer(self.one.offer.codec))
         bounds = shard_bounds(self.station.ready.numels[self.fragment], len(self.one.members))
         self.sizes = tuple(coding.coded_size(stop - start) for start, stop in bounds)
 

@@ -122,6 +122,9 @@ class Codec(ABC):
 class FixedCodec(Codec):
     """A codec whose size follows from the number of values: ``coded_size(numel)`` bytes."""
 
+    in_blocks: ClassVar[bool] = False
+    """Whether the code of a vector is those of its pieces of whole blocks, one after the other."""
+
     def coded_size(self, numel: int) -> int:
         """Exact number of bytes for ``numel`` values. Raises `CodecError` for a negative number."""
         return self._size(self._counted(numel))

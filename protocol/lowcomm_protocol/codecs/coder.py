@@ -1,6 +1,7 @@
 """Coding of one fragment at one peer: a codec, and what it remembers from one exchange to the next.
 
     encode      own vector -> bytes; the vector becomes what the others will decode
+    encoding    the same in pieces, to send the first bytes while the rest is coded;  decoding  likewise
     decode      a member's bytes -> vector; which blocks have to be sent again (only codecs that decode next to our own)
     resend      the blocks that a member asks for, coarser and safe;  patch  takes them in at the other end
     commit      the exchange is applied: what it taught is kept;  without it nothing has happened
@@ -8,16 +9,36 @@
 One fragment is in one exchange at a time, so a coder holds at most one exchange's scratch.
 """
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from lowcomm_protocol.codecs.base import Codec, Vector
+from lowcomm_protocol.codecs.base import Codec, FixedCodec, Vector
+from lowcomm_protocol.codecs.pieces import pieces_of
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
 State = Mapping[str, npt.NDArray[np.float32]]
+
+
+class Decoding(ABC):
+    """Decodes one contribution while it comes."""
+
+    @abstractmethod
+    def take(self, data: memoryview) -> int:
+        """Decode what is new in ``data``, which holds all bytes that have come, from the first on.
+
+        Returns how many values are decoded by now. Raises `CodecError` for what no encoder writes.
+        """
+
+    @abstractmethod
+    def finish(self, data: memoryview) -> bytes:
+        """Decode the rest of the whole ``data``; a bitmap as `Coder.decode` returns it.
+
+        Raises `CodecError` if it is not a whole contribution.
+        """
 
 
 class Coder:
@@ -45,14 +66,36 @@ class Coder:
         """
         return np.zeros(-(-self.numel // BLOCK), dtype=np.float32)
 
-    def encode(self, vector: Vector, out: memoryview) -> int:
+    def encode(self, vector: Vector, out: memoryview, scratch: Vector | None = None) -> int:
         """Code into ``out``; bytes written.
 
-        ``vector`` becomes what others decode. Raises `CodecError` if not finite.
+        ``vector`` becomes what others decode. ``scratch``: a vector of ``numel`` values that the
+        coder may use until ``commit`` or ``forget``, in place of a new one. Raises `CodecError` if
+        not finite.
         """
-        size = self._codec.encode(vector, out[: self.max_size])
-        self._codec.decode(out[:size], vector)
-        return size
+        return max(self.encoding(vector, out, scratch))
+
+    def encoding(
+        self,
+        vector: Vector,
+        out: memoryview,
+        scratch: Vector | None = None,
+        piece: int | None = None,
+    ) -> Iterator[int]:
+        """Code as ``encode`` does, to the same bytes, ``piece`` values (whole blocks) at a time.
+
+        Yields after each piece how many bytes at the beginning of ``out`` are there to be sent, at
+        last all. Run it to its end.
+        """
+        codec, at = self._codec, 0
+        if not (isinstance(codec, FixedCodec) and codec.in_blocks):
+            piece = None
+        for start, stop in pieces_of(self.numel, piece):
+            part = vector[start:stop]
+            size = codec.encode(part, out[at : at + codec.most_size(stop - start)])
+            codec.decode(out[at : at + size], part)
+            at += size
+            yield at
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """Decode into ``out``; a bitmap of the blocks that must be sent again, empty if there are
@@ -62,6 +105,16 @@ class Coder:
         """
         self._codec.decode(data, out)
         return b""
+
+    def decoding(self, out: Vector) -> Decoding:
+        """Decode into ``out`` as ``decode`` does, while the bytes come.
+
+        What has been written to ``out`` holds only once all of it is finished.
+        """
+        codec = self._codec
+        if isinstance(codec, FixedCodec) and codec.in_blocks and out.size == self.numel:
+            return _BlockDecoding(codec, out)
+        return _WholeDecoding(self, out)
 
     def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
         """Write the blocks of this bitmap again.
@@ -108,3 +161,46 @@ class Coder:
             raise CodecError(
                 f"{self._codec.name}: remembers nothing, but was given {', '.join(state)}"
             )
+
+
+class _WholeDecoding(Decoding):
+    """Of a codec that decodes nothing before all of it is there."""
+
+    def __init__(self, one: Coder, out: Vector) -> None:
+        self._one = one
+        self._out = out
+
+    def take(self, data: memoryview) -> int:
+        """See Decoding."""
+        return 0
+
+    def finish(self, data: memoryview) -> bytes:
+        """See Decoding."""
+        return self._one.decode(data, self._out)
+
+
+class _BlockDecoding(Decoding):
+    """Of a codec whose blocks stand one after the other, each of the same size."""
+
+    def __init__(self, codec: FixedCodec, out: Vector) -> None:
+        self._codec = codec
+        self._out = out
+        self._done = 0
+
+    def take(self, data: memoryview) -> int:
+        """See Decoding."""
+        came = min(len(data) // self._codec.coded_size(BLOCK) * BLOCK, self._out.size)
+        if self._done < came < self._out.size:
+            self._decode(data, came)
+        return self._done
+
+    def finish(self, data: memoryview) -> bytes:
+        """See Decoding."""
+        self._decode(data, self._out.size)
+        return b""
+
+    def _decode(self, data: memoryview, stop: int) -> None:
+        at, end = self._codec.coded_size(self._done), self._codec.coded_size(stop)
+        whole = stop == self._out.size
+        self._codec.decode(data[at:] if whole else data[at:end], self._out[self._done : stop])
+        self._done = stop

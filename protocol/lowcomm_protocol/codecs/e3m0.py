@@ -44,6 +44,7 @@ class E3m0(FixedCodec):
     """About half a byte a value (132 bytes for 256)."""
 
     name = "e3m0"
+    in_blocks = True
 
     def _size(self, numel: int) -> int:
         return (numel + 1) // 2 + 4 * -(-numel // BLOCK)

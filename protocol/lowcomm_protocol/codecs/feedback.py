@@ -19,13 +19,14 @@ without feedback can be coded with it. An error that is not finite becomes 0.
 Source: Seide et al., 1-bit SGD, Interspeech 2014; Karimireddy et al., 1901.09847.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Vector
-from lowcomm_protocol.codecs.coder import Coder, State
+from lowcomm_protocol.codecs.coder import Coder, Decoding, State
 from lowcomm_protocol.codecs.kernels import kernel
+from lowcomm_protocol.codecs.pieces import scratch_for
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -168,19 +169,29 @@ class FeedbackCoder(Coder):
         """See Coder."""
         return self.inner.lattice_steps
 
-    def encode(self, vector: Vector, out: memoryview) -> int:
+    def encoding(
+        self,
+        vector: Vector,
+        out: memoryview,
+        scratch: Vector | None = None,
+        piece: int | None = None,
+    ) -> Iterator[int]:
         """See Coder."""
         self._drop()
         self._residual.add(vector, 0, self.numel)
-        wanted = vector.copy()
-        size = self.inner.encode(vector, out)
+        wanted = scratch_for("feedback", self.numel, scratch)
+        np.copyto(wanted, vector)
+        yield from self.inner.encoding(vector, out, piece=piece)
         self._wanted = wanted
         self._sent = vector
-        return size
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """See Coder."""
         return self.inner.decode(data, out)
+
+    def decoding(self, out: Vector) -> Decoding:
+        """See Coder."""
+        return self.inner.decoding(out)
 
     def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
         """See Coder."""

@@ -17,6 +17,7 @@ class Fp32(FixedCodec):
     """Four bytes a value, exact."""
 
     name = "fp32"
+    in_blocks = True
     is_exact = True
 
     def _size(self, numel: int) -> int:

@@ -42,6 +42,7 @@ class Int8(FixedCodec):
     """About one byte a value (260 bytes for 256)."""
 
     name = "int8"
+    in_blocks = True
 
     def _size(self, numel: int) -> int:
         return numel + 4 * -(-numel // BLOCK)

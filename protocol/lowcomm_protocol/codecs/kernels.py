@@ -103,7 +103,7 @@ def scale_holds(bits: Any, largest: Any) -> bool:
 
 
 @part
-def bf16_out(value: Any, out: Any, at: int) -> Any:
+def bf16_out(value: Any, out: Any, at: Any) -> Any:
     """Write a value as bf16, nearest even; the value that it stands for."""
     raw = np.float32(value).view(np.uint32)
     raw = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) & np.uint32(
@@ -114,7 +114,7 @@ def bf16_out(value: Any, out: Any, at: int) -> Any:
 
 
 @part
-def bf16_in(data: Any, at: int) -> Any:
+def bf16_in(data: Any, at: Any) -> Any:
     raw = (np.uint32(data[at]) | np.uint32(data[at + 1]) << np.uint32(8)) << np.uint32(16)
     return np.uint32(raw).view(np.float32)
 

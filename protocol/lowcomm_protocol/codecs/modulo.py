@@ -6,14 +6,19 @@ own value. So absolute values travel in few bits as long as the peers differ by 
 - 1)`` steps. Both ends know the sender's lattice points exactly, so both compute the same mean.
 Quantizing modulo a lattice goes back to Davies et al., 2002.09268.
 
-Layout, for B blocks of 256 values (the last may be shorter)::
+Layout, for blocks of 256 values (the last may be shorter), one after the other::
 
-    4 * B bytes     a block's header:  byte 0       step code c: 0, or step = 2**(c // 4 - 40) * 2**((c % 4) / 4), c - 1 for c
-                                       byte 1 .. 3  low 24 bits of the hash of its lattice points (0
-                                       for c = 0)
-    then per block  c > 0: its remainders, ``bits`` each, lowest bits first, padded with zeros to a
-    byte c = 0: its values as bf16, little-endian
-    8 bytes         check over the hashes of all blocks with c > 0, little-endian
+    byte 0          step code c: 0, or step = 2**(k // 4 - 40) * 2**((k % 4) / 4), k = c - 1
+    byte 1 .. 3     low 24 bits of the hash of its lattice points, little-endian; 0 for c = 0
+    then            c = 0: its values as bf16, little-endian
+                    c > 0: its remainders, in 8 rows of ceil(count / 8), padded with zeros
+    after all       8 bytes: check over the hashes of all blocks, little-endian
+
+Remainders of ``bits`` bits fill whole bytes in groups of g rows: g = 8, 2, 4, 1 for 3, 4, 6, 8
+bits. The remainders of a group that stand one below the other make a word, the first row in its
+lowest bits. A group is written byte by byte: the lowest bytes of all its words, then the next ones.
+So rows are read and written at once, as vectors. A block stands whole behind its header: blocks can
+be sent when they are coded, and decoded when they come.
 
 A block that wrapped (a hash that does not match) is asked for again and comes as bf16; the answer
 ends with the check over the other blocks. So the ends agree unless 64 bits collide. Steps come from
@@ -22,6 +27,7 @@ the range of differences that this peer has seen in a block: ``step = 2 * MARGIN
 bf16, which keeps a range that is too large from making itself larger.
 """
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -29,8 +35,9 @@ import numpy as np
 import numpy.typing as npt
 
 from lowcomm_protocol.codecs.base import Vector
-from lowcomm_protocol.codecs.coder import Coder, State
+from lowcomm_protocol.codecs.coder import Coder, Decoding, State
 from lowcomm_protocol.codecs.modulo_kernels import (
+    HEADER,
     MODULO_STEPS,
     modulo_check,
     modulo_decode,
@@ -40,6 +47,7 @@ from lowcomm_protocol.codecs.modulo_kernels import (
     modulo_resend,
     modulo_total,
 )
+from lowcomm_protocol.codecs.pieces import pieces_of, scratch_for
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -47,13 +55,14 @@ MARGIN = 2.0
 """How many times the range that was seen a step provides for."""
 DECAY = 0.8
 """How much of its range a block keeps after an exchange in which its peers were closer."""
-HEADER, TOTAL = 4, 8
+TOTAL = 8
+"""Bytes of the check over all blocks."""
 
 Flags = npt.NDArray[np.uint8]
 
 
 class ModuloCoder(Coder):
-    """Remembers the range of differences of each block; ``bits`` from 2 to 8."""
+    """Remembers the range of differences of each block; ``bits`` is 3, 4, 6 or 8."""
 
     def __init__(self, bits: int, numel: int) -> None:
         self.name = f"mod{bits}"
@@ -71,49 +80,132 @@ class ModuloCoder(Coder):
     @property
     def max_size(self) -> int:
         """See Coder."""
-        return HEADER * self._blocks + 2 * self.numel + TOTAL
+        return self._size(max)
 
     @property
     def min_size(self) -> int:
         """See Coder."""
-        return HEADER * self._blocks + self.numel * self.bits // 8 + TOTAL
+        return self._size(min)
+
+    def _size(self, chosen: Callable[[int, int], int]) -> int:
+        """Bytes with each block as bf16 or as remainders. A block of few values may be smaller as
+        bf16."""
+        whole, rest = divmod(self.numel, BLOCK)
+        bodies = whole * chosen(2 * BLOCK, BLOCK // 8 * self.bits)
+        bodies += chosen(2 * rest, -(-rest // 8) * self.bits)
+        return HEADER * self._blocks + bodies + TOTAL
 
     @property
     def lattice_steps(self) -> Vector:
         """See Coder."""
         return np.where(self._bad, np.float32(0.0), MODULO_STEPS[self._codes])
 
-    def encode(self, vector: Vector, out: memoryview) -> int:
+    def encoding(
+        self,
+        vector: Vector,
+        out: memoryview,
+        scratch: Vector | None = None,
+        piece: int | None = None,
+    ) -> Iterator[int]:
         """See Coder."""
         target = np.frombuffer(out, dtype=np.uint8)
         if target.size < self.max_size or vector.size != self.numel:
             raise CodecError(
                 f"{self.name}: {self.numel} values need a buffer of {self.max_size} bytes"
             )
-        self._own = vector.copy()
-        self._theirs = None
+        self._own = self._theirs = None
+        own = scratch_for(self.name, self.numel, scratch)
         wanted = self._ranges * np.float32(2.0 * MARGIN / (1 << self.bits))
-        size = modulo_encode(self._own, wanted, self.bits, target, vector, self._sent_hashes)
+        at = 0
+        for start, stop in pieces_of(self.numel, piece):
+            at += self._encode(start, vector[start:stop], wanted, own[start:stop], target[at:])
+            if stop < self.numel:
+                yield at
+        self._own = own
+        yield self._end(target, at, self._sent_hashes, np.zeros_like(self._bad))
+
+    def _encode(self, start: int, vector: Vector, wanted: Vector, own: Vector, out: Flags) -> int:
+        """Code a piece that begins with a block; its bytes."""
+        first, whole = start // BLOCK, vector.size // BLOCK
+        size = self._encode_blocks(first, vector, wanted[first : first + whole], BLOCK, own, out)
+        rest = vector.size % BLOCK
+        if rest:
+            padded, copied = np.zeros((2, BLOCK), dtype=np.float32)
+            padded[:rest], last = vector[-rest:], first + whole
+            size += self._encode_blocks(last, padded, wanted[last:], rest, copied, out[size:])
+            vector[-rest:], own[-rest:] = padded[:rest], copied[:rest]
+        return size
+
+    def _encode_blocks(
+        self, first: int, vector: Vector, wanted: Vector, count: int, own: Vector, out: Flags
+    ) -> int:
+        hashes = self._sent_hashes[first : first + wanted.size]
+        size = modulo_encode(vector, wanted, first, count, self.bits, own, out, hashes)
         if size < 0:
-            raise CodecError(f"{self.name}: block {-1 - size} is not finite: nothing is sent")
-        return self._end(target, size, self._sent_hashes, np.zeros_like(self._bad))
+            block = first - 1 - size
+            raise CodecError(f"{self.name}: block {block} is not finite: nothing is sent")
+        return size
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """See Coder."""
         own, coded = self._known(), np.frombuffer(data, dtype=np.uint8)
-        end = modulo_check(coded, self.numel, self.bits)
-        if end < 0 or coded.size != end + TOTAL or out.size != self.numel:
-            raise CodecError(
-                f"{self.name}: {coded.size} bytes are no fragment of {self.numel} values: drop "
-                "this peer"
-            )
+        blocks, end = modulo_check(coded, 0, self.numel, self.bits, self._codes)
+        if blocks != self._blocks or coded.size != end + TOTAL or out.size != self.numel:
+            raise self._no_fragment(coded.size)
         self._theirs = out
-        self._codes = coded[: HEADER * self._blocks : HEADER].copy()
-        wrapped = modulo_decode(coded, own, self.bits, out, self._hashes, self._bad)
-        if not wrapped and self._total(self._hashes, self._bad) != bytes(coded[end:]):
+        self._decode(0, blocks, coded, own, out)
+        return self._wrapped(coded[end:])
+
+    def decoding(self, out: Vector) -> Decoding:
+        """See Coder."""
+        own = self._known()
+        if out.size != self.numel:
+            raise self._no_fragment(0)
+        self._theirs = out
+        return _ModuloDecoding(self, own, out)
+
+    def decode_blocks(self, first: int, data: Flags, own: Vector, out: Vector) -> tuple[int, int]:
+        """Decode what ``data`` holds whole of the blocks from ``first`` on; their number and
+        bytes."""
+        blocks, size = modulo_check(data, first, self.numel, self.bits, self._codes)
+        if blocks < 0:
+            raise self._no_fragment(data.size)
+        if blocks:
+            self._decode(first, blocks, data, own, out)
+        return blocks, size
+
+    def finish(self, end: Flags) -> bytes:
+        """The blocks that must come again, by the check behind all blocks."""
+        if end.size != TOTAL:
+            raise self._no_fragment(end.size)
+        return self._wrapped(end)
+
+    def _decode(self, first: int, blocks: int, data: Flags, own: Vector, out: Vector) -> None:
+        whole = min(first + blocks, self.numel // BLOCK)
+        values = slice(first * BLOCK, whole * BLOCK)
+        size = self._decode_blocks(first, whole, data, BLOCK, own[values], out[values])
+        if whole < first + blocks:
+            rest = self.numel % BLOCK
+            padded, decoded = np.zeros((2, BLOCK), dtype=np.float32)
+            padded[:rest] = own[-rest:]
+            self._decode_blocks(whole, whole + 1, data[size:], rest, padded, decoded)
+            out[-rest:] = decoded[:rest]
+
+    def _decode_blocks(
+        self, first: int, stop: int, data: Flags, count: int, own: Vector, out: Vector
+    ) -> int:
+        hashes, bad = self._hashes[first:stop], self._bad[first:stop]
+        return modulo_decode(data, own, first, count, self.bits, out, hashes, bad)
+
+    def _wrapped(self, end: Flags) -> bytes:
+        if not self._bad.any() and self._total(self._hashes, self._bad) != bytes(end):
             self._bad[:] = 1  # two errors that cancel: very rare, so everything comes again
-            wrapped = self._blocks
-        return np.packbits(self._bad).tobytes() if wrapped else b""
+        return np.packbits(self._bad).tobytes() if self._bad.any() else b""
+
+    def _no_fragment(self, size: int) -> CodecError:
+        return CodecError(
+            f"{self.name}: {size} bytes are no fragment of {self.numel} values: drop this peer"
+        )
 
     def resent_size(self, blocks: bytes) -> int:
         """See Coder."""
@@ -203,6 +295,24 @@ class ModuloCoder(Coder):
 
     def _total(self, hashes: Any, bad: Flags) -> bytes:
         return int(modulo_total(hashes, bad)).to_bytes(TOTAL, "little")
+
+
+class _ModuloDecoding(Decoding):
+    def __init__(self, one: ModuloCoder, own: Vector, out: Vector) -> None:
+        self._one, self._own, self._out = one, own, out
+        self._blocks = self._at = 0
+
+    def take(self, data: memoryview) -> int:
+        """See Decoding."""
+        came = np.frombuffer(data, dtype=np.uint8)[self._at :]
+        blocks, size = self._one.decode_blocks(self._blocks, came, self._own, self._out)
+        self._blocks, self._at = self._blocks + blocks, self._at + size
+        return min(self._one.numel, self._blocks * BLOCK)
+
+    def finish(self, data: memoryview) -> bytes:
+        """See Decoding."""
+        self.take(data)
+        return self._one.finish(np.frombuffer(data, dtype=np.uint8)[self._at :])
 
 
 MOD3, MOD4, MOD6, MOD8 = (partial(ModuloCoder, bits) for bits in (3, 4, 6, 8))

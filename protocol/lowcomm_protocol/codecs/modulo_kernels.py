@@ -1,6 +1,11 @@
 """The compiled loops of the modulo codecs (modulo.py).
 
 Apart from it, so that the fuzzer can instrument that file.
+
+Loops over a block have 256 turns, one statement of arithmetic for all values and indices without a
+sign: LLVM vectorizes them then (it does not where an index might count from the end). A vector's
+last block, if it is shorter, comes as 256 values with zeros behind it, and ``count`` says how many
+there are. Sums of hashes are sums of integers, so any width of vectors gives the same bits.
 """
 
 from typing import Any
@@ -8,180 +13,283 @@ from typing import Any
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, Vector
-from lowcomm_protocol.codecs.kernels import bf16_in, bf16_out, kernel, part, peak_of
+from lowcomm_protocol.codecs.kernels import MAGNITUDE, bf16_in, bf16_out, kernel, part
 from lowcomm_protocol.spec.names import BLOCK
 
+HEADER = 4
+"""Bytes before each block."""
+
+_QUARTERS = np.array([1.0, 1.189207, 1.414214, 1.681793], dtype=np.float32)
+_MANTISSAS = _QUARTERS.view(np.uint32) & np.uint32(0x007FFFFF)
+
 MODULO_STEPS = np.array(
-    [0.0]
-    + [
-        np.float32(m) * np.float32(2.0) ** (i - 40)
-        for i in range(64)
-        for m in (1.0, 1.189207, 1.414214, 1.681793)
-    ],
+    [0.0] + [m * np.float32(2.0) ** (i - 40) for i in range(64) for m in _QUARTERS],
     dtype=np.float32,
 )[:256]
 """Step of each code: a quarter of an octave apart, from 2**-40 on; code 0 marks a block in bf16."""
 
+_INVERSES = np.append(np.float32(0.0), np.float32(1.0) / MODULO_STEPS[1:])
+
 BF16_OVERFLOW = np.uint32(0x7F7F8000)
 """Bits of the smallest value that bf16 rounds to infinity."""
 
-MODULO_FAR = np.float32(2.0**22)
-"""Lattice points are counted in int32 and must be exact in float32."""
+MODULO_FAR = np.float32(2.0**21)
+"""The largest value that is coded, in steps."""
+
+_TOO_FAR = np.float32(2.0**22).view(np.uint32)
+"""Bits of the number of steps from which on `_nearest` does not hold."""
+
+_NEAREST = np.float32(1.5 * 2.0**23)
+_NEAREST_BITS = np.int32(_NEAREST.view(np.int32))
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_LOW = np.uint64(0xFFFFFFFF)
+_ROWS = np.uint64(8)
+_GROUPS = np.array([0, 0, 4, 8, 2, 0, 4, 0, 1], dtype=np.uint64)
+"""By bits a value: how many fill whole bytes together."""
+
+
+def _keys() -> Any:
+    """Numbers from 2**30 to 3 * 2**30, one for each place in a block."""
+    mixed = np.arange(BLOCK, dtype=np.uint64) * np.uint64(0x9E3779B9) & _LOW
+    mixed = (mixed ^ (mixed >> np.uint64(16))) * np.uint64(0x85EBCA6B) & _LOW
+    mixed ^= mixed >> np.uint64(13)
+    return (np.uint64(1 << 30) + (mixed >> np.uint64(1))).astype(np.uint32)
+
+
+_KEY_PAIRS = _keys().view(np.uint64)
 
 
 @part
 def _modulo_code(wanted: Any) -> Any:
     """The code of the smallest step that is at least ``wanted``; 0 if there is none."""
-    low, high = 1, 256
-    while low < high:
-        middle = (low + high) // 2
-        if MODULO_STEPS[middle] >= wanted:
-            high = middle
-        else:
-            low = middle + 1
-    return low if low < 256 else 0
+    bits = np.int64(np.float32(wanted).view(np.uint32))
+    code, mantissa = 4 * ((bits >> 23) - 127 + 40) + 1, bits & 0x007FFFFF
+    for quarter in range(4):
+        code += mantissa > _MANTISSAS[quarter]
+    return max(code, 1) if code < 256 else 0
+
+
+@part
+def _nearest(steps: Any) -> Any:
+    """The nearest integer, ties to even, of a float32 within 2**22: added to a number whose last
+    bit stands for 1, it is rounded to it."""
+    return np.float32(np.float32(steps) + _NEAREST).view(np.int32) - _NEAREST_BITS
+
+
+@part
+def _hash(pairs: Any, number: Any) -> Any:
+    """64 bits over the points of a block, two in each of ``pairs``, and over its number.
+
+    A key is neither near 0 nor near 2**32, so neither is its exclusive or with a point: no factor
+    is ever 0, and one point that differs changes the sum of the products. The second sum sees what
+    cancels in the first.
+    """
+    products, folded = np.uint64(0), np.uint64(0)
+    for j in range(np.uint64(BLOCK // 2)):
+        keyed = pairs[j] ^ _KEY_PAIRS[j]
+        product = (keyed & _LOW) * (keyed >> np.uint64(32))
+        products += product
+        folded += product ^ (product >> np.uint64(29))
+    return _mixed(_mixed(np.uint64(number), products), folded)
 
 
 @part
 def _mixed(hash_: Any, value: Any) -> Any:
-    """One more lattice point into a block's 64-bit hash."""
-    hash_ = (hash_ ^ np.uint64(np.uint32(value))) * np.uint64(0x9E3779B97F4A7C15)
+    hash_ = (hash_ ^ value) * _GOLDEN
     return hash_ ^ (hash_ >> np.uint64(29))
 
 
 @part
+def _pack(points: Any, stride: Any, bits: Any, words: Any, out: Any, at: Any) -> None:
+    """Write the remainders of 8 rows of ``stride`` points; see modulo.py."""
+    group, mask = _GROUPS[bits], np.uint32((1 << bits) - 1)
+    row = np.uint64(0)
+    while row < _ROWS:
+        words[:] = np.uint32(0)
+        for k in range(group):
+            begin, shift = (row + k) * stride, np.uint32(k * np.uint64(bits))
+            for j in range(stride):
+                words[j] |= (np.uint32(points[begin + j]) & mask) << shift
+        for k in range(group * np.uint64(bits) // np.uint64(8)):
+            shift = np.uint32(np.uint64(8) * k)
+            for j in range(stride):
+                out[at + j] = np.uint8(words[j] >> shift)
+            at += stride
+        row += group
+
+
+@part
+def _unpack(data: Any, at: Any, stride: Any, bits: Any, words: Any, codes: Any) -> None:
+    """Read what `_pack` writes."""
+    group, mask = _GROUPS[bits], np.uint32((1 << bits) - 1)
+    row = np.uint64(0)
+    while row < _ROWS:
+        words[:] = np.uint32(0)
+        for k in range(group * np.uint64(bits) // np.uint64(8)):
+            shift = np.uint32(np.uint64(8) * k)
+            for j in range(stride):
+                words[j] |= np.uint32(data[at + j]) << shift
+            at += stride
+        for k in range(group):
+            begin, shift = (row + k) * stride, np.uint32(k * np.uint64(bits))
+            for j in range(stride):
+                codes[begin + j] = np.int32((words[j] >> shift) & mask)
+        row += group
+
+
+@part
 def _modulo_bytes(code: Any, count: int, bits: int) -> int:
-    return 2 * count if code == 0 else (count * bits + 7) // 8
+    return 2 * count if code == 0 else (count + 7) // 8 * bits
 
 
 @kernel
 def modulo_encode(
-    values: Vector, wanted: Vector, bits: int, out: Bytes, decoded: Vector, hashes: Any
-) -> int:
-    """Code all blocks with steps of at least ``wanted`` (below 0: none is known); bytes, or -1 -
-    block if not finite.
+    vector: Vector,
+    wanted: Vector,
+    first: int,
+    count: int,
+    bits: int,
+    own: Vector,
+    out: Bytes,
+    hashes: Any,
+) -> Any:
+    """Code blocks of 256 values, from the one with the number ``first`` on, with steps of at least
+    ``wanted`` (below 0: none is known); bytes, or -1 - block if one is not finite.
 
-    ``decoded`` gets what the others will decode, ``hashes`` the hash of each block's lattice
-    points, 0 for bf16.
+    ``own`` gets a copy of ``vector``, which becomes what the others will decode; ``hashes`` the
+    hash of each block's lattice points, 0 for bf16.
     """
-    patterns = values.view(np.uint32)
-    blocks = (values.size + BLOCK - 1) // BLOCK
-    mask = np.uint32((1 << bits) - 1)
-    at = 4 * blocks
-    for block in range(blocks):
-        start, stop = block * BLOCK, min(values.size, (block + 1) * BLOCK)
-        peak_bits = np.uint32(peak_of(patterns, start, stop))
+    patterns = own.view(np.uint32)
+    points, words = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK // 8, dtype=np.uint32)
+    pairs, stride = points.view(np.uint64), np.uint64((count + 7) // 8)
+    at = np.uint64(0)
+    for block in range(np.uint64(wanted.size)):
+        start = block * np.uint64(BLOCK)
+        peak_bits = np.uint32(0)
+        for i in range(np.uint64(BLOCK)):
+            own[start + i] = vector[start + i]
+        for i in range(np.uint64(BLOCK)):
+            peak_bits = max(peak_bits, patterns[start + i] & MAGNITUDE)
         if peak_bits >= BF16_OVERFLOW:
-            return -1 - block
-        peak = peak_bits.view(np.float32)
+            return -1 - np.int64(block)
+        peak = np.uint32(peak_bits).view(np.float32)
         code = 0
         if wanted[block] >= 0:
             code = _modulo_code(max(wanted[block], peak / MODULO_FAR))
             if MODULO_STEPS[code] > peak * np.float32(2.0 ** (2 - bits)):
                 code = 0  # the peers differ by what they are: bf16 stops that from growing
-        hash_ = np.uint64(0)
+        body, hash_ = at + np.uint64(HEADER), np.uint64(0)
         if code == 0:
-            for i in range(start, stop):
-                decoded[i] = bf16_out(values[i], out, at)
-                at += 2
+            for i in range(np.uint64(count)):
+                vector[start + i] = bf16_out(own[start + i], out, np.int64(body + np.uint64(2) * i))
         else:
-            hash_ = np.uint64(block + 1)
-            step = MODULO_STEPS[code]
-            waiting, held = np.uint32(0), 0
-            for i in range(start, stop):
-                point = np.int32(np.floor(values[i] / step + np.float32(0.5)))
-                decoded[i] = np.float32(point) * step
-                hash_ = _mixed(hash_, point)
-                waiting |= (np.uint32(point) & mask) << np.uint32(held)
-                held += bits
-                while held >= 8:
-                    out[at] = np.uint8(waiting & np.uint32(0xFF))
-                    at += 1
-                    waiting >>= np.uint32(8)
-                    held -= 8
-            if held > 0:
-                out[at] = np.uint8(waiting & np.uint32(0xFF))
-                at += 1
+            step, inverse = MODULO_STEPS[code], _INVERSES[code]
+            for i in range(np.uint64(BLOCK)):
+                point = _nearest(own[start + i] * inverse)
+                points[i] = point
+                vector[start + i] = np.float32(point) * step
+            hash_ = _hash(pairs, first + np.int64(block) + 1)
+            _pack(points, stride, bits, words, out, body)
         hashes[block] = hash_
-        out[4 * block] = code
-        for k in range(3):
-            out[4 * block + 1 + k] = np.uint8((hash_ >> np.uint64(8 * k)) & np.uint64(0xFF))
-    return at
+        out[at] = code
+        for k in range(np.uint64(3)):
+            out[at + np.uint64(1) + k] = np.uint8(hash_ >> np.uint64(8) * k)
+        at = body + np.uint64(_modulo_bytes(code, count, bits))
+    return np.int64(at)
+
+
+@part
+def _remainder(data: Any, at: int, stride: int, bits: int, place: int) -> int:
+    """One of those that `_pack` writes."""
+    group, row = int(_GROUPS[bits]), place // stride
+    at += row // group * (group * bits // 8) * stride + place % stride
+    word = 0
+    for k in range(group * bits // 8):
+        word |= int(data[at + k * stride]) << 8 * k
+    return (word >> row % group * bits) & ((1 << bits) - 1)
 
 
 @kernel
-def modulo_check(data: Bytes, numel: int, bits: int) -> int:
-    """Bytes of the header and all blocks, or -1 if the data is shorter or holds what no encoder
-    writes."""
-    blocks = (numel + BLOCK - 1) // BLOCK
-    at = 4 * blocks
-    if data.size < at:
-        return -1
-    for block in range(blocks):
-        count = min(numel - block * BLOCK, BLOCK)
-        size = _modulo_bytes(data[4 * block], count, bits)
-        if at + size > data.size:
-            return -1
-        if data[4 * block] == 0:
-            for i in range(at + 1, at + size, 2):
-                if (data[i] & 0x7F) == 0x7F and data[i - 1] & 0x80:
-                    return -1
-            if data[4 * block + 1] | data[4 * block + 2] | data[4 * block + 3]:
-                return -1
-        elif count * bits % 8 and data[at + size - 1] >> (count * bits % 8):
-            return -1
-        at += size
-    return at
+def modulo_check(data: Bytes, first: int, numel: int, bits: int, codes: Any) -> tuple[int, int]:
+    """How many blocks of a vector of ``numel`` values ``data`` holds whole, from the one with the
+    number ``first`` on, and in how many bytes; -1 and the block if one holds what no encoder
+    writes.
 
-
-@kernel
-def modulo_decode(data: Bytes, own: Vector, bits: int, out: Vector, hashes: Any, bad: Any) -> int:
-    """Decode data that `modulo_check` has passed, each block next to ``own``.
-
-    Returns how many blocks wrapped; ``bad`` marks them.
+    ``codes`` gets their step codes.
     """
-    blocks = (own.size + BLOCK - 1) // BLOCK
-    size, half = np.int32(1 << bits), np.int32(1 << (bits - 1))
-    mask = np.uint32(size - 1)
-    at, wrapped = 4 * blocks, 0
-    for block in range(blocks):
-        start, stop = block * BLOCK, min(own.size, (block + 1) * BLOCK)
+    at = 0
+    for block in range(first, (numel + BLOCK - 1) // BLOCK):
+        count, body = min(numel - block * BLOCK, BLOCK), at + HEADER
+        if body > data.size:
+            return block - first, at
+        end = body + _modulo_bytes(data[at], count, bits)
+        if end > data.size:
+            return block - first, at
+        if data[at] == 0:
+            if data[at + 1] | data[at + 2] | data[at + 3]:
+                return -1, block
+            for i in range(body + 1, end, 2):
+                if (data[i] & 0x7F) == 0x7F and data[i - 1] & 0x80:
+                    return -1, block
+        else:
+            stride = (count + 7) // 8
+            for place in range(count, 8 * stride):
+                if _remainder(data, body, stride, bits, place):
+                    return -1, block
+        codes[block] = data[at]
+        at = end
+    return (numel + BLOCK - 1) // BLOCK - first, at
+
+
+@kernel
+def modulo_decode(
+    data: Bytes,
+    own: Vector,
+    first: int,
+    count: int,
+    bits: int,
+    out: Vector,
+    hashes: Any,
+    bad: Any,
+) -> Any:
+    """Decode blocks that `modulo_check` has passed, each next to 256 values of ``own``; the bytes
+    read.
+
+    ``bad`` marks the blocks that wrapped.
+    """
+    points, codes = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK, dtype=np.int32)
+    words = np.zeros(BLOCK // 8, dtype=np.uint32)
+    pairs, stride = points.view(np.uint64), np.uint64((count + 7) // 8)
+    half, mask = np.int32(1 << (bits - 1)), np.int32((1 << bits) - 1)
+    at = np.uint64(0)
+    for block in range(np.uint64(bad.size)):
+        start, body = block * np.uint64(BLOCK), at + np.uint64(HEADER)
+        code = data[at]
         bad[block] = 0
         hashes[block] = np.uint64(0)
-        if data[4 * block] == 0:
-            for i in range(start, stop):
-                out[i] = bf16_in(data, at)
-                at += 2
-            continue
-        step = MODULO_STEPS[data[4 * block]]
-        end = at + _modulo_bytes(data[4 * block], stop - start, bits)
-        hash_, waiting, held, far = np.uint64(block + 1), np.uint32(0), 0, False
-        for i in range(start, stop):
-            while held < bits:
-                waiting |= np.uint32(data[at]) << np.uint32(held)
-                at += 1
-                held += 8
-            code = np.int32(waiting & mask)
-            waiting >>= np.uint32(bits)
-            held -= bits
-            place = np.floor(own[i] / step + np.float32(0.5))
-            far |= not abs(place) < MODULO_FAR + MODULO_FAR
-            near = np.int32(max(-MODULO_FAR - MODULO_FAR, min(MODULO_FAR + MODULO_FAR, place)))
-            apart = (code - near) & np.int32(mask)
-            if apart >= half:
-                apart -= size
-            point = near + apart
-            out[i] = np.float32(point) * step
-            hash_ = _mixed(hash_, point)
-        at = end
-        hashes[block] = hash_
-        sent = np.uint64(0)
-        for k in range(3):
-            sent |= np.uint64(data[4 * block + 1 + k]) << np.uint64(8 * k)
-        if far or (hash_ & np.uint64(0xFFFFFF)) != sent:
-            bad[block] = 1
-            wrapped += 1
-    return wrapped
+        if code == 0:
+            for i in range(np.uint64(count)):
+                out[start + i] = bf16_in(data, np.int64(body + np.uint64(2) * i))
+        else:
+            step, inverse = MODULO_STEPS[code], _INVERSES[code]
+            _unpack(data, body, stride, bits, words, codes)
+            far = np.uint32(0)
+            for i in range(np.uint64(BLOCK)):
+                steps = np.float32(own[start + i] * inverse)
+                far = max(far, np.float32(steps).view(np.uint32) & MAGNITUDE)
+                near = _nearest(steps)
+                point = near + ((codes[i] - near + half) & mask) - half
+                points[i] = point
+                out[start + i] = np.float32(np.int32(point)) * step
+            hash_ = _hash(pairs, first + np.int64(block) + 1)
+            hashes[block] = hash_
+            sent = np.uint64(0)
+            for k in range(np.uint64(3)):
+                sent |= np.uint64(data[at + np.uint64(1) + k]) << np.uint64(8) * k
+            bad[block] = far >= _TOO_FAR or (hash_ & np.uint64(0xFFFFFF)) != sent
+        at = body + np.uint64(_modulo_bytes(code, count, bits))
+    return np.int64(at)
 
 
 @kernel
@@ -190,7 +298,7 @@ def modulo_total(hashes: Any, bad: Any) -> Any:
     total = np.uint64(1)
     for block in range(hashes.size):
         if not bad[block]:
-            total = (total ^ hashes[block]) * np.uint64(0x9E3779B97F4A7C15)
+            total = (total ^ hashes[block]) * _GOLDEN
             total ^= total >> np.uint64(32)
     return total
 
@@ -227,8 +335,11 @@ def modulo_patch(data: Bytes, bad: Any, out: Vector) -> int:
 @kernel
 def modulo_ranges(own: Vector, theirs: Vector, decay: Any, ranges: Vector) -> None:
     """Move each block's range to what was seen now, or slowly down to it."""
-    for block in range(ranges.size):
-        seen = np.float32(0.0)
-        for i in range(block * BLOCK, min(own.size, (block + 1) * BLOCK)):
-            seen = max(seen, abs(own[i] - theirs[i]))
-        ranges[block] = max(seen, ranges[block] * np.float32(decay), np.float32(2.0**-60))
+    for block in range(np.uint64(ranges.size)):
+        start = block * np.uint64(BLOCK)
+        seen = np.uint32(0)
+        for i in range(start, min(np.uint64(own.size), start + np.uint64(BLOCK))):
+            apart = np.float32(own[i] - theirs[i])
+            seen = max(seen, np.float32(apart).view(np.uint32) & MAGNITUDE)
+        largest = np.uint32(seen).view(np.float32)
+        ranges[block] = max(largest, ranges[block] * np.float32(decay), np.float32(2.0**-60))

@@ -43,6 +43,7 @@ class Q1(FixedCodec):
     """About an eighth of a byte a value (34 bytes for 256)."""
 
     name = "q1"
+    in_blocks = True
 
     def _size(self, numel: int) -> int:
         return (numel + 7) // 8 + 2 * -(-numel // BLOCK)

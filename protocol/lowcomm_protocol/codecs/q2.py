@@ -56,6 +56,7 @@ class Q2(FixedCodec):
     """About a quarter of a byte a value (66 bytes for 256)."""
 
     name = "q2"
+    in_blocks = True
 
     def _size(self, numel: int) -> int:
         return (numel + 3) // 4 + 2 * -(-numel // BLOCK)

@@ -5,6 +5,7 @@ from lowcomm_protocol.exchange.events import Merged, Stepped, Surroundings, Trai
 from lowcomm_protocol.plan.clock import is_supported, largest_jump
 from lowcomm_protocol.plan.matching import Offer
 from lowcomm_protocol.plan.schedule import SyncSchedule
+from lowcomm_protocol.spec.names import codec_in_offer
 from lowcomm_protocol.spec.run import RunSpec
 
 
@@ -57,7 +58,7 @@ class Position:
             protocol=PROTOCOL_VERSION,
             run_id=self._run_id,
             plan=self.ready.plan,
-            codec=self._sync.codec,
+            codec=codec_in_offer(self._sync.codec),
             fragment=fragment,
             stage=0,
             round=number,

@@ -26,6 +26,8 @@ class CodecEntry:
     differences."""
     only_in_pairs: str = ""
     """Why groups can't use it; empty where they can."""
+    version: int = 1
+    """Goes up when its bytes change. Peers of different versions refuse each other's offers."""
 
 
 _CODECS = "lowcomm_protocol.codecs."
@@ -38,12 +40,26 @@ CODECS: Table[CodecEntry] = Table(
         "e3m0": CodecEntry(_CODECS + "e3m0:CODEC", coarse=True),
         "q2": CodecEntry(_CODECS + "q2:CODEC", coarse=True),
         "q1": CodecEntry(_CODECS + "q1:CODEC", coarse=True),
-        "mod3": CodecEntry(_CODECS + "modulo:MOD3", only_in_pairs=NEXT_TO_OWN),
-        "mod4": CodecEntry(_CODECS + "modulo:MOD4", only_in_pairs=NEXT_TO_OWN),
-        "mod6": CodecEntry(_CODECS + "modulo:MOD6", only_in_pairs=NEXT_TO_OWN),
-        "mod8": CodecEntry(_CODECS + "modulo:MOD8", only_in_pairs=NEXT_TO_OWN),
+        "mod3": CodecEntry(_CODECS + "modulo:MOD3", only_in_pairs=NEXT_TO_OWN, version=2),
+        "mod4": CodecEntry(_CODECS + "modulo:MOD4", only_in_pairs=NEXT_TO_OWN, version=2),
+        "mod6": CodecEntry(_CODECS + "modulo:MOD6", only_in_pairs=NEXT_TO_OWN, version=2),
+        "mod8": CodecEntry(_CODECS + "modulo:MOD8", only_in_pairs=NEXT_TO_OWN, version=2),
     },
 )
+
+
+def codec_in_offer(name: str) -> str:
+    """What offers call a codec: ``NAME``, or ``NAME/VERSION`` once its bytes have changed.
+
+    So a specification keeps its name, and with it a run its id.
+    """
+    version = CODECS[name].version
+    return name if version == 1 else f"{name}/{version}"
+
+
+def codec_of_offer(text: str) -> str:
+    """The name of a codec, of what `codec_in_offer` gave."""
+    return text.partition("/")[0]
 
 
 def codecs_for_groups() -> list[str]:

@@ -142,6 +142,45 @@ def test_the_error_is_half_a_step_at_most(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+def test_rounding_favours_neither_side_and_costs_a_twelfth_of_a_squared_step(name):
+    numel = 400 * BLOCK
+    one = coder(name, numel)
+    one.restore({"range": np.full(400, 1e-3, dtype=np.float32)})
+    vector = near(numel, 1e-3)[0]
+    decoded = vector.copy()
+    size = len(coded(one, decoded))
+    assert size == one.min_size, "no block went as bf16"
+    again = coder(name, numel)
+    again.restore(one.state())
+    again.encode(vector.copy(), memoryview(bytearray(again.max_size)))
+    again.decode(memoryview(bytes(coded(one, vector.copy()))), np.empty_like(vector))
+    error = (decoded.astype(np.float64) - vector) / again.lattice_steps.repeat(BLOCK)
+    assert abs(error.mean()) < 5 * (12 * numel) ** -0.5
+    assert (error**2).mean() == pytest.approx(1 / 12, rel=0.01)
+    assert abs(np.corrcoef(error[1:], error[:-1])[0, 1]) < 5 * numel**-0.5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_block_that_wrapped_anywhere_by_any_number_of_windows_is_seen(name):
+    one, two = pair(name, BLOCK)
+    for each in (one, two):
+        each.restore({"range": np.array([1e-3], dtype=np.float32)})
+    a = near(BLOCK, 1e-3)[0]
+    data = coded(one, a.copy())
+    coded(two, a.copy())
+    two.decode(data, np.empty_like(a))
+    window = float(two.lattice_steps[0]) * 2**one.bits
+    for place in range(BLOCK):
+        for others in ([], [place ^ 1], [place ^ 2], [BLOCK - 1 - place]):
+            for windows in (1, -1, 3):
+                b = a.copy()
+                b[place] += np.float32(windows * window)
+                b[others] -= np.float32(windows * window)
+                coded(two, b)
+                assert two.decode(data, np.empty_like(a)) == b"\x80"
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_a_block_whose_peers_have_drifted_apart_is_found_and_comes_again(name):
     numel = 10 * BLOCK
     coders = pair(name, numel)
@@ -218,10 +257,30 @@ def test_layout():
     )  # a step of 4 / 16 = 2**-2: code 1 + 4 * 38
     data = bytes(coded(one, np.array([10.0, -0.25, 0.375], dtype=np.float32)))
     assert data[0] == 1 + 4 * 38
-    assert data[4:6] == bytes([(40 % 16) | 15 << 4, 2]), "k = 40, -1, 2, the first in the low bits"
-    assert len(data) == 4 + 2 + 8
+    rows = bytes([(40 % 16) | 15 << 4, 2, 0, 0])
+    assert data[4:8] == rows, "k = 40, -1, 2, and five rows more; two rows a byte, the first low"
+    assert len(data) == 4 + 4 + 8
     raw = bytes(coded(coder("mod4", 3), np.array([1.0, -2.0, 0.0], dtype=np.float32)))
     assert raw[:10] == bytes.fromhex("00000000 803f 00c0 0000")
+
+
+@pytest.mark.parametrize(
+    ("name", "first"),
+    [
+        ("mod3", [0b10_001_000, 0b1_100_011_0, 0b111_110_10]),
+        ("mod4", [0x10, 0x32, 0x54, 0x76]),
+        ("mod6", [0b01_000000, 0b0010_0000, 0b000011_00, 0b01_000100, 0b0110_0001, 0b000111_00]),
+        ("mod8", [0, 1, 2, 3, 4, 5, 6, 7]),
+    ],
+)
+def test_a_word_is_written_byte_by_byte_beside_those_of_its_rows(name, first):
+    """Row r holds the point r everywhere, so all bytes of a plane are equal."""
+    one = coder(name, BLOCK)
+    one.restore({"range": np.array([2.0 ** (one.bits - 2)], dtype=np.float32)})  # a step of 1
+    vector = np.repeat(np.arange(8, dtype=np.float32), 32) + np.float32(2.0**8)
+    vector[0] = np.float32(2.0**20)
+    data = bytes(coded(one, vector))
+    assert data[4:-8] == bytes(value for value in first for _ in range(32))
 
 
 def hostile(data: bytes):
@@ -232,6 +291,7 @@ def hostile(data: bytes):
     yield bytes(8), "only a check"
     yield b"\0" + data[1:], "a block that claims to be bf16"
     yield data[:-9] + bytes([data[-9] | 0x80]) + data[-8:], "padding that is not zero"
+    yield data[:1] + b"\0" + data[2:-1] + b"\0\0", "a byte too many"
 
 
 def test_data_that_no_encoder_writes_is_refused_before_anything_is_decoded():

@@ -22,6 +22,7 @@ from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan.schedule import FragmentProgress
+from lowcomm_protocol.spec.names import CODECS, codec_in_offer, codec_of_offer
 from lowcomm_protocol.spec.run import RunSpec
 
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
@@ -63,9 +64,9 @@ class Alone:
         return 0.0
 
 
-def begun(deadlines: Deadlines) -> tuple[Peer, Underway]:
+def begun(deadlines: Deadlines, method: str = "noloco") -> tuple[Peer, Underway]:
     """A peer that has begun an exchange at second 100."""
-    settings = spec("noloco")
+    settings = spec(method)
     peer = Peer("a", settings, settings.run_id, Alone(), deadlines)
     ready = events.TrainerReady(
         plan="00", sizes=((10, 10),), realign_sizes=(10,), exchanges=1, swarm_step=0, steps=0, tokens=0,
@@ -75,6 +76,13 @@ def begun(deadlines: Deadlines) -> tuple[Peer, Underway]:
     peer.handle(0.0, events.Opened())
     peer.handle(100.0, events.Stepped(swarm_step=8, steps=8, tokens=80))
     return peer, peer.running[0]
+
+
+def test_an_offer_names_the_codec_by_the_version_of_its_bytes():
+    _, one = begun(Deadlines(), "lowcomm")
+    assert one.offer.codec == codec_in_offer("mod3") == "mod3/2"
+    assert [codec_of_offer(codec_in_offer(name)) for name in CODECS] == list(CODECS)
+    assert codec_in_offer("int8") == "int8"
 
 
 def told(one: Underway) -> list[str]:
