@@ -197,6 +197,7 @@ def _trainer(view: View) -> TrainerStatus:
         parameters=ready.parameters if ready else None,
         total_steps=_settings_now(view, view.run).run.steps if view.run else None,
         tokenizing=view.board.tokenizing,
+        memory=supervisor.memory,
         priority=look(supervisor.pid) if supervisor.pid is not None else None,
         **vars(view.board.progress),
     )

@@ -73,6 +73,8 @@ class Ready(Answer, name="ready"):
     """SHA-256 of each fragment's outer momentum, hexadecimal."""
     ranges: bool = False
     """Whether coders have ranges to pass on."""
+    reckoned: int = 0
+    """Bytes of the machine's memory that daemon and trainer need at most, as reckoned."""
 
 
 class Amended(Answer, name="amended"):

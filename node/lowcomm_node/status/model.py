@@ -12,6 +12,7 @@ from typing import Any
 from lowcomm_node.ipc.messages import Tokenizing
 from lowcomm_node.swarm.watchdog import SwarmStatus
 from lowcomm_node.sync.records import ExchangeStatus
+from lowcomm_node.system.memory_watch import NodeMemory
 from lowcomm_node.system.priority import Priority
 from lowcomm_node.transport.records import RouteSpeed
 
@@ -134,6 +135,8 @@ class TrainerStatus(Progress):
     """Swarm steps of the whole run, as amended."""
     tokenizing: Tokenizing | None = None
     """While text is tokenized."""
+    memory: NodeMemory | None = None
+    """What it takes together with the daemon; null if it does not run."""
     priority: Priority | None = None
     """How it makes way for other programs of the machine; null if it does not run."""
 

@@ -11,6 +11,7 @@ import asyncio
 import os
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
@@ -20,7 +21,7 @@ from lowcomm_node.ipc.messages import Ended, Failed, Finished, Ready, Stepped
 from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.supervision.hang import LEAST, Pace
 from lowcomm_node.supervision.process import STEP_DEADLINE, Trainer
-from lowcomm_node.system.memory_watch import memory_of, too_much
+from lowcomm_node.system.memory_watch import NodeMemory, memory_of_node, too_much
 from lowcomm_node.system.priority import waited
 
 TICK = 1.0
@@ -55,6 +56,7 @@ class Supervisor:
         self._tasks: list[asyncio.Task[None]] = []
         self._steps = 0
         self._pace = Pace(monotonic(), least_silence)
+        self._memory = NodeMemory(reckoned=0, taken=0, most=0)
         self.last_failure: Failure | None = None
         self.restarts = 0
 
@@ -69,6 +71,11 @@ class Supervisor:
         if self._trainer is None or not self._built:
             raise TrainerError("The trainer does not run now: `lowcomm-node status` tells why.")
         return self._trainer
+
+    @property
+    def memory(self) -> NodeMemory | None:
+        """What daemon and trainer take; None until that was looked at."""
+        return self._memory if self._memory.taken else None
 
     @property
     def pid(self) -> int | None:
@@ -101,10 +108,12 @@ class Supervisor:
         """
         trainer = self._trainer = self._trainer or self._make()
         self._pace = Pace(monotonic(), self._least_silence)
+        self._memory = NodeMemory(reckoned=0, taken=0, most=0)
         watch = self._watch(trainer, settings.max_memory)
         self._tasks = [asyncio.create_task(self._follow(trainer)), asyncio.create_task(watch)]
         ready = await trainer.start(settings)
         self._built = True
+        self._memory = replace(self._memory, reckoned=ready.reckoned)
         self._steps = ready.steps
         return ready
 
@@ -184,8 +193,10 @@ class Supervisor:
         while not self._lost.is_set():
             await asyncio.sleep(TICK)
             now = monotonic()
-            if max_memory is not None and trainer.pid is not None:
-                taken = memory_of(os.getpid()) + memory_of(trainer.pid)
+            if trainer.pid is not None:
+                taken = memory_of_node(os.getpid(), trainer.pid)
+                most = max(taken, self._memory.most)
+                self._memory = replace(self._memory, taken=taken, most=most)
                 if (reason := too_much(taken, max_memory)) is not None:
                     self._lose(Kind.MEMORY, reason)
                     trainer.kill()

@@ -1,12 +1,25 @@
 """The machine's memory: how much there is, what processes take, and whether the owner allows it."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
 GIB = 1024**3
 _CGROUP, _PROC = Path("/sys/fs/cgroup"), Path("/proc")
-_OWN = ("RssAnon:", "RssShmem:")
+_PRIVATE, _SHARED = "RssAnon:", "RssShmem:"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeMemory:
+    """What daemon and trainer take together, in bytes."""
+
+    reckoned: int
+    """The most that the run needs here, as reckoned before it began; 0 if that is not told."""
+    taken: int
+    """Now."""
+    most: int
+    """The most that was seen since the trainer started, looked at once a second."""
 
 
 def memory_of_machine() -> tuple[int, int]:
@@ -20,14 +33,20 @@ def memory_of_machine() -> tuple[int, int]:
     return min(found.total, limit), min(found.available, max(0, limit - used))
 
 
-def memory_of(pid: int) -> int:
-    """Bytes that a process takes; 0 if it has gone.
+def memory_of_node(daemon: int, trainer: int) -> int:
+    """Bytes that both processes take; fragments, which they share, count once."""
+    return memory_of(daemon, shared=False) + memory_of(trainer)
+
+
+def memory_of(pid: int, shared: bool = True) -> int:
+    """Bytes that a process takes; 0 if it has gone. ``shared``: with memory that others share.
 
     Mapped files do not count: the kernel drops them at need.
     """
+    counted = (_PRIVATE, _SHARED) if shared else (_PRIVATE,)
     try:
         lines = (_PROC / str(pid) / "status").read_text().splitlines()
-        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(_OWN))
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(counted))
     except (OSError, ValueError, IndexError):
         pass
     try:  # not Linux

@@ -1,7 +1,7 @@
 """Builds or resumes what a trainer works with: replica, checkpoint store and shared memory."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -47,7 +47,8 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     if settings.threads:
         torch.set_num_threads(settings.threads)
     device = choose_device(settings.device)
-    check_memory(spec, device, settings.max_memory, settings.max_vram, settings.exchanges)
+    limits = (settings.max_memory, settings.max_vram)
+    reckoned = check_memory(spec, device, *limits, settings.exchanges)
     limit_vram(device, settings.max_vram)
     disk_quota = DiskQuota(Path(settings.home), settings.max_disk)
     dataset = open_text(spec, settings, disk_quota, tell)
@@ -63,7 +64,8 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     arena = _make_arena(replica, settings.exchanges, memory)
     resumed = found.checkpoint.info.step if found.checkpoint else None
     skipped = tuple(f"step {skipped.step}: {skipped.problem}" for skipped in found.skipped)
-    return Built(replica, store, arena, ready_of(replica, arena, resumed, skipped))
+    ready = ready_of(replica, arena, resumed, skipped)
+    return Built(replica, store, arena, replace(ready, reckoned=reckoned.host_bytes))
 
 
 def ready_of(

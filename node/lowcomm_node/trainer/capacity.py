@@ -4,7 +4,14 @@ import torch
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.memory_watch import GIB, memory_of_machine
-from lowcomm_node.trainer.memory import DAEMON, TRAINER, count_parameters, explain, reckon
+from lowcomm_node.trainer.memory import (
+    DAEMON,
+    TRAINER,
+    Reckoning,
+    count_parameters,
+    explain,
+    reckon,
+)
 from lowcomm_protocol.spec.run import RunSpec
 
 
@@ -25,8 +32,9 @@ def check_memory(
     max_memory: float | None,
     max_vram: float | None = None,
     exchanges: int = 4,
-) -> None:
-    """Raise ConfigError if training needs more memory than is free, or than the owner allows.
+) -> Reckoning:
+    """What training needs. Raises ConfigError if that is more memory than is free, or than the
+    owner allows.
 
     Limits are in GiB. ``exchanges``: how many may be under way at once.
     """
@@ -39,6 +47,7 @@ def check_memory(
         free = torch.cuda.mem_get_info(device)[0]
         allowed = free if max_vram is None else min(free, int(max_vram * GIB))
         _require(spec, reckoned.device, allowed, "memory of the GPU", "--max-vram")
+    return reckoned
 
 
 def _require(spec: RunSpec, parts: dict[str, int], allowed: int, what: str, option: str) -> None:

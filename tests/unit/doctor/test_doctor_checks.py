@@ -517,6 +517,13 @@ def test_this_machine_is_judged(
     assert found.state is state and words in found.remedy and bool(found.remedy) == bool(words)
 
 
+def test_what_a_node_takes_is_told_beside_what_was_reckoned():
+    node = {"reckoned": 2 * 10**9, "taken": 10**9, "most": 15 * 10**8}
+    found = finding(machine.memory, status=make_status(trainer={"memory": node}))
+    assert found.figures["node"] == node
+    assert "the node takes 1.0 GB of 2.0 GB that it may need" in found.value
+
+
 @pytest.mark.parametrize(
     ("by", "behind", "state", "words"),
     [

@@ -36,7 +36,8 @@ KEYS: dict[type, str] = {
         trainer.tokenizing.remaining trainer.steps trainer.swarm_step trainer.tokens
         trainer.tokens_per_second trainer.loss trainer.skipped_steps trainer.learning_rate
         trainer.val_loss_first trainer.val_loss_last trainer.priority trainer.priority.level
-        trainer.priority.by trainer.priority.behind
+        trainer.priority.by trainer.priority.behind trainer.memory trainer.memory.reckoned
+        trainer.memory.taken trainer.memory.most
         exchanges_running exchanges_running.fragment exchanges_running.round exchanges_running.stage
         exchanges_running.partners exchanges_running.bytes_sent exchanges_running.bytes_received
         exchanges_running.bytes_expected exchanges_running.seconds

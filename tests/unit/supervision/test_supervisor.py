@@ -69,6 +69,26 @@ async def test_one_that_takes_more_memory_than_is_allowed_is_ended_with_the_reas
         assert (await one.explain(error)).kind is Kind.MEMORY
 
 
+async def test_the_most_that_daemon_and_trainer_have_taken_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(supervisor_module, "TICK", 0.02)
+    size = 64 * 2**20
+    async with supervised(f"eat:5:{size}") as (one, _):
+        assert one.memory is None, "nothing was looked at"
+        await one.start(SETTINGS)
+        await until_async(lambda: asyncio.sleep(0, one.memory), DEADLINE, "a look")
+        before = one.memory
+        assert before is not None and one.pid is not None
+        await one.train(True)
+        await until_async(
+            lambda: asyncio.sleep(0, one.memory and one.memory.most - before.taken > 0.9 * size),
+            DEADLINE,
+            "more",
+        )
+        assert one.memory is not None and one.memory.most >= one.memory.taken
+
+
 async def test_one_that_is_killed_is_lost_with_the_reason_and_another_takes_its_place() -> None:
     async with supervised("die:3", "") as (one, told):
         await one.start(SETTINGS)

@@ -1,6 +1,7 @@
 """What must hold for the memory of a run: it is reckoned before anything is allocated, by what
 takes it, and kept to."""
 
+import mmap
 import os
 from types import SimpleNamespace
 from typing import Any
@@ -11,10 +12,23 @@ import torch
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models import evaluation
 from lowcomm_node.models.base import build_model, family_of
-from lowcomm_node.system.memory_watch import GIB, memory_of, memory_of_machine, too_much
+from lowcomm_node.system.memory_watch import (
+    GIB,
+    memory_of,
+    memory_of_machine,
+    memory_of_node,
+    too_much,
+)
 from lowcomm_node.trainer import capacity as limits
 from lowcomm_node.trainer.capacity import check_memory
-from lowcomm_node.trainer.memory import BETWEEN, EVALUATION_TOKENS, FLOAT, count_parameters, reckon
+from lowcomm_node.trainer.memory import (
+    BETWEEN,
+    EVALUATION_TOKENS,
+    FLOAT,
+    MIB,
+    count_parameters,
+    reckon,
+)
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_protocol.errors import SpecError
@@ -166,3 +180,14 @@ def test_what_a_process_takes_grows_with_what_it_touches_and_a_limit_tells_the_r
     assert 0 < free <= total
     assert too_much(3 * GIB, None) is None and too_much(3 * GIB, 3.0) is None
     assert "take 3.50 GiB, --max-memory allows 3: raise it" in (too_much(int(3.5 * GIB), 3.0) or "")
+
+
+def test_fragments_that_daemon_and_trainer_share_count_once():
+    ours, size = os.getpid(), 16 * MIB
+    before = memory_of(ours, shared=False), memory_of(ours)
+    with mmap.mmap(-1, size) as shared:  # anonymous memory that a child would share
+        shared.write(b"x" * size)
+        assert memory_of(ours) - before[1] > 0.9 * size
+        assert memory_of(ours, shared=False) - before[0] < 0.5 * size
+        # A daemon and its trainer are one process here, which maps the same.
+        assert memory_of_node(ours, ours) < 2 * memory_of(ours) - 0.9 * size

@@ -116,7 +116,10 @@ def memory(seen: Observations) -> Finding:
     """Memory of this machine, or of its container."""
     total, free = memory_of_machine()
     value = f"{size(free)} free of {size(total)}"
-    figures = {"free": free, "total": total}
+    node = seen.status.trainer.memory if seen.status is not None else None
+    figures = {"free": free, "total": total, "node": node and vars(node)}
+    if node is not None:
+        value += f"; the node takes {size(node.taken)} of {size(node.reckoned)} that it may need"
     if free >= LITTLE_MEMORY:
         return Finding("memory", State.OK, value, "", figures)
     state = State.FAULT if free < TOO_LITTLE_MEMORY else State.WARNING
