@@ -7,7 +7,7 @@ their place travels in a line.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from lowcomm_node.errors import TrainerError, Unusable
@@ -166,6 +166,8 @@ class Merged(Answer, name="merged"):
     momentum_digest: str = ""
     worst_block: float = 0.0
     """Spread of the contributions in the block of 256 values where it is largest."""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that each stage has taken in the trainer."""
 
 
 class Checkpoint(Answer, name="checkpoint"):

@@ -26,6 +26,7 @@ from lowcomm_node.sync import offers
 from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.records import ExchangeStatus
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.stages import Stages
 from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_protocol.deeds import Deed
@@ -77,6 +78,8 @@ class ExchangeDriver(ABC):
         """Peers that have accepted in vain, and why."""
         self.worst_block: float | None = None
         """How far contributions were apart where they were most, once they are merged."""
+        self.stages = Stages()
+        """Seconds that each stage took here."""
         self.worked = 0.0
         """Seconds in which our trainer had something to do for it: to finish its step first, to
         code, to decode."""
@@ -212,6 +215,7 @@ class ExchangeDriver(ABC):
     def link(self, peer: str, stream: Stream) -> None:
         """Take in the stream to a peer that takes part."""
         self.links[peer] = self._link(peer, stream)
+        self.links[peer].stages = self.stages
 
     def cancel_call(self, peer: str) -> None:
         """Drop our own call: calls crossed, and theirs goes on."""
@@ -438,6 +442,8 @@ class ExchangeDriver(ABC):
             await self._end(f"the outer step failed: {error}")
             return
         self.worst_block = merged.worst_block
+        for stage, seconds in merged.stages.items():
+            self.stages.add(stage, seconds)
         told = ["realigned"] if self.one.realign else []
         if not all(effect.shards):
             told.append(f"{sum(effect.shards)} of {len(effect.shards)} shards")

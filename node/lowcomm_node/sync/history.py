@@ -103,6 +103,7 @@ class History:
             bytes_received=driver.bytes_received,
             seconds=now - driver.one.began,
             worst_block=driver.worst_block,
+            stages=dict(driver.stages.seconds),
         )
         self.rounds.append(entry)
         self._keep(driver.one.story)

@@ -17,6 +17,7 @@ from typing import ClassVar
 
 from lowcomm_node.errors import GaveUp, LinkLost
 from lowcomm_node.ipc.messages import Again
+from lowcomm_node.system.stages import Stages
 from lowcomm_node.transport.bandwidth import Arrival, Bandwidth
 from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.errors import ProtocolViolation
@@ -104,6 +105,7 @@ class Link:
         self._time_left = time_left
         self.bytes_sent = 0
         self.bytes_received = 0
+        self.stages = Stages()
         # One writer at a time, in the order of asking: a stream takes no two writes at once, and
         # what we tell may be due while our contribution is still on its way.
         self._writing = asyncio.Lock()
@@ -142,6 +144,7 @@ class Link:
     async def send_content(self, data: memoryview, digest: bytes, part: pb.Part = pb.WHOLE) -> None:
         """Send coded values. Raises LinkLost."""
         async with self._writing:
+            began = monotonic()
             await self.stream.send(
                 pb.Frame(content=pb.Content(size=len(data), digest=digest, part=part))
             )
@@ -154,6 +157,7 @@ class Link:
                 )  # a pb.Chunk would be copied twice
                 self.bytes_sent += len(piece)
                 offset += len(piece)
+            self.stages.add("send", monotonic() - began)
 
     async def send_abandon(self, reason: str) -> None:
         """Tell why we give up. Raises LinkLost."""
@@ -194,7 +198,9 @@ class Link:
         if not self._incoming.whole:
             return None
         self._incoming.check()
-        rate = self._incoming.size / max(1e-3, monotonic() - self._announced)
+        seconds = monotonic() - self._announced
+        self.stages.add("receive", seconds)
+        rate = self._incoming.size / max(1e-3, seconds)
         self._slowest = rate if self._slowest is None else min(rate, self._slowest)
         return self._incoming
 

@@ -63,6 +63,9 @@ class ExchangeEnded(Event):
     worst_block: float | None = None
     """Spread of the contributions in the block of 256 values where it was largest; null unless it
     was applied."""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that each stage took: of our trainer where it was applied, of our line always. Stages
+    overlap, so their sum is not that of the exchange."""
 
     @property
     def name(self) -> str:

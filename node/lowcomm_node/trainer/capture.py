@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lowcomm_node.ipc.messages import Again, Part
+from lowcomm_node.system.stages import Stages
 from lowcomm_protocol.codecs import BLOCK, Coder
 from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
 from lowcomm_protocol.deeds import Deed
@@ -71,6 +72,8 @@ class Capture(ABC):
     """Where the mean may be used: ``[start, stop)``."""
     outcome: tuple[Tensor, Tensor] | None = None
     """New slow weights and momentum, once the outer step is computed."""
+    stages: Stages = field(default_factory=Stages)
+    """Seconds that each stage has taken so far."""
 
     def seen(self, vector: Tensor, start: int = 0) -> Tensor:
         """The progress in a contribution from ``start`` on, relative to our slow weights."""

@@ -12,6 +12,7 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import accumulate
+from time import monotonic
 from typing import Any
 
 from lowcomm_node.errors import TrainerError
@@ -81,13 +82,17 @@ class ExchangeWork:
 
     def _capture(self, request: messages.Capture) -> Future[messages.Shared]:
         fragment, slot = request.fragment, request.slot
+        began = monotonic()
         self._replica.capture(fragment, request.realign, request.members, request.ahead)
         capture = self._replica.capture_of(fragment)
+        capture.stages.add("capture", monotonic() - began)
 
         def work() -> messages.Shared:
-            sizes = capture.code(self._slot(slot))
-            places = zip(accumulate(sizes[:-1], initial=0), sizes, strict=True)
-            digests = tuple(self._digest(slot, *place) for place in places)
+            with capture.stages.during("encode"):
+                sizes = capture.code(self._slot(slot))
+            with capture.stages.during("hash"):
+                places = zip(accumulate(sizes[:-1], initial=0), sizes, strict=True)
+                digests = tuple(self._digest(slot, *place) for place in places)
             return messages.Shared(sizes=sizes, digests=digests, steps=capture.steps)
 
         return self._coder.submit(work)
@@ -97,7 +102,8 @@ class ExchangeWork:
         data = self._slot(request.slot, request.offset, request.size)
 
         def work() -> messages.Received:
-            return messages.Received(again=capture.take(request.part, request.peer, data))
+            with capture.stages.during("decode"):
+                return messages.Received(again=capture.take(request.part, request.peer, data))
 
         return self._unless_void(request.fragment, capture, work)
 
@@ -105,7 +111,8 @@ class ExchangeWork:
         capture = self._replica.pair(request.fragment)
 
         def work() -> messages.Resent:
-            size = capture.resend(request.blocks, self._slot(request.slot))
+            with capture.stages.during("encode"):
+                size = capture.resend(request.blocks, self._slot(request.slot))
             return messages.Resent(size=size, digest=self._digest(request.slot, 0, size))
 
         return self._unless_void(request.fragment, capture, work)
@@ -114,7 +121,8 @@ class ExchangeWork:
         capture = self._replica.group(request.fragment)
 
         def work() -> messages.Reduced:
-            size = capture.reduce(request.tokens, self._slot(request.slot, request.offset))
+            with capture.stages.during("outer"):
+                size = capture.reduce(request.tokens, self._slot(request.slot, request.offset))
             digest = self._digest(request.slot, request.offset, size)
             refused = {peer: refusal_of(error) for peer, error in capture.left_out.items()}
             return messages.Reduced(size=size, digest=digest, refused=refused)
@@ -130,9 +138,10 @@ class ExchangeWork:
 
         def work() -> None:
             self._check_captured(fragment, capture)
-            capture.pool(request.over)
             capture.keep_momentum = request.keep_momentum
-            replica.outer(fragment)
+            with capture.stages.during("outer"):
+                capture.pool(request.over)
+                replica.outer(fragment)
             steps = capture.steps + replica.spec.sync.overlap
             ripening = Ripening(steps, capture, request, merged)
             self._at_boundary(lambda: self._ripening.append(ripening))
@@ -149,7 +158,8 @@ class ExchangeWork:
         fragment, replica = one.request.fragment, self._replica
         try:
             self._check_captured(fragment, one.capture)
-            replica.merge(fragment, one.request.swarm_step)
+            with one.capture.stages.during("merge"):
+                replica.merge(fragment, one.request.swarm_step)
         except TrainerError as error:
             one.merged.set_exception(error)
             return
@@ -163,6 +173,7 @@ class ExchangeWork:
                 slow_digest=slow_digest,
                 momentum_digest=momentum_digest,
                 worst_block=replica.worst_block[fragment],
+                stages=one.capture.stages.seconds,
             )
         )
 

@@ -16,7 +16,8 @@ from lowcomm_node.status.events import EVENTS, KINDS, Notice, OtherEvent, PhaseE
 from lowcomm_node.system.events import Event
 
 EXCHANGE = """
-    fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent bytes_received seconds worst_block"""
+    fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent bytes_received
+    seconds worst_block stages"""
 KEYS = {
     "phase": "phase",
     "warning": "text",

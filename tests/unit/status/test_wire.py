@@ -52,7 +52,7 @@ KEYS: dict[type, str] = {
         last_reason score left_out held_against route route_reason round_trip rate_up rate_down""",
     ExchangeEnded: """
         time fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent bytes_received
-        seconds worst_block""",
+        seconds stages worst_block""",
     Limits: "max_up max_down max_peers up down peers turned_away",
     Ping: "peer_id routes routes.route routes.round_trip routes.up routes.down routes.reason",
     Contribution: "steps tokens exchanges bytes_sent checkpoint",
