@@ -10,7 +10,8 @@ up the peers of its run every 2 s. Two cores do not do that for 200 clients: her
 s, each of 200 every 40. For every number of clients, of three windows of ``--seconds`` the median:
 
     far     the run's records lie with other peers: the usual case in a large swarm
-    near    the server is one of the five peers that keep them, and each look of each client reads all of them from it
+    near    the server is one of the five peers that keep them: each look of each client reads
+            all of them from it
     burst   eight clients ask the server alone for all records of the run, as fast as it answers
 
 CPU is that of the server's two processes, in percent of one core. Memory is what they do not share
@@ -166,7 +167,8 @@ class Bench:
             for word in ("--run", str(self._folder / f"{run.spec.run.name}.json"))
         ]
         server = Process(
-            home, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port", str(self._port),
+            home, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port",
+            str(self._port),
             "--home", str(home), *runs,
         )  # fmt: skip
         until(lambda: server.events("ready")[told:], START, "the server is ready")
@@ -243,7 +245,8 @@ class Bench:
             "counted",
         )
         kept = subprocess.run(
-            [sys.executable, "-m", "lowcomm_bootstrap", "runs", "--json", "--home", str(self._server.home)],
+            [sys.executable, "-m", "lowcomm_bootstrap", "runs", "--json", "--home",
+                str(self._server.home)],
             capture_output=True, text=True, check=True, env=environment(),
         )  # fmt: skip
         return {
@@ -280,8 +283,10 @@ class Remote:
         script = kit.ROOT / "tests" / "helpers" / "clients.py"
         self._errors = (folder / "errors").open("wb")
         self._child = subprocess.Popen(
-            [sys.executable, str(script), str(folder), str(count), run_id, str(poll), beat, address],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment(), text=True,
+            [sys.executable, str(script), str(folder), str(count), run_id, str(poll), beat,
+                address],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors, env=environment(),
+            text=True,
         )  # fmt: skip
 
     def wait_ready(self) -> None:

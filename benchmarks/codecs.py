@@ -78,7 +78,8 @@ def main() -> None:
     }
 
     print(
-        f"{'codec':8}{'bits':>7}{'encode MB/s':>13}{'decode MB/s':>13}{'error N(0,1)':>14}{'error t3':>11}"
+        f"{'codec':8}{'bits':>7}{'encode MB/s':>13}{'decode MB/s':>13}"
+        f"{'error N(0,1)':>14}{'error t3':>11}"
     )
     print(f"{'memcpy':8}{32:7.2f}{copy:13.0f}{copy:13.0f}{0:14.2g}{0:11.2g}")
     for name, row in rows.items():

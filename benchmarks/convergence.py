@@ -1,9 +1,9 @@
 """Convergence of every method, in simulation: the protocol's own objects, equal tokens a replica,
 held-out text, 3 seeds.
 
-    python benchmarks/convergence.py               everything: 489 runs, over 4 hours of two idle cores; resumes
+    python benchmarks/convergence.py               all 489 runs, over 4 hours of two cores; resumes
     python benchmarks/convergence.py --quick       a slice of each part, under 3 minutes
-    python benchmarks/convergence.py --part wire   one part: methods, wire, attacks, churn or pairing
+    python benchmarks/convergence.py --part wire   methods, wire, attacks, churn or pairing
     python benchmarks/convergence.py --report      what has been measured so far
 
 ``methods``  all methods with the same interval, AdamW and Muon

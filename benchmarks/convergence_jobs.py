@@ -37,7 +37,8 @@ class Job:
     def key(self) -> str:
         """Its name in the results: all that could change them."""
         settings = json.dumps([self.row.method, self.row.sync, self.row.train], sort_keys=True)
-        return f"{self.part}/{self.scene}/{self.row.name}/{self.optimizer}/{self.peers}/{self.steps}/{self.seed}/{settings}"
+        place = f"{self.part}/{self.scene}/{self.row.name}/{self.optimizer}"
+        return f"{place}/{self.peers}/{self.steps}/{self.seed}/{settings}"
 
     @property
     def label(self) -> str:

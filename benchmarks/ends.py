@@ -202,9 +202,15 @@ def record_of(told: dict[str, Any], addresses: Sequence[str], entry_points: Sequ
     from lowcomm_protocol.peers.records import PeerInfo, Phase
 
     return PeerInfo(
-        peer_id=told["peer"], run_id=RUN, phase=Phase.TRAINING, issued=time(), expires=time() + 3600,
-        addresses=tuple(addresses), certificate=bytes.fromhex(told["certificate"]), entry_points=tuple(entry_points),
-    )  # fmt: skip
+        peer_id=told["peer"],
+        run_id=RUN,
+        phase=Phase.TRAINING,
+        issued=time(),
+        expires=time() + 3600,
+        addresses=tuple(addresses),
+        certificate=bytes.fromhex(told["certificate"]),
+        entry_points=tuple(entry_points),
+    )
 
 
 async def forever() -> None:

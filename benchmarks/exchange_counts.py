@@ -1,7 +1,7 @@
 """Counts of what an exchange does to memory: the same on every machine, however busy it is.
 
 Both nodes run in this process, their trainers on threads of it, and what touches a fragment is
-watched: operations of torch, compiled kernels, SHA-256, memory that Python gives out, and frames."""
+watched: operations of torch, compiled kernels, SHA-256, memory of Python, and frames."""
 
 import asyncio
 import hashlib

@@ -128,8 +128,10 @@ class Flooded:
             for end, count in phase.pop("ends").items():
                 ends[end] = ends.get(end, 0) + count
         return {
-            "rounds": rounds, "seconds": seconds, "calls": calls, "connections": connections, "phases": phases, "ends": ends,
-            "growth": max(phase["peak"] for phase in phases if phase["kind"] == "flood") - phases[0]["peak"],
+            "rounds": rounds, "seconds": seconds, "calls": calls, "connections": connections,
+            "phases": phases, "ends": ends,
+            "growth": max(phase["peak"] for phase in phases if phase["kind"] == "flood")
+            - phases[0]["peak"],
             "slower": statistics.median(1 - flooded / calm for calm, flooded in pairs),
             "refusals": self.status()["refusals"],
         }  # fmt: skip
@@ -171,7 +173,8 @@ class Flooded:
             "kind": kind, "daemon_cpu": of_daemon, "p2pd_cpu": of_p2pd, "other_cpu": share,
             "steps_per_second": (after["trainer"]["steps"] - before["trainer"]["steps"]) / took,
             "exchanges": after["exchanges"]["completed"] - before["exchanges"]["completed"],
-            "memory": self.memory(), "peak": peak, "ends": json.loads(told)["ends"] if kind == "flood" else {},
+            "memory": self.memory(), "peak": peak,
+            "ends": json.loads(told)["ends"] if kind == "flood" else {},
         }  # fmt: skip
         mib, shown = (
             phase["memory"] / MIB,
@@ -187,7 +190,8 @@ class Flooded:
         dht = next(one.split("/")[4] for one in status["entry_points"] if "/tcp/" in one)
         return [
             sys.executable, str(Path(__file__).with_name("flooding.py")), status["addresses"][0],
-            status["peer_id"], str(run), "--seconds", str(seconds), "--calls", str(calls), "--connections", str(connections),
+            status["peer_id"], str(run), "--seconds", str(seconds), "--calls", str(calls),
+            "--connections", str(connections),
             "--parameters", str(status["trainer"]["parameters"]), "--dht-port", dht,
             "--certificate", str(self.node.home / "certificate"),
         ]  # fmt: skip

@@ -92,8 +92,10 @@ class Flood:
     def offer(self, plan: str = "00" * 32, swarm_step: int = 1) -> Offer:
         """What it claims to bring."""
         return Offer(
-            protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=plan, codec=codec_in_offer(self.spec.sync.codec), fragment=0,
-            stage=0, round=1, swarm_step=swarm_step, steps=20, tokens=1000, version=1, slow_digest=b"",
+            protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=plan,
+            codec=codec_in_offer(self.spec.sync.codec), fragment=0,
+            stage=0, round=1, swarm_step=swarm_step, steps=20, tokens=1000, version=1,
+            slow_digest=b"",
         )  # fmt: skip
 
     @property

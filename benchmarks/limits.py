@@ -85,10 +85,15 @@ class Node(End):
         """Its record."""
         address = f"127.0.0.1:{self.port if self.route == 'direct' else 1}"
         return PeerInfo(
-            peer_id=self.identity.peer_id, run_id=RUN, phase=Phase.TRAINING, issued=time(), expires=time() + 600,
-            addresses=(address,), certificate=self.certificate.digest,
+            peer_id=self.identity.peer_id,
+            run_id=RUN,
+            phase=Phase.TRAINING,
+            issued=time(),
+            expires=time() + 600,
+            addresses=(address,),
+            certificate=self.certificate.digest,
             entry_points=self.discovery.addresses() if self.route == "tunnel" else (),
-        )  # fmt: skip
+        )
 
     async def call(self, other: "Node", way: int, size: int) -> None:
         """Call another, and carry contents until cancelled."""

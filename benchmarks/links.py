@@ -9,9 +9,11 @@ contents both ways at once, in chunks as exchanges send them. Beside it, in the 
 same link: one TCP connection that does the same with plain sockets, and one stream of libp2p, of
 which tunnels are made.
 
-    clean    no loss; TCP with reno, close to what most machines have, and with bbr, where the kernel has it
+    clean    no loss; TCP with reno, close to what most machines have, and with bbr, where the
+             kernel has it
     lossy    1 % of packets lost in each direction
-    chosen   the node chooses the route by what it measures, and the congestion control: the last calls count
+    chosen   the node chooses route and congestion control by what it measures: the last calls
+             count
 
 Medians; all runs into benchmarks/results/links.json, a table to the terminal.
 """

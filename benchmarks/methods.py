@@ -1,6 +1,6 @@
 """The table of methods: real processes on loopback, several seeds, the same program for every row.
 
-    python benchmarks/methods.py            4 nodes, 400 steps, 3 seeds, 5 methods: about 15 minutes on two cores
+    python benchmarks/methods.py            4 nodes, 400 steps, 3 seeds, 5 methods: 15 minutes
     python benchmarks/methods.py --quick    one seed, two methods, 60 steps
 
 All rows train with Muon inside, so that only the exchange differs. Resumes where it stopped

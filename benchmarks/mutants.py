@@ -1,9 +1,9 @@
 """Do the tests see a defect? Mutants of the trainer, the protocol and the codecs, made by
 cosmic-ray.
 
-    python benchmarks/mutants.py --sample 60          60 mutants of each module, always the same ones
+    python benchmarks/mutants.py --sample 60          60 mutants of each module, always the same
     python benchmarks/mutants.py --sample 0 outer     all of the modules whose path contains "outer"
-    python benchmarks/mutants.py --again              run those again that survived: after a new test
+    python benchmarks/mutants.py --again              those that survived: after a new test
 
 It works on a copy of the checkout under out/mutants, keeps every result there, and goes on where it
 was ended. Not counted are mutants of annotations and those that compare by identity instead of
@@ -56,8 +56,8 @@ PROTOCOL, NODE = "protocol/lowcomm_protocol/", "node/lowcomm_node/"
 TRAINER = NODE + "trainer/"
 TESTS = {
     TRAINER + "state.py": "test_trainer_loop test_resuming test_transfer",
-    TRAINER
-    + "replica.py": "test_replica test_trainer_loop test_resuming test_transfer test_trainer_amendments",
+    TRAINER + "replica.py": "test_replica test_trainer_loop test_resuming test_transfer"
+    " test_trainer_amendments",
     TRAINER
     + "loop.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_amendments",
     TRAINER + "work.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_group",

@@ -183,9 +183,11 @@ def told(nodes: list[Resident], began: float) -> dict[str, Any]:
     """What the nodes say of their exchanges."""
     first = max(applied(node)[0]["time"] for node in nodes)
     training = max(
-        event["time"] for node in nodes for event in node.events("phase") if event["phase"] == "training"
-        and isinstance(event["time"], float)
-    )  # fmt: skip
+        event["time"]
+        for node in nodes
+        for event in node.events("phase")
+        if event["phase"] == "training" and isinstance(event["time"], float)
+    )
     rounds = [entry for node in nodes for entry in node.rounds()]
     reasons = Counter(entry["reason"] for entry in rounds if entry["outcome"] == "failed")
     implausible = sum(count for reason, count in reasons.items() if "plausible" in reason)

@@ -79,9 +79,14 @@ async def peak(spec: RunSpec, folder: Path) -> int:
     """Bytes that a trainer takes at most, through steps, exchanges, a checkpoint and a snapshot."""
     trainer, over = TrainerProcess(), threading.Event()
     settings = TrainerSettings(
-        spec=spec.canonical().decode(), peer_id="me", checkpoints=str(folder / "c"), data_cache="out/data",
-        device="cpu", threads=1, checkpoint_every=1_000_000,
-    )  # fmt: skip
+        spec=spec.canonical().decode(),
+        peer_id="me",
+        checkpoints=str(folder / "c"),
+        data_cache="out/data",
+        device="cpu",
+        threads=1,
+        checkpoint_every=1_000_000,
+    )
     trainer.launch()
     assert trainer.pid is not None
     with ThreadPoolExecutor(1) as beside:

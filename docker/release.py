@@ -3,7 +3,7 @@
     checkout (clean, its version told in CHANGELOG.md)
       -> dist/: sdist, wheel                   the wheel built from the sdist is the same to the bit
       -> their tests, and the wheel's own ``--version``
-      -> images of docker/Dockerfile           where docker or buildah is there; each tells the same version
+      -> images of docker/Dockerfile           with docker or buildah; each tells the same version
       -> dist/SHA256SUMS, and a table
 
 ``--trial`` takes a checkout with changes, and a version that is not dated yet. Nothing is uploaded:
@@ -121,7 +121,12 @@ def build_images(version: str, told: str) -> list[str]:
     tool = usable_builder()
     if not recipe.exists() or tool is None:
         say(
-            f"images skipped: {'neither docker nor buildah works here' if recipe.exists() else 'no docker/Dockerfile'}"
+            "images skipped: "
+            + (
+                "neither docker nor buildah works here"
+                if recipe.exists()
+                else "no docker/Dockerfile"
+            )
         )
         return []
     commit = re.search(r"commit (\S+)\)", told)

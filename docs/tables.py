@@ -89,7 +89,8 @@ def settings() -> Iterator[str]:
             continue
         texts = _docstrings(model)
         for name, one in model.model_fields.items():
-            yield f"| `{section}.{name}` | {_values(one)} | {_default(one)} | {texts.get(name, '')} |"
+            text = texts.get(name, "")
+            yield f"| `{section}.{name}` | {_values(one)} | {_default(one)} | {text} |"
 
 
 def owner() -> Iterator[str]:

@@ -5,7 +5,8 @@ swarm is, becomes it.
 /state/0       the home of one: identity, checkpoints; /state/1 that of another, ...
 /state/0.slot  locked by the replica whose home it is, to its last process; says which container
 that was
-/tmp/home      in each container leads to its own; LOWCOMM_HOME says so, for `lowcomm-node status` in it too
+/tmp/home      in each container leads to its own; LOWCOMM_HOME says so, also for
+               `lowcomm-node status` in it
 
 A container that is started again takes the home that it had; a new one takes the first that nobody
 has. Only the kernel holds locks, so a replica that was killed leaves its home to the next. Standard

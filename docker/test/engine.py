@@ -1,8 +1,8 @@
 """Builds the images and runs containers on a Debian machine that has neither a container engine's
 daemon nor a registry.
 
-    python docker/test/engine.py build              base image by debootstrap, then all images, checked for what must not be in them
-    python docker/test/engine.py run COMMAND...     such as: podman-compose -p lowcomm -f docker/compose.yaml up -d
+    python docker/test/engine.py build            base image by debootstrap, all images, and checks
+    python docker/test/engine.py run COMMAND...   podman-compose -f docker/compose.yaml up -d
 
 Needs root, and debootstrap, buildah, podman, podman-compose, netavark, aardvark-dns, crun,
 iptables. Everything lies under ``--folder``; nothing else of the machine changes. Containers need
@@ -82,12 +82,14 @@ class Engine:
             write_settings(Path(settings), packages)
             mounts = [(settings, MOUNTED), *((place, f"{MOUNTED}{place}") for place in packages)]
             run(
-                "buildah", *self.storage, "bud", "--isolation", "chroot", "--format", "docker", "--layers",
+                "buildah", *self.storage, "bud", "--isolation", "chroot", "--format", "docker",
+                "--layers",
                 "--file", "docker/Dockerfile", "--target", target, "--tag", IMAGES[target],
                 "--build-arg", f"BASE={base}", "--build-arg", f"PIP_CONFIG_FILE={MOUNTED}/pip.conf",
                 # A machine's own folder of packages holds torch's build for the CPU.
                 *(("--build-arg", "TORCH_INDEX=") if packages else ()),
-                *(f"--volume={outside}:{inside}:ro" for outside, inside in [*mounts, (CERTIFICATES, CERTIFICATES)]),
+                *(f"--volume={outside}:{inside}:ro" for outside,
+                    inside in [*mounts, (CERTIFICATES, CERTIFICATES)]),
                 *arguments, ".",
             )  # fmt: skip
         return IMAGES[target]

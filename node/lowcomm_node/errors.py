@@ -1,6 +1,6 @@
 """The node's branch of the tree of errors; each knows the exit status of the command that it ends.
 
-LowcommError                 anything that we raise on purpose; str() names the thing, the value and the remedy
+LowcommError                 all that we raise on purpose; str(): the thing, the value, the remedy
 └── NodeError            1   something on this machine; the branches say what
     ├── NotRunning       3   a command needs the daemon, and none answers
     ├── Unhealthy        4   the daemon answers, but something that it needs does not work

@@ -1,7 +1,7 @@
 """The tree of errors.
 
-    LowcommError                 anything that we raise on purpose; str() names the thing, the value and the remedy
-    ├── SpecError                a run specification that is not valid, or settings that do not work together
+    LowcommError                 all that we raise on purpose; str(): thing, value, remedy
+    ├── SpecError                a specification that is not valid, or settings that do not fit
     ├── VersionError             a peer, record or run of another protocol version
     ├── SignatureError           a signature, fingerprint or peer id that does not match
     ├── RecordError              a record that is malformed, stale, or lives too long

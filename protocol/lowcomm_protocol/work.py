@@ -1,7 +1,8 @@
 """Proof of work: what an identity costs in an open run whose creator asks for it (``work = BITS``).
 
     proof = week (4 bytes) | nonce (8 bytes), big-endian
-    scrypt("lowcomm/work" 00 | run id | public key | week, salt = nonce, N = 1024, r = 8, p = 1, 32 bytes)
+    scrypt("lowcomm/work" 00 | run id | public key | week,
+           salt = nonce, N = 1024, r = 8, p = 1, 32 bytes)
     must begin with BITS zero bits
 
 Weeks are counted in UTC from 1970-01-01 00:00, a Thursday. A proof is good in its week and for

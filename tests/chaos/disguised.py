@@ -2,7 +2,7 @@
 trainer.
 
 python PROGRAM ARGUMENTS join --peers ...          a daemon
-python PROGRAM ARGUMENTS --trainer 5 6             its trainer, which it starts in the place of the real one
+python PROGRAM ARGUMENTS --trainer 5 6             its trainer, started in the place of the real one
 """
 
 import subprocess

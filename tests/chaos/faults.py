@@ -1,7 +1,7 @@
 """Fault plans: what goes wrong, where, and at which passage. Seeded, scripted, plain JSON.
 
     Plan ──► virtual_chaos.py   peers in virtual time: streams, trainers, clocks
-         └─► faulty.py          real processes: DHT, calls, frames, snapshots, trainer pipe, disk, clock
+         └─► faulty.py          processes: DHT, calls, frames, snapshots, trainer, disk, clock
 
 Nothing in the product knows of them, so they cost it nothing.
 """

@@ -315,7 +315,8 @@ def soak(folder: Path, minutes: float, nodes: int, seed: int) -> dict[str, Any]:
     finally:
         swarm.close()
     return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores,"
+        f" Python {platform.python_version()}",
         "minutes": minutes,
         "nodes": nodes,
         "seed": seed,

@@ -3,7 +3,7 @@
     make fuzz                          every target for 600 s, two at a time
     make fuzz SECONDS=30
     python tests/fuzz/fuzz.py --seconds 60 record pair-link
-    python tests/fuzz/fuzz.py --again out/fuzz/record/crash-...      run one input, with its traceback
+    python tests/fuzz/fuzz.py --again out/fuzz/record/crash-...    one input, with its traceback
 
 Corpora and crashes are kept under out/fuzz/TARGET: what was found there goes on from. What came of
 each target is written to benchmarks/results/fuzz.json, from a minute on: the longest time of each.
@@ -98,9 +98,16 @@ def fuzz(name: str, seconds: float, seed: int) -> None:
     for number, one in enumerate(seeds):
         (corpus / f"seed-{number}").write_bytes(one)
     flags = [
-        f"-max_total_time={max(1, round(seconds))}", f"-max_len={MAX_BYTES // 4}", f"-timeout={SLOWEST}", "-print_final_stats=1",
-        f"-rss_limit_mb={MEMORY}", f"-seed={seed}", f"-artifact_prefix={OUT / name}/", "-report_slow_units=5", "-len_control=20",
-    ]  # fmt: skip
+        f"-max_total_time={max(1, round(seconds))}",
+        f"-max_len={MAX_BYTES // 4}",
+        f"-timeout={SLOWEST}",
+        "-print_final_stats=1",
+        f"-rss_limit_mb={MEMORY}",
+        f"-seed={seed}",
+        f"-artifact_prefix={OUT / name}/",
+        "-report_slow_units=5",
+        "-len_control=20",
+    ]
 
     def kept(data: bytes) -> None:
         try:

@@ -27,7 +27,8 @@ ME, ADA, BOB = "peer-b", "peer-a", "peer-c"
 SIZE = 5000
 DATA = bytes(range(250)) * (SIZE // 250)
 OFFER = Offer(
-    protocol=3, run_id="00" * 32, plan="11" * 32, codec="fp32", fragment=0, stage=0, round=1, swarm_step=40, steps=20,
+    protocol=3, run_id="00" * 32, plan="11" * 32, codec="fp32", fragment=0, stage=0, round=1,
+    swarm_step=40, steps=20,
     tokens=10_240, version=2, slow_digest=b"",
 )  # fmt: skip
 READY = Readiness(
@@ -157,7 +158,8 @@ def pair_link() -> Made:
     resend = said(pb.Frame(resend=pb.Resend(blocks=b"\x80")))
     again = [content(DATA[:100]), chunk(DATA[:100])]
     return run, [
-        join(b"", *whole, *CONFIRM), join(*whole, *resend, *CONFIRM), join(*whole, *again, *CONFIRM), join(*whole[:2], *ABANDON),
+        join(b"", *whole, *CONFIRM), join(*whole, *resend, *CONFIRM),
+        join(*whole, *again, *CONFIRM), join(*whole[:2], *ABANDON),
     ]  # fmt: skip
 
 
@@ -324,7 +326,8 @@ def group() -> Made:
                 return _of_all(peer, frame)
 
     own = [
-        base.Captured(), groups.Reduced(digest=digest), base.GatheringClosed(), groups.AgreeingClosed(), groups.ReduceClosed(),
+        base.Captured(), groups.Reduced(digest=digest), base.GatheringClosed(),
+        groups.AgreeingClosed(), groups.ReduceClosed(),
         groups.ConfirmingClosed(), base.DeadlinePassed(),
     ]  # fmt: skip
 

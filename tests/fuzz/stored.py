@@ -187,9 +187,13 @@ def control_body() -> Made:
         json.loads(answers[0].body)
 
     bodies = [
-        {"max_up": "20Mbit", "max_peers": 8}, {"now": True}, {"prompt": "a", "tokens": 5, "temperature": 0.5, "seed": 1},
-        {"peers": ["a", "b"]}, {"peer": "a"}, {},
-    ]  # fmt: skip
+        {"max_up": "20Mbit", "max_peers": 8},
+        {"now": True},
+        {"prompt": "a", "tokens": 5, "temperature": 0.5, "seed": 1},
+        {"peers": ["a", "b"]},
+        {"peer": "a"},
+        {},
+    ]
     return run, [
         join(b"x" * number, json.dumps(body).encode()) for number, body in enumerate(bodies)
     ]

@@ -79,8 +79,12 @@ def test_fuzzers_that_are_guided_by_coverage_find_no_more_in_half_a_minute_each(
     with (tmp_path / "errors").open("wb") as errors:
         child = subprocess.Popen(
             ("nice", "-n", "19", sys.executable, "-c", script, str(tmp_path), *options),
-            cwd=Path(fuzz.__file__).parent, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True,
-        )  # fmt: skip
+            cwd=Path(fuzz.__file__).parent,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            start_new_session=True,
+        )
         try:
             table, _ = child.communicate(timeout=840)
         finally:

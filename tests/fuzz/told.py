@@ -98,9 +98,11 @@ def seeds_of(*whole: bytes, kind: Any) -> list[bytes]:
 
 def info(**changes: Any) -> PeerInfo:
     fields: dict[str, Any] = {
-        "peer_id": ADA.peer_id, "run_id": RUN, "phase": Phase.TRAINING, "issued": NOW, "expires": NOW + 60,
+        "peer_id": ADA.peer_id, "run_id": RUN, "phase": Phase.TRAINING, "issued": NOW,
+        "expires": NOW + 60,
         "addresses": ("192.0.2.1:5000", "[2001:db8::1]:5000"), "certificate": b"c" * 32,
-        "entry_points": (f"/ip4/192.0.2.1/tcp/31330/p2p/{ADA.peer_id}",), "swarm_step": 7, "steps": 5,
+        "entry_points": (f"/ip4/192.0.2.1/tcp/31330/p2p/{ADA.peer_id}",), "swarm_step": 7,
+        "steps": 5,
     }  # fmt: skip
     return PeerInfo(**fields | changes)
 
@@ -435,7 +437,8 @@ def probe() -> Made:
     messages = (
         pb.Probe(look=pb.Look()), pb.Probe(ping=pb.Ping(content=b"x" * 50, wanted=50)),
         pb.Probe(dial_back=pb.DialBack(peer_id=ADA.peer_id, targets=[target_])),
-        pb.Probed(seen=pb.Seen(address="/ip4/192.0.2.1/tcp/1")), pb.Probed(dialed_back=pb.DialedBack(reached=[True] * 4)),
+        pb.Probed(seen=pb.Seen(address="/ip4/192.0.2.1/tcp/1")),
+        pb.Probed(dialed_back=pb.DialedBack(reached=[True] * 4)),
         pb.Probed(refused="no"),
     )  # fmt: skip
     return run, [message.SerializeToString() for message in messages]

@@ -75,7 +75,8 @@ def texts() -> dict[str, str]:
     }
     return methods | {
         "invite": '[run]\nname = "invite"\nadmission = "invite"\n',
-        "list": f'[run]\nname = "list"\nadmission = "list"\nmembers = ["{MEMBER.peer_id}", "{CREATOR.peer_id}"]\n',
+        "list": f'[run]\nname = "list"\nadmission = "list"\n'
+        f'members = ["{MEMBER.peer_id}", "{CREATOR.peer_id}"]\n',
         "other-values": OTHER_VALUES,
     }
 

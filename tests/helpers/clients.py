@@ -5,7 +5,9 @@ Each has an identity, a p2pd and a place in the DHT of its own, publishes its re
 looks the peers of the run up again and again, and keeps its connection by the same watchdog: nobody
 tells it to reconnect.
 
-    python clients.py FOLDER COUNT RUN_ID SECONDS BEAT ADDRESS...       commands on stdin, an answer in JSON to each (class Worker)
+    python clients.py FOLDER COUNT RUN_ID SECONDS BEAT ADDRESS...
+
+Commands on stdin, an answer in JSON to each (class Worker).
 
 SECONDS lie between two looks of a client (a node's --poll, 2), BEAT seconds between two times that
 it publishes, and that it knocks at a door (a node's 10).
@@ -72,9 +74,15 @@ class Client(HivemindDiscovery):
         """Publish our record."""
         now, life = time(), 3 * watchdog.HEARTBEAT
         info = PeerInfo(
-            peer_id=self.peer_id, run_id=self.run_id, phase=Phase.TRAINING, issued=now, expires=now + life,
-            addresses=("127.0.0.1:1",), certificate=bytes(32), entry_points=self.addresses()[:4],
-        )  # fmt: skip
+            peer_id=self.peer_id,
+            run_id=self.run_id,
+            phase=Phase.TRAINING,
+            issued=now,
+            expires=now + life,
+            addresses=("127.0.0.1:1",),
+            certificate=bytes(32),
+            entry_points=self.addresses()[:4],
+        )
         await self.publish(
             peers_key(self.run_id), self.peer_id, write_record(info, self.identity), life
         )

@@ -167,8 +167,10 @@ class Node(Peer):
         """Cleared: frames of this kind are not sent."""
         count = spec.sync.fragments
         fields: dict[str, Any] = {
-            "device": "none", "parameters": 1, "plan": PLAN, "slots": slots, "slot_bytes": 4 * numel + 8192,
-            "numels": (numel,) * count, "sizes": ((size, size),) * count, "realign_sizes": (REALIGN_SIZE,) * count,
+            "device": "none", "parameters": 1, "plan": PLAN, "slots": slots,
+            "slot_bytes": 4 * numel + 8192,
+            "numels": (numel,) * count, "sizes": ((size, size),) * count,
+            "realign_sizes": (REALIGN_SIZE,) * count,
             "swarm_step": 0, "steps": 0, "tokens": 0, "progress": ({},) * count,
             "slow_digests": ("44" * 32,) * count, "resumed": None,
         }  # fmt: skip
@@ -258,8 +260,10 @@ class Puppet(Peer):
     def offer(self, **changes: Any) -> Offer:
         """What it brings."""
         offer = Offer(
-            protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=PLAN, codec=codec_in_offer(self.spec.sync.codec), fragment=0,
-            stage=0, round=1, swarm_step=INTERVAL, steps=INTERVAL, tokens=77, version=0, slow_digest=b"",
+            protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=PLAN,
+            codec=codec_in_offer(self.spec.sync.codec), fragment=0,
+            stage=0, round=1, swarm_step=INTERVAL, steps=INTERVAL, tokens=77, version=0,
+            slow_digest=b"",
         )  # fmt: skip
         return replace(offer, **changes)
 

@@ -124,11 +124,12 @@ class Node(Process):
         "--nice",
         "5",
     )
-    """Options by which it notices sooner what a test waits for, and trains beside other programs."""
+    """Options to notice sooner what a test waits for, and to train beside other programs."""
 
     def __init__(self, home: Path, address: str, *arguments: str) -> None:
         super().__init__(
-            home, "lowcomm_node", "join", "--json", "--home", str(home), "--threads", "1", *self.pace,
+            home, "lowcomm_node", "join", "--json", "--home", str(home), "--threads", "1",
+            *self.pace,
             *(("--peers", address) if address else ()), *arguments,
         )  # fmt: skip
 
@@ -186,7 +187,8 @@ class Swarm:
         home = self.folder / "bootstrap"
         told = (home / "log").read_text().count('"ready"') if (home / "log").exists() else 0
         server = Process(
-            home, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port", self.port,
+            home, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port",
+            self.port,
             "--home", str(home), *arguments,
         )  # fmt: skip
         self.processes.append(server)

@@ -42,10 +42,16 @@ async def store_sybils(
     async def store(number: int, address: str) -> bool:
         identity, now = Identity(b"sybil" + number.to_bytes(27)), time()
         info = PeerInfo(
-            peer_id=identity.peer_id, run_id=run_id, phase=Phase.TRAINING, issued=now, expires=now + life,
-            addresses=(address,), certificate=bytes(32), swarm_step=0,
+            peer_id=identity.peer_id,
+            run_id=run_id,
+            phase=Phase.TRAINING,
+            issued=now,
+            expires=now + life,
+            addresses=(address,),
+            certificate=bytes(32),
+            swarm_step=0,
             entry_points=(multiaddress(address, identity.peer_id),) if entry_points else (),
-        )  # fmt: skip
+        )
         async with slots:
             return await peer.publish(
                 peers_key(run_id), identity.peer_id, write_record(info, identity), life

@@ -26,9 +26,14 @@ class House:
     def compose(self, *arguments: str, **environment: str) -> str:
         """Run podman-compose; what it printed. Raises AssertionError with that, where it fails."""
         done = subprocess.run(
-            [*self._command, *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=600,
-            check=False, env=os.environ | environment,
-        )  # fmt: skip
+            [*self._command, *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=600,
+            check=False,
+            env=os.environ | environment,
+        )
         assert done.returncode == 0, done.stdout[-3000:]
         return done.stdout
 

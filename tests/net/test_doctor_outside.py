@@ -84,7 +84,9 @@ with socket.create_server(("", 8080)) as server:
         caller, _ = server.accept()
         with contextlib.suppress(OSError):
             caller.recv(1024)
-            caller.sendall(b"HTTP/1.1 302 Found\\r\\nLocation: http://login.example/start\\r\\nContent-Length: 0\\r\\n\\r\\n")
+            caller.sendall(b"HTTP/1.1 302 Found\\r\\n"
+                           b"Location: http://login.example/start\\r\\n"
+                           b"Content-Length: 0\\r\\n\\r\\n")
         caller.close()
 """
 

@@ -419,7 +419,8 @@ sys.path.insert(0, sys.argv[1])
 from laboratory import Lab, Link
 with Lab() as lab:
     alice = lab.home("alice", link=Link())
-    print(lab.prefix, alice.popen(["sleep", "600"]).pid, alice.link.process.pid, lab.warden.process.pid, flush=True)
+    sleeper = alice.popen(["sleep", "600"]).pid
+    print(lab.prefix, sleeper, alice.link.process.pid, lab.warden.process.pid, flush=True)
     sys.stdin.read()
 """
 

@@ -96,7 +96,8 @@ class Client:
     def metadata(self) -> list[tuple[str, bytes]]:
         """A credential for one call."""
         payload = self.pb.Credential(
-            caller=self.peer_id, callee=self.callee, run_id=self.run_id, issued_ms=int(time.time() * 1000),
+            caller=self.peer_id, callee=self.callee, run_id=self.run_id,
+            issued_ms=int(time.time() * 1000),
             nonce=secrets.token_bytes(16),
         ).SerializeToString()  # fmt: skip
         signed = self.pb.SignedCredential(
@@ -108,7 +109,8 @@ class Client:
         """Hand over our record; that of the callee, checked."""
         now = int(time.time() * 1000)
         payload = self.pb.PeerRecord(
-            protocol=PROTOCOL, run_id=self.run_id, peer_id=self.peer_id, issued_ms=now, expires_ms=now + 300_000,
+            protocol=PROTOCOL, run_id=self.run_id, peer_id=self.peer_id, issued_ms=now,
+            expires_ms=now + 300_000,
             phase="training",
         ).SerializeToString()  # fmt: skip
         record = self.pb.SignedRecord(payload=payload, signature=self.sign("peer record", payload))
@@ -215,9 +217,12 @@ def tensors_of(model: dict[str, Any]) -> list[tuple[str, int, int]]:
     """The tensors of the model in their order: name, rows, values a row."""
     width, hidden, head = model["width"], model["feed_forward"], model["width"] // model["heads"]
     block = {
-        "attention_norm": (width, 1), "attention.query": (width, width), "attention.key": (width, width),
-        "attention.value": (width, width), "attention.output": (width, width), "attention.query_norm": (head, 1),
-        "attention.key_norm": (head, 1), "feed_forward_norm": (width, 1), "feed_forward.gate": (hidden, width),
+        "attention_norm": (width, 1), "attention.query": (width, width),
+        "attention.key": (width, width),
+        "attention.value": (width, width), "attention.output": (width, width),
+        "attention.query_norm": (head, 1),
+        "attention.key_norm": (head, 1), "feed_forward_norm": (width, 1),
+        "feed_forward.gate": (hidden, width),
         "feed_forward.up": (hidden, width), "feed_forward.down": (width, hidden),
     }  # fmt: skip
     blocks = [
@@ -246,8 +251,10 @@ def take_part(client: Client) -> dict[str, Any]:
     gain = sync["outer_lr"] if sync["outer"] == "noloco" else 1.0
     contribution = (gain * (fast - slow) + sync["consensus"] * slow).astype("<f4").tobytes()
     offer = client.pb.Offer(
-        protocol=PROTOCOL, run_id=client.run_id, plan=hashlib.sha256(plan.encode()).digest(), codec="fp32", fragment=0,
-        round=state.swarm_step // sync["interval"], swarm_step=state.swarm_step, steps=sync["interval"],
+        protocol=PROTOCOL, run_id=client.run_id, plan=hashlib.sha256(plan.encode()).digest(),
+        codec="fp32", fragment=0,
+        round=state.swarm_step // sync["interval"], swarm_step=state.swarm_step,
+        steps=sync["interval"],
         tokens=sync["interval"] * spec["train"]["batch"] * spec["model"]["context"],
     )  # fmt: skip
     deadline = time.monotonic() + PATIENCE

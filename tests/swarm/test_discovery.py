@@ -495,9 +495,14 @@ def large_record(peer: Identity, life: float) -> bytes:
         f"/ip4/203.0.113.7/tcp/31337/p2p/{STRANGER.peer_id}/p2p-circuit/p2p/{peer.peer_id}",
     )
     info = PeerInfo(
-        peer_id=peer.peer_id, run_id=RUN_ID, phase=Phase.TRAINING, issued=now, expires=now + life,
-        addresses=("[2001:db8:1111:2222:3333:4444:5555:6666]:40000",) * 8, entry_points=(entry,) * 4,
-    )  # fmt: skip
+        peer_id=peer.peer_id,
+        run_id=RUN_ID,
+        phase=Phase.TRAINING,
+        issued=now,
+        expires=now + life,
+        addresses=("[2001:db8:1111:2222:3333:4444:5555:6666]:40000",) * 8,
+        entry_points=(entry,) * 4,
+    )
     return write_record(info, peer)
 
 

@@ -46,7 +46,8 @@ class Server(Process):
         self, swarm: Swarm, name: str, port: int, *arguments: str, host: str = "/ip4/127.0.0.1"
     ) -> None:
         super().__init__(
-            swarm.folder / name, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port", str(port),
+            swarm.folder / name, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1",
+            "--port", str(port),
             "--home", str(swarm.folder / name), "--announce", f"{host}/tcp/{port}", *arguments,
         )  # fmt: skip
         self._told = self.output.count('"ready"')

@@ -29,8 +29,10 @@ def flood(node: Node, seconds: float, calls: int, connections: int) -> dict[str,
     (run,) = (node.home / "runs").glob("*/run.json")
     dht = next(one.split("/")[4] for one in status["entry_points"] if "/tcp/" in one)
     command = [
-        sys.executable, str(CLIENT), status["addresses"][0], status["peer_id"], str(run), "--seconds", str(seconds), "--calls",
-        str(calls), "--connections", str(connections), "--parameters", str(status["trainer"]["parameters"]), "--dht-port", dht,
+        sys.executable, str(CLIENT), status["addresses"][0], status["peer_id"], str(run),
+        "--seconds", str(seconds), "--calls",
+        str(calls), "--connections", str(connections), "--parameters",
+        str(status["trainer"]["parameters"]), "--dht-port", dht,
     ]  # fmt: skip
     done = subprocess.run(
         command,

@@ -30,7 +30,8 @@ def test_a_client_from_the_documents_alone_completes_describe_fetch_and_a_swap(
     # tells itself.
     outside = {key: value for key, value in environment().items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, "-P", str(CLIENT), str(proto), status["addresses"][0], status["peer_id"], str(run)],
+        [sys.executable, "-P", str(CLIENT), str(proto), status["addresses"][0], status["peer_id"],
+            str(run)],
         capture_output=True, text=True, timeout=240, check=False, env=outside,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:] + node.output[-2000:]

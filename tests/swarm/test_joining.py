@@ -18,7 +18,8 @@ class Stubborn(Node):
 
     def __init__(self, home: Path, address: str, *arguments: str) -> None:
         Process.__init__(
-            self, home, "stubborn", "join", "--json", "--home", str(home), "--peers", address, "--threads", "1",
+            self, home, "stubborn", "join", "--json", "--home", str(home), "--peers", address,
+            "--threads", "1",
             # Records that outlive the test: only the others' own checks can take it off their
             # lists.
             "--poll", "1", "--record-life", "600", "--exchange-deadline", "15", *arguments,

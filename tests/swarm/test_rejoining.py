@@ -134,7 +134,8 @@ def test_two_servers_are_one_service_and_a_dead_address_beside_a_good_one_is_onl
     swarm.bootstrap("--run", str(swarm.spec()))
     home = swarm.folder / "second"
     second = Process(
-        home, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port", "0", "--home", str(home),
+        home, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port", "0",
+        "--home", str(home),
         "--peers", swarm.address,
     )  # fmt: skip
     swarm.processes.append(second)
@@ -202,8 +203,10 @@ class HivemindDht:
         self.log = log
         with log.open("wb") as file:
             self.child = subprocess.Popen(
-                [program, "--host_maddrs", "/ip4/127.0.0.1/tcp/0", "--refresh_period", "2", *arguments],
-                stdin=subprocess.DEVNULL, stdout=file, stderr=file, env=environment() | {"HIVEMIND_LOGLEVEL": "INFO"},
+                [program, "--host_maddrs", "/ip4/127.0.0.1/tcp/0", "--refresh_period", "2",
+                    *arguments],
+                stdin=subprocess.DEVNULL, stdout=file, stderr=file,
+                env=environment() | {"HIVEMIND_LOGLEVEL": "INFO"},
             )  # fmt: skip
 
     @property

@@ -1,12 +1,17 @@
 """The server of the control API: HTTP on loopback, with a token from a file of the owner.
 
-GET  /v1/status, /v1/peers, /v1/rounds?limit=N        GET  /v1/events     one JSON object a line, as things happen
-GET  /v1/story?last=N: of the N-th last exchange
-POST /v1/doctor  {"peers"}                            POST /v1/ping       {"peer"}
-GET  /v1/limits                                       POST /v1/limits     {"max_up", "max_down", "max_peers"}: what changes
-POST /v1/finish                                       POST /v1/stop       {"now": bool}
-POST /v1/pause   {"seconds"}: null for until resumed  POST /v1/resume
-POST /v1/generate  {"prompt", "tokens", "temperature", "seed"}
+GET  /v1/status, /v1/peers, /v1/limits
+GET  /v1/rounds?limit=N      the last exchanges
+GET  /v1/story?last=N        of the N-th last exchange
+GET  /v1/events              one JSON object a line, as things happen
+POST /v1/limits              {"max_up", "max_down", "max_peers"}: what changes
+POST /v1/doctor              {"peers"}
+POST /v1/ping                {"peer"}
+POST /v1/pause               {"seconds"}: null for until resumed
+POST /v1/resume
+POST /v1/finish
+POST /v1/stop                {"now": bool}
+POST /v1/generate            {"prompt", "tokens", "temperature", "seed"}
 """
 
 import asyncio

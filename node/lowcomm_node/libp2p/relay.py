@@ -1,6 +1,6 @@
 """Reservations at relays, and the limits of our own relay (libp2p's circuit relay v2).
 
-    we ── hop stream: RESERVE ──► relay      a place: others reach us through it while we stay connected
+    we ── hop stream: RESERVE ──► relay      others reach us through it while we are connected
     we ◄── STATUS, expiry, limits ── relay   bytes and seconds of one circuit
 
 p2pd has an ``-autoRelay`` of its own. It must be told that we are private, does not hear of relays

@@ -4,8 +4,8 @@ a third party.
     host named by our owner, or our own    dialed as often as needed
     name, multicast, unspecified           never
     loopback                               only if we are reached over loopback ourselves
-    private, link-local, carrier-grade NAT only if we have an address in the same network
-    public                                 one attempt for one peer; the next after a doubling pause,
+    private, link-local, shared (CGNAT)    only if we have an address in the same network
+    public                                 one attempt for a peer; the next after a doubling pause,
                                            until a peer has proved to be there; then within a rate
 
 A host is an IP address: its ports count together. An attempt covers the direct connection and the

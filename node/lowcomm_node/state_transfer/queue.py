@@ -4,7 +4,7 @@ Identities are free, so joiners are ordered by address, not by peer id (fair que
 
     order     one joiner of each address before a second of any; then by arrival
     full      the last in that order is evicted, possibly the newcomer itself
-    slow      while others wait, a joiner that takes less than LEAST bytes in WINDOW seconds is evicted
+    slow      while others wait, a joiner that takes less than LEAST bytes in WINDOW s is evicted
     long      while others wait, a turn ends after ``turn_seconds``, the slowest first
     idle      an address whose joiner took next to nothing comes last for a while
 

@@ -65,10 +65,7 @@ def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> Renderab
         rows.add_row("refused", _refusals(status.refusals))
     for warning in status.warnings:
         rows.add_row("warning", Text(clean(warning), "yellow"))
-    return Panel(
-        rows, title=_title(status), title_align="left", subtitle=_subtitle(status), subtitle_align="right",
-        box=box.ROUNDED, border_style="dim", padding=(0, 1),
-    )  # fmt: skip
+    return _panel(rows, _title(status), _subtitle(status))
 
 
 def swarm_panel(
@@ -98,10 +95,20 @@ def swarm_panel(
     ]
     # One line is always kept for a reason to wait, because one comes and goes at every sync.
     parts += notes or [Text("")]
+    return _panel(Group(*parts), Text(clean(title), "bold"), Text(seconds(elapsed)))
+
+
+def _panel(content: RenderableType, title: Text, subtitle: Text) -> Panel:
     return Panel(
-        Group(*parts), title=Text(clean(title), "bold"), title_align="left", subtitle=Text(seconds(elapsed)),
-        subtitle_align="right", box=box.ROUNDED, border_style="dim", padding=(0, 1),
-    )  # fmt: skip
+        content,
+        title=title,
+        title_align="left",
+        subtitle=subtitle,
+        subtitle_align="right",
+        box=box.ROUNDED,
+        border_style="dim",
+        padding=(0, 1),
+    )
 
 
 def _grid() -> Table:
@@ -142,8 +149,10 @@ def _progress(status: Status) -> RenderableType:
 
 def _bar(done: float, total: float | None, text: str, style: str = "green") -> RenderableType:
     # Without a total the bar stands empty; rich's own form for that moves, and this panel does not.
-    bar = ProgressBar(total=total or 1, completed=min(done, total) if total else 0, complete_style=style,
-                      finished_style=style)  # fmt: skip
+    completed = min(done, total) if total else 0
+    bar = ProgressBar(
+        total=total or 1, completed=completed, complete_style=style, finished_style=style
+    )
     grid = Table.grid(padding=(0, 1), expand=True)
     grid.add_column(ratio=1, min_width=8)
     grid.add_column(justify="right", no_wrap=True)
@@ -303,8 +312,8 @@ def _under_way(statuses: Sequence[Status | None]) -> Text:
             # Every member tells of the same meeting: it is shown once.
             meetings[(one.fragment, *members)] = f"{' ⇄ '.join(members)} fragment {one.fragment}"
     text = "   ".join(meetings.values())
-    return Text(f"exchanges {text}" if text else "no exchange under way", "cyan" if text else "dim", no_wrap=True,
-                overflow="ellipsis")  # fmt: skip
+    said, style = (f"exchanges {text}", "cyan") if text else ("no exchange under way", "dim")
+    return Text(said, style, no_wrap=True, overflow="ellipsis")
 
 
 def _held_out_mean(known: Sequence[Status]) -> str:

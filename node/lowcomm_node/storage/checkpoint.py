@@ -5,7 +5,7 @@ checkpoints/
   step-0000000400/
     manifest.json            sealed: step, time, meta, and size and SHA-256 of every other file
     weights.safetensors      one file per part, e.g. weights, outer, inner
-    diverged.json            sealed; only if training from here diverged: why, and where the data was
+    diverged.json            sealed; only if training diverged from here: why, and where in the data
   .writing-*, .removing-*    left behind by a crash; swept by the next writer
   .replaced-step-*           the former checkpoint of a step that is being saved again
 """

@@ -207,10 +207,9 @@ class Membership:
                 log.error("membership.defect", error=repr(error), exc_info=error)
                 if repr(error) != told:
                     told = repr(error)
+                    again = f"tried again in {DEFECT_PAUSE:.0f} s"
                     self._listeners.warn(
-                        f"{trouble} (tried again in {DEFECT_PAUSE:.0f} s), because of a defect: {error!r}"[
-                            :300
-                        ]
+                        f"{trouble} ({again}), because of a defect: {error!r}"[:300]
                     )
                 wait = DEFECT_PAUSE
             await asyncio.sleep(wait)

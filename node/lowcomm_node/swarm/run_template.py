@@ -34,13 +34,15 @@ _COMMENTS = {
     "steps": "length in swarm steps; the learning rate follows them",
     "start_peers": "how many must be there before the first step; afterwards nobody waits",
     "admission": 'who may join: "open", "invite" (lowcomm-node invite), or "list" (members below)',
-    "work": "bits of the proof of work of each identity and week, 0 to 16; 10 takes seconds, 16 minutes (docs/admission.md)",
+    "work": "bits of the proof of work of each identity and week, 0 to 16; 10 takes seconds,"
+    " 16 minutes (docs/admission.md)",
     "members": "their peer ids, as `lowcomm-node id` shows them",
     "vocab": "256 bytes, or the size of your tokenizer",
     "feed_forward": "width of the SwiGLU layer, about 8/3 of width",
     "context": "tokens a sequence",
     "tied": "one matrix for embedding and head",
-    "source": '"builtin:python" is the standard library; "local": every owner names text with --data',
+    "source": '"builtin:python" is the standard library; "local": every owner names text'
+    " with --data",
     "tokenizer": '"bytes", or "local": every owner names a tokenizer.json with --tokenizer',
     "tokenizer_sha256": "of that file; others are refused. `create --tokenizer PATH` fills it in",
     "optimizer": '"adamw", or "muon" for the matrices of the blocks',
@@ -56,9 +58,11 @@ _COMMENTS = {
     "fragments": "P: pieces that are exchanged one at a time",
     "pattern": '"strided" or "sequential" layers in a fragment',
     "overlap": "inner steps between capture and merge, at least",
-    "codec": f"{', '.join(codecs_for_groups())}; in pairs also {', '.join(sorted({*CODECS} - {*codecs_for_groups()}))}",
+    "codec": f"{', '.join(codecs_for_groups())}; in pairs also "
+    f"{', '.join(sorted({*CODECS} - {*codecs_for_groups()}))}",
     "error_feedback": "what coding loses is added to the next exchange: for few bits",
-    "mean": '"clip", "median", "trimmed": what a liar among three or more can move; "mean": everything',
+    "mean": '"clip", "median", "trimmed": what a liar among three or more can move; "mean":'
+    " everything",
     "group": "how many meet in one exchange, at most; 2 are pairs",
     "pairing": 'of pairs: "hypercube" spreads weights fastest, "random" draws them anew each time',
     "min_steps": "inner steps before a peer accepts the same fragment again",

@@ -4,8 +4,8 @@ Both are bytes in slots of shared memory. What comes in is checked before it is 
 the plan before the first byte is read, order and bounds of every chunk, digest of the whole, and
 then by the trainer, which decodes it.
 
-    PairLink     both ends send their whole contribution, and a part of it again where they are asked to
-    GroupLink    both ends send one share and one mean, and tell each other what a group has to agree on
+    PairLink     each end sends its whole contribution, and parts of it again on request
+    GroupLink    each end sends one share and one mean, and what a group has to agree on
 """
 
 import asyncio

@@ -136,9 +136,15 @@ def identity(number: int) -> Identity:
 
 @asynccontextmanager
 async def giving(
-    folder: Path, number: int, form: StateForm = SMALL, *, step: int = STEP, slow: Sequence[int] = (1, 1),
-    noise: float = 0.02, common: int = 0,
-) -> AsyncIterator[Giver]:  # fmt: skip
+    folder: Path,
+    number: int,
+    form: StateForm = SMALL,
+    *,
+    step: int = STEP,
+    slow: Sequence[int] = (1, 1),
+    noise: float = 0.02,
+    common: int = 0,
+) -> AsyncIterator[Giver]:
     """A donor that listens."""
     async with listening(identity(number)) as callee:
         pieces = await asyncio.to_thread(drawn, form, number, noise, common)
@@ -149,9 +155,14 @@ class Joiner(Fetcher):
     """A fetcher, and what came of it."""
 
     def __init__(
-        self, channels: Channels, folder: Path, donors: Callable[[], Sequence[PeerInfo]], form: StateForm = SMALL,
-        method: str = "lowcomm", **more,
-    ) -> None:  # fmt: skip
+        self,
+        channels: Channels,
+        folder: Path,
+        donors: Callable[[], Sequence[PeerInfo]],
+        form: StateForm = SMALL,
+        method: str = "lowcomm",
+        **more,
+    ) -> None:
         self.warnings: list[str] = []
         self.heard: Callable[[int], None] = lambda size: None
         download = Download(folder, form, sync_of(method), Random(3))

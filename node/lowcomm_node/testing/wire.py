@@ -43,9 +43,14 @@ def new_certificate() -> Certificate:
 def record(identity: Identity, port: int, digest: bytes, **changes: Any) -> PeerInfo:
     """What callers know of a peer that listens on loopback."""
     fields: dict[str, Any] = {
-        "peer_id": identity.peer_id, "run_id": RUN, "phase": Phase.TRAINING, "issued": time(), "expires": time() + 60,
-        "addresses": (f"127.0.0.1:{port}",), "certificate": digest,
-    }  # fmt: skip
+        "peer_id": identity.peer_id,
+        "run_id": RUN,
+        "phase": Phase.TRAINING,
+        "issued": time(),
+        "expires": time() + 60,
+        "addresses": (f"127.0.0.1:{port}",),
+        "certificate": digest,
+    }
     return PeerInfo(**fields | changes)
 
 

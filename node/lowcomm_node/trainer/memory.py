@@ -62,8 +62,8 @@ def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4) -> Reckoning:
     training = {
         "weights and gradients": 2 * FLOAT * numel,
         "optimizer": optimizer + _muon_scratch(model, spec.train, gpu),
-        f"activations and logits (batch {spec.train.batch} x context {spec.model.context})": _activations(
-            spec, model, gpu
+        f"activations and logits (batch {spec.train.batch} x context {spec.model.context})": (
+            _activations(spec, model, gpu)
         ),
     }
     keeping = {

@@ -1,7 +1,7 @@
 """Chooses the route to a peer. No I/O, no clock: time is an argument (seconds, monotonic).
 
-    direct   TLS to the address in the peer's record         cheap and fast, if the peer is reachable
-    tunnel   a stream of libp2p, punched or relayed          works nearly everywhere
+    direct   TLS to the address in the peer's record       cheap and fast, if that is reachable
+    tunnel   a stream of libp2p, punched or relayed        works nearly everywhere
 
 Direct is preferred. Unknown routes are tried: direct at once, the tunnel after a head start, or as
 soon as direct has failed. A failed route is tried again with growing pauses, or soon if no other is

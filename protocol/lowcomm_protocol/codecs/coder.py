@@ -1,10 +1,13 @@
 """Coding of one fragment at one peer: a codec, and what it remembers from one exchange to the next.
 
     encode      own vector -> bytes; the vector becomes what the others will decode
-    encoding    the same in pieces, to send the first bytes while the rest is coded;  decoding  likewise
-    decode      a member's bytes -> vector; which blocks have to be sent again (only codecs that decode next to our own)
-    resend      the blocks that a member asks for, coarser and safe;  patch  takes them in at the other end
-    commit      the exchange is applied: what it taught is kept;  without it nothing has happened
+    encoding    the same in pieces, to send the first bytes while the rest is coded
+    decoding    likewise
+    decode      a member's bytes -> vector; which blocks have to be sent again (only of codecs
+                that decode next to our own vector)
+    resend      the blocks that a member asks for, coarser and safe
+    patch       takes them in at the other end
+    commit      the exchange is applied: keeps what it taught; without it nothing has happened
 
 One fragment is in one exchange at a time, so a coder holds at most one exchange's scratch.
 """

@@ -4,8 +4,10 @@ of absmax / 16.
 Layout: blocks stand one after the other, each ``4 + ceil(count / 2)`` bytes, where count is 256 and
 less only in the last one::
 
-    byte 0 .. 3   scale, IEEE 754 binary32, little-endian: 0, or from 2**-100 to (largest float32) / 16
-    byte 4 + i    low nibble (bits 0-3): value 2*i;  high nibble (bits 4-7): value 2*i+1, or 0 after an odd end
+    byte 0 .. 3   scale, IEEE 754 binary32, little-endian: 0, or from 2**-100 to
+                  (largest float32) / 16
+    byte 4 + i    low nibble (bits 0-3): value 2*i;
+                  high nibble (bits 4-7): value 2*i+1, or 0 after an odd end
 
     nibble: bit 3 is the sign, bits 0-2 are the exponent code e
     magnitude = 0 for e = 0, else scale * 2**(e - 3):  {0, .25, .5, 1, 2, 4, 8, 16} * scale

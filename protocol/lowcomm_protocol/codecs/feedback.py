@@ -2,7 +2,7 @@
 
     add      vector += residual, in place: this is what is wanted
     keep     what was wanted and what was sent of a range [start, stop): their difference waits
-    commit   the ranges that were applied take their difference as residual; the others keep the residual that they had
+    commit   ranges that were applied take their difference as residual; others keep theirs
 
 `Residual` holds one vector's residual; `FeedbackCoder` uses it around a `Coder`, a group exchange
 may use it shard by shard.

@@ -3,7 +3,8 @@
 Layout: blocks stand one after the other, each ``4 + count`` bytes, where count is 256 and less only
 in the last one::
 
-    byte 0 .. 3          scale, IEEE 754 binary32, little-endian: 0, or from 2**-100 to 66052 * 2**105
+    byte 0 .. 3          scale, IEEE 754 binary32, little-endian: 0,
+                         or from 2**-100 to 66052 * 2**105
     byte 4 .. 4+count-1  codes, two's complement, -127 .. 127 (-128 is never written and refused)
 
     value = code * scale

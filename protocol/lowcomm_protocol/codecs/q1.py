@@ -4,7 +4,8 @@ Layout: blocks stand one after the other, each ``2 + ceil(count / 8)`` bytes, wh
 less only in the last one::
 
     byte 0 .. 1   scale, bf16, little-endian: 0, or from 2**-100 to (largest bf16)
-    byte 2 + i    bits 0 .. 7: values 8*i .. 8*i+7, the first in the lowest bit; 0 after the last value
+    byte 2 + i    bits 0 .. 7: values 8*i .. 8*i+7, the first in the lowest bit;
+                  0 after the last value
 
     value = scale where the bit is 0, -scale where it is 1
 

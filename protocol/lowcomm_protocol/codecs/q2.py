@@ -5,7 +5,8 @@ Layout: blocks stand one after the other, each ``2 + ceil(count / 4)`` bytes, wh
 less only in the last one::
 
     byte 0 .. 1   scale, bf16, little-endian: 0, or from 2**-100 to 146 * 2**119
-    byte 2 + i    values 4*i .. 4*i+3, 2 bits each, the first in the lowest bits; 0 after the last value
+    byte 2 + i    values 4*i .. 4*i+3, 2 bits each, the first in the lowest bits;
+                  0 after the last value
 
     2 bits: the high one is the sign, the low one says which magnitude
     magnitude = scale for 0, 3.5 * scale for 1

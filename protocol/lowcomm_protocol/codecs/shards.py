@@ -1,9 +1,12 @@
 """Coding of one fragment for reduce-scatter and all-gather. Every member of a group owns a shard.
 
-    encode    own vector -> a code for each other owner; the vector becomes what owners decode, our own shard included
+    encode    own vector -> a code for each other owner; the vector becomes what owners decode,
+              our own shard included
     decode    a member's contribution to our shard, or an owner's mean of its shard
-    reduce    the mean of our shard -> its code; the mean becomes what all members decode, ours included
-    commit    these shards are applied: their coding errors are kept for the next time;  without it nothing has happened
+    reduce    the mean of our shard -> its code; the mean becomes what all members decode, ours
+              included
+    commit    these shards are applied: keeps their coding errors for the next time; without it
+              nothing has happened
 
 Both legs are lossy, so with ``feedback`` both remember their errors: what we lost of our
 contributions, and, of the means that we sent as an owner, what those lost. Each is added to what is

@@ -1,12 +1,11 @@
 """Which peers have proved recently to be there, and which others to probe next. No clock: time is
 an argument.
 
-    a record alone ──► unknown ── answers our call, or calls us and authenticates ──► alive for
-    ALIVE seconds
-                         │  ▲                                                             │
-                  probed ▼  │ backoff: by peer, and by place (/24, /64, relay)            │ two exchanges in a row
-                        silent ◄──────────────────────────────────────────────────────────┘ without
-                        an answer
+    a record alone ──► unknown ── answers our call, or authenticates ──► alive, for ALIVE seconds
+                         │  ▲                                              │
+                  probed ▼  │ backoff: by peer,                            │ two exchanges in a row
+                         │  │ and by place (/24, /64, relay)               │ without an answer
+                        silent ◄───────────────────────────────────────────┘
 
 A record costs its writer nothing, so it proves nothing: only alive peers are met, counted and
 believed. An unknown peer gets a probe beside the exchanges, never a place in one.

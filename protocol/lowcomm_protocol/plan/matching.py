@@ -40,7 +40,8 @@ REFUSAL_TEXT: dict[Refusal, str] = {
     Refusal.CROSSED: "has called us at the same moment",
     Refusal.TOO_SOON: "has merged this fragment a few steps ago",
     Refusal.FULL: "holds as many contributions as it can",
-    Refusal.TOO_SLOW: "would wait too long: its steps and limits on traffic or ours need more than its --exchange-deadline",
+    Refusal.TOO_SLOW: "would wait too long: its steps and limits on traffic or ours need more than"
+    " its --exchange-deadline",
     Refusal.NOT_TRAINING: "is not training now",
     Refusal.OTHER_PROTOCOL: "speaks another protocol version",
     Refusal.OTHER_RUN: "takes part in another run",

@@ -1,6 +1,6 @@
 """The settings of the outer step (outer.py), and whether they hold a swarm together.
 
-Without torch and NumPy: bootstrap servers and daemons check specifications and compute nothing else.
+Without torch and NumPy: bootstrap servers and daemons check specifications, and compute no more.
 """
 
 import math
@@ -99,8 +99,8 @@ def _largest_real_eigenvalue(matrix: tuple[tuple[float, float, float], ...]) -> 
     """Of a 3x3 matrix.
 
     A matrix that takes second moments to second moments keeps a cone, so its spectral radius is its
-    largest real eigenvalue (Krein and Rutman). Above that the characteristic polynomial grows and is
-    convex (Gauss and Lucas), so Newton's method descends to it from any bound.
+    largest real eigenvalue (Krein and Rutman). Above that the characteristic polynomial grows and
+    is convex (Gauss and Lucas), so Newton's method descends to it from any bound.
     """
     (a, b, c), (d, e, f), (g, h, i) = matrix
     trace = a + e + i

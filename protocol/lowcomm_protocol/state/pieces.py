@@ -10,7 +10,7 @@ their vectors. It has these, one after the other, as little-endian float32:
     delta       outer momentum
     first       AdamW's exp_avg, Muon's momentum
     second      AdamW's exp_avg_sq; left out for values that Muon moves
-    ranges      of modulo codecs: one for each block of 256 values, what they have learned; else none
+    ranges      of modulo codecs: for each block of 256 values what they have learned; else none
 """
 
 from collections.abc import Sequence

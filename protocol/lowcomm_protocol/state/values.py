@@ -31,9 +31,13 @@ class Values:
             slice(*piece.blocks),
         )
         return Values(
-            self.theta[these], self.phi[these], self.delta[these], self.first[these], self.second[seconds],
+            self.theta[these],
+            self.phi[these],
+            self.delta[these],
+            self.first[these],
+            self.second[seconds],
             self.ranges[blocks],
-        )  # fmt: skip
+        )
 
     @property
     def vectors(self) -> tuple[Vector, ...]:

@@ -578,7 +578,8 @@ def test_a_folder_with_a_former_demo_is_left_alone(cli: Cli, tmp_path: Path) -> 
 def peer(**more: Any) -> PeerStatus:
     """A peer with long figures."""
     known: dict[str, Any] = {
-        "peer_id": NOWHERE[-52:], "swarm_step": 123_456, "tokens_per_second": 7800.0, "age": 12.3, "completed": 4207,
+        "peer_id": NOWHERE[-52:], "swarm_step": 123_456, "tokens_per_second": 7800.0, "age": 12.3,
+        "completed": 4207,
         "refused": 1057, "failed": 265, "round_trip": 0.149, "rate_up": 18.7e6, "rate_down": 18.7e6,
         "route": "direct [2001:db8:1234:5678:9abc:def0:1234:5678]:38247",
     }  # fmt: skip
@@ -618,7 +619,8 @@ def test_peers_fit_the_terminal_and_reasons_have_lines_of_their_own(width: int) 
 @pytest.mark.parametrize("width", [80, 132])
 def test_rounds_fit_the_terminal(width: int) -> None:
     entry = make_exchange(
-        swarm_step=123_456, fragment=3, outcome="no-partner", partners=[NOWHERE] * 7, bytes_sent=920_400,
+        swarm_step=123_456, fragment=3, outcome="no-partner", partners=[NOWHERE] * 7,
+        bytes_sent=920_400,
         bytes_received=12_440_000, seconds=65.0, reason=REASON,
     )  # fmt: skip
     other = replace(entry, partners=(NOWHERE,), reason="")

@@ -35,9 +35,14 @@ def status(phase: str = "training", step: int | None = 40, **more: Any) -> Statu
     losses = {"val_loss_first": 5.6, "val_loss_last": 3.25}
     exchanges = {"completed": 14, "refused": 1057, "no_partner": 265, "failed": 4}
     return make_status(
-        peer_id=PEER, phase=phase, trainer=trainer | losses, exchanges=exchanges, bytes_sent=340_000,
-        bytes_received=1, **more,
-    )  # fmt: skip
+        peer_id=PEER,
+        phase=phase,
+        trainer=trainer | losses,
+        exchanges=exchanges,
+        bytes_sent=340_000,
+        bytes_received=1,
+        **more,
+    )
 
 
 def result(home: Path, **more: Any) -> Result:

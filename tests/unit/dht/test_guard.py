@@ -381,7 +381,7 @@ async def test_a_named_peer_that_was_restarted_stands_at_its_new_place_only():
     assert await table.hear(ADA, ELSEWHERE) == [ELSEWHERE]
 
 
-async def test_what_others_say_of_where_a_named_peer_stands_is_believed_only_if_that_one_has_told_us():
+async def test_what_others_say_of_where_a_peer_stands_is_believed_only_if_that_one_has_told_us():
     table, ada, bob = Table(ADA), PeerID.from_base58(ADA.peer_id), PeerID.from_base58(BOB.peer_id)
     table.near = {ANYWHERE: ada, ELSEWHERE: bob}
     key = DHTID.generate(source="key")

@@ -285,7 +285,8 @@ def events():
         st.builds(base.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
         st.sampled_from(
             [
-                base.Captured(), base.GatheringClosed(), groups.AgreeingClosed(), groups.ReduceClosed(), groups.ConfirmingClosed(),
+                base.Captured(), base.GatheringClosed(), groups.AgreeingClosed(),
+                groups.ReduceClosed(), groups.ConfirmingClosed(),
                 base.DeadlinePassed(), base.GaveUp(reason="stop"),
             ]
         ),
@@ -350,7 +351,8 @@ def well() -> list[groups.Event]:
     """The events of a story that goes well."""
     means = {name: D[name] for name in ("a", "b", ME)}
     return [
-        *joined(), base.Captured(), *(groups.ShardVerified(peer=peer) for peer in "ab"), groups.Reduced(digest=D[ME]),
+        *joined(), base.Captured(), *(groups.ShardVerified(peer=peer) for peer in "ab"),
+        groups.Reduced(digest=D[ME]),
         *(groups.MeanVerified(peer=peer, digest=D[peer]) for peer in "ab"),
         *(groups.HeldCame(peer=peer, held=tuple(means.values())) for peer in "ab"),
         *(groups.CommitCame(peer=peer, shards=(True,) * 3, heard=(True,) * 3) for peer in "ab"),
@@ -471,9 +473,11 @@ def test_a_group_that_goes_well():
     all_, none = (True,) * 3, []
     for effects in (
         none, [groups.SendRoll(peer=peer, roll=THREE) for peer in both], none, none,
-        [groups.SendMembers(peer=peer, members=THREE) for peer in both], [base.Capture(members=THREE)],
+        [groups.SendMembers(peer=peer, members=THREE) for peer in both],
+        [base.Capture(members=THREE)],
         [groups.SendShard(peer=peer) for peer in both], none, [groups.Reduce(contributors=THREE)],
-        [groups.SendMean(peer=peer) for peer in both], none, [groups.SendHeld(peer=peer, held=MEANS) for peer in both],
+        [groups.SendMean(peer=peer) for peer in both], none,
+        [groups.SendHeld(peer=peer, held=MEANS) for peer in both],
         none, [groups.SendCommit(peer=peer, shards=all_, heard=all_) for peer in both],
         none, [base.Apply(members=THREE, swarm_step=40, shards=all_)],
     ):  # fmt: skip
@@ -700,7 +704,8 @@ LONG = "a" * 65
 @pytest.mark.parametrize(
     "roll",
     [
-        ("a", "b"), ("b", ME), (ME, "a"), ("a", "a", ME), ("a", "b", "c", "d", ME), (), ("a", ME, ""), ("", "a", ME),
+        ("a", "b"), ("b", ME), (ME, "a"), ("a", "a", ME), ("a", "b", "c", "d", ME), (),
+        ("a", ME, ""), ("", "a", ME),
         ("a", LONG, ME),
     ],
 )  # fmt: skip
@@ -1027,8 +1032,10 @@ def test_what_a_member_that_was_given_up_still_sends_is_ignored():
     exchange = after(AGREED)
     told(exchange, base.Lost(peer="b", reason="broke"))
     for late in (
-        groups.RollCame(peer="b", roll=THREE), groups.MembersCame(peer="b", members=THREE), groups.ShardVerified(peer="b"),
-        groups.MeanVerified(peer="b", digest=b""), held("b"), commit("b", ""), base.Lost(peer="b", reason="broke"),
+        groups.RollCame(peer="b", roll=THREE), groups.MembersCame(peer="b", members=THREE),
+        groups.ShardVerified(peer="b"),
+        groups.MeanVerified(peer="b", digest=b""), held("b"), commit("b", ""),
+        base.Lost(peer="b", reason="broke"),
     ):  # fmt: skip
         assert told(exchange, late) == []
 

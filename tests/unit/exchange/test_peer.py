@@ -69,9 +69,17 @@ def begun(deadlines: Deadlines, method: str = "noloco") -> tuple[Peer, Underway]
     settings = spec(method)
     peer = Peer("a", settings, settings.run_id, Alone(), deadlines)
     ready = events.TrainerReady(
-        plan="00", sizes=((10, 10),), realign_sizes=(10,), exchanges=1, swarm_step=0, steps=0, tokens=0,
-        progress=(FragmentProgress(),), slow_digests=(b"",), momentum_digests=(b"",),
-    )  # fmt: skip
+        plan="00",
+        sizes=((10, 10),),
+        realign_sizes=(10,),
+        exchanges=1,
+        swarm_step=0,
+        steps=0,
+        tokens=0,
+        progress=(FragmentProgress(),),
+        slow_digests=(b"",),
+        momentum_digests=(b"",),
+    )
     peer.handle(0.0, ready)
     peer.handle(0.0, events.Opened())
     peer.handle(100.0, events.Stepped(swarm_step=8, steps=8, tokens=80))

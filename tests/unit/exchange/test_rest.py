@@ -25,7 +25,7 @@ def test_a_copy_that_takes_long_is_followed_by_a_longer_rest_within_a_bound():
     assert rest.left(0.0) == LONGEST
 
 
-def test_a_peer_that_makes_us_copy_whenever_it_can_gets_ten_in_the_first_hour_and_one_an_hour_later():
+def test_a_peer_that_makes_us_copy_gets_ten_in_the_first_hour_and_one_an_hour_later():
     rest, now, copies = Rest(), 0.0, []
     while now < 3 * 24 * 3600:
         rest.copied(1.0, now)

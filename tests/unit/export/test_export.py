@@ -69,7 +69,7 @@ def spec_of(model: Model, method: str = "lowcomm") -> RunSpec:
 
 
 def saved(folder: Path, model: Model, method: str = "lowcomm", shift: float = 0.0) -> Path:
-    """A home's folder of a run with a checkpoint; the slow weights are the fast ones + ``shift``."""
+    """A home's folder of a run with a checkpoint; slow weights are the fast ones + ``shift``."""
     run = sign_run(spec_of(model, method), CREATOR)
     weights = {name: one.detach() for name, one in model.named_parameters()}
     sync = run.spec.sync

@@ -95,9 +95,7 @@ async def ask(daemon: Daemon, one: Puncher, answer: bytes, times: int = 1) -> No
         await asyncio.gather(one.improve(daemon, BOB, WAYS), answering(daemon, answer, times))
 
 
-async def test_both_tell_their_addresses_and_the_relayed_connection_is_given_up_for_one_without() -> (
-    None
-):
+async def test_both_tell_their_addresses_and_the_relayed_connection_is_given_up() -> None:
     daemon = Daemon()
     await ask(daemon, puncher(), message(AT_BOB))
     assert daemon.dialed == [[AT_BOB, RELAYED]], (
@@ -248,8 +246,10 @@ def is_closed(far: socket.socket) -> bool:
         return False
 
 
-RELAYS = [RELAYED.replace("44.1.1.1", f"44.1.{number}.1").replace(RELAY, peer_id_of(bytes([number]) * 32))
-          for number in range(4, 14)]  # fmt: skip
+RELAYS = [
+    RELAYED.replace("44.1.1.1", f"44.1.{number}.1").replace(RELAY, peer_id_of(bytes([number]) * 32))
+    for number in range(4, 14)
+]
 OF_ONE_RELAY = 22
 """Two thirds of all."""
 

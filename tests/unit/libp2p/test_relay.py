@@ -365,8 +365,14 @@ async def test_a_header_that_is_none_is_dropped(header, monkeypatch):
 
 def test_freed_memory_is_kept_on_linux():
     done = subprocess.run(
-        [sys.executable, "-c", "from lowcomm_node.system.malloc import keep_freed_memory as k; print(k())"],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-c",
+            "from lowcomm_node.system.malloc import keep_freed_memory as k; print(k())",
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert (done.stdout.strip() == "True") == (sys.platform == "linux")
     assert callable(keep_freed_memory)

@@ -43,8 +43,10 @@ def targets(clock: Clock) -> Targets:
 
 @pytest.mark.parametrize(
     "address",
-    ["44.2.3.4:1", "[2a00:1450::1]:1", "192.168.7.9:1", "192.168.200.1:1", "100.100.0.1:1", "[fd00:1:2:9::1]:1",
-     "/ip4/44.2.3.4/udp/1/quic-v1/p2p/x", "/ip4/10.9.8.7/tcp/9/p2p/x", "/dns4/boot.example.org/tcp/1/p2p/r/p2p-circuit/p2p/x"],
+    ["44.2.3.4:1", "[2a00:1450::1]:1", "192.168.7.9:1", "192.168.200.1:1", "100.100.0.1:1",
+        "[fd00:1:2:9::1]:1",
+     "/ip4/44.2.3.4/udp/1/quic-v1/p2p/x", "/ip4/10.9.8.7/tcp/9/p2p/x",
+     "/dns4/boot.example.org/tcp/1/p2p/r/p2p-circuit/p2p/x"],
 )  # fmt: skip
 def test_what_may_be_dialed(targets: Targets, address: str) -> None:
     assert targets.reason(address) is None
@@ -53,9 +55,12 @@ def test_what_may_be_dialed(targets: Targets, address: str) -> None:
 
 @pytest.mark.parametrize(
     "address",
-    ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "localhost:1", "victim.example.org:443", "10.0.0.1:1", "172.17.0.1:1",
-     "169.254.169.254:80", "[fe90::1]:1", "[fd99::1]:1", "224.0.0.1:1", "0.0.0.0:1", "255.255.255.255:1", "[ff02::1]:1",
-     "198.51.100.1:1", "/dns4/victim.example.org/tcp/443/p2p/x", "/ip4/127.0.0.1/tcp/1/p2p/r/p2p-circuit/p2p/x", "nonsense"],
+    ["127.0.0.1:1", "[::1]:1", "[::ffff:127.0.0.1]:1", "localhost:1", "victim.example.org:443",
+        "10.0.0.1:1", "172.17.0.1:1",
+     "169.254.169.254:80", "[fe90::1]:1", "[fd99::1]:1", "224.0.0.1:1", "0.0.0.0:1",
+     "255.255.255.255:1", "[ff02::1]:1",
+     "198.51.100.1:1", "/dns4/victim.example.org/tcp/443/p2p/x",
+     "/ip4/127.0.0.1/tcp/1/p2p/r/p2p-circuit/p2p/x", "nonsense"],
 )  # fmt: skip
 def test_what_is_never_dialed_and_why(targets: Targets, address: str) -> None:
     assert targets.admit(ADA, [address]) == []

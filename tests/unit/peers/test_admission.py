@@ -196,9 +196,17 @@ def test_a_claim_from_the_future_is_refused():
 def test_only_the_creator_of_the_run_invites():
     for forged in (
         invite(creator=STRANGER).claim(ADA, NOW).data,  # a stranger's invite
-        changed_claim(lambda claim: setattr(claim.invite, "signature", STRANGER.sign("invite", claim.invite.payload))),
-        changed_claim(lambda claim: setattr(claim.invite, "signature", CREATOR.sign("peer record", claim.invite.payload))),
-    ):  # fmt: skip
+        changed_claim(
+            lambda claim: setattr(
+                claim.invite, "signature", STRANGER.sign("invite", claim.invite.payload)
+            )
+        ),
+        changed_claim(
+            lambda claim: setattr(
+                claim.invite, "signature", CREATOR.sign("peer record", claim.invite.payload)
+            )
+        ),
+    ):
         assert reason(by_invite(), ADA, forged) is Reason.BAD_SIGNATURE
 
 

@@ -86,7 +86,10 @@ def mutated(data: bytes):
 
 
 LONG_ADDRESS = "[2001:db8:85a3:1234:5678:8a2e:370:7334]:31337"
-AT_A_RELAY = f"/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/udp/31337/quic-v1/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}"
+AT_A_RELAY = (
+    "/ip6/2001:db8:85a3:1234:5678:8a2e:370:7334/udp/31337/quic-v1"
+    f"/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}"
+)
 
 
 def test_the_longest_record_that_a_node_needs_is_taken_whole():

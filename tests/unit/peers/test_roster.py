@@ -100,7 +100,7 @@ def test_the_newest_record_holds_also_when_our_own_clock_is_set_back(roster):
     assert roster.hear(record(issued=ahead + 1, swarm_step=3), NOW + 1) is not None
 
 
-def test_of_a_peer_whose_clock_was_set_back_nothing_older_is_believed_for_longer_than_clocks_may_differ(
+def test_of_a_peer_whose_clock_was_set_back_nothing_older_is_believed_for_long(
     roster,
 ):
     roster.hear(record(issued=NOW + MAX_CLOCK_SKEW, swarm_step=2), NOW)

@@ -161,7 +161,7 @@ def test_what_each_deed_and_each_exchange_changes():
     assert trust.hold("a", Deed.LIGHT, 0).since == 45
 
 
-def test_what_happens_to_honest_peers_leaves_out_only_who_does_it_again_and_again_and_not_for_long():
+def test_what_happens_to_honest_peers_leaves_out_only_who_does_it_often_and_not_for_long():
     trust = Trust(20)
     for number in range(100):
         trust.hold("flaky", Deed.LIGHT, 20 * number)

@@ -301,7 +301,7 @@ async def test_what_ends_a_stream_is_told_also_where_the_system_has_no_words(
         await send_message(near, b"x")
 
 
-async def test_a_bootstrap_server_is_asked_for_a_run_with_the_place_of_who_asks_and_a_node_keeps_none():
+async def test_a_bootstrap_server_is_asked_for_a_run_with_the_place_of_who_asks():
     async with world(calls=Allowed(each=2, all=100, seconds=3600.0)) as made:
         with await made.stream() as asker:
             assert await asker.keeps("ab" * 32) == Keeping(kept=True, seconds=86_400.0)

@@ -47,7 +47,8 @@ def reason(rules: Rules, data: bytes, peer: Identity = ADA, now: float = NOW) ->
 
 
 def test_a_proof_is_the_same_at_every_implementation():
-    # scrypt("lowcomm/work" 00 | 32 x ab | key | 4 bytes of week, salt = 8 bytes of nonce, N = 1024, r = 8, p = 1)
+    # scrypt("lowcomm/work" 00 | 32 x ab | key | 4 bytes of week,
+    #        salt = 8 bytes of nonce, N = 1024, r = 8, p = 1)
     assert zero_bits("ab" * 32, ADA.peer_id, Proof(2950, 1)) == 5
     assert Proof(2950, 7).to_bytes() == bytes.fromhex("00000b86" + "0000000000000007")
 

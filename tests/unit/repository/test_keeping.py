@@ -24,7 +24,8 @@ import os, subprocess, sys, time
 from pathlib import Path
 
 def test_that_starts_a_process_and_waits():
-    script = "import subprocess, sys; subprocess.Popen(['sleep', '600'], start_new_session=True); sys.stdin.read()"
+    script = "import subprocess, sys; subprocess.Popen(['sleep', '600'],"
+    script += " start_new_session=True); sys.stdin.read()"
     child = subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE)
     while not (found := Path(f"/proc/{child.pid}/task/{child.pid}/children").read_text().split()):
         time.sleep(0.01)

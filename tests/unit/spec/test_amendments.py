@@ -267,8 +267,10 @@ def test_a_setting_that_this_release_can_not_change_asks_for_a_newer_one():
 @pytest.mark.parametrize(
     "changes",
     [
-        {"at": -1}, {"at": 1.5}, {"at": True}, {"at": 10**30}, {"number": 0}, {"number": True}, {"number": 2}, {"run": "x" * 64},
-        {"previous": ""}, {"settings": {}}, {"settings": []}, {"more": 1}, {"run": ["a"]}, {"settings": {"run.members": []}},
+        {"at": -1}, {"at": 1.5}, {"at": True}, {"at": 10**30}, {"number": 0}, {"number": True},
+        {"number": 2}, {"run": "x" * 64},
+        {"previous": ""}, {"settings": {}}, {"settings": []}, {"more": 1}, {"run": ["a"]},
+        {"settings": {"run.members": []}},
         {"settings": {"": 1}}, {"settings": {"run.steps": 10, "x" * 500: 1}},
     ],
 )  # fmt: skip

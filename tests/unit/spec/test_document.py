@@ -82,7 +82,8 @@ def test_every_release_has_golden_files_for_each_method_and_admission():
     assert {path.parent.name for path in FILES} >= {"0.1.0"}
     for folder in {path.parent for path in FILES}:
         assert {path.stem for path in folder.glob("*.json")} == {
-            "diloco", "expected", "gossip", "invite", "list", "local", "lowcomm", "noloco", "other-values", "streaming-diloco",
+            "diloco", "expected", "gossip", "invite", "list", "local", "lowcomm", "noloco",
+            "other-values", "streaming-diloco",
         }  # fmt: skip
 
 

@@ -112,7 +112,8 @@ def test_a_preset_is_not_changed_by_a_run_that_uses_it():
         ),
         (
             with_sync('method = "nolco"'),
-            r"sync.method = 'nolco': not known; did you mean 'noloco'\? There are lowcomm, .*, local\.$",
+            r"sync.method = 'nolco': not known; did you mean 'noloco'\? "
+            r"There are lowcomm, .*, local\.$",
         ),
         (
             with_sync('outer = "adam"'),
@@ -207,18 +208,24 @@ def test_members_are_a_set_of_peers_and_have_one_order():
     assert parse_canonical(specs[0].canonical().decode()) == specs[0]
 
 
+MANY = [Identity(bytes([i // 256, i % 256]) * 16).peer_id for i in range(257)]
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('admission = "invited"', "run.admission = 'invited': Input should be 'open', 'invite' or 'list'"),
+        ('admission = "invited"',
+         "run.admission = 'invited': Input should be 'open', 'invite' or 'list'"),
         ('admission = "list"', "needs members: the peer ids that `lowcomm-node id` shows"),
         ('admission = "list"\nmembers = []', "needs members"),
-        (f"members = {MEMBERS}", "members are given, but admission = \"open\": set admission = \"list\""),
-        ('admission = "list"\nmembers = ["ada"]', "run.members.0 = 'ada': expected a peer id such as 12D3KooW"),
+        (f"members = {MEMBERS}",
+         "members are given, but admission = \"open\": set admission = \"list\""),
+        ('admission = "list"\nmembers = ["ada"]',
+            "run.members.0 = 'ada': expected a peer id such as 12D3KooW"),
         (f'admission = "list"\nmembers = ["{MEMBERS[0]} "]', "expected a peer id"),
         (f'admission = "list"\nmembers = "{MEMBERS[0]}"', "run.members = .*valid tuple"),
         ('admission = "list"\nmembers = [1]', "run.members.0 = 1: .*valid string"),
-        (f'admission = "list"\nmembers = {[Identity(bytes([i // 256, i % 256]) * 16).peer_id for i in range(257)]}', "256"),
+        (f'admission = "list"\nmembers = {MANY}', "256"),
         ('creator = "ada"', "run.creator = 'ada': expected a peer id"),
     ],
 )  # fmt: skip

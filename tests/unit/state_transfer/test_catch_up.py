@@ -39,10 +39,18 @@ class Late:
         self._infos: list[PeerInfo] = []
         run: Any = SimpleNamespace(spec=SimpleNamespace(sync=sync_of()))
         self.copier = CatchUp(
-            run=run, trainer=self, channels=channels, membership=self, trusts=lambda peer: True, down=BandwidthLimit(),  # type: ignore[arg-type]
-            disk_quota=DiskQuota(folder.parent), folder=folder, show=lambda text: None, warn=self.warnings.append,
+            run=run,
+            trainer=self,
+            channels=channels,
+            membership=self,
+            trusts=lambda peer: True,
+            down=BandwidthLimit(),  # type: ignore[arg-type]
+            disk_quota=DiskQuota(folder.parent),
+            folder=folder,
+            show=lambda text: None,
+            warn=self.warnings.append,
             tell=lambda event: None,
-        )  # fmt: skip
+        )
 
     # as the membership
 

@@ -20,8 +20,10 @@ def donors(*claims: int, distrusted: tuple[int, ...] = (), drifted: bool = False
     )
     membership: Any = SimpleNamespace(donors=lambda: infos)
     catch_up = CatchUp(
-        run=run, trainer=NOTHING, channels=NOTHING, membership=membership, down=NOTHING, disk_quota=NOTHING, folder=NOTHING,
-        trusts=lambda peer: int(peer.removeprefix("peer")) not in distrusted, show=NOTHING, warn=NOTHING, tell=NOTHING,
+        run=run, trainer=NOTHING, channels=NOTHING, membership=membership, down=NOTHING,
+        disk_quota=NOTHING, folder=NOTHING,
+        trusts=lambda peer: int(peer.removeprefix("peer")) not in distrusted, show=NOTHING,
+        warn=NOTHING, tell=NOTHING,
     )  # fmt: skip
     return sorted((one.swarm_step for one in catch_up._donors(OWN, drifted)), reverse=True)
 

@@ -73,7 +73,8 @@ async def test_a_state_arrives_bit_for_bit_from_one_donor(tmp_path):
 
 async def test_a_state_comes_from_several_donors_at_once(tmp_path):
     async with (
-        giving(tmp_path, 11, LARGE) as one, giving(tmp_path, 12, LARGE) as two, giving(tmp_path, 13, LARGE) as three,
+        giving(tmp_path, 11, LARGE) as one, giving(tmp_path, 12, LARGE) as two,
+        giving(tmp_path, 13, LARGE) as three,
         calling() as channels,
     ):  # fmt: skip
         givers = [one, two, three]
@@ -199,7 +200,8 @@ async def test_a_donor_that_can_not_be_called_or_falls_silent_is_left_for_anothe
 ):
     monkeypatch.setattr(donor_session, "SILENCE", 0.5)
     async with (
-        giving(tmp_path, 11) as dead, giving(tmp_path, 12) as silent, giving(tmp_path, 13) as good, calling() as channels
+        giving(tmp_path, 11) as dead, giving(tmp_path, 12) as silent, giving(tmp_path, 13) as good,
+        calling() as channels
     ):  # fmt: skip
         dead.port = 1
 
@@ -271,7 +273,8 @@ async def test_the_rate_that_an_owner_allows_is_kept(tmp_path):
 )
 async def test_pieces_of_one_version_only_go_together(tmp_path, method, step, slow, shared):
     async with (
-        giving(tmp_path, 11) as one, giving(tmp_path, 12, step=step, slow=slow) as other, calling() as channels
+        giving(tmp_path, 11) as one, giving(tmp_path, 12, step=step, slow=slow) as other,
+        calling() as channels
     ):  # fmt: skip
         one.up.allow(4e5)  # it is asked first, and not alone for long
         joiner = Joiner(
@@ -313,7 +316,8 @@ async def test_when_the_version_can_not_be_had_any_more_the_others_is_taken_and_
     tmp_path,
 ):
     async with (
-        giving(tmp_path, 11) as first, cabled(first.callee.port) as cable, giving(tmp_path, 12, step=STEP + 500) as later,
+        giving(tmp_path, 11) as first, cabled(first.callee.port) as cable,
+        giving(tmp_path, 12, step=STEP + 500) as later,
         calling() as channels,
     ):  # fmt: skip
         first.port = cable.port

@@ -62,9 +62,16 @@ def test_what_strangers_wrote_is_one_line_without_control_characters() -> None:
 
 def test_progress_tells_step_loss_speed_exchanges_and_why_it_is_alone() -> None:
     status = make_status(
-        trainer={"swarm_step": 120, "total_steps": 2000, "loss": 2.25, "tokens_per_second": 14_200.0},
-        exchanges={"completed": 12}, bytes_sent=1_200_000, peers=1,
-    )  # fmt: skip
+        trainer={
+            "swarm_step": 120,
+            "total_steps": 2000,
+            "loss": 2.25,
+            "tokens_per_second": 14_200.0,
+        },
+        exchanges={"completed": 12},
+        bytes_sent=1_200_000,
+        peers=1,
+    )
     line = "step 120 of 2000, loss 2.2500, 14.2k tokens/s, 12 exchanges, 1.2 MB sent, 1 other peer"
     assert progress_in_words(status) == line
     alone = replace(status, peers=0, waiting="training alone: no other peer is alive")

@@ -21,15 +21,19 @@ from lowcomm_node.sync.records import ExchangeEnded
 
 KEYS: dict[type, str] = {
     Status: """
-        peer_id release pid phase joined waiting unchanged leaving uptime bytes_sent bytes_received peers
+        peer_id release pid phase joined waiting unchanged leaving uptime bytes_sent bytes_received
+        peers
         silent_peers dht_peers addresses entry_points tunnels refusals warnings
-        run run.name run.description run.run_id run.fingerprint run.method run.creator run.steps run.amendments
+        run run.name run.description run.run_id run.fingerprint run.method run.creator run.steps
+        run.amendments
         run.amendments.number run.amendments.at run.amendments.settings run.amendments.text
         run.amendments.in_force
-        swarm swarm.state swarm.seconds swarm.reason swarm.doors swarm.doors.peer_id swarm.doors.address
+        swarm swarm.state swarm.seconds swarm.reason swarm.doors swarm.doors.peer_id
+        swarm.doors.address
         swarm.doors.named swarm.doors.answers swarm.doors.reason swarm.doors.next_attempt
         pause pause.rule pause.reason pause.until
-        trainer trainer.state trainer.pid trainer.failures trainer.last_failure trainer.last_failure.kind
+        trainer trainer.state trainer.pid trainer.failures trainer.last_failure
+        trainer.last_failure.kind
         trainer.last_failure.reason trainer.last_failure.step trainer.overdue trainer.device
         trainer.parameters trainer.total_steps trainer.tokenizing trainer.tokenizing.done
         trainer.tokenizing.total trainer.tokenizing.tokens trainer.tokenizing.rate
@@ -48,10 +52,12 @@ KEYS: dict[type, str] = {
         limits.turned_away
         checkpoint checkpoint.step checkpoint.path""",
     PeerStatus: """
-        peer_id phase swarm_step steps tokens_per_second address release age completed refused failed
+        peer_id phase swarm_step steps tokens_per_second address release age completed refused
+        failed
         last_reason score left_out held_against route route_reason round_trip rate_up rate_down""",
     ExchangeEnded: """
-        time fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent bytes_received
+        time fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent
+        bytes_received
         seconds stages worst_block""",
     Limits: "max_up max_down max_peers up down peers turned_away",
     Ping: "peer_id routes routes.route routes.round_trip routes.up routes.down routes.reason",

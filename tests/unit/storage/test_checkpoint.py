@@ -556,7 +556,8 @@ def test_the_same_manifest_unchanged_is_read(
         b'{"content": {"step": 1e999}, "sha256": "x"}',
         b'{"content": {"step": ' + b"9" * 10_000 + b"}}",
         b'{"content": {}, "sha256": null}',
-        b'{"content": [], "sha256": "4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945"}',
+        b'{"content": [], '
+        b'"sha256": "4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945"}',
     ],
 )
 def test_bytes_that_are_no_manifest_are_refused(tmp_path: Path, data: bytes) -> None:

@@ -164,8 +164,13 @@ async def test_a_run_of_a_newer_release_is_stored_for_others_and_told_as_what_it
         match=r"1 cannot be read here: run .*does not know the setting 'sync\.later': install the",
     ):
         await find_run(discovery, settings(tmp_path, peers=[address(BOOT)]))
-    forged = json.dumps({"creator": OTHER.peer_id, "spec": document.decode(),
-                         "signature": OTHER.sign("run specification", document).hex()}).encode()  # fmt: skip
+    forged = json.dumps(
+        {
+            "creator": OTHER.peer_id,
+            "spec": document.decode(),
+            "signature": OTHER.sign("run specification", document).hex(),
+        }
+    ).encode()
     assert not await discovery.publish(RUNS_KEY, run_id_of(document), forged, 100), (
         "its creator is another"
     )

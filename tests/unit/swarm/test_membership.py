@@ -96,8 +96,10 @@ class Party:
             warn=self.warnings.append, on_removals=self._on_removals, on_barred=self.barred.append
         )
         self.membership = Membership(
-            own=own, run=self.run, roster=self.roster, discovery=self.discovery, channels=self.channels,
-            settings=settings, run_admission=self.run_admission, refusals=self.refusals, listeners=listeners,
+            own=own, run=self.run, roster=self.roster, discovery=self.discovery,
+            channels=self.channels,
+            settings=settings, run_admission=self.run_admission, refusals=self.refusals,
+            listeners=listeners,
         )  # fmt: skip
         service.on_caller = self.membership.sign_of_life
         return self
@@ -123,7 +125,8 @@ class Party:
     ) -> tuple[grpc.StatusCode, str]:
         """How a call of Describe ends."""
         info = PeerInfo(
-            peer_id=other.peer_id, run_id=self.run.run_id, phase=Phase.TRAINING, issued=time(), expires=time() + 30,
+            peer_id=other.peer_id, run_id=self.run.run_id, phase=Phase.TRAINING, issued=time(),
+            expires=time() + 30,
             addresses=(f"127.0.0.1:{other.port}",), certificate=other.certificate.digest,
         )  # fmt: skip
         stub = await self.channels.stub(info)
@@ -276,7 +279,8 @@ async def test_a_node_whose_clock_was_set_back_goes_on_after_its_last_record(
     ada, bob = await parties(ADA), await parties(BOB)
     ahead = time() + 40
     last = PeerInfo(
-        peer_id=ADA.peer_id, run_id=parties.run.run_id, phase=Phase.LEFT, issued=ahead, expires=ahead + 30
+        peer_id=ADA.peer_id, run_id=parties.run.run_id, phase=Phase.LEFT, issued=ahead,
+        expires=ahead + 30
     )  # fmt: skip
     data = write_record(last, ADA)
     assert await ada.discovery.publish(peers_key(parties.run.run_id), ADA.peer_id, data, 20)
@@ -294,7 +298,8 @@ async def test_where_others_are_is_not_believed_of_a_peer(
     own, others = (f"/ip4/203.0.113.7/tcp/1/p2p/{peer.peer_id}" for peer in (BOB, CLEO))
     now = time()
     info = PeerInfo(
-        peer_id=BOB.peer_id, run_id=parties.run.run_id, phase=Phase.TRAINING, issued=now, expires=now + 30,
+        peer_id=BOB.peer_id, run_id=parties.run.run_id, phase=Phase.TRAINING, issued=now,
+        expires=now + 30,
         entry_points=(others, own),
     )  # fmt: skip
     bob = MemoryDiscovery(BOB.peer_id, parties.network)
@@ -319,7 +324,8 @@ async def test_a_record_of_ours_from_the_far_future_does_not_lead_us_there(
 ) -> None:
     ada = await parties(ADA)
     far = PeerInfo(
-        peer_id=ADA.peer_id, run_id=parties.run.run_id, phase=Phase.LEFT, issued=time() + 70, expires=time() + 90
+        peer_id=ADA.peer_id, run_id=parties.run.run_id, phase=Phase.LEFT, issued=time() + 70,
+        expires=time() + 90
     )  # fmt: skip
     ada.membership.own.follow(write_record(far, ADA))
     ada.membership.own.follow(b"rubbish")
@@ -707,7 +713,8 @@ async def test_a_swarm_that_has_outgrown_its_groups_is_warned_of_once(
     async def come(count: int) -> None:
         for peer in others[:count]:
             info = PeerInfo(
-                peer_id=peer.peer_id, run_id=run.run_id, phase=Phase.TRAINING, issued=now, expires=now + 60
+                peer_id=peer.peer_id, run_id=run.run_id, phase=Phase.TRAINING, issued=now,
+                expires=now + 60
             )  # fmt: skip
             ada.roster.hear(write_record(info, peer), now)
             ada.roster.liveness.heard(peer.peer_id, now)

@@ -84,9 +84,7 @@ def _entries(names: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
     return {name: (ADDRESS + name,) for name in names}
 
 
-def test_of_several_named_entry_points_one_that_answers_suffices_and_the_others_are_named_with_the_reason() -> (
-    None
-):
+def test_of_several_entry_points_one_that_answers_suffices_and_the_others_are_named() -> None:
     world = World(("dead", "alive"))
     world.open = {"alive"}
     world.step()
@@ -145,9 +143,7 @@ def test_an_outage_is_noticed_and_what_is_ours_is_published_again_when_it_is_ove
     assert len(world.published) > before
 
 
-def test_a_bootstrap_that_was_restarted_is_told_of_us_again_though_others_answered_all_the_time() -> (
-    None
-):
+def test_a_restarted_bootstrap_is_told_of_us_again_though_others_always_answered() -> None:
     world = World(("boot",), ("peer",))
     world.open = {"boot", "peer"}
     world.run(60)
@@ -160,9 +156,7 @@ def test_a_bootstrap_that_was_restarted_is_told_of_us_again_though_others_answer
     assert len(world.published) == before + 1
 
 
-def test_a_peer_that_the_dht_no_longer_tells_of_is_knocked_at_and_one_that_said_goodbye_is_not() -> (
-    None
-):
+def test_a_peer_that_the_dht_lost_is_knocked_at_and_one_that_said_goodbye_is_not() -> None:
     world = World(("a", "b"))
     world.open = {"a", "b", "other", "gone"}
     world.step()

@@ -383,7 +383,7 @@ async def test_who_may_not_wait_so_long_refuses():
         await refused_for_good(caller, callee, Refusal.TOO_SLOW)
 
 
-async def test_a_caller_that_may_not_wait_so_long_gives_up_at_once_and_does_not_hold_it_against_the_peer():
+async def test_a_caller_that_may_not_wait_so_long_gives_up_at_once_and_blames_nobody():
     async with swarm(2) as one:
         caller, callee = one.nodes
         seconds_of(callee)

@@ -75,8 +75,10 @@ def test_an_exchange_that_was_applied_is_counted_for_everybody_who_took_part(clo
     assert list(history.rounds) == [entry]
     assert entry.time > 1_700_000_000
     assert entry == ExchangeEnded(
-        time=entry.time, fragment=OFFER.fragment, round=OFFER.round, outcome=Outcome.APPLIED, reason="",
-        partners=("a", "b"), left_out={}, swarm_step=42, bytes_sent=21, bytes_received=42, seconds=7.5,
+        time=entry.time, fragment=OFFER.fragment, round=OFFER.round, outcome=Outcome.APPLIED,
+        reason="",
+        partners=("a", "b"), left_out={}, swarm_step=42, bytes_sent=21, bytes_received=42,
+        seconds=7.5,
     )  # fmt: skip
 
 

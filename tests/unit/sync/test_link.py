@@ -287,7 +287,7 @@ async def test_an_end_that_drops_the_stream_is_noticed_by_the_other(end):
                 await soon(links[1 - end].send_content(memoryview(WHOLE), bytes(32)))
 
 
-async def test_a_caller_that_drops_its_own_stream_reads_and_sends_no_more_and_is_not_cancelled_itself():
+async def test_a_caller_that_drops_its_stream_reads_and_sends_no_more_and_is_not_cancelled():
     async with linked() as (one, _):
         reading = asyncio.create_task(Reader(one, 4).read())
         sending = asyncio.create_task(one.send_content(memoryview(WHOLE * 40), bytes(32)))
@@ -348,7 +348,7 @@ async def test_bytes_of_a_callee_that_are_no_frame_are_a_violation():
         link.stream.cancel()
 
 
-async def test_dropping_a_stream_ends_the_call_even_where_a_write_has_failed_and_a_frame_lies_unread():
+async def test_dropping_a_stream_ends_the_call_even_after_a_failed_write_beside_an_unread_frame():
     async with misbehaving() as rogue, calling() as channels:
         rogue.frames = [pb.Frame().SerializeToString()] * 2
         caller = await call(channels, rogue.info())

@@ -45,7 +45,8 @@ def groups(machine: Path, **weights: int) -> None:
 
 
 def test_the_process_that_steps_back_shows_it_to_others() -> None:
-    told = "import os; from lowcomm_node.system.priority import *; step_back(19); print(look(os.getpid()))"
+    told = "import os; from lowcomm_node.system.priority import *; step_back(19);"
+    told += " print(look(os.getpid()))"
     done = subprocess.run(
         [sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=True
     )

@@ -222,9 +222,7 @@ async def test_attending_goes_on_over_a_defect_and_ends_at_once_without_a_manage
     assert heard_.count("READY=1") == 1
 
 
-async def test_a_bootstrap_server_is_ready_when_it_serves_and_overdue_when_a_look_does_not_end() -> (
-    None
-):
+async def test_a_bootstrap_server_is_ready_when_it_serves_and_overdue_when_a_look_hangs() -> None:
     rejoin = SimpleNamespace(publish_with=lambda *_: None, reason=None, step=asyncio.Event().wait)
     registry = SimpleNamespace(runs=list)
     server = BootstrapServer(None, registry, True, print, rejoin, look_every=0.0)  # type: ignore[arg-type]

@@ -30,8 +30,10 @@ MEMBERS = ("a", "b", "c")
 def captured(me: str, vector: torch.Tensor, usual: UsualNorm) -> dict:
     own = float(vector.norm())
     return {
-        "me": me, "theta": vector, "progress": vector, "anchor": None, "sent": vector.clone(), "realign": False,
-        "bound": Bound(own, usual.value), "gain": 1.0, "usual": usual, "directions": Directions(), "steps": 1, "tokens": 1,
+        "me": me, "theta": vector, "progress": vector, "anchor": None, "sent": vector.clone(),
+        "realign": False,
+        "bound": Bound(own, usual.value), "gain": 1.0, "usual": usual, "directions": Directions(),
+        "steps": 1, "tokens": 1,
     }  # fmt: skip
 
 

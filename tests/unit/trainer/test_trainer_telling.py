@@ -166,9 +166,13 @@ def test_text_is_that_of_the_model_for_a_prompt_and_a_seed_and_never_too_long(
 
 @pytest.mark.parametrize(
     ("method", "fragments", "exchanges", "slots"),
-    [("lowcomm", 4, 2, 2 * slots_each(2)), ("lowcomm", 1, 3, slots_each(2)), ("streaming-diloco", 4, 3, 3 * slots_each(8)),
-     ("local", 1, 2, 0)],
-)  # fmt: skip
+    [
+        ("lowcomm", 4, 2, 2 * slots_each(2)),
+        ("lowcomm", 1, 3, slots_each(2)),
+        ("streaming-diloco", 4, 3, 3 * slots_each(8)),
+        ("local", 1, 2, 0),
+    ],
+)
 def test_what_it_says_when_it_is_built_is_what_it_has(
     folder: Path, method: str, fragments: int, exchanges: int, slots: int
 ) -> None:

@@ -306,9 +306,12 @@ async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: P
         for number, one in enumerate(trainers):
             stack.push_async_callback(one.stop)
             settings = TrainerSettings(
-                spec=spec.canonical().decode(), peer_id=f"p{number}", checkpoints=str(tmp_path / f"c{number}"),
-                data_cache=str(tmp_path / "data"), threads=1,
-            )  # fmt: skip
+                spec=spec.canonical().decode(),
+                peer_id=f"p{number}",
+                checkpoints=str(tmp_path / f"c{number}"),
+                data_cache=str(tmp_path / "data"),
+                threads=1,
+            )
             readies.append(await one.start(settings))
         steps: list[int] = []
 

@@ -199,7 +199,7 @@ def test_all_unauthenticated_connections_of_a_blocked_address_are_too_many():
 
 
 @pytest.mark.slow
-async def test_a_flood_of_connections_is_not_even_answered_any_more_and_a_peer_at_its_address_is_heard():
+async def test_a_flood_of_connections_is_not_answered_and_a_peer_at_its_address_is_heard():
     few = Allowed(each=2, all=UNBOUND, seconds=60.0)
     async with listening() as callee, calling() as channels:
         unauthenticated = callee.service.unauthenticated = Unauthenticated(

@@ -8,7 +8,7 @@
       │ ── END ────────────────────────────────────► │    no more bytes from this side
       │ ◄────────────────────────── ACK, number ──── │    at once
       │ ◄────────────────────────────────── END ──── │
-      │ ── ACK, number ────────────────────────────► │    now the callee closes the stream, and then the caller
+      │ ── ACK, number ────────────────────────────► │    the callee closes, then the caller
 
 A word has 4 bytes, big-endian: a length below 2^31, or a signal above. A session is named by 16
 random bytes, a number has 8. Numbers count the bytes of one side from 0; its END takes one, too. In

@@ -7,10 +7,11 @@ dialed.
 Each gRPC connection is a session of its own. Streams break off, because a relay ends them at its
 limits or goes away; gRPC does not notice:
 
-    stream breaks off ──► both ends keep their gRPC socket ──► the caller opens another stream, by
-    any route
-                          and unacknowledged bytes             RESUME with session and numbers: both send on from there
-                              └── not within KEEP: the session ends, and with it its calls
+    the stream breaks off
+      └──► both ends keep their gRPC socket and unacknowledged bytes
+             ├──► the caller opens another stream, by any route:
+             │    RESUME with session and numbers; both send on from there
+             └──► not within KEEP: the session ends, and with it its calls
 
 All names are abstract unix sockets, so a killed process leaves nothing behind. The gRPC server's
 own socket has no name at all (transport/server.py).

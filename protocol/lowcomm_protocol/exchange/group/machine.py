@@ -2,16 +2,18 @@
 most eight members.
 
     GATHERING   call all of the slice at once, accept calls
-    AGREEING    tell all partners whom we hold a stream with (roll); the lowest peer id names a list of members, of whom
-                each holds a stream with each; everybody names it to all in it. It is agreed when
-                all have named it
-    CAPTURING   the fragment is cut in one shard a member, in sorted order; our contribution is captured and coded
+    AGREEING    tell all partners whom we hold a stream with (roll); the lowest peer id names a
+                list of members, of whom each holds a stream with each; everybody names it to all
+                in it. It is agreed when all have named it
+    CAPTURING   the fragment is cut in one shard a member, in sorted order; our contribution is
+                captured and coded
     REDUCING    everybody sends every member its contribution to the shard that this member owns
     AVERAGING   every owner sends all the mean of its shard
     CONFIRMING  everybody tells all the digests of the means that it holds (held)
-    COMMITTING  everybody tells all which shards it would apply, and whose digests it has heard of
-    (commit)
-    APPLIED     the shards that nobody left out are applied;   ENDED otherwise: nothing is applied, training goes on
+    COMMITTING  everybody tells all which shards it would apply, and whose digests it has heard
+                of (commit)
+    APPLIED     the shards that nobody left out are applied
+    ENDED       nothing is applied, training goes on
 
 A member that is lost costs its own shard, and no more. No clock, no sockets: events go in, effects
 come out.

@@ -1,13 +1,13 @@
 """One stream between two members of a group, as a transition table.
 
-    caller ── hello ──────────────► callee            the offer: run, plan, codec, fragment, progress
+    caller ── hello ──────────────► callee            the offer: run, plan, fragment, progress
     caller ◄───── accept | refuse ─ callee
     both   ── roll ───────────────► both              "I hold streams with these peers"
-    both   ── members ────────────► both              "these are the members"; may be followed by a lower list
+    both   ── members ────────────► both              "the members are"; a lower list may follow
     both   ── content, chunk* ────► both              our contribution to the shard of the other
     both   ── content, chunk* ────► both              the mean of our shard
     both   ── held ───────────────► both              "I hold the means with these digests"
-    both   ── commit ─────────────► both              "I would apply these shards, and have heard of these helds"
+    both   ── commit ─────────────► both              "I would apply these shards; helds I heard"
 
 What we tell goes to all members at once, so the table has only what the other end has told us so
 far. As in pairs (``pair/table.py``) a missing key is a violation, and ``docs/states.md`` draws it.

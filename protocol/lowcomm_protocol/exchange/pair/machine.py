@@ -4,7 +4,8 @@
     CAPTURING   the partner is known; our contribution is captured at a step boundary and coded
     TRADING     both contributions travel at once
     CONFIRMING  each tells the other whose contributions it holds
-    APPLIED     both said the same: the outer step is taken;   ENDED otherwise: nothing is applied, training goes on
+    APPLIED     both said the same: the outer step is taken
+    ENDED       nothing is applied, training goes on
 
 No clock, no sockets: events go in, effects come out. Only the last confirmation can leave two ends
 in doubt (one has applied, the other has not); ``in_doubt`` counts it, and the consensus term or a

@@ -1,9 +1,9 @@
 """One stream between two peers, as a transition table.
 
-    caller ── hello ──────────────► callee            the offer: run, plan, codec, fragment, progress
+    caller ── hello ──────────────► callee            the offer: run, plan, fragment, progress
     caller ◄───── accept | refuse ─ callee
     both   ── content, chunk* ────► both              at once, in both directions
-    both   ── confirm ────────────► both              "I hold the contributions of exactly these members"
+    both   ── confirm ────────────► both              "I hold exactly these contributions"
 
 The table is the protocol: a missing key is a violation. An exchange (``pair/machine.py``) runs such
 a stream to its partner and decides what is captured, confirmed and applied. ``docs/states.md``
