@@ -1,0 +1,46 @@
+"""What must hold for the arithmetic of exchanges: weights are the same to the bit on every
+processor, with any number of threads, and in every release."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+SCRIPT = Path(__file__).parents[2] / "helpers" / "merged_bits.py"
+RECORDED = {
+    "lowcomm": "7e43a9b8b5a2a027",
+    "lowcomm, bf16": "e5eab69364e47a78",
+    "noloco": "39bf82f961829f7d",
+    "gossip": "54aa64676c8c00cb",
+    "diloco in pairs": "37a441fd27ad41a1",
+    "diloco": "37f927d8c5ae3af3",
+    "streaming-diloco": "775d80c540425b68",
+    "streaming-diloco, bf16": "2145decc261829dd",
+    "realigned": "b4f4e00c202598a4",
+    "odd numbers": "8f452e50a2367e66",
+}
+"""Of version 0.1, without the instructions that round a product and a sum at once."""
+
+
+KNOWN = ["default", "avx2", "avx512"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("capability", "threads"), [("default", 2), ("avx2", 1), ("avx512", 2)])
+def test_weights_are_those_that_were_recorded(capability: str, threads: int):
+    ours = torch.backends.cpu.get_cpu_capability().lower()
+    most = KNOWN.index(ours) if ours in KNOWN else 0
+    capability = KNOWN[min(most, KNOWN.index(capability))]  # more would be an illegal instruction
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(threads)],
+        env=os.environ | {"ATEN_CPU_CAPABILITY": capability},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=300,
+    )
+    assert json.loads(done.stdout) == RECORDED
