@@ -1,24 +1,33 @@
 """The state of one exchange between capture and merge: in a pair, and in a group.
 
-In both, ``sent`` ends as our contribution as the others decoded it, ``mean`` as the mean of all,
-and ``ranges`` say where there is one. Vectors are flat, float32, in host memory.
+In both, ``sent`` ends as our contribution as the others decoded it, ``mean_of`` gives the mean of
+all, and ``ranges`` say where there is one. Vectors are flat, float32, in host memory. What follows
+from others, such as progress, is computed where it is needed and not kept: memory is what an
+exchange takes most of.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from lowcomm_node.ipc.messages import Again, Part
 from lowcomm_node.system.stages import Stages
+from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder
 from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ImplausibleError
-from lowcomm_protocol.exchange.outer import mean_contribution, token_weights, worst_block_spread
+from lowcomm_protocol.exchange.outer import (
+    apart,
+    cosine_apart,
+    mean_contribution,
+    square_apart,
+    token_weights,
+    worst_block_spread,
+)
 from lowcomm_protocol.exchange.plausible import Bound, Directions, UsualNorm
 from lowcomm_protocol.exchange.repeats import Brought, Repeats
 from lowcomm_protocol.exchange.robust import robust_mean
@@ -32,14 +41,13 @@ class Capture(ABC):
     """The part that pairs and groups share."""
 
     me: str
+    scratch: Scratch
     theta: Tensor
-    progress: Tensor
-    anchor: Tensor | None
-    """The part of a contribution that is no progress; None if there is no such part.
-
-    It is ``consensus * phi``, or ``phi`` in a realignment.
-    """
-    sent: Tensor
+    phi: Tensor
+    pull: float
+    """``pull * phi`` is the part of a contribution that is no progress: ``consensus``, or 1 in a
+    realignment."""
+    sent: Tensor = field(default_factory=lambda: torch.empty(0))
     """Our contribution; once it is coded, as the others decode it."""
     realign: bool
     keep_momentum: bool = field(default=False, kw_only=True)
@@ -67,7 +75,6 @@ class Capture(ABC):
     steps: int
     """Inner steps and tokens of this replica that were done by then."""
     tokens: int
-    mean: Tensor = field(default_factory=lambda: torch.empty(0))
     ranges: Ranges = ()
     """Where the mean may be used: ``[start, stop)``."""
     outcome: tuple[Tensor, Tensor] | None = None
@@ -75,11 +82,27 @@ class Capture(ABC):
     stages: Stages = field(default_factory=Stages)
     """Seconds that each stage has taken so far."""
 
-    def seen(self, vector: Tensor, start: int = 0) -> Tensor:
-        """The progress in a contribution from ``start`` on, relative to our slow weights."""
-        if self.anchor is None:
-            return vector
-        return vector - self.anchor[start : start + vector.numel()]
+    @property
+    def numel(self) -> int:
+        """Values of the fragment."""
+        return self.theta.numel()
+
+    def norm_of(self, vector: Tensor, start: int = 0) -> float:
+        """The norm of the progress in a contribution from ``start`` on, relative to our slow
+        weights."""
+        base = self.phi[start : start + vector.numel()]
+        return square_apart(vector, base, self.pull) ** 0.5
+
+    def own_norm(self, start: int = 0, stop: int | None = None) -> float:
+        """The norm of our own progress, times its gain in a contribution."""
+        theta, phi = self.theta[start:stop], self.phi[start:stop]
+        return self.gain * square_apart(theta, phi, 1.0) ** 0.5
+
+    def _check_direction(self, peer: str, vector: Tensor, start: int = 0) -> None:
+        here = slice(start, start + vector.numel())
+        phi = self.phi[here]
+        cosine = cosine_apart((self.theta[here], phi, 1.0), (vector, phi, self.pull))
+        self.directions.check(peer, cosine)
 
     def _compare(self, peer: str, steps: Tensor, ours: Tensor) -> None:
         """Raises ImplausibleError if a peer resends its previous contribution."""
@@ -90,12 +113,16 @@ class Capture(ABC):
             )
         self.brought[peer] = brought
 
-    def commit(self) -> None:
-        """Keep what this exchange taught: its outer step is applied."""
+    def learn(self) -> None:
+        """Keep what this exchange taught of the others: its outer step is applied."""
         for norm in self.norms.values():
             self.usual.applied(norm, self.bound.grown)
         for peer, brought in self.brought.items():
             self.repeats.applied(peer, brought)
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Keep what coding lost and learned, on the thread that codes: the step is applied."""
 
     @abstractmethod
     def forget(self) -> None:
@@ -111,7 +138,12 @@ class Capture(ABC):
 
     @abstractmethod
     def pool(self, over: Mapping[str, int]) -> None:
-        """Take the mean over these members, weighted where nobody has done so yet."""
+        """Apply the mean over these members, weighted where nobody has done so yet."""
+
+    @abstractmethod
+    def mean_of(self, start: int, stop: int) -> Tensor:
+        """The mean of these values, within one of the ``ranges``; until the next one is asked
+        for."""
 
 
 @dataclass(kw_only=True)
@@ -119,6 +151,9 @@ class PairCapture(Capture):
     """In a pair, both members send the whole fragment."""
 
     coder: Coder
+    _shares: Sequence[Tensor] = ()
+    _weights: Sequence[float] = ()
+    _piece: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def encode(self, out: memoryview) -> int:
         """Code the contribution into ``out``; bytes. Raises CodecError if it is not finite."""
@@ -142,9 +177,9 @@ class PairCapture(Capture):
 
         Raises CodecError or ImplausibleError if it can't be used.
         """
-        vector = np.empty(self.sent.numel(), dtype=np.float32)
-        again = self.coder.decode(data, vector)
-        self.received[peer] = torch.from_numpy(vector)
+        vector = self.scratch.take(self.numel)
+        again = self.coder.decode(data, vector.numpy())
+        self.received[peer] = vector
         if not again:
             self._check(peer)
         return again
@@ -162,25 +197,31 @@ class PairCapture(Capture):
         self._check(peer)
 
     def _check(self, peer: str) -> None:
-        seen = self.seen(self.received[peer])
-        norm = float(seen.norm())
+        vector = self.received[peer]
+        norm = self.norm_of(vector)
         self.usual.saw(peer, norm)
         self.bound.check(norm, "brings progress")
         if self.usual.is_lone(peer):
-            self.directions.check(peer, self.progress, seen)
+            self._check_direction(peer, vector)
         self._compare(peer, torch.from_numpy(self.coder.lattice_steps), self.sent)
         self.norms[peer] = norm
 
     def pool(self, over: Mapping[str, int]) -> None:
-        """Take the mean of these peers, weighted by tokens, in the order that all of them use."""
-        shares = [self.sent if peer == self.me else self.received[peer] for peer in over]
-        self.mean = mean_contribution(shares, token_weights(list(over.values())))
-        self.worst_block = worst_block_spread(shares)
-        self.ranges = ((0, self.sent.numel()),)
+        """Weigh these peers by tokens, in the order that all of them use."""
+        self._shares = [self.sent if peer == self.me else self.received[peer] for peer in over]
+        self._weights = token_weights(list(over.values()))
+        self.worst_block = worst_block_spread(self._shares)
+        self.ranges = ((0, self.numel),)
+
+    def mean_of(self, start: int, stop: int) -> Tensor:
+        """See Capture."""
+        if self._piece.numel() < stop - start:
+            self._piece = torch.empty(stop - start)
+        shares = [one[start:stop] for one in self._shares]
+        return mean_contribution(shares, self._weights, self._piece[: stop - start])
 
     def commit(self) -> None:
         """See Capture."""
-        super().commit()
         self.coder.commit()
 
     def forget(self) -> None:
@@ -197,12 +238,14 @@ class GroupCapture(Capture):
     members: Sequence[str]
     """Peer ids, sorted: the k-th owns shard k."""
     bounds: Bounds = ()
+    mean: Tensor = field(default_factory=lambda: torch.empty(0))
+    _inbox: Tensor = field(default_factory=lambda: torch.empty(0))
     left_out: dict[str, ImplausibleError] = field(default_factory=dict)
     """Contributors left out of our mean: they point against us, and nobody could outvote them."""
 
     def __post_init__(self) -> None:
-        self.bounds = shard_bounds(self.sent.numel(), len(self.members))
-        self.mean = torch.zeros_like(self.sent)
+        self.bounds = shard_bounds(self.numel, len(self.members))
+        self.mean = self.scratch.take(self.numel).zero_()
 
     @property
     def mine(self) -> int:
@@ -234,9 +277,9 @@ class GroupCapture(Capture):
         Raises CodecError or ImplausibleError if it can't be used.
         """
         start, stop = self.bounds[self.mine]
-        decoded = np.empty(stop - start, dtype=np.float32)
-        self.coder.decode(data, decoded)
-        vector = self.received[peer] = torch.from_numpy(decoded)
+        vector = self._room_for(peer, stop - start)
+        self.coder.decode(data, vector.numpy())
+        self.received[peer] = vector
         try:
             self._check(peer, vector, self.mine, "brings progress")
         except ImplausibleError as error:
@@ -244,15 +287,34 @@ class GroupCapture(Capture):
                 raise
             self._shorten(vector, start)  # a majority outvotes it: no reason to lose a member
         if len(self.members) == 2:
-            self._check_direction(peer, vector)
+            self._check_direction(peer, vector, start)
         self._compare(peer, torch.zeros(-(-vector.numel() // BLOCK)), self.sent[start:stop])
+
+    def _room_for(self, peer: str, size: int) -> Tensor:
+        """Where a member's contribution to our shard goes: all of them are in one vector."""
+        if not self._inbox.numel():
+            self._inbox = self.scratch.take((len(self.members) - 1) * size)
+        others = [one for one in self.members if one != self.me]
+        place = others.index(peer)
+        return self._inbox[place * size : (place + 1) * size]
+
+    def _seen(self, vectors: Sequence[Tensor], start: int) -> Sequence[Tensor]:
+        """The progress in contributions to our shard."""
+        if self.pull == 0.0:
+            return vectors
+        size = vectors[0].numel()
+        room = self.scratch.take(len(vectors) * size).split(size)
+        phi = self.phi[start : start + size]
+        return [apart(one, phi, self.pull, out) for one, out in zip(vectors, room, strict=True)]
 
     def _shorten(self, vector: Tensor, start: int) -> None:
         """Scale the progress in a contribution down to the largest norm that may enter a mean."""
-        seen, stop = self.seen(vector, start), start + vector.numel()
-        share = vector.numel() / self.sent.numel()
-        most = self.bound.part(self.gain * float(self.progress[start:stop].norm()), share).limit
-        vector.add_(seen, alpha=most / float(seen.norm()) - 1.0)
+        share = vector.numel() / self.numel
+        own = self.own_norm(start, start + vector.numel())
+        factor = self.bound.part(own, share).limit / self.norm_of(vector, start)
+        too_much = self.scratch.take(vector.numel())
+        phi = self.phi[start : start + vector.numel()]
+        vector.add_(apart(vector, phi, self.pull, too_much).mul_(factor - 1.0))
 
     def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:
         """Average our shard, weighted by ``tokens`` of each contributor, and code the mean;
@@ -263,27 +325,23 @@ class GroupCapture(Capture):
         ours = self.sent[start:stop]
         shares = [ours if peer == self.me else self.received[peer] for peer in tokens]
         weights = token_weights(list(tokens.values()))
-        mean = robust_mean(self.kind, [self.seen(one, start) for one in shares], weights)
+        mean = self.mean[start:stop]
+        mean.copy_(robust_mean(self.kind, self._seen(shares, start), weights))
         self.worst_block = worst_block_spread(shares)
-        if self.anchor is not None:
-            mean += self.anchor[start:stop]
-        size = self.coder.reduce(mean.numpy(), start, out)
-        self.mean[start:stop] = mean
-        return size
+        if self.pull:
+            apart(mean, self.phi[start:stop], -self.pull, mean)
+        return self.coder.reduce(mean.numpy(), start, out)
 
     def _against(self, contributors: Iterable[str]) -> dict[str, ImplausibleError]:
         others = [peer for peer in contributors if peer != self.me]
         if len(others) != 1 or len(self.members) == 2:
             return {}
         try:
-            self._check_direction(others[0], self.received[others[0]])
+            start, _ = self.bounds[self.mine]
+            self._check_direction(others[0], self.received[others[0]], start)
         except ImplausibleError as error:
             return {others[0]: error}
         return {}
-
-    def _check_direction(self, peer: str, vector: Tensor) -> None:
-        start, stop = self.bounds[self.mine]
-        self.directions.check(peer, self.progress[start:stop], self.seen(vector, start))
 
     def _check(self, peer: str, vector: Tensor, shard: int, what: str) -> float:
         """The norm of the progress in a shard, scaled to the whole fragment.
@@ -291,11 +349,10 @@ class GroupCapture(Capture):
         Raises ImplausibleError if it is too large.
         """
         start, stop = self.bounds[shard]
-        share = vector.numel() / self.sent.numel()
-        norm = float(self.seen(vector, start).norm())
+        share = vector.numel() / self.numel
+        norm = self.norm_of(vector, start)
         self.usual.saw(peer, norm / share**0.5)
-        own = self.gain * float(self.progress[start:stop].norm())
-        self.bound.part(own, share).check(norm, what)
+        self.bound.part(self.own_norm(start, stop), share).check(norm, what)
         return norm / share**0.5
 
     def receive_mean(self, owner: str, data: memoryview) -> None:
@@ -308,6 +365,10 @@ class GroupCapture(Capture):
         self.coder.decode(data, mean.numpy())
         self.norms[owner] = self._check(owner, mean, self.members.index(owner), "sent a mean")
 
+    def mean_of(self, start: int, stop: int) -> Tensor:
+        """See Capture."""
+        return self.mean[start:stop]
+
     def pool(self, over: Collection[str]) -> None:
         """Only the shards of these owners are applied."""
         self.ranges = [self.bounds[self.members.index(owner)] for owner in over]
@@ -315,7 +376,6 @@ class GroupCapture(Capture):
 
     def commit(self) -> None:
         """See Capture."""
-        super().commit()
         self.coder.commit(self.ranges)
 
     def forget(self) -> None:

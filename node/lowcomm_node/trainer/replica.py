@@ -10,7 +10,8 @@ import math
 import os
 import shutil
 import sysconfig
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
@@ -24,12 +25,12 @@ from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.models.base import Model, build_model, tensor_specs
-from lowcomm_node.storage.state_file import is_finite
 from lowcomm_node.trainer.capture import Capture, GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
+from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.exchange.outer import contribution, merge, outer_step
+from lowcomm_protocol.exchange.outer import contribution, is_finite, merge, outer_step
 from lowcomm_protocol.exchange.plausible import (
     HEAVY,
     HEAVY_IN_PAIRS,
@@ -42,12 +43,16 @@ from lowcomm_protocol.exchange.plausible import (
 from lowcomm_protocol.exchange.repeats import Repeats
 from lowcomm_protocol.plan.clock import SwarmClock, largest_jump
 from lowcomm_protocol.plan.fragments import plan_fragments
-from lowcomm_protocol.plan.rows import gather, scatter
+from lowcomm_protocol.plan.rows import gather, paired, scatter
 from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.run import RunSpec
 
 Kind = TypeVar("Kind", bound=Capture)
+SCRATCH = 8
+"""Free vectors that are kept for each fragment."""
+PIECE = 32_768
+"""Values that an outer step computes at once: all its vectors are in the cache then."""
 
 
 class Replica:
@@ -102,11 +107,15 @@ class Replica:
         self.worst_block = [0.0 for _ in self.phi]
         """Spread of the contributions in their worst block at the last merge, by fragment."""
         self.captures: dict[int, Capture] = {}
+        largest = max(fragment.numel for fragment in self.plan.fragments)
+        self.scratch = Scratch(largest, SCRATCH * len(self.phi))
         make = shard_coder if spec.sync.group > 2 else coder
-        self.coders: list[Coder | ShardCoder] = [
+        self._coders: list[Coder | ShardCoder] = [
             make(spec.sync.codec, fragment.numel, spec.sync.error_feedback)
             for fragment in self.plan.fragments
         ]
+        self._committing: dict[int, Future[None]] = {}
+        """What coders keep of the last merge of a fragment, on the thread that codes."""
         self._outer = spec.sync.outer_settings
         # Compiling pays on CUDA, where a step is many small kernels. On a CPU it needs a compiler
         # and a minute of start-up.
@@ -150,9 +159,17 @@ class Replica:
 
     # exchanges
 
-    def fast(self, fragment: int) -> Tensor:
+    @property
+    def coders(self) -> Sequence[Coder | ShardCoder]:
+        """The coders, once they have kept all of what was merged."""
+        while self._committing:
+            self._committing.popitem()[1].result()
+        return self._coders
+
+    def fast(self, fragment: int, out: Tensor | None = None) -> Tensor:
         """A copy of one fragment of the fast weights: flat, float32, host memory."""
-        out = torch.empty(self.plan.fragments[fragment].numel, dtype=torch.float32)
+        if out is None:
+            out = torch.empty(self.plan.fragments[fragment].numel, dtype=torch.float32)
         gather(self.plan.fragments[fragment], self.weights, out)
         return out
 
@@ -166,30 +183,32 @@ class Replica:
         their mean becomes the slow weights of all. ``ahead``: how many inner steps longer than we
         the others claim to have trained. Raises NotFinite if our weights are not finite.
         """
-        theta, phi = self.fast(fragment), self.phi[fragment]
-        consensus = 1.0 if realign else self.spec.sync.consensus
-        gain = 1.0 if realign else self._outer.gain
-        own = gain * float((theta - phi).norm())
-        if not math.isfinite(own):
-            raise NotFinite(
-                f"Our weights in fragment {fragment} are not finite: they are not sent."
-            )
-        heavy = HEAVY_IN_PAIRS if consensus and self.spec.sync.group == 2 else HEAVY
+        self.copy(fragment, realign, members, ahead)
+        self.contribute(fragment)
+
+    def copy(
+        self, fragment: int, realign: bool = False, members: Sequence[str] = (), ahead: int = 0
+    ) -> None:
+        """The part of ``capture`` that must happen between two inner steps."""
+        numel = self.plan.fragments[fragment].numel
+        theta, phi = self.fast(fragment, self.scratch.take(numel)), self.phi[fragment]
+        pull = 1.0 if realign else self.spec.sync.consensus
+        heavy = HEAVY_IN_PAIRS if pull and self.spec.sync.group == 2 else HEAVY
         common = {
             "me": self.peer_id,
+            "scratch": self.scratch,
             "theta": theta,
-            "progress": theta - phi,
-            "anchor": phi * consensus if consensus else None,
-            "sent": theta.clone() if realign else self.contribution(phi, theta),
+            "phi": phi,
+            "pull": pull,
             "realign": realign,
-            "bound": replace(self._bound(fragment, own, ahead), heavy=heavy, realigns=realign),
-            "gain": gain,
+            "bound": replace(self._bound(fragment, ahead), heavy=heavy, realigns=realign),
+            "gain": 1.0 if realign else self._outer.gain,
             "usual": self.usual[fragment],
             "directions": self.directions,
             "steps": self.steps,
             "tokens": self.tokens,
         }
-        coding = self.coders[fragment]
+        coding = self._coders[fragment]
         if isinstance(coding, ShardCoder):
             coding = shard_coder("fp32", theta.numel()) if realign else coding
             start, stop = shard_bounds(theta.numel(), len(members))[
@@ -204,6 +223,21 @@ class Replica:
             repeats = self._repeats(fragment, theta.numel(), realign)
             self.captures[fragment] = PairCapture(**common, coder=coding, repeats=repeats)
 
+    def contribute(self, fragment: int) -> None:
+        """The rest of ``capture``, on any thread. Raises NotFinite, and forgets the capture."""
+        capture = self.capture_of(fragment)
+        own = capture.own_norm()
+        if not math.isfinite(own):
+            self.drop(fragment)
+            raise NotFinite(
+                f"Our weights in fragment {fragment} are not finite: they are not sent."
+            )
+        capture.bound = replace(capture.bound, own=own)
+        if capture.realign:
+            capture.sent = self.scratch.take(capture.numel).copy_(capture.theta)
+        else:
+            capture.sent = self.contribution(capture.phi, capture.theta)
+
     def _repeats(self, fragment: int, numel: int, realign: bool) -> Repeats:
         """What others brought last to these values; nothing is known if their number has
         changed."""
@@ -214,8 +248,9 @@ class Replica:
             self.repeats[fragment] = known
         return self.repeats[fragment]
 
-    def _bound(self, fragment: int, own: float, ahead: int) -> Bound:
-        """The largest plausible progress of peers that claim ``ahead`` more steps than we."""
+    def _bound(self, fragment: int, ahead: int) -> Bound:
+        """The largest plausible progress of peers that claim ``ahead`` more steps than we; our own
+        is not known yet."""
         usual, interval = self.usual[fragment].value, self.spec.sync.interval
         since = max(1, self.steps - self.schedule[fragment].merged_steps)
         little_known = not usual and self.steps < interval
@@ -223,7 +258,7 @@ class Replica:
         claimed = believed_steps(since, ahead, interval, little_known, largest_jump(interval))
         ours = self._rates(since, since)
         grown, most = (growth(ours, self._rates(since, count)) for count in (believed, claimed))
-        return Bound(own, usual, grown, most)
+        return Bound(0.0, usual, grown, most)
 
     def _rates(self, since: int, count: int) -> float:
         """Sum of the learning rates of ``count`` steps from the first of our last ``since`` on."""
@@ -233,7 +268,7 @@ class Replica:
 
     def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
         """What we send of a fragment: a new vector."""
-        return contribution(self._outer, phi, theta)
+        return contribution(self._outer, phi, theta, self.scratch.take(phi.numel()))
 
     def pair(self, fragment: int) -> PairCapture:
         """The capture of an exchange in a pair that is under way."""
@@ -268,23 +303,32 @@ class Replica:
         and snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
-        phi, delta = self.phi[fragment].clone(), self.delta[fragment].clone()
-        for start, stop in capture.ranges:
-            part = slice(start, stop)
+        phi, delta = (self.scratch.take(capture.numel) for _ in range(2))
+        if sum(stop - start for start, stop in capture.ranges) < capture.numel:
+            phi.copy_(self.phi[fragment])
+            delta.copy_(self.delta[fragment])
+        progress = torch.empty(PIECE)
+        for start, stop in _pieces(capture.ranges):
+            here = slice(start, stop)
+            phi[here].copy_(self.phi[fragment][here])
+            delta[here].copy_(self.delta[fragment][here])
+            mean = capture.mean_of(start, stop)
             if capture.realign:
-                phi[part] = capture.mean[part]
+                phi[here] = mean
                 if not capture.keep_momentum:
-                    delta[part] = 0.0
+                    delta[here] = 0.0
             elif isinstance(capture, PairCapture):
-                progress, sent = capture.progress[part], capture.sent[part]
-                self.outer_step(phi[part], delta[part], capture.mean[part], progress, sent)
+                own = torch.sub(
+                    capture.theta[here], capture.phi[here], out=progress[: stop - start]
+                )
+                self.outer_step(phi[here], delta[here], mean, own, capture.sent[here])
             else:
-                self.outer_step(phi[part], delta[part], capture.mean[part])
-        if not (is_finite(phi) and is_finite(delta)):
-            raise NotFinite(
-                f"The outer step of fragment {fragment} gives values that are not finite: it is "
-                "not applied."
-            )
+                self.outer_step(phi[here], delta[here], mean)
+            if not (is_finite(phi[here]) and is_finite(delta[here])):
+                raise NotFinite(
+                    f"The outer step of fragment {fragment} gives values that are not finite: it "
+                    "is not applied."
+                )
         capture.outcome = (phi, delta)
         if self.spec.sync.consensus == 0:
             capture.digests = (_digest(phi), _digest(delta))
@@ -298,34 +342,53 @@ class Replica:
         sent: Tensor | None = None,
     ) -> None:
         """One outer step, in place on ``phi`` and ``delta``; override it for a method of your
-        own."""
+        own. It is called for one piece of the fragment after the other."""
         outer_step(self._outer, phi, delta, mean, progress, sent)
 
-    def merge(self, fragment: int, swarm_step: int) -> None:
+    def merge(self, fragment: int, swarm_step: int, coder: Executor | None = None) -> None:
         """Bring the new slow weights into the fast weights, and take over a partner's swarm step.
 
-        Raises NotFinite, and changes nothing, if the outcome is not finite.
+        ``coder``: the thread that codes, for what coders keep; None does it now. Raises NotFinite,
+        and changes nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
         assert capture.outcome is not None
-        phi, delta = capture.outcome
-        theta = self.fast(fragment)
-        for start, stop in capture.ranges:
-            part = slice(start, stop)
-            merge(self._outer, theta[part], phi[part], capture.theta[part])
-        if not is_finite(theta):
+        theta = self._merged(fragment, capture, *capture.outcome)
+        if theta is None:
             raise NotFinite(
                 f"The merge of fragment {fragment} gives weights that are not finite: it is not "
                 "applied."
             )
         del self.captures[fragment]
-        self.phi[fragment], self.delta[fragment] = phi, delta
-        with torch.no_grad():
-            scatter(self.plan.fragments[fragment], theta, self.weights)
-        capture.commit()
+        self.phi[fragment], self.delta[fragment] = capture.outcome
+        scatter(self.plan.fragments[fragment], theta, self.weights)
+        capture.learn()
+        if coder is None:
+            capture.commit()
+        else:
+            self._committing[fragment] = coder.submit(capture.commit)
         self.worst_block[fragment] = capture.worst_block
         self.clock.observe(swarm_step)
         self.schedule.merged(fragment, self.clock.step, capture.steps, capture.tokens)
+
+    def _merged(self, fragment: int, capture: Capture, phi: Tensor, _: Tensor) -> Tensor | None:
+        """The new fast weights, in place of those that were captured; None if not finite."""
+        out = capture.theta
+        if list(capture.ranges) == [(0, capture.numel)] and self.device.type == "cpu":
+            # Straight from the weights: training waits.
+            parts = paired(self.plan.fragments[fragment], self.weights, out)
+            start = 0
+            for rows, into in parts:
+                here = slice(start, start + rows.numel())
+                start += rows.numel()
+                flat = into.view(-1)
+                if not merge(self._outer, rows.detach().reshape(-1), phi[here], flat, flat):
+                    return None
+            return out
+        theta = self.fast(fragment, self.scratch.take(capture.numel))
+        parts = (slice(*one) for one in capture.ranges)
+        merged = [merge(self._outer, theta[here], phi[here], out[here]) for here in parts]
+        return theta if all(merged) else None
 
     def slow_digest(self, fragment: int) -> str:
         """SHA-256 of one fragment's slow weights, hexadecimal."""
@@ -334,6 +397,13 @@ class Replica:
     def momentum_digest(self, fragment: int) -> str:
         """The same of its outer momentum."""
         return _digest(self.delta[fragment])
+
+
+def _pieces(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Ranges cut into pieces."""
+    for start, stop in ranges:
+        for begin in range(start, stop, PIECE):
+            yield begin, min(stop, begin + PIECE)
 
 
 def _digest(vector: Tensor) -> str:

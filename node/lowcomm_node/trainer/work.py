@@ -83,11 +83,14 @@ class ExchangeWork:
     def _capture(self, request: messages.Capture) -> Future[messages.Shared]:
         fragment, slot = request.fragment, request.slot
         began = monotonic()
-        self._replica.capture(fragment, request.realign, request.members, request.ahead)
+        self._replica.copy(fragment, request.realign, request.members, request.ahead)
         capture = self._replica.capture_of(fragment)
         capture.stages.add("capture", monotonic() - began)
 
         def work() -> messages.Shared:
+            self._check_captured(fragment, capture)
+            with capture.stages.during("capture"):
+                self._replica.contribute(fragment)
             with capture.stages.during("encode"):
                 sizes = capture.code(self._slot(slot))
             with capture.stages.during("hash"):
@@ -159,7 +162,7 @@ class ExchangeWork:
         try:
             self._check_captured(fragment, one.capture)
             with one.capture.stages.during("merge"):
-                replica.merge(fragment, one.request.swarm_step)
+                replica.merge(fragment, one.request.swarm_step, self._coder)
         except TrainerError as error:
             one.merged.set_exception(error)
             return

@@ -28,8 +28,16 @@ from lowcomm_protocol.errors import PlanError, SpecError
 from lowcomm_protocol.exchange.outer_kernels import (
     add_scaled,
     add_squares_apart,
+    all_finite,
+    contributed,
+    mixed,
+    pooled_of_mean,
+    pooled_of_own,
+    product_of_apart,
     scaled,
     scaled_sum,
+    shifted,
+    square_of_apart,
 )
 from lowcomm_protocol.spec.outer_settings import OuterSettings
 
@@ -48,17 +56,20 @@ def contribution(
 
     Raises `PlanError` for vectors that are not alike.
     """
-    _check_alike(phi=phi, theta=theta, out=phi if out is None else out)
-    sent = torch.sub(theta, phi, out=out)
-    if settings.gain != 1.0:
-        sent.mul_(settings.gain)
-    return sent.add_(phi, alpha=settings.consensus) if settings.consensus else sent
+    sent = torch.empty_like(phi) if out is None else out
+    _check_alike(phi=phi, theta=theta, out=sent)
+    gain, pull = np.float32(settings.gain), np.float32(settings.consensus)
+    contributed(_array(theta), _array(phi), gain, pull, _array(sent))
+    return sent
 
 
 def mean_contribution(
-    contributions: Sequence[torch.Tensor], weights: Sequence[float] | None = None
+    contributions: Sequence[torch.Tensor],
+    weights: Sequence[float] | None = None,
+    out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Mean of the group's contributions as everyone decoded them: a new float32 [numel] vector.
+    """Mean of the group's contributions as everyone decoded them: float32 [numel], in ``out`` or a
+    new vector.
 
     Summed in the order given, which all members must share, so all get the same bits. ``weights``
     (at least 0, any sum) weigh whole contributions, so with a consensus term also the slow weights
@@ -68,24 +79,22 @@ def mean_contribution(
     if not contributions:
         raise PlanError("a mean of no contributions: pass at least the peer's own")
     _check_alike(**{f"contribution {index}": one for index, one in enumerate(contributions)})
+    total = torch.empty_like(contributions[0]) if out is None else out
+    _check_alike(contribution=contributions[0], out=total)
     if weights is None:
-        total = contributions[0].clone()
+        total.copy_(contributions[0])
         for one in contributions[1:]:
             total.add_(one)
         return total.div_(len(contributions))
     shares = _normalized(weights, len(contributions))
-    total = torch.empty_like(contributions[0])
-    out, arrays, factors = (
-        _array(total),
-        [_array(one) for one in contributions],
-        [np.float32(one) for one in shares],
-    )
+    into, arrays = _array(total), [_array(one) for one in contributions]
+    factors = [np.float32(one) for one in shares]
     if len(arrays) == 1:
-        scaled(out, arrays[0], factors[0])
+        scaled(into, arrays[0], factors[0])
         return total
-    scaled_sum(out, arrays[0], arrays[1], factors[0], factors[1])
+    scaled_sum(into, arrays[0], arrays[1], factors[0], factors[1])
     for one, factor in zip(arrays[2:], factors[2:], strict=True):
-        add_scaled(out, one, factor)
+        add_scaled(into, one, factor)
     return total
 
 
@@ -131,13 +140,15 @@ def outer_step(
     must. Raises `PlanError` for vectors that are not alike.
     """
     _check_alike(phi=phi, delta=delta, mean_c=mean_c)
-    pooled = mean_c
+    mean = pooled = _array(mean_c)
     if settings.consensus and progress is not None and own_decoded is not None:
         _check_alike(phi=phi, progress=progress, own_decoded=own_decoded)
-        pooled = (progress * settings.gain).sub_(own_decoded - mean_c)
+        pooled, gain = np.empty_like(mean), np.float32(settings.gain)
+        pooled_of_own(_array(progress), _array(own_decoded), mean, gain, pooled)
     elif settings.consensus:
-        pooled = torch.sub(mean_c, phi, alpha=settings.consensus)
-    settings.rule.step(settings, _array(phi), _array(delta), _array(pooled))
+        pooled = np.empty_like(mean)
+        pooled_of_mean(mean, _array(phi), np.float32(settings.consensus), pooled)
+    settings.rule.step(settings, _array(phi), _array(delta), pooled)
 
 
 def merge(
@@ -145,22 +156,58 @@ def merge(
     theta: torch.Tensor,
     phi_new: torch.Tensor,
     theta_captured: torch.Tensor,
-) -> None:
-    """Bring a finished outer step into the fast weights, in place on ``theta``; all vectors float32
-    [numel].
+    out: torch.Tensor | None = None,
+) -> bool:
+    """Bring a finished outer step into the fast weights, in ``out`` or in place on ``theta``;
+    whether all values are finite. All vectors float32 [numel].
 
     shift: ``theta += phi_new - theta_captured``, which keeps the inner steps done since the
     capture; a value that has not moved since becomes ``phi_new`` exactly, without rounding. mix:
-    ``theta = mix * theta + (1 - mix) * phi_new``. Raises `PlanError` for vectors that are not
-    alike.
+    ``theta = mix * theta + (1 - mix) * phi_new``. ``out`` may be ``theta_captured``. Raises
+    `PlanError` for vectors that are not alike.
     """
-    _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured)
+    merged = theta if out is None else out
+    _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured, out=merged)
+    now, slow, into = _array(theta), _array(phi_new), _array(merged)
     if settings.merge == "mix":
-        theta.lerp_(phi_new, 1.0 - settings.mix)
-        return
-    unmoved = theta == theta_captured
-    theta.add_(phi_new - theta_captured)
-    torch.where(unmoved, phi_new, theta, out=theta)
+        return bool(mixed(now, slow, np.float32(1.0 - settings.mix), into))
+    return bool(shifted(now, slow, _array(theta_captured), into))
+
+
+def is_finite(vector: torch.Tensor) -> bool:
+    """Whether no value is NaN or infinite: one pass over a float32 vector in host memory."""
+    return bool(all_finite(_array(vector).view(np.uint32)))
+
+
+def apart(vector: torch.Tensor, base: torch.Tensor, pull: float, out: torch.Tensor) -> torch.Tensor:
+    """``vector - pull * base`` in ``out``, which may be ``vector``; product and difference are
+    rounded to float32."""
+    _check_alike(vector=vector, base=base, out=out)
+    pooled_of_mean(_array(vector), _array(base), np.float32(pull), _array(out))
+    return out
+
+
+def square_apart(vector: torch.Tensor, base: torch.Tensor, pull: float) -> float:
+    """The squared norm of ``vector - pull * base``: the same bits on every processor.
+
+    The difference is rounded to float32, the sum to float64 from blocks of 256 on.
+    """
+    _check_alike(vector=vector, base=base)
+    return float(square_of_apart(_array(vector), _array(base), np.float32(pull)))
+
+
+def cosine_apart(
+    one: tuple[torch.Tensor, torch.Tensor, float], other: tuple[torch.Tensor, torch.Tensor, float]
+) -> float:
+    """The cosine between two such differences, each a vector, base and pull; 0 for no length."""
+    lengths = math.sqrt(square_apart(*one) * square_apart(*other))
+    if not 0.0 < lengths < math.inf:
+        return 0.0
+    (a, b, p), (c, d, q) = one, other
+    product = product_of_apart(
+        _array(a), _array(b), np.float32(p), _array(c), _array(d), np.float32(q)
+    )
+    return float(product) / lengths
 
 
 def _array(vector: torch.Tensor) -> Vector:

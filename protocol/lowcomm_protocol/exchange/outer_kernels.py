@@ -1,5 +1,5 @@
-"""The arithmetic of the outer step that peers must agree on to the bit: each operation is rounded
-to float32, on any processor.
+"""The arithmetic between capture and merge: each operation is rounded to float32, on any processor,
+so that peers agree to the bit. One pass each, and nothing is allocated but blocks of 256 values.
 
 torch fuses a multiplication and an addition where a processor can (FMA), and rounds twice where it
 can't, so its results differ between processors. These loops are compiled without fast math, and
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Vector
-from lowcomm_protocol.codecs.kernels import kernel, part
+from lowcomm_protocol.codecs.kernels import INFINITE, MAGNITUDE, kernel, part, peak_of
 from lowcomm_protocol.spec.names import BLOCK
 
 SMALLEST = np.float32(2.0**-100)
@@ -60,6 +60,78 @@ def nesterov(phi: Vector, delta: Vector, pooled: Vector, rate: Any, momentum: An
 
 
 @kernel
+def noloco(phi: Vector, delta: Vector, pooled: Vector, momentum: Any) -> None:
+    """``delta = momentum * delta + pooled``, ``phi += delta``, in place."""
+    for i in range(phi.size):
+        velocity = np.float32(np.float32(momentum * delta[i]) + pooled[i])
+        delta[i] = velocity
+        phi[i] = np.float32(phi[i] + velocity)
+
+
+@kernel
+def contributed(theta: Vector, phi: Vector, gain: Any, pull: Any, out: Vector) -> None:
+    """``out = gain * (theta - phi) + pull * phi``; without the second term for ``pull = 0``."""
+    if pull == np.float32(0.0):
+        for i in range(out.size):
+            out[i] = np.float32(gain * np.float32(theta[i] - phi[i]))
+        return
+    for i in range(out.size):
+        progress = np.float32(gain * np.float32(theta[i] - phi[i]))
+        out[i] = np.float32(progress + np.float32(pull * phi[i]))
+
+
+@kernel
+def pooled_of_own(progress: Vector, sent: Vector, mean: Vector, gain: Any, out: Vector) -> None:
+    """``out = gain * progress - (sent - mean)``."""
+    for i in range(out.size):
+        apart = np.float32(sent[i] - mean[i])
+        out[i] = np.float32(np.float32(gain * progress[i]) - apart)
+
+
+@kernel
+def pooled_of_mean(mean: Vector, phi: Vector, pull: Any, out: Vector) -> None:
+    """``out = mean - pull * phi``."""
+    for i in range(out.size):
+        out[i] = np.float32(mean[i] - np.float32(pull * phi[i]))
+
+
+@kernel
+def shifted(theta: Vector, phi: Vector, captured: Vector, out: Vector) -> Any:
+    """``out = theta + (phi - captured)``, and ``phi`` where theta is as captured; whether all is
+    finite."""
+    largest = np.uint32(0)
+    for i in range(out.size):
+        moved = np.float32(theta[i] + np.float32(phi[i] - captured[i]))
+        value = phi[i] if theta[i] == captured[i] else moved
+        out[i] = value
+        largest = max(largest, np.float32(value).view(np.uint32) & MAGNITUDE)
+    return largest < INFINITE
+
+
+@kernel
+def mixed(theta: Vector, phi: Vector, share: Any, out: Vector) -> Any:
+    """``out = theta + share * (phi - theta)``, from the nearer end; whether all is finite."""
+    largest, from_theta = np.uint32(0), share < np.float32(0.5)
+    rest = np.float32(np.float32(1.0) - share)
+    for i in range(out.size):
+        way = np.float32(phi[i] - theta[i])
+        value = (
+            np.float32(theta[i] + np.float32(share * way))
+            if from_theta
+            else np.float32(phi[i] - np.float32(rest * way))
+        )
+        out[i] = value
+        largest = max(largest, np.float32(value).view(np.uint32) & MAGNITUDE)
+    return largest < INFINITE
+
+
+@kernel
+def all_finite(bits: Any) -> Any:
+    """Whether no value of a vector, given as its bits, is NaN or infinite."""
+    return peak_of(bits, 0, bits.size) < INFINITE
+
+
+@kernel
 def scaled(out: Vector, one: Vector, share: Any) -> None:
     """``out = share * one``."""
     for i in range(out.size):
@@ -93,3 +165,38 @@ def add_squares_apart(one: Vector, other: Vector, sums: Vector) -> None:
         for k in range(ours.size, BLOCK):
             squares[k] = np.float32(0.0)
         sums[block] += _folded(squares)
+
+
+@kernel
+def product_of_apart(
+    one: Vector, one_base: Vector, one_pull: Any, other: Vector, other_base: Vector, other_pull: Any
+) -> Any:
+    """The inner product of ``one - one_pull * one_base`` and the same of the other, in float64
+    over sums of 256 products."""
+    products, total = np.zeros(BLOCK, dtype=np.float32), 0.0
+    for start in range(0, one.size, BLOCK):
+        a, c = one[start : start + BLOCK], one_base[start : start + BLOCK]
+        b, d = other[start : start + BLOCK], other_base[start : start + BLOCK]
+        for k in range(a.size):
+            ours = np.float32(a[k] - np.float32(one_pull * c[k]))
+            theirs = np.float32(b[k] - np.float32(other_pull * d[k]))
+            products[k] = ours * theirs
+        for k in range(a.size, BLOCK):
+            products[k] = np.float32(0.0)
+        total += np.float64(_folded(products))
+    return total
+
+
+@kernel
+def square_of_apart(one: Vector, base: Vector, pull: Any) -> Any:
+    """The sum of the squares of ``one - pull * base``, as above."""
+    squares, total = np.zeros(BLOCK, dtype=np.float32), 0.0
+    for start in range(0, one.size, BLOCK):
+        a, c = one[start : start + BLOCK], base[start : start + BLOCK]
+        for k in range(a.size):
+            apart = np.float32(a[k] - np.float32(pull * c[k]))
+            squares[k] = apart * apart
+        for k in range(a.size, BLOCK):
+            squares[k] = np.float32(0.0)
+        total += np.float64(_folded(squares))
+    return total

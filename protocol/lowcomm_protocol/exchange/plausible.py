@@ -12,8 +12,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ImplausibleError
 
@@ -136,13 +134,11 @@ class Directions:
     def __init__(self) -> None:
         self._cosines: dict[str, deque[float]] = {}
 
-    def check(self, peer: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    def check(self, peer: str, cosine: float) -> None:
         """Raises `ImplausibleError` if this contribution, or the mean of the peer's recent ones,
-        points against ours."""
+        points against ours. ``cosine``: between its progress and ours."""
         # It is never a deed: of two that differ, nobody can say which is wrong, and an honest peer
         # of a tenth of our speed points back from where we have gone.
-        lengths = float(((ours @ ours) * (theirs @ theirs)).sqrt())
-        cosine = float(ours @ theirs) / lengths if 0.0 < lengths < math.inf else 0.0
         recent = self._cosines.pop(peer, None) or deque(maxlen=RECENT)
         recent.append(cosine)
         self._cosines[peer] = recent

@@ -18,7 +18,7 @@ def gather(fragment: Fragment, tensors: Mapping[str, torch.Tensor], out: torch.T
 
     Raises `PlanError`, before anything is written, when a tensor is missing or a size does not fit.
     """
-    for rows, part in _paired(fragment, tensors, out):
+    for rows, part in paired(fragment, tensors, out):
         part.copy_(rows)
 
 
@@ -29,14 +29,17 @@ def scatter(fragment: Fragment, vector: torch.Tensor, tensors: Mapping[str, torc
 
     Raises `PlanError`, before anything is written, when a tensor is missing or a size does not fit.
     """
-    for rows, part in _paired(fragment, tensors, vector):
+    for rows, part in paired(fragment, tensors, vector):
         rows.copy_(part)
 
 
-def _paired(
+def paired(
     fragment: Fragment, tensors: Mapping[str, torch.Tensor], vector: torch.Tensor
 ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Each slice's rows beside its part of the vector, as two views of the same shape."""
+    """Each slice's rows beside its part of the vector, as two views of the same shape.
+
+    Raises `PlanError` as ``gather`` does.
+    """
     if (
         vector.dtype != torch.float32
         or vector.shape != (fragment.numel,)

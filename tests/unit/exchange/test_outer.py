@@ -18,9 +18,12 @@ from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.errors import PlanError, SpecError
 from lowcomm_protocol.exchange.outer import (
     contribution,
+    cosine_apart,
+    is_finite,
     mean_contribution,
     merge,
     outer_step,
+    square_apart,
     token_weights,
     worst_block_spread,
 )
@@ -507,3 +510,49 @@ def test_the_worst_block_is_found_where_the_vectors_differ_most():
     assert worst_block_spread([base, base, base]) == 0.0
     with pytest.raises(PlanError):
         worst_block_spread([base, torch.zeros(3)])
+
+
+# Norms and directions of progress
+
+
+@pytest.mark.parametrize("numel", [1, 255, 256, 257, 100_001])
+@pytest.mark.parametrize("pull", [0.0, 0.3, 1.0])
+def test_norm_and_cosine_are_those_of_the_differences(numel: int, pull: float):
+    source = torch.Generator().manual_seed(numel)
+    theta, phi, sent = (torch.randn(numel, generator=source) for _ in range(3))
+    ours, theirs = (theta - phi).double(), (sent - pull * phi).double()
+    assert square_apart(sent, phi, pull) == pytest.approx(float(theirs @ theirs), rel=1e-5)
+    expected = float(ours @ theirs / (ours.norm() * theirs.norm()))
+    cosine = cosine_apart((theta, phi, 1.0), (sent, phi, pull))
+    assert cosine == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "theirs", [torch.zeros(2), torch.full((2,), -1e30), torch.full((2,), math.inf)]
+)
+def test_what_has_no_length_or_an_endless_one_points_nowhere(theirs: torch.Tensor):
+    base = torch.zeros(2)
+    assert cosine_apart((torch.tensor([3.0, 0.0]), base, 1.0), (theirs, base, 1.0)) == 0.0
+
+
+@pytest.mark.parametrize("place", [0, 255, 256, 999])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_a_value_that_is_not_finite_is_found_wherever_it_is(place: int, value: float):
+    vector = torch.full((1000,), -3.4e38)
+    assert is_finite(vector)
+    vector[place] = value
+    assert not is_finite(vector)
+
+
+@pytest.mark.parametrize("settings", [NOLOCO, replace(NESTEROV, merge="mix", mix=0.25)])
+def test_a_merge_tells_whether_its_outcome_is_finite_and_may_replace_what_was_captured(
+    settings: OuterSettings,
+):
+    source = torch.Generator().manual_seed(0)
+    theta, phi, captured = (torch.randn(1000, generator=source) for _ in range(3))
+    expected = theta.clone()
+    assert merge(settings, expected, phi, captured)
+    assert merge(settings, theta, phi, captured, out=captured)
+    assert torch.equal(captured, expected)
+    phi[999] = math.inf
+    assert not merge(settings, theta, phi, captured)

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -191,19 +190,11 @@ def test_what_is_usual_explains_as_much_as_our_own_progress():
     )
 
 
-def turned(cosine: float) -> torch.Tensor:
-    """What has this cosine with OURS."""
-    return torch.tensor([cosine, (1.0 - cosine * cosine) ** 0.5]) * 7.0
-
-
-OURS = torch.tensor([3.0, 0.0])
-
-
 def refused_at(directions: Directions, peer: str, cosine: float, tries: int = 30) -> int | None:
     """At which contribution with this cosine a peer is refused, if at all."""
     for number in range(1, tries + 1):
         try:
-            directions.check(peer, OURS, turned(cosine))
+            directions.check(peer, cosine)
         except ImplausibleError as error:
             assert error.deed is None, "it is held against nobody"
             return number
@@ -231,25 +222,16 @@ def test_who_points_against_us_is_refused_at_once_and_who_does_so_a_little_once_
 def test_only_the_last_contributions_tell_where_a_peer_points_and_each_peer_for_itself():
     directions = Directions()
     for _ in range(10 * RECENT):
-        directions.check("b", OURS, turned(0.02))
+        directions.check("b", 0.02)
     assert refused_at(directions, "b", -0.2) == 6, "the sixth of the last 16"
     assert refused_at(directions, "c", -0.2) == MIN_COSINES
-    directions.check("d", OURS, turned(-0.2))
+    directions.check("d", -0.2)
     for number in range(REMEMBERED - 1):
-        directions.check(f"other{number}", OURS, turned(0.5))
+        directions.check(f"other{number}", 0.5)
     assert refused_at(directions, "d", -0.2) == MIN_COSINES - 1, "it is still remembered"
     for number in range(REMEMBERED):
-        directions.check(f"other{number}", OURS, turned(0.5))
+        directions.check(f"other{number}", 0.5)
     assert refused_at(directions, "d", -0.2) == MIN_COSINES
-
-
-@pytest.mark.parametrize(
-    "theirs", [torch.zeros(2), torch.full((2,), -1e30), torch.full((2,), math.inf)]
-)
-def test_what_has_no_direction_points_nowhere(theirs: torch.Tensor):
-    directions = Directions()
-    for _ in range(2 * MIN_COSINES):
-        directions.check("b", OURS, theirs)
 
 
 def test_a_partner_is_lone_until_another_peer_has_brought_anything():

@@ -639,7 +639,7 @@ def test_the_first_steps_of_a_replica_are_no_measure_of_what_others_may_bring(da
     replica.inner_step()
     replica.capture(0, ahead=10**9)
     first, gain = replica.captures[0], replica.spec.sync.outer_settings.gain
-    assert first.bound.own == pytest.approx(gain * float(first.progress.norm()))
+    assert first.bound.own == pytest.approx(gain * float((first.theta - first.phi).norm()))
     replica.drop(0)
     replica.capture(0)
     assert replica.captures[0].bound.limit == pytest.approx(PLAUSIBLE * first.bound.own), (

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
+from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.deeds import Deed
@@ -30,8 +31,8 @@ MEMBERS = ("a", "b", "c")
 def captured(me: str, vector: torch.Tensor, usual: UsualNorm) -> dict:
     own = float(vector.norm())
     return {
-        "me": me, "theta": vector, "progress": vector, "anchor": None, "sent": vector.clone(),
-        "realign": False,
+        "me": me, "scratch": Scratch(NUMEL, 8), "theta": vector, "phi": torch.zeros(NUMEL),
+        "pull": 0.0, "sent": vector.clone(), "realign": False,
         "bound": Bound(own, usual.value), "gain": 1.0, "usual": usual, "directions": Directions(),
         "steps": 1, "tokens": 1,
     }  # fmt: skip
@@ -90,6 +91,7 @@ def test_a_mean_that_is_refused_does_not_move_what_is_usual(scale: float):
     with pytest.raises(ImplausibleError):
         mine.receive_mean("b", mean_of("b", scale))
     mine.pool(["a", "c"])
+    mine.learn()
     mine.commit()
     assert usual.learned == pytest.approx(float(torch.ones(NUMEL).norm()), rel=0.01)
 
@@ -102,6 +104,7 @@ def test_a_mean_that_is_not_applied_teaches_nothing():
     for owner in ("b", "c"):
         mine.receive_mean(owner, mean_of(owner, 2.0))
     mine.pool(["a"])
+    mine.learn()
     mine.commit()
     assert usual.learned == 0.0
 
@@ -115,6 +118,7 @@ def test_a_contribution_of_a_pair_that_is_refused_does_not_move_what_is_usual():
     with pytest.raises(ImplausibleError):
         mine.receive("b", out[: theirs.encode(out)])
     mine.pool({"a": 1})
+    mine.learn()
     mine.commit()
     assert usual.learned == 1.0
 
@@ -130,7 +134,7 @@ def test_what_was_applied_is_not_applied_again_and_what_was_not_is():
         mine = pair("a", ones + 0.01 * next(steps), UsualNorm(), repeats)
         mine.receive("b", out[:size])
         mine.pool({"a": 1, "b": 1})
-        mine.commit() if apply else mine.forget()
+        mine.learn() if apply else mine.forget()
 
     bring(ones, apply=False)
     bring(ones)
@@ -188,12 +192,8 @@ def test_in_a_realignment_it_is_the_way_from_our_slow_weights_that_must_be_plaus
 
     def realigning(me: str, theta: torch.Tensor) -> GroupCapture:
         one = group(me, theta, UsualNorm(), ("a", "b"))
-        one.anchor, one.progress, one.realign, one.bound = (
-            phi,
-            step,
-            True,
-            Bound(float(step.norm()), 0.0),
-        )
+        one.phi, one.pull, one.theta = phi, 1.0, phi + step
+        one.realign, one.bound = True, Bound(float(step.norm()), 0.0)
         return one
 
     realigning("a", phi + step).receive("b", share(realigning("b", phi + 2 * step), "a"))
@@ -227,22 +227,22 @@ def test_of_three_one_that_points_against_us_is_left_out_if_the_third_is_late(
     mine.reduce(dict.fromkeys(("a", *others), 1), memoryview(bytearray(8 * NUMEL)))
     assert list(mine.left_out) == (["b"] if others == ("b",) else [])
     start, stop = mine.bounds[0]
-    assert float(mine.mean[start:stop] @ mine.progress[start:stop]) > 0
+    assert float(mine.mean[start:stop] @ mine.theta[start:stop]) > 0
 
 
 def test_who_points_a_little_against_us_is_refused_if_it_goes_on_and_nobody_is_blamed():
-    directions, ours, askew = Directions(), torch.tensor([1.0, 0.0]), torch.tensor([-0.1, 1.0])
+    directions = Directions()
     with pytest.raises(ImplausibleError) as once:
-        directions.check("opposed", ours, -ours)
+        directions.check("opposed", -1.0)
     assert once.value.deed is None
     for _ in range(MIN_COSINES - 1):
-        directions.check("contrary", ours, askew)
+        directions.check("contrary", -0.1)
     with pytest.raises(ImplausibleError, match="of late") as often:
-        directions.check("contrary", ours, askew)
+        directions.check("contrary", -0.1)
     assert often.value.deed is None
     for _ in range(50):
-        directions.check("honest", ours, torch.tensor([0.01, 1.0]))
-    directions.check("still", ours, torch.zeros(2))
+        directions.check("honest", 0.01)
+    directions.check("still", 0.0)
 
 
 def test_a_group_knows_again_what_a_member_has_brought():
@@ -253,6 +253,7 @@ def test_a_group_knows_again_what_a_member_has_brought():
     first.receive("b", share(stale, "a"))
     first.reduce({"a": 1, "b": 1}, memoryview(bytearray(8 * NUMEL)))
     first.pool(["a"])
+    first.learn()
     first.commit()
     with pytest.raises(ImplausibleError, match="what it has brought before"):
         again.receive("b", share(stale, "a"))
@@ -267,6 +268,12 @@ def test_a_shard_in_which_we_move_most_may_move_most_there():
 # What is somewhat too large where others can outvote it
 
 
+def anchored_at(mine: GroupCapture, anchor: torch.Tensor) -> None:
+    """Have our slow weights be part of our contribution."""
+    mine.phi, mine.pull = anchor, 1.0
+    mine.theta, mine.sent = mine.theta + anchor, mine.sent + anchor
+
+
 def too_large(
     factor: float = 6.0, anchor: torch.Tensor | None = None
 ) -> tuple[GroupCapture, torch.Tensor]:
@@ -275,7 +282,8 @@ def too_large(
     vector = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
     at = torch.zeros(NUMEL) if anchor is None else anchor
     mine, theirs = group("b", vector, UsualNorm()), group("c", factor * vector, UsualNorm())
-    mine.anchor, mine.sent, theirs.sent = anchor, vector + at, factor * vector + at
+    anchored_at(mine, at)
+    theirs.sent = factor * vector + at
     mine.receive("c", share(theirs, "b"))
     start, stop = mine.bounds[1]
     return mine, (factor * vector)[start:stop]
@@ -288,11 +296,9 @@ def test_in_a_group_it_enters_with_the_largest_norm_that_is_plausible_and_its_di
     anchor = torch.randn(NUMEL, generator=torch.Generator().manual_seed(1)) if anchored else None
     mine, brought = too_large(anchor=anchor)
     start, stop = mine.bounds[1]
-    seen = mine.seen(mine.received["c"], start)
+    seen = mine.received["c"] - mine.pull * mine.phi[start:stop]
     share_of_values = (stop - start) / NUMEL
-    ours = max(
-        float(mine.progress[start:stop].norm()), share_of_values**0.5 * float(mine.progress.norm())
-    )
+    ours = max(mine.own_norm(start, stop), share_of_values**0.5 * mine.own_norm())
     assert float(seen.norm()) == pytest.approx(PLAUSIBLE * ours, rel=1e-4) and float(
         seen.norm()
     ) < float(brought.norm())
@@ -301,10 +307,9 @@ def test_in_a_group_it_enters_with_the_largest_norm_that_is_plausible_and_its_di
 
 def test_our_own_progress_in_a_shard_counts_with_its_gain_for_what_may_enter():
     mine, theirs = (group(me, torch.zeros(NUMEL), UsualNorm()) for me in ("a", "b"))
-    mine.progress = torch.zeros(NUMEL)
-    mine.progress[:100] = 1.0
+    mine.theta[:100] = 1.0
     mine.gain, mine.bound = 2.0, Bound(2.0 * 10.0, 0.0)
-    theirs.sent = 2.0 * 4.0 * mine.progress
+    theirs.sent = 2.0 * 4.0 * mine.theta
     mine.receive("b", share(theirs, "a"))
     assert float(mine.received["b"].norm()) == pytest.approx(PLAUSIBLE * 2.0 * 10.0)
 
@@ -337,7 +342,8 @@ def test_a_mean_of_a_shard_is_weighted_by_tokens_and_stands_on_the_anchor():
         torch.full((NUMEL,), 5.0),
     )
     mine, theirs = group("b", vector, UsualNorm()), group("c", 2.0 * vector, UsualNorm())
-    mine.anchor, mine.sent, theirs.sent = anchor, vector + anchor, 2.0 * vector + anchor
+    anchored_at(mine, anchor)
+    theirs.sent = 2.0 * vector + anchor
     mine.receive("c", share(theirs, "b"))
     out = memoryview(bytearray(8 * NUMEL))
     mine.encode(out)
@@ -346,7 +352,7 @@ def test_a_mean_of_a_shard_is_weighted_by_tokens_and_stands_on_the_anchor():
     assert torch.allclose(mine.mean[start:stop], 5 / 3 * vector[start:stop] + 5.0, atol=1e-5)
     assert torch.equal(mine.mean[:start], torch.zeros(start)), "nothing of other shards"
     other = group("a", vector, UsualNorm())
-    other.anchor = anchor
+    anchored_at(other, anchor)
     other.receive_mean("b", out[:size])
     assert torch.equal(other.mean[start:stop], mine.mean[start:stop]), (
         "all others have the same, to the bit"
@@ -370,8 +376,11 @@ def test_only_what_is_applied_is_learned_and_coders_are_told():
     out = memoryview(bytearray(8 * NUMEL))
     mine.receive("b", out[: pair("b", 1.25 * ours, UsualNorm()).encode(out)])
     mine.pool({"a": 1, "b": 2})
-    assert torch.allclose(mine.mean, torch.full((NUMEL,), 3.5 / 3)) and mine.ranges == ((0, NUMEL),)
+    assert torch.allclose(
+        mine.mean_of(0, NUMEL), torch.full((NUMEL,), 3.5 / 3)
+    ) and mine.ranges == ((0, NUMEL),)
     mine.coder = Told()  # type: ignore[assignment]
+    mine.learn()
     mine.commit()
     assert sorted(usual._recent) == pytest.approx([1.25 * 32.0, 1.5 * 32.0]), (
         "beside what they brought, ours as grown"
@@ -380,6 +389,7 @@ def test_only_what_is_applied_is_learned_and_coders_are_told():
     in_group = group("a", ours, UsualNorm())
     in_group.coder = Told()  # type: ignore[assignment]
     in_group.pool(["c", "a"])
+    in_group.learn()
     in_group.commit()
     in_group.forget()
     bounds = in_group.bounds

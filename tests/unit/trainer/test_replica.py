@@ -165,10 +165,10 @@ def test_a_contribution_less_its_anchor_is_progress_times_the_gain(
         one.steps(2)
         one.replica.capture(0)
         kept = one.replica.pair(0)
-        assert torch.equal(kept.progress, one.replica.fast(0) - one.replica.phi[0])
-        assert (kept.anchor is None) == (consensus == 0.0)
-        assert torch.allclose(kept.seen(kept.sent), kept.gain * kept.progress, atol=1e-6)
-        assert kept.bound.own == pytest.approx(kept.gain * float(kept.progress.norm()))
+        progress = one.replica.fast(0) - one.replica.phi[0]
+        assert kept.pull == consensus and kept.phi is one.replica.phi[0]
+        assert torch.allclose(kept.sent - consensus * kept.phi, kept.gain * progress, atol=1e-6)
+        assert kept.bound.own == pytest.approx(kept.gain * float(progress.norm()))
         assert (kept.steps, kept.tokens) == (2, 2 * one.replica.spec.tokens_per_step)
 
 
@@ -179,8 +179,8 @@ def test_a_realignment_sends_the_fast_weights_themselves(folder: Path, method: s
         one.replica.capture(0, realign=True)
         kept = one.replica.pair(0)
         assert torch.equal(kept.sent, one.replica.fast(0)) and kept.sent is not kept.theta
-        assert kept.anchor is not None and torch.equal(kept.anchor, one.replica.phi[0])
-        assert kept.gain == 1.0 and kept.bound.own == float(kept.progress.norm())
+        assert (kept.pull, kept.gain) == (1.0, 1.0) and kept.phi is one.replica.phi[0]
+        assert kept.bound.own == pytest.approx(float((kept.theta - kept.phi).norm()))
         assert kept.encode(memoryview(bytearray(8 * kept.sent.numel()))) >= 4 * kept.sent.numel(), (
             "in full precision"
         )

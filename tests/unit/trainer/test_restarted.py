@@ -58,8 +58,8 @@ def brought(times: float, dataset: Dataset, method: str) -> tuple[float, Implaus
     mine, theirs = judge.captures[0], peer.captures[0]
     # All its progress is in our direction, and this large.
     norm = times * mine.bound.limit
-    vector = mine.progress * (norm / float(mine.progress.norm()))
-    vector = vector if mine.anchor is None else vector + mine.anchor
+    progress = mine.theta - mine.phi
+    vector = progress * (norm / float(progress.norm())) + mine.pull * mine.phi
     theirs.sent.copy_(vector)
     out = memoryview(bytearray(theirs.coder.max_size))
     size = theirs.coder.encode(np.ascontiguousarray(theirs.sent.numpy()), out)

@@ -348,9 +348,8 @@ def test_an_outer_step_or_a_merge_that_overflows_is_not_applied(folder: Path) ->
             begin(one, other)
             before = one.replica.fast(0), one.replica.phi[0].clone(), one.replica.delta[0].clone()
             if spoil == "mean":
-                one.replica.captures[0].received["b"][7] = one.replica.captures[0].progress[7] = (
-                    3.4e38
-                )
+                one.replica.captures[0].received["b"][7] = 3.4e38
+                one.replica.captures[0].theta[7] = 3.4e38
                 one.replica.captures[0].sent[7] = -3.4e38
             else:
                 one.replica.captures[0].theta[7] = -3.4e38
