@@ -95,6 +95,7 @@ def guard(
         return answer and {
             key: (
                 _honest(value),
+                # A liar that names places next to a key would stand between us and its records.
                 {place: one for place, one in near.items() if is_in_place(place, one)},
             )
             for key, (value, near) in answer.items()
@@ -113,6 +114,7 @@ def guard(
 
     protocol.storage, protocol.cache = BoundedStorage(provenances, answered), NoCache()
     protocol.record_validator = OwnRecords(provenances)
+    # hivemind's own drops all records of an answer for one that is bad.
     setattr(protocol, "_validate_dictionary", _keep_valid(protocol.record_validator))  # noqa: B010 - a method of it
     protocol.call_find, protocol.update_routing_table = find, update
 

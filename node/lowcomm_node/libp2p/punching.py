@@ -252,6 +252,7 @@ class Puncher:
         free = MAX_AT_ONCE - self._taking_part
         has_room = free > 0 and self._shares_taken.has_room(place_in(stream.address), free)
         is_flood = now < self._last_taken + TAKE_EVERY or not has_room
+        # Only relayed connections need a better one.
         if crosses or is_flood or not stream.address.endswith(CIRCUIT):
             return False
         self._last_taken = now

@@ -89,6 +89,7 @@ class Donor:
         try:
             await self._serve_turn(turn, stream, requests, enter.enter.snapshot)
         except asyncio.CancelledError:
+            # The queue ends a turn by cancelling its task. Whoever else cancels it goes first.
             task = asyncio.current_task()
             if not turn.lost or task is None or task.uncancel():
                 raise
@@ -152,6 +153,7 @@ class Donor:
         """Bytes ``offset`` to ``size`` of what begins at ``start``."""
         with _opened(path) as descriptor:
             while offset < size:
+                # A removal takes effect in the middle of a transfer, too.
                 if not self._may(turn.peer):
                     raise CheckpointError("This run does not take you any more.")
                 count = min(size - offset, self._up.piece(CHUNK_BYTES))

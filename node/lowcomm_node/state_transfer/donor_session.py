@@ -136,6 +136,7 @@ class DonorSession:
                 self.position = None
                 await asyncio.sleep(RETRY_PAUSE)
             except LinkLost:
+                # A donor that has given anything gets all its attempts again.
                 failures = 1 if self._joiner.bytes_received > before else failures + 1
                 if failures == ATTEMPTS:
                     raise
@@ -282,6 +283,7 @@ class DonorSession:
     async def _read(self, stream: CallerStream, data: bytearray, size: int) -> None:
         """Read chunks until ``data`` has ``size`` bytes."""
         arrival = Arrival(self._joiner.down, size - len(data), CHUNK_BYTES)
+        # A donor that drips bytes never runs into SILENCE.
         patience = SILENCE + (size - len(data)) / SLOWEST
         while len(data) < size:
             await arrival.make_room()

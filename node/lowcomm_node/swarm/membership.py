@@ -177,7 +177,10 @@ class Membership:
         """Publish, look around, and watch the connection, until cancelled."""
         await asyncio.gather(
             self._forever(
-                "our record is not published", self._publish, lambda: self._settings.record_life / 3
+                # A record gets three chances in its life.
+                "our record is not published",
+                self._publish,
+                lambda: self._settings.record_life / 3,
             ),
             self._forever("no look for other peers", self.look, self._look_pause),
             self._forever("no probe of other peers", self._probe, lambda: PROBE_EVERY),
@@ -255,11 +258,14 @@ class Membership:
         records = await self._discovery.lookup(peers_key(self._run.run_id))
         if not self._has_looked:
             self._has_looked = True
+            # After a restart with a clock that was set back, peers would take new records for older
+            # ones.
             self.own.follow(records.get(self.own.peer_id, b""))
         news = [info for data in records.values() if (info := self._hear(data)) is not None]
         await self._probe()
         now = time()
         for info in news:
+            # Entry points are dialed: a record that anybody may publish must not choose them.
             if self.roster.liveness.is_proved(info.peer_id, now):
                 self._learn_entry_points(info)
         if self._rejoin is not None:
@@ -369,6 +375,7 @@ class Membership:
             self._listeners.on_removals()
 
     def _hear_release(self, peer: str, told: str) -> None:
+        # It is shown in terminals: no control characters.
         if told and len(told) <= MAX_RELEASE and told.isascii() and told.isprintable():
             self._releases[peer] = told
             self._releases.move_to_end(peer)
@@ -416,6 +423,7 @@ class Membership:
             self._take_refusal(info, error.code(), error.details() or "")
         except (grpc.RpcError, LinkLost, LowcommError, TimeoutError):
             pass
+        # Records cost nothing: channels to peers that never answered would add up.
         if not self.roster.liveness.is_proved(info.peer_id, time()):
             await self._channels.forget(info.peer_id)
 

@@ -386,6 +386,7 @@ class ExchangeDriver(ABC):
             if link.peer not in self._abandoning:
                 link.stream.cancel()
             return
+        # To a member whose exchange goes on, a closed stream means that we are lost.
         await self.done.wait()
         await link.close()
 
@@ -461,7 +462,7 @@ class ExchangeDriver(ABC):
         )
 
     async def _end(self, reason: str) -> None:
-        if self.one.members:
+        if self.one.members:  # or nothing was captured
             with suppress(TrainerError):
                 await self.trainer.drop(self.fragment)
         told = f"{reason} {self._why_late}" if self._why_late else reason

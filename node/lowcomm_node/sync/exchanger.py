@@ -232,6 +232,7 @@ class Exchanger:
         task.add_done_callback(self._closing.discard)
 
     async def _close(self, driver: ExchangeDriver) -> None:
+        # Its slots must not go to another exchange while a task of it may still write to them.
         await driver.close()
         driver.give_back()
         self.stimulate(events.Released(exchange=driver.one.number))
@@ -321,6 +322,7 @@ class Exchanger:
             self.stimulate(events.Called(call=call, peer=peer, offer=theirs, place=stream.place))
         finally:
             del self._calls[call]
+        # Effects are carried out before ``stimulate`` returns: the answer is there.
         refusal = self._refused.pop(call, None)
         if refusal is not None:
             await answer_in_time(stream, offers.refuse(refusal), self.peer.budget.deadlines.hello)
@@ -346,6 +348,7 @@ class Exchanger:
         if info is None:
             raise LinkLost("has left")
         stub = await self.channels.stub(info)
+        # Ends a call that all our own deadlines have missed. gRPC would keep it for ever.
         timeout = 2 * self.peer.budget.deadlines.longest + 60
         return CallerStream(stub.Swap(metadata=self.channels.metadata(peer), timeout=timeout))
 

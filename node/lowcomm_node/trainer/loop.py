@@ -52,6 +52,7 @@ class TrainerLoop:
         self._pipe = pipe
         self._memory = memory
         self._boundary: queue.Queue[Callable[[], None]] = queue.Queue()
+        # One thread each: work on captures keeps its order, and states are written one by one.
         self._coder = ThreadPoolExecutor(1, "coder")
         self._writer = ThreadPoolExecutor(1, "writer")
         self._handlers: Handlers = {messages.Build: self._build, messages.Stop: self._stop}

@@ -54,6 +54,8 @@ class Budget:
     @property
     def step_seconds(self) -> float:
         """How long a capture may wait for the end of a step; 0 while there was none."""
+        # Not the median: a capture that waits for the slow step of several must not miss the
+        # deadline.
         return max(self.pace, default=0.0)
 
     @property
@@ -61,6 +63,8 @@ class Budget:
         """Seconds that an exchange may take: learned from the good ones, at most ``longest``."""
         usual = self.deadlines.first
         if self.durations and self.deadlines.learns:
+            # Far above the usual, as an exchange that is cut short has sent its bytes in vain. The
+            # constant counts where exchanges take less than a few seconds.
             usual = 10.0 + 4 * median(self.durations)
         return min(self.deadlines.longest, usual)
 
@@ -83,7 +87,9 @@ class Budget:
         return Needs(
             limits=allowed,
             step=self.step_seconds,
+            # Measured work includes the wait for a step, which ``step`` covers.
             work=max(0.0, (self.work.usual(now) or 0.0) - self.step_seconds),
+            # The measured rate is that of line and limits together.
             line=max(0.0, size / rate - allowed) if rate else 0.0,
             streams=streams,
         )

@@ -72,12 +72,17 @@ class Drift:
 
     def _is_far(self) -> bool:
         position = self._position
+        # This is asked at each step where an exchange is due. A look at the furthest peer is cheap,
+        # one at all peers of a large swarm is not.
         far = position.swarm_step + largest_jump(position.interval)
         if not self._left_out_by and self._around.furthest(but=position.me) <= far:
             return False
         training = self._around.training()
+        # Others must support the step that a peer claims: a single liar is not ahead.
         ahead = sum(step > far and position.supports(peer, step) for peer, step in training)
         left_out = sum(peer in self._left_out_by for peer, _ in training)
+        # As long as exchanges are applied, those that leave us out are the ones that err.
         if position.steps_alone < DRIFTED * position.interval or left_out < WITNESSES:
             left_out = 0
+        # Not their sum: a peer that is ahead and leaves us out is one peer.
         return 2 * max(ahead, left_out) > len(training)

@@ -34,6 +34,7 @@ from lowcomm_protocol.plan.matching import (
 )
 from lowcomm_protocol.spec.run import RunSpec
 
+# Refusals by which a peer says that we are wrong. Enough of them, and we copy a state (drift.py).
 _LEAVES_US_OUT = (Refusal.NOT_TRUSTED, Refusal.IMPLAUSIBLE_STEP)
 
 
@@ -169,6 +170,7 @@ class Peer:
             return  # what others bring would look like lies to us
         if not self._has_memory:
             return  # as many are under way as fit; it stays due
+        # It stays due, too. ``hindrance`` tells the owner which limit to raise.
         if not self.budget.allows(self._needs(fragment, self._streams(fragment), self._now)):
             return
         offer = self._offer(
@@ -243,6 +245,7 @@ class Peer:
     def _allow(self, one: Underway, seconds: float) -> None:
         """Wait as long as a member needs, within what our owner allows."""
         deadline = self.budget.deadline_for(seconds)
+        # Never shorter: another member may need what was set before.
         if deadline > one.deadline:
             one.set_timers(self.budget.deadlines.hello, deadline)
 
@@ -255,6 +258,7 @@ class Peer:
 
     def _on_deadline(self, one: Underway) -> None:
         self._effects.append(events.RanLate(exchange=one.number))
+        # Only in pairs: a group goes on without what comes late.
         if one.machine.stage is base.Stage.TRADING:
             for peer in one.partners:
                 if peer not in one.come:
@@ -313,6 +317,7 @@ class Peer:
             return one
         assert self.kind is not None
         offer = self._offer(theirs.fragment, theirs.round)
+        # In a pair the caller is the partner. In a group everybody calls the rest of the slice.
         one = self._new(offer, self._candidates(offer) if self.kind.all_call else [], call)
         one.machine.expect(peer)
         if self.kind.all_call:
@@ -364,6 +369,7 @@ class Peer:
 
     def _on_answer(self, one: Underway, peer: str, theirs: Offer) -> None:
         one.calling.discard(peer)
+        # An honest peer refuses an offer that it can't take as it stands.
         if (theirs.fragment, theirs.plan, theirs.codec) != (
             one.fragment,
             one.offer.plan,
@@ -422,10 +428,12 @@ class Peer:
     def _finish(
         self, one: Underway, outcome: Outcome, reason: str, measured: events.Measured
     ) -> None:
+        # Where the call of a peer began it, our own attempt is still due.
         if outcome is not Outcome.APPLIED and one.call is None:
             self.position.schedule.skip(one.fragment, self.position.swarm_step)
         self.budget.measured(measured, self._now)
         del self.running[one.fragment]
+        # Its tasks may still write to its slots.
         self._closing.add(one.number)
         self._effects.append(events.Over(exchange=one.number, outcome=outcome, reason=reason))
         if self.drift.must_copy(self._now):
@@ -436,6 +444,7 @@ class Peer:
     def _hold(self, peer: str, deed: Deed, reason: str) -> None:
         """Hold against a peer what it did; it may be left out for a while."""
         if deed is Deed.STUMBLE:
+            # Lines of honest peers break as well: only a series of stumbles is a deed.
             if not self.trust.stumbled(peer):
                 self._effects.append(
                     events.Held(peer=peer, deed=deed, reason=reason, score=1.0, forgiven=True)

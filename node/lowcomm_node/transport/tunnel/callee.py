@@ -132,6 +132,7 @@ class Callee:
     def take(self, stream: OpenStream) -> None:
         peer, now = stream.peer_id, asyncio.get_running_loop().time()
         place = place_in(stream.address)
+        # libp2p lets anybody open streams, so their costs are bounded before a task begins.
         too_many = sum(one == peer for one, _ in self._greeted.values()) >= MAX_TUNNELS_PER_PEER
         if (
             self._closed
@@ -149,6 +150,7 @@ class Callee:
         """Whether we can hear one more stream's first words; a silent one is evicted if needed."""
         if len(self._greeted) < MAX_TUNNELS:
             return True
+        # By place first: identities cost nothing, addresses do.
         silent = choose_evicted(
             place, {task: where for task, (_, where) in self._greeted.items()}
         ) or choose_evicted(

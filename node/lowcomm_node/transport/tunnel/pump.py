@@ -149,6 +149,7 @@ class Pump:
             and (farewell := self._session.farewell())
         ):
             with suppress(OSError):
+                # At best: without it the other end keeps the session for KEEP seconds.
                 self._stream.socket.send(farewell)
         self._drop_stream()
         self._local.close()
@@ -342,6 +343,8 @@ class Pump:
                 size = self._local.socket.sendmsg(self._pieces)
             except (BlockingIOError, InterruptedError):
                 self._local.write(self._to_local)
+                # The buffer is in use until the local end takes it. Meanwhile nothing is read, and
+                # the flow control of the stream slows the sender.
                 self._blocked.setdefault("local", self._loop.time())
                 if self._stream is not None:
                     self._stream.read(None)

@@ -211,6 +211,7 @@ class Session:
             elif part is Signal.GONE:
                 self.is_gone = True
             else:
+                # END has a number of its own, so that its ACK tells that it has come.
                 self._receive(1)
                 self.got_end = True
                 self.acknowledge()
@@ -230,6 +231,7 @@ class Session:
         self.received += count
 
     def _acknowledged(self, number: int, most: int) -> None:
+        # An ACK frees memory: none may free what was not sent.
         if not self.acked <= number <= most:
             raise ProtocolViolation(f"acknowledged {number} where {self.acked} to {most} are due")
         self.acked = number
@@ -239,6 +241,7 @@ class Session:
 
     def break_off(self) -> None:
         """The stream is lost, with the bytes under way."""
+        # Half a word may have come, and words of ours are lost: ``resume`` tells numbers anew.
         self._decoder = Decoder()
         self._head = self._controls = b""
         self._piece = 0

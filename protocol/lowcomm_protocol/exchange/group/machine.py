@@ -249,6 +249,7 @@ class GroupExchange(Gathering):
 
     def start(self) -> list[Effect]:
         """Begin to call the slice."""
+        # Peers that called first have their places already.
         room = self.group - 1 - len(self._members)
         peers = [peer for peer in self.candidates if peer not in self._members][: max(0, room)]
         self._members.update({peer: Member(State.OFFERED) for peer in peers})
@@ -327,6 +328,8 @@ class GroupExchange(Gathering):
         return self._agree()
 
     def _check_list(self, peer: str, ids: tuple[str, ...]) -> None:
+        # Lists are compared as they stand, and shards are dealt by position: so only one order is
+        # allowed.
         in_form = len(ids) <= self.group and all(0 < len(one) <= MAX_PEER_ID for one in ids)
         if not in_form or list(ids) != sorted(set(ids)) or not {peer, self.me} <= set(ids):
             raise ProtocolViolation(
@@ -474,6 +477,7 @@ class GroupExchange(Gathering):
 
     def _settle(self) -> list[Effect]:
         effects: list[Effect] = []
+        # One event may complete several stages, such as the loss of the member that all wait for.
         if self.stage is Stage.REDUCING and (self._reduce_closed or not self._in(State.MEMBER)):
             effects += self._reduce()
         if self.stage in (Stage.REDUCING, Stage.AVERAGING) and not self._awaits_means():
@@ -529,6 +533,7 @@ class GroupExchange(Gathering):
         return self._settle()
 
     def _lose(self, peer: str, reason: str) -> None:
+        # Its commit may be lost on the way: then it has applied what we do not.
         self._unanswered = self._unanswered or (
             self.stage is Stage.COMMITTING and peer in self._in(State.TOLD)
         )

@@ -127,6 +127,7 @@ class Exchange(Gathering):
     # GATHERING
 
     def _gather(self) -> list[Effect]:
+        # One call at a time: a second peer that accepted would wait in vain.
         if not self.partners and not self._in(State.OFFERED):
             return self._dial_next()
         return super()._gather()
@@ -186,6 +187,7 @@ class Exchange(Gathering):
         reason = reason or "was lost"
         self._lose(peer, reason)
         if self.stage is Stage.CONFIRMING:
+            # It may have our confirmation, and have applied.
             return self._give_in(f"{reason} before everybody had confirmed")
         return self._gather() if self.stage is Stage.GATHERING else self._give_in(reason)
 
