@@ -9,7 +9,9 @@ import itertools
 import json
 import math
 import struct
+from collections.abc import Mapping
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -86,11 +88,19 @@ def turned(x: np.ndarray, angle: np.ndarray) -> np.ndarray:
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
 
 
-def learning_rate(step: int, steps: int, peak: float, warmup: int, final: float) -> float:
+def learning_rate(step: int, steps: int, train: Mapping[str, Any]) -> float:
+    peak, warmup, decay = train["learning_rate"], train["warmup"], train["decay"]
     if step < warmup:
         return peak * (step + 1) / warmup
     d = min(1.0, (step - warmup) / max(1, steps - warmup))
-    return peak * (final + (1 - final) * (1 + math.cos(math.pi * d)) / 2)
+    if train["schedule"] == "cosine":
+        left = (1 + math.cos(math.pi * d)) / 2
+    elif train["schedule"] == "constant" or d < 1 - decay:
+        left = 1.0
+    else:
+        left = 1 - math.sqrt((d - (1 - decay)) / decay) if decay else 0.0
+    f = train["final_learning_rate"]
+    return peak * (f + (1 - f) * left)
 
 
 # docs/fragments.md

@@ -23,7 +23,8 @@ def amend(
         typer.Option(
             "--set",
             help="SETTING=VALUE; may be repeated: run.steps, train.learning_rate, "
-            "train.final_learning_rate, train.warmup, run.description, run.admission, run.members.",
+            "train.final_learning_rate, train.warmup, train.schedule, train.decay, "
+            "run.description, run.admission, run.members.",
         ),
     ],
     at: Annotated[

@@ -10,7 +10,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.spec.names import CODECS, codecs_for_groups
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import parse_toml
-from lowcomm_protocol.spec.settings import DataSettings
+from lowcomm_protocol.spec.settings import DataSettings, ModelSettings
 
 
 class TokenizerFile(Protocol):
@@ -38,6 +38,11 @@ _COMMENTS = {
     " 16 minutes (docs/admission.md)",
     "members": "their peer ids, as `lowcomm-node id` shows them",
     "vocab": "256 bytes, or the size of your tokenizer",
+    "kv_heads": "heads of keys and values; 0: as many as heads",
+    "head_width": "channels of a head; 0: width / heads",
+    "qkv_bias": "biases of queries, keys and values, as Qwen 2 has",
+    "qk_norm": "normed queries and keys, as Qwen 3 has",
+    "rope_scaling": '"none", or "llama3": see docs/specification.md',
     "feed_forward": "width of the SwiGLU layer, about 8/3 of width",
     "context": "tokens a sequence",
     "tied": "one matrix for embedding and head",
@@ -49,7 +54,9 @@ _COMMENTS = {
     "learning_rate": "peak",
     "adamw_share": "of learning_rate, for what Muon does not take",
     "warmup": "swarm steps",
-    "final_learning_rate": "fraction of the peak at the end of the cosine",
+    "schedule": '"cosine"; "wsd": falls in the last steps only; "constant"',
+    "decay": "share of the steps in which wsd falls",
+    "final_learning_rate": "fraction of the peak at the end",
     "batch": "sequences an inner step, at every peer",
     "clip": "largest norm of the gradient",
     "evaluate_every": "inner steps between two looks at held-out text",
@@ -112,7 +119,7 @@ def write_template(
     )
     sections = {
         "run": run,
-        "model": spec.model.model_dump() | ({"vocab": tokenizer.vocab} if tokenizer else {}),
+        "model": _model(spec.model) | ({"vocab": tokenizer.vocab} if tokenizer else {}),
         "data": DataSettings().model_dump() | _file_of(tokenizer),
         "train": spec.train.model_dump(),
         "sync": spec.sync.model_dump(),
@@ -120,6 +127,15 @@ def write_template(
     for title, values in sections.items():
         document.add(title, _table(values))
     return tomlkit.dumps(document)
+
+
+def _model(settings: ModelSettings) -> dict[str, object]:
+    """All settings but those that say nothing as long as another is as it is."""
+    told = settings.model_dump()
+    if told.get("rope_scaling") == "none":
+        for name in ("rope_factor", "rope_low", "rope_high", "rope_original"):
+            del told[name]
+    return told
 
 
 def _file_of(tokenizer: TokenizerFile | None) -> dict[str, str]:

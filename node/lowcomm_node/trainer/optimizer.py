@@ -117,12 +117,25 @@ class InnerOptimizer:
 
 
 def learning_rate(train: TrainSettings, swarm_step: int, steps: int) -> float:
-    """Linear warm-up, then a cosine down to ``final_learning_rate``, over swarm steps."""
+    """Linear warm-up, then down to ``final_learning_rate`` as ``schedule`` says, over swarm
+    steps."""
     if swarm_step < train.warmup:
         return train.learning_rate * (swarm_step + 1) / train.warmup
     done = min(1.0, (swarm_step - train.warmup) / max(1, steps - train.warmup))
     final = train.final_learning_rate
-    return train.learning_rate * (final + (1 - final) * 0.5 * (1 + math.cos(math.pi * done)))
+    return train.learning_rate * (final + (1 - final) * _left(train, done))
+
+
+def _left(train: TrainSettings, done: float) -> float:
+    """What is left of the rate above the final one, 1 to 0; ``done`` of the steps after the
+    warm-up, 0 to 1."""
+    if train.schedule == "cosine":
+        return 0.5 * (1 + math.cos(math.pi * done))
+    if train.schedule == "constant" or done < 1 - train.decay:
+        return 1.0
+    # 1 - sqrt ends lower than a line does (2405.18392, figure 4).
+    fallen = 1.0 if train.decay == 0 else (done - (1 - train.decay)) / train.decay
+    return 1 - math.sqrt(min(1.0, max(0.0, fallen)))
 
 
 def _adamw(

@@ -200,8 +200,13 @@ class TrainSettings(Settings):
     """AdamW's share of ``learning_rate`` where Muon takes the matrices."""
     muon_momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.9
     warmup: Annotated[int, Field(ge=0, le=10_000_000)] = 40
+    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    """How the rate falls after the warm-up: over all steps that are left, in the last of them
+    (warm-up, stable, decay), or never."""
+    decay: Fraction = 0.2
+    """Share of the steps after the warm-up in which ``wsd`` lets the rate fall."""
     final_learning_rate: Fraction = 0.1
-    """Fraction of ``learning_rate`` at the end of the cosine."""
+    """Fraction of ``learning_rate`` at the end; without meaning where it never falls."""
     batch: Annotated[int, Field(ge=1, le=65_536)] = 8
     """Sequences an inner step."""
     weight_decay: Fraction

@@ -201,9 +201,8 @@ def test_a_model_written_from_the_page_gives_the_logits_of_ours():
 
 
 @pytest.mark.parametrize("step", [0, 7, 40, 41, 399, 400, 1000])
-def test_the_learning_rate_of_the_page_is_ours(step):
-    train = TrainSettings()
-    theirs_now = theirs.learning_rate(
-        step, 400, train.learning_rate, train.warmup, train.final_learning_rate
-    )
+@pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
+def test_the_learning_rate_of_the_page_is_ours(step, schedule):
+    train = TrainSettings.model_validate({"schedule": schedule})
+    theirs_now = theirs.learning_rate(step, 400, train.model_dump())
     assert theirs_now == pytest.approx(learning_rate(train, step, 400), rel=1e-12)

@@ -182,6 +182,26 @@ def test_each_optimizer_has_its_own_defaults_and_what_is_given_beats_them():
     assert settings(optimizer="muon", learning_rate=0.5).learning_rate == 0.5
 
 
+def rates(**given):
+    train = settings(learning_rate=1.0, warmup=10, final_learning_rate=0.1, **given)
+    return [learning_rate(train, step, 110) for step in range(140)]
+
+
+def test_wsd_keeps_the_rate_and_lets_it_fall_in_the_last_steps():
+    told = rates(schedule="wsd", decay=0.2)
+    assert told[0] == pytest.approx(0.1) and told[10:90] == [1.0] * 80
+    assert told[95] == pytest.approx(0.1 + 0.9 * 0.5), "a quarter of the way, its root is a half"
+    assert told[110:] == pytest.approx([0.1] * 30)
+    assert all(later < earlier for earlier, later in pairwise(told[90:111]))
+    assert rates(schedule="wsd", decay=0.0)[10:111] == [1.0] * 100 + [pytest.approx(0.1)]
+    assert rates(schedule="wsd", decay=1.0)[35] == pytest.approx(0.1 + 0.9 * 0.5)
+
+
+def test_a_constant_rate_warms_up_and_stays():
+    told = rates(schedule="constant")
+    assert told[4] == pytest.approx(0.5) and told[10:] == [1.0] * 130
+
+
 def test_the_learning_rate_warms_up_and_falls_as_a_cosine():
     train = settings(learning_rate=1.0, warmup=10, final_learning_rate=0.1)
     rates = [learning_rate(train, step, 110) for step in range(140)]
