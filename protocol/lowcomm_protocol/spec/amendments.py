@@ -1,14 +1,16 @@
-"""What the creator of a run changes while it trains: signed amendments, numbered and chained.
+"""Amendments: what the creator of a run changes while it trains.
 
-An amendment names the run, its number, the SHA-256 of its predecessor (of the first: the run id),
-the swarm step at which it comes into force, and settings. Peers carry the whole chain beside the
-run; of two chains the longer holds. The settings that hold at a swarm step are a function of run,
-chain and step alone (``Course``), so peers on both sides of an amendment need not agree on
-anything: the run id, the plan and the codec never change.
+An amendment is signed by the creator. It names the run, its own number, the SHA-256 of the
+amendment before it (of the first one: the run id), the swarm step from which it holds, and the
+changed settings. So all amendments of a run form a chain, which peers pass on whole. Of two chains
+the longer one holds.
 
-A peer that is beyond the step of an amendment follows as soon as it hears of it. Newcomers and
-storers of the DHT, which have no swarm step of their own, judge who may join by the highest swarm
-step that peers' records tell (docs/specification.md).
+The settings at a swarm step follow from run, chain and step alone (`Course`). Peers on both sides
+of an amendment can still exchange, because the run id, the plan and the codec never change.
+
+A peer follows an amendment as soon as it has the chain and has reached the step. Newcomers and DHT
+nodes have no swarm step of their own. They decide who may join by the highest swarm step in the
+records of peers (docs/specification.md).
 """
 
 import json
@@ -35,7 +37,7 @@ SCHEDULE = (
 AMENDABLE = (*SCHEDULE, "run.description", "run.admission", "run.members")
 MAX_AMENDMENTS = 32
 MAX_CHAIN_BYTES = 20 * 1024
-"""Of a whole chain, as it travels."""
+"""Of an encoded chain."""
 MAX_STEP = 100_000_000
 ADMISSIONS = ("open", "invite", "list")
 _PURPOSE = "amendment"
@@ -49,49 +51,45 @@ class Amendment:
     number: int
     """From 1."""
     at: int
-    """Swarm step."""
+    """The swarm step from which it holds."""
     settings: Mapping[str, Any]
-    """By the names in ``AMENDABLE``."""
+    """New values by name, as in `AMENDABLE`."""
     document: bytes = field(repr=False)
     signature: bytes = field(repr=False)
 
     def __str__(self) -> str:
-        values = ", ".join(f"{name} = {_brief(value)}" for name, value in self.settings.items())
+        values = ", ".join(f"{name} = {_shortened(value)}" for name, value in self.settings.items())
         when = f" from swarm step {self.at}" if self.at else ""
         return f"amendment {self.number}: {values}{when}"
 
     def to_json(self) -> dict[str, Any]:
-        """As ``status`` and events tell it."""
+        """As in ``status`` and in events."""
         return {"number": self.number, "at": self.at, "settings": dict(self.settings)}
 
 
 @dataclass(frozen=True)
 class Chain:
-    """All amendments of one run, in their order."""
+    """All amendments of one run, by number."""
 
     run_id: str = ""
     links: tuple[Amendment, ...] = ()
     data: bytes = field(default=b"", repr=False)
-    """As it travels; empty where there is none."""
+    """Encoded; empty without amendments."""
 
     @property
     def order(self) -> tuple[int, bytes]:
-        """Of two chains the higher holds.
-
-        Of two of one length, which an honest creator never signs, all take the same.
-        """
+        """Of two chains the one with the higher order holds."""
+        # An honest creator never signs two chains of one length. If one does, the digest makes all
+        # peers take the same.
         return len(self.links), sha256(self.data).digest() if self.data else b""
 
     @property
     def admissions(self) -> tuple[tuple[int, Any, frozenset[str]], ...]:
-        """Who may join: from which swarm step on, admission, members.
-
-        ``Course`` checks the values.
-        """
-        said = (link for link in self.links if "run.admission" in link.settings)
+        """Who may join, as (first swarm step, admission, members), in order of steps."""
+        changing = (link for link in self.links if "run.admission" in link.settings)
         return tuple(
-            (one.at, one.settings["run.admission"], frozenset(one.settings["run.members"]))
-            for one in said
+            (link.at, link.settings["run.admission"], frozenset(link.settings["run.members"]))
+            for link in changing
         )
 
 
@@ -99,7 +97,7 @@ class Course:
     """The settings of a run over its swarm steps."""
 
     def __init__(self, spec: RunSpec, chain: Chain | None = None) -> None:
-        """Raises SpecError if an amendment makes no valid specification of the run."""
+        """Raises SpecError if an amendment makes the specification invalid."""
         self.chain = chain or Chain()
         self._starts = [amendment.at for amendment in self.chain.links]
         self._specs = [spec]
@@ -120,12 +118,12 @@ class Course:
 
     @property
     def last(self) -> RunSpec:
-        """The settings with all amendments, those to come included."""
+        """The settings after the last amendment."""
         return self._specs[-1]
 
     @property
     def longest(self) -> int:
-        """The most swarm steps that the run has had or will have."""
+        """The largest ``run.steps`` that the run has had or will have."""
         return max(spec.run.steps for spec in self._specs)
 
     def is_over(self, swarm_step: int) -> bool:
@@ -136,18 +134,42 @@ class Course:
 def write_amendment(
     creator: Identity, run: SignedRun, chain: Chain, at: int, settings: Mapping[str, Any]
 ) -> Chain:
-    """The chain with one more amendment.
+    """The chain with one more amendment, signed.
 
-    Raises SpecError if that changes the run into none, or the chain gets too long.
+    Raises SpecError if the amendment is not allowed, makes the specification invalid, or makes the
+    chain too long.
     """
     if creator.peer_id != run.creator:
         raise SpecError(f"Only the run's creator ({run.creator}) can amend it.")
+    _check_settings(settings)
+    _check_place(chain, at)
+    complete = _with_admission(Course(run.spec, chain).last, settings)
+    number = len(chain.links) + 1
+    previous = sha256(chain.links[-1].document).hexdigest() if chain.links else run.run_id
+    document = encode(
+        {"run": run.run_id, "number": number, "previous": previous, "at": at, "settings": complete}
+    )
+    link = Amendment(number, at, complete, document, creator.sign(_PURPOSE, document))
+    longer = _chain(run.run_id, (*chain.links, link))
+    if len(longer.data) > MAX_CHAIN_BYTES:
+        raise SpecError(
+            f"All amendments together would have {len(longer.data)} bytes, more than "
+            f"{MAX_CHAIN_BYTES}: name fewer members, or create a new run."
+        )
+    Course(run.spec, longer)  # raises where the outcome is no valid specification
+    return longer
+
+
+def _check_settings(settings: Mapping[str, Any]) -> None:
     if unknown := [name for name in settings if name not in AMENDABLE]:
         raise SpecError(
             f"{unknown[0]} can't be changed while a run trains; these can: {', '.join(AMENDABLE)}."
         )
     if not settings:
         raise SpecError(f"An amendment needs a setting: one of {', '.join(AMENDABLE)}.")
+
+
+def _check_place(chain: Chain, at: int) -> None:
     if len(chain.links) >= MAX_AMENDMENTS:
         raise SpecError(
             f"This run has {MAX_AMENDMENTS} amendments, which is the most: create a new run."
@@ -159,49 +181,31 @@ def write_amendment(
         )
     if not 0 <= at <= MAX_STEP:
         raise SpecError(f"Swarm step {at} is not one: expected 0 to {MAX_STEP}.")
-    full = _with_admission(Course(run.spec, chain).last, settings)
-    previous = sha256(chain.links[-1].document).hexdigest() if chain.links else run.run_id
-    number = len(chain.links) + 1
-    document = encode(
-        {"run": run.run_id, "number": number, "previous": previous, "at": at, "settings": full}
-    )
-    link = Amendment(number, at, full, document, creator.sign(_PURPOSE, document))
-    made = _chain(run.run_id, (*chain.links, link))
-    if len(made.data) > MAX_CHAIN_BYTES:
-        raise SpecError(
-            f"All amendments together would have {len(made.data)} bytes, more than "
-            f"{MAX_CHAIN_BYTES}: name fewer members, or create a new run."
-        )
-    Course(run.spec, made)
-    return made
+
+
+def _with_admission(spec: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, with both admission and members if either changes."""
+    # DHT nodes check who may join. They know the chain but not the run, so an amendment of the one
+    # without the other would mean nothing to them.
+    if not {"run.admission", "run.members"} & settings.keys():
+        return dict(settings)
+    admission = settings.get("run.admission", spec.run.admission)
+    kept = list(spec.run.members) if admission == "list" else []
+    members = settings.get("run.members", kept)
+    return {**settings, "run.admission": admission, "run.members": members}
 
 
 def read_chain(data: bytes, creator: str) -> Chain:
-    """Check a chain as it travels. Raises RecordError if it is malformed, SignatureError if
-    ``creator`` has not signed it.
+    """Decode a chain, and check its form, order and signatures.
 
-    What it does to a run is checked by ``Course``.
+    ``creator``: the peer id that must have signed it. `Course` checks what the amendments do to the
+    run. Raises RecordError for a malformed chain, SignatureError for a wrong signature,
+    VersionError for a setting that this release can't change.
     """
-    if len(data) > MAX_CHAIN_BYTES:
-        raise RecordError(
-            f"Amendments of {len(data)} bytes are refused: at most {MAX_CHAIN_BYTES}.",
-            reason=Reason.TOO_LARGE,
-        )
-    try:
-        told = json.loads(data)
-        pairs = [(str(one["document"]).encode(), bytes.fromhex(one["signature"])) for one in told]
-    except (ValueError, TypeError, KeyError, RecursionError):
-        raise RecordError(
-            "Amendments that are no list of documents and signatures are refused."
-        ) from None
-    if not 1 <= len(pairs) <= MAX_AMENDMENTS or any(
-        len(signature) != SIGNATURE_BYTES for _, signature in pairs
-    ):
-        raise RecordError(f"Amendments are refused: expected 1 to {MAX_AMENDMENTS}, each signed.")
     links: list[Amendment] = []
     run_id = previous = ""
-    for number, (document, signature) in enumerate(pairs, 1):
-        content = _content(document)
+    for number, (document, signature) in enumerate(_decode(data), 1):
+        content = _read_document(document)
         run_id = run_id or str(content["run"])
         expected = {"run": run_id, "number": number, "previous": previous or run_id}
         if len(run_id) != 64 or any(content[name] != value for name, value in expected.items()):
@@ -215,11 +219,14 @@ def read_chain(data: bytes, creator: str) -> Chain:
     return _chain(run_id, tuple(links))
 
 
-def newest(spec: RunSpec, run_id: str, told: Sequence[bytes]) -> Course:
-    """The course of a run, as ``spec`` was signed, by the highest sound chain among those that are
-    told."""
+def newest(spec: RunSpec, run_id: str, chains: Sequence[bytes]) -> Course:
+    """The course of a run by the best valid one of several encoded chains; invalid ones are
+    ignored.
+
+    ``spec``: as its creator signed it, without amendments.
+    """
     course = Course(spec)
-    for data in filter(None, told):
+    for data in filter(None, chains):
         try:
             chain = read_chain(data, spec.run.creator)
             if chain.run_id == run_id and chain.order > course.chain.order:
@@ -229,23 +236,48 @@ def newest(spec: RunSpec, run_id: str, told: Sequence[bytes]) -> Course:
     return course
 
 
-def _content(document: bytes) -> dict[str, Any]:
-    """What an amendment says, its types and ranges checked."""
+def _chain(run_id: str, links: tuple[Amendment, ...]) -> Chain:
+    # Encoded anew, not as it came: otherwise anybody could pad a chain, and every copy would have
+    # an order of its own.
+    pairs = [
+        {"document": link.document.decode(), "signature": link.signature.hex()} for link in links
+    ]
+    return Chain(run_id, links, json.dumps(pairs, separators=(",", ":")).encode())
+
+
+def _decode(data: bytes) -> list[tuple[bytes, bytes]]:
+    """The documents and signatures of an encoded chain; nothing else is checked."""
+    if len(data) > MAX_CHAIN_BYTES:
+        raise RecordError(
+            f"Amendments of {len(data)} bytes are refused: at most {MAX_CHAIN_BYTES}.",
+            reason=Reason.TOO_LARGE,
+        )
     try:
-        content = json.loads(document)
-        fine = isinstance(content, dict) and encode(cast("dict[str, Any]", content)) == document
-    except (ValueError, RecursionError):
-        fine, content = False, {}
-    found = cast("dict[str, Any]", content)
-    if not fine or found.keys() != _FIELDS or not isinstance(found["settings"], dict):
-        raise RecordError("An amendment that is not in its canonical form is refused.")
+        entries = json.loads(data)
+        pairs = [
+            (str(one["document"]).encode(), bytes.fromhex(one["signature"])) for one in entries
+        ]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise RecordError(
+            "Amendments that are no list of documents and signatures are refused."
+        ) from None
+    if not 1 <= len(pairs) <= MAX_AMENDMENTS or any(
+        len(signature) != SIGNATURE_BYTES for _, signature in pairs
+    ):
+        raise RecordError(f"Amendments are refused: expected 1 to {MAX_AMENDMENTS}, each signed.")
+    return pairs
+
+
+def _read_document(document: bytes) -> dict[str, Any]:
+    """The content of an amendment, with types and ranges checked."""
+    content = _parse_canonical(document)
     if (
-        type(found["at"]) is not int
-        or not 0 <= found["at"] <= MAX_STEP
-        or type(found["number"]) is not int
+        type(content["at"]) is not int  # True is an int to isinstance()
+        or not 0 <= content["at"] <= MAX_STEP
+        or type(content["number"]) is not int
     ):
         raise RecordError("An amendment with a field out of bounds is refused.")
-    settings = cast("dict[str, Any]", found["settings"])
+    settings = cast("dict[str, Any]", content["settings"])
     if not settings:
         raise RecordError("An amendment that changes nothing is refused.")
     for name in settings:
@@ -261,7 +293,20 @@ def _content(document: bytes) -> dict[str, Any]:
     members = settings.get("run.members", [])
     if settings.get("run.admission", "open") not in ADMISSIONS or not _is_list_of_texts(members):
         raise RecordError("An amendment of who may join that is none is refused.")
-    return found
+    return content
+
+
+def _parse_canonical(document: bytes) -> dict[str, Any]:
+    try:
+        content = json.loads(document)
+        # One content has one form: else there were several digests of it to chain to.
+        fine = isinstance(content, dict) and encode(cast("dict[str, Any]", content)) == document
+    except (ValueError, RecursionError):
+        fine, content = False, {}
+    fields = cast("dict[str, Any]", content)
+    if not fine or fields.keys() != _FIELDS or not isinstance(fields["settings"], dict):
+        raise RecordError("An amendment that is not in its canonical form is refused.")
+    return fields
 
 
 def _is_list_of_texts(value: object) -> bool:
@@ -270,25 +315,7 @@ def _is_list_of_texts(value: object) -> bool:
     )
 
 
-def _with_admission(spec: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """An amendment names all that may join: storers of the DHT know the chain, not the run."""
-    if not {"run.admission", "run.members"} & settings.keys():
-        return dict(settings)
-    admission = settings.get("run.admission", spec.run.admission)
-    kept = list(spec.run.members) if admission == "list" else []
-    members = settings.get("run.members", kept)
-    return {**settings, "run.admission": admission, "run.members": members}
-
-
-def _chain(run_id: str, links: tuple[Amendment, ...]) -> Chain:
-    """The envelope is made anew, so nobody can pad it."""
-    told = [
-        {"document": link.document.decode(), "signature": link.signature.hex()} for link in links
-    ]
-    return Chain(run_id, links, json.dumps(told, separators=(",", ":")).encode())
-
-
-def _brief(value: object) -> str:
+def _shortened(value: object) -> str:
     return (
         f"{len(cast('list[object]', value))} peers" if isinstance(value, list) else str(value)[:80]
     )
