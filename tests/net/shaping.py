@@ -78,6 +78,8 @@ class Counters:
     """Not taken by the receiver, whose device was down."""
     delivered: int = 0
     delivered_bytes: int = 0
+    worst_late: float = 0.0
+    """Seconds after its time that a packet was handed over, at worst: what the machine distorted."""
 
 
 class Direction:
@@ -136,7 +138,8 @@ class Direction:
         """The next piece that has arrived by now."""
         if not self._under_way or self._under_way[0][0] > now:
             return None
-        _, _, piece, packets, size = heapq.heappop(self._under_way)
+        when, _, piece, packets, size = heapq.heappop(self._under_way)
+        self.counters.worst_late = max(self.counters.worst_late, now - when)
         self.counters.delivered += packets
         self.counters.delivered_bytes += size
         return piece
