@@ -20,6 +20,7 @@ from lowcomm_node.ipc.messages import Again
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.transport.bandwidth import Arrival, Bandwidth
 from lowcomm_node.transport.stream import Stream
+from lowcomm_node.transport.turns import Turns
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
@@ -91,6 +92,9 @@ class Incoming:
 class Link:
     """Moves contents over one stream and counts payload bytes where they enter and leave it."""
 
+    IN_TURN: ClassVar[bool] = False
+    """Whether contents wait while another fills our line. Of a group all members wait for us."""
+
     def __init__(
         self,
         peer: str,
@@ -109,11 +113,14 @@ class Link:
         # One writer at a time, in the order of asking: a stream takes no two writes at once, and
         # what we tell may be due while our contribution is still on its way.
         self._writing = asyncio.Lock()
+        self._given_up = asyncio.Event()
+        self._turns = self._bandwidth.turns if self.IN_TURN else Turns()
         self._incoming: Incoming | None = None
         self._arrival: Arrival | None = None
         self._announced = 0.0
         """When what comes in was announced."""
         self._slowest: float | None = None
+        self._longest: float | None = None
         self._paced = inf
         """When a part of what comes in must have come; a time of ``monotonic``."""
 
@@ -131,6 +138,15 @@ class Link:
             rates.append(self._incoming.come / waited)
         return min(rates, default=None)
 
+    def line(self, now: float) -> float | None:
+        """Seconds that the slowest content took, either way; of one that still comes, those that it
+        would take. None if that can't be told."""
+        taken = [] if self._longest is None else [self._longest]
+        incoming, waited = self._incoming, now - self._announced
+        if incoming is not None and not incoming.whole and incoming.come and waited > MEASURED_FROM:
+            taken.append(waited * incoming.size / incoming.come)
+        return max(taken, default=None)
+
     @property
     def share_come(self) -> float:
         """How much of what was announced last has come."""
@@ -143,24 +159,33 @@ class Link:
 
     async def send_content(self, data: memoryview, digest: bytes, part: pb.Part = pb.WHOLE) -> None:
         """Send coded values. Raises LinkLost."""
-        async with self._writing:
-            began = monotonic()
+        async with self._writing, self._turns.take(self._given_up) as turn:
+            if self._given_up.is_set():
+                raise LinkLost("was given up before its turn had come")
             await self.stream.send(
                 pb.Frame(content=pb.Content(size=len(data), digest=digest, part=part))
             )
-            offset = 0
+            offset, began = 0, monotonic()
             while offset < len(data):
-                piece = bytes(data[offset : offset + self._bandwidth.up.piece(CHUNK_BYTES)])
+                size = turn.piece(self._bandwidth.up.piece(CHUNK_BYTES))
+                piece = bytes(data[offset : offset + size])
                 await self._bandwidth.up.pass_(len(piece))
                 await self.stream.send(
                     pb.Frame(chunk={"offset": offset, "data": piece})
                 )  # a pb.Chunk would be copied twice
+                turn.sent(len(piece))
                 self.bytes_sent += len(piece)
                 offset += len(piece)
             self.stages.add("send", monotonic() - began)
+            self._took(monotonic() - began)
+
+    def _took(self, seconds: float) -> None:
+        """A content has gone or come whole."""
+        self._longest = seconds if self._longest is None else max(seconds, self._longest)
 
     async def send_abandon(self, reason: str) -> None:
-        """Tell why we give up. Raises LinkLost."""
+        """Tell why we give up, also where our content waits for its turn. Raises LinkLost."""
+        self._given_up.set()
         await self.send(pb.Frame(abandon=pb.Abandon(reason=reason[:MAX_REASON])))
 
     async def close(self) -> None:
@@ -198,9 +223,10 @@ class Link:
         if not self._incoming.whole:
             return None
         self._incoming.check()
-        seconds = monotonic() - self._announced
+        seconds = max(1e-3, monotonic() - self._announced)
         self.stages.add("receive", seconds)
-        rate = self._incoming.size / max(1e-3, seconds)
+        rate = self._incoming.size / seconds
+        self._took(seconds)
         self._slowest = rate if self._slowest is None else min(rate, self._slowest)
         return self._incoming
 
@@ -210,6 +236,7 @@ class PairLink(Link):
 
     _again: Again | None = None
     _whole = _resent = False
+    IN_TURN = True
 
     @property
     def has_come(self) -> bool:

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from lowcomm_node.transport.turns import Turns
+
 SHORTEST_PIECE = 16 * 1024
 """Bytes."""
 PIECE_SECONDS = 0.1
@@ -167,6 +169,8 @@ class Bandwidth:
 
     up: BandwidthLimit = field(default_factory=BandwidthLimit)
     down: BandwidthLimit = field(default_factory=BandwidthLimit)
+    turns: Turns = field(default_factory=Turns)
+    """Of what goes out."""
 
     def seconds(self, size: int, streams: int) -> float:
         """Seconds that ``size`` bytes each way take with ``streams`` on the link; 0 if nothing is
