@@ -365,7 +365,9 @@ class Swarm:
         self.spec = spec
         self.size = size
         self.numel = numel
-        self.deadlines = Deadlines(longest=NEVER, first=NEVER, hello=hello, learns=False)
+        self.deadlines = Deadlines(
+            longest=NEVER, first=NEVER, hello=hello, learns=False, alone_first=False
+        )
         self.slots = slots_each(spec.sync.group) if slots is None else slots
         self.nodes: list[Node] = []
         self.peers: list[Peer] = []

@@ -5,10 +5,15 @@ The same seed gives the same story, to the event. Nothing here knows what travel
 """
 
 import heapq
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any, Protocol
+
+PIECE = 32 * 1024
+"""Bytes that go over a shared line at a time."""
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,9 @@ class Conditions:
     """Seconds until an end hears that its stream has broken, from and to; drawn for each."""
     bandwidth: float = 2.5e6
     """Bytes a second of one peer's uplink to another; 20 Mbit/s."""
+    line: tuple[float, float] | None = None
+    """Bytes a second up and down of each peer's line, which all that it sends and receives share;
+    None: every stream has ``bandwidth`` to itself."""
     loss: float = 0.0
     """Probability that a stream breaks, at a random moment of its first ``loss_within`` seconds."""
     loss_within: float = 5.0
@@ -44,10 +52,46 @@ class Stream:
     closed: set[str] = field(default_factory=set)
     arrived: dict[str, float] = field(default_factory=dict)
     """When the last message to each end arrives."""
+    behind: dict[str, list[Callable[[], None]]] = field(default_factory=dict)
+    """By sender: what was sent after contents that are still under way on shared lines."""
 
     def other(self, peer: str) -> str:
         """The other end."""
         return self.callee if peer == self.caller else self.caller
+
+
+class Queue:
+    """One direction of a peer's line: contents go one after the other, as nodes send them."""
+
+    def __init__(self, network: "Network", rate: float) -> None:
+        self._network = network
+        self._rate = rate
+        self._waiting: deque[tuple[Stream, int, Callable[[int], None]]] = deque()
+        self._busy = False
+        self.carried = 0
+        """Bytes."""
+
+    def take(self, stream: Stream, size: int, passed: Callable[[int], None]) -> None:
+        """Carry so many bytes; ``passed`` is told each piece of them that has passed."""
+        self._waiting.append((stream, size, passed))
+        self._go_on()
+
+    def _go_on(self) -> None:
+        while not self._busy and self._waiting:
+            stream, left, passed = self._waiting.popleft()
+            if stream.broken or stream.closed:
+                continue
+            self._busy, piece = True, min(left, PIECE)
+            done = partial(self._passed, stream, left, piece, passed)
+            self._network.after(piece / self._rate, done)
+
+    def _passed(self, stream: Stream, left: int, piece: int, passed: Callable[[int], None]) -> None:
+        self._busy = False
+        self.carried += piece
+        if left > piece:
+            self._waiting.appendleft((stream, left - piece, passed))
+        passed(piece)
+        self._go_on()
 
 
 class Network:
@@ -60,6 +104,7 @@ class Network:
         self.peers: dict[str, Receiver] = {}
         self.events = 0
         """How many things were to happen so far."""
+        self._lines: dict[str, tuple[Queue, Queue]] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
@@ -103,6 +148,12 @@ class Network:
         if sender in stream.closed or stream.broken:
             return
         receiver = stream.other(sender)
+        if (behind := stream.behind.get(sender)) is not None:
+            behind.append(lambda: self.send(stream, sender, kind, payload, size, late))
+            return
+        if size and self.conditions.line is not None:
+            self._carry(stream, sender, size, lambda: self.send(stream, sender, kind, payload))
+            return
         way = (
             self.random.uniform(*self.conditions.latency) + size / self.conditions.bandwidth + late
         )
@@ -117,6 +168,30 @@ class Network:
                 self.break_(stream)
 
         self.at(arrives, deliver)  # not after(): rounding could make one message overtake another
+
+    def line_of(self, peer: str) -> tuple[Queue, Queue]:
+        """Both directions of a peer's line."""
+        assert self.conditions.line is not None
+        if peer not in self._lines:
+            up, down = self.conditions.line
+            self._lines[peer] = (Queue(self, up), Queue(self, down))
+        return self._lines[peer]
+
+    def _carry(self, stream: Stream, sender: str, size: int, arrive: Callable[[], None]) -> None:
+        """Over the line of the sender, and piece by piece over that of the receiver."""
+        left = size
+        stream.behind[sender] = []
+        up, down = self.line_of(sender)[0], self.line_of(stream.other(sender))[1]
+
+        def passed(piece: int) -> None:
+            nonlocal left
+            left -= piece
+            if not left:
+                waiting = [arrive, *stream.behind.pop(sender)]
+                for send in waiting:
+                    send()
+
+        up.take(stream, size, lambda piece: down.take(stream, piece, passed))
 
     def close(self, stream: Stream, sender: str) -> None:
         """End a stream; the other end hears of it after all that was sent before."""

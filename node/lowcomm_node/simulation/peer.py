@@ -80,7 +80,13 @@ class SimulatedPeer(PeerDriver):
         speed: float,
         contents: Callable[["SimulatedPeer", Underway], ExchangeDriver],
     ) -> None:
-        machine = Peer(name, replica.spec, replica.run_id, _View(self), Deadlines(longest=LONGEST))
+        machine = Peer(
+            name,
+            replica.spec,
+            replica.run_id,
+            _View(self),
+            Deadlines(longest=LONGEST, alone_first=False),
+        )
         super().__init__(world.network, machine)
         self.world = world
         self.replica = replica

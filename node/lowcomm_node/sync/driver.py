@@ -473,7 +473,10 @@ class ExchangeDriver(ABC):
     def _measured(self) -> events.Measured:
         now = monotonic()
         rates = [rate for link in self.links.values() if (rate := link.rate(now)) is not None]
-        return events.Measured(work=self.worked, rate=min(rates, default=None))
+        lines = [line for link in self.links.values() if (line := link.line(now)) is not None]
+        return events.Measured(
+            work=self.worked, rate=min(rates, default=None), line=max(lines, default=None)
+        )
 
     def _finish(self, event: events.Event) -> None:
         self.done.set()

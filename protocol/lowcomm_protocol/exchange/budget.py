@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from statistics import median
 
 from lowcomm_protocol.exchange.events import Measured
@@ -26,6 +26,9 @@ class Deadlines:
     hello: float = HELLO_DEADLINE
     learns: bool = True
     """Whether exchanges that went well shorten the deadline."""
+    alone_first: bool = True
+    """Whether only one exchange is under way until the first ones have told how fast the line
+    is."""
 
 
 class Budget:
@@ -39,6 +42,8 @@ class Budget:
         """Seconds that the trainer took for an exchange."""
         self.rates = Recent()
         """Bytes a second at which contents came, the slowest of each exchange."""
+        self.lines = Recent()
+        """Seconds that these took."""
         self.durations: deque[float] = deque(maxlen=16)
         """Seconds after which the last exchanges that were applied had all they needed."""
         self._too_long: Needs | None = None
@@ -50,6 +55,18 @@ class Budget:
             self.work.add(measured.work, now)
         if measured.rate is not None:
             self.rates.add(measured.rate, now)
+        if measured.line is not None:
+            self.lines.add(measured.line, now)
+
+    def at_once(self, now: float) -> float:
+        """How many exchanges fill the line: while one is on it, as many others are coded, decoded
+        or wait for a step. More of them would only share it, and all end late."""
+        line = self.lines.usual(now)
+        if line is None:
+            is_known = self.durations or not self.deadlines.alone_first
+            return inf if is_known else 1
+        rest = 2 * ((self.work.usual(now) or 0.0) + self.step_seconds)
+        return inf if line <= 0.0 else ceil((line + rest) / line)
 
     @property
     def step_seconds(self) -> float:
@@ -89,8 +106,8 @@ class Budget:
             step=self.step_seconds,
             # Measured work includes the wait for a step, which ``step`` covers.
             work=max(0.0, (self.work.usual(now) or 0.0) - self.step_seconds),
-            # The measured rate is that of line and limits together.
-            line=max(0.0, size / rate - allowed) if rate else 0.0,
+            # The measured rate is that of line and limits together, for one content at a time.
+            line=max(0.0, streams * size / rate - allowed) if rate else 0.0,
             streams=streams,
         )
 

@@ -178,6 +178,8 @@ class Measured:
     """Seconds that the trainer took for it, waiting for the end of a step included."""
     rate: float | None = None
     """Bytes a second of the slowest content; None if that can't be told."""
+    line: float | None = None
+    """Seconds that it took, or would have taken; None if that can't be told."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -168,7 +168,9 @@ class Peer:
         if self.drift.must_copy(self._now):
             self._effects.append(events.Drifted())
             return  # what others bring would look like lies to us
-        if not self._has_memory:
+        # Callers alone, who may be slow on purpose, never keep us from one of our own.
+        own = any(one.call is None and one.decided is None for one in self.running.values())
+        if not self._has_memory or (own and self._fills_line):
             return  # as many are under way as fit; it stays due
         # It stays due, too. ``hindrance`` tells the owner which limit to raise.
         if not self.budget.allows(self._needs(fragment, self._streams(fragment), self._now)):
@@ -220,9 +222,17 @@ class Peer:
     def _has_memory(self) -> bool:
         return self._free > len(self._closing)
 
+    @property
+    def _fills_line(self) -> bool:
+        """Whether those under way take all that the line carries until one is decided."""
+        undecided = sum(one.decided is None for one in self.running.values())
+        return undecided >= self.budget.at_once(self._now)
+
     def _has_room_for(self, place: str) -> bool:
+        if not self._has_memory or self._fills_line:
+            return False
         callers = [one.call.place for one in self.running.values() if one.call]
-        return self._has_memory and self._around.has_room_for(place, callers, self._free)
+        return self._around.has_room_for(place, callers, self._free)
 
     def _streams(self, fragment: int) -> int:
         """How many share the line while a fragment is exchanged."""

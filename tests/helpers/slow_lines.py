@@ -1,0 +1,279 @@
+"""Peers that train in virtual time and exchange over lines that all their streams share.
+
+The machine of a peer (``exchange/peer.py``) decides, as in a node; contents are sizes. So the
+share of exchanges that a line carries, and what became of the rest, is known to the event.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
+from lowcomm_node.simulation.network import Conditions, Network
+from lowcomm_protocol.exchange import base, events
+from lowcomm_protocol.exchange.budget import Deadlines
+from lowcomm_protocol.exchange.pair import machine as pairs
+from lowcomm_protocol.exchange.peer import Peer
+from lowcomm_protocol.exchange.underway import Underway
+from lowcomm_protocol.plan.schedule import FragmentProgress
+from lowcomm_protocol.spec.run import RunSpec
+
+MBIT = 1e6 / 8
+DELAY = (0.024, 0.026)
+CODING = 0.1
+"""Seconds that coding, decoding and averaging take."""
+
+
+class Swarm(Network):
+    """Four peers in a star of equal lines."""
+
+    def __init__(
+        self,
+        line: tuple[float, float],
+        sizes: Sequence[int],
+        *,
+        seed: int = 0,
+        peers: int = 4,
+        step: float = 1.0,
+        first: float = 2.7,
+        method: str = "lowcomm",
+    ) -> None:
+        """``line``: bits a second up and down; ``sizes``: coded bytes of each fragment; ``first``:
+        how many times as many they are the first time; ``step``: seconds of an inner step."""
+        up, down = line
+        conditions = Conditions(latency=DELAY, notice=DELAY, line=(up / 8, down / 8))
+        super().__init__(seed, conditions)
+        self.sizes = sizes
+        self.first = first
+        self.step = step
+        sync = {"method": method, "fragments": len(sizes)}
+        self.spec = RunSpec.model_validate({"run": {"name": "slow", "seed": seed}, "sync": sync})
+        self.names = [f"peer{number}" for number in range(peers)]
+        self.peers: dict[str, LinePeer] = {}  # type: ignore[assignment]
+        self.peers |= {name: LinePeer(self, name) for name in self.names}
+        self.ends = 0.0
+
+    def train(self, seconds: float) -> "Swarm":
+        """Let everybody train and exchange for so long."""
+        self.ends = seconds
+        for peer in self.peers.values():
+            peer.start()
+        self.run()
+        return self
+
+    @property
+    def due(self) -> int:
+        """How many exchanges came due, of all peers together."""
+        sync = self.spec.sync
+        return sum(peer.steps for peer in self.peers.values()) * len(self.sizes) // sync.interval
+
+    @property
+    def fit(self) -> int:
+        """How many of them the lines carry, where the first of each fragment is larger."""
+        each = sum(self.sizes) / len(self.sizes)
+        left = self.ends * min(self.conditions.line or ()) - (self.first - 1) * sum(self.sizes)
+        return min(self.due, int(left / each * len(self.peers)))
+
+    @property
+    def applied(self) -> int:
+        """How many were applied."""
+        return sum(peer.applied for peer in self.peers.values())
+
+    @property
+    def reasons(self) -> Counter[str]:
+        """Why others were not."""
+        total: Counter[str] = Counter()
+        for peer in self.peers.values():
+            total += peer.reasons
+        return total
+
+
+class View:
+    """What a peer knows of the others."""
+
+    def __init__(self, swarm: Swarm, name: str) -> None:
+        self._swarm = swarm
+        self._name = name
+
+    def partners(self) -> Sequence[str]:
+        return [name for name in self._swarm.names if name != self._name]
+
+    def training(self) -> Sequence[tuple[str, int]]:
+        peers = self._swarm.peers
+        return [(name, peers[name].swarm_step) for name in self.partners()]
+
+    def furthest(self, but: str) -> int:
+        return max(step for name, step in self.training() if name != but)
+
+    def knows(self, peer: str) -> bool:
+        return True
+
+    def sharing(self) -> int:
+        return 0
+
+    def has_room_for(self, place: str, callers: Sequence[str], free: int) -> bool:
+        return True
+
+    def transfer_seconds(self, size: int, streams: int) -> float:
+        return 0.0
+
+
+class LinePeer(PeerDriver):
+    """A peer that trains."""
+
+    def __init__(self, swarm: Swarm, name: str) -> None:
+        super().__init__(swarm, Peer(name, swarm.spec, "00" * 32, View(swarm, name), Deadlines()))
+        self.swarm = swarm
+        self.steps = 0
+        self.applied = 0
+        self.reasons: Counter[str] = Counter()
+        self.seconds: list[float] = []
+        self.wasted = 0
+        self.known: set[int] = set()
+        """Fragments whose ranges it knows."""
+        self.at_boundary: list[Callable[[], None]] = []
+        self.ripening: list[tuple[int, Callable[[], None]]] = []
+
+    @property
+    def swarm_step(self) -> int:
+        return self.machine.position.swarm_step
+
+    def start(self) -> None:
+        sizes, count = self.swarm.sizes, len(self.swarm.sizes)
+        ready = events.TrainerReady(
+            plan="11" * 32,
+            sizes=tuple((size, int(self.swarm.first * size)) for size in sizes),
+            realign_sizes=tuple(4 * size for size in sizes),
+            exchanges=4,
+            swarm_step=0,
+            steps=0,
+            tokens=0,
+            progress=(FragmentProgress(),) * count,
+            slow_digests=(b"",) * count,
+            momentum_digests=(b"",) * count,
+        )
+        self.stimulate(ready)
+        self.stimulate(events.Opened())
+        self.after(self.swarm.random.uniform(0.5, 1.5) * self.swarm.step, self._step)
+
+    def _step(self) -> None:
+        self.steps += 1
+        actions, self.at_boundary = self.at_boundary, []
+        for action in actions:
+            action()
+        ripe = [merge for when, merge in self.ripening if when <= self.steps]
+        self.ripening = [one for one in self.ripening if one[0] > self.steps]
+        for merge in ripe:
+            merge()
+        seconds = self.swarm.step * self.swarm.random.uniform(0.95, 1.05)
+        self.stimulate(
+            events.Stepped(
+                swarm_step=self.swarm_step + 1,
+                steps=self.steps,
+                tokens=32 * self.steps,
+                seconds=seconds,
+            )
+        )
+        if self.network.now < self.swarm.ends:
+            self.after(seconds, self._step)
+        else:
+            self.stimulate(events.Closed())
+            self.stimulate(events.GaveUpAll(reason="the end"))
+            self.over = True
+
+    def new_exchange(self, one: Underway) -> "LineExchange":
+        return LineExchange(self, one)
+
+    def heard(self, peer: str) -> None:
+        pass
+
+    def on_effect(self, effect: base.Effect) -> None:
+        match effect:
+            case events.Over(outcome=outcome, reason=reason) if outcome != "applied":
+                if reason != "the end":
+                    self.reasons[f"{outcome}: {reason}"] += 1
+            case events.Held(reason=reason):
+                self.reasons[f"held: {reason}"] += 1
+            case events.Drifted():
+                self.reasons["drifted"] += 1
+            case _:
+                pass
+
+
+class LineExchange(ExchangeDriver):
+    """A pair that exchanges bytes of no meaning."""
+
+    CONTENTS = WHOLE = frozenset({"content"})
+    peer: LinePeer
+
+    def __init__(self, peer: LinePeer, one: Underway) -> None:
+        super().__init__(peer, one)
+        self.captured_steps = 0
+        self.sent_at = self.sent = 0.0
+        self.rate: float | None = None
+        self.line: float | None = None
+
+    def event(self, other: str, kind: str, payload: Any) -> Any:
+        return pairs.Confirmed(peer=other, members=payload)
+
+    def capture(self, members: tuple[str, ...]) -> None:
+        self.asked = self.peer.now
+        self.peer.at_boundary.append(self._capture)
+
+    def _capture(self) -> None:
+        self.captured_steps = self.peer.steps
+        self.peer.after(CODING, self._coded)
+
+    def _coded(self) -> None:
+        self.worked = self.peer.now - self.asked
+        if not self.one.machine.over:
+            self.captured()
+
+    def use(self, other: str, kind: str, payload: Any) -> None:
+        size, began = payload
+        self.line = max(1e-3, self.peer.now - began)
+        self.rate = size / self.line
+        self.peer.after(CODING, lambda: self.tell(pairs.Verified(peer=other)))
+
+    def effect(self, effect: base.Effect) -> None:
+        match effect:
+            case pairs.SendContent(peer=other):
+                fragment, swarm = self.one.fragment, self.peer.swarm
+                factor = 1.0 if fragment in self.peer.known else swarm.first
+                size = int(factor * swarm.sizes[fragment])
+                self.sent = size
+                self.network.send(
+                    self.links[other], self.peer.name, "content", (size, self.peer.now), size
+                )
+            case pairs.SendConfirm(peer=other, members=members):
+                self.network.send(self.links[other], self.peer.name, "confirm", members)
+            case _:
+                raise AssertionError(f"nobody carries out {effect}")
+
+    def apply(self, effect: base.Apply) -> None:
+        ripe = self.captured_steps + self.peer.swarm.spec.sync.overlap
+        peer = self.peer
+
+        def merge() -> None:
+            peer.applied += 1
+            peer.known.add(self.one.fragment)
+            peer.seconds.append(peer.now - self.one.began)
+            measured = events.Measured(
+                work=self.worked + 2 * CODING, rate=self.rate, line=self.line
+            )
+            peer.stimulate(
+                events.Merged(
+                    exchange=self.one.number,
+                    swarm_step=max(peer.swarm_step, effect.swarm_step),
+                    steps=self.captured_steps,
+                    tokens=32 * self.captured_steps,
+                    slow_digest=b"",
+                    momentum_digest=b"",
+                    measured=measured,
+                )
+            )
+
+        peer.ripening.append((ripe, merge))
+
+    def drop(self) -> None:
+        self.peer.wasted += int(self.sent)

@@ -1,0 +1,62 @@
+"""What must hold on lines that carry less than comes due: what is begun fits, and is applied.
+
+In virtual time, with the machine of a peer: see ``helpers/slow_lines.py``."""
+
+import pytest
+
+from helpers.slow_lines import Swarm
+from lowcomm_protocol.exchange.budget import Budget, Deadlines
+from lowcomm_protocol.exchange.events import Measured
+
+SIZES = (1_060_000,) * 4
+"""Coded bytes of a quarter of 10.8 million values in 3 bits."""
+IN_BF16 = 5.1
+"""Times as many bytes the first time, when no ranges are known."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("line", "share"), [((20e6, 20e6), 0.9), ((2e6, 10e6), 0.85)])
+def test_exchanges_that_fit_on_the_line_are_applied(line: tuple[float, float], share: float):
+    swarm = Swarm(line, SIZES, first=IN_BF16).train(240)
+    assert swarm.applied >= share * swarm.fit, swarm.reasons
+    assert not [reason for reason in swarm.reasons if reason.startswith("held")], "nobody to blame"
+
+
+def test_until_the_line_is_known_a_peer_begins_one_exchange_at_a_time():
+    swarm = Swarm((2e6, 10e6), SIZES, first=IN_BF16)
+    began: dict[str, list[int]] = {}
+    for name, peer in swarm.peers.items():
+        begin = peer.new_exchange
+
+        def new_exchange(one, name=name, begin=begin, peer=peer):
+            own = [each for each in peer.machine.running.values() if each.call is None]
+            began.setdefault(name, []).append(len(own))
+            return begin(one)
+
+        peer.new_exchange = new_exchange
+    swarm.train(20)
+    assert {count for counts in began.values() for count in counts} <= {0, 1}
+
+
+def test_as_many_are_under_way_as_fill_the_line():
+    budget = Budget(Deadlines())
+    assert budget.at_once(0.0) == 1, "nothing is known of the line"
+    budget.measured(Measured(work=1.0, line=4.0), 0.0)
+    assert budget.at_once(0.0) == 2, "one is coded while another is on the line"
+    for _ in range(20):
+        budget.measured(Measured(work=1.0, line=0.2), 1.0)
+    assert budget.at_once(1.0) > 4, "a fast line limits nothing"
+
+
+def test_a_line_that_nobody_measures_limits_nothing_once_an_exchange_went_well():
+    budget = Budget(Deadlines())
+    budget.durations.append(3.0)
+    assert budget.at_once(0.0) == float("inf")
+    assert Budget(Deadlines(alone_first=False)).at_once(0.0) == float("inf")
+
+
+def test_the_deadline_provides_for_others_on_the_line():
+    budget = Budget(Deadlines())
+    budget.rates.add(250_000.0, 0.0)
+    alone, shared = (budget.needs(1_000_000, 0.0, streams, 0.0) for streams in (1, 3))
+    assert (alone.line, shared.line) == (4.0, 12.0)
