@@ -1,6 +1,6 @@
 """Exchanges over slow lines: four nodes in a star, each behind a line of its own. Needs root.
 
-    python benchmarks/slow_lines.py [--lines 20/20 5/20 2/10] [--methods lowcomm ...] [--seconds 180]
+    python benchmarks/slow_lines.py [--lines 20/20 5/20 2/10] [--methods NAME ...] [--seconds 180]
 
 Lines are Mbit/s up and down, with 50 ms there and back between any two nodes. The model has 10.8
 million parameters. Every inner step takes ``--step`` seconds (`paced/`): the line is to limit

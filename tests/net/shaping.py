@@ -79,7 +79,7 @@ class Counters:
     delivered: int = 0
     delivered_bytes: int = 0
     worst_late: float = 0.0
-    """Seconds after its time that a packet was handed over, at worst: what the machine distorted."""
+    """Seconds after its time that a packet was handed over, at worst: our distortion."""
 
 
 class Direction:
