@@ -184,7 +184,17 @@ class CheckpointStore:
 
         Checkpoints from which training diverged are read only if there is no other.
         """
-        notes = {step: self._diverged(step) for step in reversed(self.steps())}
+        while True:
+            steps = self.steps()
+            found = self._load_newest_of(steps, parts, device)
+            # Writers may have replaced all of them by newer ones since they were listed.
+            if found.checkpoint is not None or set(self.steps()) <= set(steps):
+                return found
+
+    def _load_newest_of(
+        self, steps: list[int], parts: Sequence[str] | None, device: str
+    ) -> Recovery:
+        notes = {step: self._diverged(step) for step in reversed(steps)}
         skipped: list[Skipped] = []
         newest = next((note for note in notes.values() if note is not None), None)
         # The sort is stable, so the newest comes first among equals.

@@ -754,6 +754,26 @@ def test_a_writer_waits_for_the_one_before(tmp_path: Path) -> None:
     check_usable(store, 7)
 
 
+def test_a_reader_whose_checkpoints_are_all_replaced_takes_a_newer_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = make_store(tmp_path, 1)
+    make_store(tmp_path).save(1, make_parts(1), META, NOW)
+    listed = CheckpointStore.steps
+
+    def list_late(store: CheckpointStore) -> list[int]:
+        monkeypatch.setattr(CheckpointStore, "steps", listed)
+        before = listed(store)
+        CheckpointStore(store.folder, keep=1).save(2, make_parts(2), META, NOW)
+        assert listed(store) == [2], "the writer has removed what was listed"
+        return before
+
+    monkeypatch.setattr(CheckpointStore, "steps", list_late)
+    found = store.load_newest_usable()
+    assert found.checkpoint is not None and found.checkpoint.info.step == 2
+    assert found.skipped == ()
+
+
 def test_several_writers_and_readers_never_see_half_a_checkpoint(tmp_path: Path) -> None:
     store = make_store(tmp_path, 0)
     ended, problems = threading.Event(), []
