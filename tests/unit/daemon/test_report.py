@@ -25,7 +25,9 @@ from lowcomm_protocol.refusals import Reason, Refusals, What
 
 def view(**known: Any) -> View:
     """A node that has only just begun, but for what is known."""
-    supervisor = SimpleNamespace(pid=None, restarts=0, last_failure=None, overdue=lambda now: None)
+    supervisor = SimpleNamespace(
+        pid=None, restarts=0, last_failure=None, overdue=lambda now: None, memory=None
+    )
     usual: dict[str, Any] = {
         "availability": SimpleNamespace(hold=None),
         "peer_id": "me", "began": 0.0, "leaving": None, "board": Board(), "supervisor": supervisor,
