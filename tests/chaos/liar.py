@@ -48,6 +48,7 @@ def lie_in_daemon(lie: str) -> None:
     from lowcomm_node.status.board import Board
     from lowcomm_node.sync import offers
     from lowcomm_node.transport.stream import CalleeStream, CallerStream
+    from lowcomm_protocol.messages import exchange_pb2 as pb
 
     if lie == "clock":
         tell, position = offers.to_message, Board.position
@@ -75,7 +76,10 @@ def lie_in_daemon(lie: str) -> None:
         async def lying(stream: Any, frame: Any) -> None:
             await send(stream, frame)
             while frame.WhichOneof("kind") == "chunk":
-                await send(stream, frame)
+                await send(
+                    stream,
+                    pb.Frame(chunk=pb.Chunk(offset=frame.chunk.offset, data=frame.chunk.data)),
+                )
 
         return lying
 

@@ -14,7 +14,6 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.events import LimitsChanged, Notice
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.transport.bandwidth import flow_options
 from lowcomm_node.transport.ping import match_peer
 
 EXAMINE_DEADLINE = 150.0
@@ -68,11 +67,8 @@ class Controls:
         node = self._view()
         self._settings = node.allowance.change(self._settings, changes)
         node.board.tell(LimitsChanged(**vars(self.limits())))
-        if node.server is not None and node.channels is not None:
-            flow = flow_options(self._settings.max_down)
-            node.channels.renew(flow)
-            await node.server.renew(flow)
-            await node.channels.trim()
+        if node.endpoint is not None:
+            await node.endpoint.renew()
         return self.limits()
 
     def request_finish(self) -> None:
@@ -124,7 +120,7 @@ class Controls:
         node = self._view()
         membership = node.membership
         members = membership.roster.alive(time()) if membership is not None else ()
-        port, certificate = node.serving or (None, b"")
+        endpoint = node.endpoint
         return RunningNode(
             settings=self._settings,
             status=report(node),
@@ -132,8 +128,8 @@ class Controls:
             discovery=node.discovery,
             entry_points=[entry for info in members for entry in info.entry_points],
             addresses=membership.own.addresses if membership is not None else (),
-            port=port,
-            certificate=certificate,
+            port=endpoint.port if endpoint is not None else None,
+            certificate=endpoint.certificate.der if endpoint is not None else b"",
         )
 
     async def ping(self, peer: str) -> Ping:
@@ -142,10 +138,10 @@ class Controls:
         Raises ConfigError, NodeError.
         """
         node = self._view()
-        if node.membership is None or node.exchanger is None or node.channels is None:
+        if node.membership is None or node.exchanger is None:
             raise NodeError(
                 f"The node knows no peers yet (it is {node.board.phase}): try again in a moment."
             )
         info = match_peer(peer, node.membership.roster.alive(time()))
-        routes = await node.channels.ping(info, node.exchanger.bandwidth)
+        routes = await node.exchanger.channels.ping(info, node.exchanger.bandwidth)
         return Ping(peer_id=info.peer_id, routes=tuple(routes))

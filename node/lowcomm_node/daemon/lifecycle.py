@@ -9,7 +9,7 @@ run ──► turn: start the trainer ─► sync ─► train and exchange ─�
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from contextlib import suppress
 from time import monotonic, time
 from typing import Any
@@ -31,12 +31,10 @@ from lowcomm_node.status.model import CheckpointStatus
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.supervision.supervisor import Supervisor
-from lowcomm_node.swarm.amendments import Amending
+from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.logs import log
-from lowcomm_node.transport.bandwidth import Bandwidth
-from lowcomm_node.transport.channels import Channels
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.peers.records import Phase
 from lowcomm_protocol.plan.clock import largest_jump
@@ -73,31 +71,24 @@ class Training:
         *,
         settings: NodeSettings,
         run: SignedRun,
-        peer_id: str,
         supervisor: Supervisor,
         availability: Availability,
         membership: Membership,
         exchanger: Exchanger,
-        channels: Channels,
-        bandwidth: Bandwidth,
-        barred: Callable[[str, float], bool],
-        amending: Amending,
+        admission: RunAdmission,
         board: Board,
     ) -> None:
-        """``barred``: whether a peer may not take part at a time; such a one is handed no state."""
         self._settings = settings
         self._run = run
-        self._peer_id = peer_id
         self._supervisor = supervisor
         self._availability = availability
         self._board = board
         self._membership = membership
         self._exchanger = exchanger
-        self._channels = channels
-        self._bandwidth = bandwidth
-        self._barred = barred
+        self._barred = admission.admission.barred
+        """Whether a peer may not take part at a time; such a one is handed no state."""
         self._failures = Failures(settings.checkpoint_every)
-        self._amending = amending
+        self._amending = admission.amending
         self._amended = asyncio.Event()
         self._snapshots: Snapshots | None = None
         self.news = News(board, self._failures, exchanger)
@@ -279,10 +270,10 @@ class Training:
         catch_up = CatchUp(
             run=self._run,
             trainer=self._supervisor.trainer,
-            channels=self._channels,
+            channels=self._exchanger.channels,
             membership=self._membership,
             trusts=self._exchanger.peer.trusts,
-            down=self._bandwidth.down,
+            down=self._exchanger.bandwidth.down,
             disk_quota=DiskQuota(settings.home, settings.max_disk),
             folder=settings.paths.incoming(self._run.fingerprint),
             show=self._board.show,
@@ -404,7 +395,10 @@ class Training:
         )
         form = state_form(self._run, ready, self.course.longest)
         donor = Donor(
-            form, self._snapshots, self._bandwidth.up, lambda peer: not self._barred(peer, time())
+            form,
+            self._snapshots,
+            self._exchanger.bandwidth.up,
+            lambda peer: not self._barred(peer, time()),
         )
         self._exchanger.around.joiners = lambda: donor.joiners
         return donor
@@ -414,7 +408,7 @@ class Training:
         return TrainerSettings(
             spec=self._run.document.decode(),
             amendments=self.course.chain.data.decode(),
-            peer_id=self._peer_id,
+            peer_id=self._exchanger.peer.me,
             checkpoints=str(settings.paths.checkpoints(self._run.fingerprint)),
             data_cache=str(settings.paths.data),
             data=settings.data,

@@ -1,35 +1,35 @@
 """What a node answers to the calls of other peers (transport.service.Handlers)."""
 
-from collections.abc import Callable
-
-from lowcomm_node.daemon.report import View
+from lowcomm_node.daemon.lifecycle import Training
 from lowcomm_node.errors import RetryLater
+from lowcomm_node.swarm.membership import Membership
+from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.transport.stream import CalleeStream
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 
 class PeerCalls:
-    """Hands each call to the room that answers it."""
+    """Hands each call to what answers it, as soon as that is there."""
 
-    def __init__(self, view: Callable[[], View]) -> None:
-        self._view = view
+    def __init__(self) -> None:
+        self.exchanger: Exchanger | None = None
+        self.membership: Membership | None = None
+        self.training: Training | None = None
 
     async def swap(self, peer: str, stream: CalleeStream) -> None:
         """Answer one Swap."""
-        exchanger = self._view().exchanger
-        assert exchanger
-        await exchanger.serve(peer, stream)
+        assert self.exchanger, "it is there before we listen"
+        await self.exchanger.serve(peer, stream)
 
     async def fetch(self, peer: str, stream: CalleeStream) -> None:
         """Serve a joiner, as long as it may take part. Raises RetryLater."""
-        donor = self._view().donor
+        donor = self.training.donor if self.training is not None else None
         if donor is None:
             raise RetryLater("has no state to hand over yet: ask another peer, or later.")
         await donor.serve(peer, stream)
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Take in a peer's record, and tell our own. Raises RetryLater."""
-        membership = self._view().membership
-        if membership is None:
+        if self.membership is None:
             raise RetryLater("has only just begun to listen: call again in a moment.")
-        return membership.meet(peer, introduction)
+        return self.membership.meet(peer, introduction)

@@ -9,7 +9,6 @@ from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold
-from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.model import (
     Amended,
@@ -29,8 +28,7 @@ from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.history import History
 from lowcomm_node.system.priority import look
 from lowcomm_node.system.release import release
-from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.server import ExchangeServer
+from lowcomm_node.transport.endpoint import Endpoint
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.refusals import Refusals
@@ -56,15 +54,12 @@ class View:
     course: Course | None = None
     """The settings of the run over its swarm steps."""
     ready: Ready | None = None
-    donor: Donor | None = None
     rejoin: Rejoin | None = None
     membership: Membership | None = None
     exchanger: Exchanger | None = None
-    channels: Channels | None = None
     discovery: Discovery | None = None
-    server: ExchangeServer | None = None
-    serving: tuple[int, bytes] | None = None
-    """Port and certificate (DER) of the Exchange service, once it listens."""
+    """While it is in the DHT."""
+    endpoint: Endpoint | None = None
 
 
 def report(view: View) -> Status:
@@ -98,7 +93,7 @@ def report(view: View) -> Status:
         checkpoint=board.checkpoint,
         addresses=tuple(membership.own.addresses) if membership else (),
         entry_points=tuple(membership.entry_points) if membership else (),
-        tunnels=view.channels.tunnels() if view.channels else {},
+        tunnels=view.endpoint.channels.tunnels() if view.endpoint else {},
         refusals=view.refusals.counts(),
         warnings=tuple(board.warnings),
     )

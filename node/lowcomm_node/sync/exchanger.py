@@ -253,6 +253,16 @@ class Exchanger:
         """Exchanges under way, by fragment."""
         return {driver.fragment: driver for driver in self._drivers.values()}
 
+    def drop(self, barred: Callable[[str, float], bool]) -> None:
+        """Give up the exchanges with peers that may not take part any more."""
+        now = time()
+        for driver in list(self._drivers.values()):
+            gone = [peer for peer in driver.one.partners if barred(peer, now)]
+            if gone:
+                driver.tell(
+                    base.GaveUp(reason=f"{gone[0][-6:]} was removed from the run by its creator")
+                )
+
     @property
     def exchanging(self) -> bool:
         """Whether we exchange now: training, and not leaving."""

@@ -19,7 +19,6 @@ from lowcomm_node.errors import GaveUp, LinkLost
 from lowcomm_node.ipc.messages import Again
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.transport.bandwidth import Arrival, Bandwidth
-from lowcomm_node.transport.chunks import chunk_frame
 from lowcomm_node.transport.stream import Stream
 from lowcomm_node.transport.turns import Turns
 from lowcomm_protocol.errors import ProtocolViolation
@@ -169,9 +168,11 @@ class Link:
             offset, began = 0, monotonic()
             while offset < len(data):
                 size = turn.piece(self._bandwidth.up.piece(CHUNK_BYTES))
-                piece = data[offset : offset + size]
+                piece = bytes(data[offset : offset + size])
                 await self._bandwidth.up.pass_(len(piece))
-                await self.stream.send(chunk_frame(offset, piece))
+                await self.stream.send(
+                    pb.Frame(chunk={"offset": offset, "data": piece})
+                )  # a pb.Chunk would be copied twice
                 turn.sent(len(piece))
                 self.bytes_sent += len(piece)
                 offset += len(piece)

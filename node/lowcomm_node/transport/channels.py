@@ -16,7 +16,6 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.targets import Targets
 from lowcomm_node.transport.bandwidth import FREE_FLOW, Bandwidth
 from lowcomm_node.transport.certificates import Certificates, OtherCertificate
-from lowcomm_node.transport.chunks import exchange_stub
 from lowcomm_node.transport.connected import Dialers, name_tunnel
 from lowcomm_node.transport.guard.peer_limit import PeerLimit
 from lowcomm_node.transport.peer_channel import MEASURE_DEADLINE, PeerChannel
@@ -100,7 +99,7 @@ class Channels:
         none."""
         meter = self._traffic.of(peer.peer_id)
         if self._tunnels is None:
-            return MeteredStub(exchange_stub(await self._straight(peer)), meter)
+            return MeteredStub(ExchangeStub(await self._straight(peer)), meter)
         peer_channel = await self._peer_channel(peer, self._tunnels)
         peer_channel.on_call(1)  # or eviction could close it before its first call
         try:
@@ -108,7 +107,7 @@ class Channels:
         finally:
             peer_channel.on_call(-1)
         return MeteredStub(
-            exchange_stub(channel),
+            ExchangeStub(channel),
             meter,
             partial(peer_channel.measured, channel),
             peer_channel.on_call,

@@ -16,7 +16,6 @@ from google.protobuf.message import DecodeError, Message
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
 from lowcomm_node.transport.call import Call
-from lowcomm_node.transport.chunks import read_frame, write_frame
 from lowcomm_node.transport.guard.connections import INTERNET, Endings, Place, place_of
 from lowcomm_node.transport.guard.overhead import Explaining
 from lowcomm_node.transport.guard.peer_limit import PeerLimit
@@ -98,7 +97,7 @@ class ExchangeService:
         """For a gRPC server."""
         methods = {
             "Swap": grpc.stream_stream_rpc_method_handler(
-                self.Swap, read_frame, write_frame
+                self.Swap, pb.Frame.FromString, pb.Frame.SerializeToString
             ),
             "Fetch": grpc.stream_stream_rpc_method_handler(
                 self.Fetch, pb.FetchRequest.FromString, pb.FetchReply.SerializeToString

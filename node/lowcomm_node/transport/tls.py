@@ -101,7 +101,7 @@ class Gatekeeper:
         """``claim``: the invite by which we were admitted. Without an ``admission`` anybody may
         call."""
         self._identity = identity
-        self._run_id = run_id
+        self.run_id = run_id
         self._clock = clock
         self._admission = admission or Admission(Rules(run_id, creator=""))
         self._claim = claim
@@ -117,7 +117,7 @@ class Gatekeeper:
         """Metadata that proves our identity to ``callee``."""
         nonce = secrets.token_bytes(16)
         credential = write_credential(
-            self._identity, callee, self._run_id, self._clock(), nonce, self._claim
+            self._identity, callee, self.run_id, self._clock(), nonce, self._claim
         )
         return ((CREDENTIAL_KEY, credential),)
 
@@ -159,7 +159,7 @@ class Gatekeeper:
     def _caller(self, data: object, place: str, now: float) -> str:
         if not isinstance(data, bytes):
             raise RecordError("A call without a credential is refused.", reason=Reason.MISSING)
-        caller = read_credential(data, self._own_peer_id, self._run_id, now)
+        caller = read_credential(data, self._own_peer_id, self.run_id, now)
         if self._nonces.was_used(caller.peer_id, caller.nonce, caller.issued, now):
             raise RecordError(
                 "A credential that was used before is refused.", reason=Reason.REPLAYED

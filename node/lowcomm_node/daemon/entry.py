@@ -1,0 +1,131 @@
+"""Enters the swarm: the DHT, the run that is meant, and whether that takes this node."""
+
+import asyncio
+from pathlib import Path
+from time import time
+
+from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.knocks import nobody_answers
+from lowcomm_node.errors import NoPeers
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.probing.prober import FOR_A_NODE, Prober
+from lowcomm_node.status.board import Board
+from lowcomm_node.status.events import RunAmended
+from lowcomm_node.swarm.admission import RunAdmission
+from lowcomm_node.swarm.find_run import find_run, open_discovery, remembered_run
+from lowcomm_node.swarm.hosts import listening
+from lowcomm_node.swarm.proofs_of_work import Prover
+from lowcomm_node.swarm.rejoin import Rejoin
+from lowcomm_node.swarm.remembered_peers import RememberedPeers
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.refusals import Refusals
+from lowcomm_protocol.spec.amendments import Amendment
+from lowcomm_protocol.spec.run import SignedRun
+
+
+class Entry:
+    """One node's place in the swarm, from its first knock until it leaves."""
+
+    def __init__(
+        self,
+        settings: NodeSettings,
+        identity: Identity,
+        key_file: Path,
+        board: Board,
+        refusals: Refusals,
+    ) -> None:
+        """``key_file``: the key of ``identity``. Raises ConfigError on a malformed address."""
+        self.settings = settings
+        self.identity = identity
+        self.board = board
+        self.refusals = refusals
+        self.is_open = False
+        """Whether we are in the DHT."""
+        self.prover: Prover | None = None
+        """Finds our proofs of work, if the run asks for them."""
+        self._kept = remembered_run(settings)
+        known = self._peers_of(self._kept) if self._kept is not None else None
+        self._remembered = [
+            address for peer in (known.peers() if known else ()) for address in peer.addresses
+        ]
+        self.discovery: Discovery = open_discovery(
+            settings,
+            identity,
+            require_peers=False,
+            key_file=key_file,
+            refusals=refusals,
+            remembered=self._remembered,
+        )
+        self.rejoin = Rejoin(self.discovery, settings.peers, known, board.tell, board.warn)
+        self.prober = Prober(self.discovery, self.discovery.addresses, FOR_A_NODE)
+        """Answers others who ask how they are reached."""
+        self._rejoining: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Enter the DHT. Raises NodeError."""
+        known_at = ", ".join([*self.settings.peers, *self._remembered][:8])
+        self.board.enter("joining", f"looking for the swarm at {known_at}")
+        await self.discovery.start()
+        self.is_open = True
+        await self.prober.serve()
+
+    async def find_run(self) -> SignedRun:
+        """The run of the swarm; if nobody answers, the one that this home keeps.
+
+        Raises NoPeers if there is none.
+        """
+        kept = self._kept
+        self.board.show(None)  # the status tells why
+        if await self.rejoin.enter(0.0 if kept is not None else self.settings.join_deadline):
+            self.board.show("looking for the run")
+            return await find_run(self.discovery, self.settings, kept, self.board.show)
+        if kept is None:
+            raise NoPeers(nobody_answers(self.rejoin.unanswered()))
+        alone = "training alone on what this home knows of the run, until a peer answers"
+        self.board.warn(f"{self.rejoin.reason}: {alone}")
+        return kept
+
+    async def be_admitted(self, run: SignedRun) -> RunAdmission:
+        """Who may take part in the run, which includes us; from now on we are kept in its swarm.
+
+        It may take as long as a proof of work. Raises NotAdmitted.
+        """
+        if self._kept is None or self._kept.run_id != run.run_id:
+            self.rejoin.keep(self._peers_of(run))
+        self._rejoining = asyncio.create_task(self.rejoin.run())
+        peer_id = self.identity.peer_id
+        admission = RunAdmission(self.settings, run, peer_id, time())
+        admission.amending.on_news = self.tell_amendments
+        admission.amending.on_trouble = self.board.warn
+        await admission.look(self.discovery)
+        if admission.rules.asks_for_work(peer_id):
+            ephemeral = self.settings.ephemeral
+            path = None if ephemeral else self.settings.paths.work(run.fingerprint)
+            self.prover = Prover(admission.rules, peer_id, path, self.board.show)
+            admission.claim = await self.prover.prove()
+        admission.check_ourselves(time())
+        return admission
+
+    def tell_amendments(self, news: list[Amendment]) -> None:
+        """Tell the owner what the run's creator has changed."""
+        step = self.board.position()[0]
+        for amendment in news:
+            late = f"; we are at {step}, so it holds at once" if 0 < amendment.at <= step else ""
+            self.board.tell(RunAmended(text=f"{amendment}{late}", **amendment.to_json()))
+
+    def hosts(self) -> tuple[str, tuple[str, ...]]:
+        """The host to listen on, and those to announce, as the machine's addresses are now."""
+        return listening(self.settings, self._remembered)
+
+    async def close(self) -> None:
+        """Leave the DHT, and remember who answered."""
+        self.is_open = False
+        if self._rejoining is not None:
+            self._rejoining.cancel()
+            await asyncio.gather(self._rejoining, return_exceptions=True)
+        await self.prober.close()
+        await self.rejoin.save()
+        await self.discovery.close()
+
+    def _peers_of(self, run: SignedRun) -> RememberedPeers:
+        return RememberedPeers(self.settings.paths.remembered_peers(run.fingerprint), time())
