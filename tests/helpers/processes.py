@@ -126,9 +126,12 @@ class Node(Process):
     )
     """Options to notice sooner what a test waits for, and to train beside other programs."""
 
+    threads = "1"
+    """Of its trainer."""
+
     def __init__(self, home: Path, address: str, *arguments: str) -> None:
         super().__init__(
-            home, "lowcomm_node", "join", "--json", "--home", str(home), "--threads", "1",
+            home, "lowcomm_node", "join", "--json", "--home", str(home), "--threads", self.threads,
             *self.pace,
             *(("--peers", address) if address else ()), *arguments,
         )  # fmt: skip
