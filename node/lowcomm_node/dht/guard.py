@@ -31,6 +31,7 @@ from lowcomm_node.dht.callers import bringer
 from lowcomm_node.dht.eviction import Kept, Rank, first_to_go, those_to_go
 from lowcomm_node.dht.interface import MAX_VALUE
 from lowcomm_node.dht.keys import MAX_LIFE, Provenance, Provenances
+from lowcomm_node.dht.records import SEARCHED
 from lowcomm_node.libp2p.hivemind_parts import (
     DHTID,
     DHTLocalStorage,
@@ -112,6 +113,7 @@ def guard(
             del table[before]  # hivemind's own programs stand elsewhere each time that they start
         await update_routing_table(known, peer_id, responded=responded)
 
+    protocol.bucket_size = SEARCHED  # its table still keeps 20 peers at each distance
     protocol.storage, protocol.cache = BoundedStorage(provenances, answered), NoCache()
     protocol.record_validator = OwnRecords(provenances)
     # hivemind's own drops all records of an answer for one that is bad.

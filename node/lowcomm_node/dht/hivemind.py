@@ -261,9 +261,9 @@ class HivemindDiscovery:
         except LinkLost:
             return False
 
-    async def held_by_others(self, key: str, subkey: str) -> bytes | None:
+    async def held_by_others(self, key: str, subkey: str, newest: bool = True) -> bytes | None:
         """See Discovery."""
-        return await self._records.held_by_others(key, subkey)
+        return await self._records.held_by_others(key, subkey, newest)
 
     def known_peers(self) -> int:
         """See Discovery."""

@@ -105,9 +105,9 @@ class Discovery(Streams, Protocol):
         """Whether we are connected to any peer, as far as p2pd knows."""
         ...
 
-    async def held_by_others(self, key: str, subkey: str) -> bytes | None:
+    async def held_by_others(self, key: str, subkey: str, newest: bool = True) -> bytes | None:
         """The newest valid record of a subkey that others keep, to see if ours has arrived; or
-        None."""
+        None. ``newest``: False where any will do, which costs a fifth."""
         ...
 
     def known_peers(self) -> int:

@@ -2,7 +2,7 @@
 arrival."""
 
 import asyncio
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from time import time
 from typing import Any, TypeVar
 
@@ -15,6 +15,9 @@ T = TypeVar("T")
 MAX_RECORDS = 4096
 REPLICAS = 5
 """Peers that keep a record; hivemind's own default."""
+SEARCHED = 2 * REPLICAS
+"""Nearest peers that a search asks, and that an answer names; half of them may be gone. hivemind
+takes 20, so that in a swarm of up to 20 everybody asks and names everybody."""
 
 
 class Records:
@@ -56,16 +59,22 @@ class Records:
                 records[subkey] = unpack(value)
         return records
 
-    async def held_by_others(self, key: str, subkey: str) -> bytes | None:
+    async def held_by_others(self, key: str, subkey: str, newest: bool = True) -> bytes | None:
         """See Discovery."""
         from lowcomm_node.libp2p.hivemind_parts import DHTID
 
         place = DHTID.generate(source=key)
         options = {"k_nearest": REPLICAS, "exclude_self": True}
         near = await self._call("find_nearest_nodes", [place], **options) or {}
-        answers = await asyncio.gather(
-            *(self._find_at(peer, place) for peer in near.get(place, {}).values())
-        )
+        storers = list(near.get(place, {}).values())
+        if not newest and (held := await self._newest_at(storers[:1], place, key, subkey)):
+            return held  # each answer carries the records of the whole swarm
+        return await self._newest_at(storers, place, key, subkey)
+
+    async def _newest_at(
+        self, storers: Sequence[Any], place: Any, key: str, subkey: str
+    ) -> bytes | None:
+        answers = await asyncio.gather(*(self._find_at(peer, place) for peer in storers))
         held = [value for entries in answers if (value := read_entry(entries, subkey)) is not None]
         checked = [
             (found, value)

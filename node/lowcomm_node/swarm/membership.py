@@ -38,9 +38,9 @@ ACQUAINT_DEADLINE = 20.0
 """Seconds that a newcomer waits at most for peers in the DHT to prove that they are there."""
 RUN_LIFE = 1800.0
 CHECK_EVERY = 10.0
-LARGE_SWARM, LONGEST_POLL = 32, 15.0
-"""Swarm size above which lookups become rarer, since each brings all records, and the longest pause
-in seconds between two of them."""
+SMALL_SWARM, LONGEST_POLL = 4, 15.0
+"""Swarm size above which lookups become rarer, since each brings all records from each peer that
+keeps them, and the longest pause in seconds between two of them."""
 DEFECT_PAUSE = 10.0
 REMOVALS_EVERY = 10.0
 """Seconds between two looks for removed peers: a removal must take effect within a minute."""
@@ -55,7 +55,7 @@ def look_pause(poll: float, record_life: float, peers: int) -> float:
 
     New peers introduce themselves, so lookups may be rare, but records must not expire in between.
     """
-    return max(poll, min(LONGEST_POLL, record_life / 2, poll * peers / LARGE_SWARM))
+    return max(poll, min(LONGEST_POLL, record_life / 2, poll * peers / SMALL_SWARM))
 
 
 @dataclass(frozen=True, kw_only=True)

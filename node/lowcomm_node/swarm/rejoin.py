@@ -190,8 +190,8 @@ class Rejoin:
             await self._publish()
             self._watchdog.published()
         if plan.read_back and self._record is not None:
-            held = await self._discovery.held_by_others(*self._record) is not None
-            self._watchdog.read_back(held, monotonic())
+            held = await self._discovery.held_by_others(*self._record, newest=False)
+            self._watchdog.read_back(held is not None, monotonic())
         self._tell_state()
         await self._save()
         return plan.wait

@@ -2,8 +2,8 @@
 
     python light_process.py BEHAVIOUR SOCKET MEMORY
 
-BEHAVIOUR is empty, or one of die:N, fail:N:KIND:REASON, refuse:CODE:REASON and eat:N:BYTES; N is
-a step.
+BEHAVIOUR is empty, or one of die:N, fail:N:KIND:REASON, refuse:CODE:REASON, eat:N:BYTES, where N is
+a step, and pace:SECONDS, of a step.
 """
 
 import os
@@ -17,7 +17,9 @@ from lowcomm_node.ipc.lines import Message, decode, encode
 from lowcomm_node.ipc.messages import (
     Build,
     Done,
+    Evaluate,
     Failed,
+    HeldOutLoss,
     Ready,
     Refused,
     Stepped,
@@ -40,6 +42,7 @@ def main() -> None:
     lock = threading.Lock()
     training = threading.Event()
     eaten: list[bytes] = []
+    pace = float(details[0]) if what == "pace" else STEP
 
     def send(message: Message, number: int | None = None) -> None:
         with lock:
@@ -49,7 +52,7 @@ def main() -> None:
         steps = 0
         while True:
             training.wait()
-            time.sleep(STEP)
+            time.sleep(pace)
             steps += 1
             if what == "die" and steps == int(details[0]):
                 os.kill(os.getpid(), 9)
@@ -69,6 +72,8 @@ def main() -> None:
                     send(Refused(text=details[1], exit_code=int(details[0])), number)
                 case Build():
                     send(READY, number)
+                case Evaluate():
+                    send(HeldOutLoss(loss=1.0), number)
                 case Train(on=on):
                     (training.set if on else training.clear)()
                     send(Done(), number)

@@ -117,7 +117,7 @@ class MemoryDiscovery:
         """See Discovery."""
         return bool(self.known_peers())
 
-    async def held_by_others(self, key: str, subkey: str) -> bytes | None:
+    async def held_by_others(self, key: str, subkey: str, newest: bool = True) -> bytes | None:
         """See Discovery."""
         return (await self.lookup(key)).get(subkey) if self.known_peers() else None
 

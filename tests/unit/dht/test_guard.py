@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from lowcomm_node.dht.keys import (
     provenance,
     removals_key,
 )
+from lowcomm_node.dht.records import SEARCHED
 from lowcomm_node.libp2p.hivemind_parts import (
     DHTID,
     DHTRecord,
@@ -360,6 +362,11 @@ class Table:
         return [
             node_id for node_id, one in self.routing_table.uid_to_peer_id.items() if one == peer_id
         ]
+
+
+def test_searches_and_answers_are_narrow_and_the_table_is_not():
+    table: Any = Table(ADA)
+    assert (table.bucket_size, table.routing_table.bucket_size) == (SEARCHED, 20)
 
 
 ANYWHERE, ELSEWHERE = (

@@ -1,0 +1,179 @@
+"""What a node costs besides training and exchanges, by how many there are.
+
+    python benchmarks/scale.py [--sizes 4 8 16] [--seconds 60]
+
+Swarms of that many real daemons, each with its p2pd, on loopback. Trainers are stand-ins that take
+a step each quarter of a second (``lowcomm_node.testing.light_process``), so that 16 nodes fit on
+two cores. The run has no exchanges: how many a node makes does not depend on the others. Once all
+see all, it counts for a window, for each node and minute, the middle one: CPU seconds of daemon and
+p2pd; bytes of p2pd's TCP connections, which are the DHT; and bytes of the daemon's, which are
+messages. The kernel counts bytes (``ss``), both ways. More nodes must cost each of them no more.
+
+Prints and writes (benchmarks/results/scale.json)."""
+
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from statistics import median
+from time import monotonic, sleep
+from typing import Any
+
+import kit
+import psutil
+
+RESULT = kit.RESULTS / "scale.json"
+STEP = 0.25
+"""Seconds of a step."""
+SETTLE, TICK = 20.0, 1.0
+START = 300.0
+"""Seconds until all see all."""
+HEAD = """
+nodes   daemon    p2pd        DHT   messages   load
+         CPU s   CPU s         kB         kB
+"""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = kit.parser(__doc__)
+    parser.add_argument("--sizes", type=int, nargs="+", default=[4, 8, 16])
+    parser.add_argument("--seconds", type=float, default=60.0, help="of the window")
+    parser.add_argument("--out", type=Path, default=RESULT)
+    arguments = parser.parse_args()
+    results: dict[str, Any] = {"machine": kit.machine(), "seconds": arguments.seconds, "sizes": {}}
+    print(f"{kit.machine()}; of one node, a minute\n{HEAD}", end="", flush=True)
+    for size in arguments.sizes:
+        row = measure(size, arguments.seconds)
+        results["sizes"][str(size)] = row
+        print(
+            f"{size:5} {row['daemon_cpu_s']:8.2f} {row['p2pd_cpu_s']:7.2f} "
+            f"{row['dht_bytes'] / 1e3:10.1f} {row['message_bytes'] / 1e3:10.1f} "
+            f"{row['load']:6.1f}",
+            flush=True,
+        )
+        kit.write(arguments.out, results)
+
+
+def measure(size: int, seconds: float) -> dict[str, float]:
+    """One swarm: what its middle node takes a minute."""
+    from helpers.processes import Node, Swarm
+    from lowcomm_node.swarm.run_template import write_template
+
+    class Paced(Node):
+        """A node whose trainer is a stand-in."""
+
+        pace = ("--nice", "0")
+        launch = staticmethod(start_paced)
+
+    with tempfile.TemporaryDirectory() as folder:
+        swarm = Swarm(Path(folder))
+        try:
+            run = Path(folder) / "run.toml"
+            spec = write_template("scale", "local", 10_000_000, 0, size)
+            run.write_text(spec)
+            swarm.bootstrap("--run", str(run))
+            nodes = [Paced(Path(folder) / str(number), swarm.address) for number in range(size)]
+            swarm.processes += nodes
+            for node in nodes:
+                node.until(
+                    lambda status: status["phase"] == "training" and status["peers"] == size - 1,
+                    f"{size - 1} peers",
+                    START,
+                )
+            sleep(SETTLE)
+            return watch(nodes, seconds)
+        finally:
+            swarm.close()
+
+
+def start_paced(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """In place of ``python -m lowcomm_node``."""
+    return subprocess.Popen([sys.executable, __file__, "--node", *command[3:]], **options)
+
+
+def node(arguments: Sequence[str]) -> None:
+    """One node, in a process of its own."""
+    from lowcomm_node.cli import main as cli
+    from lowcomm_node.testing.light_trainer import LightTrainer
+
+    for name in ("lowcomm_node.cli.join", "lowcomm_node.daemon.daemon"):
+        import_module(name).TrainerProcess = lambda _: LightTrainer(f"pace:{STEP}")
+    sys.argv = ["lowcomm-node", *arguments]
+    cli()
+
+
+def watch(nodes: Sequence[Any], seconds: float) -> dict[str, float]:
+    """Count for a window."""
+    families = [family(node.child.pid) for node in nodes]
+    before = work(families)
+    sockets = Sockets({pid for one in families for pid in one.values()})
+    began = monotonic()
+    while monotonic() - began < seconds:
+        sleep(TICK)
+        sockets.look()
+    minutes, after = (monotonic() - began) / 60, work(families)
+
+    def middle(amounts: Sequence[float]) -> float:
+        return median(amounts) / minutes
+
+    def cpu(name: str) -> float:
+        pairs = zip(before, after, strict=True)
+        return middle([late[name] - early[name] for early, late in pairs])
+
+    return {
+        "daemon_cpu_s": cpu("daemon"),
+        "p2pd_cpu_s": cpu("p2pd"),
+        "dht_bytes": middle([sockets.bytes[one["p2pd"]] for one in families]),
+        "message_bytes": middle([sockets.bytes[one["daemon"]] for one in families]),
+        "load": psutil.getloadavg()[0],
+    }
+
+
+def family(pid: int) -> dict[str, int]:
+    """Process ids of a daemon and its p2pd."""
+    children = psutil.Process(pid).children()
+    [p2pd] = [child.pid for child in children if child.name() == "p2pd"]
+    return {"daemon": pid, "p2pd": p2pd}
+
+
+def work(families: Sequence[Mapping[str, int]]) -> list[dict[str, float]]:
+    """CPU seconds up to now."""
+    return [
+        {name: sum(psutil.Process(pid).cpu_times()[:2]) for name, pid in one.items()}
+        for one in families
+    ]
+
+
+class Sockets:
+    """Bytes that the TCP sockets of processes carry from now on, both ways."""
+
+    def __init__(self, pids: set[int]) -> None:
+        self.bytes = dict.fromkeys(pids, 0)
+        self._seen: dict[tuple[int, str, str], int] = {}
+        self.look()
+        self.bytes = dict.fromkeys(pids, 0)
+
+    def look(self) -> None:
+        """Look again; what a socket carries between the last look and its end is lost."""
+        told = subprocess.run(
+            ["ss", "-tinpHO"], capture_output=True, text=True, check=True, timeout=30
+        ).stdout
+        for line in told.splitlines():
+            found = re.search(r"pid=(\d+),", line)
+            if found is None or int(found[1]) not in self.bytes:
+                continue
+            pid, (_, _, _, near, far, *_) = int(found[1]), line.split()
+            count = sum(map(int, re.findall(r"bytes_(?:acked|received):(\d+)", line)))
+            self.bytes[pid] += count - self._seen.get((pid, near, far), 0)
+            self._seen[pid, near, far] = count
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--node"]:
+        node(sys.argv[2:])
+    else:
+        main()
