@@ -1,47 +1,67 @@
-"""Muon for processors without bf16 arithmetic: torch's own, batched by shape and in fp32.
+"""Muon in fp32, and torch's own in bf16.
 
-``torch.optim.Muon`` orthogonalizes matrix by matrix in bf16. Such a processor emulates bf16, which
-costs three quarters of a step of a small model. The same iteration in fp32 and in batches costs a
-tenth of that. State, settings and formulas are torch's.
+``torch.optim.Muon`` orthogonalizes matrix by matrix in bf16. A processor without matrix units for
+bf16 takes twice as long for that as in fp32; one that emulates bf16, ten times. Small matrices of
+one shape go in batches, because a call costs more than their arithmetic.
 """
 
 from collections import defaultdict
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+STEPS = 5
+EPSILON = 1e-7
 
-class BatchedMuon(torch.optim.Muon):
+
+class BatchedMuon:
     """`torch.optim.Muon` with Nesterov momentum; the same up to the rounding of bf16."""
 
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """Take one step on the gradients that are there."""
-        for group in self.param_groups:
-            alike: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
-            for weight in group["params"]:
-                if weight.grad is not None:
-                    alike[weight.shape].append(weight)
-            for weights in alike.values():
-                self._step_alike(weights, group)
+    def __init__(self, weights: Sequence[Tensor], momentum: float, weight_decay: float) -> None:
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._weights = weights
+        self._momentum = momentum
+        self._decay = weight_decay
 
-    def _step_alike(self, weights: list[Tensor], group: dict[str, Any]) -> None:
+    @torch.no_grad()
+    def step(self, rate: float) -> None:
+        """Take one step on the gradients that are there, at this learning rate."""
+        alike: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
+        for weight in self._weights:
+            if weight.grad is not None:
+                alike[weight.shape].append(weight)
+        for weights in alike.values():
+            self._step_alike(weights, rate)
+
+    def _step_alike(self, weights: Sequence[Tensor], rate: float) -> None:
         updates: list[Tensor] = []
         for weight in weights:
             assert weight.grad is not None
-            state = self.state[weight]
-            if "momentum_buffer" not in state:
-                state["momentum_buffer"] = torch.zeros_like(weight.grad)
-            momentum = state["momentum_buffer"].lerp_(weight.grad, 1 - group["momentum"])
-            updates.append(weight.grad.lerp(momentum, group["momentum"]))
-        orthogonal = orthogonalized(
-            torch.stack(updates), group["ns_coefficients"], group["ns_steps"], group["eps"]
-        )
+            if weight not in self.state:
+                self.state[weight] = {"momentum_buffer": torch.zeros_like(weight.grad)}
+            momentum = self.state[weight]["momentum_buffer"]
+            momentum.lerp_(weight.grad, 1 - self._momentum)
+            updates.append(weight.grad.lerp(momentum, self._momentum))
+        orthogonal = orthogonalized(torch.stack(updates), COEFFICIENTS, STEPS, EPSILON)
         rows, columns = weights[0].shape
-        rate = group["lr"] * max(1.0, rows / columns) ** 0.5
+        adjusted = rate * max(1.0, rows / columns) ** 0.5
         for weight, update in zip(weights, orthogonal, strict=True):
-            weight.mul_(1 - group["lr"] * group["weight_decay"]).add_(update, alpha=-rate)
+            weight.mul_(1 - rate * self._decay).add_(update, alpha=-adjusted)
+
+
+class TorchMuon:
+    """torch's own, for GPUs."""
+
+    def __init__(self, weights: Sequence[Tensor], momentum: float, weight_decay: float) -> None:
+        self._muon = torch.optim.Muon(weights, momentum=momentum, weight_decay=weight_decay)
+        self.state: dict[Tensor, dict[str, Tensor]] = self._muon.state
+
+    def step(self, rate: float) -> None:
+        """See BatchedMuon."""
+        self._muon.param_groups[0]["lr"] = rate
+        self._muon.step()
 
 
 def orthogonalized(

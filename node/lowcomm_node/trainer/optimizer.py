@@ -1,26 +1,38 @@
 """The inner optimizer of a run, its schedule, and its moments as named tensors.
 
 ``adamw``  AdamW for everything
-``muon``   Muon (torch's, or batched on a CPU) for matrices of blocks, AdamW for everything else
+``muon``   Muon (torch's on a GPU, ours on a CPU) for matrices of blocks, AdamW for everything else
 """
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.models.base import Model
-from lowcomm_node.trainer.muon import BatchedMuon
+from lowcomm_node.trainer.adamw import AdamW, Group
+from lowcomm_node.trainer.muon import BatchedMuon, TorchMuon
 from lowcomm_protocol.spec.settings import TrainSettings
 
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 MUON_MOMENTS = ("momentum_buffer",)
 
 
+class Part(Protocol):
+    """One optimizer, of some of the weights."""
+
+    state: dict[Tensor, dict[str, Tensor]]
+
+    def step(self, rate: float) -> None:
+        """Take one step on the gradients that are there, at this learning rate."""
+        ...
+
+
 class InnerOptimizer:
-    """One or two optimizers of torch behind one face."""
+    """One or two optimizers behind one face."""
 
     def __init__(self, model: Model, train: TrainSettings, device: torch.device) -> None:
         self._train = train
@@ -36,21 +48,24 @@ class InnerOptimizer:
         self._moments_of = {
             name: MUON_MOMENTS if name in by_muon else ADAMW_MOMENTS for name in self._weights
         }
-        self._parts: list[torch.optim.Optimizer] = [_adamw(others, train, device)]
+        self._parts: list[Part] = [_adamw(others, train, device)]
         if by_muon:
-            self._parts.append(_muon(list(by_muon.values()), train, device))
+            muon = BatchedMuon if device.type == "cpu" else TorchMuon
+            moved = list(by_muon.values())
+            self._parts.append(muon(moved, train.muon_momentum, train.weight_decay))
+        self.rate = 0.0
+        """Learning rate of the last step."""
 
     def step(self, swarm_step: int, steps: int, train: TrainSettings | None = None) -> None:
         """Take one step on the gradients at the learning rate of ``swarm_step``, and clear them.
 
         ``train``: the settings that hold now, where the run was amended.
         """
-        rate = learning_rate(train or self._train, swarm_step, steps)
+        self.rate = learning_rate(train or self._train, swarm_step, steps)
         for part in self._parts:
-            for group in part.param_groups:
-                group["lr"] = rate * group["share"]
-            part.step()
-            part.zero_grad(set_to_none=True)
+            part.step(self.rate)
+        for weight in self._weights.values():
+            weight.grad = None
 
     def moments(self) -> dict[str, Tensor]:
         """Copies in host memory, as ``WEIGHT.MOMENT``; empty before the first step."""
@@ -138,33 +153,9 @@ def _left(train: TrainSettings, done: float) -> float:
     return 1 - math.sqrt(min(1.0, max(0.0, fallen)))
 
 
-def _adamw(
-    weights: Sequence[Tensor], train: TrainSettings, device: torch.device
-) -> torch.optim.AdamW:
+def _adamw(weights: Sequence[Tensor], train: TrainSettings, device: torch.device) -> AdamW:
     # Weight decay only on matrices, as is usual for transformers.
     share = train.adamw_share if train.optimizer == "muon" else 1.0
-    groups = [
-        {
-            "params": [w for w in weights if w.ndim >= 2],
-            "weight_decay": train.weight_decay,
-            "share": share,
-        },
-        {"params": [w for w in weights if w.ndim < 2], "weight_decay": 0.0, "share": share},
-    ]
-    fused = device.type in ("cuda", "cpu") or None
-    return torch.optim.AdamW(
-        groups, lr=train.learning_rate, betas=(train.beta1, train.beta2), fused=fused
-    )
-
-
-def _muon(
-    weights: Sequence[Tensor], train: TrainSettings, device: torch.device
-) -> torch.optim.Muon:
-    group = {"params": weights, "share": 1.0}
-    kind = BatchedMuon if device.type == "cpu" else torch.optim.Muon
-    return kind(
-        [group],
-        lr=train.learning_rate,
-        momentum=train.muon_momentum,
-        weight_decay=train.weight_decay,
-    )
+    matrices = Group([one for one in weights if one.ndim >= 2], train.weight_decay, share)
+    rest = Group([one for one in weights if one.ndim < 2], 0.0, share)
+    return AdamW([matrices, rest], (train.beta1, train.beta2), device.type in ("cuda", "cpu"))

@@ -110,7 +110,7 @@ def test_weight_decay_takes_its_part_of_a_matrix_besides_the_update():
     for decay in (0.0, 0.5, 2.0):
         weight = nn.Parameter(torch.full((4, 4), 3.0))
         weight.grad = torch.eye(4)
-        BatchedMuon([weight], lr=0.1, weight_decay=decay).step()
+        BatchedMuon([weight], momentum=0.9, weight_decay=decay).step(0.1)
         after.append(weight.detach())
     assert torch.allclose(after[0] - after[1], torch.full((4, 4), 0.1 * 0.5 * 3.0))
     assert torch.allclose(after[0] - after[2], torch.full((4, 4), 0.1 * 2.0 * 3.0))
@@ -130,9 +130,9 @@ def test_it_counts_the_steps_of_which_its_moments_are_made(optimizer):
 
 def test_one_of_several_matrices_without_a_gradient_is_left_alone():
     weights = [nn.Parameter(torch.ones(4, 4)) for _ in range(2)]
-    muon = BatchedMuon(weights, lr=0.1)
+    muon = BatchedMuon(weights, momentum=0.9, weight_decay=0.1)
     weights[1].grad = torch.eye(4)
-    muon.step()
+    muon.step(0.1)
     assert torch.equal(weights[0], torch.ones(4, 4)) and not torch.equal(
         weights[1], torch.ones(4, 4)
     )
