@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lowcomm_node.ipc.arena import slots_each
 from lowcomm_node.models.base import Footprint, family_of
+from lowcomm_node.trainer.muon import together
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
 
@@ -30,7 +31,7 @@ slow weights and momentum."""
 PASSING_VECTORS = 3
 """Of the one fragment that is coded or merged now: weights, state of the coder, and a temporary."""
 MUON_VECTORS = 5
-"""Copies of all matrices of one shape while Muon moves them (muon.py)."""
+"""Copies of the matrices that go together while Muon moves them (muon.py)."""
 BETWEEN = 1.1
 """What the C library keeps in gaps between pieces of memory."""
 
@@ -100,13 +101,14 @@ def _moments(model: Footprint, train: TrainSettings) -> int:
 
 
 def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:
-    """A processor moves all matrices of one shape together, a GPU one after the other."""
+    """A processor moves small matrices of one shape together, a GPU one after the other."""
     if train.optimizer != "muon":
         return 0
-    together = max(
-        rows * columns * (1 if gpu else count) for (rows, columns), count in model.matrices.items()
+    most = max(
+        rows * columns * (1 if gpu else min(count, together(rows, columns)))
+        for (rows, columns), count in model.matrices.items()
     )
-    return MUON_VECTORS * FLOAT * together
+    return MUON_VECTORS * FLOAT * most
 
 
 def _activations(spec: RunSpec, model: Footprint, gpu: bool) -> int:
