@@ -575,11 +575,18 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
 async def test_a_joiner_waits_for_a_snapshot_that_takes_long_to_make(tmp_path, monkeypatch):
     monkeypatch.setattr(donor_module, "STILL_HERE", 0.1)
     monkeypatch.setattr(donor_session, "SILENCE", 0.5)
+    signs, reply = [], donor_session.DonorSession._reply
+
+    async def count_signs(*arguments: object) -> pb.FetchReply:
+        signs.append(await reply(*arguments))
+        return signs[-1]
+
+    monkeypatch.setattr(donor_session.DonorSession, "_reply", count_signs)
     async with giving(tmp_path, 11) as giver, calling() as channels:
         giver.may_make.clear()
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
         task = asyncio.create_task(joiner.fetch())
-        await asyncio.sleep(1.0)
+        await reached(lambda: len(signs) > 8, "signs of life for longer than a silence may last")
         assert giver.made == 1 and giver.donor.joiners == 1
         giver.may_make.set()
         await soon(task)
