@@ -229,7 +229,9 @@ class Peer:
         return undecided >= self.budget.at_once(self._now)
 
     def _has_room_for(self, place: str) -> bool:
-        if not self._has_memory or self._fills_line:
+        assert self.kind is not None
+        # A group would do without us, and slow weights that must be equal would part.
+        if not self._has_memory or (self._fills_line and not self.kind.all_call):
             return False
         callers = [one.call.place for one in self.running.values() if one.call]
         return self._around.has_room_for(place, callers, self._free)

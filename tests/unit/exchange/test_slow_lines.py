@@ -5,6 +5,7 @@ In virtual time, with the machine of a peer: see ``helpers/slow_lines.py``."""
 import pytest
 
 from helpers.slow_lines import Swarm
+from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.budget import Budget, Deadlines
 from lowcomm_protocol.exchange.events import Measured
 
@@ -22,6 +23,13 @@ def test_exchanges_that_fit_on_the_line_are_applied(line: tuple[float, float], s
     assert not [reason for reason in swarm.reasons if reason.startswith("held")], "nobody to blame"
 
 
+class Idle:
+    """An exchange that nobody carries out."""
+
+    def carry_out(self, effect: object) -> None:
+        pass
+
+
 def test_until_the_line_is_known_a_peer_begins_one_exchange_at_a_time():
     swarm = Swarm((2e6, 10e6), SIZES, first=IN_BF16)
     began: dict[str, list[int]] = {}
@@ -36,6 +44,24 @@ def test_until_the_line_is_known_a_peer_begins_one_exchange_at_a_time():
         peer.new_exchange = new_exchange
     swarm.train(20)
     assert {count for counts in began.values() for count in counts} <= {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("method", "answer"), [("lowcomm", events.Refuse), ("diloco", events.Accept)]
+)
+def test_who_fills_its_line_refuses_a_pair_and_joins_a_group(method: str, answer: type):
+    peer = Swarm((2e6, 10e6), SIZES, method=method).peers["peer0"]
+    peer.on_effect = lambda effect: None
+    peer.new_exchange = lambda one: Idle()
+    peer.start()
+    machine = peer.machine
+    peer.stimulate(events.Stepped(swarm_step=1, steps=1, tokens=32))
+    machine.handle(0.0, events.Stepped(swarm_step=20, steps=20, tokens=640))
+    (first,) = [one.fragment for one in machine.running.values() if one.call is None]
+    other = (first + 1) % len(SIZES)
+    offer = machine.position.offer(other, 0, 0)
+    effects = machine.handle(0.0, events.Called(call=1, peer="peer1", offer=offer))
+    assert answer in {type(effect) for effect in effects}
 
 
 def test_as_many_are_under_way_as_fill_the_line():
