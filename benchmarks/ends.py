@@ -127,7 +127,7 @@ class End:
         """``listen``: where p2pd listens; none: there is no p2pd, and peers are called directly
         alone."""
         # Not above: an end with plain sockets needs none of this.
-        from lowcomm_node.dht.hivemind import HivemindDiscovery
+        from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
         from lowcomm_node.storage.files import load_or_create_identity
         from lowcomm_node.transport.tls import Gatekeeper, make_certificate
         from lowcomm_node.transport.tunnel.tunnels import Tunnels
@@ -135,7 +135,7 @@ class End:
         key = folder / f"{name}.key"
         self.identity = load_or_create_identity(key)
         self.discovery = HivemindDiscovery(
-            identity=self.identity, key_file=key, listen=listen, **discovery
+            self.identity, key, DhtSettings(listen=listen, **discovery)
         )
         self.tunnels = Tunnels(self.discovery, RUN)
         self.gatekeeper = Gatekeeper(self.identity, RUN, time)

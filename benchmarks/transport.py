@@ -330,14 +330,14 @@ async def our_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
 @asynccontextmanager
 async def relaying(told: dict[str, Any]) -> AsyncIterator[list[str]]:
     """A relay; where it can be dialed."""
-    from lowcomm_node.dht.hivemind import HivemindDiscovery
+    from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
     from lowcomm_node.libp2p.relay import RelayLimits
     from lowcomm_node.storage.files import load_or_create_identity
 
     key = Path(told["folder"]) / "relay.key"
     limits = RelayLimits(bytes=64 * 2**30)
     discovery = HivemindDiscovery(
-        identity=load_or_create_identity(key), key_file=key, listen=[TCP], relay=limits
+        load_or_create_identity(key), key, DhtSettings(listen=[TCP], relay=limits)
     )
     try:
         await discovery.start()

@@ -13,7 +13,7 @@ from typing import Any
 from lowcomm_bootstrap.health import SignOfLife
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
-from lowcomm_node.dht.hivemind import HivemindDiscovery
+from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.libp2p.p2pd import listeners
 from lowcomm_node.libp2p.relay import RelayLimits
@@ -63,13 +63,15 @@ async def _serve(settings: ServeSettings) -> int:
             registry.add(read_run(file, identity), own=True)
         host = settings.host.strip("[]")
         discovery = HivemindDiscovery(
-            identity=identity,
-            key_file=settings.home / "identity.key",
-            listen=listeners(host, settings.port),
-            initial_peers=settings.peers,
-            require_peers=False,
-            announce=settings.announce,
-            relay=settings.relay,
+            identity,
+            settings.home / "identity.key",
+            DhtSettings(
+                listen=listeners(host, settings.port),
+                initial_peers=settings.peers,
+                require_peers=False,
+                announce=settings.announce,
+                relay=settings.relay,
+            ),
         )
         printer = Printer(settings.json, settings.quiet)
         # Peers that lost us dial us. Starting p2pd again would end all that it relays.

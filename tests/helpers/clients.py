@@ -22,7 +22,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-from lowcomm_node.dht.hivemind import HivemindDiscovery
+from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_node.swarm import watchdog
@@ -45,11 +45,13 @@ class Client(HivemindDiscovery):
         """``doors``: addresses of bootstrap servers; ``seconds``: between two looks."""
         self.identity = load_or_create_identity(home / "identity.key")
         super().__init__(
-            identity=self.identity,
-            key_file=home / "identity.key",
-            listen=["/ip4/127.0.0.1/tcp/0"],
-            initial_peers=doors,
-            require_peers=False,  # who gets no answer on a busy machine goes on knocking
+            self.identity,
+            home / "identity.key",
+            DhtSettings(
+                listen=["/ip4/127.0.0.1/tcp/0"],
+                initial_peers=doors,
+                require_peers=False,  # who gets no answer on a busy machine goes on knocking
+            ),
         )
         self.run_id, self.seconds = run_id, seconds
         self.rejoin = Rejoin(self, doors, None, lambda event: None)

@@ -8,7 +8,7 @@ from typing import Any
 
 from lowcomm_node.dht import hivemind
 from lowcomm_node.dht.duplicate_identity import refuse_duplicate_identity
-from lowcomm_node.dht.hivemind import HivemindDiscovery
+from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.libp2p.multiaddress import EntryPoint
 from lowcomm_node.storage.files import load_or_create_identity
@@ -64,11 +64,11 @@ class Peer(HivemindDiscovery):
         if not known:
             FRESH.add(self.identity.peer_id)
         super().__init__(
-            identity=self.identity,
-            key_file=home / "identity.key",
-            listen=listen or [f"/ip4/127.0.0.1/tcp/{port}"],
-            initial_peers=peers,
-            **options,
+            self.identity,
+            home / "identity.key",
+            DhtSettings(
+                listen=listen or [f"/ip4/127.0.0.1/tcp/{port}"], initial_peers=peers, **options
+            ),
         )
 
     async def start(self) -> None:

@@ -19,6 +19,7 @@ import asyncio
 import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,56 +67,67 @@ _BAN = 10.0
 be ignored for hours."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class DhtSettings:
+    """Where a peer of the DHT listens, whom it knows, and what it does for others."""
+
+    listen: Sequence[str]
+    """Multiaddresses."""
+    initial_peers: Sequence[str] = ()
+    """The owner's entry points."""
+    learned: Sequence[str] = ()
+    """Addresses to enter at that the owner has not named."""
+    announce: Sequence[str] = ()
+    """Multiaddresses that others are told; empty: those that it sees."""
+    require_peers: bool = True
+    """Whether to start only if an entry point answers."""
+    start_deadline: float = START_DEADLINE
+    """Seconds for p2pd to start."""
+    wants_places: bool = False
+    """Whether we may not be dialable, and need relays."""
+    punching: bool = True
+    """Whether holes are punched to peers that only relays reach."""
+    relay: RelayLimits | None = None
+    """What we give as a relay."""
+    relays: bool = True
+    """False: we carry nothing for others, where ``relay`` says nothing."""
+
+
 class HivemindDiscovery:
     """A peer of the DHT."""
 
     def __init__(
         self,
-        *,
         identity: Identity,
         key_file: Path,
-        listen: Sequence[str],
-        initial_peers: Sequence[str] = (),
-        announce: Sequence[str] = (),
-        require_peers: bool = True,
-        start_deadline: float = START_DEADLINE,
-        relay: RelayLimits | None = None,
-        wants_places: bool = False,
-        punching: bool = True,
-        learned: Sequence[str] = (),
+        settings: DhtSettings,
         refusals: Refusals | None = None,
-        relays: bool = True,
     ) -> None:
-        """``relay``: what we give as a relay. ``wants_places``: whether we may not be dialable, and
-        need relays.
-
-        ``learned``: addresses to enter at that the owner has not named; ``refusals``: where refused
-        records are counted. ``relays``: False: we carry nothing for others, where ``relay`` says
-        nothing.
+        """``key_file``: the key of ``identity``; ``refusals``: where refused records are counted.
 
         Raises ConfigError that names a malformed address.
         """
         self.peer_id = identity.peer_id
-        self._entry_points = EntryPoints(self.peer_id, initial_peers, learned)
+        self._entry_points = EntryPoints(self.peer_id, settings.initial_peers, settings.learned)
         self._reachability = Reachability(
-            self.peer_id, self._entry_points, self._control, announce, wants_places
+            self.peer_id,
+            self._entry_points,
+            self._control,
+            settings.announce,
+            settings.wants_places,
         )
         # A node that listens on loopback only belongs to a swarm on this machine.
-        local = all("/127.0.0.1/" in one or "/::1/" in one for one in listen)
-        self.targets = Targets([*initial_peers, *learned], local=local)
+        local = all("/127.0.0.1/" in one or "/::1/" in one for one in settings.listen)
+        self.targets = Targets([*settings.initial_peers, *settings.learned], local=local)
         self._key_file = key_file
-        self._listen = tuple(listen)
-        self._require_peers = require_peers
-        self._start_deadline = start_deadline
+        self._settings = settings
+        self._listen = tuple(settings.listen)
         self._provenances = Provenances(refusals)
         self._answered = Answered()
         self._records = Records(lambda: self._node, self._provenances, self._answered)
         self._daemon: P2pDaemon | None = None
         self._node: Any = None
         self._p2p: Any = None
-        self._relay = relay
-        self._punching = punching
-        self._relays = relays
         self.max_clock_offset = MAX_CLOCK_OFFSET
         """Seconds that our clock may differ from everybody's."""
         self._puncher = Puncher(self.peer_id, self._reachability.seen_at)
@@ -123,7 +135,7 @@ class HivemindDiscovery:
         self._opening = asyncio.Lock()
         """Held while p2pd is started or ended: there must never be two under one identity."""
         self._closed = False
-        if punching:
+        if settings.punching:
             self._served.add(PUNCH, lambda stream: self._puncher.take(self._control(), stream))
         self._reasons: dict[str, str] = {}
 
@@ -138,7 +150,11 @@ class HivemindDiscovery:
             async with self._opening:
                 await self._open(self._listen)
             knocks = await self._knock_at(entries)
-            if entries and self._require_peers and all(knock.reason for knock in knocks.values()):
+            if (
+                entries
+                and self._settings.require_peers
+                and all(knock.reason for knock in knocks.values())
+            ):
                 raise NoPeers(no_answer([str(entry) for entry in entries], knocks))
             # Only peers named by the owner may keep us from starting.
             named = {entry.peer_id for entry in self._entry_points.named}
@@ -277,7 +293,7 @@ class HivemindDiscovery:
         if entry_points and not entries:
             raise LinkLost(self.targets.refusal(entry_points))
         await control.connect(peer_id, entries, seconds)
-        if self._punching:
+        if self._settings.punching:
             await self._puncher.improve(control, peer_id, entries)
 
     async def disconnect(self, peer_id: str) -> None:
@@ -354,18 +370,20 @@ class HivemindDiscovery:
 
     async def _start_daemon(self, listen: Sequence[str]) -> P2pDaemon:
         def make() -> P2pDaemon:
-            options = {"relay": self._relay, "punching": self._punching, "relays": self._relays}
             return P2pDaemon(
                 self._key_file,
                 listen,
                 self._reachability.announced,
-                self._start_deadline,
-                **options,
+                settings.start_deadline,
+                relay=relay,
+                punching=settings.punching,
+                relays=settings.relays,
             )
 
-        if self._relay is not None and self._relay.peers > 0:
+        settings, relay = self._settings, self._settings.relay
+        if relay is not None and relay.peers > 0:
             await load_hivemind()
-            return await start_as_relay(make, self._relay)
+            return await start_as_relay(make, relay)
         daemon = make()
         starting = asyncio.gather(daemon.start(), load_hivemind())
         try:

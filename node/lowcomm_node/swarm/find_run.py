@@ -43,7 +43,7 @@ def open_discovery(
     ``key_file``: the key of ``identity``, if not in the home; ``refusals``: counts refused records;
     ``remembered``: addresses that have answered before, the best first.
     """
-    from lowcomm_node.dht.hivemind import HivemindDiscovery  # takes seconds to import
+    from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery  # takes seconds to import
     from lowcomm_node.libp2p.p2pd import listeners
 
     if not settings.peers and not remembered:
@@ -53,19 +53,17 @@ def open_discovery(
         )
     host, _ = listening(settings, remembered)
     host = host.strip("[]")
-    return HivemindDiscovery(
-        identity=identity,
-        key_file=key_file or settings.paths.identity,
+    dht = DhtSettings(
         listen=listeners(host, settings.dht_port),
         initial_peers=settings.peers,
         require_peers=require_peers,
         # A node can't tell from inside whether others get through its router. Loopback has none.
         wants_places=host not in ("127.0.0.1", "::1"),
-        refusals=refusals,
         learned=remembered[::-1],  # the last ones are kept if there are too many
         # p2pd does not count what it relays for others, so it relays nothing if traffic is limited.
         relays=settings.max_up is None and settings.max_down is None,
     )
+    return HivemindDiscovery(identity, key_file or settings.paths.identity, dht, refusals)
 
 
 def remembered_run(settings: NodeSettings) -> SignedRun | None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lowcomm_node.dht import hivemind
-from lowcomm_node.dht.hivemind import HivemindDiscovery
+from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.errors import LinkLost, Unhealthy
 from lowcomm_node.libp2p import hivemind_client, reachability
 from lowcomm_node.libp2p.control import Connection
@@ -52,7 +52,7 @@ class Peer(HivemindDiscovery):
 
     def __init__(self, home: Path, **options: Any) -> None:
         super().__init__(
-            identity=ADA, key_file=home / "identity.key", listen=["/ip4/0.0.0.0/tcp/0"], **options
+            ADA, home / "identity.key", DhtSettings(listen=["/ip4/0.0.0.0/tcp/0"], **options)
         )
         self.control = Control()
 
