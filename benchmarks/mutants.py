@@ -120,6 +120,7 @@ TESTS = {
     PROTOCOL + "codecs/e3m0.py": "test_codecs",
     PROTOCOL + "codecs/fp32.py": "test_codecs",
     PROTOCOL + "codecs/int8.py": "test_codecs",
+    PROTOCOL + "codecs/blocks.py": "test_codecs test_feedback test_pieces",
     PROTOCOL + "codecs/q1.py": "test_codecs",
     PROTOCOL + "codecs/q2.py": "test_codecs",
     PROTOCOL + "codecs/modulo_kernels.py": "test_modulo test_golden test_pieces",

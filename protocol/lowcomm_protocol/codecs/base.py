@@ -47,24 +47,20 @@ class Codec(ABC):
         Returns the bytes written.
         """
         self._check_vector(vector)
-        most = self.most_size(vector.size)
-        target = self._bytes(out, vector.size, most, most)
-        if not target.flags.writeable:
-            raise CodecError(
-                f"{self.name}: the buffer to encode into is read-only: pass a view of a bytearray"
-            )
-        return self._write(_read_only(vector), target)
+        return self._write(_read_only(vector), self._target(vector, out))
+
+    def send(self, vector: Vector, out: memoryview) -> int:
+        """Code ``vector`` as ``encode`` does; it becomes what the others decode."""
+        size = self.encode(vector, out)
+        self.decode(out[:size], vector)
+        return size
 
     def decode(self, data: memoryview | bytes, out: Vector) -> None:
         """Decode ``data`` into the preallocated ``out``.
 
         Its size says how many values there are.
         """
-        self._check_vector(out)
-        if not out.flags.writeable:
-            raise CodecError(
-                f"{self.name}: the vector to decode into is read-only: pass a writable array"
-            )
+        self._check_writable(out)
         least, most = self.least_size(out.size), self.most_size(out.size)
         self._decode(_read_only(self._bytes(data, out.size, least, most)), out)
 
@@ -97,6 +93,22 @@ class Codec(ABC):
             raise CodecError(
                 f"{self.name}: a vector that is not contiguous and aligned: pass a copy of it"
             )
+
+    def _check_writable(self, vector: Vector) -> None:
+        self._check_vector(vector)
+        if not vector.flags.writeable:
+            raise CodecError(
+                f"{self.name}: the vector to decode into is read-only: pass a writable array"
+            )
+
+    def _target(self, vector: Vector, out: memoryview) -> Bytes:
+        most = self.most_size(vector.size)
+        target = self._bytes(out, vector.size, most, most)
+        if not target.flags.writeable:
+            raise CodecError(
+                f"{self.name}: the buffer to encode into is read-only: pass a view of a bytearray"
+            )
+        return target
 
     def _bytes(self, buffer: memoryview | bytes, numel: int, least: int, most: int) -> Bytes:
         view = memoryview(buffer)

@@ -95,9 +95,7 @@ class Coder:
             piece = None
         for start, stop in pieces_of(self.numel, piece):
             part = vector[start:stop]
-            size = codec.encode(part, out[at : at + codec.most_size(stop - start)])
-            codec.decode(out[at : at + size], part)
-            at += size
+            at += codec.send(part, out[at : at + codec.most_size(stop - start)])
             yield at
 
     def decode(self, data: memoryview, out: Vector) -> bytes:

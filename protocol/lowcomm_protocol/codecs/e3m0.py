@@ -21,19 +21,23 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
+from lowcomm_protocol.codecs.base import Bytes, Vector
+from lowcomm_protocol.codecs.blocks import BlockCodec, Kernels
 from lowcomm_protocol.codecs.kernels import (
     INFINITE,
     MAGNITUDE,
     SMALLEST_SCALE,
+    block_peak,
+    checker,
+    decoder,
+    encoder,
     kernel,
     part,
-    peak_of,
     scale_bits,
     scale_holds,
+    sender,
     write_scale,
 )
-from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
 BLOCK_BYTES = 4 + BLOCK // 2
@@ -42,103 +46,104 @@ LARGEST_SCALE = np.float32((2.0 - 2.0**-23) * 2.0**123)
 """The largest float32 divided by 16."""
 
 
-class E3m0(FixedCodec):
-    """About half a byte a value (132 bytes for 256)."""
-
-    name = "e3m0"
-    in_blocks = True
-
-    def _size(self, numel: int) -> int:
-        return (numel + 1) // 2 + 4 * -(-numel // BLOCK)
-
-    def _encode(self, vector: Vector, out: Bytes) -> None:
-        if e3m0_encode(vector, out) >= 0:
-            raise self._refuse_value(vector)
-
-    def _decode(self, data: Bytes, out: Vector) -> None:
-        block = e3m0_check(data, out.size)
-        if block >= 0:
-            raise CodecError(
-                f"e3m0: block {block} holds a scale or a nibble that is not valid: drop this "
-                "contribution"
-            )
-        e3m0_decode(data, out)
-
-
 @part
 def _nibble(value: Any, scale: Any) -> Any:
     """Sign and exponent code of one value: the nearest magnitude, a tie goes to the larger one,
     zero has no sign."""
     bits = np.float32(value / scale).view(np.uint32)
     ratio = np.int32(bits & MAGNITUDE)
-    # adding half a mantissa carries into the exponent from 1.5 * 2**k on, the middle between 2**k
-    # and 2**(k + 1)
+    # Adding half a mantissa carries into the exponent from 1.5 * 2**k on, the middle between 2**k
+    # and 2**(k + 1).
     code = ((ratio + np.int32(0x00400000)) >> np.int32(23)) - np.int32(124)
-    nonzero = ratio >= np.int32(
-        0x3E000000
-    )  # 0.125, the middle between 0 and .25, lies below that pattern
-    code = min(np.int32(7), max(code, np.int32(nonzero)))
-    return np.uint8(code | (np.int32(nonzero) & np.int32(bits >> np.uint32(31))) << np.int32(3))
+    # Bits of 0.125, the middle between 0 and .25.
+    nonzero = np.int32(ratio >= np.int32(0x3E000000))
+    code = min(np.int32(7), max(code, nonzero))
+    return np.uint8(code | (nonzero & np.int32(bits >> np.uint32(31))) << np.int32(3))
+
+
+@part
+def _magnitude(code: Any, scale: Any) -> Any:
+    """Bits of what a nibble stands for: a power of two, made of its exponent, times the scale."""
+    exponent = np.uint32(code) & np.uint32(7)
+    power = (exponent + np.uint32(124)) << np.uint32(23) if exponent else np.uint32(0)
+    value = np.float32(np.uint32(power).view(np.float32) * scale).view(np.uint32)
+    return value | (np.uint32(code) & np.uint32(8)) << np.uint32(28)
+
+
+@part
+def _code(values: Vector, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any) -> bool:
+    peak = np.uint32(block_peak(values.view(np.uint32)))
+    if peak >= INFINITE:
+        return False
+    scale = np.float32(peak.view(np.float32) / np.float32(16.0))
+    if scale < SMALLEST_SCALE:
+        for i in range(np.uint64(BLOCK_BYTES)):
+            out[at + i] = np.uint8(0)
+        return True
+    write_scale(out, at, scale)
+    for i in range(np.uint64(BLOCK)):
+        codes[i] = _nibble(values[i], scale)
+    begin = at + np.uint64(4)
+    for i in range(np.uint64(BLOCK // 2)):
+        low, high = codes[np.uint64(2) * i], codes[np.uint64(2) * i + np.uint64(1)]
+        out[begin + i] = low | high << np.uint8(4)
+    return True
+
+
+@part
+def _holds(data: Bytes, at: Any) -> bool:
+    bad, begin = np.uint8(0), at + np.uint64(4)
+    for i in range(np.uint64(BLOCK // 2)):
+        byte = data[begin + i]
+        low, high = byte & np.uint8(0x0F), byte & np.uint8(0xF0)
+        bad |= np.uint8(low == np.uint8(0x08)) | np.uint8(high == np.uint8(0x80))
+    return scale_holds(scale_bits(data, at), LARGEST_SCALE) and bad == 0
+
+
+@part
+def _restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
+    scale, begin = np.uint32(scale_bits(data, at)).view(np.float32), at + np.uint64(4)
+    bits = out.view(np.uint32)
+    for i in range(np.uint64(BLOCK // 2)):
+        byte, place = data[begin + i], start + np.uint64(2) * i
+        bits[place] = _magnitude(byte & np.uint8(0x0F), scale)
+        bits[place + np.uint64(1)] = _magnitude(byte >> np.uint8(4), scale)
+
+
+_encode, _send = encoder(_code, BLOCK_BYTES), sender(_code, _restore, BLOCK_BYTES)
+_check, _decode = checker(_holds, BLOCK_BYTES), decoder(_restore, BLOCK_BYTES)
 
 
 @kernel
-def e3m0_encode(values: Vector, out: Bytes) -> int:
-    """Code all blocks; returns -1, or the first block that holds NaN or infinity."""
-    bits = values.view(np.uint32)
-    for block in range((values.size + BLOCK - 1) // BLOCK):
-        start, stop, at = block * BLOCK, min(values.size, (block + 1) * BLOCK), block * BLOCK_BYTES
-        peak = np.uint32(peak_of(bits, start, stop))
-        if peak >= INFINITE:
-            return block
-        scale = np.float32(peak.view(np.float32) / np.float32(16.0))
-        codes = out[at + 4 : at + 4 + (stop - start + 1) // 2]
-        if scale < SMALLEST_SCALE:
-            out[at : at + 4 + codes.size] = 0
-            continue
-        write_scale(out, at, scale)
-        pairs = (stop - start) // 2
-        for i in range(pairs):
-            low, high = (
-                _nibble(values[start + 2 * i], scale),
-                _nibble(values[start + 2 * i + 1], scale),
-            )
-            codes[i] = low | high << np.uint8(4)
-        if pairs < codes.size:
-            codes[pairs] = _nibble(values[stop - 1], scale)
-    return -1
+def e3m0_encode(values: Vector, count: int, out: Bytes) -> Any:
+    """See Kernels."""
+    return _encode(values, count, out)
 
 
 @kernel
-def e3m0_check(data: Bytes, numel: int) -> int:
-    """Returns -1, or the first block with a scale or a nibble that no encoder writes."""
-    for block in range((numel + BLOCK - 1) // BLOCK):
-        at, count = block * BLOCK_BYTES, min(numel - block * BLOCK, BLOCK)
-        if not scale_holds(scale_bits(data, at), LARGEST_SCALE):
-            return block
-        bad = np.uint8(0)
-        for i in range(at + 4, at + 4 + (count + 1) // 2):
-            bad |= np.uint8((data[i] & 0x0F) == 0x08) | np.uint8((data[i] & 0xF0) == 0x80)
-        if bad or (count % 2 and data[at + 4 + count // 2] > 0x0F):
-            return block
-    return -1
+def e3m0_send(vector: Vector, residual: Vector, error: Vector, count: int, out: Bytes) -> Any:
+    """See Kernels."""
+    return _send(vector, residual, error, count, out)
+
+
+@kernel
+def e3m0_check(data: Bytes) -> Any:
+    """See Kernels."""
+    return _check(data)
 
 
 @kernel
 def e3m0_decode(data: Bytes, out: Vector) -> None:
-    """Decode data that `e3m0_check` has passed."""
-    levels = np.zeros(16, dtype=np.float32)
-    for block in range((out.size + BLOCK - 1) // BLOCK):
-        start, stop, at = block * BLOCK, min(out.size, (block + 1) * BLOCK), block * BLOCK_BYTES
-        scale = np.uint32(scale_bits(data, at)).view(np.float32)
-        for code in range(1, 8):
-            levels[code] = scale * np.float32(2.0 ** (code - 3))
-            levels[code + 8] = -levels[code]
-        for i in range((stop - start) // 2):
-            byte = data[at + 4 + i]
-            out[start + 2 * i] = levels[byte & 0x0F]
-            out[start + 2 * i + 1] = levels[byte >> 4]
-        if (stop - start) % 2:
-            out[stop - 1] = levels[data[at + 4 + (stop - start) // 2] & 0x0F]
+    """See Kernels."""
+    _decode(data, out)
+
+
+class E3m0(BlockCodec):
+    """About half a byte a value (132 bytes for 256)."""
+
+    name = "e3m0"
+    head, bits = 4, 4
+    kernels = Kernels(e3m0_encode, e3m0_send, e3m0_check, e3m0_decode)
 
 
 CODEC = E3m0()

@@ -23,20 +23,19 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import Vector
+from lowcomm_protocol.codecs.base import FixedCodec, Vector
+from lowcomm_protocol.codecs.blocks import BlockCodec
 from lowcomm_protocol.codecs.coder import Coder, Decoding, State
-from lowcomm_protocol.codecs.kernels import kernel
+from lowcomm_protocol.codecs.kernels import (
+    LARGEST_RESIDUAL,
+    error_of,
+    kernel,
+    residual_limit,
+    wanted_of,
+)
 from lowcomm_protocol.codecs.pieces import scratch_for
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
-
-RESIDUAL_LIMIT = np.float32(16.0)
-"""How many times the largest value of a block a residual may grow to."""
-
-LARGEST_WANTED = np.float32(2.0**127)
-"""No codec refuses a value up to here."""
-
-LARGEST_RESIDUAL = np.float32(2.0**126)
 
 Range = tuple[int, int]
 """Values from the first index up to, not including, the second."""
@@ -69,14 +68,43 @@ class Residual:
         overlaps another one that waits.
         """
         self._check(start, stop, wanted, sent)
+        error = np.empty(stop - start, dtype=np.float32)
+        residual_keep(_read_only(wanted), _read_only(sent), self._values[start:stop], error)
+        self._hold(start, stop, error)
+
+    def send(
+        self,
+        codec: FixedCodec,
+        vector: Vector,
+        start: int,
+        out: memoryview,
+        scratch: Vector | None = None,
+    ) -> None:
+        """Add the residual to ``vector``, whose values begin at ``start``, code it into ``out`` and
+        hold what that lost, as `add` and `keep` do; ``vector`` becomes what the others decode.
+
+        ``scratch``: a vector as long, which is in use until `commit` or `forget`. Raises
+        `CodecError` as these do, and if ``vector`` is not finite.
+        """
+        stop = start + vector.size
+        if isinstance(codec, BlockCodec):
+            self._check(start, stop, vector)
+            error = scratch_for("feedback", vector.size, scratch)
+            codec.send_with_feedback(vector, self._values[start:stop], error, out)
+            self._hold(start, stop, error)
+        else:
+            self.add(vector, start, stop)
+            wanted = vector.copy()
+            codec.send(vector, out)
+            self.keep(wanted, vector, start, stop)
+
+    def _hold(self, start: int, stop: int, error: Vector) -> None:
         for other in self._pending:
             if other != (start, stop) and start < other[1] and other[0] < stop:
                 raise CodecError(
                     f"feedback: the range {(start, stop)} overlaps {other}, which waits: forget "
                     "that first"
                 )
-        error = np.empty(stop - start, dtype=np.float32)
-        residual_keep(_read_only(wanted), _read_only(sent), self._values[start:stop], error)
         self._pending[start, stop] = error
 
     @property
@@ -259,9 +287,7 @@ def residual_add(vector: Vector, residual: Vector) -> None:
     A value that would grow too large to code, or is not finite, stays as it is.
     """
     for i in range(vector.size):
-        total = vector[i] + residual[i]
-        if abs(total) <= LARGEST_WANTED:
-            vector[i] = total
+        vector[i] = wanted_of(vector[i], residual[i])
 
 
 @kernel
@@ -273,15 +299,6 @@ def residual_keep(wanted: Vector, sent: Vector, residual: Vector, error: Vector)
     """
     for start in range(0, wanted.size, BLOCK):
         stop = min(wanted.size, start + BLOCK)
-        largest, reached = np.float32(0.0), np.float32(0.0)
+        limit = residual_limit(wanted[start:stop], residual[start:stop])
         for i in range(start, stop):
-            largest = max(largest, abs(wanted[i] - residual[i]))
-            reached = max(reached, abs(residual[i]))
-        limit = max(largest * RESIDUAL_LIMIT, reached)
-        if not limit <= LARGEST_RESIDUAL:  # "not <=" catches NaN too
-            limit = LARGEST_RESIDUAL
-        for i in range(start, stop):
-            apart = wanted[i] - sent[i]
-            if not abs(apart) < np.float32(np.inf):
-                apart = np.float32(0.0)
-            error[i] = max(-limit, min(limit, apart))
+            error[i] = error_of(wanted[i], sent[i], limit)

@@ -14,19 +14,27 @@ coding decoded values again gives the same bytes. Codes are nearest, ties to eve
 scale below 2**-100 is all zero bytes.
 """
 
+from typing import Any
+
 import numpy as np
 
-from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
+from lowcomm_protocol.codecs.base import Bytes, Vector
+from lowcomm_protocol.codecs.blocks import BlockCodec, Kernels
 from lowcomm_protocol.codecs.kernels import (
     INFINITE,
     SMALLEST_SCALE,
+    block_peak,
+    checker,
+    decoder,
+    encoder,
     kernel,
-    peak_of,
+    nearest,
+    part,
     scale_bits,
     scale_holds,
+    sender,
     write_scale,
 )
-from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
 BLOCK_BYTES = 4 + BLOCK
@@ -36,80 +44,76 @@ LARGEST_SCALE = np.float32(66052.0 * 2.0**105)
 
 INT8_SCALE_HALF, INT8_SCALE_KEPT = np.uint32(0x40), np.uint32(0xFFFFFF80)
 """Rounds a scale to 17 significant bits: 7 bits of code times 17 bits of scale fit float32, so
-decoding is exact."""
+decoding is exact. A value is 127.001 scales at most, so no code passes 127."""
 
 
-class Int8(FixedCodec):
-    """About one byte a value (260 bytes for 256)."""
-
-    name = "int8"
-    in_blocks = True
-
-    def _size(self, numel: int) -> int:
-        return numel + 4 * -(-numel // BLOCK)
-
-    def _encode(self, vector: Vector, out: Bytes) -> None:
-        if int8_encode(vector, out) >= 0:
-            raise self._refuse_value(vector)
-
-    def _decode(self, data: Bytes, out: Vector) -> None:
-        block = int8_check(data, out.size)
-        if block >= 0:
-            raise CodecError(
-                f"int8: block {block} holds a scale or a code that is not valid: drop this "
-                "contribution"
-            )
-        int8_decode(data, out)
+@part
+def _code(values: Vector, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any) -> bool:
+    peak = np.uint32(block_peak(values.view(np.uint32)))
+    if peak >= INFINITE:
+        return False
+    scale = np.float32(peak.view(np.float32) / np.float32(127.0))
+    scale = np.uint32((scale.view(np.uint32) + INT8_SCALE_HALF) & INT8_SCALE_KEPT).view(np.float32)
+    if scale < SMALLEST_SCALE:
+        for i in range(np.uint64(BLOCK_BYTES)):
+            out[at + i] = np.uint8(0)
+        return True
+    write_scale(out, at, scale)
+    begin = at + np.uint64(4)
+    for i in range(np.uint64(BLOCK)):
+        out[begin + i] = np.uint8(nearest(values[i] / scale))
+    return True
 
 
-@kernel
-def int8_encode(values: Vector, out: Bytes) -> int:
-    """Code all blocks; returns -1, or the first block that holds NaN or infinity."""
-    bits = values.view(np.uint32)
-    for block in range((values.size + BLOCK - 1) // BLOCK):
-        start, stop, at = block * BLOCK, min(values.size, (block + 1) * BLOCK), block * BLOCK_BYTES
-        peak = np.uint32(peak_of(bits, start, stop))
-        if peak >= INFINITE:
-            return block
-        scale = np.float32(peak.view(np.float32) / np.float32(127.0))
-        scale = np.uint32((scale.view(np.uint32) + INT8_SCALE_HALF) & INT8_SCALE_KEPT).view(
-            np.float32
-        )
-        if scale < SMALLEST_SCALE:
-            out[at : at + 4 + stop - start] = 0
-            continue
-        write_scale(out, at, scale)
-        codes = out[at + 4 : at + 4 + stop - start]
-        for i in range(codes.size):
-            code = np.int32(np.rint(values[start + i] / scale))
-            codes[i] = np.uint8(max(np.int32(-127), min(np.int32(127), code)))
-    return -1
+@part
+def _holds(data: Bytes, at: Any) -> bool:
+    bad, begin = np.uint8(0), at + np.uint64(4)
+    for i in range(np.uint64(BLOCK)):
+        bad |= np.uint8(data[begin + i] == np.uint8(0x80))
+    return scale_holds(scale_bits(data, at), LARGEST_SCALE) and bad == 0
+
+
+@part
+def _restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
+    scale, begin = np.uint32(scale_bits(data, at)).view(np.float32), at + np.uint64(4)
+    for i in range(np.uint64(BLOCK)):
+        out[start + i] = np.float32(np.int8(data[begin + i])) * scale
+
+
+_encode, _send = encoder(_code, BLOCK_BYTES), sender(_code, _restore, BLOCK_BYTES)
+_check, _decode = checker(_holds, BLOCK_BYTES), decoder(_restore, BLOCK_BYTES)
 
 
 @kernel
-def int8_check(data: Bytes, numel: int) -> int:
-    """Returns -1, or the first block with a scale or a code that no encoder writes."""
-    for block in range((numel + BLOCK - 1) // BLOCK):
-        at, count = block * BLOCK_BYTES, min(numel - block * BLOCK, BLOCK)
-        if not scale_holds(scale_bits(data, at), LARGEST_SCALE):
-            return block
-        bad = np.uint8(0)
-        for i in range(at + 4, at + 4 + count):
-            bad |= np.uint8(data[i] == 0x80)
-        if bad:
-            return block
-    return -1
+def int8_encode(values: Vector, count: int, out: Bytes) -> Any:
+    """See Kernels."""
+    return _encode(values, count, out)
+
+
+@kernel
+def int8_send(vector: Vector, residual: Vector, error: Vector, count: int, out: Bytes) -> Any:
+    """See Kernels."""
+    return _send(vector, residual, error, count, out)
+
+
+@kernel
+def int8_check(data: Bytes) -> Any:
+    """See Kernels."""
+    return _check(data)
 
 
 @kernel
 def int8_decode(data: Bytes, out: Vector) -> None:
-    """Decode data that `int8_check` has passed."""
-    for block in range((out.size + BLOCK - 1) // BLOCK):
-        start, stop, at = block * BLOCK, min(out.size, (block + 1) * BLOCK), block * BLOCK_BYTES
-        scale = np.uint32(scale_bits(data, at)).view(np.float32)
-        codes = data[at + 4 : at + 4 + stop - start]
-        for i in range(codes.size):
-            out[start + i] = np.float32(np.int8(codes[i])) * scale
+    """See Kernels."""
+    _decode(data, out)
+
+
+class Int8(BlockCodec):
+    """About one byte a value (260 bytes for 256)."""
+
+    name = "int8"
+    head, bits = 4, 8
+    kernels = Kernels(int8_encode, int8_send, int8_check, int8_decode)
 
 
 CODEC = Int8()

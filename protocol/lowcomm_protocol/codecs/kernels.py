@@ -19,12 +19,22 @@ import numba
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Vector
+from lowcomm_protocol.spec.names import BLOCK
 
 MAGNITUDE = np.uint32(0x7FFFFFFF)
 INFINITE = np.uint32(0x7F800000)
 SIGN = np.uint32(0x80000000)
 SMALLEST_SCALE = np.float32(2.0**-100)
 SMALLEST_SCALE_BITS = np.uint32((127 - 100) << 23)
+
+LARGEST_WANTED = np.float32(2.0**127)
+"""No codec refuses a value up to here, with its residual added."""
+RESIDUAL_LIMIT = np.float32(16.0)
+"""How many times the largest value of a block a residual may grow to."""
+LARGEST_RESIDUAL = np.float32(2.0**126)
+
+_NEAREST = np.float32(1.5 * 2.0**23)
+_NEAREST_BITS = np.int32(_NEAREST.view(np.int32))
 
 SHARED = sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:12]
 """Names this version of this file."""
@@ -83,17 +93,141 @@ def peak_of(bits: Any, start: int, stop: int) -> Any:
 
 
 @part
-def write_scale(out: Any, at: int, scale: Any) -> None:
-    bits = np.float32(scale).view(np.uint32)
-    for k in range(4):
-        out[at + k] = (bits >> np.uint32(8 * k)) & np.uint32(0xFF)
+def block_peak(bits: Any) -> Any:
+    """Bits of the largest magnitude in a block, whose 256 values are known to be there."""
+    largest = np.uint32(0)
+    for i in range(np.uint64(BLOCK)):
+        largest = np.uint32(max(largest, np.uint32(bits[i] & MAGNITUDE)))
+    return largest
 
 
 @part
-def scale_bits(data: Any, at: int) -> Any:
+def nearest(value: Any) -> Any:
+    """The nearest integer, ties to even, of a float32 within 2**22: added to a number whose last
+    bit stands for 1, it is rounded to it."""
+    return np.float32(np.float32(value) + _NEAREST).view(np.int32) - _NEAREST_BITS
+
+
+def encoder(code: Any, size: int) -> Any:
+    """A loop that codes blocks of 256 values into ``size`` bytes each: ``(values, count, out)``;
+    -1, or the first that holds NaN or infinity.
+
+    The last block of a vector, if it is shorter, comes alone, with zeros behind its ``count``
+    values.
+    """
+
+    @part
+    def encode(values: Any, count: int, out: Any) -> Any:
+        block, codes = np.empty(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.uint8)
+        integers = np.empty(BLOCK, dtype=np.int32)
+        for number in range(np.uint64(values.size // BLOCK)):
+            start = number * np.uint64(BLOCK)
+            for i in range(np.uint64(BLOCK)):
+                block[i] = values[start + i]
+            if not code(block, count, integers, codes, out, number * np.uint64(size)):
+                return np.int64(number)
+        return np.int64(-1)
+
+    return encode
+
+
+def sender(code: Any, restore: Any, size: int) -> Any:
+    """A loop that codes ``vector + residual`` as `encoder` does: ``(vector, residual, error, count,
+    out)``.
+
+    ``vector`` becomes what the others decode and ``error`` what that lost (feedback.py). Without
+    feedback both are empty. All is done block by block, while that is in the cache.
+    """
+
+    @part
+    def send(vector: Any, residual: Any, error: Any, count: int, out: Any) -> Any:
+        block, codes = np.empty(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.uint8)
+        integers = np.empty(BLOCK, dtype=np.int32)
+        for number in range(np.uint64(vector.size // BLOCK)):
+            start, at = number * np.uint64(BLOCK), number * np.uint64(size)
+            if residual.size:
+                for i in range(np.uint64(BLOCK)):
+                    block[i] = wanted_of(vector[start + i], residual[start + i])
+            else:
+                for i in range(np.uint64(BLOCK)):
+                    block[i] = vector[start + i]
+            if not code(block, count, integers, codes, out, at):
+                return np.int64(number)
+            restore(out, at, vector, start)
+            if residual.size:
+                limit = residual_limit(block, residual[start : start + np.uint64(BLOCK)])
+                for i in range(np.uint64(BLOCK)):
+                    error[start + i] = error_of(block[i], vector[start + i], limit)
+        return np.int64(-1)
+
+    return send
+
+
+def checker(holds: Any, size: int) -> Any:
+    """A loop over coded blocks: -1, or the first that no encoder writes."""
+
+    @part
+    def check(data: Any) -> Any:
+        for number in range(np.uint64(data.size // size)):
+            if not holds(data, number * np.uint64(size)):
+                return np.int64(number)
+        return np.int64(-1)
+
+    return check
+
+
+def decoder(restore: Any, size: int) -> Any:
+    """A loop that decodes blocks that were checked: ``(data, out)``."""
+
+    @part
+    def decode(data: Any, out: Any) -> None:
+        for number in range(np.uint64(data.size // size)):
+            restore(data, number * np.uint64(size), out, number * np.uint64(BLOCK))
+
+    return decode
+
+
+@part
+def wanted_of(value: Any, owed: Any) -> Any:
+    """The sum, or the value alone where that would be too large to code or is not finite."""
+    total = np.float32(value + owed)
+    return total if abs(total) <= LARGEST_WANTED else value
+
+
+@part
+def residual_limit(wanted: Vector, residual: Vector) -> Any:
+    """What may be owed in a block."""
+    largest, reached = np.uint32(0), np.uint32(0)
+    for i in range(np.uint64(wanted.size)):
+        given, owed = np.float32(wanted[i] - residual[i]), np.float32(residual[i])
+        largest = np.uint32(max(largest, np.uint32(given.view(np.uint32) & MAGNITUDE)))
+        reached = np.uint32(max(reached, np.uint32(owed.view(np.uint32) & MAGNITUDE)))
+    most = np.float32(np.uint32(largest).view(np.float32) * RESIDUAL_LIMIT)
+    limit = max(most, np.uint32(reached).view(np.float32))
+    return limit if limit <= LARGEST_RESIDUAL else LARGEST_RESIDUAL  # "<=" is false for NaN too
+
+
+@part
+def error_of(wanted: Any, sent: Any, limit: Any) -> Any:
+    """What coding has lost, within the limit; 0 where that is not finite."""
+    apart = np.float32(wanted - sent)
+    if not abs(apart) < np.float32(np.inf):
+        apart = np.float32(0.0)
+    return max(-limit, min(limit, apart))
+
+
+@part
+def write_scale(out: Any, at: Any, scale: Any) -> None:
+    bits = np.float32(scale).view(np.uint32)
+    for k in range(np.uint64(4)):
+        out[at + k] = np.uint8(bits >> np.uint32(np.uint64(8) * k))
+
+
+@part
+def scale_bits(data: Any, at: Any) -> Any:
     bits = np.uint32(0)
-    for k in range(4):
-        bits |= np.uint32(data[at + k]) << np.uint32(8 * k)
+    for k in range(np.uint64(4)):
+        bits |= np.uint32(data[at + k]) << np.uint32(np.uint64(8) * k)
     return bits
 
 
@@ -120,20 +254,20 @@ def bf16_in(data: Any, at: Any) -> Any:
 
 
 @part
-def integers_of(values: Vector, start: int, stop: int, peak: Any, into: Any) -> Any:
+def integers_of(values: Vector, peak: Any, into: Any) -> Any:
     """Magnitudes of a block as integers below 2**24, cut: in units of 2**-23 of the power of two
     below the peak.
 
     Sums of integers are exact, so their order does not matter, and of a subnormal number nothing is
-    left: the bytes do not depend on how a machine adds.
+    left: the bytes do not depend on how a machine adds. 256 of them are below 2**32.
     """
     factor = np.float32(2.0**23) / np.uint32(peak & INFINITE).view(np.float32)
-    for i in range(stop - start):
-        into[i] = np.int32(abs(values[start + i]) * factor)
-    total = np.int64(0)
-    for i in range(stop - start):
-        total += into[i]
-    return total
+    for i in range(np.uint64(BLOCK)):
+        into[i] = np.int32(abs(values[i]) * factor)
+    total = np.uint32(0)
+    for i in range(np.uint64(BLOCK)):
+        total = np.uint32(total + np.uint32(into[i]))
+    return np.int64(total)
 
 
 @part
@@ -152,22 +286,26 @@ def short_scale(upper: Any, lower: Any, peak: Any, largest: Any) -> Any:
 
 
 @part
-def write_short_scale(out: Any, at: int, scale: Any) -> None:
+def write_short_scale(out: Any, at: Any, scale: Any) -> None:
     bits = np.float32(scale).view(np.uint32)
-    out[at], out[at + 1] = (bits >> np.uint32(16)) & np.uint32(0xFF), bits >> np.uint32(24)
+    out[at] = np.uint8(bits >> np.uint32(16))
+    out[at + np.uint64(1)] = np.uint8(bits >> np.uint32(24))
 
 
 @part
-def short_block_holds(data: Any, at: int, count: int, bits: int, largest: Any) -> bool:
-    """Whether an encoder writes this scale, and these codes behind it: zeros as padding, and after
-    a scale of zero."""
-    scale = (np.uint32(data[at]) | np.uint32(data[at + 1]) << np.uint32(8)) << np.uint32(16)
-    end = at + 2 + (count * bits + 7) // 8
-    if scale == 0:
-        filled = np.uint8(0)
-        for i in range(at + 2, end):
-            filled |= data[i]
-        return filled == 0
-    return scale_holds(scale, largest) and (
-        count * bits % 8 == 0 or data[end - 1] >> (count * bits % 8) == 0
-    )
+def short_scale_bits(data: Any, at: Any) -> Any:
+    low, high = np.uint32(data[at]), np.uint32(data[at + np.uint64(1)])
+    return (low | high << np.uint32(8)) << np.uint32(16)
+
+
+@part
+def short_block_holds(data: Any, at: Any, size: int, largest: Any) -> Any:
+    """Whether an encoder writes a block of ``size`` bytes with this scale: zeros after a scale of
+    zero."""
+    scale = short_scale_bits(data, at)
+    if scale:
+        return scale_holds(scale, largest)
+    filled = np.uint8(0)
+    for i in range(np.uint64(2), np.uint64(size)):
+        filled |= data[at + i]
+    return filled == 0

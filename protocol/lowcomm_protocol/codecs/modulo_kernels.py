@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, Vector
-from lowcomm_protocol.codecs.kernels import MAGNITUDE, bf16_in, bf16_out, kernel, part
+from lowcomm_protocol.codecs.kernels import MAGNITUDE, bf16_in, bf16_out, kernel, nearest, part
 from lowcomm_protocol.spec.names import BLOCK
 
 HEADER = 4
@@ -37,10 +37,7 @@ MODULO_FAR = np.float32(2.0**21)
 """The largest value that is coded, in steps."""
 
 _TOO_FAR = np.float32(2.0**22).view(np.uint32)
-"""Bits of the number of steps from which on `_nearest` does not hold."""
-
-_NEAREST = np.float32(1.5 * 2.0**23)
-_NEAREST_BITS = np.int32(_NEAREST.view(np.int32))
+"""Bits of the number of steps from which on `nearest` does not hold."""
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LOW = np.uint64(0xFFFFFFFF)
@@ -68,13 +65,6 @@ def _modulo_code(wanted: Any) -> Any:
     for quarter in range(4):
         code += mantissa > _MANTISSAS[quarter]
     return max(code, 1) if code < 256 else 0
-
-
-@part
-def _nearest(steps: Any) -> Any:
-    """The nearest integer, ties to even, of a float32 within 2**22: added to a number whose last
-    bit stands for 1, it is rounded to it."""
-    return np.float32(np.float32(steps) + _NEAREST).view(np.int32) - _NEAREST_BITS
 
 
 @part
@@ -170,7 +160,7 @@ def modulo_encode(
         for i in range(np.uint64(BLOCK)):
             own[start + i] = vector[start + i]
         for i in range(np.uint64(BLOCK)):
-            peak_bits = max(peak_bits, patterns[start + i] & MAGNITUDE)
+            peak_bits = np.uint32(max(peak_bits, np.uint32(patterns[start + i] & MAGNITUDE)))
         if peak_bits >= BF16_OVERFLOW:
             return -1 - np.int64(block)
         peak = np.uint32(peak_bits).view(np.float32)
@@ -186,7 +176,7 @@ def modulo_encode(
         else:
             step, inverse = MODULO_STEPS[code], _INVERSES[code]
             for i in range(np.uint64(BLOCK)):
-                point = _nearest(own[start + i] * inverse)
+                point = nearest(own[start + i] * inverse)
                 points[i] = point
                 vector[start + i] = np.float32(point) * step
             hash_ = _hash(pairs, first + np.int64(block) + 1)
@@ -277,8 +267,8 @@ def modulo_decode(
             far = np.uint32(0)
             for i in range(np.uint64(BLOCK)):
                 steps = np.float32(own[start + i] * inverse)
-                far = max(far, np.float32(steps).view(np.uint32) & MAGNITUDE)
-                near = _nearest(steps)
+                far = np.uint32(max(far, np.uint32(np.float32(steps).view(np.uint32) & MAGNITUDE)))
+                near = nearest(steps)
                 point = near + ((codes[i] - near + half) & mask) - half
                 points[i] = point
                 out[start + i] = np.float32(np.int32(point)) * step
@@ -340,6 +330,6 @@ def modulo_ranges(own: Vector, theirs: Vector, decay: Any, ranges: Vector) -> No
         seen = np.uint32(0)
         for i in range(start, min(np.uint64(own.size), start + np.uint64(BLOCK))):
             apart = np.float32(own[i] - theirs[i])
-            seen = max(seen, np.float32(apart).view(np.uint32) & MAGNITUDE)
+            seen = np.uint32(max(seen, np.uint32(np.float32(apart).view(np.uint32) & MAGNITUDE)))
         largest = np.uint32(seen).view(np.float32)
         ranges[block] = max(largest, ranges[block] * np.float32(decay), np.float32(2.0**-60))

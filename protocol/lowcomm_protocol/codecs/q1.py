@@ -16,22 +16,29 @@ scale. Of a Gaussian 0.36 of the mean square is lost (1 - 2 / pi), so it takes e
 Source: Karimireddy et al., EF-SignSGD, 1901.09847.
 """
 
+from typing import Any
+
 import numpy as np
 
-from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
+from lowcomm_protocol.codecs.base import Bytes, Vector
+from lowcomm_protocol.codecs.blocks import BlockCodec, Kernels
 from lowcomm_protocol.codecs.kernels import (
     INFINITE,
     SIGN,
     SMALLEST_SCALE_BITS,
-    bf16_in,
+    block_peak,
+    checker,
+    decoder,
+    encoder,
     integers_of,
     kernel,
-    peak_of,
+    part,
+    sender,
     short_block_holds,
     short_scale,
+    short_scale_bits,
     write_short_scale,
 )
-from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
 BLOCK_BYTES = 2 + BLOCK // 8
@@ -40,85 +47,79 @@ LARGEST_SCALE = np.float32(255.0 * 2.0**120)
 """The largest bf16."""
 
 
-class Q1(FixedCodec):
-    """About an eighth of a byte a value (34 bytes for 256)."""
+@part
+def _code(values: Vector, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any) -> bool:
+    bits = values.view(np.uint32)
+    peak, scale = np.uint32(block_peak(bits)), np.float32(0.0)
+    if peak >= INFINITE:
+        return False
+    if peak >= SMALLEST_SCALE_BITS:
+        total = integers_of(values, peak, integers)
+        scale = short_scale(total, count, peak, LARGEST_SCALE)
+    if scale == 0:
+        for i in range(np.uint64(BLOCK_BYTES)):
+            out[at + i] = np.uint8(0)
+        return True
+    write_short_scale(out, at, scale)
+    begin = at + np.uint64(2)
+    for i in range(np.uint64(BLOCK // 8)):
+        code = np.uint8(0)
+        for k in range(np.uint64(8)):
+            code |= np.uint8(bits[np.uint64(8) * i + k] > SIGN) << np.uint8(k)
+        out[begin + i] = code
+    return True
 
-    name = "q1"
-    in_blocks = True
 
-    def _size(self, numel: int) -> int:
-        return (numel + 7) // 8 + 2 * -(-numel // BLOCK)
-
-    def _encode(self, vector: Vector, out: Bytes) -> None:
-        if q1_encode(vector, out) >= 0:
-            raise self._refuse_value(vector)
-
-    def _decode(self, data: Bytes, out: Vector) -> None:
-        block = q1_check(data, out.size)
-        if block >= 0:
-            raise CodecError(
-                f"q1: block {block} holds a scale or a bit that is not valid: drop this "
-                "contribution"
-            )
-        q1_decode(data, out)
+@part
+def _holds(data: Bytes, at: Any) -> Any:
+    return short_block_holds(data, at, BLOCK_BYTES, LARGEST_SCALE)
 
 
-@kernel
-def q1_encode(values: Vector, out: Bytes) -> int:
-    """Code all blocks; returns -1, or the first block that holds NaN or infinity."""
-    bits, integers = values.view(np.uint32), np.empty(BLOCK, dtype=np.int32)
-    for block in range((values.size + BLOCK - 1) // BLOCK):
-        start, stop, at = block * BLOCK, min(values.size, (block + 1) * BLOCK), block * BLOCK_BYTES
-        peak = np.uint32(peak_of(bits, start, stop))
-        if peak >= INFINITE:
-            return block
-        count = stop - start
-        codes = out[at + 2 : at + 2 + (count + 7) // 8]
-        codes[:] = 0
-        scale = np.float32(0.0)
-        if peak >= SMALLEST_SCALE_BITS:
-            total = integers_of(values, start, stop, peak, integers)
-            scale = short_scale(total, count, peak, LARGEST_SCALE)
-        write_short_scale(out, at, scale)
-        if scale == 0:
-            continue
-        for i in range(count // 8):
-            code = np.uint8(0)
-            for k in range(8):
-                code |= np.uint8(bits[start + 8 * i + k] > SIGN) << np.uint8(k)
-            codes[i] = code
-        for i in range(count // 8 * 8, count):
-            codes[i // 8] |= np.uint8(bits[start + i] > SIGN) << np.uint8(i % 8)
-    return -1
+@part
+def _restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
+    scale, begin = np.uint32(short_scale_bits(data, at)), at + np.uint64(2)
+    bits = out.view(np.uint32)
+    for i in range(np.uint64(BLOCK // 8)):
+        byte, place = np.uint32(data[begin + i]), start + np.uint64(8) * i
+        for k in range(np.uint64(8)):
+            sign = byte >> np.uint32(k) & np.uint32(1)
+            bits[place + k] = scale | sign << np.uint32(31)
+
+
+_encode, _send = encoder(_code, BLOCK_BYTES), sender(_code, _restore, BLOCK_BYTES)
+_check, _decode = checker(_holds, BLOCK_BYTES), decoder(_restore, BLOCK_BYTES)
 
 
 @kernel
-def q1_check(data: Bytes, numel: int) -> int:
-    """Returns -1, or the first block that no encoder writes."""
-    for block in range((numel + BLOCK - 1) // BLOCK):
-        if not short_block_holds(
-            data, block * BLOCK_BYTES, min(numel - block * BLOCK, BLOCK), 1, LARGEST_SCALE
-        ):
-            return block
-    return -1
+def q1_encode(values: Vector, count: int, out: Bytes) -> Any:
+    """See Kernels."""
+    return _encode(values, count, out)
+
+
+@kernel
+def q1_send(vector: Vector, residual: Vector, error: Vector, count: int, out: Bytes) -> Any:
+    """See Kernels."""
+    return _send(vector, residual, error, count, out)
+
+
+@kernel
+def q1_check(data: Bytes) -> Any:
+    """See Kernels."""
+    return _check(data)
 
 
 @kernel
 def q1_decode(data: Bytes, out: Vector) -> None:
-    """Decode data that `q1_check` has passed."""
-    bits = out.view(np.uint32)
-    for block in range((out.size + BLOCK - 1) // BLOCK):
-        start, stop, at = block * BLOCK, min(out.size, (block + 1) * BLOCK), block * BLOCK_BYTES
-        scale = np.float32(bf16_in(data, at)).view(np.uint32)
-        for i in range((stop - start) // 8):
-            byte = np.uint32(data[at + 2 + i])
-            for k in range(8):
-                bits[start + 8 * i + k] = scale | (
-                    byte >> np.uint32(k) & np.uint32(1)
-                ) << np.uint32(31)
-        for i in range((stop - start) // 8 * 8, stop - start):
-            byte = np.uint32(data[at + 2 + i // 8])
-            bits[start + i] = scale | (byte >> np.uint32(i % 8) & np.uint32(1)) << np.uint32(31)
+    """See Kernels."""
+    _decode(data, out)
+
+
+class Q1(BlockCodec):
+    """About an eighth of a byte a value (34 bytes for 256)."""
+
+    name = "q1"
+    head, bits = 2, 1
+    kernels = Kernels(q1_encode, q1_send, q1_check, q1_decode)
 
 
 CODEC = Q1()

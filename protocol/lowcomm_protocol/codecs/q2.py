@@ -26,22 +26,26 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
+from lowcomm_protocol.codecs.base import Bytes, Vector
+from lowcomm_protocol.codecs.blocks import BlockCodec, Kernels
 from lowcomm_protocol.codecs.kernels import (
     INFINITE,
     MAGNITUDE,
     SIGN,
     SMALLEST_SCALE_BITS,
-    bf16_in,
+    block_peak,
+    checker,
+    decoder,
+    encoder,
     integers_of,
     kernel,
     part,
-    peak_of,
+    sender,
     short_block_holds,
     short_scale,
+    short_scale_bits,
     write_short_scale,
 )
-from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
 BLOCK_BYTES = 2 + BLOCK // 4
@@ -51,29 +55,6 @@ LARGEST_SCALE = np.float32(146.0 * 2.0**119)
 
 ROUNDS = 3
 """Rounds that fit a scale to the values; a fourth would lower the error by about 1 %."""
-
-
-class Q2(FixedCodec):
-    """About a quarter of a byte a value (66 bytes for 256)."""
-
-    name = "q2"
-    in_blocks = True
-
-    def _size(self, numel: int) -> int:
-        return (numel + 3) // 4 + 2 * -(-numel // BLOCK)
-
-    def _encode(self, vector: Vector, out: Bytes) -> None:
-        if q2_encode(vector, out) >= 0:
-            raise self._refuse_value(vector)
-
-    def _decode(self, data: Bytes, out: Vector) -> None:
-        block = q2_check(data, out.size)
-        if block >= 0:
-            raise CodecError(
-                f"q2: block {block} holds a scale or a code that is not valid: drop this "
-                "contribution"
-            )
-        q2_decode(data, out)
 
 
 @part
@@ -86,95 +67,116 @@ def _fitted(integers: Any, count: int, total: Any, peak: Any) -> Any:
     """
     threshold, upper, lower = total // count, total, np.int64(count)
     for _ in range(ROUNDS):
-        outer, outside = np.int32(0), np.int64(0)
-        for i in range(count):
-            far = integers[i] > threshold
-            outer += np.int32(far)
-            outside += integers[i] if far else np.int32(0)
-        # both sums 4 times: 4 * (inside + 3.5 * outside) over 4 * (inner + 12.25 * outer), so that
-        # all stays whole
-        upper, lower = 4 * total + 10 * outside, np.int64(4 * count + 45 * outer)
+        least, outer, outside = np.int32(threshold), np.uint32(0), np.uint32(0)
+        for i in range(np.uint64(BLOCK)):
+            far = integers[i] > least
+            outer = np.uint32(outer + np.uint32(far))
+            outside = np.uint32(outside + (np.uint32(integers[i]) if far else np.uint32(0)))
+        # Both sums 4 times: 4 * (inside + 3.5 * outside) over 4 * (inner + 12.25 * outer), so that
+        # all stays whole.
+        upper = 4 * total + 10 * np.int64(outside)
+        lower = 4 * np.int64(count) + 45 * np.int64(outer)
         threshold = 9 * upper // (4 * lower)
     return short_scale(upper, lower, peak, LARGEST_SCALE)
 
 
 @part
-def _q2_edge(scale: Any) -> Any:
+def _edge(scale: Any) -> Any:
     """Bits of the middle between both levels."""
     return np.float32(scale * np.float32(2.25)).view(np.uint32)
 
 
 @part
-def _two_bits(bits: Any, edge: Any) -> Any:
-    """Bit 0: the magnitude reaches ``edge``, both as the bits of a float.
+def _reach(bits: Any, edge: Any) -> Any:
+    """How many values of a block reach ``edge``."""
+    outer = np.uint32(0)
+    for i in range(np.uint64(BLOCK)):
+        outer = np.uint32(outer + np.uint32(np.uint32(bits[i] & MAGNITUDE) >= edge))
+    return outer
 
-    Bit 1: negative, which zero is not.
-    """
-    return np.uint8((bits & MAGNITUDE) >= edge) | np.uint8(bits > SIGN) << np.uint8(1)
+
+@part
+def _code(values: Vector, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any) -> bool:
+    bits = values.view(np.uint32)
+    peak, scale = np.uint32(block_peak(bits)), np.float32(0.0)
+    if peak >= INFINITE:
+        return False
+    if peak >= SMALLEST_SCALE_BITS:
+        total = integers_of(values, peak, integers)
+        scale = _fitted(integers, count, total, peak)
+        if _reach(bits, _edge(scale)) == count:
+            # All would be outer: the inner level holds them as well, and codes them again.
+            scale = short_scale(total, count, peak, LARGEST_SCALE)
+    if scale == 0:
+        for i in range(np.uint64(BLOCK_BYTES)):
+            out[at + i] = np.uint8(0)
+        return True
+    write_short_scale(out, at, scale)
+    edge = np.uint32(_edge(scale))
+    for i in range(np.uint64(BLOCK)):
+        outer = np.uint8((bits[i] & MAGNITUDE) >= edge)
+        codes[i] = outer | np.uint8(bits[i] > SIGN) << np.uint8(1)
+    begin = at + np.uint64(2)
+    for i in range(np.uint64(BLOCK // 4)):
+        code = np.uint8(0)
+        for k in range(np.uint64(4)):
+            code |= codes[np.uint64(4) * i + k] << np.uint8(np.uint64(2) * k)
+        out[begin + i] = code
+    return True
+
+
+@part
+def _holds(data: Bytes, at: Any) -> Any:
+    return short_block_holds(data, at, BLOCK_BYTES, LARGEST_SCALE)
+
+
+@part
+def _restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
+    inner = np.uint32(short_scale_bits(data, at))
+    outer = np.float32(inner.view(np.float32) * np.float32(3.5)).view(np.uint32)
+    bits, begin = out.view(np.uint32), at + np.uint64(2)
+    for i in range(np.uint64(BLOCK // 4)):
+        byte, place = np.uint32(data[begin + i]), start + np.uint64(4) * i
+        for k in range(np.uint64(4)):
+            code = byte >> np.uint32(np.uint64(2) * k)
+            level = outer if code & np.uint32(1) else inner
+            bits[place + k] = level | (code & np.uint32(2)) << np.uint32(30)
+
+
+_encode, _send = encoder(_code, BLOCK_BYTES), sender(_code, _restore, BLOCK_BYTES)
+_check, _decode = checker(_holds, BLOCK_BYTES), decoder(_restore, BLOCK_BYTES)
 
 
 @kernel
-def q2_encode(values: Vector, out: Bytes) -> int:
-    """Code all blocks; returns -1, or the first block that holds NaN or infinity."""
-    bits, integers = values.view(np.uint32), np.empty(BLOCK, dtype=np.int32)
-    for block in range((values.size + BLOCK - 1) // BLOCK):
-        start, stop, at = block * BLOCK, min(values.size, (block + 1) * BLOCK), block * BLOCK_BYTES
-        peak = np.uint32(peak_of(bits, start, stop))
-        if peak >= INFINITE:
-            return block
-        count = stop - start
-        codes = out[at + 2 : at + 2 + (count + 3) // 4]
-        codes[:] = 0
-        scale, least = np.float32(0.0), INFINITE
-        if peak >= SMALLEST_SCALE_BITS:
-            total = integers_of(values, start, stop, peak, integers)
-            scale = _fitted(integers, count, total, peak)
-            for i in range(start, stop):
-                least = min(least, bits[i] & MAGNITUDE)
-            if least >= _q2_edge(
-                scale
-            ):  # all would be outer: the inner level holds them as well, and codes them again
-                scale = short_scale(total, count, peak, LARGEST_SCALE)
-        write_short_scale(out, at, scale)
-        if scale == 0:
-            continue
-        edge = _q2_edge(scale)
-        for i in range(count // 4):
-            code = np.uint8(0)
-            for k in range(4):
-                code |= _two_bits(bits[start + 4 * i + k], edge) << np.uint8(2 * k)
-            codes[i] = code
-        for i in range(count // 4 * 4, count):
-            codes[i // 4] |= _two_bits(bits[start + i], edge) << np.uint8(2 * (i % 4))
-    return -1
+def q2_encode(values: Vector, count: int, out: Bytes) -> Any:
+    """See Kernels."""
+    return _encode(values, count, out)
 
 
 @kernel
-def q2_check(data: Bytes, numel: int) -> int:
-    """Returns -1, or the first block that no encoder writes."""
-    for block in range((numel + BLOCK - 1) // BLOCK):
-        if not short_block_holds(
-            data, block * BLOCK_BYTES, min(numel - block * BLOCK, BLOCK), 2, LARGEST_SCALE
-        ):
-            return block
-    return -1
+def q2_send(vector: Vector, residual: Vector, error: Vector, count: int, out: Bytes) -> Any:
+    """See Kernels."""
+    return _send(vector, residual, error, count, out)
+
+
+@kernel
+def q2_check(data: Bytes) -> Any:
+    """See Kernels."""
+    return _check(data)
 
 
 @kernel
 def q2_decode(data: Bytes, out: Vector) -> None:
-    """Decode data that `q2_check` has passed."""
-    levels = np.empty(4, dtype=np.float32)
-    for block in range((out.size + BLOCK - 1) // BLOCK):
-        start, stop, at = block * BLOCK, min(out.size, (block + 1) * BLOCK), block * BLOCK_BYTES
-        scale = np.float32(bf16_in(data, at))
-        levels[0], levels[1] = scale, scale * np.float32(3.5)
-        levels[2], levels[3] = -levels[0], -levels[1]
-        for i in range((stop - start) // 4):
-            byte = data[at + 2 + i]
-            for k in range(4):
-                out[start + 4 * i + k] = levels[byte >> np.uint8(2 * k) & np.uint8(3)]
-        for i in range((stop - start) // 4 * 4, stop - start):
-            out[start + i] = levels[data[at + 2 + i // 4] >> np.uint8(2 * (i % 4)) & np.uint8(3)]
+    """See Kernels."""
+    _decode(data, out)
+
+
+class Q2(BlockCodec):
+    """About a quarter of a byte a value (66 bytes for 256)."""
+
+    name = "q2"
+    head, bits = 2, 2
+    kernels = Kernels(q2_encode, q2_send, q2_check, q2_decode)
 
 
 CODEC = Q2()

@@ -50,11 +50,19 @@ class ShardCoder:
         kinds = ("contribution", "mean") if feedback else ()
         self._lost = {kind: Residual(numel) for kind in kinds}
 
-    def encode(self, vector: Vector, mine: int, bounds: Bounds, out: memoryview) -> list[int]:
+    def encode(
+        self,
+        vector: Vector,
+        mine: int,
+        bounds: Bounds,
+        out: memoryview,
+        scratch: Vector | None = None,
+    ) -> list[int]:
         """Code all shards but ``mine``, one after the other, into ``out``; bytes of each, 0 for
         ours. ``vector`` follows.
 
-        Raises `CodecError` if it is not finite.
+        ``scratch``: a vector of ``numel`` values that the coder may use until ``commit`` or
+        ``forget``, in place of new ones. Raises `CodecError` if it is not finite.
         """
         sizes: list[int] = []
         for shard, (start, stop) in enumerate(bounds):
@@ -63,7 +71,8 @@ class ShardCoder:
             # Ours is coded too, though nobody gets it: our own share enters the mean as all others
             # do.
             target = memoryview(bytearray(size)) if shard == mine else out[at : at + size]
-            self._code("contribution", vector[start:stop], start, target)
+            part = None if scratch is None else scratch[start:stop]
+            self._code("contribution", vector[start:stop], start, target, part)
             sizes.append(0 if shard == mine else size)
         return sizes
 
@@ -74,13 +83,16 @@ class ShardCoder:
         """
         self._codec.decode(data, out)
 
-    def reduce(self, mean: Vector, start: int, out: memoryview) -> int:
+    def reduce(
+        self, mean: Vector, start: int, out: memoryview, scratch: Vector | None = None
+    ) -> int:
         """Code the mean of our shard, which begins at ``start``.
 
-        Bytes. ``mean`` follows. Raises `CodecError`.
+        Bytes. ``mean`` follows. ``scratch`` as in ``encode``, of as many values as ``mean``. Raises
+        `CodecError`.
         """
         size = self._codec.coded_size(mean.size)
-        self._code("mean", mean, start, out[:size])
+        self._code("mean", mean, start, out[:size], scratch)
         return size
 
     def commit(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -124,14 +136,11 @@ class ShardCoder:
         for kind, lost in self._lost.items():
             lost.restore({"residual": state[f"{kind}-residual"]})
 
-    def _code(self, kind: str, vector: Vector, start: int, out: memoryview) -> None:
+    def _code(
+        self, kind: str, vector: Vector, start: int, out: memoryview, scratch: Vector | None
+    ) -> None:
         lost = self._lost.get(kind)
         if lost is None:
-            self._codec.encode(vector, out)
-            self._codec.decode(out, vector)
-            return
-        lost.add(vector, start, start + vector.size)
-        wanted = vector.copy()
-        self._codec.encode(vector, out)
-        self._codec.decode(out, vector)
-        lost.keep(wanted, vector, start, start + vector.size)
+            self._codec.send(vector, out)
+        else:
+            lost.send(self._codec, vector, start, out, scratch)

@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from lowcomm_protocol.codecs import CODECS, Coder, Residual, coder
+from lowcomm_protocol.codecs import CODECS, Coder, Residual, codec, coder
 from lowcomm_protocol.codecs.feedback import FeedbackCoder
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
@@ -453,3 +453,43 @@ def test_a_late_peer_inherits_ranges_and_no_debts():
     assert donor.state()["residual"].any()
     assert not late.state()["residual"].any()
     assert np.array_equal(late.state()["range"], donor.state()["range"])
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8", "e3m0", "q2", "q1"])
+@given(
+    numel=st.sampled_from([0, 1, 9, 255, 256, 257, 600]),
+    seed=st.integers(0, 2**16),
+    size=st.sampled_from([1.0, 1e-30, 1e30, 1.5e38]),
+)
+def test_one_pass_codes_owes_and_restores_as_four_do(name, numel, seed, size):
+    draw = np.random.default_rng(seed)
+    given, owed = (draw.standard_t(2, (2, numel)) * size).clip(-1.6e38, 1.6e38).astype(np.float32)
+    owed = (owed * np.float32(0.5)).clip(-(2.0**126), 2.0**126)
+    one, two = Residual(numel + 3), Residual(numel + 3)
+    for each in (one, two):
+        each.restore({"residual": np.concatenate([np.zeros(3, np.float32), owed])})
+    chosen, sent, wanted = codec(name), given.copy(), given.copy()
+    data, expected = (bytearray(chosen.coded_size(numel)) for _ in range(2))
+    scratch = np.full(numel, np.nan, np.float32)
+    one.send(chosen, sent, 3, memoryview(data), scratch)
+    two.add(wanted, 3, numel + 3)
+    decoded = wanted.copy()
+    chosen.encode(decoded, memoryview(expected))
+    chosen.decode(expected, decoded)
+    two.keep(wanted, decoded, 3, numel + 3)
+    assert data == expected
+    assert sent.tobytes() == decoded.tobytes()
+    for each in (one, two):
+        each.commit([(3, numel + 3)])
+    assert one.state()["residual"].tobytes() == two.state()["residual"].tobytes()
+
+
+@pytest.mark.parametrize("name", ["int8", "e3m0", "q2", "q1"])
+@pytest.mark.parametrize("place", [0, 256, 599])
+def test_one_pass_refuses_what_is_not_finite_and_names_its_place(name, place):
+    vector = np.ones(600, dtype=np.float32)
+    vector[place] = np.inf
+    with pytest.raises(CodecError, match=rf"value {place} of 600 is inf"):
+        Residual(600).send(
+            codec(name), vector, 0, memoryview(bytearray(codec(name).coded_size(600)))
+        )
