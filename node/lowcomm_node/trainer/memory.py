@@ -15,7 +15,7 @@ from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
 
 FLOAT = 4
 MIB, GIB = 1024**2, 1024**3
-DAEMON = 350 * MIB
+DAEMON = 200 * MIB
 """The daemon."""
 TRAINER = 400 * MIB
 """The trainer with its libraries and what they compile, without a model."""
@@ -25,11 +25,11 @@ CUDA_DEVICE = 600 * MIB
 """What CUDA and its libraries take of a GPU."""
 EVALUATION_TOKENS = 8_192
 """Tokens of held-out text that are looked at together (evaluation.py)."""
-EXCHANGE_VECTORS = 8
-"""Vectors of each fragment under way: weights, progress, what is sent, anchor, what came, mean, new
-slow weights and momentum."""
-PASSING_VECTORS = 3
-"""Of the one fragment that is coded or merged now: weights, state of the coder, and a temporary."""
+EXCHANGE_VECTORS = 7
+"""Vectors of each fragment under way (scratch.py): weights, what is sent and what came, in groups
+the mean, new slow weights and momentum; and what a coder keeps until they are applied."""
+PASSING_VECTORS = 2
+"""Of the one fragment that is coded or averaged now."""
 MUON_VECTORS = 5
 """Copies of the matrices that go together while Muon moves them (muon.py)."""
 BETWEEN = 1.1

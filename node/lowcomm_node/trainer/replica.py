@@ -28,7 +28,7 @@ from lowcomm_node.models.base import Model, build_model, tensor_specs
 from lowcomm_node.trainer.capture import Capture, GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch
-from lowcomm_protocol.codecs import Coder, ShardCoder, coder, shard_coder
+from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange.outer import contribution, is_finite, merge, outer_step
 from lowcomm_protocol.exchange.plausible import (
@@ -46,6 +46,7 @@ from lowcomm_protocol.plan.fragments import plan_fragments
 from lowcomm_protocol.plan.rows import gather, paired, scatter
 from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import Course
+from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.run import RunSpec
 
 Kind = TypeVar("Kind", bound=Capture)
@@ -108,7 +109,8 @@ class Replica:
         """Spread of the contributions in their worst block at the last merge, by fragment."""
         self.captures: dict[int, Capture] = {}
         largest = max(fragment.numel for fragment in self.plan.fragments)
-        self.scratch = Scratch(largest, SCRATCH * len(self.phi))
+        # Shards are cut at blocks: those of all members, as long as ours, may be longer together.
+        self.scratch = Scratch(largest + MAX_GROUP * BLOCK, SCRATCH * len(self.phi))
         make = shard_coder if spec.sync.group > 2 else coder
         self._coders: list[Coder | ShardCoder] = [
             make(spec.sync.codec, fragment.numel, spec.sync.error_feedback)

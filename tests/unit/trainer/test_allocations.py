@@ -1,0 +1,146 @@
+"""What must hold for the memory of exchanges: once there has been one, no vector of a fragment is
+allocated any more."""
+
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from helpers.merged_bits import Text, begin, train
+from lowcomm_node.trainer.memory import EXCHANGE_VECTORS
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.spec.run import RunSpec
+
+MODEL = {"vocab": 258, "context": 16, "width": 96, "heads": 2, "feed_forward": 256, "layers": 1}
+"""Several times as large as the pieces in which an outer step is computed."""
+
+
+class Tensors(TorchDispatchMode):
+    """Notes operations that give a tensor of at least so many values in memory of its own."""
+
+    def __init__(self, numel: int) -> None:
+        super().__init__()
+        self.numel = numel
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See TorchDispatchMode."""
+        made = func(*args, **(kwargs or {}))
+        known = {
+            one.untyped_storage().data_ptr()
+            for one in [*args, *(kwargs or {}).values()]
+            if isinstance(one, torch.Tensor)
+        }
+        is_large = isinstance(made, torch.Tensor) and made.numel() >= self.numel
+        if is_large and made.untyped_storage().data_ptr() not in known:
+            self.found.append(str(func))
+        return made
+
+
+@contextmanager
+def allocating_less_than(numel: int) -> Iterator[None]:
+    """Context in which no vector of so many float32 values may be allocated."""
+    tracemalloc.start()
+    try:
+        with Tensors(numel) as tensors:
+            tracemalloc.reset_peak()
+            before, _ = tracemalloc.get_traced_memory()
+            yield
+            _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert tensors.found == []
+    assert peak - before < 4 * numel, "NumPy or Python"
+
+
+def replicas_of(method: str, **sync: Any) -> dict[str, Replica]:
+    spec = RunSpec.model_validate(
+        {
+            "run": {"name": "memory", "steps": 100},
+            "model": MODEL,
+            "sync": {"method": method, "codec": "fp32", "fragments": 1, **sync},
+        }
+    )
+    peers = ("a", "b", "c") if spec.sync.group > 2 else ("a", "b")
+    cpu = torch.device("cpu")
+    made = {peer: Replica(spec, peer, Text(), cpu) for peer in peers}  # type: ignore[arg-type]
+    for replica in made.values():
+        begin(replica)
+    return made
+
+
+def pairs(replicas: dict[str, Replica], buffers: dict[str, memoryview]) -> None:
+    """An exchange of two."""
+    coded = {}
+    for peer, replica in replicas.items():
+        replica.capture(0)
+        coded[peer] = buffers[peer][: replica.pair(0).encode(buffers[peer])]
+    for peer, replica in replicas.items():
+        other = "b" if peer == "a" else "a"
+        replica.pair(0).receive(other, coded[other])
+    for replica in replicas.values():
+        replica.pair(0).pool({"a": 3, "b": 5})
+        finish(replica)
+
+
+def groups(replicas: dict[str, Replica], buffers: dict[str, memoryview]) -> None:
+    """An exchange of three, in which the same bytes stand for all that has the same size."""
+    sizes = {}
+    for peer, replica in replicas.items():
+        replica.capture(0, members=tuple(replicas))
+        sizes[peer] = replica.group(0).encode(buffers[peer])
+    for peer, replica in replicas.items():
+        group = replica.group(0)
+        for other in replicas:
+            if other != peer:
+                at = sum(sizes[other][: group.mine])
+                group.receive(other, buffers[other][at : at + sizes[other][group.mine]])
+    means = {}
+    for peer, replica in replicas.items():
+        group = replica.group(0)
+        means[peer] = buffers[peer][: group.reduce({"a": 3, "b": 5, "c": 4}, buffers[peer])]
+    for peer, replica in replicas.items():
+        for other in replicas:
+            if other != peer:
+                replica.group(0).receive_mean(other, means[other])
+        replica.group(0).pool(list(replicas))
+        finish(replica)
+
+
+def finish(replica: Replica) -> None:
+    replica.outer(0)
+    replica.merge(0, replica.clock.step)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "sync", "exchange"),
+    [
+        ("noloco", {}, pairs),
+        ("lowcomm", {}, pairs),
+        ("gossip", {"merge": "mix", "mix": 0.5}, pairs),
+        ("diloco", {"mean": "mean"}, groups),
+    ],
+)
+def test_an_exchange_allocates_no_vector_of_a_fragment(
+    method: str, sync: dict[str, Any], exchange: Callable[..., None]
+):
+    replicas = replicas_of(method, **sync)
+    numel = replicas["a"].phi[0].numel()
+    buffers = {peer: memoryview(bytearray(4 * numel + 65_536)) for peer in replicas}
+    made: list[int] = []
+    for number in range(4):
+        for place, replica in enumerate(replicas.values()):
+            train(replica, seed=10 * number + place)
+        if number < 2:
+            exchange(replicas, buffers)
+            made = [replica.scratch.made for replica in replicas.values()]
+        else:
+            with allocating_less_than(numel // 2):
+                exchange(replicas, buffers)
+    assert [replica.scratch.made for replica in replicas.values()] == made
+    assert max(made) <= EXCHANGE_VECTORS + 2, "with slow weights and momentum, as is reckoned"
