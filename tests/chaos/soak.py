@@ -58,12 +58,25 @@ class Peer:
     wakes: float = 0.0
     kills: int = 0
     samples: list[dict[str, int]] = field(default_factory=list)
-    """Private memory and descriptors of the daemon over its present life."""
+    """Private memory and descriptors of the daemon over its present life, since its first
+    exchange: by then it has loaded what it needs, however busy the machine is."""
+    exchanges_before: int = 0
+    """Exchanges of its earlier lives."""
+
+    @property
+    def has_exchanged(self) -> bool:
+        """Whether it has, in its present life."""
+        return self.node is not None and _exchanges(self.node) > self.exchanges_before
 
     @property
     def alive(self) -> bool:
         """Whether its process runs."""
         return self.node is not None and self.node.child.poll() is None
+
+
+def _exchanges(node: Node) -> int:
+    """Exchanges that it has told of in all its lives; a kill may have cut a line short."""
+    return node.output.count('"event": "exchange.applied"')
 
 
 @dataclass(frozen=True)
@@ -98,6 +111,7 @@ class Soak:
         """Start a node, or start it again in its home."""
         peer.node = self.swarm.node(peer.name, "--checkpoint-every", "50", "--join-deadline", "120")
         peer.samples.clear()
+        peer.exchanges_before = _exchanges(peer.node)
 
     def until_training(self) -> None:
         """Wait until all nodes train and have exchanged."""
@@ -179,6 +193,8 @@ class Soak:
     def _sample(self) -> None:
         for peer in self.peers:
             if not peer.alive or peer.wakes or peer.node is None:
+                continue
+            if not peer.samples and not peer.has_exchanged:
                 continue
             try:
                 process = psutil.Process(peer.node.child.pid)

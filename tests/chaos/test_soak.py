@@ -15,6 +15,7 @@ def test_a_swarm_whose_peers_die_all_the_time_stays_together(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     result = soak(tmp_path / "soak", minutes=3, nodes=4, seed=1)
     assert result["violations"] == []
+    assert result["private_mib"] > 0, "the memory of some node was looked at"
     assert result["swarm_steps_apart"] <= 2 * INTERVAL
     assert result["happened"]["killed"] >= 3
     assert all(survivor["completed"] > 0 for survivor in result["survivors"])
