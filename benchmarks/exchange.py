@@ -34,7 +34,7 @@ MIB = 2**20
 METHODS = ("lowcomm", "noloco", "gossip", "diloco", "streaming-diloco")
 STAGES = ("capture", "encode", "hash", "send", "receive", "decode", "outer", "merge")
 BOUNDED = ("tensors", "chunks", "touched", "hashed", "python", "wire")
-BOUNDS = {"lowcomm": (28, 12, 130, 2.1, 5, 1.1), "noloco": (28, 18, 130, 4.1, 3, 2.02)}
+BOUNDS = {"lowcomm": (2, 12, 90, 2.1, 3, 1.1), "noloco": (2, 18, 90, 4.1, 1.5, 2.02)}
 """What an exchange may cost both ends together (exchange_counts.py), in the order of BOUNDED."""
 REST = 0.2
 """Seconds until what an exchange leaves behind is done: descriptors closed, memory given back."""
