@@ -14,10 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import httpx
 
+from lowcomm_node.control import queries
+from lowcomm_node.control.queries import TIMEOUT, Query
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
 from lowcomm_node.status.events import Notice, read_notice
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
@@ -25,9 +27,7 @@ from lowcomm_node.status.wire import read
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
 
-TIMEOUT = 10.0
-EXAMINING = 180.0
-"""Seconds for what waits for peers: each of its steps has a deadline of its own."""
+T = TypeVar("T")
 POLL = 0.1
 """Seconds between two looks at whether the daemon lives: only its parent could wait for it."""
 _START = "start it with `lowcomm-node join --peers ADDR`"
@@ -117,21 +117,28 @@ class ControlClient:
         """Close the connection; the daemon goes on."""
         self._http.close()
 
+    def ask(self, query: Query[T], **asked: Any) -> T:
+        """The answer to a query; parameters that are not given have their defaults."""
+        given = {"params": asked} if query.method == "GET" else {"body": asked}
+        timeout = None if query.timeout == TIMEOUT else query.timeout
+        path = f"/v1/{query.name}"
+        return read(query.answer, self._call(query.method, path, timeout=timeout, **given))
+
     def status(self) -> Status:
         """Everything about the node at this moment."""
-        return read(Status, self._call("GET", "/v1/status"))
+        return self.ask(queries.STATUS)
 
     def peers(self) -> list[PeerStatus]:
         """The peers of the run that are known to be alive."""
-        return read(list[PeerStatus], self._call("GET", "/v1/peers"))
+        return self.ask(queries.PEERS)
 
     def rounds(self, limit: int = 20) -> list[ExchangeEnded]:
         """The last ``limit`` exchanges, newest last."""
-        return read(list[ExchangeEnded], self._call("GET", "/v1/rounds", params={"limit": limit}))
+        return self.ask(queries.ROUNDS, limit=limit)
 
     def story(self, last: int = 1) -> dict[str, Any]:
         """How the ``last``-th exchange from the end went, as ``exchange/story.py`` tells it."""
-        return self._call("GET", "/v1/story", params={"last": last})
+        return self.ask(queries.STORY, last=last)
 
     def events(self) -> Iterator[Notice]:
         """Events as they happen, until the daemon ends."""
@@ -173,11 +180,11 @@ class ControlClient:
     def doctor(self, peers: Sequence[str] = ()) -> list[Any]:
         """Findings on the machine and its network, as JSON; ``peers`` (multiaddresses) come
         first."""
-        return self._call("POST", "/v1/doctor", body={"peers": list(peers)}, timeout=EXAMINING)
+        return self.ask(queries.DOCTOR, peers=list(peers))
 
     def ping(self, peer: str) -> Ping:
         """Latency and rate on each route to a peer."""
-        return read(Ping, self._call("POST", "/v1/ping", body={"peer": peer}, timeout=EXAMINING))
+        return self.ask(queries.PING, peer=peer)
 
     def wait_ended(self, timeout: float, poll: Callable[[], None] | None = None) -> bool:
         """Wait until the daemon is gone; whether it is, within ``timeout`` seconds."""

@@ -19,7 +19,8 @@ import json
 import os
 import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping
+from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,12 +31,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lowcomm_node.control.half_open import BoundedProtocol
+from lowcomm_node.control.queries import QUERIES, Query
 from lowcomm_node.errors import PortInUse
 from lowcomm_node.status.events import Notice
-from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.model import Limits
 from lowcomm_node.status.wire import to_json
 from lowcomm_node.storage.files import write_atomic
-from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_protocol.errors import LowcommError
 
 MAX_BODY = 64 * 1024
@@ -45,12 +46,8 @@ LONGEST_PAUSE = 10 * 366 * 86400.0
 
 
 class Controlled(Protocol):
-    """What the API steers."""
+    """What the API steers, besides the methods that answer the queries (queries.py)."""
 
-    def status(self) -> Status: ...
-    def peers(self) -> list[PeerStatus]: ...
-    def rounds(self, limit: int) -> list[ExchangeEnded]: ...
-    def story(self, last: int) -> dict[str, Any]: ...
     def subscribe(self) -> asyncio.Queue[Notice]: ...
     def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None: ...
     def request_finish(self) -> None: ...
@@ -60,8 +57,6 @@ class Controlled(Protocol):
     def limits(self) -> Limits: ...
     async def change_limits(self, changes: Mapping[str, Any]) -> Limits: ...
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str: ...
-    async def doctor(self, peers: Sequence[str]) -> Sequence[object]: ...
-    async def ping(self, peer: str) -> Ping: ...
 
 
 class ControlServer:
@@ -119,12 +114,13 @@ class ControlServer:
             self._serving.cancel()
 
     def _app(self) -> Starlette:
+        answers = [
+            Route(f"/v1/{one.name}", self._guarded(self._answer(one)), methods=[one.method])
+            for one in QUERIES
+        ]
         return Starlette(
             routes=[
-                Route("/v1/status", self._guarded(self._status)),
-                Route("/v1/peers", self._guarded(self._peers)),
-                Route("/v1/rounds", self._guarded(self._rounds)),
-                Route("/v1/story", self._guarded(self._story)),
+                *answers,
                 Route("/v1/events", self._guarded(self._events)),
                 Route("/v1/limits", self._guarded(self._limits), methods=["GET", "POST"]),
                 Route("/v1/finish", self._guarded(self._finish), methods=["POST"]),
@@ -132,8 +128,6 @@ class ControlServer:
                 Route("/v1/pause", self._guarded(self._pause), methods=["POST"]),
                 Route("/v1/resume", self._guarded(self._resume), methods=["POST"]),
                 Route("/v1/generate", self._guarded(self._generate), methods=["POST"]),
-                Route("/v1/doctor", self._guarded(self._doctor), methods=["POST"]),
-                Route("/v1/ping", self._guarded(self._ping), methods=["POST"]),
             ]
         )
 
@@ -153,17 +147,25 @@ class ControlServer:
 
         return guarded
 
-    async def _status(self, request: Request) -> Response:
-        return _told(self._node.status())
+    def _answer(self, query: Query[Any]) -> Any:
+        """What answers a query: the node's method of its name."""
 
-    async def _peers(self, request: Request) -> Response:
-        return _told(self._node.peers())
+        async def answer(request: Request) -> Response:
+            if query.method == "POST":
+                body = await _body(request)
+                asked = {
+                    name: _take(body, name, type(default), default)
+                    for name, default in query.parameters.items()
+                }
+            else:
+                told = request.query_params
+                asked = {
+                    name: int(told.get(name, default)) for name, default in query.parameters.items()
+                }
+            found = getattr(self._node, query.name)(**asked)
+            return _told(await found if isawaitable(found) else found)
 
-    async def _rounds(self, request: Request) -> Response:
-        return _told(self._node.rounds(max(1, int(request.query_params.get("limit", "20")))))
-
-    async def _story(self, request: Request) -> Response:
-        return _told(self._node.story(int(request.query_params.get("last", "1"))))
+        return answer
 
     async def _events(self, request: Request) -> Response:
         queue = self._node.subscribe()
@@ -212,13 +214,6 @@ class ControlServer:
             int(_take(body, "seed", int, 0)),
         )
         return JSONResponse({"text": text})
-
-    async def _doctor(self, request: Request) -> Response:
-        peers = _take(await _body(request), "peers", list, [])
-        return _told(await self._node.doctor([str(peer) for peer in peers]))
-
-    async def _ping(self, request: Request) -> Response:
-        return _told(await self._node.ping(_take(await _body(request), "peer", str, "")))
 
 
 def _told(record: object) -> Response:

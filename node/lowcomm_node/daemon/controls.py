@@ -17,7 +17,7 @@ from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.transport.ping import match_peer
 
 EXAMINE_DEADLINE = 150.0
-"""Seconds; whoever asks waits a little longer (control.client.EXAMINING)."""
+"""Seconds; whoever asks waits a little longer (control.queries.EXAMINING)."""
 
 
 class Controls:
@@ -41,7 +41,7 @@ class Controls:
     def rounds(self, limit: int) -> list[ExchangeEnded]:
         """The last exchanges, newest last."""
         exchanger = self._view().exchanger
-        return list(exchanger.history.rounds)[-limit:] if exchanger else []
+        return list(exchanger.history.rounds)[-max(1, limit) :] if exchanger else []
 
     def story(self, last: int) -> dict[str, Any]:
         """How the ``last``-th exchange from the end went. Raises NodeError."""
@@ -109,7 +109,7 @@ class Controls:
         """
         try:
             async with asyncio.timeout(EXAMINE_DEADLINE), self._examining:
-                return await examine_node(self._shown(), peers)
+                return await examine_node(self._shown(), [str(peer) for peer in peers])
         except TimeoutError:
             raise RetryLater(
                 f"The examination took longer than {EXAMINE_DEADLINE:.0f} s: try again."
