@@ -21,7 +21,6 @@ from structlog.testing import capture_logs
 
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.ipc.arena import slots_each
 from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.sync import driver as driver_module
 from lowcomm_node.sync import offers
@@ -45,6 +44,7 @@ from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
+from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.exchange.pair.machine import members_digest
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -368,7 +368,9 @@ class Swarm:
         self.deadlines = Deadlines(
             longest=NEVER, first=NEVER, hello=hello, learns=False, alone_first=False
         )
-        self.slots = slots_each(spec.sync.group) if slots is None else slots
+        kind = kind_of(spec.sync)
+        assert kind is not None
+        self.slots = kind.slots if slots is None else slots
         self.nodes: list[Node] = []
         self.peers: list[Peer] = []
 

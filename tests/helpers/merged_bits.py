@@ -95,12 +95,12 @@ def pairs(replicas: dict[str, Replica], fragment: int) -> None:
     coded = {}
     for peer, replica in replicas.items():
         buffer = memoryview(bytearray(16 * replica.phi[fragment].numel() + 65_536))
-        coded[peer] = buffer[: replica.pair(fragment).encode(buffer)]
+        coded[peer] = buffer[: replica.capture_of(fragment).encode(buffer)]
     for peer, replica in replicas.items():
         other = next(one for one in replicas if one != peer)
-        replica.pair(fragment).receive(other, coded[other])
+        replica.capture_of(fragment).receive(other, coded[other])
     for replica in replicas.values():
-        replica.pair(fragment).pool({"a": 3, "b": 5})
+        replica.capture_of(fragment).pool({"a": 3, "b": 5})
         replica.outer(fragment)
         replica.merge(fragment, replica.clock.step)
 
@@ -110,22 +110,22 @@ def groups(replicas: dict[str, Replica], fragment: int) -> None:
     shares, means = {}, {}
     for peer, replica in replicas.items():
         buffer = memoryview(bytearray(16 * replica.phi[fragment].numel() + 65_536))
-        sizes = replica.group(fragment).encode(buffer)
+        sizes = replica.capture_of(fragment).encode(buffer)
         ends = list(accumulate(sizes))
         cut = [buffer[end - size : end] for end, size in zip(ends, sizes, strict=True)]
         shares[peer] = dict(zip(replicas, cut, strict=True))
     for peer, replica in replicas.items():
         for other in replicas:
             if other != peer:
-                replica.group(fragment).receive(other, shares[other][peer])
+                replica.capture_of(fragment).receive(other, shares[other][peer])
         buffer = memoryview(bytearray(16 * replica.phi[fragment].numel() + 65_536))
-        size = replica.group(fragment).reduce({"a": 3, "b": 5, "c": 4}, buffer)
+        size = replica.capture_of(fragment).reduce({"a": 3, "b": 5, "c": 4}, buffer)
         means[peer] = buffer[:size]
     for peer, replica in replicas.items():
         for other in replicas:
             if other != peer:
-                replica.group(fragment).receive_mean(other, means[other])
-        replica.group(fragment).pool(["a", "b"])
+                replica.capture_of(fragment).receive_mean(other, means[other])
+        replica.capture_of(fragment).pool(["a", "b"])
         replica.outer(fragment)
         replica.merge(fragment, replica.clock.step)
 

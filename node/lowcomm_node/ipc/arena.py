@@ -9,17 +9,6 @@ import mmap
 import os
 import tempfile
 
-PAIR_SLOTS = 2
-"""Slots of an exchange in a pair: our contribution, and theirs."""
-GROUP_SLOTS = 3
-"""Slots of an exchange in a group of any size: what we contribute to the shards of the others, what
-they contribute to ours, and the means of all shards."""
-
-
-def slots_each(group: int) -> int:
-    """How many slots one exchange takes."""
-    return GROUP_SLOTS if group > 2 else PAIR_SLOTS
-
 
 def create_file() -> int:
     """An anonymous memory file of size 0; the descriptor."""

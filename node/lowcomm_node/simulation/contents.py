@@ -8,11 +8,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from hashlib import sha256
-from typing import Any
+from typing import Any, cast
 
 from lowcomm_node.simulation.driver import ExchangeDriver
 from lowcomm_node.simulation.peer import SimulatedPeer
-from lowcomm_node.trainer.capture import GroupCapture, PairCapture
+from lowcomm_node.trainer.capture import CAPTURES, Capture, GroupCapture, PairCapture
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
 from lowcomm_protocol.exchange import base, events, kinds
@@ -137,7 +137,7 @@ class PairContents(Contents):
     @property
     def captured_pair(self) -> PairCapture:
         """Of our replica."""
-        return self.replica.pair(self.fragment)
+        return cast("PairCapture", self.replica.capture_of(self.fragment))
 
     def event(self, other: str, kind: str, payload: Any) -> Any:
         """See ExchangeDriver."""
@@ -195,7 +195,7 @@ class GroupContents(Contents):
     @property
     def captured_group(self) -> GroupCapture:
         """Of our replica."""
-        return self.replica.group(self.fragment)
+        return cast("GroupCapture", self.replica.capture_of(self.fragment))
 
     def event(self, other: str, kind: str, payload: Any) -> Any:
         """See ExchangeDriver."""
@@ -273,11 +273,13 @@ CONTENTS: dict[str, type[Contents]] = {
 
 
 @contextmanager
-def registered(kind: kinds.Kind, contents: type[Contents]) -> Generator[None]:
+def registered(
+    kind: kinds.Kind, contents: type[Contents], capture: type[Capture[Any]]
+) -> Generator[None]:
     """Simulate a kind of exchange of your own while the context lasts."""
-    CONTENTS[kind.name] = contents
+    CONTENTS[kind.name], CAPTURES[kind.name] = contents, capture
     try:
         with kinds.registered(kind):
             yield
     finally:
-        del CONTENTS[kind.name]
+        del CONTENTS[kind.name], CAPTURES[kind.name]

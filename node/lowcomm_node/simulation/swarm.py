@@ -17,7 +17,7 @@ from lowcomm_node.simulation.driver import ExchangeDriver
 from lowcomm_node.simulation.network import Conditions, Network, Stream
 from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.trainer import transfer
-from lowcomm_node.trainer.capture import GroupCapture
+from lowcomm_node.trainer.capture import Capture
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.outer import worst_block_spread
 from lowcomm_protocol.exchange.plausible import PLAUSIBLE, Bound
@@ -319,7 +319,7 @@ def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
             if self._lies():
                 capture = self.captures[fragment]
                 capture.bound = Bound(math.inf, math.inf)
-                if abs(factor) > PLAUSIBLE and isinstance(capture, GroupCapture):
+                if abs(factor) > PLAUSIBLE:
                     capture.reduce = partial(_without_ours, capture, capture.reduce)
 
         def contribution(self, phi: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
@@ -339,7 +339,7 @@ def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
 
 
 def _without_ours(
-    capture: GroupCapture,
+    capture: Capture[Any],
     reduce: Callable[[Mapping[str, int], memoryview], int],
     tokens: Mapping[str, int],
     out: memoryview,

@@ -14,7 +14,6 @@ from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.ipc.arena import slots_each
 from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.supervision.process import Trainer
 from lowcomm_node.sync import offers
@@ -134,12 +133,12 @@ class Exchanger:
         self._ready = ready
         self._trainer = trainer
         self.drifted.clear()
-        count = len(ready.sizes)
+        count, kind = len(ready.sizes), self.peer.kind
         told = events.TrainerReady(
             plan=ready.plan,
             sizes=ready.sizes,
             realign_sizes=ready.realign_sizes,
-            exchanges=max(1, ready.slots // slots_each(self.peer.spec.sync.group)),
+            exchanges=max(1, ready.slots // (kind.slots if kind else 1)),
             swarm_step=ready.swarm_step,
             steps=ready.steps,
             tokens=ready.tokens,
@@ -216,7 +215,7 @@ class Exchanger:
             ready=self._ready,
             trainer=self._trainer,
             arena=self._trainer.arena,
-            slots=self._trainer.arena.take(slots_each(self.peer.spec.sync.group)),
+            slots=self._trainer.arena.take(one.kind.slots),
             bandwidth=self.bandwidth,
             stimulate=self.stimulate,
             call=self.call,

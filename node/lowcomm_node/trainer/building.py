@@ -3,11 +3,12 @@
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from lowcomm_node.ipc.arena import Arena, slots_each
+from lowcomm_node.ipc.arena import Arena
 from lowcomm_node.ipc.lines import Event
 from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.ipc.settings import TrainerSettings
@@ -15,16 +16,16 @@ from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.capacity import check_memory, limit_vram
+from lowcomm_node.trainer.capture import Capture
 from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_node.trainer.text import open_text
-from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, codec, coder
+from lowcomm_protocol.codecs import coder
+from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.exchange.outer import mean_contribution, outer_step
 from lowcomm_protocol.spec.amendments import newest
-from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.outer_settings import OuterSettings
 from lowcomm_protocol.spec.run import parse_canonical, run_id_of
 
-FP32_BYTES = 4
 PAGE_BYTES = 4096
 
 
@@ -79,7 +80,7 @@ def ready_of(
         parameters=sum(numels),
         plan=replica.plan.digest,
         numels=numels,
-        sizes=tuple(_size(replica, one) for one in replica.coders),
+        sizes=tuple((one.min_size, one.max_size) for one in replica.coders),
         realign_sizes=tuple(coder("fp32", numel).max_size for numel in numels),
         slots=arena.slots,
         slot_bytes=arena.slot_bytes,
@@ -96,28 +97,19 @@ def ready_of(
     )
 
 
-def slot_bytes(codec_name: str, numel: int, group: int) -> int:
+def slot_bytes(exchanged: type[Capture[Any]], codec_name: str, numel: int) -> int:
     """Bytes of a slot, whole pages, for fragments of up to ``numel`` values."""
-    largest = max(coder(name, numel).max_size for name in (codec_name, "fp32"))  # to realign
-    if group > 2:
-        # Shards are cut at blocks: each may be one block longer than the rest.
-        largest += MAX_GROUP * FP32_BYTES * BLOCK
+    codings = (exchanged.new_coder(name, numel, False) for name in (codec_name, "fp32"))
+    largest = exchanged.slack + max(coding.max_size for coding in codings)  # fp32: to realign
     return -(-largest // PAGE_BYTES) * PAGE_BYTES
 
 
 def _make_arena(replica: Replica, exchanges: int, memory: int) -> Arena:
     fragments, sync = replica.plan.fragments, replica.spec.sync
     largest = max(fragment.numel for fragment in fragments)
-    slots = min(exchanges, len(fragments)) * slots_each(sync.group) if sync.group > 1 else 0
-    return Arena(memory, slots, slot_bytes(sync.codec, largest, sync.group))
-
-
-def _size(replica: Replica, one: Coder | ShardCoder) -> tuple[int, int]:
-    """Fewest and most coded bytes of a fragment as a whole."""
-    if isinstance(one, Coder):
-        return one.min_size, one.max_size
-    whole = codec(replica.spec.sync.codec).coded_size(one.numel)
-    return whole, whole
+    kind = kind_of(sync)
+    slots = min(exchanges, len(fragments)) * kind.slots if kind else 0
+    return Arena(memory, slots, slot_bytes(replica.exchanged, sync.codec, largest))
 
 
 def warm_up(codec_name: str) -> None:

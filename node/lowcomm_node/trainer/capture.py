@@ -1,25 +1,31 @@
-"""The state of one exchange between capture and merge: in a pair, and in a group.
+"""The state of one exchange between capture and merge.
 
-In both, ``sent`` ends as our contribution as the others decoded it, ``mean_of`` gives the mean of
-all, and ``ranges`` say where there is one. Vectors are flat, float32, in host memory. What follows
-from others, such as progress, is computed where it is needed and not kept: memory is what an
-exchange takes most of.
+In all kinds, ``sent`` ends as our contribution as the others decoded it, ``mean_of`` gives the mean
+of all, and ``ranges`` say where there is one. Vectors are flat, float32, in host memory. What
+follows from others, such as progress, is computed where it is needed and not kept: memory is what
+an exchange takes most of.
+
+A kind of exchange has one entry in `CAPTURES`: a class that knows all that the trainer must know
+of it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
+from lowcomm_node.errors import TrainerError
 from lowcomm_node.ipc.messages import Again, Part
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer.scratch import Scratch
-from lowcomm_protocol.codecs import BLOCK, Coder
-from lowcomm_protocol.codecs.shards import Bounds, ShardCoder, shard_bounds
+from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
+from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ImplausibleError
+from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.outer import (
     apart,
     cosine_apart,
@@ -28,19 +34,40 @@ from lowcomm_protocol.exchange.outer import (
     token_weights,
     worst_block_spread,
 )
-from lowcomm_protocol.exchange.plausible import Bound, Directions, UsualNorm
+from lowcomm_protocol.exchange.plausible import (
+    HEAVY,
+    HEAVY_IN_PAIRS,
+    Bound,
+    Directions,
+    UsualNorm,
+)
 from lowcomm_protocol.exchange.repeats import Brought, Repeats
 from lowcomm_protocol.exchange.robust import robust_mean
-from lowcomm_protocol.spec.names import Mean
+from lowcomm_protocol.spec.names import MAX_GROUP, Mean
+from lowcomm_protocol.spec.settings import SyncSettings
 
 Ranges = Sequence[tuple[int, int]]
+AnyCoder = TypeVar("AnyCoder", bound=Coder | ShardCoder)
+FP32_BYTES = 4
 
 
 @dataclass(kw_only=True)
-class Capture(ABC):
-    """The part that pairs and groups share."""
+class Capture(ABC, Generic[AnyCoder]):
+    """The part that all kinds share."""
+
+    new_coder: ClassVar[Callable[[str, int, bool], Any]]
+    """A coder for a codec and so many values, with feedback or without."""
+    slack: ClassVar[int] = 0
+    """Bytes of a slot beyond those of the coded fragment."""
+    heavy: ClassVar[float] = HEAVY
+    """The bound of what can't happen to an honest peer, where slow weights may differ."""
 
     me: str
+    coder: AnyCoder
+    members: Sequence[str] = ()
+    """Peer ids, sorted; empty in a pair."""
+    averaging: Mean = "mean"
+    """How three or more are averaged."""
     scratch: Scratch
     theta: Tensor
     phi: Tensor
@@ -67,11 +94,13 @@ class Capture(ABC):
     worst_block: float = 0.0
     """The largest spread of the contributions in any block of 256 values; in a group, of our
     shard."""
-    repeats: Repeats
+    repeats: Repeats = field(default_factory=lambda: Repeats(0))
     """Learns what they bring, to know it again; in a group, to our shard."""
     received: dict[str, Tensor] = field(default_factory=dict)
     """Contributions; in a group, to our shard."""
     brought: dict[str, Brought] = field(default_factory=dict)
+    left_out: dict[str, ImplausibleError] = field(default_factory=dict)
+    """Contributors left out of our mean: they point against us, and nobody could outvote them."""
     steps: int
     """Inner steps and tokens of this replica that were done by then."""
     tokens: int
@@ -124,9 +153,27 @@ class Capture(ABC):
     def commit(self) -> None:
         """Keep what coding lost and learned, on the thread that codes: the step is applied."""
 
-    @abstractmethod
     def forget(self) -> None:
         """Keep nothing of what it taught: nothing is applied."""
+        self.coder.forget()
+
+    @property
+    def due(self) -> int:
+        """How many values each of the others brings us."""
+        return self.numel
+
+    def ours(self, here: slice) -> tuple[Tensor, ...]:
+        """Our progress and contribution, where outer steps may use them beside the mean."""
+        return ()
+
+    def resend(self, blocks: bytes, out: memoryview) -> int:
+        """Code again what a member could not decode; bytes. Raises CodecError for a bad bitmap."""
+        raise TrainerError("In this kind of exchange nothing is sent again.")
+
+    def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:
+        """Average our shard, weighted by ``tokens`` of each contributor, and code the mean;
+        bytes."""
+        raise TrainerError("In this kind of exchange nobody has a shard to average.")
 
     @abstractmethod
     def code(self, out: memoryview) -> tuple[int, ...]:
@@ -147,13 +194,15 @@ class Capture(ABC):
 
 
 @dataclass(kw_only=True)
-class PairCapture(Capture):
+class PairCapture(Capture[Coder]):
     """In a pair, both members send the whole fragment."""
 
-    coder: Coder
+    new_coder = staticmethod(coder)
+    heavy = HEAVY_IN_PAIRS
     _shares: Sequence[Tensor] = ()
     _weights: Sequence[float] = ()
     _piece: Tensor = field(default_factory=lambda: torch.empty(0))
+    _own: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def encode(self, out: memoryview) -> int:
         """Code the contribution into ``out``; bytes. Raises CodecError if it is not finite."""
@@ -185,10 +234,7 @@ class PairCapture(Capture):
         return again
 
     def resend(self, blocks: bytes, out: memoryview) -> int:
-        """Code again what the partner could not decode; bytes.
-
-        Raises CodecError for a bad bitmap.
-        """
+        """See Capture."""
         return self.coder.resend(blocks, self.sent.numpy(), out)
 
     def patch(self, peer: str, data: memoryview) -> None:
@@ -224,24 +270,25 @@ class PairCapture(Capture):
         """See Capture."""
         self.coder.commit()
 
-    def forget(self) -> None:
+    def ours(self, here: slice) -> tuple[Tensor, ...]:
         """See Capture."""
-        self.coder.forget()
+        theta = self.theta[here]
+        if self._own.numel() < theta.numel():
+            self._own = torch.empty(theta.numel())
+        own = torch.sub(theta, self.phi[here], out=self._own[: theta.numel()])
+        return own, self.sent[here]
 
 
 @dataclass(kw_only=True)
-class GroupCapture(Capture):
-    """Each member averages one shard of the fragment and sends the mean to the others."""
+class GroupCapture(Capture[ShardCoder]):
+    """Each member averages one shard of the fragment and sends the mean to the others: the k-th of
+    ``members`` shard k."""
 
-    coder: ShardCoder
-    kind: Mean
-    members: Sequence[str]
-    """Peer ids, sorted: the k-th owns shard k."""
+    new_coder = staticmethod(shard_coder)
+    slack = MAX_GROUP * FP32_BYTES * BLOCK  # shards are cut at blocks: one may be a block longer
     bounds: Bounds = ()
     mean: Tensor = field(default_factory=lambda: torch.empty(0))
     _inbox: Tensor = field(default_factory=lambda: torch.empty(0))
-    left_out: dict[str, ImplausibleError] = field(default_factory=dict)
-    """Contributors left out of our mean: they point against us, and nobody could outvote them."""
 
     def __post_init__(self) -> None:
         self.bounds = shard_bounds(self.numel, len(self.members))
@@ -251,6 +298,12 @@ class GroupCapture(Capture):
     def mine(self) -> int:
         """Which shard is ours."""
         return self.members.index(self.me)
+
+    @property
+    def due(self) -> int:
+        """See Capture."""
+        start, stop = self.bounds[self.mine]
+        return stop - start
 
     def encode(self, out: memoryview) -> list[int]:
         """Code one shard for each member into ``out``, one after the other; bytes of each.
@@ -283,7 +336,7 @@ class GroupCapture(Capture):
         try:
             self._check(peer, vector, self.mine, "brings progress")
         except ImplausibleError as error:
-            if error.deed is Deed.HEAVY or len(self.members) == 2 or self.kind == "mean":
+            if error.deed is Deed.HEAVY or len(self.members) == 2 or self.averaging == "mean":
                 raise
             self._shorten(vector, start)  # a majority outvotes it: no reason to lose a member
         if len(self.members) == 2:
@@ -317,8 +370,7 @@ class GroupCapture(Capture):
         vector.add_(apart(vector, phi, self.pull, too_much).mul_(factor - 1.0))
 
     def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:
-        """Average our shard, weighted by ``tokens`` of each contributor, and code the mean;
-        bytes."""
+        """See Capture."""
         start, stop = self.bounds[self.mine]
         self.left_out = self._against(tokens)
         tokens = {peer: count for peer, count in tokens.items() if peer not in self.left_out}
@@ -326,7 +378,7 @@ class GroupCapture(Capture):
         shares = [ours if peer == self.me else self.received[peer] for peer in tokens]
         weights = token_weights(list(tokens.values()))
         mean = self.mean[start:stop]
-        mean.copy_(robust_mean(self.kind, self._seen(shares, start), weights))
+        mean.copy_(robust_mean(self.averaging, self._seen(shares, start), weights))
         self.worst_block = worst_block_spread(shares)
         if self.pull:
             apart(mean, self.phi[start:stop], -self.pull, mean)
@@ -378,6 +430,14 @@ class GroupCapture(Capture):
         """See Capture."""
         self.coder.commit(self.ranges)
 
-    def forget(self) -> None:
-        """See Capture."""
-        self.coder.forget()
+
+CAPTURES: dict[str, type[Capture[Any]]] = {
+    kinds.PAIR.name: PairCapture,
+    kinds.GROUP.name: GroupCapture,
+}
+"""By the name of the kind."""
+
+
+def capture_for(sync: SyncSettings) -> type[Capture[Any]]:
+    """What exchanges of a run are captured with; pairs where its peers do not exchange."""
+    return CAPTURES[(kinds.kind_of(sync) or kinds.PAIR).name]

@@ -7,9 +7,9 @@ It counts float32 values a token or a parameter, which the model's family gives 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lowcomm_node.ipc.arena import slots_each
 from lowcomm_node.models.base import Footprint, family_of
 from lowcomm_node.trainer.muon import together
+from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
 
@@ -126,11 +126,11 @@ def _activations(spec: RunSpec, model: Footprint, gpu: bool) -> int:
 
 def _exchanges(spec: RunSpec, numel: int, exchanges: int) -> int:
     """Captures and slots of the exchanges under way, and what coders keep of each fragment."""
-    sync = spec.sync
-    if sync.group == 1:
+    sync, kind = spec.sync, kind_of(spec.sync)
+    if kind is None:
         return 0
     fragment = -(-numel // sync.fragments)
-    each = fragment * (EXCHANGE_VECTORS + slots_each(sync.group))
+    each = fragment * (EXCHANGE_VECTORS + kind.slots)
     coders = numel if sync.error_feedback else 0
     return FLOAT * (min(exchanges, sync.fragments) * each + PASSING_VECTORS * fragment + coders)
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +25,13 @@ from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.models.base import Model, build_model, tensor_specs
-from lowcomm_node.trainer.capture import Capture, GroupCapture, PairCapture
+from lowcomm_node.trainer.capture import Capture, capture_for
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch
-from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
-from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
 from lowcomm_protocol.exchange.outer import contribution, is_finite, merge, outer_step
 from lowcomm_protocol.exchange.plausible import (
     HEAVY,
-    HEAVY_IN_PAIRS,
     Bound,
     Directions,
     UsualNorm,
@@ -49,7 +47,6 @@ from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.run import RunSpec
 
-Kind = TypeVar("Kind", bound=Capture)
 SCRATCH = 8
 """Free vectors that are kept for each fragment."""
 PIECE = 32_768
@@ -107,13 +104,14 @@ class Replica:
         """Whether the progress of others points along ours."""
         self.worst_block = [0.0 for _ in self.phi]
         """Spread of the contributions in their worst block at the last merge, by fragment."""
-        self.captures: dict[int, Capture] = {}
+        self.captures: dict[int, Capture[Any]] = {}
+        self.exchanged = capture_for(spec.sync)
+        """What exchanges are captured with."""
         largest = max(fragment.numel for fragment in self.plan.fragments)
         # Shards are cut at blocks: those of all members, as long as ours, may be longer together.
         self.scratch = Scratch(largest + MAX_GROUP * BLOCK, SCRATCH * len(self.phi))
-        make = shard_coder if spec.sync.group > 2 else coder
         self._coders: list[Coder | ShardCoder] = [
-            make(spec.sync.codec, fragment.numel, spec.sync.error_feedback)
+            self.exchanged.new_coder(spec.sync.codec, fragment.numel, spec.sync.error_feedback)
             for fragment in self.plan.fragments
         ]
         self._committing: dict[int, Future[None]] = {}
@@ -195,35 +193,27 @@ class Replica:
         numel = self.plan.fragments[fragment].numel
         theta, phi = self.fast(fragment, self.scratch.take(numel)), self.phi[fragment]
         pull = 1.0 if realign else self.spec.sync.consensus
-        heavy = HEAVY_IN_PAIRS if pull and self.spec.sync.group == 2 else HEAVY
-        common = {
-            "me": self.peer_id,
-            "scratch": self.scratch,
-            "theta": theta,
-            "phi": phi,
-            "pull": pull,
-            "realign": realign,
-            "bound": replace(self._bound(fragment, ahead), heavy=heavy, realigns=realign),
-            "gain": 1.0 if realign else self._outer.gain,
-            "usual": self.usual[fragment],
-            "directions": self.directions,
-            "steps": self.steps,
-            "tokens": self.tokens,
-        }
+        heavy = self.exchanged.heavy if pull else HEAVY
         coding = self._coders[fragment]
-        if isinstance(coding, ShardCoder):
-            coding = shard_coder("fp32", theta.numel()) if realign else coding
-            start, stop = shard_bounds(theta.numel(), len(members))[
-                list(members).index(self.peer_id)
-            ]
-            repeats = self._repeats(fragment, stop - start, realign)
-            self.captures[fragment] = GroupCapture(
-                **common, coder=coding, repeats=repeats, kind=self.spec.sync.mean, members=members
-            )
-        else:
-            coding = coder("fp32", theta.numel()) if realign else coding
-            repeats = self._repeats(fragment, theta.numel(), realign)
-            self.captures[fragment] = PairCapture(**common, coder=coding, repeats=repeats)
+        capture = self.exchanged(
+            me=self.peer_id,
+            coder=self.exchanged.new_coder("fp32", numel, False) if realign else coding,
+            members=members,
+            averaging=self.spec.sync.mean,
+            scratch=self.scratch,
+            theta=theta,
+            phi=phi,
+            pull=pull,
+            realign=realign,
+            bound=replace(self._bound(fragment, ahead), heavy=heavy, realigns=realign),
+            gain=1.0 if realign else self._outer.gain,
+            usual=self.usual[fragment],
+            directions=self.directions,
+            steps=self.steps,
+            tokens=self.tokens,
+        )
+        capture.repeats = self._repeats(fragment, capture.due, realign)
+        self.captures[fragment] = capture
 
     def contribute(self, fragment: int) -> None:
         """The rest of ``capture``, on any thread. Raises NotFinite, and forgets the capture."""
@@ -272,21 +262,10 @@ class Replica:
         """What we send of a fragment: a new vector."""
         return contribution(self._outer, phi, theta, self.scratch.take(phi.numel()))
 
-    def pair(self, fragment: int) -> PairCapture:
-        """The capture of an exchange in a pair that is under way."""
-        return self._captured(fragment, PairCapture)
-
-    def group(self, fragment: int) -> GroupCapture:
-        """The capture of an exchange in a group that is under way."""
-        return self._captured(fragment, GroupCapture)
-
-    def capture_of(self, fragment: int) -> Capture:
+    def capture_of(self, fragment: int) -> Capture[Any]:
         """The capture of an exchange that is under way."""
-        return self._captured(fragment, Capture)
-
-    def _captured(self, fragment: int, kind: type[Kind]) -> Kind:
         capture = self.captures.get(fragment)
-        if not isinstance(capture, kind):
+        if capture is None:
             raise TrainerError(
                 f"Fragment {fragment} is not captured any more: the exchange is void."
             )
@@ -309,7 +288,6 @@ class Replica:
         if sum(stop - start for start, stop in capture.ranges) < capture.numel:
             phi.copy_(self.phi[fragment])
             delta.copy_(self.delta[fragment])
-        progress = torch.empty(PIECE)
         for start, stop in _pieces(capture.ranges):
             here = slice(start, stop)
             phi[here].copy_(self.phi[fragment][here])
@@ -319,13 +297,8 @@ class Replica:
                 phi[here] = mean
                 if not capture.keep_momentum:
                     delta[here] = 0.0
-            elif isinstance(capture, PairCapture):
-                own = torch.sub(
-                    capture.theta[here], capture.phi[here], out=progress[: stop - start]
-                )
-                self.outer_step(phi[here], delta[here], mean, own, capture.sent[here])
             else:
-                self.outer_step(phi[here], delta[here], mean)
+                self.outer_step(phi[here], delta[here], mean, *capture.ours(here))
             if not (is_finite(phi[here]) and is_finite(delta[here])):
                 raise NotFinite(
                     f"The outer step of fragment {fragment} gives values that are not finite: it "

@@ -111,7 +111,7 @@ class ExchangeWork:
         return self._unless_void(request.fragment, capture, work)
 
     def _resend(self, request: messages.Resend) -> Future[messages.Resent]:
-        capture = self._replica.pair(request.fragment)
+        capture = self._replica.capture_of(request.fragment)
 
         def work() -> messages.Resent:
             with capture.stages.during("encode"):
@@ -121,7 +121,7 @@ class ExchangeWork:
         return self._unless_void(request.fragment, capture, work)
 
     def _reduce(self, request: messages.Reduce) -> Future[messages.Reduced]:
-        capture = self._replica.group(request.fragment)
+        capture = self._replica.capture_of(request.fragment)
 
         def work() -> messages.Reduced:
             with capture.stages.during("outer"):

@@ -50,6 +50,13 @@ class ShardCoder:
         kinds = ("contribution", "mean") if feedback else ()
         self._lost = {kind: Residual(numel) for kind in kinds}
 
+    @property
+    def max_size(self) -> int:
+        """Bytes of the coded fragment as a whole."""
+        return self._codec.coded_size(self.numel)
+
+    min_size = max_size
+
     def encode(
         self,
         vector: Vector,

@@ -40,6 +40,9 @@ class Kind:
     """What is told when: seconds for a hello, seconds of the deadline."""
     contents: int
     """How many times the bytes of the fragment go out, at most."""
+    slots: int
+    """Buffers that an exchange holds at a peer, however many take part, each as large as the coded
+    fragment."""
     all_call: bool
     """Whether a peer that is called calls its own candidates, too."""
     events: tuple[type, ...] = ()
@@ -78,6 +81,7 @@ PAIR = Kind(
     machine=lambda me, candidates, group: pairs.Exchange(me=me, candidates=candidates),
     timetable=_pair_timetable,
     contents=1,
+    slots=2,  # our contribution, theirs
     all_call=False,
     events=(pairs.Verified, pairs.Confirmed),
 )
@@ -89,6 +93,9 @@ GROUP = Kind(
     ),
     timetable=_group_timetable,
     contents=2,
+    # What we contribute to the shards of the others, what they contribute to ours, and the means of
+    # all shards.
+    slots=3,
     all_call=True,
     events=(
         groups.RollCame,

@@ -1,6 +1,6 @@
 """What must hold for a kind of exchange of another package: it is trained with."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import torch
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.simulation import Member, contents, simulate
 from lowcomm_node.simulation.contents import Contents
+from lowcomm_node.trainer.capture import CAPTURES, PairCapture
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base, kinds, story
 from lowcomm_protocol.exchange.base import Effect, Gathering, Stage
@@ -111,17 +112,24 @@ class EchoContents(Contents):
         self.send(effect.peer, "echo", self.content)
 
     def code(self) -> None:
-        capture = self.replica.pair(self.fragment)
+        capture = self.replica.capture_of(self.fragment)
         out = bytearray(capture.coder.max_size)
         self.content = bytes(out[: capture.encode(memoryview(out))])
 
     def decode(self, other: str, kind: str, data: bytes) -> Any:
-        self.replica.pair(self.fragment).receive(other, memoryview(data))
+        self.replica.capture_of(self.fragment).receive(other, memoryview(data))
         return Came(peer=other)
 
     def pool(self, effect: base.Apply) -> None:
         told.append(self.one)
-        self.replica.pair(self.fragment).pool(self.tokens(effect.members))
+        self.replica.capture_of(self.fragment).pool(self.tokens(effect.members))
+
+
+class EchoCapture(PairCapture):
+    """It weighs nothing: who has trained more counts no more."""
+
+    def pool(self, over: Mapping[str, int]) -> None:
+        super().pool(dict.fromkeys(over, 1))
 
 
 told: list[Underway] = []
@@ -134,6 +142,7 @@ ECHO = kinds.Kind(
         *kinds.timetable(hello, deadline),
     ],
     contents=1,
+    slots=2,
     all_call=False,
     events=(Came,),
 )
@@ -149,7 +158,7 @@ def test_a_kind_of_exchange(dataset):
             "sync": {"method": "noloco", "interval": 6},
         }
     )
-    with contents.registered(ECHO, EchoContents):
+    with contents.registered(ECHO, EchoContents, EchoCapture):
         alone = simulate(
             spec.model_copy(update={"sync": spec.sync.model_copy(update={"group": 1})}), dataset, 3
         )
@@ -164,6 +173,6 @@ def test_a_kind_of_exchange(dataset):
     assert result.applied == len(told) > 4
     assert result.spread < alone.spread / 3, "it brings peers together"
     assert kinds.kind_of(spec.sync) is kinds.PAIR, "it is unregistered"
-    assert "echo" not in contents.CONTENTS
+    assert "echo" not in contents.CONTENTS and "echo" not in CAPTURES
     with pytest.raises(KeyError):
         kinds.kind_named("echo")

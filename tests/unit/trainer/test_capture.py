@@ -45,7 +45,7 @@ def group(
         **captured(me, vector, usual),
         coder=shard_coder("fp32", NUMEL),
         repeats=Repeats(shard(members, me)),
-        kind="clip",
+        averaging="clip",
         members=members,
     )
 
@@ -330,7 +330,7 @@ def test_where_nobody_outvotes_it_it_is_refused(kind: Mean, members: tuple[str, 
         group("a", vector, UsualNorm(), members),
         group("b", 6.0 * vector, UsualNorm(), members),
     )
-    mine.kind = kind
+    mine.averaging = kind
     with pytest.raises(ImplausibleError, match="brings progress of norm") as refused:
         mine.receive("b", share(theirs, "a"))
     assert refused.value.deed is Deed.STUMBLE

@@ -48,7 +48,7 @@ def exchange(one: Driven, other: Driven) -> None:
 def bound(replica: Replica, **how: int) -> Bound:
     """What the first fragment of others may have, were an exchange to begin now."""
     replica.capture(0, **how)
-    kept = replica.pair(0).bound
+    kept = replica.capture_of(0).bound
     replica.drop(0)
     return kept
 
@@ -150,7 +150,7 @@ def test_pairs_whose_slow_weights_may_part_bear_with_more_than_others(folder: Pa
             one.steps(1)
             for realign in (False, True):
                 one.replica.capture(0, realign, ("a", "b", "c"))
-                assert one.replica.group(0).bound.heavy == HEAVY
+                assert one.replica.capture_of(0).bound.heavy == HEAVY
 
 
 # What is sent, and what of it is progress
@@ -164,7 +164,7 @@ def test_a_contribution_less_its_anchor_is_progress_times_the_gain(
     with driven(folder, "a", more=more) as (one,):
         one.steps(2)
         one.replica.capture(0)
-        kept = one.replica.pair(0)
+        kept = one.replica.capture_of(0)
         progress = one.replica.fast(0) - one.replica.phi[0]
         assert kept.pull == consensus and kept.phi is one.replica.phi[0]
         assert torch.allclose(kept.sent - consensus * kept.phi, kept.gain * progress, atol=1e-6)
@@ -177,7 +177,7 @@ def test_a_realignment_sends_the_fast_weights_themselves(folder: Path, method: s
     with driven(folder, "a", more=settings(method)) as (one,):
         one.steps(2)
         one.replica.capture(0, realign=True)
-        kept = one.replica.pair(0)
+        kept = one.replica.capture_of(0)
         assert torch.equal(kept.sent, one.replica.fast(0)) and kept.sent is not kept.theta
         assert (kept.pull, kept.gain) == (1.0, 1.0) and kept.phi is one.replica.phi[0]
         assert kept.bound.own == pytest.approx(float((kept.theta - kept.phi).norm()))
@@ -195,7 +195,7 @@ def test_what_others_brought_to_a_shard_is_known_while_it_has_as_many_values(fol
 
         def known(members: str, realign: bool = False):
             one.replica.capture(0, realign, tuple(members))
-            return one.replica.group(0).repeats
+            return one.replica.capture_of(0).repeats
 
         three = known("abc")
         start, stop = shard_bounds(numel, 3)[1]

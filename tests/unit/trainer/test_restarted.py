@@ -64,7 +64,7 @@ def brought(times: float, dataset: Dataset, method: str) -> tuple[float, Implaus
     out = memoryview(bytearray(theirs.coder.max_size))
     size = theirs.coder.encode(np.ascontiguousarray(theirs.sent.numpy()), out)
     try:
-        judge.pair(0).receive("peer", out[:size])
+        judge.capture_of(0).receive("peer", out[:size])
     except ImplausibleError as error:
         return norm, error
     return norm, None

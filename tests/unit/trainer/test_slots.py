@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.ipc.arena import Arena, create_file, slots_each
+from lowcomm_node.ipc.arena import Arena, create_file
 from lowcomm_node.trainer.building import slot_bytes
+from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_protocol.codecs import CODECS, codec, coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.spec.names import MAX_GROUP, codecs_for_groups
@@ -23,7 +24,7 @@ from lowcomm_protocol.spec.names import MAX_GROUP, codecs_for_groups
 def test_the_shards_of_a_group_of_any_size_fit_into_a_slot(name, numel, count, realign):
     coding = codec("fp32" if realign else name)
     sizes = [coding.coded_size(stop - start) for start, stop in shard_bounds(numel, count)]
-    room = slot_bytes(name, numel, MAX_GROUP)
+    room = slot_bytes(GroupCapture, name, numel)
     assert sum(sizes) <= room, "what we contribute to the shards of others; the means of all"
     assert count * max(sizes) <= room, "what others contribute to the largest shard"
 
@@ -31,13 +32,8 @@ def test_the_shards_of_a_group_of_any_size_fit_into_a_slot(name, numel, count, r
 @pytest.mark.parametrize("name", CODECS)
 def test_a_contribution_in_a_pair_fits_into_a_slot(name):
     for numel in (1, 255, 100_000):
-        assert slot_bytes(name, numel, 2) >= max(coder(name, numel).max_size, 4 * numel)
-    assert slot_bytes(name, 100_000, 2) < 500_000
-
-
-@pytest.mark.parametrize(("group", "slots"), [(2, 2), (3, 3), (8, 3)])
-def test_an_exchange_takes_few_slots_however_many_take_part(group, slots):
-    assert slots_each(group) == slots
+        assert slot_bytes(PairCapture, name, numel) >= max(coder(name, numel).max_size, 4 * numel)
+    assert slot_bytes(PairCapture, name, 100_000) < 500_000
 
 
 def test_slots_are_taken_all_at_once_or_not_at_all():

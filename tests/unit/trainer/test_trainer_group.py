@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.ipc.arena import GROUP_SLOTS
 from lowcomm_node.ipc.messages import Stepped
 from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.testing.tiny import tiny_settings
+from lowcomm_protocol.exchange.kinds import GROUP
 
 IN_GROUPS = """
 [sync]
@@ -29,7 +29,7 @@ async def start(folder: Path) -> dict[str, TrainerThread]:
     trainers = {peer: TrainerThread() for peer in PEERS}
     for peer, trainer in trainers.items():
         ready = await trainer.start(tiny_settings(folder, peer, IN_GROUPS))
-        assert ready.slots == 2 * GROUP_SLOTS
+        assert ready.slots == 2 * GROUP.slots
     await step(trainers)
     return trainers
 
@@ -49,7 +49,7 @@ async def exchange(
 ) -> list[str]:
     """Share fragment 0 out as a group does, and merge the shards of these owners; the slow weights'
     digests."""
-    slots = {peer: trainer.arena.take(GROUP_SLOTS) for peer, trainer in trainers.items()}
+    slots = {peer: trainer.arena.take(GROUP.slots) for peer, trainer in trainers.items()}
     shared = {
         peer: await trainer.share(0, slots[peer][0], realign, PEERS, ahead=0)
         for peer, trainer in trainers.items()

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from lowcomm_node.ipc.arena import PAIR_SLOTS
 from lowcomm_node.ipc.messages import Stepped
 from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.exchange.kinds import PAIR
 
 IN_PAIRS = """
 [sync]
@@ -46,7 +46,7 @@ async def test_a_contribution_is_decoded_while_a_step_is_under_way(
         a, b = trainers["a"], trainers["b"]
         await b.train(False)
         assert a.arena and b.arena
-        (theirs, _), (_, slot) = b.arena.take(PAIR_SLOTS), a.arena.take(PAIR_SLOTS)
+        (theirs, _), (_, slot) = b.arena.take(PAIR.slots), a.arena.take(PAIR.slots)
         sent = await b.capture(0, theirs, realign=True, ahead=0)
         assert await asyncio.to_thread(begun.wait, SOON)
         capturing = asyncio.create_task(a.capture(0, 0, realign=True, ahead=0))

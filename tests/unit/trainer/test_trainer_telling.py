@@ -10,7 +10,6 @@ import torch
 
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.ipc import messages
-from lowcomm_node.ipc.arena import slots_each
 from lowcomm_node.ipc.error_reports import refusal_of
 from lowcomm_node.models.evaluation import evaluate
 from lowcomm_node.models.sampling import TOP_K, generate
@@ -18,11 +17,13 @@ from lowcomm_node.testing.driven_trainer import driven
 from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer import writing
 from lowcomm_node.trainer.building import slot_bytes
+from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.saving import HANGS, PATIENCE
 from lowcomm_protocol.codecs import BLOCK, coder
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import CodecError, ImplausibleError
+from lowcomm_protocol.exchange.kinds import GROUP, PAIR
 from lowcomm_protocol.spec.names import MAX_GROUP
 
 MORE = """warmup = 3
@@ -167,9 +168,9 @@ def test_text_is_that_of_the_model_for_a_prompt_and_a_seed_and_never_too_long(
 @pytest.mark.parametrize(
     ("method", "fragments", "exchanges", "slots"),
     [
-        ("lowcomm", 4, 2, 2 * slots_each(2)),
-        ("lowcomm", 1, 3, slots_each(2)),
-        ("streaming-diloco", 4, 3, 3 * slots_each(8)),
+        ("lowcomm", 4, 2, 2 * PAIR.slots),
+        ("lowcomm", 1, 3, PAIR.slots),
+        ("streaming-diloco", 4, 3, 3 * GROUP.slots),
         ("local", 1, 2, 0),
     ],
 )
@@ -181,7 +182,7 @@ def test_what_it_says_when_it_is_built_is_what_it_has(
         numels = [phi.numel() for phi in replica.phi]
         assert built.slots == slots
         assert built.slot_bytes == slot_bytes(
-            replica.spec.sync.codec, max(numels), replica.spec.sync.group
+            replica.exchanged, replica.spec.sync.codec, max(numels)
         )
         assert list(built.numels) == numels and built.parameters == sum(numels)
         assert list(built.realign_sizes) == [4 * numel for numel in numels]
@@ -198,17 +199,17 @@ def test_what_it_says_when_it_is_built_is_what_it_has(
 
 
 def test_a_slot_is_whole_pages_and_no_more_than_what_must_fit() -> None:
-    for name, numel in (
-        ("mod3", 1),
-        ("mod3", 1024),
-        ("fp32", 1024),
-        ("q2", 1025),
-        ("fp32", 10_000),
+    for exchanged, name, numel, more in (
+        (PairCapture, "mod3", 1, 0),
+        (PairCapture, "mod3", 1024, 0),
+        (GroupCapture, "fp32", 1024, MAX_GROUP * 4 * BLOCK),
+        (PairCapture, "q2", 1025, 0),
+        (GroupCapture, "q2", 1025, MAX_GROUP * 4 * BLOCK),
+        (PairCapture, "fp32", 10_000, 0),
     ):
-        most = max(coder(name, numel).max_size, 4 * numel)
-        for group, room in ((2, most), (3, most + MAX_GROUP * 4 * BLOCK)):
-            size = slot_bytes(name, numel, group)
-            assert size % 4096 == 0 and room <= size < room + 4096
+        room = max(coder(name, numel).max_size, 4 * numel) + more
+        size = slot_bytes(exchanged, name, numel)
+        assert size % 4096 == 0 and room <= size < room + 4096
 
 
 @pytest.mark.parametrize(
