@@ -8,8 +8,8 @@ and merge add to it at a boundary, and what the other thread takes for an exchan
 boundary's share of a step, with as many exchanges a step as are due; ``one core`` the share that
 training keeps where trainer and exchanges share a core. ``beside``: steps alternate with and
 without an exchange under way, on the clock, each thread on a core of its own where there are two.
-Minor page faults are those of 4 KiB that the kernel counts. The memory is what the process takes
-at most above what it took before the first exchange.
+Minor page faults are those that the kernel counts. The memory is what the process keeps after
+exchanges, above what it took before the first one: vectors that are used again stay.
 """
 
 import gc

@@ -66,7 +66,8 @@ class OuterRule(ABC):
         """One outer step, in place on ``phi`` and ``delta``; ``pooled``: the mean, as outer.py
         defines it.
 
-        All are float32 [numel]. Must give the same bits on every processor.
+        All are float32 [numel]: a piece of a fragment, so each value must follow from those at its
+        own place. Must give the same bits on every processor.
         """
 
 
