@@ -38,6 +38,15 @@ SHAPES: dict[str, dict[str, dict[str, Any]]] = {
         "train": {"batch": 16},
     },
 }
+LARGE: dict[str, dict[str, dict[str, Any]]] = {
+    name: {"model": {"context": 64} | model, "train": {"batch": 2}}
+    for name, model in {
+        "10M": {"layers": 6, "width": 384, "heads": 6, "feed_forward": 1024},
+        "50M": {"layers": 12, "width": 576, "heads": 9, "feed_forward": 1536},
+        "125M": {"layers": 17, "width": 768, "heads": 12, "feed_forward": 2048},
+    }.items()
+}
+"""Looked at only where they are named."""
 STEPS = 3
 MOST = 2.0
 """Times as much as is measured may be reckoned."""
@@ -48,11 +57,11 @@ LOOK = 0.005
 def main() -> int:
     """Measure; 1 if a reckoning does not hold."""
     parser = kit.parser(__doc__)
-    parser.add_argument("shapes", nargs="*", default=list(SHAPES), help=", ".join(SHAPES))
+    parser.add_argument("shapes", nargs="*", default=list(SHAPES), help=", ".join(SHAPES | LARGE))
     rows, wrong = [], 0
     print("shape                     parameters  reckoned MiB  measured MiB  factor")
     for name in parser.parse_args().shapes:
-        spec = spec_of(SHAPES[name])
+        spec = spec_of((SHAPES | LARGE)[name])
         reckoned = reckon(spec, gpu=False).host_bytes - DAEMON
         with tempfile.TemporaryDirectory() as folder:
             measured = asyncio.run(peak(spec, Path(folder)))

@@ -17,7 +17,7 @@ FLOAT = 4
 MIB, GIB = 1024**2, 1024**3
 DAEMON = 200 * MIB
 """The daemon."""
-TRAINER = 400 * MIB
+TRAINER = 350 * MIB
 """The trainer with its libraries and what they compile, without a model."""
 CUDA_TRAINER = 2000 * MIB
 """The same where torch brings up a GPU."""
@@ -60,18 +60,19 @@ def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4) -> Reckoning:
     model = family_of(spec.model).footprint(spec.model)
     numel = model.parameters
     optimizer = _moments(model, spec.train)
+    # Each copies weights and moments, and keeps slow weights that a merge replaces meanwhile.
+    states = 2 * (FLOAT * numel + optimizer) + 2 * FLOAT * numel
     training = {
         "weights and gradients": 2 * FLOAT * numel,
         "optimizer": optimizer + _muon_scratch(model, spec.train, gpu),
         f"activations and logits (batch {spec.train.batch} x context {spec.model.context})": (
-            _activations(spec, model, gpu)
+            _activations(spec, model, gpu, states)
         ),
     }
     keeping = {
         "slow weights and momentum": 2 * FLOAT * numel,
         "exchanges": _exchanges(spec, numel, exchanges),
-        # Each copies weights and moments, and keeps slow weights that a merge replaces meanwhile.
-        "checkpoint and state for joiners": 2 * (FLOAT * numel + optimizer) + 2 * FLOAT * numel,
+        "checkpoint and state for joiners": states,
     }
     if gpu:
         return Reckoning(
@@ -111,17 +112,18 @@ def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:
     return MUON_VECTORS * FLOAT * most
 
 
-def _activations(spec: RunSpec, model: Footprint, gpu: bool) -> int:
-    """The larger of what a step and a look at held-out text take."""
+def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int) -> int:
+    """The larger of what a step and a look at held-out text take.
+
+    A processor's look takes the place of ``states``: they are written after an evaluation.
+    """
     context = spec.model.context
     tokens = spec.train.batch * context
     looked_at = max(context, EVALUATION_TOKENS)
     # A GPU computes in bf16, but norms and the loss, and keeps a copy of the weights in bf16.
     copies = FLOAT // 2 * model.parameters if gpu else 0
-    return (
-        max(FLOAT * tokens * (model.kept + model.passing), FLOAT * looked_at * model.evaluated)
-        + copies
-    )
+    look = FLOAT * looked_at * model.evaluated - (0 if gpu else states)
+    return max(FLOAT * tokens * (model.kept + model.passing), look) + copies
 
 
 def _exchanges(spec: RunSpec, numel: int, exchanges: int) -> int:

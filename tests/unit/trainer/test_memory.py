@@ -115,7 +115,7 @@ def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(
     assert "(GiB: activations and logits (batch 256 x context 32768) " in told
     assert "raise --max-memory" in told and "smaller batch or context" in told
     monkeypatch.setattr(limits, "memory_of_machine", lambda: (8 * GIB, 7 * GIB))
-    with pytest.raises(ConfigError, match=r"7\.6 GiB are allowed here"):
+    with pytest.raises(ConfigError, match=r"7\.5 GiB are allowed here"):
         check_memory(hungry, CPU, None)
     check_memory(spec_of(), CPU, 1.0)
 
