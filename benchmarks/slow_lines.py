@@ -11,7 +11,7 @@ exchanges, not the cores of this machine. Told for each line and method, of all 
     applied  of those; bytes are those of contents, sent by one node
     steps    against those of ``local``, measured beside in the same way
 
-The emulated links run with real-time priority, and tell how late they handed packets over.
+Trainers do not step back for other programs (``--nice 0``). The emulated links run with real-time priority, and tell how late they handed packets over.
 Results into benchmarks/results/slow_lines.json.
 """
 
@@ -120,7 +120,7 @@ def measure(line: str, method: str, arguments: Any) -> dict[str, Any]:
         for home in homes:
             with suppress(PermissionError):  # it tells how late it was in any case
                 os.sched_setscheduler(home.link.process.pid, os.SCHED_FIFO, os.sched_param(10))
-        nodes = [AsUsers(home, Path(folder) / home.name, address) for home in homes]
+        nodes = [AsUsers(home, Path(folder) / home.name, address, "--nice", "0") for home in homes]
         try:
             for node in nodes:
                 node.until(lambda s: (s["trainer"]["steps"] or 0) > 3, "training", START)
