@@ -11,7 +11,8 @@ exchanges, not the cores of this machine. Told for each line and method, of all 
     applied  of those; bytes are those of contents, sent by one node
     steps    against those of ``local``, measured beside in the same way
 
-Trainers do not step back for other programs (``--nice 0``). The emulated links run with real-time priority, and tell how late they handed packets over.
+The emulated links run with real-time priority, and tell how late they handed packets over. Trainers
+do not step back for other programs (``--nice 0``).
 Results into benchmarks/results/slow_lines.json.
 """
 
