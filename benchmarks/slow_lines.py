@@ -9,7 +9,7 @@ exchanges, not the cores of this machine. Told for each line and method, of all 
     due      fragments that came due in the time measured, by the steps that were taken
     fit      as many of those as the line carries, if it does nothing else and never waits
     applied  of those; bytes are those of contents, sent by one node
-    steps    against those of ``local``, measured beside in the same way
+    steps    taken, of those that the time allows at one in ``--step`` seconds
 
 The emulated links run with real-time priority, and tell how late they handed packets over. Trainers
 do not step back for other programs (``--nice 0``).
