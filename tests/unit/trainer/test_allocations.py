@@ -78,12 +78,12 @@ def pairs(replicas: dict[str, Replica], buffers: dict[str, memoryview]) -> None:
     coded = {}
     for peer, replica in replicas.items():
         replica.capture(0)
-        coded[peer] = buffers[peer][: replica.pair(0).encode(buffers[peer])]
+        coded[peer] = buffers[peer][: replica.capture_of(0).encode(buffers[peer])]
     for peer, replica in replicas.items():
         other = "b" if peer == "a" else "a"
-        replica.pair(0).receive(other, coded[other])
+        replica.capture_of(0).receive(other, coded[other])
     for replica in replicas.values():
-        replica.pair(0).pool({"a": 3, "b": 5})
+        replica.capture_of(0).pool({"a": 3, "b": 5})
         finish(replica)
 
 
@@ -92,22 +92,22 @@ def groups(replicas: dict[str, Replica], buffers: dict[str, memoryview]) -> None
     sizes = {}
     for peer, replica in replicas.items():
         replica.capture(0, members=tuple(replicas))
-        sizes[peer] = replica.group(0).encode(buffers[peer])
+        sizes[peer] = replica.capture_of(0).encode(buffers[peer])
     for peer, replica in replicas.items():
-        group = replica.group(0)
+        group = replica.capture_of(0)
         for other in replicas:
             if other != peer:
                 at = sum(sizes[other][: group.mine])
                 group.receive(other, buffers[other][at : at + sizes[other][group.mine]])
     means = {}
     for peer, replica in replicas.items():
-        group = replica.group(0)
+        group = replica.capture_of(0)
         means[peer] = buffers[peer][: group.reduce({"a": 3, "b": 5, "c": 4}, buffers[peer])]
     for peer, replica in replicas.items():
         for other in replicas:
             if other != peer:
-                replica.group(0).receive_mean(other, means[other])
-        replica.group(0).pool(list(replicas))
+                replica.capture_of(0).receive_mean(other, means[other])
+        replica.capture_of(0).pool(list(replicas))
         finish(replica)
 
 
@@ -137,7 +137,8 @@ def test_an_exchange_allocates_no_vector_of_a_fragment(
         for place, replica in enumerate(replicas.values()):
             train(replica, seed=10 * number + place)
         if number < 2:
-            exchange(replicas, buffers)
+            with Tensors(numel):  # torch imports what it needs for that
+                exchange(replicas, buffers)
             made = [replica.scratch.made for replica in replicas.values()]
         else:
             with allocating_less_than(numel // 2):
