@@ -8,6 +8,7 @@ exchanges cost.
 Left out are codecs, checks of what others bring, records and probes. All peers know each other.
 """
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ import torch
 
 from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
 from lowcomm_node.simulation.network import Conditions, Network
+from lowcomm_node.simulation.words import event_of, words_of
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.outer import (
@@ -279,9 +281,19 @@ class Numbers(ExchangeDriver):
         )
         self.peer.stimulate(merged)
 
+    @abstractmethod
     def pool(self, effect: base.Apply) -> None:
         """Take the outer step and merge it."""
-        raise NotImplementedError
+
+    def event(self, other: str, kind: str, payload: Any) -> Any:
+        """See ExchangeDriver."""
+        return event_of(other, kind, payload)
+
+    def effect(self, effect: base.Effect) -> None:
+        """Tell what is no content."""
+        words = words_of(effect)
+        assert words is not None, f"nobody carries out {effect}"
+        self.say(*words)
 
     def drop(self) -> None:
         """See ExchangeDriver."""
@@ -296,10 +308,6 @@ class PairNumbers(Numbers):
 
     CONTENTS = WHOLE = frozenset({"content"})
 
-    def event(self, other: str, kind: str, payload: Any) -> Any:
-        """See ExchangeDriver."""
-        return pairs.Confirmed(peer=other, members=payload)
-
     def use(self, other: str, kind: str, payload: Any) -> None:
         """See ExchangeDriver."""
         self.received[other] = payload
@@ -310,10 +318,8 @@ class PairNumbers(Numbers):
         match effect:
             case pairs.SendContent(peer=other):
                 self.say(other, "content", self.sent, SIZE)
-            case pairs.SendConfirm(peer=other, members=members):
-                self.say(other, "confirm", members)
             case _:
-                raise NotImplementedError(effect)
+                super().effect(effect)
 
     def pool(self, effect: base.Apply) -> None:
         """See Numbers."""
@@ -338,19 +344,6 @@ class GroupNumbers(Numbers):
         place, count = self.one.members.index(owner), len(self.one.members)
         return slice(place * len(CURVATURE) // count, (place + 1) * len(CURVATURE) // count)
 
-    def event(self, other: str, kind: str, payload: Any) -> Any:
-        """See ExchangeDriver."""
-        match kind:
-            case "roll":
-                return groups.RollCame(peer=other, roll=payload)
-            case "members":
-                return groups.MembersCame(peer=other, members=payload)
-            case "held":
-                return groups.HeldCame(peer=other, held=payload)
-            case _:
-                shards, heard = payload
-                return groups.CommitCame(peer=other, shards=shards, heard=heard)
-
     def use(self, other: str, kind: str, payload: Any) -> None:
         """See ExchangeDriver."""
         if kind == "shard":
@@ -364,10 +357,6 @@ class GroupNumbers(Numbers):
         """See ExchangeDriver."""
         size = SIZE // len(self.one.members or (1,))
         match effect:
-            case groups.SendRoll(peer=other, roll=roll):
-                self.say(other, "roll", roll)
-            case groups.SendMembers(peer=other, members=members):
-                self.say(other, "members", members)
             case groups.SendShard(peer=other):
                 self.say(other, "shard", self.sent[self.shard(other)], size)
             case groups.Reduce(contributors=contributors):
@@ -376,12 +365,8 @@ class GroupNumbers(Numbers):
                 self.tell(groups.Reduced(digest=digest(self.means[me])))
             case groups.SendMean(peer=other):
                 self.say(other, "mean", self.means[self.peer.name], size)
-            case groups.SendHeld(peer=other, held=held):
-                self.say(other, "held", held)
-            case groups.SendCommit(peer=other, shards=shards, heard=heard):
-                self.say(other, "commit", (shards, heard))
             case _:
-                raise NotImplementedError(effect)
+                super().effect(effect)
 
     def pool(self, effect: base.Apply) -> None:
         """See Numbers."""

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from lowcomm_node.simulation.driver import ExchangeDriver
 from lowcomm_node.simulation.peer import SimulatedPeer
+from lowcomm_node.simulation.words import event_of, words_of
 from lowcomm_node.trainer.capture import CAPTURES, Capture, GroupCapture, PairCapture
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
@@ -47,6 +48,17 @@ class Contents(ExchangeDriver):
     @abstractmethod
     def pool(self, effect: base.Apply) -> None:
         """Make the mean of what is applied."""
+
+    def event(self, other: str, kind: str, payload: Any) -> Any:
+        """See ExchangeDriver."""
+        return event_of(other, kind, payload)
+
+    def effect(self, effect: base.Effect) -> None:
+        """Tell what is no content."""
+        words = words_of(effect)
+        assert words is not None, f"nobody carries out {effect}"  # a new effect needs a case
+        other, kind, payload = words
+        self.network.send(self.links[other], self.peer.name, kind, payload)
 
     def capture(self, members: tuple[str, ...]) -> None:
         """See ExchangeDriver."""
@@ -122,10 +134,6 @@ class Contents(ExchangeDriver):
             peer.bytes_sent += len(data)
             self.network.send(stream, peer.name, kind, data, len(data), peer.delay)
 
-    def say(self, other: str, kind: str, payload: Any) -> None:
-        """Send what is no content."""
-        self.network.send(self.links[other], self.peer.name, kind, payload)
-
 
 class PairContents(Contents):
     """Two peers send each other the whole fragment."""
@@ -138,10 +146,6 @@ class PairContents(Contents):
     def captured_pair(self) -> PairCapture:
         """Of our replica."""
         return cast("PairCapture", self.replica.capture_of(self.fragment))
-
-    def event(self, other: str, kind: str, payload: Any) -> Any:
-        """See ExchangeDriver."""
-        return pairs.Confirmed(peer=other, members=payload)
 
     def decode(self, other: str, kind: str, data: bytes) -> Any:
         """See Contents."""
@@ -161,12 +165,8 @@ class PairContents(Contents):
         match effect:
             case pairs.SendContent(peer=other):
                 self.send(other, "content", self.content)
-            case pairs.SendConfirm(peer=other, members=members):
-                self.say(other, "confirm", members)
             case _:
-                raise AssertionError(
-                    f"nobody carries out {effect}"
-                )  # a new effect needs a case here
+                super().effect(effect)
 
     def code(self) -> None:
         """See Contents."""
@@ -197,19 +197,6 @@ class GroupContents(Contents):
         """Of our replica."""
         return cast("GroupCapture", self.replica.capture_of(self.fragment))
 
-    def event(self, other: str, kind: str, payload: Any) -> Any:
-        """See ExchangeDriver."""
-        match kind:
-            case "roll":
-                return groups.RollCame(peer=other, roll=payload)
-            case "members":
-                return groups.MembersCame(peer=other, members=payload)
-            case "held":
-                return groups.HeldCame(peer=other, held=payload)
-            case _:
-                shards, heard = payload
-                return groups.CommitCame(peer=other, shards=shards, heard=heard)
-
     def decode(self, other: str, kind: str, data: bytes) -> Any:
         """See Contents."""
         if kind == "shard":
@@ -221,24 +208,14 @@ class GroupContents(Contents):
     def effect(self, effect: base.Effect) -> None:
         """See ExchangeDriver."""
         match effect:
-            case groups.SendRoll(peer=other, roll=roll):
-                self.say(other, "roll", roll)
-            case groups.SendMembers(peer=other, members=members):
-                self.say(other, "members", members)
             case groups.SendShard(peer=other):
                 self.send(other, "shard", self.shares[other])
             case groups.Reduce(contributors=contributors):
                 self._reduce(contributors)
             case groups.SendMean(peer=other):
                 self.send(other, "mean", self.mean)
-            case groups.SendHeld(peer=other, held=held):
-                self.say(other, "held", held)
-            case groups.SendCommit(peer=other, shards=shards, heard=heard):
-                self.say(other, "commit", (shards, heard))
             case _:
-                raise AssertionError(
-                    f"nobody carries out {effect}"
-                )  # a new effect needs a case here
+                super().effect(effect)
 
     def code(self) -> None:
         """See Contents."""
