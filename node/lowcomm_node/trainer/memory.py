@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lowcomm_node.models.base import Footprint, family_of
-from lowcomm_node.trainer.muon import together
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
@@ -31,7 +30,7 @@ the mean, new slow weights and momentum; and what a coder keeps until they are a
 PASSING_VECTORS = 2
 """Of the one fragment that is coded or averaged now."""
 MUON_VECTORS = 5
-"""Copies of the matrices that go together while Muon moves them (muon.py)."""
+"""Copies of all matrices of one shape while Muon moves them (muon.py)."""
 BETWEEN = 1.1
 """What the C library keeps in gaps between pieces of memory."""
 
@@ -102,14 +101,13 @@ def _moments(model: Footprint, train: TrainSettings) -> int:
 
 
 def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:
-    """A processor moves small matrices of one shape together, a GPU one after the other."""
+    """A processor moves all matrices of one shape together, a GPU one after the other."""
     if train.optimizer != "muon":
         return 0
-    most = max(
-        rows * columns * (1 if gpu else min(count, together(rows, columns)))
-        for (rows, columns), count in model.matrices.items()
+    together = max(
+        rows * columns * (1 if gpu else count) for (rows, columns), count in model.matrices.items()
     )
-    return MUON_VECTORS * FLOAT * most
+    return MUON_VECTORS * FLOAT * together
 
 
 def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int) -> int:

@@ -14,8 +14,6 @@ from torch import Tensor
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 EPSILON = 1e-7
-BATCH_VALUES = 1 << 18
-"""Values of matrices that go together: what is computed of them stays in the cache of a core."""
 
 
 class BatchedMuon:
@@ -34,10 +32,8 @@ class BatchedMuon:
         for weight in self._weights:
             if weight.grad is not None:
                 alike[weight.shape].append(weight)
-        for shape, weights in alike.items():
-            count = together(*shape)
-            for first in range(0, len(weights), count):
-                self._step_alike(weights[first : first + count], rate)
+        for weights in alike.values():
+            self._step_alike(weights, rate)
 
     def _step_alike(self, weights: Sequence[Tensor], rate: float) -> None:
         updates: list[Tensor] = []
@@ -66,11 +62,6 @@ class TorchMuon:
         """See BatchedMuon."""
         self._muon.param_groups[0]["lr"] = rate
         self._muon.step()
-
-
-def together(rows: int, columns: int) -> int:
-    """How many matrices of this shape go together on a processor."""
-    return max(1, BATCH_VALUES // (rows * columns))
 
 
 def orthogonalized(
