@@ -18,6 +18,9 @@ BUFFERED = 256 * 1024
 """Bytes of a content that buffers of the path may take at once: their time tells nothing."""
 STALLED = 3.0
 """Seconds without a piece after which a content does not hold up others."""
+UNTOLD, FIRST = 10.0, 60.0
+"""Seconds for which a content may hold up others before its own rate is known, and before that of
+our line is: a peer that reads a little now and then must not keep our line for itself."""
 FULL = 0.6
 """Share of the best rate from which on the line counts as full."""
 LOOK = 0.25
@@ -31,7 +34,7 @@ class Turn:
         self._turns = turns
         self._sent = 0
         self._counted = 0
-        self._since = self._moved = now
+        self._began = self._since = self._moved = now
         self.alone = True
         """Whether no other has gone out beside it."""
 
@@ -53,6 +56,10 @@ class Turn:
     def moves(self, now: float) -> bool:
         """Whether a piece went out of late."""
         return now - self._moved < STALLED
+
+    def age(self, now: float) -> float:
+        """Seconds since it began."""
+        return now - self._began
 
     def rate(self, now: float) -> float | None:
         """Bytes a second; None while too little went out to tell."""
@@ -110,7 +117,12 @@ class Turns:
     def _is_full(self) -> bool:
         now = self.clock()
         moving = [turn for turn in self._going if turn.moves(now)]
-        rates = [rate for turn in moving if (rate := turn.rate(now)) is not None]
-        if len(rates) < len(moving) or not self._rates:
-            return bool(moving)
-        return sum(rates) >= FULL * max(self._rates)
+        if not self._rates:
+            return any(turn.age(now) < FIRST for turn in moving)
+        rates = [turn.rate(now) for turn in moving]
+        if any(
+            rate is None and turn.age(now) < UNTOLD
+            for turn, rate in zip(moving, rates, strict=True)
+        ):
+            return True
+        return sum(rate or 0.0 for rate in rates) >= FULL * max(self._rates)

@@ -3,8 +3,19 @@ for one that does not move."""
 
 import asyncio
 
+import pytest
+
 from helpers.waiting import until_async
-from lowcomm_node.transport.turns import BUFFERED, FIRST_PIECE, LEAST_PIECE, STALLED, Turn, Turns
+from lowcomm_node.transport.turns import (
+    BUFFERED,
+    FIRST,
+    FIRST_PIECE,
+    LEAST_PIECE,
+    STALLED,
+    UNTOLD,
+    Turn,
+    Turns,
+)
 
 
 class Going:
@@ -76,6 +87,29 @@ async def test_one_that_leaves_our_line_half_empty_goes_beside_others():
     going.pass_("slow", BUFFERED, 0.1)
     going.pass_("slow", BUFFERED, 0.3)
     await until(going, ["fast", "slow", "next"])
+    for end in going.ends.values():
+        end.set()
+    await asyncio.gather(*tasks)
+
+
+@pytest.mark.parametrize(("line_is_known", "seconds"), [(True, UNTOLD), (False, FIRST)])
+async def test_one_that_trickles_does_not_keep_the_line(line_is_known: bool, seconds: float):
+    going = Going()
+    told = []
+    if line_is_known:
+        (first,) = await begun(going, "fast")
+        going.pass_("fast", BUFFERED, 0.1)
+        going.pass_("fast", BUFFERED, 0.1)
+        going.ends["fast"].set()
+        await first
+        told = ["fast"]
+    tasks = await begun(going, "trickles", "next")
+    # It moves all the time, so that it never counts as stalled, and never tells its rate.
+    for _ in range(int(seconds / 2) - 1):
+        going.pass_("trickles", 1000, 2.0)
+        assert going.turns._is_full()
+    going.pass_("trickles", 1000, 2.0)
+    await until(going, [*told, "trickles", "next"])
     for end in going.ends.values():
         end.set()
     await asyncio.gather(*tasks)
