@@ -207,7 +207,8 @@ class PairCapture(Capture[Coder]):
     def encode(self, out: memoryview) -> int:
         """Code the contribution into ``out``; bytes. Raises CodecError if it is not finite."""
         # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
-        return self.coder.encode(self.sent.numpy(), out)
+        kept = self.scratch.take(self.numel).numpy()
+        return self.coder.encode(self.sent.numpy(), out, kept)
 
     def code(self, out: memoryview) -> tuple[int, ...]:
         """See Capture."""
@@ -310,7 +311,8 @@ class GroupCapture(Capture[ShardCoder]):
 
         Our own shard takes 0 bytes.
         """
-        return self.coder.encode(self.sent.numpy(), self.mine, self.bounds, out)
+        kept = self.scratch.take(self.numel).numpy()
+        return self.coder.encode(self.sent.numpy(), self.mine, self.bounds, out, kept)
 
     def code(self, out: memoryview) -> tuple[int, ...]:
         """See Capture."""
@@ -382,7 +384,8 @@ class GroupCapture(Capture[ShardCoder]):
         self.worst_block = worst_block_spread(shares)
         if self.pull:
             apart(mean, self.phi[start:stop], -self.pull, mean)
-        return self.coder.reduce(mean.numpy(), start, out)
+        kept = self.scratch.take(mean.numel()).numpy()
+        return self.coder.reduce(mean.numpy(), start, out, kept)
 
     def _against(self, contributors: Iterable[str]) -> dict[str, ImplausibleError]:
         others = [peer for peer in contributors if peer != self.me]

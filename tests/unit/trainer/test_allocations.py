@@ -122,6 +122,7 @@ def finish(replica: Replica) -> None:
     [
         ("noloco", {}, pairs),
         ("lowcomm", {}, pairs),
+        ("lowcomm", {"codec": "mod3"}, pairs),
         ("gossip", {"merge": "mix", "mix": 0.5}, pairs),
         ("diloco", {"mean": "mean"}, groups),
     ],
