@@ -50,6 +50,21 @@ def part(function: _Function) -> _Function:
     return _njit(nogil=True)(function)
 
 
+def _loop_of(code: Any) -> Callable[[_Function], _Function]:
+    """A `part` that is made for the file of ``code``.
+
+    numba names compiled code by its qualified name and a number that begins anew in every process.
+    Loops that one function makes for several codecs have one qualified name, so two of them that
+    were cached by two processes may bear one name, and the second would run the first one's code.
+    """
+
+    def rename(function: _Function) -> _Function:
+        function.__qualname__ = f"{function.__qualname__}_{code.__module__.rpartition('.')[2]}"
+        return part(function)
+
+    return rename
+
+
 def kernel(function: _Function) -> _Function:
     """Compile at the first call, and keep the result on disk where that works.
 
@@ -116,7 +131,7 @@ def encoder(code: Any, size: int) -> Any:
     values.
     """
 
-    @part
+    @_loop_of(code)
     def encode(values: Any, count: int, out: Any) -> Any:
         block, codes = np.empty(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.uint8)
         integers = np.empty(BLOCK, dtype=np.int32)
@@ -139,7 +154,7 @@ def sender(code: Any, restore: Any, size: int) -> Any:
     feedback both are empty. All is done block by block, while that is in the cache.
     """
 
-    @part
+    @_loop_of(code)
     def send(vector: Any, residual: Any, error: Any, count: int, out: Any) -> Any:
         block, codes = np.empty(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.uint8)
         integers = np.empty(BLOCK, dtype=np.int32)
@@ -166,7 +181,7 @@ def sender(code: Any, restore: Any, size: int) -> Any:
 def checker(holds: Any, size: int) -> Any:
     """A loop over coded blocks: -1, or the first that no encoder writes."""
 
-    @part
+    @_loop_of(holds)
     def check(data: Any) -> Any:
         for number in range(np.uint64(data.size // size)):
             if not holds(data, number * np.uint64(size)):
@@ -179,7 +194,7 @@ def checker(holds: Any, size: int) -> Any:
 def decoder(restore: Any, size: int) -> Any:
     """A loop that decodes blocks that were checked: ``(data, out)``."""
 
-    @part
+    @_loop_of(restore)
     def decode(data: Any, out: Any) -> None:
         for number in range(np.uint64(data.size // size)):
             restore(data, number * np.uint64(size), out, number * np.uint64(BLOCK))
