@@ -13,6 +13,7 @@ from machines import drive
 from target import Made, cut, fit, join, target
 
 from lowcomm_node.control import server
+from lowcomm_node.control.queries import QUERIES
 from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings, load_settings
@@ -156,16 +157,8 @@ def control_body() -> Made:
             return {}
 
     api = server.ControlServer(Node(), settings.home / "control.json")  # type: ignore[arg-type]
-    handlers = [
-        api._limits,
-        api._stop,
-        api._generate,
-        api._doctor,
-        api._ping,
-        api._rounds,
-        api._story,
-        api._pause,
-    ]
+    asked = [api._answer(one) for one in QUERIES if one.method == "POST" or one.parameters]
+    handlers = [api._limits, api._stop, api._generate, api._pause, *asked]
     headers = {"authorization": f"Bearer {api._token}"}
 
     def run(data: bytes) -> None:
@@ -175,7 +168,8 @@ def control_body() -> Made:
             for part in parts:
                 yield part
 
-        query = {"limit": parts[0].decode("utf-8", "replace")}
+        told = parts[0].decode("utf-8", "replace")
+        query = {name: told for one in QUERIES for name in one.parameters}
         request = SimpleNamespace(headers=headers, method="POST", stream=stream, query_params=query)
         answers: list[Any] = []
 

@@ -155,8 +155,8 @@ async def test_one_that_can_not_be_built_says_so_itself() -> None:
 async def test_an_answer_to_another_question_is_no_answer() -> None:
     async with supervised("") as (one, _):
         await one.start(SETTINGS)
-        with pytest.raises(TrainerError, match="answered 'evaluate' with 'done'"):
-            await one.trainer.evaluate()
+        with pytest.raises(TrainerError, match="answered 'save' with 'done'"):
+            await one.trainer.save()
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from lowcomm_node.system.support import check_system
 NOWHERE = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 LIKE_WINDOWS = """
 import asyncio, sys, subprocess, tempfile, zoneinfo, httpx, structlog, typer, typer.rich_utils
-import cryptography
+import cryptography, psutil
 from pydantic import BaseModel
 class Missing:
     def find_spec(self, name, path=None, target=None):
