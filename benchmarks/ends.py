@@ -113,8 +113,10 @@ def set_up() -> None:
 
 
 class End:
-    """What a node has of an exchange: identity, p2pd, tunnels, server and channels. What a ``Swap``
-    carries is left to the heir."""
+    """The transport of a node: identity, p2pd, tunnels, server and channels.
+
+    A subclass says what a ``Swap`` carries.
+    """
 
     def __init__(
         self,

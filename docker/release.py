@@ -115,8 +115,10 @@ def check_packages(packages: Sequence[Path]) -> str:
 
 
 def build_images(version: str, told: str) -> list[str]:
-    """Build each target of the Dockerfile; their names with size. What can't be built here is
-    skipped with a line."""
+    """Build each target of the Dockerfile; their names with size.
+
+    A machine that can't build images skips them and prints why.
+    """
     recipe = ROOT / "docker" / "Dockerfile"
     tool = usable_builder()
     if not recipe.exists() or tool is None:

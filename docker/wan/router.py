@@ -50,8 +50,10 @@ def interfaces(wan_host: str) -> tuple[str, str, str]:
 
 
 def rules(wan: str, lan: str, network: str) -> str:
-    """For iptables-restore. What passes the namespace twice is tracked the second time only, where
-    it is translated."""
+    """Rules for iptables-restore.
+
+    A packet that passes the namespace twice is tracked only the second time, when it is translated.
+    """
     return f"""*raw
 :PREROUTING ACCEPT
 -A PREROUTING -i {lan} -j CT --notrack

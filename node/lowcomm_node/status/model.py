@@ -136,7 +136,7 @@ class TrainerStatus(Progress):
     tokenizing: Tokenizing | None = None
     """While text is tokenized."""
     memory: NodeMemory | None = None
-    """What it takes together with the daemon; null if it does not run."""
+    """Memory of trainer and daemon together; null if the trainer does not run."""
     priority: Priority | None = None
     """How it makes way for other programs of the machine; null if it does not run."""
 

@@ -40,7 +40,7 @@ class Priority:
     level: int
     """Nice level, 0 to 19."""
     by: str
-    """What makes it do so: `nothing`, `nice`, `idle` (SCHED_IDLE), `session` (the nice level of its
+    """The mechanism: `nothing`, `nice`, `idle` (SCHED_IDLE), `session` (the nice level of its
     session) or `group` (the weight of its control group)."""
     behind: str
     """For whom: `all` programs, `nobody`, those of its `session` only, or those of a control group,
