@@ -87,10 +87,23 @@ def settings() -> Iterator[str]:
         model = type(field.default) if section == "model" else field.annotation  # a family's own
         if not (inspect.isclass(model) and issubclass(model, BaseModel)):
             continue
-        texts = _docstrings(model)
-        for name, one in model.model_fields.items():
-            text = texts.get(name, "")
-            yield f"| `{section}.{name}` | {_values(one)} | {_default(one)} | {text} |"
+        yield from _rows(section, model, "the method's")
+
+
+def _rows(section: str, model: type[BaseModel], missing: str) -> Iterator[str]:
+    """The settings of a section, and of each item of its lists; ``missing``: of required ones."""
+    texts = _docstrings(model)
+    for name, one in model.model_fields.items():
+        text, default = texts.get(name, ""), missing if one.is_required() else _default(one)
+        yield f"| `{section}.{name}` | {_values(one)} | {default} | {text} |"
+        if (item := _item(one)) is not None:
+            yield from _rows(f"{section}.{name}[]", item, "refused")
+
+
+def _item(field: FieldInfo) -> type[BaseModel] | None:
+    """The tables that a list consists of."""
+    [kind, *_] = [*get_args(field.annotation), None]
+    return kind if inspect.isclass(kind) and issubclass(kind, BaseModel) else None
 
 
 def owner() -> Iterator[str]:
@@ -427,7 +440,7 @@ def _values(field: FieldInfo) -> str:
         if isinstance(one, OneOf):
             return ", ".join(map(_plain, one.table))
     name = {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}.get(
-        kind, "list of texts"
+        kind, "list of tables" if _item(field) else "list of texts"
     )
     told = _bounds_of(field)
     patterns = [f"`{one.pattern}`" for one in field.metadata if getattr(one, "pattern", None)]

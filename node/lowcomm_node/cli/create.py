@@ -39,6 +39,14 @@ def init(
         Path | None,
         typer.Option(help="The tokenizer.json that all peers use; default: bytes, without a file."),
     ] = None,
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            help="A folder of Hugging Face's with open weights, which the run begins with.",
+            metavar="DIR",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite the file.")] = False,
     home: Home = None,
     json_: Json = False,
@@ -55,11 +63,16 @@ def init(
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
-    chosen = None
-    if tokenizer is not None:
-        from lowcomm_node.cli.new_run import open_tokenizer_file  # loads numpy
+    chosen = weights = None
+    if from_ is not None:
+        from lowcomm_node.cli.new_run import open_weights, tokenizer_beside  # loads torch
 
-        chosen = open_tokenizer_file(str(tokenizer))
+        weights = open_weights(from_)
+        tokenizer = tokenizer or Path(tokenizer_beside(from_))
+    if tokenizer is not None:
+        from lowcomm_node.cli.new_run import tokenizer_file  # loads numpy
+
+        chosen = tokenizer_file(str(tokenizer))
     text = write_template(
         name,
         method,
@@ -69,6 +82,7 @@ def init(
         admission=admission,
         members=member or (),
         tokenizer=chosen,
+        weights=weights,
     )
     spec = parse_toml(text, str(file))
     file.write_text(text)

@@ -1,11 +1,16 @@
 """What `init` and `create` check of a new run, and what they tell its creator."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
-from lowcomm_node.data.tokenizer import Tokenizer, check_tokenizer, open_tokenizer
+from pydantic import ValidationError
+
+from lowcomm_node.data.tokenizer import KEPT, Tokenizer, check_of, check_tokenizer, open_tokenizer
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.swarm.run_template import OpenWeights, TokenizerFile
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.spec.start import StartSettings
 
 
 def check_size(spec: RunSpec) -> str | None:
@@ -29,7 +34,10 @@ def check_size(spec: RunSpec) -> str | None:
 
 
 def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:
-    """Put the SHA-256 of its creator's tokenizer into a specification. Raises ConfigError."""
+    """Put its creator's tokenizer into a specification: SHA-256, and a check of its tokens.
+
+    Raises ConfigError.
+    """
     if spec.data.tokenizer != "local":
         return spec
     if path is None:
@@ -40,8 +48,10 @@ def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:
             )
         return spec
     found = open_tokenizer_file(path)
-    check_tokenizer(found, spec.data.tokenizer_sha256, spec.model.vocab)
-    data = spec.data.model_copy(update={"tokenizer_sha256": found.sha256})
+    data = spec.data
+    check_tokenizer(found, data.tokenizer_sha256, spec.model.vocab, data.tokenizer_check)
+    named = {"tokenizer_sha256": found.sha256, "tokenizer_check": check_of(found)}
+    data = data.model_copy(update=named)
     return spec.model_copy(update={"data": data})
 
 
@@ -54,6 +64,50 @@ def open_tokenizer_file(path: str) -> Tokenizer:
             "otherwise."
         )
     return found
+
+
+def tokenizer_file(path: str) -> TokenizerFile:
+    """What a run says of a tokenizer's file. Raises ConfigError."""
+    found = open_tokenizer_file(path)
+    return TokenizerFile(found.vocab, found.sha256, check_of(found))
+
+
+def open_weights(folder: Path) -> OpenWeights:
+    """What a run says of the weights in a folder of Hugging Face's. Raises ConfigError."""
+    from lowcomm_node.models.open_weights import (
+        CONFIG,
+        MAX_CONFIG,
+        check_weights,
+        files_of,
+        read_json,
+    )
+    from lowcomm_node.models.transformer.reading import read_config
+    from lowcomm_node.storage.start_files import pin
+
+    config = folder / CONFIG
+    read = read_config(read_json(config, MAX_CONFIG), str(config))
+    files = files_of(folder)
+    check_weights(read.settings, files)
+    try:
+        start = StartSettings(files=tuple(pin(file) for file in files))
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise ConfigError(
+            f"{folder}: {first['input']!r}: {first['msg']}: rename the file, and its entry in the "
+            "index."
+        ) from None
+    return OpenWeights(read.settings, read.longest, start)
+
+
+def tokenizer_beside(folder: Path) -> str:
+    """The tokenizer of a folder with weights. Raises ConfigError if there is none."""
+    path = folder / KEPT
+    if not path.is_file():
+        raise ConfigError(
+            f"{path} is missing, and only tokenizers of this form are read: name one with "
+            "--tokenizer."
+        )
+    return str(path)
 
 
 def how_to_join(spec: RunSpec, address: str) -> str:

@@ -23,6 +23,8 @@ from lowcomm_node.ipc.messages import (
 from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.run_files.provider import Provided, Provider
+from lowcomm_node.run_files.shelf import Shelf
 from lowcomm_node.state_transfer.catch_up import CatchUp, state_form
 from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.status.board import Board
@@ -77,7 +79,9 @@ class Training:
         exchanger: Exchanger,
         admission: RunAdmission,
         board: Board,
+        shelf: Shelf,
     ) -> None:
+        """``shelf``: the files of the run that are here."""
         self._settings = settings
         self._run = run
         self._supervisor = supervisor
@@ -87,6 +91,7 @@ class Training:
         self._exchanger = exchanger
         self._barred = admission.admission.barred
         """Whether a peer may not take part at a time; such a one is handed no state."""
+        self._provider = Provider(settings, run, shelf, board.show)
         self._failures = Failures(settings.checkpoint_every)
         self._amending = admission.amending
         self._amended = asyncio.Event()
@@ -144,8 +149,9 @@ class Training:
         if self._exchanger.history.outcomes[Outcome.APPLIED] > applied:
             await self._save()
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Hand over nothing more; to be called when no joiner is served any more."""
+        await self._provider.close()
         if self._snapshots is not None:
             self._snapshots.close()
 
@@ -226,10 +232,12 @@ class Training:
         data = self._run.spec.data
         if not self.ready and data.tokenizer == "local" and not data.tokenizer_sha256:
             self._board.warn(UNCHECKED)
-        self._board.enter(phase, "starting the trainer: text, model, newest checkpoint")
+        self._board.enter(phase, "looking for the files of the run")
         self.news.over.clear()  # what it has saved may be from before the end
+        provided = await self._provider.provide()
+        self._board.show("starting the trainer: text, model, newest checkpoint")
         try:
-            ready = await self._supervisor.start(self._trainer_settings())
+            ready = await self._supervisor.start(self._trainer_settings(provided))
         finally:
             self._board.tokenizing = None
         for skipped in ready.skipped:
@@ -403,7 +411,7 @@ class Training:
         self._exchanger.around.joiners = lambda: donor.joiners
         return donor
 
-    def _trainer_settings(self) -> TrainerSettings:
+    def _trainer_settings(self, provided: Provided) -> TrainerSettings:
         settings = self._settings
         return TrainerSettings(
             spec=self._run.document.decode(),
@@ -413,7 +421,8 @@ class Training:
             data_cache=str(settings.paths.data),
             data=settings.data,
             field=settings.field,
-            tokenizer=settings.tokenizer,
+            tokenizer=provided.tokenizer,
+            start=provided.start,
             device=settings.device,
             threads=settings.threads,
             max_memory=settings.max_memory,

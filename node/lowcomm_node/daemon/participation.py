@@ -15,6 +15,7 @@ from lowcomm_node.ipc.messages import Stepped
 from lowcomm_node.libp2p.p2pd import runtime_folder
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
+from lowcomm_node.run_files.shelf import Shelf
 from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.hosts import any_host, in_numbers
@@ -58,6 +59,7 @@ class Participation:
             claim=admission.claim,
             refusals=entry.refusals,
         )
+        self._shelf = Shelf()
         self._calls = PeerCalls()
         self.endpoint = Endpoint(
             self._gatekeeper,
@@ -155,6 +157,7 @@ class Participation:
             exchanger=self.exchanger,
             admission=self._admission,
             board=self._board,
+            shelf=self._shelf,
         )
 
     def _begin(self, membership: Membership, training: Training) -> None:
@@ -203,7 +206,7 @@ class Participation:
             await self.endpoint.close()
         finally:
             if self.training is not None:
-                self.training.close()
+                await self.training.close()
             for task in self._tasks:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)

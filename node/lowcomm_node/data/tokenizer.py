@@ -17,6 +17,16 @@ from lowcomm_node.storage.files import write_atomic
 KEPT = "tokenizer.json"
 """Name of the copy in the folder of a run."""
 
+MAX_FILE_BYTES = 16 * 1024 * 1024
+"""Of a tokenizer.json."""
+CHECKED = (
+    "The quick brown fox can't jump over 13 lazy dogs...\n\n\tdef f(x_1):  # 3.14e-10\r\n"
+    "        return x_1 ** 2 != 1234567890\n Größe, naïve œuvre, Ελλάδα, Жизнь прекрасна! "
+    "中文字符、日本語のテキスト、한국어 — עברית, العربية, हिन्दी; ∑ x² ≤ √π "
+    "\U0001f600\U0001f469\u200d\U0001f4bb e\u0301 \ufeff <|endoftext|></s>[SEP]  \u00a0 end   "
+)
+"""The text of ``data.tokenizer_check``: scripts, spaces, numbers, code, special tokens."""
+
 _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
@@ -82,8 +92,8 @@ class FileTokenizer:
 
     def __init__(self, path: Path) -> None:
         library = _tokenizers(path)
+        content = _read(path)
         try:
-            content = path.read_bytes()
             self._tokenizer = library.Tokenizer.from_str(content.decode())
             # Numbers may have gaps, so their count is not always enough.
             self.vocab: int = max(self._tokenizer.get_vocab().values()) + 1
@@ -133,14 +143,28 @@ def open_tokenizer(name: str) -> Tokenizer:
     return FileTokenizer(path)
 
 
-def check_tokenizer(tokenizer: Tokenizer, wanted: str, vocab: int) -> None:
-    """Raise ConfigError if the SHA-256 is not ``wanted`` (empty: unknown), or the vocabulary is too
-    large."""
+def check_of(tokenizer: Tokenizer) -> str:
+    """SHA-256 of the tokens of `CHECKED`, as little-endian integers of 32 bits."""
+    return hashlib.sha256(tokenizer.encode(CHECKED.encode()).astype("<u4").tobytes()).hexdigest()
+
+
+def check_tokenizer(tokenizer: Tokenizer, wanted: str, vocab: int, tokens: str = "") -> None:
+    """Raise ConfigError if a tokenizer is not the one of a run.
+
+    ``wanted``: its SHA-256, ``tokens``: what ``check_of`` gives (empty: nobody knows); ``vocab``:
+    of the model, which must have room for all tokens.
+    """
     if wanted and tokenizer.sha256 != wanted:
         raise ConfigError(
             f"{describe(tokenizer)} is not the tokenizer of this run: its SHA-256 is "
             f"{tokenizer.sha256 or 'none'}, the run's is {wanted}. Name the file that the run's "
             "creator used with --tokenizer."
+        )
+    if tokens and check_of(tokenizer) != tokens:
+        raise ConfigError(
+            f"{describe(tokenizer)} makes other tokens here than at the run's creator: this "
+            "release of the library tokenizers reads it in another way. Install the one that "
+            "lowcomm was tested with: pip install --force-reinstall 'lowcomm-node[hf]'."
         )
     check_vocabulary(tokenizer, vocab)
 
@@ -183,6 +207,20 @@ def use_threads(count: int | None) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     if count is not None:
         os.environ["RAYON_NUM_THREADS"] = str(count)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read ({error.strerror}): see its rights.") from None
+    if len(content) > MAX_FILE_BYTES:
+        raise ConfigError(
+            f"{path} has more than {MAX_FILE_BYTES:,} bytes, too many for a tokenizer.json: name "
+            "one with --tokenizer."
+        )
+    return content
 
 
 def _tokenizers(path: Path) -> Any:

@@ -19,6 +19,9 @@ class TrainerSettings:
     field: str = "text"
     """Of JSON lines and Parquet, where the text lies."""
     tokenizer: str | None = None
+    start: tuple[str, ...] = ()
+    """Files with the weights that the run begins with; none where a checkpoint takes their
+    place."""
     device: str = "auto"
     threads: int | None = None
     max_memory: float | None = None

@@ -97,6 +97,11 @@ class Family(ABC):
         """A model whose weights depend on settings and seed alone: all peers of a run start with
         the same."""
 
+    def blank(self, settings: ModelSettings) -> Model:
+        """A model whose weights are arbitrary: whoever asks for it sets them, or looks at their
+        shapes alone on the meta device."""
+        return self.build(settings, 0)
+
     @abstractmethod
     def footprint(self, settings: ModelSettings) -> Footprint:
         """What it takes of memory, reckoned before anything is allocated."""

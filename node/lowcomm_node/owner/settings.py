@@ -112,7 +112,21 @@ class NodeSettings(BaseModel):
     ] = "text"
     tokenizer: Annotated[
         Text | None,
-        Setting(Section.TEXT, "Your tokenizer.json, where the run asks for it", "PATH"),
+        Setting(
+            Section.TEXT,
+            "The run's tokenizer.json, where it has one",
+            "PATH",
+            unset="from peers",
+        ),
+    ] = None
+    weights: Annotated[
+        Folder | None,
+        Setting(
+            Section.TEXT,
+            "Folder with the weights that the run begins with, where it names any",
+            "FOLDER",
+            unset="from peers",
+        ),
     ] = None
 
     host: Annotated[

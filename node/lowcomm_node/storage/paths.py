@@ -77,6 +77,14 @@ class Paths:
         """The creator's amendments of a run."""
         return self.run(fingerprint) / "amendments"
 
+    def tokenizer(self, fingerprint: str) -> Path:
+        """The tokenizer of one run, beside its checkpoints."""
+        return self.run(fingerprint) / "tokenizer.json"
+
+    def start(self, fingerprint: str) -> Path:
+        """Weights that one run begins with: files that came from peers, and links to others."""
+        return self.run(fingerprint) / "start"
+
     def incoming(self, fingerprint: str) -> Path:
         """State of one run that is being copied from others."""
         return self.run(fingerprint) / "incoming"

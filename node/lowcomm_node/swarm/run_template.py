@@ -1,7 +1,7 @@
 """The run.toml that ``init`` writes: every setting with a comment."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import tomlkit
 from tomlkit.items import Table
@@ -11,21 +11,36 @@ from lowcomm_protocol.spec.names import CODECS, codecs_for_groups
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import parse_toml
 from lowcomm_protocol.spec.settings import DataSettings, ModelSettings
+from lowcomm_protocol.spec.start import StartSettings
+
+FINE_TUNING: Mapping[str, object] = {
+    "optimizer": "adamw",
+    "learning_rate": 5e-5,
+    "weight_decay": 0.01,
+}
+"""``[train]`` of a run that begins with open weights: rates for random ones would spoil them."""
 
 
-class TokenizerFile(Protocol):
-    """What a run says of its tokenizer: a ``data.tokenizer.Tokenizer``, whose package loads
-    torch."""
+@dataclass(frozen=True)
+class TokenizerFile:
+    """What a run says of its tokenizer."""
 
-    @property
-    def vocab(self) -> int:
-        """Exclusive upper bound of the tokens."""
-        ...
+    vocab: int
+    """Exclusive upper bound of the tokens."""
+    sha256: str
+    """Of its file; empty if it has none."""
+    check: str = ""
+    """Of its tokens of a fixed text."""
 
-    @property
-    def sha256(self) -> str:
-        """Of its file; empty if it has none."""
-        ...
+
+@dataclass(frozen=True)
+class OpenWeights:
+    """What a run says of the weights that it begins with."""
+
+    model: ModelSettings
+    longest: int
+    """Largest ``context`` that the model reads."""
+    start: StartSettings
 
 
 _COMMENTS = {
@@ -50,6 +65,7 @@ _COMMENTS = {
     " with --data",
     "tokenizer": '"bytes", or "local": every owner names a tokenizer.json with --tokenizer',
     "tokenizer_sha256": "of that file; others are refused. `create --tokenizer PATH` fills it in",
+    "tokenizer_check": "of its tokens of a fixed text; filled in likewise",
     "optimizer": '"adamw", or "muon" for the matrices of the blocks',
     "learning_rate": "peak",
     "adamw_share": "of learning_rate, for what Muon does not take",
@@ -93,18 +109,21 @@ def write_template(
     admission: str = "open",
     members: Sequence[str] = (),
     tokenizer: TokenizerFile | None = None,
+    weights: OpenWeights | None = None,
 ) -> str:
     """A complete, commented run.toml. The method chooses the inner optimizer unless one is named.
 
     ``tokenizer``: the file that all peers use in place of bytes; the model's vocabulary is as
-    large.
+    large, unless ``weights`` say which model it is.
 
     Raises ConfigError for an unknown method, SpecError for settings out of range.
     """
     if method not in PRESETS:
         raise ConfigError(f"--method {method} is {PRESETS.unknown(method)}.")
     sync = {"method": method} | ({"interval": interval} if interval else {})
-    train = {"optimizer": optimizer} if optimizer else {}
+    train: dict[str, object] = {"optimizer": optimizer} if optimizer else {}
+    if weights and optimizer in (None, FINE_TUNING["optimizer"]):
+        train = dict(FINE_TUNING)
     joining = {"admission": admission} | ({"members": list(members)} if members else {})
     bare = tomlkit.dumps({"run": {"name": name, **joining}, "train": train, "sync": sync})
     spec = parse_toml(bare, "init")
@@ -119,14 +138,35 @@ def write_template(
     )
     sections = {
         "run": run,
-        "model": _model(spec.model) | ({"vocab": tokenizer.vocab} if tokenizer else {}),
+        "model": _model(weights.model)
+        if weights
+        else _model(spec.model) | ({"vocab": tokenizer.vocab} if tokenizer else {}),
         "data": DataSettings().model_dump() | _file_of(tokenizer),
         "train": spec.train.model_dump(),
         "sync": spec.sync.model_dump(),
     }
+    comments = _COMMENTS | (
+        {"context": f"tokens a sequence; the model reads at most {weights.longest}"}
+        if weights
+        else {}
+    )
     for title, values in sections.items():
-        document.add(title, _table(values))
+        document.add(title, _table(values, comments))
+    if weights:
+        document.add("start", _start(weights.start))
     return tomlkit.dumps(document)
+
+
+def _start(start: StartSettings) -> Table:
+    """The files, one table each: nobody needs to edit them."""
+    files = tomlkit.aot()
+    for file in start.files:
+        one = tomlkit.table()
+        one.update(file.model_dump())
+        files.append(one)
+    table = tomlkit.table(is_super_table=True)
+    table.add("files", files)
+    return table
 
 
 def _model(settings: ModelSettings) -> dict[str, object]:
@@ -140,17 +180,21 @@ def _model(settings: ModelSettings) -> dict[str, object]:
 
 def _file_of(tokenizer: TokenizerFile | None) -> dict[str, str]:
     return (
-        {"tokenizer": "local", "tokenizer_sha256": tokenizer.sha256}
+        {
+            "tokenizer": "local",
+            "tokenizer_sha256": tokenizer.sha256,
+            "tokenizer_check": tokenizer.check,
+        }
         if tokenizer and tokenizer.sha256
         else {}
     )
 
 
-def _table(values: dict[str, object]) -> Table:
+def _table(values: Mapping[str, object], comments: Mapping[str, str]) -> Table:
     table = tomlkit.table()
     for key, value in values.items():
         item = tomlkit.item(value)
-        if key in _COMMENTS:
-            item.comment(_COMMENTS[key])
+        if key in comments:
+            item.comment(comments[key])
         table.add(key, item)
     return table

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.ipc.arena import Arena
 from lowcomm_node.ipc.lines import Event
 from lowcomm_node.ipc.messages import Ready
@@ -62,11 +63,22 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     if found.checkpoint is not None:
         state.restore(replica, found.checkpoint.tensors, found.checkpoint.meta)
         state.skip_text(replica, found.diverged)
+    elif spec.start.files:
+        _begin(replica, settings)
     arena = _make_arena(replica, settings.exchanges, memory)
     resumed = found.checkpoint.info.step if found.checkpoint else None
     skipped = tuple(f"step {skipped.step}: {skipped.problem}" for skipped in found.skipped)
     ready = ready_of(replica, arena, resumed, skipped)
     return Built(replica, store, arena, replace(ready, reckoned=reckoned.host_bytes))
+
+
+def _begin(replica: Replica, settings: TrainerSettings) -> None:
+    if not settings.start:
+        raise ConfigError(
+            f"No checkpoint in {settings.checkpoints} can be used, and the weights that this run "
+            "begins with are not here: move that folder away and join again, and peers send them."
+        )
+    replica.begin_with([Path(file) for file in settings.start])
 
 
 def ready_of(

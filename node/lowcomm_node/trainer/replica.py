@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.errors import NotFinite, TrainerError
-from lowcomm_node.models.base import Model, build_model, tensor_specs
+from lowcomm_node.models.base import Model, build_model, family_of, tensor_specs
+from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.trainer.capture import Capture, capture_for
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch
@@ -77,7 +78,7 @@ class Replica:
         self.run_id = run_id or spec.run_id
         self.course = course or Course(spec)
         """The settings of training over swarm steps; all else is ``spec``'s."""
-        self.model = build_model(spec.model, spec.run.seed).to(device)
+        self.model = _built(spec).to(device)
         self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
         self.optimizer = InnerOptimizer(self.model, spec.train, device)
         self.stream = TrainStream(
@@ -126,6 +127,14 @@ class Replica:
     def now(self) -> RunSpec:
         """The settings that hold at this swarm step."""
         return self.course.at(self.clock.step)
+
+    def begin_with(self, files: Sequence[Path]) -> None:
+        """Take the weights of the files that the run names, before the first step.
+
+        Raises ConfigError if they hold another model.
+        """
+        load_weights(self.model, files)
+        self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
 
     # inner steps
 
@@ -402,6 +411,13 @@ def can_compile() -> bool:
     return (
         compiler is not None and headers.exists() and importlib.util.find_spec("triton") is not None
     )
+
+
+def _built(spec: RunSpec) -> Model:
+    """The model of a run. Where it names files with weights, they or a checkpoint set them."""
+    if spec.start.files:
+        return family_of(spec.model).blank(spec.model)
+    return build_model(spec.model, spec.run.seed)
 
 
 def _loss(model: Model, compiled: bool) -> Callable[[Tensor, Tensor], Tensor]:

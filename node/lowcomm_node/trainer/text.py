@@ -43,7 +43,8 @@ def _tokenizer_of(spec: RunSpec, settings: TrainerSettings) -> Tokenizer:
     if name is None:
         raise ConfigError("This run needs its tokenizer file: name it with --tokenizer PATH.")
     tokenizer = open_tokenizer(name)
-    check_tokenizer(tokenizer, spec.data.tokenizer_sha256, spec.model.vocab)
+    data = spec.data
+    check_tokenizer(tokenizer, data.tokenizer_sha256, spec.model.vocab, data.tokenizer_check)
     keep_tokenizer(tokenizer, Path(settings.checkpoints).parent)
     return tokenizer
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -44,6 +44,7 @@ from lowcomm_protocol.spec.settings import (
     read_model,
     settings_of_kind,
 )
+from lowcomm_protocol.spec.start import StartSettings
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
 SPEC_VERSION = 2
@@ -64,6 +65,7 @@ class RunSpec(Settings):
     run: RunSettings
     model: SerializeAsAny[ModelSettings] = TransformerSettings()
     data: DataSettings = DataSettings()
+    start: StartSettings = StartSettings()
     train: TrainSettings = TrainSettings.model_validate({})
     sync: SyncSettings
 
@@ -386,9 +388,12 @@ def _known(model: type[ModelSettings]) -> dict[str, frozenset[str]]:
 def _keys_at(path: list[str], model: type[ModelSettings]) -> list[str]:
     found: type[BaseModel] = RunSpec
     for part in path:
-        found = (
-            model
-            if part == "model"
-            else cast("type[BaseModel]", found.model_fields[part].annotation)
-        )
+        if not part.isdigit():  # the number of an item in a list
+            found = model if part == "model" else _section(found.model_fields[part].annotation)
     return list(found.model_fields)
+
+
+def _section(annotation: Any) -> type[BaseModel]:
+    """The settings of a section, or of each item of a list of them."""
+    inner = get_args(annotation)
+    return cast("type[BaseModel]", inner[0] if inner else annotation)

@@ -178,14 +178,18 @@ class DataSettings(Settings):
     tokenizer_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the one tokenizer.json that all peers use with ``tokenizer = "local"``; empty:
     nobody checks it."""
+    tokenizer_check: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """SHA-256 of the tokens that it makes of a fixed text, which another release of its library
+    might read in another way; empty: nobody checks them."""
 
     @model_validator(mode="after")
     def _sha256_is_of_a_file(self) -> Self:
-        if self.tokenizer_sha256 and self.tokenizer != "local":
-            raise ValueError(
-                f'tokenizer_sha256 is given, but tokenizer = "{self.tokenizer}": set "local", or '
-                "remove it"
-            )
+        for name in ("tokenizer_sha256", "tokenizer_check"):
+            if getattr(self, name) and self.tokenizer != "local":
+                raise ValueError(
+                    f'{name} is given, but tokenizer = "{self.tokenizer}": set "local", or remove '
+                    "it"
+                )
         return self
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.cli.new_run import name_tokenizer
+from lowcomm_node.cli.new_run import name_tokenizer, tokenizer_file
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.models.base import build_model
@@ -81,7 +81,7 @@ def test_what_can_not_be_is_refused_before_a_run_is_signed(text: str, told: str)
 
 
 def test_init_names_the_tokenizer_and_takes_its_size(files: tuple[Path, Path]) -> None:
-    text = write_template("a", "lowcomm", 10, 0, tokenizer=open_tokenizer(str(files[0])))
+    text = write_template("a", "lowcomm", 10, 0, tokenizer=tokenizer_file(str(files[0])))
     spec = parse_toml(text)
     assert (spec.data.tokenizer, spec.data.tokenizer_sha256) == ("local", sha256(files[0]))
     assert spec.model.vocab == open_tokenizer(str(files[0])).vocab == VOCAB

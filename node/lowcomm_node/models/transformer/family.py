@@ -24,6 +24,10 @@ class TransformerFamily(Family):
         """See Family."""
         return build_transformer(cast("TransformerSettings", settings), seed)
 
+    def blank(self, settings: ModelSettings) -> Transformer:
+        """See Family."""
+        return Transformer(cast("TransformerSettings", settings))
+
     def footprint(self, settings: ModelSettings) -> Footprint:
         """See Family."""
         model = cast("TransformerSettings", settings)

@@ -11,8 +11,33 @@ from typing import Any
 from lowcomm_node.models.base import HuggingFaceForm
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
-_TYPES = {(True, False): "qwen3", (False, True): "qwen2", (False, False): "llama"}
-"""``model_type`` by ``qk_norm`` and ``qkv_bias``."""
+TYPES = {
+    "qwen3": {"qk_norm": True, "qkv_bias": False},
+    "qwen2": {"qk_norm": False, "qkv_bias": True},
+    "llama": {"qk_norm": False, "qkv_bias": False},
+}
+"""What each ``model_type`` says of queries and keys."""
+PLAIN = {
+    "vocab": "vocab_size",
+    "width": "hidden_size",
+    "feed_forward": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "head_width": "head_dim",
+    "norm_epsilon": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}
+"""Settings that are one key of ``config.json``. ``reading.py`` reads by the same tables."""
+ROPE = {
+    "rope_factor": "factor",
+    "rope_low": "low_freq_factor",
+    "rope_high": "high_freq_factor",
+    "rope_original": "original_max_position_embeddings",
+}
+"""Those of ``rope_scaling = "llama3"``."""
+FIXED: dict[str, Any] = {"hidden_act": "silu", "attention_bias": False, "attention_dropout": 0.0}
+"""Keys that have one value in every model of ours."""
 _CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
@@ -46,7 +71,8 @@ def huggingface_form(settings: TransformerSettings) -> HuggingFaceForm | None:
 
     None where queries and keys have both norms and biases, which no model there has.
     """
-    kind = _TYPES.get((settings.qk_norm, settings.qkv_bias))
+    shape = {"qk_norm": settings.qk_norm, "qkv_bias": settings.qkv_bias}
+    kind = next((kind for kind, one in TYPES.items() if one == shape), None)
     if kind is None:
         return None
     names = dict(_OUTSIDE)
@@ -70,26 +96,20 @@ def _names_of_block(settings: TransformerSettings, layer: int) -> dict[str, str]
 
 def _config(settings: TransformerSettings, kind: str) -> dict[str, Any]:
     rope = _rope(settings)
+    told = settings.model_dump() | {
+        "kv_heads": settings.kv_heads_used,
+        "head_width": settings.head_width_used,
+    }
     return {
         "architectures": [_CLASSES[kind]],
         "model_type": kind,
-        "vocab_size": settings.vocab,
         "max_position_embeddings": settings.context,
-        "hidden_size": settings.width,
-        "intermediate_size": settings.feed_forward,
-        "num_hidden_layers": settings.layers,
-        "num_attention_heads": settings.heads,
-        "num_key_value_heads": settings.kv_heads_used,
-        "head_dim": settings.head_width_used,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "rms_norm_eps": settings.norm_epsilon,
+        **{theirs: told[ours] for ours, theirs in PLAIN.items()},
+        **FIXED,
         # transformers 5 reads rope_parameters; 4 and most other programs read the other two.
         "rope_theta": settings.rope_base,
         "rope_scaling": rope if settings.rope_scaling != "none" else None,
         "rope_parameters": {**rope, "rope_theta": settings.rope_base},
-        "tie_word_embeddings": settings.tied,
         "use_cache": True,
     }
 
@@ -97,10 +117,5 @@ def _config(settings: TransformerSettings, kind: str) -> dict[str, Any]:
 def _rope(settings: TransformerSettings) -> dict[str, Any]:
     if settings.rope_scaling == "none":
         return {"rope_type": "default"}
-    return {
-        "rope_type": "llama3",
-        "factor": settings.rope_factor,
-        "low_freq_factor": settings.rope_low,
-        "high_freq_factor": settings.rope_high,
-        "original_max_position_embeddings": settings.rope_original,
-    }
+    told = settings.model_dump()
+    return {"rope_type": "llama3", **{theirs: told[ours] for ours, theirs in ROPE.items()}}

@@ -1,0 +1,5 @@
+"""Files that a run names by their digest: its tokenizer, and the weights that it begins with.
+
+wanted.py     which they are              shelf.py      which of them are here, and where
+provider.py   has all of them here before the trainer starts
+"""

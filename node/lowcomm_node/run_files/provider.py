@@ -1,0 +1,107 @@
+"""Has the files of a run here before its trainer starts.
+
+The tokenizer: what the owner named, else a copy in the home, in the folder of weights, or a peer's.
+Weights to begin with: from the owner's folder, else the home, else peers. A node that has a
+checkpoint needs none, and hands on those that it finds.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.run_files.shelf import Shelf, link
+from lowcomm_node.run_files.wanted import RunFile, start_of, tokenizer_of
+from lowcomm_node.storage.start_files import check
+from lowcomm_protocol.spec.run import SignedRun
+from lowcomm_protocol.spec.start import StartFile
+
+
+@dataclass(frozen=True)
+class Provided:
+    """What a trainer is given."""
+
+    tokenizer: str | None
+    start: tuple[str, ...]
+    """Weights to begin with; none where there is a checkpoint."""
+
+
+class Provider:
+    """The files of one run at one node."""
+
+    def __init__(
+        self, settings: NodeSettings, run: SignedRun, shelf: Shelf, show: Callable[[str], None]
+    ) -> None:
+        """``show`` is told what the node waits for."""
+        self._settings = settings
+        self._spec = run.spec
+        self._shelf = shelf
+        self._show = show
+        self._paths = settings.paths
+        self._fingerprint = run.fingerprint
+        self._looking: asyncio.Task[None] | None = None
+
+    async def provide(self) -> Provided:
+        """Find all files. Raises ConfigError, which names a file that is another."""
+        tokenizer = await self._tokenizer()
+        if self._has_checkpoint():
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look())
+            return Provided(tokenizer, ())
+        found = [str(await self._weights(*both)) for both in self._start()]
+        return Provided(tokenizer, tuple(found))
+
+    async def close(self) -> None:
+        """Look for nothing more."""
+        if self._looking is not None:
+            self._looking.cancel()
+            await asyncio.gather(self._looking, return_exceptions=True)
+
+    def _start(self) -> list[tuple[RunFile, StartFile]]:
+        return list(zip(start_of(self._spec), self._spec.start.files, strict=True))
+
+    def _has_checkpoint(self) -> bool:
+        return any(self._paths.checkpoints(self._fingerprint).glob("step-*"))
+
+    async def _look(self) -> None:
+        """Find weights that peers may ask for, though we need them no more."""
+        for file, _ in self._start():
+            for path in self._places(file):
+                if await self._shelf.try_(file, path):
+                    break
+
+    def _places(self, file: RunFile) -> list[Path]:
+        home = self._paths.start(self._fingerprint) / file.name
+        return [self._settings.weights / file.name, home] if self._settings.weights else [home]
+
+    async def _tokenizer(self) -> str | None:
+        file, named = tokenizer_of(self._spec), self._settings.tokenizer
+        if file is None:
+            return named
+        if named is not None:
+            await self._shelf.try_(file, Path(named).expanduser())
+            return named  # if it is another, the trainer says so
+        kept = self._paths.tokenizer(self._fingerprint)
+        places = [kept, self._settings.weights / file.name] if self._settings.weights else [kept]
+        for path in places:
+            if await self._shelf.try_(file, path):
+                return str(path)
+        raise ConfigError("This run needs its tokenizer file: name it with --tokenizer PATH.")
+
+    async def _weights(self, file: RunFile, pinned: StartFile) -> Path:
+        home = self._paths.start(self._fingerprint) / file.name
+        if self._settings.weights is not None:
+            path = self._settings.weights / file.name
+            self._show(f"reading {path} to check it")
+            if not await self._shelf.try_(file, path):
+                await asyncio.to_thread(check, path, pinned)  # which says why
+            link(home, path)
+            return path
+        self._show(f"looking for {file.name}, which the run begins with")
+        if await self._shelf.try_(file, home):
+            return home
+        raise ConfigError(
+            f"This run begins with the weights {file.name}: name their folder with --weights."
+        )

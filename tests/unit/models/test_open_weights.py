@@ -1,0 +1,229 @@
+"""Open weights come in as data alone: a model that we have is read and computes the same; any other
+is refused, with the key, its value and what to do."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from lowcomm_node.cli.new_run import open_weights
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.models.base import build_model, family_of
+from lowcomm_node.models.open_weights import check_weights, files_of, load_weights
+from lowcomm_node.models.transformer.huggingface import huggingface_form
+from lowcomm_node.models.transformer.reading import read_config
+from lowcomm_node.storage.start_files import check
+from lowcomm_node.swarm.run_template import write_template
+from lowcomm_protocol.spec.run import parse_canonical, parse_toml
+from lowcomm_protocol.spec.transformer import TransformerSettings
+
+SMALL = {"vocab": 64, "layers": 2, "width": 16, "heads": 4, "feed_forward": 40, "context": 16}
+FAMILIES: dict[str, dict[str, Any]] = {
+    "qwen3": {"kv_heads": 2, "head_width": 6},
+    "qwen2": {"qk_norm": False, "qkv_bias": True, "rope_base": 1e6, "kv_heads": 1},
+    "llama": {"qk_norm": False, "norm_epsilon": 1e-5, "tied": True},
+    "llama3": {
+        "qk_norm": False,
+        "rope_scaling": "llama3",
+        "rope_original": 8,
+        "rope_factor": 32.0,
+        "tied": True,
+    },
+}
+
+
+def settings_of(**other: Any) -> TransformerSettings:
+    return TransformerSettings.model_validate(SMALL | other)
+
+
+def config_of(**other: Any) -> dict[str, Any]:
+    """A Llama's config.json."""
+    form = huggingface_form(settings_of(qk_norm=False, kv_heads=2))
+    assert form is not None
+    return {**form.config, **other}
+
+
+def folder_of(folder: Path, settings: TransformerSettings, seed: int = 1) -> Path:
+    """A folder with random weights as transformers writes it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    form = huggingface_form(settings)
+    assert form is not None
+    model = build_model(settings, seed)
+    tensors = {form.names[name]: one.detach() for name, one in model.named_parameters()}
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(form.config))
+    return folder
+
+
+@pytest.mark.parametrize("settings", FAMILIES.values(), ids=FAMILIES)
+def test_what_an_export_writes_is_read_as_the_same_model(settings: dict[str, Any]) -> None:
+    model = settings_of(**settings)
+    form = huggingface_form(model)
+    assert form is not None
+    read = read_config(form.config, "config.json")
+    assert huggingface_form(read.settings) == form
+    assert read.longest == read.settings.context == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "Qwen2", "Qwen3", "SmolLM2"])
+def test_weights_of_transformers_compute_the_same_here(kind: str, tmp_path: Path) -> None:
+    import transformers
+
+    torch.manual_seed(0)
+    names = {"SmolLM2": "Llama"}
+    config = getattr(transformers, f"{names.get(kind, kind)}Config")(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=kind == "SmolLM2",
+    )
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for parameter in theirs.parameters():
+            parameter.add_(torch.rand_like(parameter) * 0.1)
+    theirs.save_pretrained(tmp_path, max_shard_size="4KB")
+    files = files_of(tmp_path)
+    assert len(files) > 1
+    read = read_config(json.loads((tmp_path / "config.json").read_text()), "config.json")
+    assert read.settings.context == 1024 <= read.longest
+    assert check_weights(read.settings, files) == theirs.num_parameters()
+    ours = family_of(read.settings).blank(read.settings).eval()
+    load_weights(ours, files)
+    tokens = torch.randint(0, 64, (2, 40))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
+
+
+def test_other_precisions_are_cast(tmp_path: Path) -> None:
+    settings = settings_of(qk_norm=False)
+    folder = folder_of(tmp_path, settings)
+    wanted = build_model(settings, 1)
+    from safetensors.torch import load_file
+
+    halves = {n: t.bfloat16() for n, t in load_file(folder / "model.safetensors").items()}
+    save_file(halves, folder / "model.safetensors", {"format": "pt"})
+    model = build_model(settings, 2)
+    load_weights(model, files_of(folder))
+    for (name, one), other in zip(model.named_parameters(), wanted.parameters(), strict=True):
+        assert one.dtype == torch.float32, name
+        assert torch.equal(one, other.bfloat16().float()), name
+
+
+@pytest.mark.parametrize(
+    ("changes", "parts"),
+    [
+        ({"model_type": "../llama"}, ("model_type", "'../llama'", "known are llama")),
+        ({"model_type": "mixtral"}, ("model_type", "'mixtral'")),
+        ({"auto_map": {"AutoModel": "x.Y"}}, ("auto_map", "never runs")),
+        ({"quantization_config": {"bits": 4}}, ("quantization_config", "original")),
+        ({"num_experts": 8}, ("num_experts = 8", "unknown", "remove it")),
+        ({"weights_path": "/etc/passwd"}, ("weights_path = '/etc/passwd'", "unknown")),
+        ({"hidden_act": "gelu"}, ("hidden_act = 'gelu'", "'silu'")),
+        ({"attention_bias": True}, ("attention_bias = True", "False")),
+        ({"attention_dropout": 0.1}, ("attention_dropout = 0.1",)),
+        ({"hidden_size": 10**9}, ("hidden_size = 1000000000", "65536")),
+        ({"num_hidden_layers": 10**400}, ("num_hidden_layers", "512")),
+        ({"vocab_size": "64"}, ("vocab_size = '64'",)),
+        ({"hidden_size": None}, ("hidden_size is missing",)),
+        ({"num_key_value_heads": 3}, ("heads = 4", "kv_heads = 3")),
+        ({"rms_norm_eps": float("nan")}, ("rms_norm_eps = nan",)),
+        ({"rope_theta": 5.0}, ("rope_theta = 5.0", "make both equal")),
+        ({"rope_parameters": {"rope_type": "yarn"}}, ("rope_parameters.rope_type = 'yarn'",)),
+        ({"rope_parameters": {"rope_type": "llama3"}}, ("factor is missing",)),
+        ({"rope_parameters": 7}, ("rope_parameters = 7", "table")),
+        ({"layer_types": ["linear_attention"]}, ("layer_types",)),
+        ({"max_position_embeddings": 10**12}, ("max_position_embeddings = 1000000000000",)),
+        ({"use_sliding_window": True, "sliding_window": 0}, ("sliding_window = 0",)),
+    ],
+)
+def test_what_is_not_ours_is_refused_by_key_value_and_remedy(
+    changes: dict[str, Any], parts: tuple[str, ...]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        read_config(config_of(**changes), "config.json")
+    for part in ("config.json", *parts):
+        assert part in str(refused.value)
+
+
+def test_a_sliding_window_bounds_the_context() -> None:
+    plain = config_of(model_type="mistral", max_position_embeddings=4096)
+    assert read_config(plain, "").longest == 4096
+    slid = read_config({**plain, "sliding_window": 512}, "")
+    assert (slid.longest, slid.settings.context) == (512, 512)
+    qwen = config_of(model_type="qwen2", max_position_embeddings=4096, sliding_window=512)
+    assert read_config(qwen, "").longest == 4096, "Qwen says apart whether it slides"
+    assert read_config({**qwen, "use_sliding_window": True}, "").longest == 512
+    full = {**qwen, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}
+    assert read_config(full, "").longest == 4096
+
+
+def refusal(folder: Path, settings: TransformerSettings | None = None) -> str:
+    with pytest.raises(ConfigError) as refused:
+        check_weights(settings or settings_of(qk_norm=False), files_of(folder))
+    return str(refused.value)
+
+
+def test_weights_of_another_model_are_refused_by_the_name_of_a_tensor(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, settings_of(qk_norm=False))
+    assert "[64, 16] in the weights, [model] asks for [65, 16]" in refusal(
+        folder, settings_of(qk_norm=False, vocab=65)
+    )
+    assert "layers.2.input_layernorm" in refusal(folder, settings_of(qk_norm=False, layers=3))
+    assert "layers.1" in refusal(folder, settings_of(qk_norm=False, layers=1))
+    tied = settings_of(qk_norm=False, tied=True)
+    check_weights(tied, files_of(folder))  # a head that is stored all the same
+    (folder / "model.safetensors").write_bytes(b"\x80\x04pickle")
+    assert "no file of safetensors" in refusal(folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "pickle, which can run code" in refusal(folder)
+
+
+@pytest.mark.parametrize("name", ["../a.safetensors", "/a.safetensors", "a.bin", "", 7])
+def test_an_index_names_files_of_its_folder_alone(name: object, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {"lm_head.weight": name}})
+    )
+    with pytest.raises(ConfigError, match="weight_map must name"):
+        files_of(tmp_path)
+
+
+def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    settings = settings_of(qk_norm=False)
+    folder = folder_of(tmp_path, settings)
+    from safetensors.torch import load_file
+
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"][3] = float("inf")
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"model\.norm\.weight holds NaN or infinity"):
+        load_weights(build_model(settings, 0), files_of(folder))
+
+
+def test_a_run_pins_the_files_that_it_begins_with(tmp_path: Path) -> None:
+    folder = folder_of(tmp_path, settings_of(qk_norm=False, kv_heads=2, vocab=256))
+    opened = open_weights(folder)
+    spec = parse_toml(write_template("a", "lowcomm", 10, 0, weights=opened))
+    [file] = spec.start.files
+    assert file.name == "model.safetensors"
+    assert file.size == (folder / file.name).stat().st_size == spec.start.size
+    assert (spec.train.optimizer, spec.train.learning_rate) == ("adamw", 5e-5)
+    assert spec.model == opened.model
+    assert parse_canonical(spec.canonical().decode()) == spec
+    check(folder / file.name, file)
+    data = bytearray((folder / file.name).read_bytes())
+    data[-1] ^= 1
+    (folder / file.name).write_bytes(data)
+    with pytest.raises(ConfigError, match=r"is not the model.safetensors of this run.*SHA-256"):
+        check(folder / file.name, file)
+    (folder / file.name).write_bytes(data[:-1])
+    with pytest.raises(ConfigError, match=r"bytes, the model.safetensors of this run"):
+        check(folder / file.name, file)
+    with pytest.raises(ConfigError, match="can't be read"):
+        check(folder / "elsewhere", file)
