@@ -2,7 +2,8 @@
 
     python tests/helpers/merged_bits.py [THREADS]
 
-prints, as JSON, a digest of fast weights, slow weights and outer momentum for each case: three
+prints, as JSON, a digest of fast weights, slow weights and outer momentum, where there is any, for
+each case: three
 exchanges of two peers, or of three. Apart from pytest, so that each run of it can have a processor
 of its own (``ATEN_CPU_CAPABILITY``).
 """
@@ -64,7 +65,8 @@ def digest(name: str) -> str:
     told = sha256()
     for replica in replicas.values():
         for p in range(len(replica.phi)):
-            for vector in (replica.fast(p), replica.phi[p], replica.delta[p]):
+            momentum = replica.delta[p : p + 1] if spec.sync.momentum else []
+            for vector in (replica.fast(p), replica.phi[p], *momentum):
                 told.update(vector.numpy().tobytes())
     return told.hexdigest()[:16]
 

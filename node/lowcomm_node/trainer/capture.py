@@ -106,8 +106,8 @@ class Capture(ABC, Generic[AnyCoder]):
     tokens: int
     ranges: Ranges = ()
     """Where the mean may be used: ``[start, stop)``."""
-    outcome: tuple[Tensor, Tensor] | None = None
-    """New slow weights and momentum, once the outer step is computed."""
+    outcome: tuple[Tensor, Tensor | None] | None = None
+    """New slow weights and momentum, if any is kept, once the outer step is computed."""
     stages: Stages = field(default_factory=Stages)
     """Seconds that each stage has taken so far."""
 
@@ -152,6 +152,12 @@ class Capture(ABC, Generic[AnyCoder]):
     @abstractmethod
     def commit(self) -> None:
         """Keep what coding lost and learned, on the thread that codes: the step is applied."""
+
+    def release(self) -> None:
+        """Let go of what was averaged: until the merge, which may be steps away, only the weights
+        as they were captured and the outcome are needed."""
+        self.sent = torch.empty(0)
+        self.received.clear()
 
     def forget(self) -> None:
         """Keep nothing of what it taught: nothing is applied."""
@@ -266,6 +272,12 @@ class PairCapture(Capture[Coder]):
             self._piece = torch.empty(stop - start)
         shares = [one[start:stop] for one in self._shares]
         return mean_contribution(shares, self._weights, self._piece[: stop - start])
+
+    def release(self) -> None:
+        """See Capture."""
+        super().release()
+        self._shares = ()
+        self.coder.settle()
 
     def commit(self) -> None:
         """See Capture."""
@@ -428,6 +440,11 @@ class GroupCapture(Capture[ShardCoder]):
         """Only the shards of these owners are applied."""
         self.ranges = [self.bounds[self.members.index(owner)] for owner in over]
         self.norms = {owner: norm for owner, norm in self.norms.items() if owner in over}
+
+    def release(self) -> None:
+        """See Capture."""
+        super().release()
+        self.mean = self._inbox = torch.empty(0)
 
     def commit(self) -> None:
         """See Capture."""

@@ -2,7 +2,8 @@
 
 Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` slow weights,
 ``delta`` outer momentum, ``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta``
-are float32 in host memory, one flat vector a fragment.
+are float32 in host memory, one flat vector a fragment; without momentum nothing is kept as
+``delta``.
 """
 
 import importlib.util
@@ -47,6 +48,7 @@ from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.spec.settings import SyncSettings
 
 SCRATCH = 8
 """Free vectors that are kept for each fragment."""
@@ -97,7 +99,12 @@ class Replica:
         )
         self.weights = dict(self.model.named_parameters())
         self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
-        self.delta = [torch.zeros_like(phi) for phi in self.phi]
+        self.keeps_momentum = _keeps_momentum(spec.sync) or (
+            type(self).outer_step is not Replica.outer_step
+        )
+        """Whether outer steps need the ``delta`` of those before."""
+        self.delta = [torch.zeros_like(phi) for phi in self.phi] if self.keeps_momentum else []
+        """Outer momentum by fragment; empty where none is kept."""
         self.usual = [UsualNorm() for _ in self.phi]
         """Usual norm of others' progress, by fragment."""
         self.repeats = [Repeats(phi.numel()) for phi in self.phi]
@@ -293,29 +300,35 @@ class Replica:
         and snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
-        phi, delta = (self.scratch.take(capture.numel) for _ in range(2))
+        phi = self.scratch.take(capture.numel)
+        delta = self.scratch.take(capture.numel) if self.keeps_momentum else None
         if sum(stop - start for start, stop in capture.ranges) < capture.numel:
             phi.copy_(self.phi[fragment])
-            delta.copy_(self.delta[fragment])
+            if delta is not None:
+                delta.copy_(self.delta[fragment])
         for start, stop in _pieces(capture.ranges):
             here = slice(start, stop)
             phi[here].copy_(self.phi[fragment][here])
-            delta[here].copy_(self.delta[fragment][here])
+            if delta is None:
+                moved = torch.zeros(stop - start)
+            else:
+                moved = delta[here].copy_(self.delta[fragment][here])
             mean = capture.mean_of(start, stop)
             if capture.realign:
                 phi[here] = mean
                 if not capture.keep_momentum:
-                    delta[here] = 0.0
+                    moved.zero_()
             else:
-                self.outer_step(phi[here], delta[here], mean, *capture.ours(here))
-            if not (is_finite(phi[here]) and is_finite(delta[here])):
+                self.outer_step(phi[here], moved, mean, *capture.ours(here))
+            if not (is_finite(phi[here]) and is_finite(moved)):
                 raise NotFinite(
                     f"The outer step of fragment {fragment} gives values that are not finite: it "
                     "is not applied."
                 )
         capture.outcome = (phi, delta)
         if self.spec.sync.consensus == 0:
-            capture.digests = (_digest(phi), _digest(delta))
+            capture.digests = (_digest(phi), "" if delta is None else _digest(delta))
+        capture.release()
 
     def outer_step(
         self,
@@ -337,14 +350,17 @@ class Replica:
         """
         capture = self.capture_of(fragment)
         assert capture.outcome is not None
-        theta = self._merged(fragment, capture, *capture.outcome)
+        phi, delta = capture.outcome
+        theta = self._merged(fragment, capture, phi)
         if theta is None:
             raise NotFinite(
                 f"The merge of fragment {fragment} gives weights that are not finite: it is not "
                 "applied."
             )
         del self.captures[fragment]
-        self.phi[fragment], self.delta[fragment] = capture.outcome
+        self.phi[fragment] = phi
+        if delta is not None:
+            self.delta[fragment] = delta
         scatter(self.plan.fragments[fragment], theta, self.weights)
         capture.learn()
         if coder is None:
@@ -355,7 +371,7 @@ class Replica:
         self.clock.observe(swarm_step)
         self.schedule.merged(fragment, self.clock.step, capture.steps, capture.tokens)
 
-    def _merged(self, fragment: int, capture: Capture, phi: Tensor, _: Tensor) -> Tensor | None:
+    def _merged(self, fragment: int, capture: Capture, phi: Tensor) -> Tensor | None:
         """The new fast weights, in place of those that were captured; None if not finite."""
         out = capture.theta
         if list(capture.ranges) == [(0, capture.numel)] and self.device.type == "cpu":
@@ -379,8 +395,8 @@ class Replica:
         return _digest(self.phi[fragment])
 
     def momentum_digest(self, fragment: int) -> str:
-        """The same of its outer momentum."""
-        return _digest(self.delta[fragment])
+        """The same of its outer momentum; empty where none is kept."""
+        return _digest(self.delta[fragment]) if self.keeps_momentum else ""
 
 
 def _pieces(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
@@ -388,6 +404,12 @@ def _pieces(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     for start, stop in ranges:
         for begin in range(start, stop, PIECE):
             yield begin, min(stop, begin + PIECE)
+
+
+def _keeps_momentum(sync: SyncSettings) -> bool:
+    # Where slow weights must be equal, offers carry the digest of the momentum, too: it stays what
+    # peers of earlier releases have, though it moves nothing.
+    return sync.momentum > 0 or sync.consensus == 0
 
 
 def _digest(vector: Tensor) -> str:

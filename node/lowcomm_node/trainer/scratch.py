@@ -24,6 +24,11 @@ class Scratch:
         self.made = 0
         """Vectors that were allocated so far."""
 
+    @property
+    def free(self) -> int:
+        """Vectors that nobody holds."""
+        return len(self._free)
+
     def take(self, numel: int) -> Tensor:
         """A vector of ``numel`` values, which may hold anything; a larger one than we lend is
         new."""

@@ -1,8 +1,9 @@
 """A replica as checkpoint parts, and back.
 
-Parts: ``weights`` (fast weights, by name), ``outer`` (``phi.N`` and ``delta.N``, flat, float32, and
-the state of coders), ``inner`` (moments of the inner optimizer). The rest is small and goes into
-the manifest's ``meta``. Joiners get pieces instead (``transfer.py``).
+Parts: ``weights`` (fast weights, by name), ``outer`` (``phi.N`` and, where momentum is kept,
+``delta.N``, flat, float32, and the state of coders), ``inner`` (moments of the inner optimizer).
+The rest is small and goes into the manifest's ``meta``. Joiners get pieces instead
+(``transfer.py``).
 """
 
 from dataclasses import asdict, fields, replace
@@ -150,6 +151,7 @@ def _load(replica: Replica, parts: Parts) -> None:
             replica.weights[name].copy_(tensor)
     # Slow weights are replaced, never changed in place: a snapshot under way keeps the old ones.
     replica.phi = [parts["outer"][f"phi.{p}"] for p in range(len(replica.phi))]
+    # Releases before 0.2 wrote a momentum where none is needed, too: it is left alone.
     replica.delta = [parts["outer"][f"delta.{p}"] for p in range(len(replica.delta))]
     for p, one in enumerate(replica.coders):
         one.restore({key: parts["outer"][f"{key}.{p}"].numpy() for key in one.state()})

@@ -52,7 +52,7 @@ class Snapshot:
             Values(
                 theta=replica.fast(p).numpy(),
                 phi=replica.phi[p].numpy(),  # replaced by merges, never changed in place
-                delta=replica.delta[p].numpy(),
+                delta=_momentum(replica, p),
                 first=_flat(fragment, first),
                 second=_flat(_with_second(replica, fragment), second),
                 ranges=replica.coders[p].lessons().get(RANGE, np.zeros(0, dtype=np.float32)),
@@ -151,7 +151,8 @@ def _load(replica: Replica, values: list[Values], moments: int) -> None:
         scatter(_with_second(replica, fragment), torch.from_numpy(one.second), second)
     # Slow weights are replaced, never changed in place: a snapshot under way keeps the old ones.
     replica.phi = [torch.from_numpy(one.phi) for one in values]
-    replica.delta = [torch.from_numpy(one.delta) for one in values]
+    if replica.keeps_momentum:
+        replica.delta = [torch.from_numpy(one.delta) for one in values]
     for coder, one in zip(replica.coders, values, strict=True):
         coder.inherit({RANGE: one.ranges} if RANGE in coder.lessons() else {})
     if moments:  # a donor that has not taken a step has none: we warm up anew
@@ -162,6 +163,13 @@ def _with_second(replica: Replica, fragment: Fragment) -> Fragment:
     """A fragment without the slices that have no second moment."""
     kept = tuple(part for part in fragment.slices if replica.optimizer.has_second(part.tensor))
     return Fragment(fragment.index, kept)
+
+
+def _momentum(replica: Replica, fragment: int) -> np.ndarray:
+    """Zeros where none is kept, which take no memory until they are read."""
+    if replica.keeps_momentum:
+        return replica.delta[fragment].numpy()
+    return np.zeros(replica.plan.fragments[fragment].numel, dtype=np.float32)
 
 
 def _flat(fragment: Fragment, tensors: dict[str, Tensor]) -> np.ndarray:

@@ -7,6 +7,7 @@
                 that decode next to our own vector)
     resend      the blocks that a member asks for, coarser and safe
     patch       takes them in at the other end
+    settle      nothing more comes or is asked for: the vectors are not needed any more
     commit      the exchange is applied: keeps what it taught; without it nothing has happened
 
 One fragment is in one exchange at a time, so a coder holds at most one exchange's scratch.
@@ -73,8 +74,8 @@ class Coder:
         """Code into ``out``; bytes written.
 
         ``vector`` becomes what others decode. ``scratch``: a vector of ``numel`` values that the
-        coder may use until ``commit`` or ``forget``, in place of a new one. Raises `CodecError` if
-        not finite.
+        coder may use until ``settle``, ``commit`` or ``forget``, in place of a new one. Raises
+        `CodecError` if not finite.
         """
         return max(self.encoding(vector, out, scratch))
 
@@ -134,6 +135,9 @@ class Coder:
         Raises `CodecError` for a bitmap that does not fit.
         """
         raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
+
+    def settle(self) -> None:
+        """Both contributions are whole: hold no vector longer than ``commit`` needs it."""
 
     def commit(self) -> None:
         """The exchange is applied: keep what it taught."""

@@ -233,6 +233,10 @@ class FeedbackCoder(Coder):
         """See Coder."""
         return self.inner.resent_size(blocks)
 
+    def settle(self) -> None:
+        """See Coder."""
+        self.inner.settle()
+
     def commit(self) -> None:
         """See Coder."""
         self.inner.commit()

@@ -72,6 +72,8 @@ class ModuloCoder(Coder):
         self._ranges = np.full(self._blocks, -1.0, dtype=np.float32)
         self._own: Vector | None = None
         self._theirs: Vector | None = None
+        self._learned: Vector | None = None
+        """The ranges after this exchange, if it is applied."""
         self._sent_hashes = np.zeros(self._blocks, dtype=np.uint64)
         self._hashes = np.zeros(self._blocks, dtype=np.uint64)
         self._bad: Flags = np.zeros(self._blocks, dtype=np.uint8)
@@ -235,16 +237,24 @@ class ModuloCoder(Coder):
                 f"{self.name}: the fragment does not match its check: drop this contribution"
             )
 
-    def commit(self) -> None:
+    def settle(self) -> None:
         """See Coder."""
         own = self._known()
+        self._learned = self._ranges.copy()
         if self._theirs is not None:
-            modulo_ranges(own, self._theirs, DECAY, self._ranges)
+            modulo_ranges(own, self._theirs, DECAY, self._learned)
         self._own = self._theirs = None
+
+    def commit(self) -> None:
+        """See Coder."""
+        if self._learned is None:
+            self.settle()
+        assert self._learned is not None
+        self._ranges, self._learned = self._learned, None
 
     def forget(self) -> None:
         """See Coder."""
-        self._own = self._theirs = None
+        self._own = self._theirs = self._learned = None
 
     def state(self) -> State:
         """See Coder."""

@@ -73,8 +73,12 @@ def replicas_of(method: str, **sync: Any) -> dict[str, Replica]:
     return made
 
 
-def pairs(replicas: dict[str, Replica], buffers: dict[str, memoryview]) -> None:
-    """An exchange of two."""
+def pairs(
+    replicas: dict[str, Replica],
+    buffers: dict[str, memoryview],
+    until: Callable[[Replica, int], None] | None = None,
+) -> None:
+    """An exchange of two; ``until``: its last part, if it does not end with the merge."""
     coded = {}
     for peer, replica in replicas.items():
         replica.capture(0)
@@ -84,7 +88,7 @@ def pairs(replicas: dict[str, Replica], buffers: dict[str, memoryview]) -> None:
         replica.capture_of(0).receive(other, coded[other])
     for replica in replicas.values():
         replica.capture_of(0).pool({"a": 3, "b": 5})
-        finish(replica)
+        (until or finish)(replica, 0)
 
 
 def groups(replicas: dict[str, Replica], buffers: dict[str, memoryview]) -> None:
@@ -108,12 +112,12 @@ def groups(replicas: dict[str, Replica], buffers: dict[str, memoryview]) -> None
             if other != peer:
                 replica.capture_of(0).receive_mean(other, means[other])
         replica.capture_of(0).pool(list(replicas))
-        finish(replica)
+        finish(replica, 0)
 
 
-def finish(replica: Replica) -> None:
-    replica.outer(0)
-    replica.merge(0, replica.clock.step)
+def finish(replica: Replica, fragment: int) -> None:
+    replica.outer(fragment)
+    replica.merge(fragment, replica.clock.step)
 
 
 @pytest.mark.slow
@@ -146,3 +150,33 @@ def test_an_exchange_allocates_no_vector_of_a_fragment(
                 exchange(replicas, buffers)
     assert [replica.scratch.made for replica in replicas.values()] == made
     assert max(made) <= EXCHANGE_VECTORS + 2, "with slow weights and momentum, as is reckoned"
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.3])
+def test_until_its_merge_an_exchange_holds_its_capture_and_its_outcome_alone(momentum: float):
+    replicas = replicas_of("lowcomm", codec="mod3", momentum=momentum, outer_lr=0.7)
+    numel = replicas["a"].phi[0].numel()
+    buffers = {peer: memoryview(bytearray(4 * numel + 65_536)) for peer in replicas}
+    for number in range(2):
+        for place, replica in enumerate(replicas.values()):
+            train(replica, seed=10 * number + place)
+        pairs(replicas, buffers, until=Replica.outer)
+        kept = 2 + (momentum > 0)
+        slow = (1 + (momentum > 0)) * (number > 0)  # the vectors of the first are none of these
+        assert {held(one) for one in replicas.values()} == {kept + slow}
+        for replica in replicas.values():
+            replica.merge(0, replica.clock.step)
+        assert {held(one) for one in replicas.values()} == {kept - 1}, "what the merge put in place"
+
+
+def held(replica: Replica) -> int:
+    """Vectors of its scratch that somebody holds."""
+    return replica.scratch.made - replica.scratch.free
+
+
+def test_without_momentum_none_is_kept_and_with_equal_slow_weights_it_is_told_as_ever():
+    assert replicas_of("lowcomm")["a"].delta == []
+    assert replicas_of("lowcomm")["a"].momentum_digest(0) == ""
+    assert len(replicas_of("noloco")["a"].delta) == 1
+    equal = replicas_of("streaming-diloco", momentum=0.0)["a"]
+    assert len(equal.delta) == 1 and len(equal.momentum_digest(0)) == 64

@@ -44,6 +44,7 @@ overlap = 3
 min_steps = 1
 codec = "fp32"
 error_feedback = false
+momentum = 0.3
 """
 
 

@@ -73,7 +73,8 @@ def trained(kind: str, dataset, name: str = "peer", steps: int = 3) -> Replica:
         one.inner_step()
     for p in range(len(one.phi)):
         one.phi[p] = one.phi[p] + 0.01 * torch.randn(one.phi[p].shape, generator=generator)
-        one.delta[p] = torch.randn(one.phi[p].shape, generator=generator)
+        if one.keeps_momentum:
+            one.delta[p] = torch.randn(one.phi[p].shape, generator=generator)
         state = {
             key: np.full_like(value, 0.125 + p) for key, value in one.coders[p].state().items()
         }
