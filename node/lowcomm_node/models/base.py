@@ -39,11 +39,17 @@ class Footprint:
     others: int
     """Values of all other parameters."""
     kept: int
-    """Values a token that a step keeps for its backward pass."""
+    """Values a token that a step keeps for its backward pass, logits aside."""
     passing: int
-    """Values a token that pass at the widest place of a step."""
-    evaluated: int
-    """Values a token of a forward pass without gradients."""
+    """Values a token that pass at the widest place of a step, logits aside."""
+    vocab: int
+    """Values a token of the logits."""
+    blocks: int = 0
+    """Blocks that can be computed again in the backward pass; 0 where none can."""
+    in_block: int = 0
+    """Values a token of ``kept`` that one of them keeps."""
+    between: int = 0
+    """Values a token that remain of it if it is computed again."""
 
     @property
     def parameters(self) -> int:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from lowcomm_node.models.base import Footprint, family_of
+from lowcomm_node.models.cross_entropy import chunk_tokens
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
@@ -110,6 +111,27 @@ def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:
     return MUON_VECTORS * FLOAT * together
 
 
+def step_values(model: Footprint, tokens: int, again: bool = False) -> int:
+    """Values that one forward and backward pass over so many tokens takes, beside weights and
+    gradients.
+
+    ``again``: whether blocks are computed again in the backward pass.
+    """
+    saved = model.blocks * (model.in_block - model.between) - model.in_block if again else 0
+    kept, passing = tokens * (model.kept - max(0, saved)), tokens * model.passing
+    held = chunk_tokens(tokens, model.vocab)
+    if held < tokens:
+        return kept + max(passing, 2 * held * model.vocab)
+    # One copy of the logits is kept, two more pass with the loss.
+    return kept + tokens * model.vocab + max(passing, 2 * tokens * model.vocab)
+
+
+def _look(model: Footprint, tokens: int) -> int:
+    """Values of a forward pass without gradients."""
+    held = chunk_tokens(tokens, model.vocab)
+    return tokens * model.passing + 2 * held * model.vocab
+
+
 def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int) -> int:
     """The larger of what a step and a look at held-out text take.
 
@@ -120,8 +142,8 @@ def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int) -> int
     looked_at = max(context, EVALUATION_TOKENS)
     # A GPU computes in bf16, but norms and the loss, and keeps a copy of the weights in bf16.
     copies = FLOAT // 2 * model.parameters if gpu else 0
-    look = FLOAT * looked_at * model.evaluated - (0 if gpu else states)
-    return max(FLOAT * tokens * (model.kept + model.passing), look) + copies
+    look = FLOAT * _look(model, looked_at) - (0 if gpu else states)
+    return max(FLOAT * step_values(model, tokens), look) + copies
 
 
 def _exchanges(spec: RunSpec, numel: int, exchanges: int) -> int:

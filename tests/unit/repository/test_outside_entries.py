@@ -177,9 +177,7 @@ class BigramFamily(Family):
         assert isinstance(settings, BigramSettings)
         table = settings.channels, settings.vocab
         size = settings.channels * settings.vocab
-        return Footprint(
-            Counter({table: 1}), size, kept=settings.vocab, passing=0, evaluated=settings.vocab
-        )
+        return Footprint(Counter({table: 1}), size, kept=0, passing=0, vocab=settings.vocab)
 
 
 def learned(spec: RunSpec, dataset: Dataset, peers: int = 2) -> None:

@@ -3,8 +3,7 @@
 W is width, F feed_forward, V vocab; H query heads of Q channels in all, G heads of keys and values
 of K channels in all. A layer keeps for the backward pass 6 W + 3 Q + 2 K + 4 F + H + 2 values a
 token, and where queries and keys are normed 2 (Q + K) + H + G more (``test_memory.py`` counts
-them): attention is torch's own, which keeps no matrix of context x context. The loss holds two
-copies of the logits beside the one that is kept.
+them): attention is torch's own, which keeps no matrix of context x context.
 """
 
 from collections import Counter
@@ -53,9 +52,9 @@ class TransformerFamily(Family):
         return Footprint(
             matrices=matrices,
             others=tables + norms + biases,
-            kept=layers * layer + 3 * width + 3 + vocab,
-            passing=max(2 * vocab, widest),
-            evaluated=2 * vocab + widest,
+            kept=layers * layer + 3 * width + 3,
+            passing=widest,
+            vocab=vocab,
         )
 
     def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Cache, Model, Place
+from lowcomm_node.models.cross_entropy import cross_entropy
 from lowcomm_protocol.plan.fragments import Role
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
@@ -188,6 +189,18 @@ class Transformer(Model):
 
         Raises ConfigError if the text exceeds the context.
         """
+        return F.linear(self._states(tokens, cache), self._head_weight)
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """See Model."""
+        return cross_entropy(self._states(tokens, None), self._head_weight, targets)
+
+    @property
+    def _head_weight(self) -> Tensor:
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def _states(self, tokens: Tensor, cache: Cache | None) -> Tensor:
+        """What the head reads, ``[batch, length, width]``."""
         cache = cast("KeyValueCache | None", cache)
         start = cache.length if cache is not None else 0
         end = start + tokens.shape[1]
@@ -201,8 +214,7 @@ class Transformer(Model):
             x = block(x, self.rope[:, start:end], cache)
         if cache is not None:
             cache.length = end
-        x = self.norm(x)
-        return F.linear(x, self.embedding.weight) if self.head is None else self.head(x)
+        return self.norm(x)
 
     def new_cache(self) -> KeyValueCache:
         """See Model."""

@@ -1,0 +1,125 @@
+"""What must hold for the loss: in chunks of tokens it is the loss of all of them, in far less
+memory; small models never meet chunks."""
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowcomm_node.models import cross_entropy as module
+from lowcomm_node.models.cross_entropy import chunk_tokens, cross_entropy
+
+Loss = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class Peak(TorchDispatchMode):
+    """Counts the bytes of all tensors that are alive, and remembers the most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alive: dict[int, int] = {}
+        self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See TorchDispatchMode."""
+        made = func(*args, **(kwargs or {}))
+        for one in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(one, Tensor) and one.untyped_storage()._cdata not in self.alive:
+                storage = one.untyped_storage()
+                self.alive[storage._cdata] = storage.nbytes()
+                weakref.finalize(storage, self.alive.pop, storage._cdata)
+        self.most = max(self.most, sum(self.alive.values()))
+        return made
+
+
+def plain(states: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(states, head).float().flatten(0, -2), targets.flatten())
+
+
+def inputs(tokens: int, width: int, vocab: int) -> tuple[Tensor, Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(tokens)
+    states = torch.randn(2, tokens // 2, width, generator=draw)
+    head = torch.randn(vocab, width, generator=draw)
+    targets = torch.randint(0, vocab, (2, tokens // 2), generator=draw)
+    return states, head, targets
+
+
+def learn(loss: Loss, states: Tensor, head: Tensor, targets: Tensor) -> tuple[Tensor, ...]:
+    """The loss, and a third of both gradients."""
+    states, head = states.clone().requires_grad_(), head.clone().requires_grad_()
+    value = loss(states, head, targets)
+    (value / 3).backward()
+    assert states.grad is not None and head.grad is not None
+    return value.detach(), states.grad, head.grad
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 10, 63])
+def test_chunks_of_any_size_give_loss_and_gradients_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch, chunk: int
+) -> None:
+    given = inputs(64, 12, 50)
+    expected = learn(plain, *given)
+    monkeypatch.setattr(module, "chunk_tokens", lambda tokens, vocab: chunk)
+    for ours, one in zip(learn(cross_entropy, *given), expected, strict=True):
+        torch.testing.assert_close(ours, one, rtol=1e-5, atol=1e-7)
+    with torch.no_grad():
+        torch.testing.assert_close(cross_entropy(*given), expected[0])
+
+
+def test_small_models_keep_the_bits_of_their_loss() -> None:
+    given = inputs(512, 16, 512)
+    assert chunk_tokens(512, 512) == 512
+    for ours, one in zip(learn(cross_entropy, *given), learn(plain, *given), strict=True):
+        assert torch.equal(ours, one)
+
+
+def test_logits_far_from_zero_neither_overflow_nor_vanish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "chunk_tokens", lambda tokens, vocab: 5)
+    states, head, targets = inputs(20, 8, 30)
+    given = 1e4 * states, head, targets
+    for ours, one in zip(learn(cross_entropy, *given), learn(plain, *given), strict=True):
+        assert ours.isfinite().all()
+        torch.testing.assert_close(ours, one, rtol=1e-4, atol=1e-6)
+
+
+def test_what_is_not_finite_makes_a_loss_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "chunk_tokens", lambda tokens, vocab: 5)
+    states, head, targets = inputs(20, 8, 30)
+    states[0, 0, 0] = torch.nan
+    assert cross_entropy(states, head, targets).isnan()
+
+
+def test_half_precision_under_autocast_is_close_to_the_whole_loss_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given = inputs(64, 32, 50)
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = learn(plain, *given)
+        monkeypatch.setattr(module, "chunk_tokens", lambda tokens, vocab: 16)
+        found = learn(cross_entropy, *given)
+    assert [one.dtype for one in found] == [one.dtype for one in expected]
+    for ours, one in zip(found, expected, strict=True):
+        assert (ours - one).norm() < 0.01 * one.norm()
+
+
+@pytest.mark.slow
+def test_at_32k_words_the_peak_is_less_than_a_quarter_of_the_whole_loss() -> None:
+    given = inputs(1024, 16, 32_768)
+    assert chunk_tokens(1024, 32_768) < 1024
+    peaks: list[int] = []
+    for loss in (plain, cross_entropy):
+        with Peak() as peak:
+            learn(loss, *given)
+        peaks.append(peak.most)
+    assert peaks[1] < peaks[0] / 4, peaks
+
+
+def test_a_chunk_has_enough_tokens_to_be_worth_a_gradient_of_the_head() -> None:
+    assert chunk_tokens(8192, 32_768) == 512
+    assert chunk_tokens(8192, 262_144) == 256
+    assert chunk_tokens(100, 262_144) == 100
