@@ -20,7 +20,7 @@ HEADER = 4
 """Bytes before each block."""
 
 _QUARTERS = np.array([1.0, 1.189207, 1.414214, 1.681793], dtype=np.float32)
-_MANTISSAS = _QUARTERS.view(np.uint32) & np.uint32(0x007FFFFF)
+MANTISSAS = _QUARTERS.view(np.uint32) & np.uint32(0x007FFFFF)
 
 MODULO_STEPS = np.array(
     [0.0] + [m * np.float32(2.0) ** (i - 40) for i in range(64) for m in _QUARTERS],
@@ -28,7 +28,7 @@ MODULO_STEPS = np.array(
 )[:256]
 """Step of each code: a quarter of an octave apart, from 2**-40 on; code 0 marks a block in bf16."""
 
-_INVERSES = np.append(np.float32(0.0), np.float32(1.0) / MODULO_STEPS[1:])
+INVERSES = np.append(np.float32(0.0), np.float32(1.0) / MODULO_STEPS[1:])
 
 BF16_OVERFLOW = np.uint32(0x7F7F8000)
 """Bits of the smallest value that bf16 rounds to infinity."""
@@ -46,6 +46,11 @@ _GROUPS = np.array([0, 0, 4, 8, 2, 0, 4, 0, 1], dtype=np.uint64)
 """By bits a value: how many fill whole bytes together."""
 
 
+def rows_together(bits: int) -> int:
+    """How many rows of remainders fill whole bytes together."""
+    return int(_GROUPS[bits])
+
+
 def _keys() -> Any:
     """Numbers from 2**30 to 3 * 2**30, one for each place in a block."""
     mixed = np.arange(BLOCK, dtype=np.uint64) * np.uint64(0x9E3779B9) & _LOW
@@ -54,7 +59,8 @@ def _keys() -> Any:
     return (np.uint64(1 << 30) + (mixed >> np.uint64(1))).astype(np.uint32)
 
 
-_KEY_PAIRS = _keys().view(np.uint64)
+KEYS = _keys()
+_KEY_PAIRS = KEYS.view(np.uint64)
 
 
 @part
@@ -63,7 +69,7 @@ def _modulo_code(wanted: Any) -> Any:
     bits = np.int64(np.float32(wanted).view(np.uint32))
     code, mantissa = 4 * ((bits >> 23) - 127 + 40) + 1, bits & 0x007FFFFF
     for quarter in range(4):
-        code += mantissa > _MANTISSAS[quarter]
+        code += mantissa > MANTISSAS[quarter]
     return max(code, 1) if code < 256 else 0
 
 
@@ -174,7 +180,7 @@ def modulo_encode(
             for i in range(np.uint64(count)):
                 vector[start + i] = bf16_out(own[start + i], out, np.int64(body + np.uint64(2) * i))
         else:
-            step, inverse = MODULO_STEPS[code], _INVERSES[code]
+            step, inverse = MODULO_STEPS[code], INVERSES[code]
             for i in range(np.uint64(BLOCK)):
                 point = nearest(own[start + i] * inverse)
                 points[i] = point
@@ -262,7 +268,7 @@ def modulo_decode(
             for i in range(np.uint64(count)):
                 out[start + i] = bf16_in(data, np.int64(body + np.uint64(2) * i))
         else:
-            step, inverse = MODULO_STEPS[code], _INVERSES[code]
+            step, inverse = MODULO_STEPS[code], INVERSES[code]
             _unpack(data, body, stride, bits, words, codes)
             far = np.uint32(0)
             for i in range(np.uint64(BLOCK)):

@@ -86,7 +86,7 @@ def mean_contribution(
         for one in contributions[1:]:
             total.add_(one)
         return total.div_(len(contributions))
-    shares = _normalized(weights, len(contributions))
+    shares = normalized(weights, len(contributions))
     into, arrays = _array(total), [_array(one) for one in contributions]
     factors = [np.float32(one) for one in shares]
     if len(arrays) == 1:
@@ -215,7 +215,8 @@ def _array(vector: torch.Tensor) -> Vector:
     return vector.detach().numpy()  # pyright: ignore[reportUnknownMemberType]
 
 
-def _normalized(weights: Sequence[float], count: int) -> list[float]:
+def normalized(weights: Sequence[float], count: int) -> list[float]:
+    """Weights of ``count`` contributions that sum to 1. Raises `SpecError` for invalid ones."""
     valid = len(weights) == count and all(0.0 <= one < math.inf for one in weights)
     total = sum(weights) if valid else 0.0
     if not 0.0 < total < math.inf:
