@@ -214,6 +214,7 @@ class PairCapture(Capture[Coder]):
         """Code the contribution into ``out``; bytes. Raises CodecError if it is not finite."""
         # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
         kept = self.scratch.take(self.numel).numpy()
+        self.coder.expect(self.phi.numpy(), self.theta.numpy(), self.gain)
         return self.coder.encode(self.sent.numpy(), out, kept)
 
     def code(self, out: memoryview) -> tuple[int, ...]:

@@ -1,5 +1,6 @@
 """Coding of one fragment at one peer: a codec, and what it remembers from one exchange to the next.
 
+    expect      how far the vector that is coded next has moved: what is not known yet is guessed
     encode      own vector -> bytes; the vector becomes what the others will decode
     encoding    the same in pieces, to send the first bytes while the rest is coded
     decoding    likewise
@@ -69,6 +70,13 @@ class Coder:
         0 where equal values are decoded to equal ones.
         """
         return np.zeros(-(-self.numel // BLOCK), dtype=np.float32)
+
+    def expect(self, before: Vector, now: Vector, gain: float) -> None:
+        """Tell how far our values have moved since the last exchange, before ``encode``.
+
+        ``before``, ``now``: vectors of ``numel`` values. The vector that is coded next has moved
+        ``gain`` times as far. It holds until ``commit`` or ``forget``.
+        """
 
     def encode(self, vector: Vector, out: memoryview, scratch: Vector | None = None) -> int:
         """Code into ``out``; bytes written.

@@ -197,6 +197,10 @@ class FeedbackCoder(Coder):
         """See Coder."""
         return self.inner.lattice_steps
 
+    def expect(self, before: Vector, now: Vector, gain: float) -> None:
+        """See Coder."""
+        self.inner.expect(before, now, gain)
+
     def encoding(
         self,
         vector: Vector,

@@ -25,6 +25,10 @@ ends with the check over the other blocks. So the ends agree unless 64 bits coll
 the range of differences that this peer has seen in a block: ``step = 2 * MARGIN * range /
 2**bits``. A block with no known range, or one whose range is as large as its largest value, goes as
 bf16, which keeps a range that is too large from making itself larger.
+
+Before the first exchange no range is known, and in the next few it grows with the learning rate. A
+peer that is told how far its own values have moved since the last exchange (``expect``) provides
+for that much in the first exchanges: the others have moved about as far.
 """
 
 from collections.abc import Callable, Iterator
@@ -55,6 +59,10 @@ MARGIN = 2.0
 """How many times the range that was seen a step provides for."""
 DECAY = 0.8
 """How much of its range a block keeps after an exchange in which its peers were closer."""
+MOVED = 1.5
+"""How many times the own movement a young range provides for, before the margin."""
+YOUNG = 4
+"""Exchanges until the ranges that were seen count alone."""
 TOTAL = 8
 """Bytes of the check over all blocks."""
 
@@ -70,6 +78,10 @@ class ModuloCoder(Coder):
         self.numel = numel
         self._blocks = -(-numel // BLOCK)
         self._ranges = np.full(self._blocks, -1.0, dtype=np.float32)
+        self._taught = 0
+        """Exchanges that have taught ranges, or ``YOUNG`` where a checkpoint or a peer has."""
+        self._moved: Vector | None = None
+        """How far the vector to be coded has moved, in each block."""
         self._own: Vector | None = None
         self._theirs: Vector | None = None
         self._learned: Vector | None = None
@@ -102,6 +114,14 @@ class ModuloCoder(Coder):
         """See Coder."""
         return np.where(self._bad, np.float32(0.0), MODULO_STEPS[self._codes])
 
+    def expect(self, before: Vector, now: Vector, gain: float) -> None:
+        """See Coder."""
+        if self._taught >= YOUNG:
+            return
+        self._moved = np.zeros(self._blocks, dtype=np.float32)
+        modulo_ranges(now, before, 0.0, self._moved)
+        self._moved *= np.float32(MOVED * gain)
+
     def encoding(
         self,
         vector: Vector,
@@ -117,7 +137,8 @@ class ModuloCoder(Coder):
             )
         self._own = self._theirs = None
         own = scratch_for(self.name, self.numel, scratch)
-        wanted = self._ranges * np.float32(2.0 * MARGIN / (1 << self.bits))
+        ranges = self._ranges if self._moved is None else np.maximum(self._ranges, self._moved)
+        wanted = ranges * np.float32(2.0 * MARGIN / (1 << self.bits))
         at = 0
         for start, stop in pieces_of(self.numel, piece):
             at += self._encode(start, vector[start:stop], wanted, own[start:stop], target[at:])
@@ -243,7 +264,7 @@ class ModuloCoder(Coder):
         self._learned = self._ranges.copy()
         if self._theirs is not None:
             modulo_ranges(own, self._theirs, DECAY, self._learned)
-        self._own = self._theirs = None
+        self._own = self._theirs = self._moved = None
 
     def commit(self) -> None:
         """See Coder."""
@@ -251,10 +272,11 @@ class ModuloCoder(Coder):
             self.settle()
         assert self._learned is not None
         self._ranges, self._learned = self._learned, None
+        self._taught += 1
 
     def forget(self) -> None:
         """See Coder."""
-        self._own = self._theirs = self._learned = None
+        self._own = self._theirs = self._learned = self._moved = None
 
     def state(self) -> State:
         """See Coder."""
@@ -274,6 +296,7 @@ class ModuloCoder(Coder):
         ):
             raise CodecError(f"{self.name}: expected {self._blocks} finite ranges")
         self._ranges = np.array(ranges, dtype=np.float32)
+        self._taught = YOUNG if bool((ranges >= 0).all()) else 0
 
     def _known(self) -> Vector:
         if self._own is None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lowcomm_protocol.codecs import Coder, coder
-from lowcomm_protocol.codecs.modulo import MARGIN, ModuloCoder
+from lowcomm_protocol.codecs.modulo import MARGIN, YOUNG, ModuloCoder
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -105,7 +105,7 @@ def test_both_ends_hold_the_same_bits_for_any_input(name, meeting):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_first_exchange_is_bf16_and_the_next_has_few_bits(name):
+def test_the_first_exchange_is_bf16_where_nothing_is_told_and_the_next_has_few_bits(name):
     numel, bits = 100 * BLOCK, BITS[name]
     coders = pair(name, numel)
     first, _ = meet(*near(numel, 1e-3), *coders)
@@ -114,6 +114,47 @@ def test_the_first_exchange_is_bf16_and_the_next_has_few_bits(name):
         sent, _ = meet(*near(numel, 1e-3, seed), *coders)
         assert sent.wrapped <= 3
         assert sent.bytes <= numel * bits / 8 + 4 * 100 + 8 + sent.wrapped * (2 * BLOCK + 30)
+
+
+def trained(numel: int, seed: int, steps: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Weights that two peers have in common, and what both make of them in so many steps."""
+    generator = np.random.default_rng(seed)
+    base, one, two = generator.standard_normal((3, numel)).astype(np.float32)
+    return base, base + steps * one / 1000, base + steps * two / 1000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_peers_that_tell_how_far_they_have_moved_need_no_bf16_from_the_first_exchange_on(name):
+    """The learning rate warms up: the second time they have moved twenty times as far."""
+    numel = 100 * BLOCK
+    coders = pair(name, numel)
+    for seed, steps in enumerate((1.0, 20.0, 30.0, 40.0, 40.0)):
+        base, *both = trained(numel, seed, steps)
+        for one, own in zip(coders, both, strict=True):
+            one.expect(base, own, 1.0)
+        sent, _ = meet(*both, *coders)
+        assert sent.bytes <= numel * BITS[name] / 8 + 4 * 100 + 8 + sent.wrapped * 545
+        assert sent.wrapped <= 3, seed
+
+
+def test_what_a_peer_has_moved_counts_until_the_exchange_is_over_and_only_in_the_first_few():
+    one, two = pair("mod4", 4 * BLOCK)
+    base, a, b = trained(4 * BLOCK, 0, 1.0)
+    for end in (one.commit, one.forget):
+        one.expect(base, a, 1.0)
+        assert len(coded(one, a.copy())) == one.min_size
+        end()
+        assert len(coded(one, a.copy())) == one.max_size, "nothing is known any more"
+        one.forget()
+    for _ in range(YOUNG):
+        meet(a, b, one, two)
+    before = bytes(coded(one, a.copy()))
+    one.expect(base, base + 1.0, 1.0)
+    assert bytes(coded(one, a.copy())) == before
+    late = coder("mod4", 4 * BLOCK)
+    late.restore(one.state())
+    late.expect(base, base + 1.0, 1.0)
+    assert bytes(coded(late, a.copy())) == before, "ranges that others have learned are not young"
 
 
 @pytest.mark.parametrize("numel", [BLOCK - 8, 100 * BLOCK, 100 * BLOCK + 80])
