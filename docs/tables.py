@@ -47,6 +47,7 @@ from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
 from lowcomm_protocol.exchange.pair import table as pair_table
 from lowcomm_protocol.peers import probes, records
 from lowcomm_protocol.plan import clock
+from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.document import ADDED
 from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.presets import PRESETS
@@ -104,6 +105,22 @@ def _item(field: FieldInfo) -> type[BaseModel] | None:
     """The tables that a list consists of."""
     [kind, *_] = [*get_args(field.annotation), None]
     return kind if inspect.isclass(kind) and issubclass(kind, BaseModel) else None
+
+
+def architectures() -> Iterator[str]:
+    """Every type of model of another library, and what can be chosen of it."""
+    yield from (
+        "| type | must be given | may be given, and its value if missing |",
+        "|---|---|---|",
+    )
+    for name, one in ARCHITECTURES.items():
+        needed = [f"`{key}`" for key, told in one.keys.items() if told.default is None]
+        others = [
+            f"`{key}` {_plain(told.default).strip('`')}"
+            for key, told in one.keys.items()
+            if told.default is not None
+        ]
+        yield f"| `{name}` | {', '.join(needed)} | {', '.join(others)} |"
 
 
 def owner() -> Iterator[str]:
@@ -387,6 +404,7 @@ def drawn(mermaid: Callable[[], str]) -> Iterator[str]:
 
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "settings": settings,
+    "architectures": architectures,
     "owner": owner,
     "presets": presets,
     "added": added,

@@ -234,6 +234,11 @@ def run_specification() -> Made:
         f'[run]\nname = "a"\nseed = 3\n[sync]\nmethod = "{method}"\ninterval = 20\n'
         for method in methods
     ]
+    texts[2] = (
+        '[run]\nname = "a"\n[model]\nkind = "transformers"\ntype = "gpt_neox"\n[model.config]\n'
+        "hidden_size = 32\nnum_hidden_layers = 2\nnum_attention_heads = 4\n"
+        "intermediate_size = 48\nrope_theta = 1e5\n"
+    )
     return run, [
         *(b"\xff" + text.encode() for text in texts),
         *(b"\0" + parse_toml(text).canonical() for text in texts[:3]),

@@ -112,7 +112,13 @@ def create(
 
     Example: lowcomm-node create run.toml --peers ADDRESS
     """
-    from lowcomm_node.cli.new_run import check_size, how_to_join, keeping_in_words, name_tokenizer
+    from lowcomm_node.cli.new_run import (
+        check_size,
+        how_to_join,
+        keeping_in_words,
+        name_layout,
+        name_tokenizer,
+    )
     from lowcomm_node.cli.publishing import publish_run
     from lowcomm_node.storage.files import load_or_create_identity, write_atomic
     from lowcomm_protocol.spec.run import parse_toml, sign_run
@@ -128,7 +134,7 @@ def create(
             f'--tokenizer {tokenizer}: {file} says data.tokenizer = "bytes": set "local", or leave '
             "the flag."
         )
-    spec = name_tokenizer(spec, settings.tokenizer)
+    spec = name_layout(name_tokenizer(spec, settings.tokenizer))
     warning = check_size(spec)
     identity = load_or_create_identity(settings.paths.identity)
     run = sign_run(spec, identity)

@@ -11,6 +11,7 @@ from lowcomm_node.swarm.run_template import OpenWeights, TokenizerFile
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.start import StartSettings
+from lowcomm_protocol.spec.transformers import TransformersSettings
 
 
 def check_size(spec: RunSpec) -> str | None:
@@ -53,6 +54,18 @@ def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:
     named = {"tokenizer_sha256": found.sha256, "tokenizer_check": check_of(found)}
     data = data.model_copy(update=named)
     return spec.model_copy(update={"data": data})
+
+
+def name_layout(spec: RunSpec) -> RunSpec:
+    """Put the layout of a model of another library, and that library's release, into a
+    specification. Raises ConfigError."""
+    if not isinstance(spec.model, TransformersSettings):
+        return spec
+    from lowcomm_node.models.transformers.model import checked_model, layout_of, library
+
+    layout = layout_of(checked_model(spec.model))
+    told = {"layout": layout, "release": spec.model.release or library().__version__}
+    return spec.model_copy(update={"model": spec.model.model_copy(update=told)})
 
 
 def open_tokenizer_file(path: str) -> Tokenizer:

@@ -38,6 +38,11 @@ def write_file(contents: Contents, folder: Path, dtype: str) -> None:
 
     Raises ConfigError if the library is missing, or llama.cpp does not know such a tokenizer.
     """
+    if not isinstance(contents.settings, TransformerSettings):
+        raise ConfigError(
+            f"--format gguf does not write models of kind {contents.settings.kind!r}: export with "
+            "--format hf, and convert that with llama.cpp's convert_hf_to_gguf.py."
+        )
     library = _library()
     path = folder / f"{contents.name}-{TYPES[dtype].lower()}.gguf"
     writer = library.GGUFWriter(path, str(contents.form.config["model_type"]))

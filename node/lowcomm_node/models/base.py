@@ -108,6 +108,12 @@ class Family(ABC):
         shapes alone on the meta device."""
         return self.build(settings, 0)
 
+    def check(self, settings: ModelSettings) -> None:  # noqa: B027 - most families need nothing
+        """Raise ConfigError where this machine lacks what it takes to build it.
+
+        Called before anything is allocated.
+        """
+
     @abstractmethod
     def footprint(self, settings: ModelSettings) -> Footprint:
         """What it takes of memory, reckoned before anything is allocated."""

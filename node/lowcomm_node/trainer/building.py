@@ -13,6 +13,7 @@ from lowcomm_node.ipc.arena import Arena
 from lowcomm_node.ipc.lines import Event
 from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.ipc.settings import TrainerSettings
+from lowcomm_node.models.base import family_of
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.trainer import state, transfer
@@ -48,6 +49,7 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     spec = parse_canonical(settings.spec)
     if settings.threads:
         torch.set_num_threads(settings.threads)
+    family_of(spec.model).check(spec.model)
     device = choose_device(settings.device)
     limits = (settings.max_memory, settings.max_vram)
     reckoned = check_memory(spec, device, *limits, settings.exchanges)

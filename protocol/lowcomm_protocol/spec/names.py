@@ -95,6 +95,10 @@ OUTER_RULES: Table[Any] = Table(
 """What a group does with its mean: ``spec.outer_settings.OuterRule``."""
 
 MODELS: Table[Any] = Table(
-    "kind of model", {"transformer": "lowcomm_protocol.spec.transformer:TransformerSettings"}
+    "kind of model",
+    {
+        "transformer": "lowcomm_protocol.spec.transformer:TransformerSettings",
+        "transformers": "lowcomm_protocol.spec.transformers:TransformersSettings",
+    },
 )
 """The section ``[model]`` by its ``kind``: a class of ``spec.settings.ModelSettings``."""

@@ -272,6 +272,7 @@ def test_a_family_of_models(dataset):
     finally:
         models.unregister("bigrams")
     with pytest.raises(
-        SpecError, match=r"model\.kind = 'bigrams': not known\. There are transformer\.$"
+        SpecError,
+        match=r"model\.kind = 'bigrams': not known\. There are transformer, transformers\.$",
     ):
         parse_canonical(spec.canonical().decode())

@@ -9,12 +9,10 @@ or Qwen of several billion: grouped queries (2305.13245), biases of queries, key
 norm of queries and keys, slowed frequencies.
 """
 
-import hashlib
 import math
 import re
 from typing import cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -22,6 +20,7 @@ from torch import Tensor, nn
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Cache, Model, Place
 from lowcomm_node.models.cross_entropy import cross_entropy
+from lowcomm_node.models.filling import fill_normal
 from lowcomm_protocol.plan.fragments import Role
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
@@ -270,16 +269,5 @@ def build_transformer(settings: TransformerSettings, seed: int) -> Transformer:
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
             into_residual = name.endswith(("attention.output.weight", "feed_forward.down.weight"))
-            _fill_normal(parameter, residual_std if into_residual else INIT_STD, f"{seed}:{name}")
+            fill_normal(parameter, residual_std if into_residual else INIT_STD, f"{seed}:{name}")
     return model
-
-
-def _fill_normal(parameter: Tensor, std: float, stream: str) -> None:
-    """Draw from a stream of its own: independent of other tensors, of threads, and of torch's
-    random state."""
-    # numpy, because torch draws other bits with AVX2 than without, and peers have all kinds of
-    # processors.
-    seed = int.from_bytes(hashlib.sha256(stream.encode()).digest())
-    values = np.random.default_rng(seed).standard_normal(tuple(parameter.shape), dtype=np.float32)
-    with torch.no_grad():
-        parameter.copy_(torch.from_numpy(values)).mul_(std)

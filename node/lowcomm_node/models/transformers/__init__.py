@@ -1,0 +1,1 @@
+"""The family of models that the library ``transformers`` computes."""

@@ -1,0 +1,141 @@
+"""``[model]`` of a run that trains a model of the library ``transformers``.
+
+    [model]
+    kind = "transformers"
+    type = "olmo2"
+    vocab = 32000
+    context = 1024
+
+    [model.config]
+    hidden_size = 768
+
+A specification chooses from a list of types, of keys for each, and of bounds for each key
+(architectures.py). It names no path and no repository, so nothing of it is ever looked up.
+"""
+
+from difflib import get_close_matches
+from typing import Annotated, Any, Self, cast
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from lowcomm_protocol.spec.architectures import ARCHITECTURES, Architecture, Value, is_mixture
+from lowcomm_protocol.spec.settings import ModelSettings
+
+MAX_PARAMETERS = 1 << 37
+"""Values of all parameters: more than any peer could hold."""
+NO_MIXTURES = (
+    "mixtures of experts can't be trained: peers route their texts to other experts, so one would "
+    "average weights that it has trained with weights that another has not"
+)
+
+
+class TransformersSettings(ModelSettings):
+    """See the file."""
+
+    kind: str = "transformers"
+    type: str
+    """``model_type`` of the library."""
+    config: dict[str, Any]
+    """Keys of the library's configuration of this type, with its own names."""
+    layout: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """SHA-256 of names and shapes of all tensors; ``create`` fills it in. Empty: nobody checks
+    it."""
+    release: Annotated[str, Field(pattern=r"^([0-9]{1,4}(\.[0-9]{1,4}){1,3})?$")] = ""
+    """Release of the library that the layout is of; ``create`` fills it in."""
+
+    @property
+    def architecture(self) -> Architecture:
+        """What there is to know of the type."""
+        return ARCHITECTURES[self.type]
+
+    @property
+    def values(self) -> dict[str, Value]:
+        """All keys of the configuration, those that were left out by their defaults."""
+        return self.architecture.filled(self.config)
+
+    @property
+    def parameters(self) -> int:
+        """Values of all parameters, reckoned."""
+        return self.architecture.parameters(self.config, self.vocab, self.context)
+
+    @field_validator("type")
+    @classmethod
+    def _type_is_listed(cls, name: str) -> str:
+        if name in ARCHITECTURES:
+            return name
+        if is_mixture(name):
+            raise ValueError(f"{NO_MIXTURES}. There are {', '.join(ARCHITECTURES)}")
+        near = get_close_matches(name[:80], ARCHITECTURES, 1)
+        meant = f"; did you mean {near[0]!r}?" if near else "."
+        raise ValueError(f"not known{meant} There are {', '.join(ARCHITECTURES)}")
+
+    @field_validator("config", mode="before")
+    @classmethod
+    def _keys_are_listed(cls, config: Any, told: ValidationInfo) -> Any:
+        if not isinstance(config, dict) or "type" not in told.data:
+            return cast("object", config)
+        name = cast("str", told.data["type"])
+        return _checked(cast("dict[object, object]", config), name, ARCHITECTURES[name])
+
+    @model_validator(mode="after")
+    def _sizes_fit(self) -> Self:
+        size = self.architecture.sizes(self.config)
+        names = self.architecture
+        if size.heads % size.kv_heads:
+            raise ValueError(
+                f"config.{names.heads} = {size.heads} must be a multiple of "
+                f"config.{names.kv_heads} = {size.kv_heads}, because each of these serves as many "
+                "query heads"
+            )
+        if not self.config.get(names.head) and size.width % size.heads:
+            raise ValueError(
+                f"config.{names.width} = {size.width} must be a multiple of "
+                f"config.{names.heads} = {size.heads}"
+            )
+        turned = int(size.head * float(self.values.get("partial_rotary_factor", 1.0)))
+        if not names.learned_positions and (turned < 2 or turned % 2):
+            raise ValueError(
+                f"{turned} channels of each head would be rotated, which must be an even number: "
+                f"change config.{names.width} or config.{names.heads}"
+            )
+        if self.parameters > MAX_PARAMETERS:
+            raise ValueError(
+                f"the model has {self.parameters:,} parameters, more than {MAX_PARAMETERS:,}: "
+                f"lower config.{names.width} or config.{names.layers}"
+            )
+        return self
+
+
+def _checked(config: dict[object, object], name: str, type_: Architecture) -> dict[str, Value]:
+    """The configuration, its numbers of the kind that their keys have. Raises ValueError."""
+    keys = type_.keys
+    found: dict[str, Value] = {}
+    for key, value in config.items():
+        if not isinstance(key, str) or key not in keys:
+            raise ValueError(_unknown(str(key)[:80], name, type_))
+        problem = keys[key].problem(value)
+        if problem is not None:
+            raise ValueError(f"{key} = {_shown(value)} {problem}")
+        found[key] = float(cast("float", value)) if keys[key].kind is float else cast("int", value)
+    missing = [key for key, one in keys.items() if one.default is None and key not in found]
+    if missing:
+        raise ValueError(f"{missing[0]} is missing: add it")
+    return found
+
+
+def _unknown(key: str, name: str, type_: Architecture) -> str:
+    if is_mixture(key):
+        return f"{key}: {NO_MIXTURES}"
+    if key in ("auto_map", "trust_remote_code", "_name_or_path"):
+        return f"{key} is refused, because code and paths of a model are never followed: remove it"
+    if key in ("vocab_size", type_.context):
+        return f"{key} is {'vocab' if key == 'vocab_size' else 'context'} of [model]: move it there"
+    near = get_close_matches(key, type_.keys, 1)
+    meant = f"; did you mean {near[0]!r}?" if near else "."
+    return f"unknown key {key!r}{meant} {name} has {', '.join(type_.keys)}"
+
+
+def _shown(value: object) -> str:
+    """A value of a stranger, short: a huge number has no ``repr``."""
+    plain = isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 256)
+    return repr(value)[:40] if plain else f"({type(value).__name__})"

@@ -1,0 +1,176 @@
+"""What must hold for models of the library ``transformers``: theirs to the bit, the same at every
+peer, of the size that a specification tells, and refused where a release builds another one."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.families import tiny
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.models.base import build_model, family_of, tensor_specs
+from lowcomm_node.models.sampling import generate
+from lowcomm_node.models.transformers import model as families
+from lowcomm_node.models.transformers.configuration import configuration
+from lowcomm_protocol.spec.architectures import ARCHITECTURES
+from lowcomm_protocol.spec.transformers import TransformersSettings
+
+TOKENS = torch.randint(256, (4, 16), generator=torch.Generator().manual_seed(0))
+VARIANTS: list[tuple[str, dict[str, Any]]] = [
+    ("llama", {"head_dim": 12, "attention_bias": True, "mlp_bias": True}),
+    ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 0}),
+    ("mistral", {"sliding_window": 8}),
+    ("qwen3", {"attention_bias": True, "head_dim": 16}),
+    ("olmo2", {"attention_bias": True}),
+    ("smollm3", {"tie_word_embeddings": False, "attention_bias": True}),
+    ("granite", {"logits_scaling": 4.0, "embedding_multiplier": 3.0}),
+    ("phi3", {"partial_rotary_factor": 0.5}),
+    ("gemma3_text", {"head_dim": 16, "attention_bias": True}),
+    ("starcoder2", {"use_bias": False}),
+    ("gpt_neox", {"attention_bias": False, "partial_rotary_factor": 1.0}),
+    ("gpt2", {"n_inner": 0, "tie_word_embeddings": False}),
+    ("nanochat", {"attention_bias": True}),
+]
+ALL = [(type_, {}) for type_ in ARCHITECTURES] + VARIANTS
+pytestmark = pytest.mark.slow
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("type_", "more"), ALL)
+def test_a_model_is_that_of_the_library(type_: str, more: dict[str, Any]) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = tiny(type_, **more)
+    ours = build_model(settings, 1)
+    config = AutoConfig.for_model(type_, **configuration(settings))
+    theirs = AutoModelForCausalLM.from_config(config)
+    for name, one in ours.causal.named_parameters():
+        one.add_(torch.randn(one.shape, generator=torch.Generator().manual_seed(len(name))) * 0.1)
+    theirs.load_state_dict(ours.causal.state_dict())
+    assert float(ours(TOKENS).abs().max()) > 0.1
+    assert torch.equal(ours(TOKENS), theirs(TOKENS).logits)
+    loss = torch.nn.functional.cross_entropy(ours(TOKENS).flatten(0, 1), TOKENS.flatten())
+    torch.testing.assert_close(ours.loss(TOKENS, TOKENS), loss)
+    parameters = sum(one.numel() for one in ours.parameters())
+    footprint = family_of(settings).footprint(settings)
+    assert settings.parameters == footprint.parameters == parameters
+    blocks = [spec for spec in tensor_specs(ours) if spec.role == "block" and len(spec.shape) == 2]
+    assert sum(spec.numel for spec in blocks) == footprint.in_matrices
+    assert footprint.matrices.total() == len(blocks)
+    assert {spec.layer for spec in blocks} == {0, 1}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("type_", "more"),
+    [
+        ("llama", {}),
+        ("mistral", {"sliding_window": 4}),
+        ("gemma3_text", {"sliding_window": 4, "num_hidden_layers": 6}),
+        ("gpt2", {}),
+    ],
+)
+def test_a_kept_text_changes_nothing(type_: str, more: dict[str, Any]) -> None:
+    model = build_model(tiny(type_, **more), 0)
+    whole, kept = model(TOKENS[:1]), model.new_cache()
+    parts = [model(TOKENS[:1, :5], kept), model(TOKENS[:1, 5:6], kept), model(TOKENS[:1, 6:], kept)]
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=1e-4, atol=1e-5)
+    assert len(list(generate(model, [1], 40))) == 40, "longer than its context"
+    with pytest.raises(ConfigError, match="A text of 17 tokens exceeds context = 16"):
+        model(TOKENS[:1, :1], kept)
+
+
+def test_weights_depend_on_settings_and_seed_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.random.get_rng_state()
+    one, torch_seed = build_model(tiny("gemma3_text"), 3), torch.random.get_rng_state()
+    assert torch.equal(before, torch_seed)
+    torch.manual_seed(2)
+    same, other = build_model(tiny("gemma3_text"), 3), build_model(tiny("gemma3_text"), 4)
+    weights = dict(one.named_parameters())
+    assert all(torch.equal(weights[name], value) for name, value in same.named_parameters())
+    name = "causal.model.layers.0.self_attn.q_proj.weight"
+    assert not torch.equal(weights[name], dict(other.named_parameters())[name])
+    assert weights[name].std().item() == pytest.approx(0.02, rel=0.1)
+    into = weights["causal.model.layers.0.mlp.down_proj.weight"]
+    assert into.std().item() == pytest.approx(0.01, rel=0.1), "0.02 / sqrt(2 * 2 layers)"
+    assert not weights["causal.model.norm.weight"].any(), "these norms scale by 1 + weight"
+    assert "causal.lm_head.weight" not in weights, "tied"
+
+
+def test_on_the_meta_device_nothing_is_allocated() -> None:
+    with torch.device("meta"):
+        model = build_model(tiny("llama", hidden_size=65_536, intermediate_size=262_144), 0)
+    assert all(one.is_meta for one in model.parameters())
+
+
+@pytest.mark.parametrize("type_", ARCHITECTURES)
+def test_what_a_step_keeps_is_reckoned(type_: str) -> None:
+    settings = tiny(type_)
+    model, kept, alive = build_model(settings, 0), {}, []
+    ours = {one.untyped_storage().data_ptr() for one in model.parameters()}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in ours:
+            kept[storage.data_ptr()] = storage.nbytes()
+            alive.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        model.loss(TOKENS, TOKENS)
+    footprint = family_of(settings).footprint(settings)
+    reckoned = 4 * TOKENS.numel() * (footprint.kept + footprint.vocab)
+    assert 0.5 * reckoned < sum(kept.values()) <= reckoned
+
+
+# Releases of the library
+
+
+def test_another_layout_is_refused_with_the_release_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = tiny("olmo2")
+    layout = families.layout_of(families.bare_model(settings))
+    told = {"layout": layout, "release": "5.23.0"}
+    named = TransformersSettings.model_validate(settings.model_dump() | told)
+    family_of(named).check(named)
+    other = named.model_copy(update={"config": {**named.config, "attention_bias": True}})
+    with pytest.raises(ConfigError, match=r"other tensors .* pip install 'transformers==5\.23\.0'"):
+        family_of(other).check(other)
+    with pytest.raises(ConfigError, match="other tensors"):
+        build_model(other, 0)
+
+
+def test_a_library_that_lacks_a_type_or_refuses_a_key_names_the_release(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = tiny("nanochat").model_copy(update={"release": "5.1"})
+    real = families.library()
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise TypeError("unexpected key")
+
+    library = SimpleNamespace(
+        __version__="5.0.1",
+        CONFIG_MAPPING=real.CONFIG_MAPPING,
+        AutoConfig=SimpleNamespace(for_model=refuse),
+    )
+    monkeypatch.setattr(families, "library", lambda: library)
+    with pytest.raises(ConfigError, match=r"5\.0\.1 can't .*unexpected key.*transformers==5\.1"):
+        family_of(settings).check(settings)
+    library.CONFIG_MAPPING = {}
+    with pytest.raises(ConfigError, match=r"knows no models of type 'nanochat': pip install"):
+        family_of(settings).check(settings)
+
+
+def test_without_the_library_the_command_that_installs_it_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing(name: str) -> None:
+        raise ImportError(name)
+
+    monkeypatch.setattr(families.importlib, "import_module", missing)
+    with pytest.raises(ConfigError, match=r"pip install 'lowcomm-node\[hf\]'"):
+        family_of(tiny("llama")).check(tiny("llama"))

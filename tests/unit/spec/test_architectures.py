@@ -1,0 +1,148 @@
+"""What must hold for models of another library in a specification: listed types and keys, bounds,
+and nothing that leads to a file or to code."""
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from lowcomm_protocol.errors import SpecError
+from lowcomm_protocol.spec.architectures import ARCHITECTURES
+from lowcomm_protocol.spec.run import parse_canonical, parse_toml
+from lowcomm_protocol.spec.transformers import TransformersSettings
+
+SIZES = {
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+}
+
+
+def toml(type_: str = "llama", model: str = "", **config: Any) -> str:
+    keys = "\n".join(f"{name} = {json.dumps(value)}" for name, value in config.items())
+    return (
+        f'[run]\nname = "a"\n[model]\nkind = "transformers"\ntype = "{type_}"\n{model}\n'
+        f"[model.config]\n{keys}\n"
+    )
+
+
+def test_a_document_says_what_its_creator_wrote_and_means_all_keys():
+    spec = parse_toml(toml(**SIZES, rope_theta=10_000))
+    again = parse_canonical(spec.canonical().decode())
+    assert again == spec and again.run_id == spec.run_id
+    told = json.loads(spec.canonical())["model"]
+    assert told["config"] == {**SIZES, "rope_theta": 10_000.0}
+    assert isinstance(spec.model, TransformersSettings)
+    assert spec.model.values["rms_norm_eps"] == 1e-6
+    assert spec.model.values["tie_word_embeddings"] is False
+
+
+def test_a_document_has_one_form_alone():
+    document = parse_toml(toml(**SIZES, rope_theta=10_000)).canonical().decode()
+    with pytest.raises(SpecError, match="canonical"):
+        parse_canonical(document.replace("10000.0", "10000"))
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"auto_map": {"AutoModel": "x--y.Z"}}, "auto_map is refused, because code and paths"),
+        ({"_name_or_path": "/etc"}, "_name_or_path is refused"),
+        ({"trust_remote_code": True}, "trust_remote_code is refused"),
+        ({"hiden_size": 3}, "unknown key 'hiden_size'; did you mean 'hidden_size'"),
+        ({"quantization_config": {}}, "unknown key 'quantization_config'"),
+        ({"num_local_experts": 8}, "num_local_experts: mixtures of experts can't be trained"),
+        ({"vocab_size": 8}, r"vocab_size is vocab of \[model\]"),
+        ({"max_position_embeddings": 8}, r"max_position_embeddings is context of \[model\]"),
+        ({"hidden_size": 10**9}, r"hidden_size = 1000000000 must be from 8 to 65,536"),
+        ({"hidden_size": -8}, "must be from 8"),
+        ({"hidden_size": 32.0}, "must be a whole number"),
+        ({"hidden_size": True}, "must be a whole number"),
+        ({"num_hidden_layers": 10**9}, "must be from 1 to 512"),
+        ({"intermediate_size": "48"}, "must be a whole number"),
+        ({"rms_norm_eps": "/dev/null"}, "must be a number"),
+        ({"rope_theta": 1e300}, "must be from"),
+        ({"attention_bias": 1}, "must be true or false"),
+        ({"num_attention_heads": 5}, "must be a multiple of config.num_attention_heads = 5"),
+        ({"num_key_value_heads": 3}, "must be a multiple of config.num_key_value_heads = 3"),
+        ({"head_dim": 7}, "7 channels of each head would be rotated"),
+        (
+            {"hidden_size": 65_536, "intermediate_size": 262_144, "num_hidden_layers": 512},
+            "parameters, more than",
+        ),
+    ],
+)
+def test_a_configuration_that_is_not_on_the_list_is_refused(config: dict[str, Any], told: str):
+    written = {**SIZES, **config}
+    wrong = {name: value for name, value in written.items() if not isinstance(value, dict)}
+    text = toml(**wrong)
+    for name, value in written.items():
+        if isinstance(value, dict):
+            text += f"[model.config.{name}]\n" + "\n".join(f'{a} = "{b}"' for a, b in value.items())
+    with pytest.raises(SpecError, match=told):
+        parse_toml(text)
+
+
+def test_a_number_that_is_none_is_refused():
+    for value in ("nan", "inf"):
+        with pytest.raises(SpecError, match="rope_theta"):
+            parse_toml(toml(**SIZES) + f"rope_theta = {value}\n")
+
+
+@pytest.mark.parametrize("type_", ["mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3"])
+def test_mixtures_of_experts_are_refused_with_the_reason(type_: str):
+    with pytest.raises(SpecError, match="mixtures of experts can't be trained: peers route"):
+        parse_toml(toml(type_, **SIZES))
+
+
+@pytest.mark.parametrize("type_", ["bert", "lama", "../llama", "meta-llama/Llama-3.2-1B"])
+def test_other_types_are_refused_with_the_list(type_: str):
+    with pytest.raises(SpecError, match=r"not known.*There are llama, mistral"):
+        parse_toml(toml(type_, **SIZES))
+
+
+@pytest.mark.parametrize("missing", SIZES)
+def test_sizes_have_no_defaults(missing: str):
+    config = {name: value for name, value in SIZES.items() if name != missing}
+    with pytest.raises(SpecError, match=f"{missing} is missing: add it"):
+        parse_toml(toml(**config))
+
+
+def test_the_configuration_itself_has_no_default():
+    text = toml().partition("[model.config]")[0]
+    with pytest.raises(SpecError, match=r"model\.config.* is missing: add it"):
+        parse_toml(text)
+
+
+@pytest.mark.parametrize(
+    "wrong", ['layout = "ab"', 'release = "5; rm"', 'auto_map = "x"', "layers = 2"]
+)
+def test_the_section_itself_has_no_other_keys_or_forms(wrong: str):
+    with pytest.raises(SpecError):
+        parse_toml(toml("llama", wrong, **SIZES))
+
+
+def test_parameters_of_known_models_are_counted():
+    """Those that their publishers tell."""
+    small = {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9}
+    more = {"num_key_value_heads": 3, "intermediate_size": 1536, "tie_word_embeddings": True}
+    llama = ARCHITECTURES["llama"]
+    assert llama.parameters({**small, **more}, 49_152, 2048) == 134_515_008
+    gpt2 = ARCHITECTURES["gpt2"]
+    sizes = {"n_embd": 768, "n_layer": 12, "n_head": 12}
+    assert gpt2.parameters(sizes, 50_257, 1024) == 124_439_808
+    neox = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8}
+    pythia = ARCHITECTURES["gpt_neox"].parameters({**neox, "intermediate_size": 2048}, 50_304, 2048)
+    assert pythia == 70_426_624
+
+
+def test_reading_a_specification_does_not_import_the_library():
+    script = (
+        "import sys; from lowcomm_protocol.spec.run import parse_toml; "
+        f"parse_toml({toml(**SIZES)!r}).model.parameters; "
+        "sys.exit(any(name.split('.')[0] in ('transformers', 'torch') for name in sys.modules))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
