@@ -1,10 +1,13 @@
 """``status``, ``peers``, ``rounds``, ``wait``: look at the running node."""
 
 import shutil
+import sys
 import textwrap
 import time
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from enum import StrEnum
+from math import inf
+from typing import Annotated, Any, NoReturn
 
 import typer
 
@@ -12,6 +15,7 @@ from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError, RetryLater
 from lowcomm_node.owner.sources import find_home
+from lowcomm_node.status.lines import progress_in_words
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.formatting import (
@@ -25,6 +29,10 @@ from lowcomm_node.system.formatting import (
     size,
 )
 
+WATCH_EVERY = 1.0
+"""Seconds between two looks that are shown."""
+ROUNDS_SHOWN = 4
+"""Exchanges that the panel lists."""
 POLL = 0.5
 """Seconds between two looks at the status: no event announces a single step."""
 
@@ -35,10 +43,20 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def status(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
+def status(
+    again: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")
+    ] = False,
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
     """Show what the node does, and why it waits if it does."""
     with ControlClient(find_home(home)) as client:
-        now, recent = client.status(), client.rounds(4)
+        if again:
+            _show_again(client, json_)
+        now, recent = client.status(), client.rounds(ROUNDS_SHOWN)
     if json_:
         show(now, True, "")
         return
@@ -49,11 +67,64 @@ def status(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Ve
     Console().print(node_panel(now, recent))
 
 
-def peers(home: Home = None, json_: Json = False, quiet: Quiet = 0, verbose: Verbose = 0) -> None:
+def _show_again(client: ControlClient, as_json: bool) -> NoReturn:
+    """Until interrupted, or the node has gone: then NotRunning tells so."""
+    from rich.live import Live
+
+    from lowcomm_node.status.panel import node_panel
+
+    if as_json or not sys.stdout.isatty():
+        while True:
+            now = client.status()
+            show(now, as_json, progress_in_words(now))
+            sys.stdout.flush()
+            time.sleep(WATCH_EVERY)
+    with Live(auto_refresh=False) as live:
+        while True:
+            live.update(node_panel(client.status(), client.rounds(ROUNDS_SHOWN)), refresh=True)
+            time.sleep(WATCH_EVERY)
+
+
+class Order(StrEnum):
+    """What peers are listed by; the first is the best, or the largest."""
+
+    PEER = "peer"
+    STEP = "step"
+    TOKENS = "tokens"
+    ROUND_TRIP = "round-trip"
+    RATE = "rate"
+    DONE = "done"
+    FAILED = "failed"
+    SCORE = "score"
+    AGE = "seen"
+
+
+_ORDERS: dict[Order, Callable[[PeerStatus], Any]] = {
+    Order.PEER: lambda peer: short_peer(peer.peer_id),
+    Order.STEP: lambda peer: -peer.swarm_step,
+    Order.TOKENS: lambda peer: -peer.tokens_per_second,
+    Order.ROUND_TRIP: lambda peer: inf if peer.round_trip is None else peer.round_trip,
+    Order.RATE: lambda peer: -((peer.rate_up or 0.0) + (peer.rate_down or 0.0)),
+    Order.DONE: lambda peer: -peer.completed,
+    Order.FAILED: lambda peer: -peer.failed,
+    Order.SCORE: lambda peer: -peer.score,
+    Order.AGE: lambda peer: peer.age,
+}
+
+
+def peers(
+    order: Annotated[Order | None, typer.Option("--sort", help="What they are listed by.")] = None,
+    home: Home = None,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
     """List the peers that are alive, and how exchanges with them went."""
     with ControlClient(find_home(home)) as client:
         found = client.peers()
-    show(found, json_, peers_table(found, _width()) if found else "no other peer is alive")
+    if order is not None:
+        found = sorted(found, key=_ORDERS[order])
+    show(found, json_, peers_table(found, terminal_width()) if found else "no other peer is alive")
 
 
 def peers_table(found: Sequence[PeerStatus], width: int) -> str:
@@ -120,7 +191,7 @@ def rounds(
             show(client.story(story), True, "")
             return
         found = client.rounds(limit)
-    show(found, json_, rounds_table(found, _width()) if found else "no exchange yet")
+    show(found, json_, rounds_table(found, terminal_width()) if found else "no exchange yet")
 
 
 def rounds_table(found: Sequence[ExchangeEnded], width: int) -> str:
@@ -178,7 +249,7 @@ def _reached(now: Status, step: int | None, finished: bool) -> bool:
     return now.phase == "finished" or (not finished and now.phase == "training")
 
 
-def _width() -> int:
+def terminal_width() -> int:
     """Columns of the terminal; 80 where there is none."""
     return shutil.get_terminal_size((80, 24)).columns
 

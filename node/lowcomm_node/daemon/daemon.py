@@ -23,6 +23,7 @@ from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, Training
 from lowcomm_node.daemon.participation import Participation
 from lowcomm_node.daemon.report import View
 from lowcomm_node.ipc.lines import Event
+from lowcomm_node.journal.recorder import Recorder
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings
@@ -61,6 +62,7 @@ class Daemon:
         self._part: Participation | None = None
         self._departure = Departure(self._leave_seconds)
         self.controls = Controls(settings, self._view, self._departure)
+        self._recorder = Recorder(self.board, self.controls.status)
 
     @property
     def training(self) -> Training | None:
@@ -120,11 +122,13 @@ class Daemon:
             await entry.open()
             self._run = await self._departure.unless_wanted(entry.find_run())
             if self._run is not None:
+                self._recorder.open(self.settings.paths.journal(self._run.fingerprint))
                 await self._take_part(self._run, entry)
         finally:
             await self.supervisor.stop()
             await entry.close()
             self.board.enter("left", None)
+            await self._recorder.close()
 
     async def _take_part(self, run: SignedRun, entry: Entry) -> None:
         admission = await self._departure.unless_wanted(entry.be_admitted(run))

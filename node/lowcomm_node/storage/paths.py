@@ -93,6 +93,10 @@ class Paths:
         """State of one run for others to copy, while the node runs."""
         return self.run(fingerprint) / "snapshots"
 
+    def journal(self, fingerprint: str) -> Path:
+        """What this node did in one run: SQLite, with a write-ahead log beside it."""
+        return self.run(fingerprint) / "journal.db"
+
     def checkpoints(self, fingerprint: str) -> Path:
         """Checkpoints of one run."""
         return self.run(fingerprint) / "checkpoints"

@@ -168,6 +168,8 @@ COMMANDS += [
     "ping",
     "limits",
     "healthy",
+    "exchanges",
+    "logs",
     "checkpoint",
 ]
 
@@ -631,7 +633,7 @@ def test_rounds_fit_the_terminal(width: int) -> None:
 
 def test_without_a_terminal_a_table_has_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    done = python("-c", "from lowcomm_node.cli import watch; print(watch._width())")
+    done = python("-c", "from lowcomm_node.cli import watch; print(watch.terminal_width())")
     assert done.stdout == "80\n"
 
 

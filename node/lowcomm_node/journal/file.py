@@ -1,0 +1,113 @@
+"""The file of a journal: SQLite with a write-ahead log, so that a killed node loses nothing told.
+
+Two tables. ``notices``: events as JSON, but for inner steps. ``samples``: the node's figures every
+few seconds. Both are bounded: of exchanges the newest stay, and samples thin out with age. Freed
+pages are used again, so the file stays below 50 MB however long the node runs."""
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from lowcomm_node.errors import NodeError
+from lowcomm_node.journal.sample import COLUMNS, Sample
+
+VERSION = 1
+MAX_EXCHANGES = 30_000
+"""Notices of exchanges that are kept, of some 700 bytes each."""
+MAX_OTHERS = 10_000
+"""Notices of anything else that are kept."""
+LASTS = 90 * 86400.0
+"""Seconds that anything is kept."""
+THINNED = ((86400.0, 60.0), (7 * 86400.0, 600.0))
+"""From such an age on, in seconds, one sample in so many seconds stays."""
+_EXCHANGES = "name LIKE 'exchange.%'"
+_TABLES = f"""
+CREATE TABLE IF NOT EXISTS notices
+    (id INTEGER PRIMARY KEY, time REAL NOT NULL, name TEXT NOT NULL, content TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS samples (time REAL PRIMARY KEY, {", ".join(COLUMNS[1:])});
+"""
+
+Row = tuple[float, str, str]
+"""Time, name and content of a notice."""
+
+
+class JournalFile:
+    """An open journal that is written. Not for two threads at a time.
+
+    Methods raise sqlite3.Error, as where the disk is full.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Open or create it; a damaged one is set aside as ``.damaged``. Raises NodeError."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            self._database = _open(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):  # the disk, not the file
+                raise
+            _set_aside(path)
+            self._database = _open(path)
+
+    def add(self, notices: Sequence[Row], samples: Sequence[Sample]) -> None:
+        """Write both in one transaction."""
+        places = ", ".join("?" * len(COLUMNS))
+        with self._database:
+            self._database.executemany(
+                "INSERT INTO notices (time, name, content) VALUES (?, ?, ?)", notices
+            )
+            self._database.executemany(
+                f"INSERT OR REPLACE INTO samples VALUES ({places})",
+                [one.row() for one in samples],
+            )
+
+    def prune(self, now: float) -> None:
+        """Drop what is too old or too much. ``now``: Unix seconds."""
+        with self._database as database:
+            for table in ("notices", "samples"):
+                database.execute(f"DELETE FROM {table} WHERE time < ?", (now - LASTS,))
+            for which, most in ((_EXCHANGES, MAX_EXCHANGES), (f"NOT {_EXCHANGES}", MAX_OTHERS)):
+                newest = f"SELECT id FROM notices WHERE {which} ORDER BY id DESC LIMIT 1 OFFSET ?"
+                database.execute(
+                    f"DELETE FROM notices WHERE {which} AND id <= ({newest})",
+                    (most,),
+                )
+            for age, every in THINNED:
+                database.execute(
+                    "DELETE FROM samples WHERE time < ? AND time NOT IN (SELECT min(time) FROM "
+                    "samples WHERE time < ? GROUP BY CAST(time / ? AS INTEGER))",
+                    (now - age, now - age, every),
+                )
+
+    def close(self) -> None:
+        """Close it; what was added is on the disk."""
+        self._database.close()
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    # Any thread may write, one after the other.
+    database = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
+    try:
+        with closing(database.execute("PRAGMA user_version")) as told:
+            [version] = told.fetchone()
+        if version > VERSION:
+            raise NodeError(
+                f"{path} is of a newer release of lowcomm (version {version}, this one writes "
+                f"{VERSION}): install that release, or move the file away."
+            )
+        database.execute("PRAGMA journal_mode = WAL")
+        # A power failure may take the last seconds, never the file.
+        database.execute("PRAGMA synchronous = NORMAL")
+        database.executescript(_TABLES)
+        database.execute(f"PRAGMA user_version = {VERSION}")
+        path.chmod(0o600)
+    except BaseException:
+        database.close()
+        raise
+    return database
+
+
+def _set_aside(path: Path) -> None:
+    path.replace(path.with_name(f"{path.name}.damaged"))
+    for suffix in ("-wal", "-shm"):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)

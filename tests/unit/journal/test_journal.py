@@ -1,0 +1,211 @@
+"""What must hold for a journal: what was told is there after a kill, and it stays small."""
+
+import asyncio
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.statuses import make_exchange, make_status
+from lowcomm_node.errors import NodeError
+from lowcomm_node.journal import file as files
+from lowcomm_node.journal import recorder as recorders
+from lowcomm_node.journal.file import JournalFile
+from lowcomm_node.journal.reader import Journal, Wanted
+from lowcomm_node.journal.recorder import NOT_WRITTEN, Recorder
+from lowcomm_node.journal.sample import Sample
+from lowcomm_node.status.board import Board
+from lowcomm_node.status.events import Resumed, Warned
+from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.system.events import Event
+from lowcomm_protocol.exchange.events import Outcome
+
+NOW = 1_800_000_000.0
+LONG = "12D3KooW" + "x" * 44
+SAMPLE = Sample(
+    time=NOW,
+    phase="training",
+    waiting=None,
+    swarm_step=5,
+    steps=4,
+    tokens=400,
+    loss=2.5,
+    val_loss=None,
+    tokens_per_second=80.0,
+    peers=3,
+    completed=2,
+    failed=1,
+    bytes_sent=1000,
+    bytes_received=900,
+    memory=10**9,
+)
+
+
+def exchange(number: int, outcome: Outcome = Outcome.APPLIED, peer: str = "12D3A") -> ExchangeEnded:
+    return make_exchange(time=NOW + number, round=number, outcome=outcome, partners=[peer])
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "journal.db"
+
+
+def rows(path: Path, table: str) -> int:
+    with sqlite3.connect(path) as database:
+        return database.execute(f"SELECT count(*) FROM {table}").fetchone()[0]
+
+
+async def recorded(path: Path, *events: Event) -> None:
+    board = Board()
+    recorder = Recorder(board, make_status)
+    for event in events:
+        board.tell(event)
+    recorder.open(path)
+    await recorder.close()
+
+
+def row(event: Event, time: float = NOW) -> tuple[float, str, str]:
+    return time, event.name, json.dumps(event.to_json())
+
+
+async def test_what_a_node_told_is_read_as_it_was_told(path: Path):
+    events = [Resumed(), exchange(1), Warned(text="the disk is nearly full")]
+    await recorded(path, *events)
+    journal = Journal(path)
+    assert [entry.notice.event for entry in journal.notices()] == events
+    assert journal.exchanges(10) == [events[1]]
+    assert [entry.notice.event for entry in journal.last_notices(1)] == events[-1:]
+    assert len(journal.samples()) == 1
+
+
+async def test_what_was_told_before_the_run_was_found_is_kept_and_a_later_start_adds(path: Path):
+    await recorded(path, exchange(1))
+    await recorded(path, exchange(2))
+    assert [one.round for one in Journal(path).exchanges(10)] == [1, 2]
+
+
+def test_exchanges_are_found_by_outcome_peer_and_time(path: Path):
+    told = [exchange(1), exchange(2, Outcome.FAILED), exchange(3, peer="12D3B"), exchange(4)]
+    file = JournalFile(path)
+    file.add([row(one, one.time) for one in told], [])
+    journal = Journal(path)
+
+    def found(wanted: Wanted, limit: int = 10) -> list[int]:
+        return [one.round for one in journal.exchanges(limit, wanted)]
+
+    assert found(Wanted(outcome="failed")) == [2]
+    assert found(Wanted(peer="D3B")) == [3]
+    assert found(Wanted(since=NOW + 3)) == [3, 4]
+    assert found(Wanted(), limit=2) == [3, 4]
+    file.close()
+
+
+def test_a_killed_writer_loses_nothing_that_it_added(path: Path):
+    script = (
+        "import sys, time, pathlib\n"
+        "from lowcomm_node.journal.file import JournalFile\n"
+        "JournalFile(pathlib.Path(sys.argv[1])).add([(1.0, 'resumed', '{\"event\": \"resumed\"}')],"
+        " [])\nprint('added', flush=True)\ntime.sleep(60)\n"
+    )
+    child = subprocess.Popen(
+        (sys.executable, "-c", script, str(path)), stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert child.stdout
+        assert child.stdout.readline() == "added\n"
+    finally:
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        child.stdout.close()  # type: ignore[union-attr]
+    assert [entry.notice.event for entry in Journal(path).notices()] == [Resumed()]
+
+
+def test_it_stays_bounded_the_newest_exchanges_stay_and_old_samples_thin_out(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(files, "MAX_EXCHANGES", 20)
+    monkeypatch.setattr(files, "MAX_OTHERS", 5)
+    file = JournalFile(path)
+    others = [(NOW - number, "resumed", '{"event": "resumed"}') for number in range(30)]
+    exchanges = [row(exchange(number)) for number in range(50)]
+    day = [replace(SAMPLE, time=NOW - 10.0 * number) for number in range(8640)]
+    older = [replace(SAMPLE, time=NOW - 86410 - 10.0 * number) for number in range(360)]
+    ancient = [replace(SAMPLE, time=NOW - files.LASTS - 1)]
+    file.add([*others, *exchanges], [*day, *older, *ancient])
+    file.prune(NOW)
+    file.close()
+    journal = Journal(path)
+    assert [one.round for one in journal.exchanges(100)] == list(range(30, 50))
+    assert rows(path, "notices") == 25
+    kept = journal.samples(most=100_000)
+    assert sum(one.time >= NOW - 86400 for one in kept) == 8640
+    assert 60 <= sum(one.time < NOW - 86400 for one in kept) <= 61
+    assert all(one.time > NOW - files.LASTS for one in kept)
+
+
+@pytest.mark.slow
+def test_a_week_of_a_busy_node_takes_less_than_50_mb(path: Path):
+    file = JournalFile(path)
+    week = 7 * 86400
+    for hour in range(168):
+        start = NOW + 3600.0 * hour
+        told = [row(exchange(number, peer=LONG), start + number) for number in range(600)]
+        file.add(told, [replace(SAMPLE, time=start + 10.0 * number) for number in range(360)])
+        file.prune(start + 3600)
+    file.close()
+    assert sum(one.stat().st_size for one in path.parent.iterdir()) < 50e6
+    found = Journal(path).samples(most=1000)
+    assert 500 < len(found) <= 1000
+    assert found[-1].time - found[0].time > 0.99 * week
+
+
+def test_a_damaged_journal_is_set_aside_and_a_newer_one_is_refused(path: Path):
+    path.parent.mkdir()
+    path.write_bytes(b"no database " * 1000)
+    JournalFile(path).close()
+    assert path.with_name("journal.db.damaged").exists()
+    with sqlite3.connect(path) as database:
+        database.execute("PRAGMA user_version = 9")
+    for opening in (JournalFile, Journal):
+        with pytest.raises(NodeError, match="of a newer release"):
+            opening(path)
+
+
+def test_a_home_without_a_journal_is_told_so(path: Path):
+    with pytest.raises(NodeError, match=r"journal\.db is missing"):
+        Journal(path)
+
+
+async def test_a_disk_that_takes_nothing_is_warned_of_once_and_nothing_is_lost_meanwhile(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recorders, "WRITE_EVERY", 0.01)
+    loop, written, refusals = asyncio.get_running_loop(), asyncio.Event(), [1] * 5
+    add = JournalFile.add
+
+    def refuse(*given: Any) -> None:
+        if refusals:
+            refusals.pop()
+            raise sqlite3.OperationalError("database or disk is full")
+        add(*given)
+        loop.call_soon_threadsafe(written.set)
+
+    monkeypatch.setattr(JournalFile, "add", refuse)
+    board = Board()
+    recorder = Recorder(board, make_status)
+    recorder.open(path)
+    board.tell(exchange(1))
+    async with asyncio.timeout(30):
+        await written.wait()
+    await recorder.close()
+    events = [entry.notice.event for entry in Journal(path).notices()]
+    assert events[0] == exchange(1)
+    assert [NOT_WRITTEN in str(event) for event in events[1:]] == [True]
+    assert board.warnings == []
