@@ -20,6 +20,7 @@ from torch import Tensor
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.ipc.messages import Again, Part
 from lowcomm_node.system.stages import Stages
+from lowcomm_node.trainer.device.copies import Landing
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
@@ -108,6 +109,9 @@ class Capture(ABC, Generic[AnyCoder]):
     """Where the mean may be used: ``[start, stop)``."""
     outcome: tuple[Tensor, Tensor | None] | None = None
     """New slow weights and momentum, if any is kept, once the outer step is computed."""
+    landing: Landing | None = None
+    """On a GPU: the weights until they are in host memory; then, until the merge, the new slow
+    weights and the weights as they were captured."""
     stages: Stages = field(default_factory=Stages)
     """Seconds that each stage has taken so far."""
 

@@ -30,6 +30,8 @@ EXCHANGE_VECTORS = 7
 the mean, new slow weights and momentum; and what a coder keeps until they are applied."""
 PASSING_VECTORS = 2
 """Of the one fragment that is coded or averaged now."""
+DEVICE_VECTORS = 4
+"""Of a fragment on a GPU: one that is captured, and three of a merge (device/copies.py)."""
 MUON_VECTORS = 5
 """Copies of all matrices of one shape while Muon moves them (muon.py)."""
 BETWEEN = 1.1
@@ -77,7 +79,10 @@ def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4) -> Reckoning:
     if gpu:
         return Reckoning(
             host={"programs": DAEMON + CUDA_TRAINER, **_with_gaps(keeping)},
-            device={"programs": CUDA_DEVICE, **_with_gaps(training)},
+            device={
+                "programs": CUDA_DEVICE,
+                **_with_gaps(training | {"captures and merges": _beside(spec, numel)}),
+            },
         )
     return Reckoning(
         host={"programs": DAEMON + TRAINER, **_with_gaps(training | keeping)}, device={}
@@ -155,6 +160,13 @@ def _exchanges(spec: RunSpec, numel: int, exchanges: int) -> int:
     each = fragment * (EXCHANGE_VECTORS + kind.slots)
     coders = numel if sync.error_feedback else 0
     return FLOAT * (min(exchanges, sync.fragments) * each + PASSING_VECTORS * fragment + coders)
+
+
+def _beside(spec: RunSpec, numel: int) -> int:
+    """Copies of a fragment on a GPU; where they do not fit, training waits for slower ones."""
+    if kind_of(spec.sync) is None:
+        return 0
+    return FLOAT * DEVICE_VECTORS * -(-numel // spec.sync.fragments)
 
 
 def _with_gaps(parts: Mapping[str, int]) -> dict[str, int]:

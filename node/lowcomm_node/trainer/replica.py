@@ -28,6 +28,8 @@ from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.models.base import Model, build_model, family_of, tensor_specs
 from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.trainer.capture import Capture, capture_for
+from lowcomm_node.trainer.device.copies import Copies
+from lowcomm_node.trainer.device.kernels import merges_alike, outer_of
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
@@ -125,6 +127,12 @@ class Replica:
         self._committing: dict[int, Future[None]] = {}
         """What coders keep of the last merge of a fragment, on the thread that codes."""
         self._outer = spec.sync.outer_settings
+        self.copies = Copies(device) if device.type == "cuda" else None
+        """Copies that no inner step waits for; None where weights are in host memory."""
+        self.merges_there = (
+            self.copies is not None and can_compile() and merges_alike(device, self._outer)
+        )
+        """Whether the device merges; else the host does while training waits."""
         # Compiling pays on CUDA, where a step is many small kernels. On a CPU it needs a compiler
         # and a minute of start-up.
         worth_it = device.type == "cuda" and can_compile()
@@ -183,7 +191,7 @@ class Replica:
         return self._coders
 
     def fast(self, fragment: int, out: Tensor | None = None) -> Tensor:
-        """A copy of one fragment of the fast weights: flat, float32, host memory."""
+        """A copy of one fragment of the fast weights: flat, float32, in ``out`` or host memory."""
         if out is None:
             out = torch.empty(self.plan.fragments[fragment].numel, dtype=torch.float32)
         gather(self.plan.fragments[fragment], self.weights, out)
@@ -207,7 +215,12 @@ class Replica:
     ) -> None:
         """The part of ``capture`` that must happen between two inner steps."""
         numel = self.plan.fragments[fragment].numel
-        theta, phi = self.fast(fragment, self.scratch.take(numel)), self.phi[fragment]
+        theta, phi = self.scratch.take(numel), self.phi[fragment]
+        landing = None
+        if self.copies is not None:
+            landing = self.copies.snapshot(self.plan.fragments[fragment], self.weights)
+        if landing is None:
+            self.fast(fragment, theta)
         pull = 1.0 if realign else self.spec.sync.consensus
         heavy = self.exchanged.heavy if pull else HEAVY
         coding = self._coders[fragment]
@@ -227,6 +240,7 @@ class Replica:
             directions=self.directions,
             steps=self.steps,
             tokens=self.tokens,
+            landing=landing,
         )
         capture.repeats = self._repeats(fragment, capture.due, realign)
         self.captures[fragment] = capture
@@ -234,6 +248,9 @@ class Replica:
     def contribute(self, fragment: int) -> None:
         """The rest of ``capture``, on any thread. Raises NotFinite, and forgets the capture."""
         capture = self.capture_of(fragment)
+        if self.copies is not None and capture.landing is not None:
+            self.copies.to_host(capture.landing, capture.theta)
+            capture.landing = None
         own = capture.own_norm()
         if not math.isfinite(own):
             self.drop(fragment)
@@ -329,6 +346,8 @@ class Replica:
         if self.spec.sync.consensus == 0:
             capture.digests = (_digest(phi), "" if delta is None else _digest(delta))
         capture.release()
+        if self.copies is not None and self.merges_there:
+            capture.landing = self.copies.to_device(phi, capture.theta)
 
     def outer_step(
         self,
@@ -374,7 +393,7 @@ class Replica:
     def _merged(self, fragment: int, capture: Capture, phi: Tensor) -> Tensor | None:
         """The new fast weights, in place of those that were captured; None if not finite."""
         out = capture.theta
-        if list(capture.ranges) == [(0, capture.numel)] and self.device.type == "cpu":
+        if list(capture.ranges) == [(0, capture.numel)] and self.copies is None:
             # Straight from the weights: training waits.
             parts = paired(self.plan.fragments[fragment], self.weights, out)
             start = 0
@@ -385,9 +404,17 @@ class Replica:
                 if not merge(self._outer, rows.detach().reshape(-1), phi[here], flat, flat):
                     return None
             return out
-        theta = self.fast(fragment, self.scratch.take(capture.numel))
+        theta = None
+        if self.copies is not None and capture.landing is not None:
+            theta = self.copies.room(capture.numel)
+        if theta is None or capture.landing is None:
+            theta = self.scratch.take(capture.numel)
+        else:
+            phi, out = capture.landing.wait()
+        self.fast(fragment, theta)
+        merge_here = outer_of(theta).merge
         parts = (slice(*one) for one in capture.ranges)
-        merged = [merge(self._outer, theta[here], phi[here], out[here]) for here in parts]
+        merged = [merge_here(self._outer, theta[here], phi[here], out[here]) for here in parts]
         return theta if all(merged) else None
 
     def slow_digest(self, fragment: int) -> str:

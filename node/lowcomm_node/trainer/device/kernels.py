@@ -11,6 +11,7 @@ compute on. ``modulo.py`` does the same for what `ModuloCoder` codes in host mem
 from collections.abc import Sequence
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor
 
 from lowcomm_protocol.codecs import codec
@@ -110,3 +111,20 @@ def blocks_of(vector: Tensor) -> Blocks:
     from lowcomm_node.trainer.device import blocks
 
     return cast("Blocks", blocks)
+
+
+def merges_alike(device: torch.device, settings: OuterSettings) -> bool:
+    """Whether merges compile for a device, and give there what they give in host memory.
+
+    What differs by a bit on one card, with one release of Triton or of a driver, would go unseen
+    and spoil an average of the swarm. So a few thousand values are tried before it is relied on.
+    """
+    theta, phi, captured = (torch.sin(torch.arange(5000.0) * step) for step in (1.1, 2.3, 3.7))
+    captured[::3] = theta[::3]
+    expected, there = torch.empty_like(theta), [one.to(device) for one in (theta, phi, captured)]
+    outer_of(theta).merge(settings, theta, phi, captured, expected)
+    try:
+        outer_of(there[0]).merge(settings, *there)
+    except Exception:  # Triton raises what its compiler, a linker or a driver raise
+        return False
+    return torch.equal(there[0].cpu().view(torch.int32), expected.view(torch.int32))
