@@ -1,15 +1,19 @@
 """``checkpoint ls``, ``verify``, ``export``."""
 
+import shutil
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
-from lowcomm_node.errors import CheckpointError, ConfigError
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.errors import CheckpointError, ConfigError, NodeError
 from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
 from lowcomm_node.owner.sources import find_home
+from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.formatting import size
 
@@ -68,8 +72,9 @@ def export(
     weights: Annotated[
         Weights | None,
         typer.Option(
-            help="slow: what the peers agree on; fast: what this node trains. Default: slow where "
-            "there are any."
+            help="average: the slow weights, which the peers agree on, of this node and three "
+            "peers; slow: of this node; fast: what it trains. Default: average where it runs, else "
+            "slow where there are any."
         ),
     ] = None,
     step: Annotated[int | None, typer.Option(help="Which; default: the newest.")] = None,
@@ -82,13 +87,52 @@ def export(
     quiet: Quiet = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Write the model of a checkpoint for transformers, llama.cpp, ollama and others."""
+    """Write the model of a checkpoint for transformers, llama.cpp, ollama and others.
+
+    A node that runs saves a checkpoint for it, and asks peers for their weights.
+    """
     from lowcomm_node.export.write import export_checkpoint
 
     choices = Choices(format_, dtype, weights, step, tokenizer)
-    written = export_checkpoint(newest_run(find_home(home), run), folder, choices)
-    told = f"exported the {written} weights to {folder}"
-    show({"path": str(folder), "weights": written}, json_, told)
+    of_run = newest_run(find_home(home), run)
+    gathered = _gather(find_home(home), of_run, choices)
+    files = {peer: Path(gathered.folder) / peer for peer in gathered.peers}
+    try:
+        written = export_checkpoint(of_run, folder, choices, files)
+    finally:
+        shutil.rmtree(of_run / "gathered", ignore_errors=True)
+    left_out = set(files) - set(written.peers) if written.weights is not Weights.FAST else set()
+    missing = "; ".join(
+        [gathered.missing, *(f"{peer[-6:]}: its weights are far from ours" for peer in left_out)]
+    ).strip("; ")
+    told = {
+        Weights.AVERAGE: f"the mean of the slow weights of this node and {len(written.peers)} of "
+        "its peers",
+        Weights.SLOW: "the slow weights of this node",
+        Weights.FAST: "the fast weights of this node",
+    }[written.weights]
+    note = f" ({missing})" if missing and written.weights is not Weights.FAST else ""
+    show(
+        {"path": str(folder), "missing": missing} | asdict(written),
+        json_,
+        f"exported {told} at its step {written.step:,} to {folder}{note}",
+    )
+
+
+def _gather(home: Path, of_run: Path, choices: Choices) -> Gathered:
+    """What peers of the running node give for an average; why nothing, if nothing."""
+    nothing = Gathered(folder="")
+    may = choices.step is None and choices.format is not Format.SAFETENSORS
+    if not may or choices.weights not in (None, Weights.AVERAGE):
+        return nothing
+    try:
+        with ControlClient(home) as client:
+            status = client.status()
+            if status.run is None or status.run.fingerprint != of_run.name:
+                return replace(nothing, missing="the node of this home trains another run")
+            return client.gather()
+    except NodeError as error:
+        return replace(nothing, missing=str(error).rstrip("."))
 
 
 def newest_run(home: Path, fingerprint: str | None) -> Path:

@@ -1,5 +1,6 @@
 """``generate``: sample text from a checkpoint or from the running node."""
 
+import sys
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
@@ -43,7 +44,7 @@ def generate(
     Example: lowcomm-node generate "import " --tokens 400
     """
     folder = find_home(home)
-    text = None
+    text, whose = None, "the running node"
     if checkpoint is None:
         with suppress(NotRunning), ControlClient(folder) as client:
             text = client.generate(prompt, tokens, temperature, seed)
@@ -58,4 +59,8 @@ def generate(
             seed,
             tokenizer,
         )
-    show({"prompt": prompt, "text": text}, json_, prompt + clean_text(text))
+        whose = "a checkpoint"
+    # Beside the text, which a program may read.
+    print(f"by the fast weights of {whose}", file=sys.stderr)
+    told = {"prompt": prompt, "text": text, "weights": "fast"}
+    show(told, json_, prompt + clean_text(text))

@@ -21,6 +21,7 @@ import httpx
 from lowcomm_node.control import queries
 from lowcomm_node.control.queries import TIMEOUT, Query
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
+from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.status.events import Notice, read_notice
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.wire import read
@@ -185,6 +186,11 @@ class ControlClient:
     def ping(self, peer: str) -> Ping:
         """Latency and rate on each route to a peer."""
         return self.ask(queries.PING, peer=peer)
+
+    def gather(self) -> Gathered:
+        """Save a checkpoint now, and fetch the slow weights of up to three peers; takes as long as
+        that takes."""
+        return self.ask(queries.GATHER)
 
     def wait_ended(self, timeout: float, poll: Callable[[], None] | None = None) -> bool:
         """Wait until the daemon is gone; whether it is, within ``timeout`` seconds."""

@@ -7,12 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.status.model import PeerStatus, Ping, Status
 from lowcomm_node.sync.records import ExchangeEnded
 
 TIMEOUT = 10.0
 EXAMINING = 180.0
 """Seconds for what waits for peers: each of its steps has a deadline of its own."""
+GATHERING = 900.0
+"""Seconds for states of peers, which may be of gigabytes."""
 T = TypeVar("T")
 
 
@@ -37,4 +40,5 @@ DOCTOR = Query(
     name="doctor", answer=list[Any], parameters={"peers": []}, method="POST", timeout=EXAMINING
 )
 PING = Query(name="ping", answer=Ping, parameters={"peer": ""}, method="POST", timeout=EXAMINING)
-QUERIES: list[Query[Any]] = [STATUS, PEERS, ROUNDS, STORY, DOCTOR, PING]
+GATHER = Query(name="gather", answer=Gathered, method="POST", timeout=GATHERING)
+QUERIES: list[Query[Any]] = [STATUS, PEERS, ROUNDS, STORY, DOCTOR, PING, GATHER]

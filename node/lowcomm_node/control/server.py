@@ -7,6 +7,7 @@ GET  /v1/events              one JSON object a line, as things happen
 POST /v1/limits              {"max_up", "max_down", "max_peers"}: what changes
 POST /v1/doctor              {"peers"}
 POST /v1/ping                {"peer"}
+POST /v1/gather
 POST /v1/pause               {"seconds"}: null for until resumed
 POST /v1/resume
 POST /v1/finish

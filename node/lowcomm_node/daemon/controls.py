@@ -11,11 +11,17 @@ from lowcomm_node.doctor.report import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import NodeError, RetryLater, TrainerError
 from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.state_transfer.catch_up import state_form
+from lowcomm_node.state_transfer.gather import Gatherer
+from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.status.events import LimitsChanged, Notice
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
+from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.transport.ping import match_peer
 
+GATHER_DEADLINE = 780.0
+"""Seconds; whoever asks waits a little longer (control.queries.GATHERING)."""
 EXAMINE_DEADLINE = 150.0
 """Seconds; whoever asks waits a little longer (control.queries.EXAMINING)."""
 
@@ -29,6 +35,7 @@ class Controls:
         self._view = view
         self._leave = leave
         self._examining = asyncio.Lock()
+        self._gathering = asyncio.Lock()
 
     def status(self) -> Status:
         """Everything that ``status`` and the panel show."""
@@ -131,6 +138,39 @@ class Controls:
             port=endpoint.port if endpoint is not None else None,
             certificate=endpoint.certificate.der if endpoint is not None else b"",
         )
+
+    async def gather(self) -> Gathered:
+        """Save a checkpoint, and fetch the slow weights of up to three peers, for an export.
+
+        Raises NodeError, RetryLater.
+        """
+        if self._gathering.locked():
+            raise RetryLater("An export gathers weights of peers already: wait for its end.")
+        async with self._gathering:
+            node = self._view()
+            if node.supervisor.runs:
+                await node.supervisor.trainer.save()
+            run, ready, course = node.run, node.ready, node.course
+            membership, exchanger = node.membership, node.exchanger
+            if not (run and ready and course and membership and exchanger):
+                raise NodeError(f"The node does not train yet (it is {node.board.phase}).")
+            if run.spec.sync.consensus == 0:
+                return Gathered(
+                    folder="", missing="all peers of this run hold the same slow weights"
+                )
+            gatherer = Gatherer(
+                form=state_form(run, ready, course.longest),
+                sync=run.spec.sync,
+                channels=exchanger.channels,
+                down=exchanger.bandwidth.down,
+                disk_quota=DiskQuota(self._settings.home, self._settings.max_disk),
+            )
+            await membership.ask()
+            there = [info for info in membership.donors() if exchanger.peer.trusts(info.peer_id)]
+            folder = self._settings.paths.gathered(run.fingerprint)
+            return await gatherer.gather(
+                there, exchanger.peer.position.swarm_step, folder, GATHER_DEADLINE
+            )
 
     async def ping(self, peer: str) -> Ping:
         """Latency and rate on each route to a peer, named as ``peers`` does.

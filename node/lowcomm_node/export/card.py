@@ -1,5 +1,6 @@
 """The README of an exported model."""
 
+from lowcomm_node.export.choices import Weights
 from lowcomm_node.export.contents import Contents
 from lowcomm_node.system.formatting import clean
 
@@ -28,7 +29,7 @@ def card(contents: Contents) -> str:
         f"| run | `{run_id}` |",
         f"| swarm step | {_number(contents.meta.get('swarm_step'))} |",
         f"| tokens that this node trained on | {_number(contents.meta.get('tokens'))} |",
-        f"| weights | {contents.weights.value} weights of checkpoint {contents.step:,} |",
+        f"| weights | {_weights(contents)} of checkpoint {contents.step:,} |",
         "",
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
@@ -52,6 +53,14 @@ def _specification(contents: Contents) -> list[str]:
         return []
     document = contents.run.spec.model_dump_json(indent=2)
     return ["## Specification of the run", "", "```json", document, "```", ""]
+
+
+def _weights(contents: Contents) -> str:
+    if contents.weights is Weights.AVERAGE:
+        return (
+            f"the mean of the slow weights of this node and {len(contents.peers)} of its peers, as"
+        )
+    return f"{contents.weights.value} weights"
 
 
 def _number(value: object) -> str:

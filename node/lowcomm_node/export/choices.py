@@ -25,8 +25,10 @@ class Dtype(StrEnum):
 
 
 class Weights(StrEnum):
-    """Which weights of a checkpoint."""
+    """Which weights."""
 
+    AVERAGE = "average"
+    """The slow weights of this node and of up to three peers, averaged."""
     SLOW = "slow"
     """What the peers agree on: the slow weights, which every merge brings closer together."""
     FAST = "fast"
@@ -40,7 +42,7 @@ class Choices:
     format: Format = Format.HF
     dtype: Dtype = Dtype.FLOAT32
     weights: Weights | None = None
-    """None: the slow ones where there are any."""
+    """None: the average where peers can be asked, else the slow ones where there are any."""
     step: int | None = None
     """Of the checkpoint; None: the newest."""
     tokenizer: str | None = None

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import Tensor
 
 from lowcomm_node.data import Tokenizer
 from lowcomm_node.errors import CheckpointError
+from lowcomm_node.export.averaging import average
 from lowcomm_node.export.choices import Weights
 from lowcomm_node.models.base import HuggingFaceForm, Model, family_of, tensor_specs
 from lowcomm_node.models.inference import load_model, tokenizer_of
@@ -32,6 +35,8 @@ class Contents:
     weights: Weights
     run: SignedRun | None
     """The specification that it was trained by, where the home has it."""
+    peers: tuple[str, ...] = ()
+    """Whose slow weights were averaged with ours."""
 
     @property
     def name(self) -> str:
@@ -40,16 +45,25 @@ class Contents:
 
 
 def contents_of(
-    checkpoint: Checkpoint, weights: Weights, run: SignedRun | None, tokenizer: str | None = None
+    checkpoint: Checkpoint,
+    weights: Weights,
+    run: SignedRun | None,
+    tokenizer: str | None = None,
+    gathered: Mapping[str, Path] = MappingProxyType({}),
 ) -> Contents:
     """Read what an export needs of a checkpoint.
 
     ``checkpoint`` holds the part ``weights``, and ``outer`` where slow weights are wanted;
-    ``tokenizer`` is a file, where the home keeps no copy. Raises CheckpointError, ConfigError.
+    ``tokenizer`` is a file, where the home keeps no copy; ``gathered`` are files of slow weights of
+    peers, to be averaged with ours. Raises CheckpointError, ConfigError.
     """
     model = load_model(checkpoint)
-    if weights is Weights.SLOW:
-        _put_slow_weights(model, checkpoint, run)
+    peers: tuple[str, ...] = ()
+    if weights is not Weights.FAST:
+        plan = _plan_of(model, checkpoint, run)
+        averaged = average(checkpoint.tensors["outer"], plan, gathered)
+        _put_slow_weights(model, plan, averaged.outer)
+        weights, peers = (Weights.AVERAGE if averaged.peers else Weights.SLOW), averaged.peers
     form = family_of(model.settings).huggingface(model.settings)
     if form is None:
         raise CheckpointError(
@@ -65,6 +79,7 @@ def contents_of(
         step=checkpoint.info.step,
         weights=weights,
         run=run,
+        peers=peers,
     )
 
 
@@ -74,8 +89,8 @@ def has_slow_weights(run: SignedRun | None) -> bool:
     return run is not None and run.spec.sync.group > 1
 
 
-def _put_slow_weights(model: Model, checkpoint: Checkpoint, run: SignedRun | None) -> None:
-    """Replace the weights of a model by the slow ones of a checkpoint. Raises CheckpointError."""
+def _plan_of(model: Model, checkpoint: Checkpoint, run: SignedRun | None) -> FragmentPlan:
+    """How the slow weights of a checkpoint are cut. Raises CheckpointError."""
     if run is None or not has_slow_weights(run):
         raise CheckpointError(
             f"{checkpoint.info.path} has no slow weights: export the fast ones with --weights fast."
@@ -87,8 +102,13 @@ def _put_slow_weights(model: Model, checkpoint: Checkpoint, run: SignedRun | Non
             f"{checkpoint.info.path} is cut in another way than run {run.fingerprint} says: export "
             "the fast weights with --weights fast."
         )
+    return plan
+
+
+def _put_slow_weights(model: Model, plan: FragmentPlan, outer: Mapping[str, Tensor]) -> None:
+    """Replace the weights of a model by slow ones. Raises CheckpointError."""
     parameters = dict(model.named_parameters())
-    for name, rows, values in _slices(plan, checkpoint.tensors["outer"]):
+    for name, rows, values in _slices(plan, outer):
         part = parameters[name].data[rows] if parameters[name].dim() else parameters[name].data
         part.copy_(values.view(part.shape))
 

@@ -1,6 +1,9 @@
 """Exports a checkpoint of a node, which may be running."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
@@ -12,8 +15,27 @@ from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
 
-def export_checkpoint(of_run: Path, folder: Path, choices: Choices) -> Weights:
-    """Write a new folder from a checkpoint of a run, ``of_run`` in a home; which weights it has.
+@dataclass(frozen=True)
+class Exported:
+    """What was written."""
+
+    weights: Weights
+    step: int
+    """Inner steps of this node in the checkpoint."""
+    peers: tuple[str, ...] = ()
+    """Whose slow weights were averaged with ours."""
+
+
+def export_checkpoint(
+    of_run: Path,
+    folder: Path,
+    choices: Choices,
+    gathered: Mapping[str, Path] = MappingProxyType({}),
+) -> Exported:
+    """Write a new folder from a checkpoint of a run, ``of_run`` in a home.
+
+    ``gathered``: files of slow weights of peers, by peer, for an average; without any it is of our
+    own slow weights alone.
 
     Raises CheckpointError, ConfigError, DiskFull.
     """
@@ -25,30 +47,36 @@ def export_checkpoint(of_run: Path, folder: Path, choices: Choices) -> Weights:
     step = newest.step if choices.step is None else choices.step
     if choices.format is Format.SAFETENSORS:
         store.export(step, folder)
-        return Weights.FAST
-    contents = _contents(store, step, _run_of(of_run), choices)
+        return Exported(Weights.FAST, step)
+    contents = _contents(store, step, _run_of(of_run), choices, gathered)
     size = sum(tensor.nbytes for tensor in contents.tensors.values())
     with new_folder(folder, size) as fresh:
         if choices.format is Format.HF:
             write_folder(contents, fresh, choices.dtype)
         else:
             write_file(contents, fresh, choices.dtype)
-    return contents.weights
+    return Exported(contents.weights, step, contents.peers)
 
 
 def _contents(
-    store: CheckpointStore, step: int, run: SignedRun | None, choices: Choices
+    store: CheckpointStore,
+    step: int,
+    run: SignedRun | None,
+    choices: Choices,
+    gathered: Mapping[str, Path],
 ) -> Contents:
-    weights = choices.weights or (Weights.SLOW if has_slow_weights(run) else Weights.FAST)
-    parts = ["weights", "outer"] if weights is Weights.SLOW else ["weights"]
-    return contents_of(store.load(step, parts), weights, run, choices.tokenizer)
+    weights = choices.weights or (Weights.AVERAGE if has_slow_weights(run) else Weights.FAST)
+    parts = ["weights"] if weights is Weights.FAST else ["weights", "outer"]
+    told = gathered if weights is Weights.AVERAGE else {}
+    return contents_of(store.load(step, parts), weights, run, choices.tokenizer, told)
 
 
 def _check(choices: Choices) -> None:
     if choices.dtype is Dtype.Q8_0 and choices.format is not Format.GGUF:
         raise ConfigError("--dtype q8_0 is for --format gguf: choose float32 or bfloat16.")
     is_copy = choices.format is Format.SAFETENSORS
-    if is_copy and (choices.dtype is not Dtype.FLOAT32 or choices.weights is Weights.SLOW):
+    has_slow = choices.weights in (Weights.SLOW, Weights.AVERAGE)
+    if is_copy and (choices.dtype is not Dtype.FLOAT32 or has_slow):
         raise ConfigError(
             "--format safetensors copies the fast weights as they are: leave --dtype and --weights "
             "away, or choose --format hf."

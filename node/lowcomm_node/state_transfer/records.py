@@ -17,3 +17,15 @@ class StateAdopted(Event):
     """Swarm step of the state."""
     bytes: int
     """Bytes received."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gathered:
+    """Slow weights of peers, as files on this machine."""
+
+    folder: str
+    """A file for each peer, by its id: the slow weights of all fragments, float32."""
+    peers: tuple[str, ...] = ()
+    """Peers whose weights came."""
+    missing: str = ""
+    """Why those of others did not; empty if nothing is missing."""

@@ -132,7 +132,10 @@ def _words(event: Event) -> str | None:
         case Warned(text=text):
             return f"warning: {text}"
         case Evaluated():
-            return f"held-out loss {loss(event.loss)} at swarm step {event.swarm_step}"
+            return (
+                f"held-out loss {loss(event.loss)} of the fast weights at swarm step "
+                f"{event.swarm_step}"
+            )
         case Skipped():
             why = f"as loss or gradients are not finite ({event.skipped_steps} so far)"
             return f"inner step {event.steps} skipped, {why}"

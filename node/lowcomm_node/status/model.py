@@ -108,7 +108,7 @@ class Progress:
     learning_rate: float | None = None
     """Of the last inner step."""
     val_loss_first: float | None = None
-    """The first loss on held-out text since the start."""
+    """The first loss of the fast weights on held-out text since the start."""
     val_loss_last: float | None = None
     """The last one."""
 

@@ -89,6 +89,10 @@ class Paths:
         """State of one run that is being copied from others."""
         return self.run(fingerprint) / "incoming"
 
+    def gathered(self, fingerprint: str) -> Path:
+        """Slow weights of peers of one run, while an export averages them."""
+        return self.run(fingerprint) / "gathered"
+
     def snapshots(self, fingerprint: str) -> Path:
         """State of one run for others to copy, while the node runs."""
         return self.run(fingerprint) / "snapshots"

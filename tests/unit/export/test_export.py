@@ -148,9 +148,9 @@ def test_transformers_reads_text_byte_by_byte_and_writes_it_back(
 def test_slow_weights_are_exported_where_a_run_has_them(tmp_path: Path) -> None:
     model = trained()
     run = saved(tmp_path / "run", model, shift=1.0)
-    assert export_checkpoint(run, tmp_path / "slow", Choices()) is Weights.SLOW
+    assert export_checkpoint(run, tmp_path / "slow", Choices()).weights is Weights.SLOW
     fast = Choices(weights=Weights.FAST)
-    assert export_checkpoint(run, tmp_path / "fast", fast) is Weights.FAST
+    assert export_checkpoint(run, tmp_path / "fast", fast).weights is Weights.FAST
     slow, ours = tensors_of(tmp_path / "slow"), tensors_of(tmp_path / "fast")
     assert slow.keys() == ours.keys() and len(slow) == len(dict(model.named_parameters()))
     for name, tensor in slow.items():
@@ -165,7 +165,7 @@ def test_fast_weights_are_exported_where_there_are_no_slow_ones(
     run = saved(tmp_path / "run", trained(), method, shift=1.0)
     if missing == "run.json":
         (run / missing).unlink()
-    assert export_checkpoint(run, tmp_path / "out", Choices()) is Weights.FAST
+    assert export_checkpoint(run, tmp_path / "out", Choices()).weights is Weights.FAST
     with pytest.raises(CheckpointError, match="--weights fast"):
         export_checkpoint(run, tmp_path / "slow", Choices(weights=Weights.SLOW))
     assert not (tmp_path / "slow").exists()
@@ -286,3 +286,55 @@ def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="exists"):
         export_checkpoint(run, tmp_path / "out", Choices())
     assert list((tmp_path / "out").iterdir()) == []
+
+
+# The mean of several nodes
+
+
+def given(folder: Path, model: Model, shift: float, scale: float = 1.0) -> Path:
+    """A file of a peer: slow weights as its state has them."""
+    sync = spec_of(model).sync
+    plan = plan_fragments(tensor_specs(model), sync.fragments, sync.pattern)
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+    parts = [
+        weights[one.tensor][one.start : one.stop].flatten()
+        for fragment in plan.fragments
+        for one in fragment.slices
+    ]
+    (torch.cat(parts) * scale + shift).numpy().tofile(folder)
+    return folder
+
+
+def test_the_mean_is_of_ours_and_of_all_peers_that_are_near(tmp_path: Path) -> None:
+    model = trained()
+    run = saved(tmp_path / "run", model)
+    near = {
+        "a": given(tmp_path / "a", model, 0.003),
+        "b": given(tmp_path / "b", model, 0.006),
+    }
+    far = {
+        "liar": given(tmp_path / "liar", model, 0.0, -1.0),
+        "nan": given(tmp_path / "nan", model, float("nan")),
+        "infinity": given(tmp_path / "infinity", model, float("inf")),
+        "short": tmp_path / "short",
+    }
+    (tmp_path / "short").write_bytes(b"1234")
+    exported = export_checkpoint(run, tmp_path / "mean", Choices(), near | far)
+    assert (exported.weights, exported.peers) == (Weights.AVERAGE, ("a", "b"))
+    export_checkpoint(run, tmp_path / "slow", Choices(weights=Weights.SLOW), near)
+    mean, slow = tensors_of(tmp_path / "mean"), tensors_of(tmp_path / "slow")
+    for name, tensor in mean.items():
+        torch.testing.assert_close(tensor, slow[name] + 0.003, rtol=0, atol=1e-6)
+    assert (
+        "the mean of the slow weights of this node and 2 of its peers"
+        in (tmp_path / "mean" / "README.md").read_text()
+    )
+
+
+@pytest.mark.parametrize("weights", [None, Weights.AVERAGE])
+def test_without_peers_the_mean_is_of_our_own_slow_weights(
+    tmp_path: Path, weights: Weights | None
+) -> None:
+    run = saved(tmp_path / "run", trained(), shift=1.0)
+    exported = export_checkpoint(run, tmp_path / "out", Choices(weights=weights))
+    assert (exported.weights, exported.peers) == (Weights.SLOW, ())

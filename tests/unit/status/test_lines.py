@@ -28,7 +28,7 @@ PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
         (PhaseEntered(phase="training"), "training"),
         (
             Evaluated(loss=1.5, tokens=9, swarm_step=20, steps=10),
-            "held-out loss 1.5000 at swarm step 20",
+            "held-out loss 1.5000 of the fast weights at swarm step 20",
         ),
         (
             Saved(swarm_step=20, path="/x", seconds=1.0, after_trouble=False),

@@ -76,7 +76,7 @@ def check_export(one: Driven, folder: Path) -> None:
     signed = sign_run(one.replica.spec, Identity(bytes(32)))
     (run / "run.json").write_bytes(signed.to_bytes())
     choices = Choices(Format.HF, weights=Weights.SLOW)
-    assert export_checkpoint(run, folder / "out", choices) is Weights.SLOW
+    assert export_checkpoint(run, folder / "out", choices).weights is Weights.SLOW
     theirs, told = AutoModelForCausalLM.from_pretrained(
         folder / "out", output_loading_info=True, attn_implementation="sdpa"
     )
