@@ -12,6 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from threading import Timer
 from time import time
@@ -50,14 +51,27 @@ def answer(child: subprocess.Popen[str]) -> dict[str, Any]:
 
 
 def end_all(children: Sequence[subprocess.Popen[str]]) -> None:
-    """End these, the last one first; who takes longer than END_DEADLINE is killed."""
+    """End these, the last one first, and then what they have started and left behind; who takes
+    longer than END_DEADLINE is killed."""
     for child in reversed(children):
+        started = below(child.pid)
         child.terminate()
         try:
             child.wait(END_DEADLINE)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
+        for one in started:
+            with suppress(psutil.NoSuchProcess):
+                one.kill()
+
+
+def below(pid: int) -> list[psutil.Process]:
+    """What a process has started, and what that has; none if it is gone."""
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
 
 
 class Ends:
