@@ -8,8 +8,8 @@ where they go.
 Two daemons, each with a trainer process, exchange one fragment of --size MB (fp32) over gRPC and
 TLS on loopback. Beside them, in turn with them: gloo's all-reduce and hivemind's averager of a
 vector of that size. CPU is that of all processes of both ends. Memory is the sum of the peaks of
-all processes above what they held before the first exchange, memory that both map counted once.
-Medians of several runs; everything into benchmarks/results/exchange.json."""
+all processes above what they held before the first exchange (*again*: before this one), memory that
+both map counted once. Medians of several runs; everything into benchmarks/results/exchange.json."""
 
 import asyncio
 import json
@@ -36,6 +36,8 @@ STAGES = ("capture", "encode", "hash", "send", "receive", "decode", "outer", "me
 BOUNDED = ("tensors", "chunks", "touched", "hashed", "python", "wire")
 BOUNDS = {"lowcomm": (2, 12, 90, 2.1, 3, 1.1), "noloco": (2, 18, 90, 4.1, 1.5, 2.02)}
 """What an exchange may cost both ends together (exchange_counts.py), in the order of BOUNDED."""
+WARM = 2
+"""Exchanges before those that are measured: a modulo codec sends the first one in bf16."""
 REST = 0.2
 """Seconds until what an exchange leaves behind is done: descriptors closed, memory given back."""
 
@@ -131,7 +133,7 @@ def nodes(
     beside: Path | None,
     counts: bool = False,
 ) -> list[Pair]:
-    """Two nodes that have exchanged once; of another checkout too."""
+    """Two nodes that have exchanged WARM times; of another checkout too."""
     made = []
     for place, name in ((None, method), (beside, f"{method} beside")):
         if name != method and beside is None:
@@ -147,8 +149,9 @@ def nodes(
         for end in ("first", "second"):
             ends.start("node", told | {"name": end})
         pair = Pair(name, ends.children, exchange_once)
-        pair.run()  # warm; slots of shared memory are touched for the first time here
-        pair.extra = pair.runs[0]["extra"]
+        for _ in range(WARM):  # slots and vectors are touched for the first time, kernels loaded
+            pair.run()
+        pair.extra = max(run["extra"] for run in pair.runs)
         pair.runs.clear()
         made.append(pair)
     return made
@@ -159,16 +162,18 @@ def exchange_once(pair: Pair) -> dict[str, Any]:
     first, second = pair.children
     for child, other in ((first, second), (second, first)):
         ask(other, ask(child, {"train": True}))
-    pair.held = pair.held or sum(memory_of(pair.pids, "VmRSS"))
+    now = resident(pair.pids)
+    pair.held = pair.held or now
     forget_peaks(pair.pids)
     cpu = cpu_of(pair.pids)
     began = ask(first, {"go": True})["began"]
     ended = pair.all({"end": True})
     sleep(REST)
-    shared = sum(memory_of(pair.pids, "RssShmem", False))
+    peak = resident(pair.pids, "VmHWM")
     return figures_of(began, ended) | {
         "cpu": cpu_of(pair.pids) - cpu,
-        "extra": sum(memory_of(pair.pids, "VmHWM")) - shared - pair.held,
+        "extra": peak - pair.held,
+        "again": peak - now,
     }
 
 
@@ -181,6 +186,11 @@ def figures_of(began: float, ended: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "bytes": ended[0]["bytes"],
         "stages": {stage: max(one["stages"].get(stage, 0.0) for one in ended) for stage in STAGES},
     }
+
+
+def resident(pids: list[int], name: str = "VmRSS") -> int:
+    """Bytes that processes hold, what both of a node map counted once."""
+    return sum(memory_of(pids, name)) - sum(memory_of(pids, "RssShmem", False))
 
 
 def reduce_once(pair: Pair) -> dict[str, Any]:
@@ -204,7 +214,7 @@ def between(pair: Pair, work: Callable[[], list[dict[str, Any]]]) -> dict[str, A
     return {
         "seconds": max(one["ended"] for one in ended) - min(one["began"] for one in ended),
         "cpu": cpu_of(pair.pids) - cpu,
-        "extra": sum(memory_of(pair.pids, "VmHWM")) - held,
+        "again": sum(memory_of(pair.pids, "VmHWM")) - held,
     }
 
 
@@ -267,7 +277,8 @@ def figures(runs: list[dict[str, Any]], extra: float = 0.0) -> dict[str, Any]:
         for name in ("seconds", "cpu", "bytes")
         if name in runs[0]
     }
-    row["extra"] = max(extra, *(run.get("extra", 0.0) for run in runs))
+    for name, least in (("extra", extra), ("again", 0.0)):
+        row[name] = max(least, *(run.get(name, 0.0) for run in runs))
     if "stages" in runs[0]:
         row["stages"] = {stage: median(run["stages"][stage] for run in runs) for stage in STAGES}
     return row | {"runs": runs}
@@ -276,11 +287,12 @@ def figures(runs: list[dict[str, Any]], extra: float = 0.0) -> dict[str, Any]:
 def show(rows: dict[str, Any], title: str) -> None:
     """The table; stages in milliseconds, of the end that took longer."""
     print(title)
-    print(f"{'':24} {'s':>6} {'CPU s':>6} {'+MB':>5} {'MB sent':>8} ", end="")
+    print(f"{'':24} {'s':>6} {'CPU s':>6} {'+MB':>5} {'again':>5} {'MB sent':>8} ", end="")
     print("".join(f"{stage:>8}" for stage in STAGES))
     for name, row in rows.items():
         print(
-            f"{name:24} {row['seconds']:6.3f} {row.get('cpu', 0):6.2f} {row['extra'] / 1e6:5.0f}",
+            f"{name:24} {row['seconds']:6.3f} {row.get('cpu', 0):6.2f} {row['extra'] / 1e6:5.0f} "
+            f"{row['again'] / 1e6:5.0f}",
             end="",
         )
         if "stages" in row:
