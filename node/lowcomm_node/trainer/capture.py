@@ -29,8 +29,8 @@ from lowcomm_protocol.errors import ImplausibleError
 from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.outer import (
     apart,
-    cosine_apart,
     mean_contribution,
+    square_and_cosine_apart,
     square_apart,
     token_weights,
     worst_block_spread,
@@ -114,6 +114,8 @@ class Capture(ABC, Generic[AnyCoder]):
     weights and the weights as they were captured."""
     stages: Stages = field(default_factory=Stages)
     """Seconds that each stage has taken so far."""
+    _own_squares: dict[tuple[int, int], float] = field(default_factory=dict)
+    """The squared norm of our progress in a range: weights that are captured do not change."""
 
     @property
     def numel(self) -> int:
@@ -128,14 +130,23 @@ class Capture(ABC, Generic[AnyCoder]):
 
     def own_norm(self, start: int = 0, stop: int | None = None) -> float:
         """The norm of our own progress, times its gain in a contribution."""
-        theta, phi = self.theta[start:stop], self.phi[start:stop]
-        return self.gain * square_apart(theta, phi, 1.0) ** 0.5
+        return self.gain * self._own_square(start, stop) ** 0.5
 
-    def _check_direction(self, peer: str, vector: Tensor, start: int = 0) -> None:
+    def _own_square(self, start: int, stop: int | None) -> float:
+        here = (start, self.numel if stop is None else stop)
+        if here not in self._own_squares:
+            theta, phi = self.theta[slice(*here)], self.phi[slice(*here)]
+            self._own_squares[here] = square_apart(theta, phi, 1.0)
+        return self._own_squares[here]
+
+    def _norm_and_cosine(self, vector: Tensor, start: int = 0) -> tuple[float, float]:
+        """`norm_of` a contribution, and the cosine between its progress and ours: one pass for
+        both."""
         here = slice(start, start + vector.numel())
-        phi = self.phi[here]
-        cosine = cosine_apart((self.theta[here], phi, 1.0), (vector, phi, self.pull))
-        self.directions.check(peer, cosine)
+        own = self._own_square(here.start, here.stop)
+        theta, phi = self.theta[here], self.phi[here]
+        square, cosine = square_and_cosine_apart(vector, theta, phi, self.pull, own)
+        return square**0.5, cosine
 
     def _compare(self, peer: str, steps: Tensor, ours: Tensor) -> None:
         """Raises ImplausibleError if a peer resends its previous contribution."""
@@ -255,12 +266,15 @@ class PairCapture(Capture[Coder]):
         self._check(peer)
 
     def _check(self, peer: str) -> None:
-        vector = self.received[peer]
-        norm = self.norm_of(vector)
+        vector, cosine = self.received[peer], None
+        if self.usual.is_lone(peer):
+            norm, cosine = self._norm_and_cosine(vector)
+        else:
+            norm = self.norm_of(vector)
         self.usual.saw(peer, norm)
         self.bound.check(norm, "brings progress")
-        if self.usual.is_lone(peer):
-            self._check_direction(peer, vector)
+        if cosine is not None:
+            self.directions.check(peer, cosine)
         self._compare(peer, torch.from_numpy(self.coder.lattice_steps), self.sent)
         self.norms[peer] = norm
 
@@ -359,7 +373,7 @@ class GroupCapture(Capture[ShardCoder]):
                 raise
             self._shorten(vector, start)  # a majority outvotes it: no reason to lose a member
         if len(self.members) == 2:
-            self._check_direction(peer, vector, start)
+            self.directions.check(peer, self._norm_and_cosine(vector, start)[1])
         self._compare(peer, torch.zeros(-(-vector.numel() // BLOCK)), self.sent[start:stop])
 
     def _room_for(self, peer: str, size: int) -> Tensor:
@@ -410,7 +424,8 @@ class GroupCapture(Capture[ShardCoder]):
             return {}
         try:
             start, _ = self.bounds[self.mine]
-            self._check_direction(others[0], self.received[others[0]], start)
+            vector = self.received[others[0]]
+            self.directions.check(others[0], self._norm_and_cosine(vector, start)[1])
         except ImplausibleError as error:
             return {others[0]: error}
         return {}

@@ -33,7 +33,7 @@ from lowcomm_node.trainer.device.kernels import merges_alike, outer_of
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
-from lowcomm_protocol.exchange.outer import contribution, is_finite, merge, outer_step
+from lowcomm_protocol.exchange.outer import are_finite, contribution, merge, outer_step
 from lowcomm_protocol.exchange.plausible import (
     HEAVY,
     Bound,
@@ -45,7 +45,7 @@ from lowcomm_protocol.exchange.plausible import (
 from lowcomm_protocol.exchange.repeats import Repeats
 from lowcomm_protocol.plan.clock import SwarmClock, largest_jump
 from lowcomm_protocol.plan.fragments import plan_fragments
-from lowcomm_protocol.plan.rows import gather, paired, scatter
+from lowcomm_protocol.plan.rows import copy_flat, gather, paired, scatter
 from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.names import MAX_GROUP
@@ -317,27 +317,29 @@ class Replica:
         and snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
-        phi = self.scratch.take(capture.numel)
+        before, phi = self.phi[fragment], self.scratch.take(capture.numel)
         delta = self.scratch.take(capture.numel) if self.keeps_momentum else None
         if sum(stop - start for start, stop in capture.ranges) < capture.numel:
-            phi.copy_(self.phi[fragment])
+            copy_flat(before, phi)
             if delta is not None:
-                delta.copy_(self.delta[fragment])
+                copy_flat(self.delta[fragment], delta)
         for start, stop in _pieces(capture.ranges):
             here = slice(start, stop)
-            phi[here].copy_(self.phi[fragment][here])
+            slow = phi[here]
+            copy_flat(before[here], slow)
             if delta is None:
                 moved = torch.zeros(stop - start)
             else:
-                moved = delta[here].copy_(self.delta[fragment][here])
+                moved = delta[here]
+                copy_flat(self.delta[fragment][here], moved)
             mean = capture.mean_of(start, stop)
             if capture.realign:
-                phi[here] = mean
+                slow.copy_(mean)
                 if not capture.keep_momentum:
                     moved.zero_()
             else:
-                self.outer_step(phi[here], moved, mean, *capture.ours(here))
-            if not (is_finite(phi[here]) and is_finite(moved)):
+                self.outer_step(slow, moved, mean, *capture.ours(here))
+            if not are_finite(slow, moved):
                 raise NotFinite(
                     f"The outer step of fragment {fragment} gives values that are not finite: it "
                     "is not applied."

@@ -28,15 +28,15 @@ from lowcomm_protocol.errors import PlanError, SpecError
 from lowcomm_protocol.exchange.outer_kernels import (
     add_scaled,
     add_squares_apart,
-    all_finite,
+    both_finite,
     contributed,
     mixed,
     pooled_of_mean,
     pooled_of_own,
-    product_of_apart,
     scaled,
     scaled_sum,
     shifted,
+    square_and_product_of_apart,
     square_of_apart,
 )
 from lowcomm_protocol.spec.outer_settings import OuterSettings
@@ -78,9 +78,9 @@ def mean_contribution(
     """
     if not contributions:
         raise PlanError("a mean of no contributions: pass at least the peer's own")
-    _check_alike(**{f"contribution {index}": one for index, one in enumerate(contributions)})
     total = torch.empty_like(contributions[0]) if out is None else out
-    _check_alike(contribution=contributions[0], out=total)
+    named = {f"contribution {index}": one for index, one in enumerate(contributions)}
+    _check_alike(**named, out=total)
     if weights is None:
         total.copy_(contributions[0])
         for one in contributions[1:]:
@@ -174,9 +174,9 @@ def merge(
     return bool(shifted(now, slow, _array(theta_captured), into))
 
 
-def is_finite(vector: torch.Tensor) -> bool:
-    """Whether no value is NaN or infinite: one pass over a float32 vector in host memory."""
-    return bool(all_finite(_array(vector).view(np.uint32)))
+def are_finite(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether no value is NaN or infinite, of two float32 vectors in host memory: one pass."""
+    return bool(both_finite(_array(one).view(np.uint32), _array(other).view(np.uint32)))
 
 
 def apart(vector: torch.Tensor, base: torch.Tensor, pull: float, out: torch.Tensor) -> torch.Tensor:
@@ -196,18 +196,16 @@ def square_apart(vector: torch.Tensor, base: torch.Tensor, pull: float) -> float
     return float(square_of_apart(_array(vector), _array(base), np.float32(pull)))
 
 
-def cosine_apart(
-    one: tuple[torch.Tensor, torch.Tensor, float], other: tuple[torch.Tensor, torch.Tensor, float]
-) -> float:
-    """The cosine between two such differences, each a vector, base and pull; 0 for no length."""
-    lengths = math.sqrt(square_apart(*one) * square_apart(*other))
-    if not 0.0 < lengths < math.inf:
-        return 0.0
-    (a, b, p), (c, d, q) = one, other
-    product = product_of_apart(
-        _array(a), _array(b), np.float32(p), _array(c), _array(d), np.float32(q)
-    )
-    return float(product) / lengths
+def square_and_cosine_apart(
+    vector: torch.Tensor, theta: torch.Tensor, phi: torch.Tensor, pull: float, own_square: float
+) -> tuple[float, float]:
+    """`square_apart` of ``vector`` and ``phi``, to the same bits, and the cosine between that
+    difference and ``theta - phi``, whose squared norm is ``own_square``; 0 for no length."""
+    _check_alike(vector=vector, theta=theta, phi=phi)
+    arrays = _array(vector), _array(theta), _array(phi)
+    square, product = square_and_product_of_apart(*arrays, np.float32(pull))
+    lengths = math.sqrt(own_square * float(square))
+    return float(square), float(product) / lengths if 0.0 < lengths < math.inf else 0.0
 
 
 def _array(vector: torch.Tensor) -> Vector:
@@ -230,6 +228,11 @@ def normalized(weights: Sequence[float], count: int) -> list[float]:
 def _check_alike(**vectors: torch.Tensor) -> None:
     """All float32, 1-D, of one length: torch would broadcast or promote what is not, without a
     word."""
+    shape = next(iter(vectors.values())).shape
+    if len(shape) == 1 and all(
+        one.dtype is torch.float32 and one.shape == shape for one in vectors.values()
+    ):
+        return  # at once: it is asked for each piece of a fragment
     names = list(vectors)
     numel = vectors[names[0]].numel()
     for name, vector in vectors.items():

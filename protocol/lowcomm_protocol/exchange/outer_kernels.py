@@ -126,9 +126,9 @@ def mixed(theta: Vector, phi: Vector, share: Any, out: Vector) -> Any:
 
 
 @kernel
-def all_finite(bits: Any) -> Any:
-    """Whether no value of a vector, given as its bits, is NaN or infinite."""
-    return peak_of(bits, 0, bits.size) < INFINITE
+def both_finite(bits: Any, others: Any) -> Any:
+    """Whether no value of two vectors, given as their bits, is NaN or infinite."""
+    return max(peak_of(bits, 0, bits.size), peak_of(others, 0, others.size)) < INFINITE
 
 
 @kernel
@@ -168,28 +168,30 @@ def add_squares_apart(one: Vector, other: Vector, sums: Vector) -> None:
 
 
 @kernel
-def product_of_apart(
-    one: Vector, one_base: Vector, one_pull: Any, other: Vector, other_base: Vector, other_pull: Any
-) -> Any:
-    """The inner product of ``one - one_pull * one_base`` and the same of the other, in float64
-    over sums of 256 products."""
-    products, total = np.zeros(BLOCK, dtype=np.float32), 0.0
+def square_and_product_of_apart(
+    one: Vector, other: Vector, base: Vector, pull: Any
+) -> tuple[Any, Any]:
+    """The sum of the squares of ``one - pull * base``, and that of its products with ``other -
+    base``: in float64 over sums of 256 values each."""
+    squares, products = np.zeros(BLOCK, dtype=np.float32), np.zeros(BLOCK, dtype=np.float32)
+    square, product = 0.0, 0.0
     for start in range(0, one.size, BLOCK):
-        a, c = one[start : start + BLOCK], one_base[start : start + BLOCK]
-        b, d = other[start : start + BLOCK], other_base[start : start + BLOCK]
+        a, b = one[start : start + BLOCK], other[start : start + BLOCK]
+        c = base[start : start + BLOCK]
         for k in range(a.size):
-            ours = np.float32(a[k] - np.float32(one_pull * c[k]))
-            theirs = np.float32(b[k] - np.float32(other_pull * d[k]))
-            products[k] = ours * theirs
+            apart = np.float32(a[k] - np.float32(pull * c[k]))
+            squares[k] = apart * apart
+            products[k] = np.float32(b[k] - c[k]) * apart
         for k in range(a.size, BLOCK):
-            products[k] = np.float32(0.0)
-        total += np.float64(_folded(products))
-    return total
+            squares[k] = products[k] = np.float32(0.0)
+        square += np.float64(_folded(squares))
+        product += np.float64(_folded(products))
+    return square, product
 
 
 @kernel
 def square_of_apart(one: Vector, base: Vector, pull: Any) -> Any:
-    """The sum of the squares of ``one - pull * base``, as above."""
+    """The sum of the squares of ``one - pull * base``, to the same bits."""
     squares, total = np.zeros(BLOCK, dtype=np.float32), 0.0
     for start in range(0, one.size, BLOCK):
         a, c = one[start : start + BLOCK], base[start : start + BLOCK]

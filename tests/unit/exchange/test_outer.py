@@ -17,12 +17,12 @@ import torch
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.errors import PlanError, SpecError
 from lowcomm_protocol.exchange.outer import (
+    are_finite,
     contribution,
-    cosine_apart,
-    is_finite,
     mean_contribution,
     merge,
     outer_step,
+    square_and_cosine_apart,
     square_apart,
     token_weights,
     worst_block_spread,
@@ -523,7 +523,9 @@ def test_norm_and_cosine_are_those_of_the_differences(numel: int, pull: float):
     ours, theirs = (theta - phi).double(), (sent - pull * phi).double()
     assert square_apart(sent, phi, pull) == pytest.approx(float(theirs @ theirs), rel=1e-5)
     expected = float(ours @ theirs / (ours.norm() * theirs.norm()))
-    cosine = cosine_apart((theta, phi, 1.0), (sent, phi, pull))
+    own = square_apart(theta, phi, 1.0)
+    square, cosine = square_and_cosine_apart(sent, theta, phi, pull, own)
+    assert square == square_apart(sent, phi, pull)
     assert cosine == pytest.approx(expected, abs=1e-6)
 
 
@@ -531,17 +533,19 @@ def test_norm_and_cosine_are_those_of_the_differences(numel: int, pull: float):
     "theirs", [torch.zeros(2), torch.full((2,), -1e30), torch.full((2,), math.inf)]
 )
 def test_what_has_no_length_or_an_endless_one_points_nowhere(theirs: torch.Tensor):
-    base = torch.zeros(2)
-    assert cosine_apart((torch.tensor([3.0, 0.0]), base, 1.0), (theirs, base, 1.0)) == 0.0
+    base, ours = torch.zeros(2), torch.tensor([3.0, 0.0])
+    assert square_and_cosine_apart(theirs, ours, base, 1.0, 9.0)[1] == 0.0
 
 
 @pytest.mark.parametrize("place", [0, 255, 256, 999])
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 def test_a_value_that_is_not_finite_is_found_wherever_it_is(place: int, value: float):
     vector = torch.full((1000,), -3.4e38)
-    assert is_finite(vector)
+    fine = vector.clone()
+    assert are_finite(vector, fine)
     vector[place] = value
-    assert not is_finite(vector)
+    assert not are_finite(vector, fine)
+    assert not are_finite(fine, vector)
 
 
 @pytest.mark.parametrize("settings", [NOLOCO, replace(NESTEROV, merge="mix", mix=0.25)])
