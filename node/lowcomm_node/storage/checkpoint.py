@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,10 +110,12 @@ class CheckpointStore:
         tensors_by_part: "Mapping[str, Mapping[str, Tensor]]",
         meta: dict[str, Any],
         created_at: float,
+        taken: Callable[[], None] = lambda: None,
     ) -> CheckpointInfo:
         """Write a checkpoint, then remove the oldest beyond ``keep``. It is durable when this
         returns.
 
+        ``taken`` is called once the tensors are not read any more; what it raises ends the save.
         ``meta`` must be plain JSON. Saving a step again replaces its former checkpoint. Raises
         DiskFull, RetryLater if the former one is pinned, CheckpointError if a name or ``meta``
         can't be stored. After any of them, and after a crash at any point, the earlier checkpoints
@@ -123,7 +125,7 @@ class CheckpointStore:
         with folder_lock(self.folder):
             self._sweep()
             try:
-                self._write(step, tensors_by_part, meta, created_at)
+                self._write(step, tensors_by_part, meta, created_at, taken)
             except BaseException:
                 with suppress(OSError):
                     self._sweep()
@@ -279,6 +281,7 @@ class CheckpointStore:
         tensors_by_part: "Mapping[str, Mapping[str, Tensor]]",
         meta: dict[str, Any],
         created_at: float,
+        taken: Callable[[], None],
     ) -> None:
         from lowcomm_node.storage.state_file import state_bytes
 
@@ -287,7 +290,7 @@ class CheckpointStore:
         require_space(self.folder, needed)
         with disk_full_error(self.folder, needed):
             temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=self.folder))
-            write_checkpoint(temporary, step, tensors_by_part, meta, created_at)
+            write_checkpoint(temporary, step, tensors_by_part, meta, created_at, taken)
             self._publish(temporary, step)
 
     def _make_room(self, step: int, needed: int) -> None:

@@ -1,7 +1,7 @@
 """The sealed manifest of a checkpoint, and whether its files match it."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,14 +65,17 @@ def write_checkpoint(
     tensors_by_part: "Mapping[str, Mapping[str, Tensor]]",
     meta: dict[str, Any],
     created_at: float,
+    taken: Callable[[], None] = lambda: None,
 ) -> None:
     """Write all files of a checkpoint into ``folder`` and sync them.
 
-    Raises CheckpointError if meta is not JSON.
+    ``taken`` is called once the tensors are not read any more. Raises CheckpointError if meta is
+    not JSON.
     """
-    files = [
-        asdict(_write_part(folder, part, tensors)) for part, tensors in tensors_by_part.items()
-    ]
+    for part, tensors in tensors_by_part.items():
+        _write_part(folder, part, tensors)
+    taken()
+    files = [asdict(_sync_part(folder, part)) for part in tensors_by_part]
     content = {
         "format": FORMAT,
         "step": step,
@@ -151,11 +154,14 @@ def _is_well_formed(info: CheckpointInfo) -> bool:
     )
 
 
-def _write_part(folder: Path, part: str, tensors: "Mapping[str, Tensor]") -> PartFile:
+def _write_part(folder: Path, part: str, tensors: "Mapping[str, Tensor]") -> None:
     from lowcomm_node.storage.state_file import write_state
 
+    write_state(folder / PartFile(part, 0, "").name, tensors)
+
+
+def _sync_part(folder: Path, part: str) -> PartFile:
     path = folder / PartFile(part, 0, "").name
-    write_state(path, tensors)
     sync_file(path)
     # Hash the file in chunks: hashing the tensors would need their bytes in memory a second time.
     return PartFile(part, path.stat().st_size, sha256_file(path))

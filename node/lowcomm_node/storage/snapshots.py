@@ -39,23 +39,28 @@ _WRITING = ".writing-"
 
 
 def write_snapshot(
-    folder: Path, size: int, pieces: Iterable[bytes], seal: Callable[[list[bytes]], bytes]
+    folder: Path,
+    size: int,
+    pieces: Iterable[bytes],
+    seal: Callable[[list[bytes]], bytes],
+    taken: Callable[[], None] = lambda: None,
 ) -> str:
     """Write ``size`` bytes of pieces, and the manifest that ``seal`` makes of their digests.
 
-    Returns the name. Raises DiskFull.
+    ``taken`` is called after the last piece; what it raises ends the writing. Returns the name.
+    Raises DiskFull.
     """
     folder.mkdir(parents=True, exist_ok=True)
     require_space(folder, size)
     temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=folder))
     try:
         with disk_full_error(folder, size):
-            digests: list[bytes] = []
             with (temporary / "state").open("wb") as file:
-                for data in pieces:
-                    digests.append(sha256(data).digest())
-                    file.write(data)
-            manifest = seal(digests)
+                sizes = [file.write(data) for data in pieces]
+            taken()
+            # Whoever wrote the pieces may go on by now: digests take longer than writing does.
+            with (temporary / "state").open("rb") as file:
+                manifest = seal([sha256(file.read(size)).digest() for size in sizes])
             (temporary / "manifest").write_bytes(manifest)
             name = name_of(manifest).hex()
             if not (folder / name).exists():

@@ -67,10 +67,13 @@ class InnerOptimizer:
         for weight in self._weights.values():
             weight.grad = None
 
-    def moments(self) -> dict[str, Tensor]:
-        """Copies in host memory, as ``WEIGHT.MOMENT``; empty before the first step."""
+    def moments(self, copied: bool = True) -> dict[str, Tensor]:
+        """In host memory, as ``WEIGHT.MOMENT``; empty before the first step.
+
+        Not ``copied``, they change with the next step.
+        """
         return {
-            f"{name}.{key}": value.detach().to("cpu", copy=True)
+            f"{name}.{key}": value.detach().to("cpu", copy=copied)
             for name, weight in self._weights.items()
             for key, value in self._state_of(name).get(weight, {}).items()
             if key in self._moments_of[name]

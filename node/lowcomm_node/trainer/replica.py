@@ -27,6 +27,7 @@ from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.models.base import Model, build_model, family_of, tensor_specs
 from lowcomm_node.models.open_weights import load_weights
+from lowcomm_node.system.reading import Readings
 from lowcomm_node.trainer.capture import Capture, capture_for
 from lowcomm_node.trainer.device.copies import Copies
 from lowcomm_node.trainer.device.kernels import merges_alike, outer_of
@@ -100,6 +101,8 @@ class Replica:
             spec.sync.interval, [FragmentProgress() for _ in self.plan.fragments]
         )
         self.weights = dict(self.model.named_parameters())
+        self.readings = Readings()
+        """Who reads weights and moments on another thread; whoever changes them waits for it."""
         self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
         self.keeps_momentum = _keeps_momentum(spec.sync) or (
             type(self).outer_step is not Replica.outer_step
@@ -170,6 +173,7 @@ class Replica:
         value, length = torch.stack((loss.detach().float(), norm.float())).tolist()
         if math.isfinite(value) and math.isfinite(length):
             now = self.now
+            self.readings.wait()
             self.optimizer.step(self.clock.step, now.run.steps, now.train)
             self.skipped_in_a_row = 0
             self.tokens += self.spec.tokens_per_step
@@ -196,6 +200,10 @@ class Replica:
             out = torch.empty(self.plan.fragments[fragment].numel, dtype=torch.float32)
         gather(self.plan.fragments[fragment], self.weights, out)
         return out
+
+    def slow(self, fragment: int) -> Tensor:
+        """A new vector for slow weights or momentum of a fragment; it may hold anything."""
+        return self.scratch.take(self.plan.fragments[fragment].numel)
 
     def capture(
         self, fragment: int, realign: bool = False, members: Sequence[str] = (), ahead: int = 0
@@ -372,6 +380,7 @@ class Replica:
         capture = self.capture_of(fragment)
         assert capture.outcome is not None
         phi, delta = capture.outcome
+        self.readings.wait()
         theta = self._merged(fragment, capture, phi)
         if theta is None:
             raise NotFinite(

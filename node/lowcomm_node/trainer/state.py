@@ -21,14 +21,31 @@ from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import newest
 
 Parts = dict[str, dict[str, Tensor]]
+COPIED = 256 * 1024**2
+"""Bytes of weights and moments that are copied to be written, so that no disk holds up training.
+More of them would take too much memory twice: they are written from where they are."""
 _COUNTERS = tuple(field.name for field in fields(FragmentProgress))
 
 
-def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
-    """A copy of what a resume needs, in host memory; call ``require_finite`` before writing it."""
+def is_copied(replica: Replica) -> bool:
+    """Whether weights and moments are copied before they are written. A GPU's always are."""
+    tensors = [*replica.weights.values(), *replica.optimizer.moments(copied=False).values()]
+    return replica.device.type != "cpu" or sum(map(_bytes, tensors)) <= COPIED
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def snapshot(replica: Replica, copied: bool = True) -> tuple[Parts, dict[str, Any]]:
+    """What a resume needs, in host memory; call ``require_finite`` before writing it.
+
+    Unless they are ``copied``, weights and moments are those of the replica, which change with its
+    next step.
+    """
     parts: Parts = {
         "weights": {
-            name: tensor.detach().to("cpu", copy=True) for name, tensor in replica.weights.items()
+            name: tensor.detach().to("cpu", copy=copied) for name, tensor in replica.weights.items()
         },
         "outer": {
             # Merges replace slow weights and momentum, and never change them in place.
@@ -36,7 +53,7 @@ def snapshot(replica: Replica) -> tuple[Parts, dict[str, Any]]:
             **{f"delta.{p}": delta for p, delta in enumerate(replica.delta)},
             **_coder_states(replica),
         },
-        "inner": replica.optimizer.moments(),
+        "inner": replica.optimizer.moments(copied),
     }
     meta = {
         "run_id": replica.run_id,
@@ -146,6 +163,7 @@ def _usual(replica: Replica, meta: dict[str, Any]) -> list[UsualNorm]:
 
 
 def _load(replica: Replica, parts: Parts) -> None:
+    replica.readings.wait()
     with torch.no_grad():
         for name, tensor in parts["weights"].items():
             replica.weights[name].copy_(tensor)

@@ -3,7 +3,7 @@
 The state holds neither our own steps, nor data, nor what our coders owe: a joiner keeps its own.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,13 +15,15 @@ from lowcomm_node.errors import NotFinite
 from lowcomm_node.storage.snapshots import write_snapshot
 from lowcomm_node.storage.state_file import is_finite
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.codecs import BLOCK
+from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.exchange.plausible import UsualNorm
 from lowcomm_protocol.plan.fragments import Fragment
-from lowcomm_protocol.plan.rows import gather, scatter
+from lowcomm_protocol.plan.rows import between
 from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.state.pieces import Piece
 from lowcomm_protocol.state.snapshot import Manifest, StateForm, read_manifest
-from lowcomm_protocol.state.values import Values, empty_fragment, read_piece
+from lowcomm_protocol.state.values import Values, read_piece
 
 Read = Callable[[Piece], bytes]
 RANGE = "range"
@@ -42,27 +44,25 @@ def form_of(replica: Replica) -> StateForm:
 
 
 class Snapshot:
-    """A copy of a replica's state in host memory, made at a step boundary; usable on any thread."""
+    """A replica's state as of a step boundary; usable on any thread."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: Replica, copied: bool = True) -> None:
+        """Unless it is ``copied``, it holds until the replica changes."""
         self.form = form_of(replica)
-        fragments = replica.plan.fragments
+        self._fragments = replica.plan.fragments
+        self._seconds = [_with_second(replica, one) for one in self._fragments]
         first, second = replica.optimizer.moment_vectors()
-        self._values = [
-            Values(
-                theta=replica.fast(p).numpy(),
-                phi=replica.phi[p].numpy(),  # replaced by merges, never changed in place
-                delta=_momentum(replica, p),
-                first=_flat(fragment, first),
-                second=_flat(_with_second(replica, fragment), second),
-                ranges=replica.coders[p].lessons().get(RANGE, np.zeros(0, dtype=np.float32)),
-            )
-            for p, fragment in enumerate(fragments)
-        ]
+        self._weights, self._first, self._second = (
+            {name: one.detach().to("cpu", copy=copied) for name, one in tensors.items()}
+            for tensors in (replica.weights, first, second)
+        )
+        # Replaced by merges, never changed in place.
+        self._phi, self._delta = list(replica.phi), list(replica.delta)
+        self._ranges = [one.lessons().get(RANGE) for one in replica.coders]
         self._told = {
             "swarm_step": replica.clock.step,
             "moments": replica.optimizer.steps,
-            "versions": tuple(replica.schedule[p].version for p in range(len(fragments))),
+            "versions": tuple(replica.schedule[p].version for p in range(len(self._fragments))),
             "usual": tuple(usual.learned for usual in replica.usual),
         }
 
@@ -72,8 +72,22 @@ class Snapshot:
         return self._told["swarm_step"]
 
     def piece(self, piece: Piece) -> bytes:
-        """One piece as it travels."""
-        return self._values[piece.fragment].cut(piece).to_bytes()
+        """One piece as it travels. Raises NotFinite."""
+        p, these = piece.fragment, (piece.start, piece.stop)
+        ranges = self._ranges[p]
+        values = Values(
+            theta=_flat(self._fragments[p], self._weights, these),
+            phi=self._phi[p][slice(*these)].numpy(),
+            delta=(self._delta[p][slice(*these)].numpy() if self._delta else _zeros(these)),
+            first=_flat(self._fragments[p], self._first, these),
+            second=_flat(self._seconds[p], self._second, piece.seconds),
+            ranges=_zeros((0, 0)) if ranges is None else ranges[slice(*piece.blocks)],
+        )
+        if not all(is_finite(torch.from_numpy(vector)) for vector in values.vectors):
+            raise NotFinite(
+                f"Fragment {p} of our state is not finite: it is not handed to joiners."
+            )
+        return values.to_bytes()
 
     def pieces(self) -> Iterator[bytes]:
         """All of them."""
@@ -81,18 +95,18 @@ class Snapshot:
 
     def manifest(self, digests: list[bytes]) -> Manifest:
         """Its manifest; ``digests`` are those of its pieces."""
-        slow = tuple(sha256(values.phi.data).digest() for values in self._values)
+        slow = tuple(sha256(phi.numpy().data).digest() for phi in self._phi)
         return Manifest(**self._told, slow_digests=slow, digests=tuple(digests))
 
-    def write(self, folder: Path) -> str:
-        """Write it for joiners; its name. Raises DiskFull, NotFinite."""
-        for p, values in enumerate(self._values):
-            if not all(is_finite(torch.from_numpy(vector)) for vector in values.vectors):
-                raise NotFinite(
-                    f"Fragment {p} of our state is not finite: it is not handed to joiners."
-                )
+    def write(self, folder: Path, taken: Callable[[], None] = lambda: None) -> str:
+        """Write it for joiners; its name. ``taken``: see ``write_snapshot``. Raises DiskFull,
+        NotFinite."""
         return write_snapshot(
-            folder, self.form.size, self.pieces(), lambda d: self.manifest(d).to_bytes(self.form)
+            folder,
+            self.form.size,
+            self.pieces(),
+            lambda digests: self.manifest(digests).to_bytes(self.form),
+            taken,
         )
 
 
@@ -100,17 +114,14 @@ def adopt(replica: Replica, manifest: Manifest, read: Read, back: bool = False) 
     """Take over the weights, slow weights, momenta and swarm step of others; keep our steps and
     data.
 
-    ``read`` gives each piece. ``back``: their swarm step holds even if ours is ahead of it.
+    ``read`` gives each piece, twice. ``back``: their swarm step holds even if ours is ahead of it.
     Exchanges under way become void, so no other thread may work on a capture meanwhile. Raises
     ProtocolViolation, and changes nothing, for values that no training reaches.
     """
     form = form_of(replica)
-    values = [empty_fragment(runs, form.ranges) for runs in form.fragments]
     for piece in form.pieces:
-        taken, into = read_piece(piece, read(piece)), values[piece.fragment].cut(piece)
-        for source, target in zip(taken.vectors, into.vectors, strict=True):
-            target[:] = source
-    _load(replica, values, manifest.moments)
+        read_piece(piece, read(piece))
+    _load(replica, form, read, manifest.moments)
     for fragment in tuple(replica.captures):
         replica.drop(fragment)
     replica.usual = [UsualNorm(one) for one in manifest.usual]
@@ -135,28 +146,52 @@ def adopt_folder(replica: Replica, folder: Path, back: bool = False) -> None:
     form = form_of(replica)
     manifest = read_manifest((folder / "manifest").read_bytes(), form)
     with (folder / "state").open("rb") as file:
-        adopt(replica, manifest, lambda piece: file.read(piece.size), back)
+
+        def read(piece: Piece) -> bytes:
+            file.seek(form.offsets[piece.index])
+            return file.read(piece.size)
+
+        adopt(replica, manifest, read, back)
 
 
-def _load(replica: Replica, values: list[Values], moments: int) -> None:
+def _load(replica: Replica, form: StateForm, read: Read, moments: int) -> None:
+    """Piece by piece: what is not copied to its place at once would be in memory twice."""
+    replica.readings.wait()
+    fragments = replica.plan.fragments
     first = {name: torch.empty(weight.shape) for name, weight in replica.weights.items()}
     second = {
         name: torch.empty_like(one)
         for name, one in first.items()
         if replica.optimizer.has_second(name)
     }
-    for fragment, one in zip(replica.plan.fragments, values, strict=True):
-        scatter(fragment, torch.from_numpy(one.theta), replica.weights)
-        scatter(fragment, torch.from_numpy(one.first), first)
-        scatter(_with_second(replica, fragment), torch.from_numpy(one.second), second)
     # Slow weights are replaced, never changed in place: a snapshot under way keeps the old ones.
-    replica.phi = [torch.from_numpy(one.phi) for one in values]
-    if replica.keeps_momentum:
-        replica.delta = [torch.from_numpy(one.delta) for one in values]
-    for coder, one in zip(replica.coders, values, strict=True):
-        coder.inherit({RANGE: one.ranges} if RANGE in coder.lessons() else {})
+    phi = [replica.slow(p) for p in range(len(fragments))]
+    delta = [replica.slow(p) for p in range(len(fragments))] if replica.keeps_momentum else []
+    ranges = [np.zeros(-(-one.numel // BLOCK), dtype=np.float32) for one in fragments]
+    for piece in form.pieces:
+        p, these = piece.fragment, slice(piece.start, piece.stop)
+        # In a bytearray, as torch warns of what it may not write.
+        values, fragment = read_piece(piece, bytearray(read(piece))), fragments[p]
+        _place(fragment, replica.weights, piece.start, values.theta)
+        _place(fragment, first, piece.start, values.first)
+        _place(_with_second(replica, fragment), second, piece.seconds[0], values.second)
+        phi[p][these] = torch.from_numpy(values.phi)
+        if delta:
+            delta[p][these] = torch.from_numpy(values.delta)
+        ranges[p][slice(*piece.blocks)] = values.ranges
+    replica.phi, replica.delta = phi, delta
+    for coder, learned in zip(replica.coders, ranges, strict=True):
+        coder.inherit({RANGE: learned} if RANGE in coder.lessons() else {})
     if moments:  # a donor that has not taken a step has none: we warm up anew
         replica.optimizer.adopt(first, second, moments)
+
+
+def _place(fragment: Fragment, tensors: Mapping[str, Tensor], start: int, values: Vector) -> None:
+    """Copy values that begin at ``start`` of a fragment's vector to the tensors, on any device."""
+    at, source = 0, torch.from_numpy(values)
+    for part in between(fragment, tensors, start, start + len(values)):
+        part.copy_(source[at : at + part.numel()])
+        at += part.numel()
 
 
 def _with_second(replica: Replica, fragment: Fragment) -> Fragment:
@@ -165,16 +200,12 @@ def _with_second(replica: Replica, fragment: Fragment) -> Fragment:
     return Fragment(fragment.index, kept)
 
 
-def _momentum(replica: Replica, fragment: int) -> np.ndarray:
-    """Zeros where none is kept, which take no memory until they are read."""
-    if replica.keeps_momentum:
-        return replica.delta[fragment].numpy()
-    return np.zeros(replica.plan.fragments[fragment].numel, dtype=np.float32)
+def _flat(fragment: Fragment, tensors: Mapping[str, Tensor], these: tuple[int, int]) -> Vector:
+    """A range of a fragment's values in host memory; zeros of moments that are not there yet."""
+    if not tensors or these[0] == these[1]:
+        return _zeros(these)
+    return torch.cat(list(between(fragment, tensors, *these))).float().cpu().numpy()
 
 
-def _flat(fragment: Fragment, tensors: dict[str, Tensor]) -> np.ndarray:
-    """A fragment of moments, which may not be there yet."""
-    out = torch.zeros(fragment.numel, dtype=torch.float32)
-    if tensors:
-        gather(fragment, tensors, out)
-    return out.numpy()
+def _zeros(these: tuple[int, int]) -> Vector:
+    return np.zeros(these[1] - these[0], dtype=np.float32)

@@ -7,7 +7,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
-from lowcomm_node.errors import Diverged, NotFinite
+from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
 from lowcomm_node.ipc.lines import Event
 from lowcomm_node.ipc.messages import (
     Checkpoint,
@@ -19,11 +19,16 @@ from lowcomm_node.ipc.messages import (
     SnapshotWritten,
 )
 from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.system.reading import Reading
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_node.trainer.saving import HANGS, Saving
+from lowcomm_node.trainer.saving import HANGS, PATIENCE, Saving
 from lowcomm_node.trainer.state import Parts
 from lowcomm_node.trainer.work import Handlers
+
+SLOWEST_DISK = 25e6
+"""Bytes a second. Training waits so long for a state that is written from where it is, beside
+``PATIENCE``; then it goes on, and what was written is thrown away."""
 
 
 class StateWriter:
@@ -70,22 +75,34 @@ class StateWriter:
             self._save()
 
     def _save(self) -> Future[Checkpoint]:
-        parts, meta = state.snapshot(self._replica)
+        reading = self._begin_reading()
+        parts, meta = state.snapshot(self._replica, copied=reading is None)
         self.saving.began(meta["steps"])
 
         def work() -> Checkpoint:
             try:
-                return self._write(parts, meta)
+                return self._write(parts, meta, reading)
             finally:
+                if reading is not None:
+                    reading.end()
                 self._at_boundary(lambda: None)  # wakes training, if it is held
 
         return self._thread.submit(work)
 
-    def _write(self, parts: Parts, meta: dict[str, Any]) -> Checkpoint:
+    def _begin_reading(self) -> Reading | None:
+        """Have training wait before it changes the state; None where it is copied."""
+        replica = self._replica
+        if state.is_copied(replica):
+            return None
+        return replica.readings.begin(PATIENCE + transfer.form_of(replica).size / SLOWEST_DISK)
+
+    def _write(self, parts: Parts, meta: dict[str, Any], reading: Reading | None) -> Checkpoint:
         began = monotonic()
         try:
             state.require_finite(parts)
-            path = self._store.save(meta["swarm_step"], parts, meta, created_at=time()).path
+            path = self._store.save(
+                meta["swarm_step"], parts, meta, created_at=time(), taken=lambda: _end(reading)
+            ).path
         except Exception as error:  # whatever it is, it is reported, and training goes on
             if self.saving.failed(str(error), monotonic()):
                 self._tell(NotSaved(reason=str(error)))
@@ -109,10 +126,27 @@ class StateWriter:
         raise Diverged(f"{reason}, by step {steps}: train.learning_rate is too high.")
 
     def _snapshot(self, request: Snapshot) -> Future[SnapshotWritten]:
-        taken = transfer.Snapshot(self._replica)
+        reading = self._begin_reading()
+        snapshot = transfer.Snapshot(self._replica, copied=reading is None)
 
         def work() -> SnapshotWritten:
-            name = taken.write(Path(request.folder))
-            return SnapshotWritten(name=name, swarm_step=taken.swarm_step)
+            try:
+                name = snapshot.write(Path(request.folder), taken=lambda: _end(reading))
+            finally:
+                if reading is not None:
+                    reading.end()
+            return SnapshotWritten(name=name, swarm_step=snapshot.swarm_step)
 
         return self._thread.submit(work)
+
+
+def _end(reading: Reading | None) -> None:
+    """Let training change the state. Raises CheckpointError if it already has."""
+    if reading is None:
+        return
+    reading.end()
+    if reading.is_void:
+        raise CheckpointError(
+            "The disk is too slow: training has gone on before the state was written. Choose "
+            "another disk with --home, or save more rarely with --checkpoint-every."
+        )

@@ -3,7 +3,7 @@
 Apart from ``fragments``, so that whoever only counts values needs no torch.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -75,6 +75,22 @@ def paired(
         pairs.append((rows, vector[start : start + part.numel].view(rows.shape)))
         start += part.numel
     return pairs
+
+
+def between(
+    fragment: Fragment, tensors: Mapping[str, torch.Tensor], start: int, stop: int
+) -> Iterator[torch.Tensor]:
+    """The values ``[start, stop)`` of a fragment's vector, one tensor's after the other's: 1-D,
+    views where the tensor is contiguous.
+
+    Raises `PlanError` when a tensor is missing or a size does not fit.
+    """
+    at = 0
+    for part in fragment.slices:
+        first, last = max(start - at, 0), min(stop - at, part.numel)
+        if first < last:
+            yield _rows(part, tensors).detach().reshape(-1)[first:last]
+        at += part.numel
 
 
 def _rows(part: Slice, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:

@@ -6,8 +6,7 @@ import numpy as np
 
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.spec.names import BLOCK
-from lowcomm_protocol.state.pieces import Piece, Runs
+from lowcomm_protocol.state.pieces import Piece
 
 FLOAT = np.dtype("<f4")
 
@@ -47,14 +46,6 @@ class Values:
     def to_bytes(self) -> bytes:
         """Encode a piece."""
         return np.concatenate(self.vectors).astype(FLOAT, copy=False).tobytes()
-
-
-def empty_fragment(runs: Runs, ranges: bool) -> Values:
-    """Zeros for all vectors of a fragment."""
-    numel = sum(count for count, _ in runs)
-    seconds = sum(count for count, second in runs if second)
-    counts = (numel, numel, numel, numel, seconds, -(-numel // BLOCK) if ranges else 0)
-    return Values(*(np.zeros(count, dtype=np.float32) for count in counts))
 
 
 def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:

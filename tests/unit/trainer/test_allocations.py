@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from helpers.allocating import Tensors
 from helpers.merged_bits import Text, begin, train
 from lowcomm_node.trainer.memory import EXCHANGE_VECTORS
 from lowcomm_node.trainer.replica import Replica
@@ -17,28 +17,6 @@ from lowcomm_protocol.spec.run import RunSpec
 
 MODEL = {"vocab": 258, "context": 16, "width": 96, "heads": 2, "feed_forward": 256, "layers": 1}
 """Several times as large as the pieces in which an outer step is computed."""
-
-
-class Tensors(TorchDispatchMode):
-    """Notes operations that give a tensor of at least so many values in memory of its own."""
-
-    def __init__(self, numel: int) -> None:
-        super().__init__()
-        self.numel = numel
-        self.found: list[str] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See TorchDispatchMode."""
-        made = func(*args, **(kwargs or {}))
-        known = {
-            one.untyped_storage().data_ptr()
-            for one in [*args, *(kwargs or {}).values()]
-            if isinstance(one, torch.Tensor)
-        }
-        is_large = isinstance(made, torch.Tensor) and made.numel() >= self.numel
-        if is_large and made.untyped_storage().data_ptr() not in known:
-            self.found.append(str(func))
-        return made
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from lowcomm_protocol.state.pieces import (
     plan_pieces,
 )
 from lowcomm_protocol.state.snapshot import StateForm, Version, name_of, read_manifest
-from lowcomm_protocol.state.values import apart, empty_fragment, read_piece
+from lowcomm_protocol.state.values import Values, apart, read_piece
 
 KINDS = {
     "lowcomm": {},
@@ -263,7 +263,7 @@ def test_values_of_a_piece_are_those_of_the_documents(numel: int, each: int):
 
 def test_a_piece_of_another_size_is_none():
     (piece,) = plan_pieces([((100, True),)], ranges=False)
-    values = empty_fragment(((100, True),), ranges=False)
+    values = Values(*(np.zeros(count, dtype=np.float32) for count in (100, 100, 100, 100, 100, 0)))
     data = values.cut(piece).to_bytes()
     assert read_piece(piece, data).theta.size == 100
     for other in (data[:-1], data + b"x", b""):

@@ -1,0 +1,174 @@
+"""What must hold for states that are too large to be copied: they are written from where they are,
+what is written is the state of one moment, and training waits for no disk for ever."""
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.allocating import Tensors
+from lowcomm_node.data import Dataset, open_data
+from lowcomm_node.errors import CheckpointError
+from lowcomm_node.ipc.messages import Save, Snapshot
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.trainer import state, transfer, writing
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_node.trainer.saving import Saving
+from lowcomm_node.trainer.state import Parts
+from lowcomm_node.trainer.writing import StateWriter
+from lowcomm_protocol.spec.run import RunSpec
+
+SPEC = RunSpec.model_validate(
+    {
+        "run": {"name": "large", "steps": 1000},
+        "model": {"layers": 1, "width": 64, "heads": 2, "feed_forward": 96, "context": 16},
+        "train": {"batch": 2, "warmup": 2},
+        "sync": {"method": "noloco", "codec": "mod8", "consensus": 1.0},
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "a.txt").write_text("A short text, and again a short text. " * 300)
+    (folder / "b.txt").write_text("Another text that is held out. " * 300)
+    return open_data(f"text:{folder}", "bytes", folder / "cache")
+
+
+@pytest.fixture
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "COPIED", 0)
+
+
+class Writing:
+    """A writer whose disk is busy until ``free`` is set."""
+
+    def __init__(self, replica: Replica, folder: Path) -> None:
+        self.free = threading.Event()
+        self.store = CheckpointStore(folder / "checkpoints")
+        self.thread = ThreadPoolExecutor(1)
+        self.thread.submit(self.free.wait, 60)
+        self.writer = StateWriter(
+            replica, self.store, Saving(100), self.thread, lambda event: None, lambda work: None
+        )
+
+    def ask(self, request: Any) -> Future[Any]:
+        """Begin what a request asks for."""
+        return self.writer.handlers[type(request)](request)
+
+
+@pytest.fixture
+def busy(tmp_path: Path) -> Iterator[Callable[[Replica], Writing]]:
+    made: list[Writing] = []
+
+    def begin(replica: Replica) -> Writing:
+        made.append(Writing(replica, tmp_path))
+        return made[-1]
+
+    yield begin
+    for one in made:
+        one.free.set()
+        one.thread.shutdown()
+
+
+def trained(dataset: Dataset) -> Replica:
+    one = Replica(SPEC, "peer", dataset, torch.device("cpu"))
+    for _ in range(3):
+        one.inner_step()
+    return one
+
+
+def same(one: Parts, other: Parts) -> bool:
+    return all(
+        torch.equal(tensor, other[part][name])
+        for part, tensors in one.items()
+        for name, tensor in tensors.items()
+    )
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("changed_by", ["a step", "a merge", "another state"])
+def test_what_is_written_is_the_state_as_it_was_and_changes_wait_until_it_is_read(
+    busy, dataset: Dataset, monkeypatch: pytest.MonkeyPatch, changed_by: str
+):
+    replica, donor = trained(dataset), trained(dataset)
+    if changed_by == "a merge":
+        replica.capture(0)
+        replica.captures[0].ranges, replica.captures[0].outcome = (), (replica.fast(0) + 1, None)
+        monkeypatch.setattr(replica.captures[0], "commit", lambda: None)
+    before, _ = state.snapshot(replica)
+    disk = busy(replica)
+    saved = disk.ask(Save())
+    wait, asked = replica.readings.wait, []
+
+    def waits() -> None:
+        asked.append(saved.done())
+        disk.free.set()
+        wait()
+
+    monkeypatch.setattr(replica.readings, "wait", waits)
+    taken = transfer.Snapshot(donor)
+    {
+        "a step": replica.inner_step,
+        "a merge": lambda: replica.merge(0, 0),
+        "another state": lambda: transfer.adopt(replica, taken.manifest([]), taken.piece),
+    }[changed_by]()
+    assert asked[0] is False, "it was asked before anything was written"
+    found = disk.store.load(saved.result(60).swarm_step).tensors
+    assert same(before, found)
+    if changed_by == "a step":
+        assert not same(state.snapshot(replica)[0], found), "it has trained on since"
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("request_", [Save(), Snapshot(folder="")])
+def test_a_disk_that_takes_too_long_holds_training_no_longer_and_nothing_of_it_counts(
+    busy, dataset: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request_: Any
+):
+    monkeypatch.setattr(writing, "PATIENCE", 0.0)
+    monkeypatch.setattr(writing, "SLOWEST_DISK", float("inf"))
+    replica = trained(dataset)
+    disk = busy(replica)
+    if isinstance(request_, Snapshot):
+        request_ = Snapshot(folder=str(tmp_path / "snapshots"))
+    asked = disk.ask(request_)
+    replica.inner_step()
+    disk.free.set()
+    with pytest.raises(CheckpointError, match="disk is too slow: training has gone on"):
+        asked.result(60)
+    assert disk.store.steps() == [] and not list(tmp_path.glob("snapshots/*"))
+
+
+def test_a_small_state_is_copied_and_holds_up_nothing(busy, dataset: Dataset):
+    replica = trained(dataset)
+    before, _ = state.snapshot(replica)
+    disk = busy(replica)
+    saved = disk.ask(Save())
+    replica.inner_step()  # the disk is busy all the while
+    disk.free.set()
+    assert same(before, disk.store.load(saved.result(60).swarm_step).tensors)
+
+
+@pytest.mark.usefixtures("large")
+def test_neither_writing_nor_adopting_a_state_takes_the_memory_of_a_fragment(
+    dataset: Dataset, tmp_path: Path
+):
+    replica, joiner = trained(dataset), trained(dataset)
+    numel = replica.plan.fragments[0].numel
+    with Tensors(numel) as tensors:
+        parts, _ = state.snapshot(replica, copied=False)
+        name = transfer.Snapshot(replica, copied=False).write(tmp_path)
+        transfer.adopt_folder(joiner, tmp_path / name)
+    assert tensors.found == []
+    live = {one.data_ptr() for one in (*replica.weights.values(), *replica.phi, *replica.delta)}
+    written = {**parts["weights"], **parts["outer"]}
+    assert live <= {one.data_ptr() for one in written.values()}, "no copies"
+    moments, _ = replica.optimizer.moment_vectors()
+    assert {one.data_ptr() for one in moments.values()} <= {
+        one.data_ptr() for one in parts["inner"].values()
+    }
