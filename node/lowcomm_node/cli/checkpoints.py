@@ -1,4 +1,4 @@
-"""``checkpoint ls``, ``verify``, ``export``."""
+"""``checkpoint ls``, ``verify``, ``export``, ``publish``."""
 
 import shutil
 import time
@@ -17,7 +17,9 @@ from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.formatting import size
 
-app = typer.Typer(help="Checkpoints of this node: list, verify, export.", no_args_is_help=True)
+app = typer.Typer(
+    help="Checkpoints of this node: list, verify, export, publish.", no_args_is_help=True
+)
 Run = Annotated[
     str | None, typer.Option(help="Fingerprint of the run; default: the one used last.")
 ]
@@ -117,6 +119,27 @@ def export(
         json_,
         f"exported {told} at its step {written.step:,} to {folder}{note}",
     )
+
+
+@app.command()
+def publish(
+    folder: Annotated[Path, typer.Argument(help="Folder that `checkpoint export` wrote.")],
+    repository: Annotated[str, typer.Argument(help="On the Hub: NAME/MODEL.")],
+    public: Annotated[
+        bool, typer.Option(help="Let everybody see a new repository; else only its owner.")
+    ] = False,
+    json_: Json = False,
+    quiet: Quiet = 0,
+    verbose: Verbose = 0,
+) -> None:
+    """Upload an export to the Hugging Face Hub, with your own login there.
+
+    Example: lowcomm-node checkpoint publish tea alice/tea
+    """
+    from lowcomm_node.export.publish import publish as upload
+
+    address = upload(folder, repository, public)
+    show({"repository": repository, "url": address}, json_, f"published {folder} as {address}")
 
 
 def _gather(home: Path, of_run: Path, choices: Choices) -> Gathered:

@@ -333,6 +333,7 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: 
         ("init {tmp}/run.toml --admission list", 78, "needs members"),
         ("checkpoint ls", 78, "holds no checkpoints"),
         ("checkpoint export {tmp}/new", 78, "holds no checkpoints"),
+        ("checkpoint publish {tmp}/none a/b", 78, "holds no export"),
         ("generate", 78, "holds no checkpoints"),
         ("generate --checkpoint {tmp}/none", 1, "no sound checkpoint"),
     ],

@@ -100,7 +100,7 @@ def test_its_metadata_are_those_of_the_project(wheel: Path) -> None:
     assert (
         told.get_payload(decode=True).decode().strip() == (ROOT / "README.md").read_text().strip()
     )
-    assert set(told.get_all("Provides-Extra", [])) == {"gguf", "hf", "parquet", "cuda"}
+    assert set(told.get_all("Provides-Extra", [])) == {"gguf", "hf", "hub", "parquet", "cuda"}
     (entries,) = [
         data for name, data in contents(wheel).items() if name.endswith("entry_points.txt")
     ]
