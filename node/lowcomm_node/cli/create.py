@@ -115,6 +115,7 @@ def create(
     from lowcomm_node.cli.new_run import (
         check_size,
         how_to_join,
+        keep_for_the_first_node,
         keeping_in_words,
         name_layout,
         name_tokenizer,
@@ -140,6 +141,7 @@ def create(
     run = sign_run(spec, identity)
     kept = run_async(publish_run(settings, identity, run))
     write_atomic(settings.paths.signed_run(run.fingerprint), run.to_bytes(), 0o600)
+    keep_for_the_first_node(settings, run)
     show(
         {
             "name": spec.run.name,

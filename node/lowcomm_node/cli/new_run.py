@@ -5,11 +5,20 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from lowcomm_node.data.tokenizer import KEPT, Tokenizer, check_of, check_tokenizer, open_tokenizer
+from lowcomm_node.data.tokenizer import (
+    KEPT,
+    Tokenizer,
+    check_of,
+    check_tokenizer,
+    keep_tokenizer,
+    open_tokenizer,
+)
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.run_template import OpenWeights, TokenizerFile
+from lowcomm_node.system.units import write_size
 from lowcomm_protocol.peers.probes import Keeping
-from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.spec.run import RunSpec, SignedRun
 from lowcomm_protocol.spec.start import StartSettings
 from lowcomm_protocol.spec.transformers import TransformersSettings
 
@@ -112,6 +121,12 @@ def open_weights(folder: Path) -> OpenWeights:
     return OpenWeights(read.settings, read.longest, start)
 
 
+def keep_for_the_first_node(settings: NodeSettings, run: SignedRun) -> None:
+    """Have the creator's own home hold the tokenizer, for its node to hand on."""
+    if run.spec.data.tokenizer_sha256 and settings.tokenizer is not None:
+        keep_tokenizer(open_tokenizer(settings.tokenizer), settings.paths.run(run.fingerprint))
+
+
 def tokenizer_beside(folder: Path) -> str:
     """The tokenizer of a folder with weights. Raises ConfigError if there is none."""
     path = folder / KEPT
@@ -126,12 +141,19 @@ def tokenizer_beside(folder: Path) -> str:
 def how_to_join(spec: RunSpec, address: str) -> str:
     """The command by which others join a run, and what else they need."""
     data = " --data PATH" if spec.data.source == "local" else ""
-    tokenizer = " --tokenizer PATH" if spec.data.tokenizer == "local" else ""
+    unpinned = spec.data.tokenizer == "local" and not spec.data.tokenizer_sha256
+    tokenizer = " --tokenizer PATH" if unpinned else ""
     needs = {
         "invite": " --invite ...\nwhich you make with\n  lowcomm-node invite",
         "list": "\nas one of its members",
     }.get(spec.run.admission, "")
-    return f"lowcomm-node join --peers {address}{data}{tokenizer}{needs}"
+    told = f"lowcomm-node join --peers {address}{data}{tokenizer}{needs}"
+    if spec.start.files:
+        size = write_size(spec.start.size)
+        told += (
+            f"\nand the first node with\n  --weights DIR\nwhich sends the others {size} of weights"
+        )
+    return told
 
 
 def keeping_in_words(kept: Mapping[str, Keeping]) -> str:

@@ -9,8 +9,9 @@ run ──► turn: start the trainer ─► sync ─► train and exchange ─�
 """
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
@@ -23,8 +24,10 @@ from lowcomm_node.ipc.messages import (
 from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.run_files.fetching import Fetching
 from lowcomm_node.run_files.provider import Provided, Provider
 from lowcomm_node.run_files.shelf import Shelf
+from lowcomm_node.run_files.wanted import RunFile
 from lowcomm_node.state_transfer.catch_up import CatchUp, state_form
 from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.status.board import Board
@@ -91,7 +94,7 @@ class Training:
         self._exchanger = exchanger
         self._barred = admission.admission.barred
         """Whether a peer may not take part at a time; such a one is handed no state."""
-        self._provider = Provider(settings, run, shelf, board.show)
+        self._provider = Provider(settings, run, shelf, self._fetch, board.show)
         self._failures = Failures(settings.checkpoint_every)
         self._amending = admission.amending
         self._amended = asyncio.Event()
@@ -245,6 +248,17 @@ class Training:
         await self.amend()  # what was heard while it was built
         self._take_over(ready)
         self.donor = self.donor or self._make_donor(ready)
+
+    async def _fetch(self, file: RunFile, path: Path) -> Sequence[bytes]:
+        """Get a file of the run from peers. Raises DiskFull."""
+        fetching = Fetching(
+            file,
+            self._exchanger.channels,
+            lambda: self._membership.roster.alive(time()),
+            self._exchanger.bandwidth.down,
+            self._board.warn,
+        )
+        return await fetching.fetch(path, self._board.show)
 
     async def _sync_and_train(self, why: str, drifted: bool) -> None:
         """Come to where the swarm is, and train and exchange from there on."""

@@ -15,6 +15,7 @@ from lowcomm_node.ipc.messages import Stepped
 from lowcomm_node.libp2p.p2pd import runtime_folder
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
+from lowcomm_node.run_files.giving import FileGiver
 from lowcomm_node.run_files.shelf import Shelf
 from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.swarm.admission import RunAdmission
@@ -61,6 +62,11 @@ class Participation:
         )
         self._shelf = Shelf()
         self._calls = PeerCalls()
+        self._calls.files = FileGiver(
+            self._shelf,
+            allowance.bandwidth.up,
+            lambda peer: not admission.admission.barred(peer, time()),
+        )
         self.endpoint = Endpoint(
             self._gatekeeper,
             self._calls,

@@ -2,6 +2,7 @@
 
 from lowcomm_node.daemon.lifecycle import Training
 from lowcomm_node.errors import RetryLater
+from lowcomm_node.run_files.giving import FileGiver
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.transport.stream import CalleeStream
@@ -15,6 +16,7 @@ class PeerCalls:
         self.exchanger: Exchanger | None = None
         self.membership: Membership | None = None
         self.training: Training | None = None
+        self.files: FileGiver | None = None
 
     async def swap(self, peer: str, stream: CalleeStream) -> None:
         """Answer one Swap."""
@@ -27,6 +29,11 @@ class PeerCalls:
         if donor is None:
             raise RetryLater("has no state to hand over yet: ask another peer, or later.")
         await donor.serve(peer, stream)
+
+    async def file(self, peer: str, stream: CalleeStream) -> None:
+        """Send a file of the run to a peer that may take part. Raises RetryLater."""
+        assert self.files, "it is there before we listen"
+        await self.files.serve(peer, stream)
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Take in a peer's record, and tell our own. Raises RetryLater."""

@@ -6,17 +6,17 @@ checkpoint needs none, and hands on those that it finds.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.run_files.shelf import Shelf, link
 from lowcomm_node.run_files.wanted import RunFile, start_of, tokenizer_of
+from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.start_files import check
 from lowcomm_protocol.spec.run import SignedRun
-from lowcomm_protocol.spec.start import StartFile
+from lowcomm_protocol.spec.start import PIECE_BYTES, StartFile
 
 
 @dataclass(frozen=True)
@@ -32,19 +32,30 @@ class Provider:
     """The files of one run at one node."""
 
     def __init__(
-        self, settings: NodeSettings, run: SignedRun, shelf: Shelf, show: Callable[[str], None]
+        self,
+        settings: NodeSettings,
+        run: SignedRun,
+        shelf: Shelf,
+        fetch: Callable[[RunFile, Path], Awaitable[Sequence[bytes]]],
+        show: Callable[[str], None],
     ) -> None:
-        """``show`` is told what the node waits for."""
+        """``fetch`` gets a file from peers, and gives the digests of its pieces; ``show`` is told
+        what the node waits for."""
         self._settings = settings
         self._spec = run.spec
         self._shelf = shelf
+        self._fetch = fetch
         self._show = show
+        self._disk_quota = DiskQuota(settings.home, settings.max_disk)
         self._paths = settings.paths
         self._fingerprint = run.fingerprint
         self._looking: asyncio.Task[None] | None = None
 
     async def provide(self) -> Provided:
-        """Find all files. Raises ConfigError, which names a file that is another."""
+        """Have all files here, however long it takes.
+
+        Raises ConfigError, which names a file that is another, or DiskFull.
+        """
         tokenizer = await self._tokenizer()
         if self._has_checkpoint():
             if self._looking is None:
@@ -88,7 +99,7 @@ class Provider:
         for path in places:
             if await self._shelf.try_(file, path):
                 return str(path)
-        raise ConfigError("This run needs its tokenizer file: name it with --tokenizer PATH.")
+        return str(await self._fetched(file, kept))
 
     async def _weights(self, file: RunFile, pinned: StartFile) -> Path:
         home = self._paths.start(self._fingerprint) / file.name
@@ -97,11 +108,15 @@ class Provider:
             self._show(f"reading {path} to check it")
             if not await self._shelf.try_(file, path):
                 await asyncio.to_thread(check, path, pinned)  # which says why
-            link(home, path)
+            await asyncio.to_thread(link, home, path)
             return path
         self._show(f"looking for {file.name}, which the run begins with")
         if await self._shelf.try_(file, home):
             return home
-        raise ConfigError(
-            f"This run begins with the weights {file.name}: name their folder with --weights."
-        )
+        return await self._fetched(file, home)
+
+    async def _fetched(self, file: RunFile, path: Path) -> Path:
+        self._disk_quota.require(file.size or PIECE_BYTES, f"{file.name} of the run")
+        digests = await self._fetch(file, path)
+        self._shelf.put(file, path, digests)
+        return path

@@ -5,50 +5,62 @@ HOME/runs/FINGERPRINT/start/NAME          came from peers, or a link into the ow
 """
 
 import asyncio
-import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from threading import Event
 
 from lowcomm_node.run_files.wanted import RunFile
+from lowcomm_protocol.spec.start import PIECE_BYTES
 
 BLOCK = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Held:
+    """A file that is here."""
+
+    path: Path
+    size: int
+    digests: tuple[bytes, ...]
+    """Of its pieces."""
+    then: tuple[int, ...]
+    """What would differ if somebody had written to it since."""
 
 
 class Shelf:
     """Where verified files are, by their SHA-256."""
 
     def __init__(self) -> None:
-        self._paths: dict[bytes, tuple[Path, tuple[int, ...]]] = {}
+        self._held: dict[bytes, Held] = {}
 
-    def path_of(self, sha256: bytes) -> Path | None:
+    def find(self, digest: bytes) -> Held | None:
         """A file that has been verified, and that nobody has touched since."""
-        path, then = self._paths.get(sha256, (None, ()))
-        return path if path is not None and _identity(path) == then else None
+        held = self._held.get(digest)
+        return held if held is not None and _identity(held.path) == held.then else None
 
-    def put(self, file: RunFile, path: Path) -> None:
-        """A file that is the right one."""
-        self._paths[file.sha256] = (path, _identity(path))
+    def put(self, file: RunFile, path: Path, digests: Sequence[bytes]) -> None:
+        """A file that is the right one, and the digests of its pieces."""
+        size = path.stat().st_size
+        self._held[file.sha256] = Held(path, size, tuple(digests), _identity(path))
 
-    async def try_(
-        self, file: RunFile, path: Path, tell: Callable[[int], None] = lambda count: None
-    ) -> bool:
-        """Whether a file is the wanted one: then it is on the shelf.
-
-        ``tell`` hears, on another thread, of bytes that were read.
-        """
-        if self.path_of(file.sha256) == path:
+    async def try_(self, file: RunFile, path: Path) -> bool:
+        """Whether a file is the wanted one: then it is on the shelf."""
+        held = self.find(file.sha256)
+        if held is not None and held.path == path:
             return True
         stop = Event()
         try:
-            fits = await asyncio.to_thread(_fits, file, path, tell, stop)
+            digests = await asyncio.to_thread(_digests_of, file, path, stop)
         finally:
             stop.set()  # a thread can't be cancelled
-        if fits:
-            self.put(file, path)
-        return fits
+        if digests is None:
+            return False
+        self.put(file, path, digests)
+        return True
 
 
 def link(path: Path, target: Path) -> None:
@@ -70,15 +82,23 @@ def _identity(path: Path) -> tuple[int, ...]:
     return ()
 
 
-def _fits(file: RunFile, path: Path, tell: Callable[[int], None], stop: Event) -> bool:
+def _digests_of(file: RunFile, path: Path, stop: Event) -> list[bytes] | None:
+    """The digests of the pieces of a file; None if it is another, or can't be read."""
+    whole, digests = sha256(), list[bytes]()
     try:
         with path.open("rb") as opened:
             if not file.takes(os.fstat(opened.fileno()).st_size):
-                return False
-            whole = hashlib.sha256()
+                return None
+            piece, size = sha256(), 0
             while not stop.is_set() and (block := opened.read(BLOCK)):
                 whole.update(block)
-                tell(len(block))
+                piece.update(block)
+                size += len(block)
+                if size % PIECE_BYTES == 0:
+                    digests.append(piece.digest())
+                    piece = sha256()
+            if size % PIECE_BYTES:
+                digests.append(piece.digest())
     except OSError:
-        return False
-    return whole.digest() == file.sha256
+        return None
+    return digests if whole.digest() == file.sha256 else None

@@ -9,7 +9,8 @@ A turn ends for a joiner that takes or asks too slowly and, while others wait, a
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
@@ -43,23 +44,20 @@ SLOWEST = 2_000.0
 """this many bytes a second: a quarter of the least ``--max-down``."""
 
 
-class Donor:
-    """Serves snapshots to joiners."""
+class Giver(ABC):
+    """Serves pieces of what lies in a file, to a few joiners at a time."""
 
     def __init__(
         self,
-        form: StateForm,
-        snapshots: Snapshots,
+        size: int,
         up: BandwidthLimit | None = None,
         may: Callable[[str], bool] = lambda peer: True,
     ) -> None:
-        """``may``: whether a peer is still admitted to the run."""
-        self._form = form
-        self._offsets = form.offsets
-        self._snapshots = snapshots
+        """``size``: bytes that a turn is long enough for; ``may``: whether a peer is still admitted
+        to the run."""
         self._up = up or BandwidthLimit()
         self._may = may
-        turn_seconds = min(LONGEST_TURN, max(SHORTEST_TURN, form.size / TURN_RATE))
+        turn_seconds = min(LONGEST_TURN, max(SHORTEST_TURN, size / TURN_RATE))
         self._queue = TurnQueue(MAX_JOINERS, MAX_WAITING, turn_seconds)
 
     @property
@@ -73,7 +71,7 @@ class Donor:
         return len(self._queue) - self._queue.busy
 
     async def serve(self, peer: str, stream: CalleeStream) -> None:
-        """Serve one Fetch.
+        """Serve one joiner.
 
         Raises RetryLater, CheckpointError, ProtocolViolation or LinkLost with the reason of its
         end.
@@ -87,6 +85,8 @@ class Donor:
             raise ProtocolViolation("a fetch begins with enter")
         turn = self._queue.enter(peer, stream.place)
         try:
+            async for position in turn.wait_served():
+                await self._send(stream, pb.FetchReply(position=position))
             await self._serve_turn(turn, stream, requests, enter.enter.snapshot)
         except asyncio.CancelledError:
             # The queue ends a turn by cancelling its task. Whoever else cancels it goes first.
@@ -97,55 +97,33 @@ class Donor:
         finally:
             turn.leave()
 
+    @abstractmethod
     async def _serve_turn(
         self, turn: Turn, stream: CalleeStream, requests: ReadAhead, wanted: bytes
     ) -> None:
-        async for position in turn.wait_served():
-            await self._send(stream, pb.FetchReply(position=position))
-        async with self._snapshot(turn, stream, wanted) as snapshot:
-            opened = pb.Opened(
-                snapshot=snapshot.name, size=(snapshot.path / "manifest").stat().st_size
-            )
-            await self._send(stream, pb.FetchReply(opened=opened))
-            if wanted != snapshot.name:
-                await self._send_file(turn, stream, snapshot.path / "manifest", 0, 0, opened.size)
-            await self._serve_pieces(turn, stream, requests, snapshot.path / "state")
-
-    @asynccontextmanager
-    async def _snapshot(
-        self, turn: Turn, stream: CalleeStream, wanted: bytes
-    ) -> AsyncIterator[Snapshot]:
-        """Context that holds a snapshot.
-
-        Making one of a large model takes a while: the joiner gets signs of life meanwhile.
-        """
-        async with AsyncExitStack() as stack:
-            using = asyncio.ensure_future(stack.enter_async_context(self._snapshots.use(wanted)))
-            try:
-                with turn.ours():
-                    while not (await asyncio.wait({using}, timeout=STILL_HERE))[0]:
-                        await self._send(stream, pb.FetchReply(position=0))
-                yield await using
-            finally:
-                using.cancel()
-                await asyncio.gather(using, return_exceptions=True)
+        """Serve whoever enters with ``wanted``, from the beginning of its turn."""
 
     async def _serve_pieces(
-        self, turn: Turn, stream: CalleeStream, requests: ReadAhead, path: Path
+        self,
+        turn: Turn,
+        stream: CalleeStream,
+        requests: ReadAhead,
+        path: Path,
+        places: Sequence[tuple[int, int]],
     ) -> None:
-        largest = max(piece.size for piece in self._form.pieces)
+        """``places``: where each piece begins in the file, and its size."""
+        largest = max(size for _, size in places)
         while True:
             request = await self._receive(requests, PATIENCE + largest / SLOWEST)
             if request is None:
                 return
             wanted = request.wanted
-            if request.WhichOneof("kind") != "wanted" or wanted.piece >= len(self._form.pieces):
+            if request.WhichOneof("kind") != "wanted" or wanted.piece >= len(places):
                 raise ProtocolViolation(f"there is no piece {wanted.piece}")
-            piece = self._form.pieces[wanted.piece]
-            if wanted.offset >= piece.size:
-                raise ProtocolViolation(f"byte {wanted.offset} of a piece of {piece.size} bytes")
-            start = self._offsets[piece.index]
-            await self._send_file(turn, stream, path, start, wanted.offset, piece.size)
+            start, size = places[wanted.piece]
+            if wanted.offset >= size:
+                raise ProtocolViolation(f"byte {wanted.offset} of a piece of {size} bytes")
+            await self._send_file(turn, stream, path, start, wanted.offset, size)
 
     async def _send_file(
         self, turn: Turn, stream: CalleeStream, path: Path, start: int, offset: int, size: int
@@ -160,7 +138,7 @@ class Donor:
                 with turn.ours():
                     data = await asyncio.to_thread(os.pread, descriptor, count, start + offset)
                     if not data:
-                        raise CheckpointError("The snapshot is damaged: ask another peer.")
+                        raise CheckpointError("The file is damaged: ask another peer.")
                     await self._up.pass_(len(data))
                 await self._send(
                     stream, pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)), len(data)
@@ -181,6 +159,55 @@ class Donor:
                 return await requests.receive()
         except TimeoutError:
             raise LinkLost("asks for nothing") from None
+
+
+class Donor(Giver):
+    """Serves snapshots to joiners."""
+
+    def __init__(
+        self,
+        form: StateForm,
+        snapshots: Snapshots,
+        up: BandwidthLimit | None = None,
+        may: Callable[[str], bool] = lambda peer: True,
+    ) -> None:
+        """See `Giver`."""
+        super().__init__(form.size, up, may)
+        self._places = [
+            (start, piece.size) for start, piece in zip(form.offsets, form.pieces, strict=True)
+        ]
+        self._snapshots = snapshots
+
+    async def _serve_turn(
+        self, turn: Turn, stream: CalleeStream, requests: ReadAhead, wanted: bytes
+    ) -> None:
+        async with self._snapshot(turn, stream, wanted) as snapshot:
+            opened = pb.Opened(
+                snapshot=snapshot.name, size=(snapshot.path / "manifest").stat().st_size
+            )
+            await self._send(stream, pb.FetchReply(opened=opened))
+            if wanted != snapshot.name:
+                await self._send_file(turn, stream, snapshot.path / "manifest", 0, 0, opened.size)
+            await self._serve_pieces(turn, stream, requests, snapshot.path / "state", self._places)
+
+    @asynccontextmanager
+    async def _snapshot(
+        self, turn: Turn, stream: CalleeStream, wanted: bytes
+    ) -> AsyncIterator[Snapshot]:
+        """Context that holds a snapshot.
+
+        Making one of a large model takes a while: the joiner gets signs of life meanwhile.
+        """
+        async with AsyncExitStack() as stack:
+            using = asyncio.ensure_future(stack.enter_async_context(self._snapshots.use(wanted)))
+            try:
+                with turn.ours():
+                    while not (await asyncio.wait({using}, timeout=STILL_HERE))[0]:
+                        await self._send(stream, pb.FetchReply(position=0))
+                yield await using
+            finally:
+                using.cancel()
+                await asyncio.gather(using, return_exceptions=True)
 
 
 @contextmanager

@@ -79,6 +79,7 @@ class Callee:
         self.introduced: list[str] = []
         self.swapping: Handler = _hold
         self.fetching: Handler = _hold
+        self.filing: Handler = _hold
         self.certificate = new_certificate()
         self.gatekeeper = Gatekeeper(identity, RUN, clock)
         self.service = ExchangeService(self.gatekeeper, self)
@@ -104,6 +105,10 @@ class Callee:
             raise
         self.ended.put_nowait(None)
 
+    async def file(self, peer: str, stream: CalleeStream) -> None:
+        """What the test has set."""
+        await self.filing(peer, stream)
+
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Tells who called."""
         self.introduced.append(peer)
@@ -121,7 +126,7 @@ class Rogue:
         self.frames: list[bytes] = []
         """What every Swap is answered with."""
         self.opening: list[bytes] = []
-        """What a Fetch begins with."""
+        """What a Fetch or a File begins with."""
         self.answers: list[bytes] = []
         """What each piece is answered with that it is asked for."""
         self.requests: list[pb.Wanted] = []
@@ -134,6 +139,7 @@ class Rogue:
         handlers = {
             "Swap": grpc.stream_stream_rpc_method_handler(self._swap),
             "Fetch": grpc.stream_stream_rpc_method_handler(self._fetch),
+            "File": grpc.stream_stream_rpc_method_handler(self._fetch),
         }
         generic = grpc.method_handlers_generic_handler(PATH.strip("/"), handlers)
         server.add_generic_rpc_handlers((generic,))

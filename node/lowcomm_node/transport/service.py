@@ -47,6 +47,10 @@ class Handlers(Protocol):
         """Serve a joiner; returns when the joiner has what it wanted."""
         ...
 
+    async def file(self, peer: str, stream: CalleeStream) -> None:
+        """Send a file of the run; returns when the joiner has it."""
+        ...
+
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Take in a peer's record and return ours. Raises RetryLater."""
         ...
@@ -102,6 +106,9 @@ class ExchangeService:
             "Fetch": grpc.stream_stream_rpc_method_handler(
                 self.Fetch, pb.FetchRequest.FromString, pb.FetchReply.SerializeToString
             ),
+            "File": grpc.stream_stream_rpc_method_handler(
+                self.File, pb.FetchRequest.FromString, pb.FetchReply.SerializeToString
+            ),
             "Describe": grpc.stream_unary_rpc_method_handler(
                 self.Describe, pb.Introduction.FromString, pb.Introduction.SerializeToString
             ),
@@ -138,6 +145,13 @@ class ExchangeService:
             peer = await self._welcome(call)
             stream = self._stream(context, self._traffic.of(peer), call.taking)
             await self._guard(call, peer, lambda: self._handlers.fetch(peer, stream))
+
+    async def File(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
+        """Pieces of a file that the run names."""
+        with Call(context, self._tunnels, self._endings) as call:
+            peer = await self._welcome(call)
+            stream = self._stream(context, self._traffic.of(peer), call.taking)
+            await self._guard(call, peer, lambda: self._handlers.file(peer, stream))
 
     async def Describe(self, request_iterator: Any, context: Any) -> pb.Introduction:  # noqa: N802
         """Hello and goodbye: both sides hand over their newest signed record."""

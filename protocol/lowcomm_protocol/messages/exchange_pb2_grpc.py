@@ -44,6 +44,11 @@ class ExchangeStub:
                 request_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.SerializeToString,
                 response_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.FromString,
                 _registered_method=True)
+        self.File = channel.stream_stream(
+                '/lowcomm.v1.Exchange/File',
+                request_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.SerializeToString,
+                response_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.FromString,
+                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/lowcomm.v1.Exchange/Describe',
                 request_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Introduction.SerializeToString,
@@ -81,6 +86,16 @@ class ExchangeServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def File(self, request_iterator, context):
+        """A file that the specification names by its SHA-256, piece by piece; `enter` names it. The list of its pieces' digests
+        comes first, unless it is of one piece:
+        caller: enter                              wanted*
+        callee:       position*  opened (chunk*)          chunk*
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Describe(self, request, context):
         """Who are you, and how far? Also hello and goodbye: each side hands over its newest signed record.
         """
@@ -106,6 +121,11 @@ def add_ExchangeServicer_to_server(servicer, server):
             ),
             'Fetch': grpc.stream_stream_rpc_method_handler(
                     servicer.Fetch,
+                    request_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.FromString,
+                    response_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.SerializeToString,
+            ),
+            'File': grpc.stream_stream_rpc_method_handler(
+                    servicer.File,
                     request_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.FromString,
                     response_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.SerializeToString,
             ),
@@ -172,6 +192,33 @@ class Exchange:
             request_iterator,
             target,
             '/lowcomm.v1.Exchange/Fetch',
+            lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.SerializeToString,
+            lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def File(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/lowcomm.v1.Exchange/File',
             lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.SerializeToString,
             lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.FromString,
             options,

@@ -1,0 +1,336 @@
+"""A file of the run comes from any peers that have it, and from nobody else.
+
+Each piece is the right one, or its sender is not asked again.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from hashlib import sha256
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from helpers.waiting import until_async
+from lowcomm_node.errors import ConfigError, DiskFull
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.run_files import fetching, giving, session, shelf, wanted
+from lowcomm_node.run_files.fetching import Fetching
+from lowcomm_node.run_files.giving import FileGiver
+from lowcomm_node.run_files.provider import Provider
+from lowcomm_node.run_files.shelf import Shelf
+from lowcomm_node.run_files.wanted import RunFile, start_of
+from lowcomm_node.storage import start_files
+from lowcomm_node.storage.partial_file import PartialFile
+from lowcomm_node.storage.start_files import pin
+from lowcomm_node.testing.donors import identity
+from lowcomm_node.testing.wire import Cable, Callee, cabled, calling, listening, misbehaving, soon
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.records import PeerInfo
+from lowcomm_protocol.spec import start
+from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
+from lowcomm_protocol.spec.start import StartSettings
+
+STEP = 100_000
+SIZE = 10 * STEP - 7
+DATA = Random(1).randbytes(SIZE)
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (fetching, giving, shelf, start, start_files, wanted):
+        monkeypatch.setattr(module, "PIECE_BYTES", STEP)
+    for module in (shelf, start_files):
+        monkeypatch.setattr(module, "BLOCK", STEP // 4)
+    monkeypatch.setattr(session, "RETRY_PAUSE", 0.05)
+    monkeypatch.setattr(session, "IDLE", 0.05)
+    monkeypatch.setattr(fetching, "LATER", 0.1)
+    monkeypatch.setattr(fetching, "TICK", 0.02)
+
+
+def run_of(path: Path) -> SignedRun:
+    """A run that begins with a file."""
+    spec = parse_toml('[run]\nname = "a"\n')
+    spec = spec.model_copy(update={"start": StartSettings(files=(pin(path),))})
+    return sign_run(spec, Identity(bytes(32)))
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    path = tmp_path / "original" / "model.safetensors"
+    path.parent.mkdir()
+    path.write_bytes(DATA)
+    return path
+
+
+@pytest.fixture
+def file(original: Path) -> RunFile:
+    [file] = start_of(run_of(original).spec)
+    return file
+
+
+@asynccontextmanager
+async def givers(file: RunFile, *paths: Path) -> AsyncIterator[list[Callee]]:
+    """Peers that believe these files to be the one."""
+    async with AsyncExitStack() as stack:
+        callees: list[Callee] = []
+        for number, path in enumerate(paths, 1):
+            callee = await stack.enter_async_context(listening(identity(number)))
+            held = Shelf()
+            held.put(file, path, digests_of(DATA))
+            callee.filing = FileGiver(held).serve
+            callees.append(callee)
+        yield callees
+
+
+def digests_of(data: bytes) -> list[bytes]:
+    return [sha256(data[at : at + STEP]).digest() for at in range(0, len(data), STEP)]
+
+
+async def test_it_comes_from_several_peers_at_once(
+    file: RunFile, original: Path, tmp_path: Path
+) -> None:
+    shown: list[str] = []
+    into = tmp_path / "home" / file.name
+    async with givers(file, original, original) as callees, calling(identity(9)) as channels:
+        one = Fetching(file, channels, lambda: [callee.info() for callee in callees])
+        digests = await soon(one.fetch(into, shown.append))
+    assert into.read_bytes() == DATA
+    assert list(digests) == digests_of(DATA)
+    assert [path.name for path in into.parent.iterdir()] == [file.name]
+    assert all(name in (shown[0], *shown) for name in shown)
+    assert any("of 1.0 MB from" in text for text in shown), shown
+
+
+async def test_who_sends_a_wrong_piece_is_left_out(
+    file: RunFile, original: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    other.write_bytes(DATA[: 3 * STEP] + bytes(STEP) + DATA[4 * STEP :])
+    warnings: list[str] = []
+    into = tmp_path / "home" / file.name
+    async with givers(file, other, original) as callees, calling(identity(9)) as channels:
+        liar, honest = callees
+        known = [liar]
+        one = Fetching(file, channels, lambda: [c.info() for c in known], warn=warnings.append)
+        work = asyncio.create_task(one.fetch(into, lambda text: None))
+        await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "the liar found")
+        assert not work.done(), "and nothing of it is taken for the whole"
+        known.append(honest)
+        await soon(work)
+    assert into.read_bytes() == DATA
+    assert len(warnings) == 1 and "sent a wrong piece" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("opening", "told"),
+    [
+        ([pb.Opened(snapshot=b"x" * 32, size=SIZE)], "another file"),
+        ([pb.Opened(snapshot=sha256(DATA).digest(), size=SIZE + 1)], "another file"),
+        ([pb.Opened(snapshot=sha256(DATA).digest(), size=1 << 62)], "another file"),
+        ([pb.Opened(snapshot=sha256(DATA).digest(), size=SIZE), bytes(320)], "digests"),
+        ([pb.Opened(snapshot=sha256(DATA).digest(), size=SIZE), bytes(321)], "more than"),
+        ([bytes(10)], "before it was our turn"),
+    ],
+)
+async def test_what_is_not_the_pinned_file_is_refused_before_anything_is_allocated(
+    opening: list[pb.Opened | bytes], told: str, file: RunFile, tmp_path: Path
+) -> None:
+    warnings: list[str] = []
+    into = tmp_path / "home" / file.name
+    async with misbehaving() as rogue, calling(identity(9)) as channels:
+        rogue.opening = [
+            (
+                pb.FetchReply(chunk=pb.Chunk(offset=0, data=one))
+                if isinstance(one, bytes)
+                else pb.FetchReply(opened=one)
+            ).SerializeToString()
+            for one in opening
+        ]
+        one = Fetching(file, channels, lambda: [rogue.info()], warn=warnings.append)
+        work = asyncio.create_task(one.fetch(into, lambda text: None))
+        await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "it is refused")
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+    assert told in warnings[0]
+    assert not into.parent.exists()
+
+
+async def test_a_file_of_unknown_size_has_one_piece_at_most(original: Path, tmp_path: Path) -> None:
+    small = tmp_path / "small"
+    small.write_bytes(DATA[:STEP])
+    file = RunFile("tokenizer.json", sha256(DATA[:STEP]).digest())
+    assert await Shelf().try_(file, small)
+    assert not await Shelf().try_(RunFile("tokenizer.json", sha256(DATA).digest()), original)
+    into = tmp_path / "home" / file.name
+    async with listening(identity(1)) as callee, calling(identity(9)) as channels:
+        held = Shelf()
+        await held.try_(file, small)
+        callee.filing = FileGiver(held).serve
+        await soon(Fetching(file, channels, lambda: [callee.info()]).fetch(into, print))
+    assert into.read_bytes() == DATA[:STEP]
+
+
+async def test_who_waits_is_told_why_and_goes_on_as_soon_as_a_peer_has_it(
+    file: RunFile, original: Path, tmp_path: Path
+) -> None:
+    shown: list[str] = []
+    into = tmp_path / "home" / file.name
+    known: list[PeerInfo] = []
+    async with listening(identity(1)) as callee, calling(identity(9)) as channels:
+        held = Shelf()
+        callee.filing = FileGiver(held).serve
+        work = asyncio.create_task(
+            Fetching(file, channels, lambda: known).fetch(into, shown.append)
+        )
+
+        async def told(what: str) -> None:
+            await until_async(
+                lambda: asyncio.sleep(0, any(what in text for text in shown)), 30, what
+            )
+
+        await told("waiting for model.safetensors, which the run needs: no peer")
+        known.append(callee.info())
+        await told(f"{callee.identity.peer_id[-6:]} does not have it yet")
+        assert await held.try_(file, original)
+        await soon(work)
+    assert into.read_bytes() == DATA
+
+
+async def test_a_cut_stream_goes_on_at_its_byte(
+    file: RunFile, original: Path, tmp_path: Path
+) -> None:
+    into = tmp_path / "home" / file.name
+    came: list[int] = []
+    async with (
+        givers(file, original) as [callee],
+        calling(identity(9)) as channels,
+        cabled(callee.port) as cable,
+    ):
+        info = callee.info(addresses=(f"127.0.0.1:{cable.port}",))
+        one = Fetching(file, channels, lambda: [info])
+        one.received = lambda count: _count(came, count, cable)  # type: ignore[method-assign]
+        await soon(one.fetch(into, lambda text: None))
+    assert into.read_bytes() == DATA
+    assert sum(came) < 1.1 * SIZE
+
+
+def _count(came: list[int], count: int, cable: Cable) -> None:
+    before = sum(came)
+    came.append(count)
+    for limit in (SIZE // 3, SIZE // 2):
+        if before < limit <= before + count:
+            cable.cut()
+
+
+def test_pieces_on_the_disk_are_kept_after_a_crash_and_hashed_again(tmp_path: Path) -> None:
+    digests = digests_of(DATA)
+    one = PartialFile(tmp_path / "f", SIZE, STEP, digests)
+    for index in (2, 9):
+        start_, stop = one.bounds(index)
+        assert one.fits(index, DATA[start_:stop])
+        one.put(index, DATA[start_:stop])
+    one.close()
+    again = PartialFile(tmp_path / "f", SIZE, STEP, digests)
+    assert again.missing == set(range(10)) - {2, 9}
+    again.close()
+    again.put(3, DATA[3 * STEP : 4 * STEP])  # a thread that comes late
+    part = next(tmp_path.iterdir())
+    data = bytearray(part.read_bytes())
+    data[2 * STEP + 5] ^= 1
+    part.write_bytes(data)
+    assert PartialFile(tmp_path / "f", SIZE, STEP, digests).missing == set(range(9))
+
+
+async def test_nothing_is_given_but_what_has_been_verified_and_left_alone(
+    file: RunFile, original: Path
+) -> None:
+    held = Shelf()
+    assert held.find(file.sha256) is None
+    assert await held.try_(file, original)
+    found = held.find(file.sha256)
+    assert found is not None and list(found.digests) == digests_of(DATA)
+    original.write_bytes(DATA)
+    assert held.find(file.sha256) is None, "somebody has written to it"
+
+
+# What a node needs before its trainer starts
+
+
+def provider(
+    home: Path, run: SignedRun, fetched: list[str], weights: Path | None = None
+) -> Provider:
+    settings = NodeSettings(home=home, weights=weights)
+
+    async def fetch(file: RunFile, path: Path) -> list[bytes]:
+        fetched.append(file.name)
+        one = PartialFile(path, SIZE, SIZE, [file.sha256])
+        one.put(0, DATA)
+        one.conclude()
+        one.close()
+        return digests_of(DATA)
+
+    return Provider(settings, run, Shelf(), fetch, lambda text: None)
+
+
+async def test_weights_come_from_the_owner_else_from_the_home_else_from_peers(
+    original: Path, tmp_path: Path
+) -> None:
+    run, fetched = run_of(original), list[str]()
+    home = tmp_path / "home"
+    owned = await provider(home, run, fetched, original.parent).provide()
+    assert owned.start == (str(original),)
+    again = await provider(home, run, fetched).provide()
+    assert Path(again.start[0]).resolve() == original.resolve(), "by a link in the home"
+    original.unlink()
+    peers = await provider(home, run, fetched).provide()
+    assert Path(peers.start[0]).read_bytes() == DATA
+    assert fetched == ["model.safetensors"]
+    assert not original.exists(), "what a peer sends never lands in the owner's folder"
+    await provider(home, run, fetched).provide()
+    assert len(fetched) == 1
+
+
+async def test_a_wrong_file_of_the_owner_is_refused_by_name(original: Path, tmp_path: Path) -> None:
+    run, fetched = run_of(original), list[str]()
+    for change, told in (
+        (DATA[:-1], f"{original} has {SIZE - 1:,} bytes"),
+        (DATA[:-1] + b"!", f"{original} is not the model.safetensors of this run"),
+    ):
+        original.write_bytes(change)
+        with pytest.raises(ConfigError) as refused:
+            await provider(tmp_path / "home", run, fetched, original.parent).provide()
+        assert told in str(refused.value)
+    original.unlink()
+    with pytest.raises(ConfigError, match="can't be read"):
+        await provider(tmp_path / "home", run, fetched, original.parent).provide()
+    assert not fetched
+
+
+async def test_a_node_with_a_checkpoint_waits_for_no_weights_and_hands_on_what_it_has(
+    original: Path, tmp_path: Path
+) -> None:
+    run, fetched = run_of(original), list[str]()
+    home = tmp_path / "home"
+    (home / "runs" / run.fingerprint / "checkpoints" / "step-0000000005").mkdir(parents=True)
+    one = provider(home, run, fetched, original.parent)
+    assert (await one.provide()).start == ()
+    digest = start_of(run.spec)[0].sha256
+    await until_async(
+        lambda: asyncio.sleep(0, one._shelf.find(digest) is not None), 30, "it has been found"
+    )
+    await one.close()
+    assert not fetched
+
+
+async def test_a_disk_without_room_is_told_before_anything_is_fetched(
+    original: Path, tmp_path: Path
+) -> None:
+    run, fetched = run_of(original), list[str]()
+    one = provider(tmp_path / "home", run, fetched)
+    one._disk_quota.most = SIZE - 1
+    with pytest.raises(DiskFull, match="max-disk"):
+        await one.provide()
+    assert not fetched
