@@ -8,6 +8,7 @@ import pytest
 
 from helpers.processes import Node, Notified, Swarm, alive, descendants, environments, run
 from helpers.waiting import until
+from lowcomm_node.control.queries import ROOT
 from lowcomm_node.libp2p.p2pd import runtime_folder
 from lowcomm_node.status.events import EVENTS, read_notice
 from lowcomm_node.status.model import PeerStatus, Status
@@ -71,7 +72,7 @@ def check_json(node: Node) -> None:
         ("peers", list[PeerStatus]),
         ("rounds", list[ExchangeEnded]),
     ):
-        told = node.ask(lambda client, path=path: client._call("GET", f"/v1/{path}"))
+        told = node.ask(lambda client, path=path: client._call("GET", f"{ROOT}/{path}"))
         assert told and to_json(read(kind, told)) == told, path
     events = [json.loads(line) for line in node.output.splitlines() if line.startswith('{"time"')]
     assert (

@@ -23,6 +23,7 @@ from lowcomm_node.cli import (
     pausing,
     text,
     watch,
+    web,
 )
 
 app = typer.Typer(
@@ -39,6 +40,7 @@ for group in (
     demo,
     watch,
     past,
+    web,
     healthy,
     doctor,
     limits,

@@ -1,6 +1,6 @@
 """``join``: take part in a run. The command is the daemon."""
 
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,9 @@ def register(app: typer.Typer) -> None:
 @takes_settings()
 def join(
     flags: dict[str, Any],
+    web: Annotated[
+        bool, typer.Option("--web", help="Print a link to the node's page, which works once.")
+    ] = False,
     json_: Json = False,
     quiet: Quiet = 0,
     verbose: Verbose = 0,
@@ -49,4 +52,4 @@ def join(
     daemon = Daemon(settings, trainer, availability)
     for warning in loaded.warnings:
         daemon.board.warn(warning)
-    raise SystemExit(run_daemon(daemon, manager, json_))
+    raise SystemExit(run_daemon(daemon, manager, json_, web))

@@ -36,9 +36,12 @@ PROGRESS_EVERY = 10.0
 """Seconds between two lines on progress, where there is no terminal."""
 
 
-def run_daemon(daemon: Daemon, manager: ServiceManager, as_json: bool) -> int:
-    """Run a node to its end and show what it does; its exit code."""
+def run_daemon(daemon: Daemon, manager: ServiceManager, as_json: bool, web: bool = False) -> int:
+    """Run a node to its end and show what it does; its exit code. ``web``: print a link to its
+    page."""
     show = _print_events if as_json else _show_panel if sys.stdout.isatty() else _print_words
+    if web:
+        daemon.control.on_link = lambda link: print(f"in a browser, once: {link}", file=sys.stderr)
     try:
         return run_async(_run(daemon, manager, show))
     finally:

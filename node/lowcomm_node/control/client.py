@@ -19,7 +19,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from lowcomm_node.control import queries
-from lowcomm_node.control.queries import TIMEOUT, Query
+from lowcomm_node.control.queries import ROOT, TIMEOUT, Query
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
 from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.status.events import Notice, read_notice
@@ -122,7 +122,7 @@ class ControlClient:
         """The answer to a query; parameters that are not given have their defaults."""
         given = {"params": asked} if query.method == "GET" else {"body": asked}
         timeout = None if query.timeout == TIMEOUT else query.timeout
-        path = f"/v1/{query.name}"
+        path = f"{ROOT}/{query.name}"
         return read(query.answer, self._call(query.method, path, timeout=timeout, **given))
 
     def status(self) -> Status:
@@ -144,7 +144,10 @@ class ControlClient:
     def events(self) -> Iterator[Notice]:
         """Events as they happen, until the daemon ends."""
         timeout = httpx.Timeout(TIMEOUT, read=None)
-        with self._answered(), self._http.stream("GET", "/v1/events", timeout=timeout) as response:
+        with (
+            self._answered(),
+            self._http.stream("GET", f"{ROOT}/events", timeout=timeout) as response,
+        ):
             _check(response)
             # A daemon that ends cuts the stream short: that is its end, not a failure.
             with suppress(httpx.RemoteProtocolError):
@@ -155,28 +158,28 @@ class ControlClient:
     def limits(self, changes: Mapping[str, str] | None = None) -> Limits:
         """The limits on traffic and what is used of them, after these changes."""
         method = "POST" if changes else "GET"
-        return read(Limits, self._call(method, "/v1/limits", body=changes or None))
+        return read(Limits, self._call(method, f"{ROOT}/limits", body=changes or None))
 
     def finish(self) -> None:
         """Ask the node to end in peace: finish what is under way, save, say goodbye."""
-        self._call("POST", "/v1/finish")
+        self._call("POST", f"{ROOT}/finish")
 
     def stop(self, now: bool = False) -> None:
         """Ask the node to save and end; ``now``: without saving."""
-        self._call("POST", "/v1/stop", body={"now": now})
+        self._call("POST", f"{ROOT}/stop", body={"now": now})
 
     def pause(self, seconds: float | None) -> None:
         """Ask the node to save and to free the trainer's memory, for so long or until resumed."""
-        self._call("POST", "/v1/pause", body={"seconds": seconds})
+        self._call("POST", f"{ROOT}/pause", body={"seconds": seconds})
 
     def resume(self) -> None:
         """Ask the node to train again, whatever keeps it from that."""
-        self._call("POST", "/v1/resume")
+        self._call("POST", f"{ROOT}/resume")
 
     def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         """Text by the model as it is now; waits as long as it takes."""
         body = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}
-        return str(self._call("POST", "/v1/generate", body=body, timeout=600.0)["text"])
+        return str(self._call("POST", f"{ROOT}/generate", body=body, timeout=600.0)["text"])
 
     def doctor(self, peers: Sequence[str] = ()) -> list[Any]:
         """Findings on the machine and its network, as JSON; ``peers`` (multiaddresses) come
@@ -191,6 +194,10 @@ class ControlClient:
         """Save a checkpoint now, and fetch the slow weights of up to three peers; takes as long as
         that takes."""
         return self.ask(queries.GATHER)
+
+    def link(self) -> str:
+        """A link to the node's page that lets one browser in, once."""
+        return f"http://127.0.0.1:{self.endpoint.port}/#{self._call('POST', f'{ROOT}/link')['key']}"
 
     def wait_ended(self, timeout: float, poll: Callable[[], None] | None = None) -> bool:
         """Wait until the daemon is gone; whether it is, within ``timeout`` seconds."""

@@ -1,16 +1,19 @@
 """What can be asked of a node: the one table that server and client of the control API read.
 
-A query ``name`` is the route ``/v1/name`` and the method of that name of ``daemon.controls``.
+A query ``name`` is the route ``/api/v1/name`` and the method of that name of ``daemon.controls``.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+from lowcomm_node.journal.sample import Sample
 from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.status.model import PeerStatus, Ping, Status
 from lowcomm_node.sync.records import ExchangeEnded
 
+ROOT = "/api/v1"
+"""Of all routes but those of the page."""
 TIMEOUT = 10.0
 EXAMINING = 180.0
 """Seconds for what waits for peers: each of its steps has a deadline of its own."""
@@ -24,6 +27,8 @@ class Query(Generic[T]):
     """A question, and what answers it."""
 
     name: str
+    text: str
+    """What it answers, in a sentence."""
     answer: type[T]
     parameters: Mapping[str, Any] = field(default_factory=dict)
     """Defaults by name; what is asked must be of their types. Those of GET are whole numbers."""
@@ -32,13 +37,47 @@ class Query(Generic[T]):
     """Seconds that a client waits."""
 
 
-STATUS = Query(name="status", answer=Status)
-PEERS = Query(name="peers", answer=list[PeerStatus])
-ROUNDS = Query(name="rounds", answer=list[ExchangeEnded], parameters={"limit": 20})
-STORY = Query(name="story", answer=dict[str, Any], parameters={"last": 1})
-DOCTOR = Query(
-    name="doctor", answer=list[Any], parameters={"peers": []}, method="POST", timeout=EXAMINING
+STATUS = Query(name="status", text="Everything about the node at this moment.", answer=Status)
+PEERS = Query(name="peers", text="The peers that are alive.", answer=list[PeerStatus])
+ROUNDS = Query(
+    name="rounds",
+    text="The last exchanges, newest last.",
+    answer=list[ExchangeEnded],
+    parameters={"limit": 20},
 )
-PING = Query(name="ping", answer=Ping, parameters={"peer": ""}, method="POST", timeout=EXAMINING)
-GATHER = Query(name="gather", answer=Gathered, method="POST", timeout=GATHERING)
-QUERIES: list[Query[Any]] = [STATUS, PEERS, ROUNDS, STORY, DOCTOR, PING, GATHER]
+SAMPLES = Query(
+    name="samples",
+    text="Figures of the past from the journal, since a time in Unix seconds, at most so many.",
+    answer=list[Sample],
+    parameters={"since": 0, "most": 500},
+)
+STORY = Query(
+    name="story",
+    text="How the n-th last exchange went.",
+    answer=dict[str, Any],
+    parameters={"last": 1},
+)
+DOCTOR = Query(
+    name="doctor",
+    text="What is wrong with this machine or its network. It takes a minute.",
+    answer=list[Any],
+    parameters={"peers": []},
+    method="POST",
+    timeout=EXAMINING,
+)
+PING = Query(
+    name="ping",
+    text="Latency and rate on each route to a peer.",
+    answer=Ping,
+    parameters={"peer": ""},
+    method="POST",
+    timeout=EXAMINING,
+)
+GATHER = Query(
+    name="gather",
+    text="Save a checkpoint now, and fetch the slow weights of up to three peers.",
+    answer=Gathered,
+    method="POST",
+    timeout=GATHERING,
+)
+QUERIES: list[Query[Any]] = [STATUS, PEERS, ROUNDS, SAMPLES, STORY, DOCTOR, PING, GATHER]

@@ -1,26 +1,31 @@
 """The server of the control API: HTTP on loopback, with a token from a file of the owner.
 
-GET  /v1/status, /v1/peers, /v1/limits
-GET  /v1/rounds?limit=N      the last exchanges
-GET  /v1/story?last=N        of the N-th last exchange
-GET  /v1/events              one JSON object a line, as things happen
-POST /v1/limits              {"max_up", "max_down", "max_peers"}: what changes
-POST /v1/doctor              {"peers"}
-POST /v1/ping                {"peer"}
-POST /v1/gather
-POST /v1/pause               {"seconds"}: null for until resumed
-POST /v1/resume
-POST /v1/finish
-POST /v1/stop                {"now": bool}
-POST /v1/generate            {"prompt", "tokens", "temperature", "seed"}
+GET  /                       the page; /api/v1/openapi.json describes all that follows
+All below is under /api/v1:
+
+GET  /status, /peers, /limits
+GET  /rounds?limit=N         the last exchanges
+GET  /samples?since=T&most=N figures of the past, from the journal
+GET  /story?last=N           of the N-th last exchange
+GET  /events                 one JSON object a line, as things happen
+POST /limits                 {"max_up", "max_down", "max_peers"}: what changes
+POST /doctor                 {"peers"}
+POST /ping                   {"peer"}
+POST /gather                 the slow weights of up to three peers, to files of the home
+POST /pause                  {"seconds"}: null for until resumed
+POST /resume
+POST /finish
+POST /stop                   {"now": bool}
+POST /generate               {"prompt", "tokens", "temperature", "seed"}
+POST /link                   a key that lets one browser in
+POST /session                {"key"}: a token for that browser; the only one that needs none
 """
 
 import asyncio
 import json
 import os
-import secrets
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,13 +36,17 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from lowcomm_node.control.access import Access, OwnRequests
 from lowcomm_node.control.half_open import BoundedProtocol
-from lowcomm_node.control.queries import QUERIES, Query
+from lowcomm_node.control.openapi import WRITES, describe
+from lowcomm_node.control.page import page_routes
+from lowcomm_node.control.queries import QUERIES, ROOT, Query
 from lowcomm_node.errors import PortInUse
 from lowcomm_node.status.events import Notice
 from lowcomm_node.status.model import Limits
 from lowcomm_node.status.wire import to_json
 from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.system.release import release
 from lowcomm_protocol.errors import LowcommError
 
 MAX_BODY = 64 * 1024
@@ -66,7 +75,10 @@ class ControlServer:
     def __init__(self, node: Controlled, file: Path) -> None:
         self._node = node
         self._file = file
-        self._token = secrets.token_urlsafe(32)
+        self._access = Access()
+        self.on_link: Callable[[str], None] | None = None
+        """Told a link to the page once it is served, if somebody wants one."""
+        self._port = 0
         self._server: uvicorn.Server | None = None
         self._serving: asyncio.Task[None] | None = None
 
@@ -82,6 +94,7 @@ class ControlServer:
             raise PortInUse(
                 f"Port {port} of {LOOPBACK} is in use: choose another with --control-port."
             ) from None
+        self._port = sock.getsockname()[1]
         config = uvicorn.Config(
             self._app(),
             http=BoundedProtocol,
@@ -95,12 +108,14 @@ class ControlServer:
         self._server.capture_signals = _leave_signals_alone  # type: ignore[method-assign] - the daemon has its own
         self._serving = asyncio.create_task(self._server.serve([sock]))
         content = {
-            "port": sock.getsockname()[1],
-            "token": self._token,
+            "port": self._port,
+            "token": self._access.token,
             "pid": os.getpid(),
             "peer_id": peer_id,
         }
         write_atomic(self._file, json.dumps(content).encode(), 0o600)
+        if self.on_link is not None:
+            self.on_link(f"http://{LOOPBACK}:{self._port}/#{self._access.issue_link()}")
 
     async def close(self) -> None:
         """Stop listening, and remove the control file."""
@@ -114,37 +129,29 @@ class ControlServer:
         except TimeoutError:
             self._serving.cancel()
 
-    def _app(self) -> Starlette:
-        answers = [
-            Route(f"/v1/{one.name}", self._guarded(self._answer(one)), methods=[one.method])
-            for one in QUERIES
+    def _app(self) -> OwnRequests:
+        queries = [(one.name, self._answer(one), one.method) for one in QUERIES]
+        others = [
+            ("events", self._events, "GET"),
+            ("openapi.json", self._openapi, "GET"),
+            ("limits", self._limits, "GET"),
+            ("limits", self._limits, "POST"),
+            *((name, getattr(self, f"_{name}"), "POST") for name in WRITES),
         ]
-        return Starlette(
-            routes=[
-                *answers,
-                Route("/v1/events", self._guarded(self._events)),
-                Route("/v1/limits", self._guarded(self._limits), methods=["GET", "POST"]),
-                Route("/v1/finish", self._guarded(self._finish), methods=["POST"]),
-                Route("/v1/stop", self._guarded(self._stop), methods=["POST"]),
-                Route("/v1/pause", self._guarded(self._pause), methods=["POST"]),
-                Route("/v1/resume", self._guarded(self._resume), methods=["POST"]),
-                Route("/v1/generate", self._guarded(self._generate), methods=["POST"]),
-            ]
-        )
+        routes = [
+            Route(f"{ROOT}/{name}", self._guarded(handler), methods=[method])
+            for name, handler, method in (*queries, *others)
+        ]
+        session = Route(f"{ROOT}/session", self._session, methods=["POST"])
+        return OwnRequests(Starlette(routes=[*routes, session, *page_routes()]), self._port)
 
     def _guarded(self, handler: Any) -> Any:
         async def guarded(request: Request) -> Response:
-            given = request.headers.get("authorization", "").removeprefix("Bearer ")
-            if not secrets.compare_digest(given.encode(), self._token.encode()):
+            if not self._access.admits(request.headers.get("authorization", "")):
                 return JSONResponse(
                     {"error": "Wrong token: read it from control.json in the node's home."}, 401
                 )
-            try:
-                return await handler(request)
-            except (LowcommError, ValueError, KeyError) as error:
-                return JSONResponse(
-                    {"error": str(error), "exit_code": getattr(error, "exit_code", 1)}, 400
-                )
+            return await _refusals_in_words(handler, request)
 
         return guarded
 
@@ -185,6 +192,24 @@ class ControlServer:
             return _told(await self._node.change_limits(await _body(request)))
         return _told(self._node.limits())
 
+    async def _openapi(self, request: Request) -> Response:
+        return JSONResponse(describe(release()))
+
+    async def _link(self, request: Request) -> Response:
+        return JSONResponse({"key": self._access.issue_link()})
+
+    async def _session(self, request: Request) -> Response:
+        return await _refusals_in_words(self._let_in, request)
+
+    async def _let_in(self, request: Request) -> Response:
+        token = self._access.redeem(_take(await _body(request), "key", str, ""))
+        if token is None:
+            return JSONResponse(
+                {"error": "This link was used or is too old: `lowcomm-node web` prints another."},
+                401,
+            )
+        return JSONResponse({"token": token})
+
     async def _finish(self, request: Request) -> Response:
         self._node.request_finish()
         return JSONResponse({})
@@ -215,6 +240,13 @@ class ControlServer:
             int(_take(body, "seed", int, 0)),
         )
         return JSONResponse({"text": text})
+
+
+async def _refusals_in_words(handler: Any, request: Request) -> Response:
+    try:
+        return await handler(request)
+    except (LowcommError, ValueError, KeyError) as error:
+        return JSONResponse({"error": str(error), "exit_code": getattr(error, "exit_code", 1)}, 400)
 
 
 def _told(record: object) -> Response:

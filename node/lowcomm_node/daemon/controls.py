@@ -10,6 +10,8 @@ from lowcomm_node.daemon.report import View, report, report_limits, report_peers
 from lowcomm_node.doctor.report import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import NodeError, RetryLater, TrainerError
+from lowcomm_node.journal.reader import MOST, Journal
+from lowcomm_node.journal.sample import Sample
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.state_transfer.catch_up import state_form
 from lowcomm_node.state_transfer.gather import Gatherer
@@ -49,6 +51,18 @@ class Controls:
         """The last exchanges, newest last."""
         exchanger = self._view().exchanger
         return list(exchanger.history.rounds)[-max(1, limit) :] if exchanger else []
+
+    async def samples(self, since: int, most: int) -> list[Sample]:
+        """Figures of the past, oldest first. Raises NodeError."""
+        run = self._view().run
+        if run is None:
+            return []
+        path = self._settings.paths.journal(run.fingerprint)
+
+        def read() -> list[Sample]:
+            return Journal(path).samples(since, max(1, min(most, MOST))) if path.exists() else []
+
+        return await asyncio.to_thread(read)
 
     def story(self, last: int) -> dict[str, Any]:
         """How the ``last``-th exchange from the end went. Raises NodeError."""

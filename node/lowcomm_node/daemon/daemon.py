@@ -62,6 +62,7 @@ class Daemon:
         self._part: Participation | None = None
         self._departure = Departure(self._leave_seconds)
         self.controls = Controls(settings, self._view, self._departure)
+        self.control = ControlServer(self.controls, settings.paths.control)
         self._recorder = Recorder(self.board, self.controls.status)
 
     @property
@@ -102,8 +103,7 @@ class Daemon:
             else:
                 identity = load_or_create_identity(key_file)
             self._peer_id = identity.peer_id
-            control = ControlServer(self.controls, self.settings.paths.control)
-            await control.start(self.settings.control_port, self._peer_id)
+            await self.control.start(self.settings.control_port, self._peer_id)
             try:
                 self._entry = Entry(self.settings, identity, key_file, self.board, self._refusals)
                 await self._live(self._entry)
@@ -112,7 +112,7 @@ class Daemon:
                 return 130
             finally:
                 await self.supervisor.stop()  # also if it was launched and nothing came of it
-                await control.close()
+                await self.control.close()
         if self._part is not None and self._part.barred is not None:
             raise self._part.barred
         return 0

@@ -174,9 +174,11 @@ class Demo:
         deadline = time.monotonic() + self.timeout
         title = f"{self.method}, {self.nodes} nodes, {self.steps} steps"
         with view(title, self.show) as show:
+            linked = False
             while True:
                 self._check_alive()
                 statuses = [_status(child.home) for child in self._started]
+                linked = linked or self._tell_link(statuses[0])
                 show(statuses, time.monotonic() - self._began)
                 known = [status for status in statuses if status is not None]
                 if [status.phase for status in known] == ["finished"] * self.nodes:
@@ -187,8 +189,16 @@ class Demo:
                     raise RetryLater(f"{late} ({waiting}).")
                 time.sleep(POLL)
 
+    def _tell_link(self, first: Status | None) -> bool:
+        """Say where the page of the first node is, once it has something to show."""
+        if first is None or first.trainer.loss is None:
+            return False
+        with suppress(NodeError), ControlClient(self._started[0].home) as client:
+            self._tell(f"node 1 in a browser, once: {client.link()}")
+        return True
+
     def _tell(self, text: str) -> None:
-        """Say what is done once training is over: that takes a while on a busy machine."""
+        """Say what is done: that takes a while on a busy machine."""
         if self.show:
             tell(text, time.monotonic() - self._began)
 

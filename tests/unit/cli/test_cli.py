@@ -170,6 +170,7 @@ COMMANDS += [
     "healthy",
     "exchanges",
     "logs",
+    "web",
     "checkpoint",
 ]
 

@@ -20,8 +20,10 @@ from helpers.statuses import make_exchange, make_peer, make_status
 from helpers.waiting import until
 from lowcomm_node.control import half_open
 from lowcomm_node.control.client import ControlClient, Endpoint, read_endpoint
+from lowcomm_node.control.queries import ROOT
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.errors import ConfigError, NodeError, NoPeers, NotRunning, RetryLater, Unhealthy
+from lowcomm_node.journal.sample import Sample, sample
 from lowcomm_node.status.events import Notice, OtherEvent, PhaseEntered
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage.paths import Paths
@@ -49,6 +51,9 @@ class StandIn:
 
     def rounds(self, limit: int) -> list[ExchangeEnded]:
         return [make_exchange(round=number) for number in range(limit)]
+
+    async def samples(self, since: int, most: int) -> list[Sample]:
+        return [sample(float(since), STATUS)][:most]
 
     def story(self, last: int) -> dict[str, Any]:
         if last > 2:
@@ -299,7 +304,7 @@ def test_a_request_that_makes_no_sense_is_refused_with_the_reason(
         headers = {"Authorization": f"Bearer {given['token']}"}
         content = body if isinstance(body, Iterator) else json.dumps(body).encode()
         chunked = isinstance(body, Iterator)
-        connection.request("POST", f"/v1/{path}", content, headers, encode_chunked=chunked)
+        connection.request("POST", f"{ROOT}/{path}", content, headers, encode_chunked=chunked)
         answer = connection.getresponse()
         assert answer.status == 400
         assert words in json.loads(answer.read())["error"]

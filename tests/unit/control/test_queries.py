@@ -38,7 +38,13 @@ def test_the_daemon_answers_every_query_in_a_method_of_its_name(query: Query[Any
 async def test_a_new_query_needs_its_line_and_its_method_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Query(name="weather", answer=Weather, parameters={"place": "here"}, method="POST")
+    asked = Query(
+        name="weather",
+        text="How it is.",
+        answer=Weather,
+        parameters={"place": "here"},
+        method="POST",
+    )
     monkeypatch.setattr(server, "QUERIES", [*QUERIES, asked])
     node: Any = SimpleNamespace(weather=weather)
     serving = ControlServer(node, Paths(tmp_path).control)
@@ -49,7 +55,7 @@ async def test_a_new_query_needs_its_line_and_its_method_alone(
             with pytest.raises(NodeError, match="'place' can't be 7"):
                 client.ask(asked, place=7)
             with pytest.raises(Unhealthy, match="different releases"):
-                client.ask(Query(name="weather", answer=int, method="POST"))
+                client.ask(Query(name="weather", text="How it is.", answer=int, method="POST"))
             return client.ask(asked), client.ask(asked, place="Ulm")
 
     try:

@@ -1,0 +1,57 @@
+// Figures as `lowcomm-node status` prints them (system/formatting.py).
+
+export const MISSING = "–";
+
+export function size(count) {
+  if (count === null || count === undefined) return MISSING;
+  let value = count;
+  for (const unit of ["B", "kB", "MB", "GB"]) {
+    if (Math.abs(value) < 1000) {
+      return `${value.toFixed(unit === "B" || unit === "kB" ? 0 : 1)} ${unit}`;
+    }
+    value /= 1000;
+  }
+  return `${value.toFixed(1)} TB`;
+}
+
+export function rate(value) {
+  return value === null || value === undefined ? MISSING : `${size(value)}/s`;
+}
+
+export function quantity(count) {
+  if (count === null || count === undefined) return MISSING;
+  if (Math.abs(count) < 1e3) return count.toFixed(0);
+  if (Math.abs(count) < 1e6) return `${(count / 1e3).toFixed(1)}k`;
+  if (Math.abs(count) < 1e9) return `${(count / 1e6).toFixed(1)}M`;
+  return `${(count / 1e9).toFixed(1)}G`;
+}
+
+export function loss(value) {
+  return value === null || value === undefined ? MISSING : value.toFixed(4);
+}
+
+export function milliseconds(value) {
+  if (value === null || value === undefined) return MISSING;
+  return value < 0.01 ? `${(1000 * value).toFixed(1)} ms` : `${(1000 * value).toFixed(0)} ms`;
+}
+
+export function seconds(value) {
+  if (value === null || value === undefined) return MISSING;
+  if (value < 60) return `${value.toFixed(1)} s`;
+  const whole = Math.floor(value);
+  const two = (number) => String(number).padStart(2, "0");
+  const minutes = Math.floor(whole / 60) % 60;
+  const hours = Math.floor(whole / 3600);
+  return hours
+    ? `${hours}:${two(minutes)}:${two(whole % 60)}`
+    : `${minutes}:${two(whole % 60)}`;
+}
+
+export function shortPeer(peer) {
+  return clean(peer).slice(-6);
+}
+
+// Peers choose these texts: control and bidirectional characters could disguise them.
+export function clean(text) {
+  return String(text).replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, " ").slice(0, 500);
+}
