@@ -35,8 +35,10 @@ class AdamW:
         self._fused = fused
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Take one step on the gradients that are there, at this learning rate."""
+    def step(self, rate: float, unless: Tensor | None = None) -> None:
+        """Take one step on the gradients that are there, at this learning rate; none if ``unless``,
+        a value of the device, is true, which only a fused kernel looks at."""
+        bad = None if unless is None else unless.float()
         for group in self._groups:
             weights = [weight for weight in group.weights if weight.grad is not None]
             for weight in weights:
@@ -51,6 +53,7 @@ class AdamW:
                 [],
                 [moments["step"] for moments in kept],
                 fused=self._fused or None,
+                found_inf=bad,
                 amsgrad=False,
                 beta1=self._betas[0],
                 beta2=self._betas[1],

@@ -26,29 +26,37 @@ class BatchedMuon:
         self._decay = weight_decay
 
     @torch.no_grad()
-    def step(self, rate: float) -> None:
-        """Take one step on the gradients that are there, at this learning rate."""
+    def step(self, rate: float, unless: Tensor | None = None) -> None:
+        """Take one step on the gradients that are there, at this learning rate; none if ``unless``,
+        a value of the device, is true."""
         alike: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
         for weight in self._weights:
             if weight.grad is not None:
                 alike[weight.shape].append(weight)
         for weights in alike.values():
-            self._step_alike(weights, rate)
+            self._step_alike(weights, rate, unless)
 
-    def _step_alike(self, weights: Sequence[Tensor], rate: float) -> None:
+    def _step_alike(self, weights: Sequence[Tensor], rate: float, unless: Tensor | None) -> None:
         updates: list[Tensor] = []
         for weight in weights:
             assert weight.grad is not None
             if weight not in self.state:
                 self.state[weight] = {"momentum_buffer": torch.zeros_like(weight.grad)}
             momentum = self.state[weight]["momentum_buffer"]
-            momentum.lerp_(weight.grad, 1 - self._momentum)
-            updates.append(weight.grad.lerp(momentum, self._momentum))
+            gradient = weight.grad
+            if unless is not None:  # momentum that moves towards itself stays
+                gradient = torch.where(unless, momentum, gradient)
+            momentum.lerp_(gradient, 1 - self._momentum)
+            updates.append(gradient.lerp(momentum, self._momentum))
         orthogonal = orthogonalized(torch.stack(updates), COEFFICIENTS, STEPS, EPSILON)
         rows, columns = weights[0].shape
         adjusted = rate * max(1.0, rows / columns) ** 0.5
         for weight, update in zip(weights, orthogonal, strict=True):
-            weight.mul_(1 - rate * self._decay).add_(update, alpha=-adjusted)
+            if unless is None:
+                weight.mul_(1 - rate * self._decay).add_(update, alpha=-adjusted)
+            else:
+                moved = (weight * (1 - rate * self._decay)).add_(update, alpha=-adjusted)
+                weight.copy_(torch.where(unless, weight, moved))
 
 
 class TorchMuon:
@@ -58,8 +66,9 @@ class TorchMuon:
         self._muon = torch.optim.Muon(weights, momentum=momentum, weight_decay=weight_decay)
         self.state: dict[Tensor, dict[str, Tensor]] = self._muon.state
 
-    def step(self, rate: float) -> None:
-        """See BatchedMuon."""
+    def step(self, rate: float, unless: Tensor | None = None) -> None:
+        """See BatchedMuon; it can't skip."""
+        assert unless is None
         self._muon.param_groups[0]["lr"] = rate
         self._muon.step()
 

@@ -26,8 +26,9 @@ class Part(Protocol):
 
     state: dict[Tensor, dict[str, Tensor]]
 
-    def step(self, rate: float) -> None:
-        """Take one step on the gradients that are there, at this learning rate."""
+    def step(self, rate: float, unless: Tensor | None = None) -> None:
+        """Take one step on the gradients that are there, at this learning rate; none if ``unless``,
+        a value of the device, is true."""
         ...
 
 
@@ -56,14 +57,26 @@ class InnerOptimizer:
         self.rate = 0.0
         """Learning rate of the last step."""
 
-    def step(self, swarm_step: int, steps: int, train: TrainSettings | None = None) -> None:
+    @property
+    def can_skip(self) -> bool:
+        """Whether ``step`` takes ``unless``."""
+        return not any(isinstance(part, TorchMuon) for part in self._parts)
+
+    def step(
+        self,
+        swarm_step: int,
+        steps: int,
+        train: TrainSettings | None = None,
+        unless: Tensor | None = None,
+    ) -> None:
         """Take one step on the gradients at the learning rate of ``swarm_step``, and clear them.
 
-        ``train``: the settings that hold now, where the run was amended.
+        ``train``: the settings that hold now, where the run was amended. ``unless``: a value of the
+        device; if it is true, nothing changes, as if there had been no step.
         """
         self.rate = learning_rate(train or self._train, swarm_step, steps)
         for part in self._parts:
-            part.step(self.rate)
+            part.step(self.rate, unless)
         for weight in self._weights.values():
             weight.grad = None
 
