@@ -89,7 +89,7 @@ class Injection:
         from lowcomm_node.trainer.replica import Replica
 
         TrainerLoop._carry_out = self._wrap_request(TrainerLoop._carry_out)
-        Replica.inner_step = self._wrap_step(Replica.inner_step)
+        Replica.take_step = self._wrap_step(Replica.take_step)
         self._wrap_disk()
 
     def _wrap_publish(self, publish: Any) -> Any:

@@ -441,6 +441,8 @@ class Training:
             threads=settings.threads,
             max_memory=settings.max_memory,
             max_vram=settings.max_vram,
+            micro_batch=settings.micro_batch,
+            activation_checkpointing=settings.activation_checkpointing,
             home=str(settings.home),
             max_disk=settings.max_disk,
             keep=settings.keep,

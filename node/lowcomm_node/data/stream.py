@@ -30,9 +30,13 @@ class TrainStream:
 
     def next_batch(self) -> tuple[Tensor, Tensor]:
         """Tokens and targets (the tokens that follow), int64 ``[batch, context]``."""
-        pair = _windows(self._split, self._context, self._batch, f"{self._key}:{self.batches}")
+        pair = self.batch(self.batches)
         self.batches += 1
         return pair
+
+    def batch(self, number: int) -> tuple[Tensor, Tensor]:
+        """The batch of this number, as ``next_batch`` gives it; on any thread."""
+        return _windows(self._split, self._context, self._batch, f"{self._key}:{number}")
 
     def state(self) -> dict[str, Any]:
         """The state for ``restore``; plain JSON."""

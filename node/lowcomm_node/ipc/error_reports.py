@@ -9,6 +9,8 @@ from lowcomm_node.ipc.messages import Failed, Refused
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
 
+_NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+
 
 def is_foreseen(error: Exception) -> bool:
     """Whether it is ours, the system's or torch's, so that its text alone tells what happened."""
@@ -25,6 +27,15 @@ def text_of(error: Exception) -> str:
     return f"{type(error).__name__}{place}: {error}. {defect}"
 
 
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device or the host had no room for a tensor."""
+    if isinstance(error, MemoryError):
+        return True
+    # torch's are RuntimeErrors that say so: of CUDA, of cuBLAS, and of the host.
+    told = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return any(words in told for words in _NO_ROOM)
+
+
 def refusal_of(error: Exception) -> Refused:
     """Why a request failed, whose fault that is, and the exit code that it should lead to."""
     return Refused(
@@ -38,8 +49,6 @@ def refusal_of(error: Exception) -> Refused:
 def failure_of(error: Exception) -> Failed:
     """Why training ends."""
     reason = text_of(error)
-    # torch.cuda.OutOfMemoryError is a RuntimeError that says so; the host's own is a MemoryError.
-    memory = isinstance(error, MemoryError) or "out of memory" in reason.lower()
-    kind = Kind.MEMORY if memory else Kind.ERROR
+    kind = Kind.MEMORY if is_out_of_memory(error) else Kind.ERROR
     kind = Kind.DIVERGED if isinstance(error, Diverged) else kind
     return Failed(reason=reason, kind=kind, exit_code=getattr(error, "exit_code", 1))

@@ -339,6 +339,21 @@ class Stepped(Event, name="step"):
     seconds: float = 0.0
     learning_rate: float = 0.0
     tokens_per_second: float = 0.0
+    micro_batch: int = 0
+    """Windows that go through the model at once."""
+    activation_checkpointing: bool = False
+    """Whether the backward pass computes blocks again."""
+
+
+class MicroBatch(Event, name="micro-batch"):
+    """Steps are cut in another way from now on."""
+
+    micro_batch: int
+    """Windows that go through the model at once."""
+    activation_checkpointing: bool
+    """Whether the backward pass computes blocks again."""
+    why: str
+    """`out of memory` or `found by trying`."""
 
 
 class Skipped(Event, name="skipped"):

@@ -27,6 +27,9 @@ class TrainerSettings:
     max_memory: float | None = None
     max_vram: float | None = None
     """GiB of the GPU's memory."""
+    micro_batch: int | None = None
+    """Windows that go through the model at once; None for as many as fit."""
+    activation_checkpointing: str = "auto"
     home: str = "."
     max_disk: float | None = None
     """GiB that the files of the home may take."""

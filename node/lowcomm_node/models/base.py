@@ -76,6 +76,9 @@ class Model(nn.Module, ABC):
     """A language model. Tokens are ``[batch, length]``, logits ``[batch, length, vocab]``."""
 
     settings: ModelSettings
+    recompute: bool = False
+    """Whether a backward pass computes blocks again, to the same bits, instead of keeping what they
+    hold; a family whose footprint names no blocks takes no notice."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:

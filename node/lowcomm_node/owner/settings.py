@@ -16,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 
 from lowcomm_node.owner.values import (
     Addresses,
+    Checkpointing,
     Device,
     Duration,
     Endpoints,
@@ -194,6 +195,24 @@ class NodeSettings(BaseModel):
             Section.MACHINE, "Memory of the GPU that training may take", "GiB", unset="all of it"
         ),
     ] = None
+    micro_batch: Annotated[
+        Annotated[int, Field(ge=1, le=1_000_000)] | None,
+        Setting(
+            Section.MACHINE,
+            "Windows of a batch that go through the model at once; what a step learns stays",
+            "COUNT",
+            unset="as many as fit into memory",
+        ),
+    ] = None
+    activation_checkpointing: Annotated[
+        Checkpointing,
+        Setting(
+            Section.MACHINE,
+            "Whether to compute activations again, which takes less memory and about a third "
+            "more time: on, off, or auto, where not one window fits otherwise",
+            "auto|on|off",
+        ),
+    ] = "auto"
     max_disk: Annotated[
         GiB | None,
         Setting(

@@ -44,6 +44,12 @@ def _check_device(device: str) -> str:
     return device
 
 
+def _check_checkpointing(value: str) -> str:
+    if value not in ("auto", "on", "off"):
+        raise ValueError("expected auto, on or off")
+    return value
+
+
 def _check_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
     for address in addresses:
         if not address.startswith("/") or "/p2p/" not in address:
@@ -75,6 +81,8 @@ Run = Annotated[str, AfterValidator(_check_run)]
 """``NAME`` or ``NAME@FINGERPRINT``."""
 Invite = Annotated[SecretStr, AfterValidator(_check_invite)]
 Device = Annotated[str, AfterValidator(_check_device)]
+Checkpointing = Annotated[str, AfterValidator(_check_checkpointing)]
+"""Of activations."""
 Addresses = Annotated[tuple[str, ...], AfterValidator(_check_addresses)]
 """Multiaddresses of peers or bootstrap servers, each once."""
 Endpoints = Annotated[tuple[str, ...], Field(max_length=8), AfterValidator(_check_endpoints)]

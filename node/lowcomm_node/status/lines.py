@@ -6,7 +6,14 @@ that failed get lines of their own.
 
 from collections.abc import Sequence
 
-from lowcomm_node.ipc.messages import Evaluated, Finished, Saved, Skipped, Tokenizing
+from lowcomm_node.ipc.messages import (
+    Evaluated,
+    Finished,
+    MicroBatch,
+    Saved,
+    Skipped,
+    Tokenizing,
+)
 from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.status.events import (
     LimitsChanged,
@@ -139,6 +146,9 @@ def _words(event: Event) -> str | None:
         case Skipped():
             why = f"as loss or gradients are not finite ({event.skipped_steps} so far)"
             return f"inner step {event.steps} skipped, {why}"
+        case MicroBatch():
+            again = ", activations computed again" if event.activation_checkpointing else ""
+            return f"{event.why}: {event.micro_batch} windows go through the model at once{again}"
         case Saved():
             return f"checkpoint at swarm step {event.swarm_step}"
         case SavingAgain():

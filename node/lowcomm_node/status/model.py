@@ -107,6 +107,10 @@ class Progress:
     """Inner steps that were skipped, as loss or gradients were not finite."""
     learning_rate: float | None = None
     """Of the last inner step."""
+    micro_batch: int | None = None
+    """Windows of a batch that go through the model at once here."""
+    activation_checkpointing: bool | None = None
+    """Whether activations are computed again in the backward pass, to take less memory."""
     val_loss_first: float | None = None
     """The first loss of the fast weights on held-out text since the start."""
     val_loss_last: float | None = None

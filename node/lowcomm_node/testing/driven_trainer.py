@@ -137,8 +137,7 @@ def driven(folder: Path, *peers: str, more: str = "", **settings: Any) -> Iterat
         yield loops
     finally:
         for one in loops:
-            one.loop._coder.shutdown()
-            one.loop._writer.shutdown()
+            one.loop.end_threads()
             os.close(one.memory)
         torch.set_num_threads(before)
         loop.LOOK = look

@@ -11,14 +11,18 @@ import torch
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.ipc.arena import Arena
 from lowcomm_node.ipc.lines import Event
-from lowcomm_node.ipc.messages import Ready
+from lowcomm_node.ipc.messages import MicroBatch, Ready
 from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.models.base import family_of
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.trainer import state, transfer
-from lowcomm_node.trainer.capacity import check_memory, limit_vram
+from lowcomm_node.trainer.capacity import Wanted, check_memory, limit_vram
 from lowcomm_node.trainer.capture import Capture
+from lowcomm_node.trainer.inner.finding import RECOMPUTE, describe, find
+from lowcomm_node.trainer.inner.micro_batch import Cut
+from lowcomm_node.trainer.inner.remembered import Remembered
+from lowcomm_node.trainer.memory import moments_bytes
 from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_node.trainer.text import open_text
 from lowcomm_protocol.codecs import coder
@@ -29,6 +33,7 @@ from lowcomm_protocol.spec.outer_settings import OuterSettings
 from lowcomm_protocol.spec.run import parse_canonical, run_id_of
 
 PAGE_BYTES = 4096
+TRIED = "found by trying"
 
 
 @dataclass(frozen=True)
@@ -52,7 +57,8 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     family_of(spec.model).check(spec.model)
     device = choose_device(settings.device)
     limits = (settings.max_memory, settings.max_vram)
-    reckoned = check_memory(spec, device, *limits, settings.exchanges)
+    wanted = Wanted(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
+    fit = check_memory(spec, device, *limits, settings.exchanges, wanted)
     limit_vram(device, settings.max_vram)
     disk_quota = DiskQuota(Path(settings.home), settings.max_disk)
     dataset = open_text(spec, settings, disk_quota, tell)
@@ -67,11 +73,12 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
         state.skip_text(replica, found.diverged)
     elif spec.start.files:
         _begin(replica, settings)
+    _cut_steps(replica, settings, wanted, fit.cut, tell)
     arena = _make_arena(replica, settings.exchanges, memory)
     resumed = found.checkpoint.info.step if found.checkpoint else None
     skipped = tuple(f"step {skipped.step}: {skipped.problem}" for skipped in found.skipped)
     ready = ready_of(replica, arena, resumed, skipped)
-    return Built(replica, store, arena, replace(ready, reckoned=reckoned.host_bytes))
+    return Built(replica, store, arena, replace(ready, reckoned=fit.reckoned.host_bytes))
 
 
 def _begin(replica: Replica, settings: TrainerSettings) -> None:
@@ -81,6 +88,33 @@ def _begin(replica: Replica, settings: TrainerSettings) -> None:
             "begins with are not here: move that folder away and join again, and peers send them."
         )
     replica.begin_with([Path(file) for file in settings.start])
+
+
+def _cut_steps(
+    replica: Replica,
+    settings: TrainerSettings,
+    wanted: Wanted,
+    reckoned: Cut,
+    tell: Callable[[Event], None],
+) -> None:
+    """Cut steps as the owner says, as a GPU takes them, or as is reckoned.
+
+    A processor is not tried: Linux promises more memory than there is, and ends who takes it.
+    """
+    gradient, train = replica.gradient, replica.spec.train
+    gradient.cut = reckoned
+    gradient.may_recompute = wanted.recompute is None and bool(
+        family_of(replica.spec.model).footprint(replica.spec.model).blocks
+    )
+    if replica.device.type != "cuda" or wanted.micro_batch is not None:
+        return
+    to_come = 0 if replica.optimizer.steps else moments_bytes(replica.spec)
+    file = Remembered(Path(settings.checkpoints).parent / "micro_batch.json")
+    name = describe(replica.device, settings.max_vram)
+    cut, is_new = find(gradient, train.batch, wanted.recompute, to_come, file, name)
+    gradient.cut = cut
+    if is_new:
+        tell(MicroBatch(micro_batch=cut.windows, activation_checkpointing=cut.recompute, why=TRIED))
 
 
 def ready_of(

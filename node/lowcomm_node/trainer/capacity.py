@@ -1,9 +1,12 @@
 """Whether the owner's machine can carry a run, checked before anything is allocated."""
 
+from dataclasses import dataclass
+
 import torch
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.memory_watch import GIB, memory_of_machine
+from lowcomm_node.trainer.inner.micro_batch import Cut, choose
 from lowcomm_node.trainer.memory import (
     DAEMON,
     TRAINER,
@@ -13,6 +16,22 @@ from lowcomm_node.trainer.memory import (
     reckon,
 )
 from lowcomm_protocol.spec.run import RunSpec
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the owner says of how steps are cut; None to choose."""
+
+    micro_batch: int | None = None
+    recompute: bool | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What training needs, and how steps are cut for that."""
+
+    reckoned: Reckoning
+    cut: Cut
 
 
 def limit_vram(device: torch.device, max_vram: float | None) -> None:
@@ -32,31 +51,48 @@ def check_memory(
     max_memory: float | None,
     max_vram: float | None = None,
     exchanges: int = 4,
-) -> Reckoning:
-    """What training needs. Raises ConfigError if that is more memory than is free, or than the
-    owner allows.
+    wanted: Wanted = Wanted(),
+) -> Fit:
+    """What training needs, and the largest micro-batch that is reckoned to fit. Raises ConfigError
+    if even the smallest takes more memory than is free, or than the owner allows.
 
     Limits are in GiB. ``exchanges``: how many may be under way at once.
     """
-    reckoned = reckon(spec, device.type == "cuda", exchanges)
+    gpu = device.type == "cuda"
     # Without a limit: what is free, and what daemon and trainer have taken already.
     free = memory_of_machine()[1] + DAEMON + TRAINER
     allowed = free if max_memory is None else int(max_memory * GIB)
-    _require(spec, reckoned.host, allowed, "memory", "--max-memory")
-    if device.type == "cuda":
-        free = torch.cuda.mem_get_info(device)[0]
-        allowed = free if max_vram is None else min(free, int(max_vram * GIB))
-        _require(spec, reckoned.device, allowed, "memory of the GPU", "--max-vram")
-    return reckoned
+    vram = 0
+    if gpu:
+        vram = torch.cuda.mem_get_info(device)[0]
+        vram = vram if max_vram is None else min(vram, int(max_vram * GIB))
+
+    def fits(cut: Cut) -> bool:
+        needed = reckon(spec, gpu, exchanges, cut)
+        return needed.host_bytes <= allowed and needed.device_bytes <= vram
+
+    cut = choose(spec.train.batch, wanted.micro_batch, wanted.recompute, fits)
+    if cut is None:
+        smallest = Cut(wanted.micro_batch or 1, wanted.recompute is not False)
+        least = reckon(spec, gpu, exchanges, smallest)
+        _require(spec, least.host, allowed, "memory", "--max-memory", wanted)
+        _require(spec, least.device, vram, "memory of the GPU", "--max-vram", wanted)
+    cut = cut or Cut(1)
+    return Fit(reckon(spec, gpu, exchanges, cut), cut)
 
 
-def _require(spec: RunSpec, parts: dict[str, int], allowed: int, what: str, option: str) -> None:
+def _require(
+    spec: RunSpec, parts: dict[str, int], allowed: int, what: str, option: str, wanted: Wanted
+) -> None:
     needed = sum(parts.values())
     if needed <= allowed:
         return
+    local = "leave --activation-checkpointing at auto, " if wanted.recompute is False else ""
+    if (wanted.micro_batch or 1) > 1:
+        local += "choose a smaller --micro-batch, "
     raise ConfigError(
         f"This run needs about {needed / GIB:.1f} GiB of {what}, {allowed / GIB:.1f} GiB are "
-        f"allowed here (GiB: {explain(parts)}; {count_parameters(spec.model):,} parameters): join "
-        f"from a larger machine, raise {option}, or ask the run's creator for a smaller batch or "
-        "context."
+        f"allowed here (GiB: {explain(parts)}; {count_parameters(spec.model):,} parameters): "
+        f"{local}join from a larger machine, raise {option}, or ask the run's creator for a "
+        "smaller model or context."
     )

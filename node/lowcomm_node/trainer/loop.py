@@ -6,12 +6,17 @@
         take one inner step                               unless held, or the run is over
 
 Coding, decoding, outer steps and writing run on two threads beside the loop, so that the
-accelerator does not wait for them. Requests that only decode or average do not wait for a step
-boundary either: where a step takes half a minute, an exchange would wait for several of them.
+accelerator does not wait for them; a third prepares the next batch. Requests that only decode or
+average do not wait for a step boundary either: where a step takes half a minute, an exchange would
+wait for several of them.
+
+On a GPU the loss of a step is read once the next one is queued, and before anything else is done
+between two steps.
 """
 
 import math
 import queue
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +34,8 @@ from lowcomm_node.models.evaluation import evaluate
 from lowcomm_node.models.sampling import TOP_K, generate
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.building import build, ready_of
+from lowcomm_node.trainer.inner.ahead import Ahead
+from lowcomm_node.trainer.inner.outcome import Outcome
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.saving import Saving
 from lowcomm_node.trainer.work import ExchangeWork, Handlers
@@ -36,6 +43,7 @@ from lowcomm_node.trainer.writing import StateWriter
 from lowcomm_protocol.spec.amendments import newest
 
 MAX_GENERATED = 4096
+OUT_OF_MEMORY = "out of memory"
 LOOK = 1.0
 """Seconds between two looks at whether a disk that hangs has held training long enough. A write
 that ends wakes training at once."""
@@ -55,6 +63,7 @@ class TrainerLoop:
         # One thread each: work on captures keeps its order, and states are written one by one.
         self._coder = ThreadPoolExecutor(1, "coder")
         self._writer = ThreadPoolExecutor(1, "writer")
+        self._batches = ThreadPoolExecutor(1, "batches")
         self._handlers: Handlers = {messages.Build: self._build, messages.Stop: self._stop}
         self._exchanges: ExchangeWork | None = None
         self._training = False
@@ -62,6 +71,10 @@ class TrainerLoop:
         self._told_finished = False
         self._speed = 0.0
         """Tokens a second, smoothed."""
+        self._began = deque[float]()
+        """When the steps began whose outcome is not told yet."""
+        self._told = 0.0
+        """When the outcome of a step was told last."""
         self._windows: int | None = None
         """Of held-out text: as many as the first evaluation could take, so that all compare."""
 
@@ -78,8 +91,12 @@ class TrainerLoop:
             self._leave_behind(error)
             raise
         finally:
-            self._coder.shutdown()
-            self._writer.shutdown()
+            self.end_threads()
+
+    def end_threads(self) -> None:
+        """End those beside the loop, once they have done what they were given."""
+        for executor in (self._coder, self._writer, self._batches):
+            executor.shutdown()
 
     def _leave_behind(self, error: Diverged) -> None:
         """The next start goes back one checkpoint, and trains on other text."""
@@ -105,10 +122,14 @@ class TrainerLoop:
         """Carry out what waits for a step boundary; with ``wait`` until training can go on."""
         while not self._stopping:
             self._merge_ripe()
+            if wait:
+                self._settle()
             try:
-                self._boundary.get(block=wait, timeout=LOOK)()
+                work = self._boundary.get(block=wait, timeout=LOOK)
             except queue.Empty:
                 return
+            self._settle()
+            work()
             wait = not self._can_step()
 
     def _carry_out(self, request: Request[Any], number: int) -> None:
@@ -131,6 +152,7 @@ class TrainerLoop:
         settings = request.settings
         built = build(settings, self._memory, self._pipe.tell)
         self.replica = built.replica
+        self.replica.ahead = Ahead(self._batches, built.replica.device)
         self.store = built.store
         self.arena = built.arena
         at_boundary = self._boundary.put
@@ -198,18 +220,32 @@ class TrainerLoop:
             self._tell_if_finished()
 
     def _step(self) -> None:
-        replica, began = self.replica, monotonic()
-        loss = replica.inner_step()
-        if replica.skipped_in_a_row:
-            self._tell_skipped(loss)
-        seconds = monotonic() - began
-        rate = replica.spec.tokens_per_step / max(1e-9, seconds)
-        self._speed = rate if not self._speed else 0.9 * self._speed + 0.1 * rate
-        self._tell_step(loss, seconds)
+        replica, cut = self.replica, self.replica.gradient.cut
+        self._began.append(monotonic())
+        replica.take_step()
+        if replica.gradient.cut != cut:
+            self._tell_cut(OUT_OF_MEMORY)
+        self._settle(but=1 if replica.runs_ahead else 0)
         if replica.steps % replica.spec.train.evaluate_every == 0 and not self._finished():
+            self._settle()
             self._evaluate()
-        self._states.save_if_due()
+        if self._states.is_due():
+            self._settle()
+            self._states.save_if_due()
         self._tell_if_finished()
+
+    def _settle(self, but: int = 0) -> None:
+        """Tell the outcome of all steps taken, but the last so many."""
+        while len(self._began) > but:
+            outcome, began = self.replica.settle(), self._began.popleft()
+            if self.replica.skipped_in_a_row:
+                self._tell_skipped(outcome)
+            now = monotonic()
+            # Steps that were queued behind one another began when the one before them ended.
+            seconds, self._told = now - max(began, self._told), now
+            rate = self.replica.spec.tokens_per_step / max(1e-9, seconds)
+            self._speed = rate if not self._speed else 0.9 * self._speed + 0.1 * rate
+            self._tell_step(outcome, seconds)
 
     def _evaluate(self) -> float:
         replica = self.replica
@@ -229,30 +265,42 @@ class TrainerLoop:
 
     # events
 
-    def _tell_step(self, loss: float, seconds: float) -> None:
-        replica, now = self.replica, self.replica.now
+    def _tell_step(self, outcome: Outcome, seconds: float) -> None:
+        replica, swarm_step = self.replica, outcome.swarm_step
+        now, cut = replica.course.at(swarm_step), replica.gradient.cut
         self._pipe.tell(
             messages.Stepped(
-                swarm_step=replica.clock.step,
-                steps=replica.steps,
+                swarm_step=swarm_step,
+                steps=outcome.steps,
                 tokens=replica.tokens,
-                loss=if_finite(loss),
+                loss=if_finite(outcome.loss),
                 skipped_steps=replica.skipped,
                 seconds=seconds,
-                learning_rate=learning_rate(now.train, replica.clock.step, now.run.steps),
+                learning_rate=learning_rate(now.train, swarm_step, now.run.steps),
                 tokens_per_second=self._speed,
+                micro_batch=cut.windows,
+                activation_checkpointing=cut.recompute,
             )
         )
 
-    def _tell_skipped(self, loss: float) -> None:
-        replica, row = self.replica, self.replica.skipped_in_a_row
+    def _tell_cut(self, why: str) -> None:
+        cut = self.replica.gradient.cut
+        self._pipe.tell(
+            messages.MicroBatch(
+                micro_batch=cut.windows, activation_checkpointing=cut.recompute, why=why
+            )
+        )
+
+    def _tell_skipped(self, outcome: Outcome) -> None:
+        row, steps = self.replica.skipped_in_a_row, outcome.steps
         if row >= MOST_SKIPPED:
             raise Diverged(
-                f"{row} inner steps in a row were skipped by step {replica.steps}, as loss "
-                f"({loss:.4g}) or gradients were not finite: train.learning_rate is too high."
+                f"{row} inner steps in a row were skipped by step {steps}, as loss "
+                f"({outcome.loss:.4g}) or gradients were not finite: train.learning_rate is too "
+                "high."
             )
         if row == 1:
-            steps, skipped = replica.steps, replica.skipped
+            skipped = self.replica.skipped
             self._pipe.tell(messages.Skipped(steps=steps, skipped_steps=skipped))
 
     def _tell_if_finished(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from lowcomm_node.models.base import Footprint, family_of
 from lowcomm_node.models.cross_entropy import chunk_tokens
+from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
@@ -57,8 +58,12 @@ class Reckoning:
         return sum(self.device.values())
 
 
-def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4) -> Reckoning:
-    """What training takes with at most so many ``exchanges`` under way at once."""
+def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4, cut: Cut | None = None) -> Reckoning:
+    """What training takes with at most so many ``exchanges`` under way at once.
+
+    ``cut``: how a step goes through the model; None for the whole batch at once.
+    """
+    cut = cut or Cut(spec.train.batch)
     model = family_of(spec.model).footprint(spec.model)
     numel = model.parameters
     optimizer = _moments(model, spec.train)
@@ -67,8 +72,8 @@ def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4) -> Reckoning:
     training = {
         "weights and gradients": 2 * FLOAT * numel,
         "optimizer": optimizer + _muon_scratch(model, spec.train, gpu),
-        f"activations and logits (batch {spec.train.batch} x context {spec.model.context})": (
-            _activations(spec, model, gpu, states)
+        f"activations and logits ({cut.windows} x context {spec.model.context} at once)": (
+            _activations(spec, model, gpu, states, cut)
         ),
     }
     keeping = {
@@ -100,6 +105,11 @@ def explain(parts: Mapping[str, int]) -> str:
         (part for part in parts.items() if part[1] >= GIB / 20), key=lambda part: -part[1]
     )[:4]
     return ", ".join(f"{name} {amount / GIB:.1f}" for name, amount in largest)
+
+
+def moments_bytes(spec: RunSpec) -> int:
+    """Of the inner optimizer."""
+    return _moments(family_of(spec.model).footprint(spec.model), spec.train)
 
 
 def _moments(model: Footprint, train: TrainSettings) -> int:
@@ -137,18 +147,18 @@ def _look(model: Footprint, tokens: int) -> int:
     return tokens * model.passing + 2 * held * model.vocab
 
 
-def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int) -> int:
+def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int, cut: Cut) -> int:
     """The larger of what a step and a look at held-out text take.
 
     A processor's look takes the place of ``states``: they are written after an evaluation.
     """
     context = spec.model.context
-    tokens = spec.train.batch * context
+    tokens = min(cut.windows, spec.train.batch) * context
     looked_at = max(context, EVALUATION_TOKENS)
     # A GPU computes in bf16, but norms and the loss, and keeps a copy of the weights in bf16.
     copies = FLOAT // 2 * model.parameters if gpu else 0
     look = FLOAT * _look(model, looked_at) - (0 if gpu else states)
-    return max(FLOAT * step_values(model, tokens), look) + copies
+    return max(FLOAT * step_values(model, tokens, cut.recompute), look) + copies
 
 
 def _exchanges(spec: RunSpec, numel: int, exchanges: int) -> int:

@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import sysconfig
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
@@ -31,6 +32,9 @@ from lowcomm_node.system.reading import Readings
 from lowcomm_node.trainer.capture import Capture, capture_for
 from lowcomm_node.trainer.device.copies import Copies
 from lowcomm_node.trainer.device.kernels import merges_alike, outer_of
+from lowcomm_node.trainer.inner.ahead import Ahead
+from lowcomm_node.trainer.inner.gradient import Gradient
+from lowcomm_node.trainer.inner.outcome import Outcome, Taken, read_later
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
@@ -140,6 +144,12 @@ class Replica:
         # and a minute of start-up.
         worth_it = device.type == "cuda" and can_compile()
         self.loss = _loss(self.model, worth_it if compiled is None else compiled)
+        self.gradient = Gradient(self.model, self._loss_of, spec.train.batch)
+        self.ahead: Ahead | None = None
+        """What prepares batches beside the steps."""
+        self.runs_ahead = device.type == "cuda" and self.optimizer.can_skip
+        """Whether steps are queued before the outcome of those before is known."""
+        self._unsettled: deque[Taken] = deque()
 
     @property
     def now(self) -> RunSpec:
@@ -162,28 +172,55 @@ class Replica:
         If the loss or a gradient is not finite, the step is skipped: only counters, stream and
         clock go on.
         """
-        tokens, targets = (
-            batch.to(self.device, non_blocking=True) for batch in self.stream.next_batch()
-        )
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
-            loss = self.loss(tokens, targets)
-        loss.backward()
+        self.take_step()
+        while True:
+            outcome = self.settle()
+            if not self.unsettled:
+                return outcome.loss
+
+    def take_step(self) -> None:
+        """The same without waiting for a GPU: ``settle`` tells what came of it."""
+        batch = self.stream.next_batch() if self.ahead is None else self.ahead.next(self.stream)
+        tokens, targets = (one.to(self.device, non_blocking=True) for one in batch)
+        loss = self.gradient.of(tokens, targets)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.train.clip)
-        # Both at once: the only time that a step waits for the device.
-        value, length = torch.stack((loss.detach().float(), norm.float())).tolist()
-        if math.isfinite(value) and math.isfinite(length):
-            now = self.now
-            self.readings.wait()
-            self.optimizer.step(self.clock.step, now.run.steps, now.train)
+        both, now = torch.stack((loss.float(), norm.float())), self.now
+        self.readings.wait()
+        if self.runs_ahead:
+            bad = both.isfinite().all().logical_not()
+            self.optimizer.step(self.clock.step, now.run.steps, now.train, unless=bad)
+            figures = read_later(both)
+        else:
+            known = both.tolist()
+            if all(map(math.isfinite, known)):
+                self.optimizer.step(self.clock.step, now.run.steps, now.train)
+            else:
+                self.model.zero_grad(set_to_none=True)
+            figures = partial(list, known)
+        self.steps += 1
+        self.clock.tick()
+        self._unsettled.append(Taken(steps=self.steps, swarm_step=self.clock.step, figures=figures))
+
+    def settle(self) -> Outcome:
+        """Count the oldest step that is not counted yet; waits for the device."""
+        taken = self._unsettled.popleft()
+        loss, norm = taken.figures()
+        if math.isfinite(loss) and math.isfinite(norm):
             self.skipped_in_a_row = 0
             self.tokens += self.spec.tokens_per_step
         else:
-            self.model.zero_grad(set_to_none=True)
             self.skipped += 1
             self.skipped_in_a_row += 1
-        self.steps += 1
-        self.clock.tick()
-        return value
+        return Outcome(loss=loss, steps=taken.steps, swarm_step=taken.swarm_step)
+
+    @property
+    def unsettled(self) -> int:
+        """Steps that were taken, and that ``tokens`` and ``skipped`` do not count yet."""
+        return len(self._unsettled)
+
+    def _loss_of(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+            return self.loss(tokens, targets)
 
     # exchanges
 

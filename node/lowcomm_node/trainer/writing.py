@@ -69,9 +69,13 @@ class StateWriter:
             self._tell(NotSaved(reason=HANGS))
         return is_held
 
+    def is_due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return self.saving.is_due(self._replica.steps, monotonic())
+
     def save_if_due(self) -> None:
         """Begin a checkpoint, if it is time for one."""
-        if self.saving.is_due(self._replica.steps, monotonic()):
+        if self.is_due():
             self._save()
 
     def _save(self) -> Future[Checkpoint]:

@@ -39,7 +39,9 @@ KEYS = {
     "exchange.applied": EXCHANGE,
     "exchange.no-partner": EXCHANGE,
     "exchange.failed": EXCHANGE,
-    "step": "swarm_step steps tokens loss skipped_steps seconds learning_rate tokens_per_second",
+    "step": "swarm_step steps tokens loss skipped_steps seconds learning_rate tokens_per_second "
+    "micro_batch activation_checkpointing",
+    "micro-batch": "micro_batch activation_checkpointing why",
     "skipped": "steps skipped_steps",
     "evaluated": "loss tokens swarm_step steps",
     "saved": "swarm_step path seconds after_trouble",

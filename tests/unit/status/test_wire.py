@@ -39,6 +39,7 @@ KEYS: dict[type, str] = {
         trainer.tokenizing.total trainer.tokenizing.tokens trainer.tokenizing.rate
         trainer.tokenizing.remaining trainer.steps trainer.swarm_step trainer.tokens
         trainer.tokens_per_second trainer.loss trainer.skipped_steps trainer.learning_rate
+        trainer.micro_batch trainer.activation_checkpointing
         trainer.val_loss_first trainer.val_loss_last trainer.priority trainer.priority.level
         trainer.priority.by trainer.priority.behind trainer.memory trainer.memory.reckoned
         trainer.memory.taken trainer.memory.most

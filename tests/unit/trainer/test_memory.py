@@ -107,14 +107,14 @@ def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model
 def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    hungry = spec_of({"context": 32_768}, batch=256)
+    hungry = spec_of({"context": 1_048_576, "layers": 16}, batch=256)
     with pytest.raises(
         ConfigError, match=r"needs about \d+\.\d GiB of memory, 4\.0 GiB are allowed here"
     ) as caught:
         check_memory(hungry, CPU, 4.0)
     told = str(caught.value)
-    assert "(GiB: activations and logits (batch 256 x context 32768) " in told
-    assert "raise --max-memory" in told and "smaller batch or context" in told
+    assert "(GiB: activations and logits (1 x context 1048576 at once) " in told
+    assert "raise --max-memory" in told and "smaller model or context" in told
     monkeypatch.setattr(limits, "memory_of_machine", lambda: (8 * GIB, 7 * GIB))
     with pytest.raises(ConfigError, match=r"7\.5 GiB are allowed here"):
         check_memory(hungry, CPU, None)

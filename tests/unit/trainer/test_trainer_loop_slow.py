@@ -27,15 +27,15 @@ SOON = 30.0
 async def test_a_contribution_is_decoded_while_a_step_is_under_way(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    begun, may_end, inner_step = threading.Event(), threading.Event(), Replica.inner_step
+    begun, may_end, take_step = threading.Event(), threading.Event(), Replica.take_step
 
-    def slow_step(replica: Replica) -> float:
+    def slow_step(replica: Replica) -> None:
         if replica.peer_id == "a" and replica.steps == 1:
             begun.set()
             may_end.wait(SOON)
-        return inner_step(replica)
+        take_step(replica)
 
-    monkeypatch.setattr(Replica, "inner_step", slow_step)
+    monkeypatch.setattr(Replica, "take_step", slow_step)
     trainers = {peer: TrainerThread() for peer in ("a", "b")}
     try:
         for peer, trainer in trainers.items():
@@ -55,7 +55,9 @@ async def test_a_contribution_is_decoded_while_a_step_is_under_way(
         begun.clear()
         may_end.clear()
         monkeypatch.setattr(
-            Replica, "inner_step", lambda replica: (begun.set(), may_end.wait(SOON), 1.0)[-1]
+            Replica,
+            "take_step",
+            lambda replica: (begun.set(), may_end.wait(SOON), take_step(replica))[-1],
         )
         assert await asyncio.to_thread(begun.wait, SOON), "the next step is under way"
         a.arena.view(slot, sent.size)[:] = b.arena.view(theirs, sent.size)

@@ -55,6 +55,9 @@ class TransformerFamily(Family):
             kept=layers * layer + 3 * width + 3,
             passing=widest,
             vocab=vocab,
+            blocks=layers,
+            in_block=layer,
+            between=width,
         )
 
     def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:

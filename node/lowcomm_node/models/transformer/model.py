@@ -16,6 +16,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Cache, Model, Place
@@ -209,8 +210,12 @@ class Transformer(Model):
                 "tokens."
             )
         x = self.embedding(tokens)
+        rope = self.rope[:, start:end]
         for block in self.blocks:
-            x = block(x, self.rope[:, start:end], cache)
+            if self.recompute and torch.is_grad_enabled():
+                x = checkpoint(block, x, rope, None, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = block(x, rope, cache)
         if cache is not None:
             cache.length = end
         return self.norm(x)

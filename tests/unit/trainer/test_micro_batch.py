@@ -1,0 +1,326 @@
+"""What must hold for steps that are cut: the gradient is that of the batch, the largest
+micro-batch that fits is found, and memory that is taken later costs no step."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.ipc.messages import MicroBatch, Stepped
+from lowcomm_node.models.base import Model, build_model
+from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish
+from lowcomm_node.trainer import capacity
+from lowcomm_node.trainer.capacity import Wanted, check_memory
+from lowcomm_node.trainer.inner.finding import find
+from lowcomm_node.trainer.inner.gradient import Gradient
+from lowcomm_node.trainer.inner.micro_batch import Cut, choose, largest
+from lowcomm_node.trainer.inner.remembered import Remembered
+from lowcomm_node.trainer.memory import GIB, reckon
+from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.spec.transformer import TransformerSettings
+
+SMALL = TransformerSettings(layers=2, width=32, heads=2, feed_forward=64, context=16)
+PAIRS = """
+[sync]
+method = "lowcomm"
+fragments = 2
+interval = 10
+overlap = 0
+min_steps = 1
+codec = "fp32"
+error_feedback = false
+momentum = 0.3
+"""
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+def batch_of(windows: int) -> tuple[Tensor, Tensor]:
+    draw = torch.Generator().manual_seed(windows)
+    text = torch.randint(0, SMALL.vocab, (windows, SMALL.context + 1), generator=draw)
+    return text[:, :-1].contiguous(), text[:, 1:].contiguous()
+
+
+def gradient_of(model: Model, windows: int, loss: Loss | None = None) -> Gradient:
+    return Gradient(model, loss or model.loss, windows)
+
+
+def learned(cut: Cut, windows: int = 8) -> tuple[Tensor, list[Tensor]]:
+    """Loss and gradients of a batch that is cut so."""
+    model = build_model(SMALL, 0)
+    gradient = gradient_of(model, windows)
+    gradient.cut = cut
+    loss = gradient.of(*batch_of(windows))
+    return loss, [weight.grad for weight in model.parameters() if weight.grad is not None]
+
+
+class Allocator:
+    """A device that has room for fewer than so many windows, or twice as many blocks computed
+    again."""
+
+    def __init__(self, model: Model, fails_at: int, says: str = "CUDA out of memory.") -> None:
+        self.model = model
+        self.fails_at = fails_at
+        self.says = says
+        self.asked: list[int] = []
+
+    def __call__(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """The loss, if there is room."""
+        self.asked.append(len(tokens))
+        if len(tokens) >= self.fails_at * (2 if self.model.recompute else 1):
+            raise RuntimeError(self.says)
+        return self.model.loss(tokens, targets)
+
+
+# the gradient
+
+
+@pytest.mark.parametrize("windows", [1, 2, 3, 5])
+def test_parts_of_any_size_give_loss_and_gradient_of_the_batch(windows: int) -> None:
+    expected, gradients = learned(Cut(8))
+    loss, found = learned(Cut(windows))
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-6)
+    assert len(found) == len(gradients) > 0
+    for ours, one in zip(found, gradients, strict=True):
+        assert (ours - one).abs().max() < 1e-6
+
+
+def test_a_batch_that_goes_through_at_once_keeps_its_bits() -> None:
+    model = build_model(SMALL, 0)
+    expected = model.loss(*batch_of(8))
+    expected.backward()
+    loss, found = learned(Cut(8))
+    assert torch.equal(loss, expected)
+    for ours, weight in zip(found, model.parameters(), strict=True):
+        assert weight.grad is not None and torch.equal(ours, weight.grad)
+
+
+def test_parts_weigh_by_their_tokens() -> None:
+    assert [Cut(size).parts(8) for size in (8, 7, 4, 3, 1, 100)] == [8, 4, 4, 3, 1, 8]
+    model = build_model(SMALL, 0)
+    tokens, targets = batch_of(5)
+    seen: list[int] = []
+
+    def loss(some: Tensor, theirs: Tensor) -> Tensor:
+        seen.append(len(some))
+        return model.loss(some, theirs)
+
+    gradient = gradient_of(model, 5, loss)
+    gradient.cut = Cut(3)
+    found = gradient.of(tokens, targets)
+    assert seen == [3, 2], "the last one is smaller, and counts for less"
+    torch.testing.assert_close(found, model.loss(tokens, targets).detach())
+
+
+def test_blocks_that_are_computed_again_change_no_bit_and_keep_less() -> None:
+    kept: list[int] = []
+
+    def count(tensor: Tensor) -> Tensor:
+        kept[-1] += tensor.nbytes
+        return tensor
+
+    outcomes = []
+    for cut in (Cut(8), Cut(8, True)):
+        kept.append(0)
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            outcomes.append(learned(cut))
+    (loss, gradients), (again, found) = outcomes
+    assert torch.equal(again, loss)
+    assert all(torch.equal(ours, one) for ours, one in zip(found, gradients, strict=True))
+    model = build_model(SMALL, 0)
+    model.recompute, peaks = True, []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: peaks.append(tensor.nbytes) or tensor, lambda tensor: tensor
+    ):
+        model.loss(*batch_of(8))
+    assert sum(peaks) < kept[0] / 2
+
+
+# what fits
+
+
+@pytest.mark.parametrize("most", [1, 2, 7, 8, 33])
+def test_the_largest_that_fits_is_found_in_few_tries(most: int) -> None:
+    for limit in range(most + 2):
+        tried: list[int] = []
+        found = largest(most, lambda count: tried.append(count) or count <= limit)  # noqa: B023
+        assert found == min(limit, most)
+        assert len(tried) <= 1 + most.bit_length()
+
+
+@pytest.mark.parametrize("fails_at", [2, 3, 8, 9])
+@pytest.mark.parametrize(
+    "says",
+    [
+        "CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you tried "
+        "to allocate 34 bytes. Error code 12 (Cannot allocate memory)",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)",
+    ],
+)
+def test_a_device_that_fails_at_n_windows_gets_one_less(
+    tmp_path: Path, fails_at: int, says: str
+) -> None:
+    model = build_model(SMALL, 0)
+    device = Allocator(model, fails_at, says)
+    gradient, file = gradient_of(model, 8, device), Remembered(tmp_path / "micro_batch.json")
+    assert find(gradient, 8, None, 0, file, "a card") == (Cut(min(8, fails_at - 1)), True)
+    assert all(weight.grad is None for weight in model.parameters()), "nothing of it is left"
+    device.asked.clear()
+    assert find(gradient, 8, None, 0, file, "a card") == (Cut(min(8, fails_at - 1)), False)
+    assert device.asked == [], "it is remembered"
+    assert find(gradient, 8, None, 0, file, "another")[1], "of that device"
+
+
+def test_blocks_are_computed_again_only_where_not_one_window_fits_otherwise(tmp_path: Path) -> None:
+    model = build_model(SMALL, 0)
+    gradient = gradient_of(model, 8, Allocator(model, 1))
+    file = Remembered(tmp_path / "a")
+    assert find(gradient, 8, None, 0, file, "a card") == (Cut(1, True), True)
+    with pytest.raises(ConfigError, match=r"Not one window .* leave --activation-checkpointing"):
+        find(gradient, 8, False, 0, file, "a card")
+    assert choose(8, 4, None, lambda cut: cut.recompute) == Cut(4, True)
+    assert choose(8, 4, False, lambda cut: cut.recompute) is None
+    assert choose(8, 99, True, lambda cut: True) == Cut(8, True)
+
+
+def test_an_error_that_is_not_about_memory_ends_the_search() -> None:
+    model = build_model(SMALL, 0)
+    gradient = gradient_of(model, 8, Allocator(model, 1, "an illegal memory access"))
+    with pytest.raises(RuntimeError, match="illegal"):
+        gradient.fits(Cut(8))
+    with pytest.raises(RuntimeError, match="illegal"):
+        gradient.of(*batch_of(8))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "[",
+        "[]",
+        '{"a card": 3}',
+        '{"a card": {"micro_batch": 9, "activation_checkpointing": false}}',
+        '{"a card": {"micro_batch": 0, "activation_checkpointing": false}}',
+        '{"a card": {"micro_batch": true, "activation_checkpointing": false}}',
+        '{"a card": {"micro_batch": 2}}',
+    ],
+)
+def test_a_file_that_is_damaged_or_of_another_batch_is_not_believed(
+    tmp_path: Path, content: str
+) -> None:
+    path = tmp_path / "micro_batch.json"
+    path.write_text(content)
+    assert Remembered(path).cut("a card", 8) is None
+    Remembered(path).keep("a card", Cut(3, True))
+    assert Remembered(path).cut("a card", 8) == Cut(3, True)
+
+
+# memory that is taken later
+
+
+def test_a_step_that_runs_out_is_halved_and_taken_again() -> None:
+    expected, gradients = learned(Cut(8))
+    model = build_model(SMALL, 0)
+    device = Allocator(model, 3)
+    gradient = gradient_of(model, 8, device)
+    loss = gradient.of(*batch_of(8))
+    assert device.asked == [8, 4, 2, 2, 2, 2] and gradient.cut == Cut(2)
+    torch.testing.assert_close(loss, expected, rtol=0, atol=1e-6)
+    for weight, one in zip(model.parameters(), gradients, strict=True):
+        assert weight.grad is not None and (weight.grad - one).abs().max() < 1e-6
+
+
+def test_a_window_that_runs_out_is_computed_again_where_that_is_allowed() -> None:
+    model = build_model(SMALL, 0)
+    gradient = gradient_of(model, 2, Allocator(model, 1))
+    with pytest.raises(RuntimeError, match="out of memory"):
+        gradient.of(*batch_of(2))
+    assert gradient.cut == Cut(1)
+    gradient.may_recompute = True
+    gradient.of(*batch_of(2))
+    assert gradient.cut == Cut(1, True)
+
+
+def test_the_loop_tells_that_it_cuts_steps(tmp_path: Path) -> None:
+    with driven(tmp_path, "a", more=PAIRS) as (one,):
+        one.steps(1)
+        assert one.events(MicroBatch) == []
+        one.replica.loss = Allocator(one.replica.model, 2)
+        one.steps(1)
+        told = one.events(MicroBatch)[0]
+        assert (told.micro_batch, told.why) == (1, "out of memory")
+        assert [step.micro_batch for step in one.events(Stepped)] == [2, 1]
+        assert one.replica.steps == 2 and one.replica.skipped == 0, "the step was not lost"
+
+
+# the owner's settings, and a processor
+
+
+def spec_of(**train: int) -> RunSpec:
+    model = {"width": 256, "heads": 4, "feed_forward": 704, "context": 1024}
+    return RunSpec.model_validate({"run": {"name": "a"}, "model": model, "train": train})
+
+
+def test_a_processor_gets_what_is_reckoned_to_fit() -> None:
+    spec, cpu = spec_of(batch=64), torch.device("cpu")
+
+    def takes(windows: int, again: bool = False) -> float:
+        return reckon(spec, False, 4, Cut(windows, again)).host_bytes / GIB
+
+    assert check_memory(spec, cpu, takes(64) + 0.01).cut == Cut(64)
+    assert check_memory(spec, cpu, takes(16) + 0.01).cut == Cut(16)
+    assert takes(1, True) < takes(1)
+    assert check_memory(spec, cpu, takes(1, True) + 0.001).cut == Cut(1, True)
+    for wanted, remedy in (
+        (Wanted(32), "smaller --micro-batch"),
+        (Wanted(None, False), "leave --activation-checkpointing at auto"),
+    ):
+        with pytest.raises(ConfigError, match=remedy):
+            check_memory(spec, cpu, takes(1, True) + 0.001, wanted=wanted)
+    assert check_memory(spec, cpu, 64.0, wanted=Wanted(3, True)).cut == Cut(3, True)
+
+
+def test_a_small_card_takes_part_in_a_run_of_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, card = spec_of(batch=256), SimpleNamespace(free=79 * GIB)
+    monkeypatch.setattr(capacity, "memory_of_machine", lambda: (64 * GIB, 64 * GIB))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (card.free, 80 * GIB))
+    assert check_memory(spec, torch.device("cuda:0"), None).cut == Cut(256)
+    card.free = 3 * GIB
+    assert 1 <= check_memory(spec, torch.device("cuda:0"), None).cut.windows < 64
+
+
+def test_the_owner_sets_the_micro_batch(tmp_path: Path) -> None:
+    with driven(tmp_path, "a", more=PAIRS, micro_batch=1, activation_checkpointing="on") as (one,):
+        one.steps(1)
+        assert one.replica.gradient.cut == Cut(1, True)
+        told = one.events(Stepped)[-1]
+        assert (told.micro_batch, told.activation_checkpointing) == (1, True)
+
+
+def test_two_nodes_of_different_micro_batch_stay_in_one_run(tmp_path: Path) -> None:
+    def exchanged(folder: Path, windows: int) -> list[Driven]:
+        folder.mkdir()
+        with driven(folder, "a", "b", more=PAIRS) as (one, other):
+            other.replica.gradient.cut = Cut(windows)
+            for _ in range(3):
+                for here in (one, other):
+                    here.steps(2)
+                for fragment in range(2):
+                    begin(one, other, fragment)
+                    for here, number in zip(
+                        (one, other), finish(one, other, fragment), strict=True
+                    ):
+                        assert "merged" in type(here.answer(number)).wire_name
+            return [one, other]
+
+    same, mixed = (exchanged(tmp_path / str(windows), windows) for windows in (2, 1))
+    for here in mixed:
+        assert (here.replica.steps, here.replica.clock.step) == (6, 6)
+        assert here.replica.tokens == same[0].replica.tokens, "tokens count alike"
+    for ours, theirs in zip(mixed, same, strict=True):
+        for phi, other in zip(ours.replica.phi, theirs.replica.phi, strict=True):
+            assert (phi - other).abs().max() < 1e-4

@@ -1,0 +1,233 @@
+"""What must hold where a device computes behind the program that feeds it: what a step gave is read
+late, yet nothing else sees an older state, and a step without finite gradients is still none."""
+
+import math
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lowcomm_node.data import open_data, open_tokenizer
+from lowcomm_node.data.stream import TrainStream
+from lowcomm_node.errors import DataError, Diverged
+from lowcomm_node.ipc.messages import Save, Skipped, Stepped
+from lowcomm_node.models.base import build_model
+from lowcomm_node.testing.driven_trainer import Driven, driven
+from lowcomm_node.trainer import replica as replica_module
+from lowcomm_node.trainer import state
+from lowcomm_node.trainer.inner.ahead import Ahead
+from lowcomm_node.trainer.loop import MOST_SKIPPED
+from lowcomm_node.trainer.optimizer import InnerOptimizer
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.spec.settings import TrainSettings
+from lowcomm_protocol.spec.transformer import TransformerSettings
+
+PAIRS = """
+[sync]
+method = "lowcomm"
+fragments = 2
+interval = 10
+overlap = 0
+min_steps = 1
+codec = "fp32"
+error_feedback = false
+momentum = 0.3
+"""
+
+
+class Device:
+    """Stands in for a GPU: notes when a step is queued, and when an outcome is waited for."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        take_step = Replica.take_step
+
+        def queue(replica: Replica) -> None:
+            take_step(replica)
+            self.done.append(f"step {replica.steps}")
+
+        monkeypatch.setattr(Replica, "take_step", queue)
+        monkeypatch.setattr(replica_module, "read_later", self.read_later)
+
+    def read_later(self, figures: Tensor) -> Callable[[], list[float]]:
+        """See outcome.py."""
+        number = 1 + sum(one.startswith("step") for one in self.done)
+
+        def read() -> list[float]:
+            self.done.append(f"read {number}")
+            return figures.tolist()
+
+        return read
+
+
+@pytest.fixture
+def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Driven, Device]]:
+    device = Device(monkeypatch)
+    with driven(tmp_path, "ahead", more=PAIRS) as (one,):
+        one.replica.runs_ahead = True
+        one.loop.store.keep = 10
+        yield one, device
+
+
+def poison(one: Driven, bad: list[bool]) -> None:
+    """Those of the next inner steps give no finite gradients for which ``bad`` says so."""
+    honest, left = one.replica.loss, list(bad)
+
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        value = honest(tokens, targets)
+        return value * math.nan if left and left.pop(0) else value
+
+    one.replica.loss = loss
+
+
+def run(one: Driven, count: int) -> None:
+    one.loop._training = True
+    for _ in range(count):
+        one.loop._serve(wait=False)
+        one.loop._step()
+
+
+def test_a_loss_is_read_once_the_next_step_is_queued(ahead: tuple[Driven, Device]) -> None:
+    one, device = ahead
+    run(one, 3)
+    assert device.done == ["step 1", "step 2", "read 1", "step 3", "read 2"]
+    assert [step.steps for step in one.events(Stepped)] == [1, 2]
+    one.loop._settle()
+    assert [step.steps for step in one.events(Stepped)] == [1, 2, 3]
+    assert device.done[-1] == "read 3"
+
+
+def test_what_is_asked_between_two_steps_sees_all_steps_counted(
+    ahead: tuple[Driven, Device],
+) -> None:
+    one, _ = ahead
+    run(one, 3)
+    saved = one.ask(Save())
+    assert (saved.steps, saved.tokens) == (3, 3 * one.replica.spec.tokens_per_step)
+    assert [step.steps for step in one.events(Stepped)][:3] == [1, 2, 3]
+
+
+def test_steps_are_the_same_to_the_bit_whether_they_are_read_late_or_not(
+    ahead: tuple[Driven, Device], tmp_path: Path
+) -> None:
+    pattern = [False, False, True, False, True, True, False]
+    other = tmp_path / "other"
+    other.mkdir()
+    with driven(other, "ahead", more=PAIRS) as (plain,):
+        late = ahead[0]
+        for one in (plain, late):
+            poison(one, pattern)
+            run(one, len(pattern))
+            one.loop._settle()
+        for name, weight in plain.replica.weights.items():
+            assert torch.equal(weight, late.replica.weights[name]), name
+        moments = late.replica.optimizer.moments()
+        for name, one_moment in plain.replica.optimizer.moments().items():
+            assert torch.equal(one_moment, moments[name]), name
+        for one in (plain, late):
+            told = one.events(Stepped)
+            assert [step.skipped_steps for step in told] == [0, 0, 1, 1, 2, 3, 3]
+            assert [event.steps for event in one.events(Skipped)] == [3, 5]
+            assert (told[-1].steps, told[-1].swarm_step) == (7, 7), "skipped steps count"
+        assert [step.loss for step in plain.events(Stepped)] == [
+            step.loss for step in late.events(Stepped)
+        ]
+
+
+def test_so_many_skipped_steps_in_a_row_end_training_one_step_later(
+    ahead: tuple[Driven, Device],
+) -> None:
+    one, _ = ahead
+    run(one, 1)
+    before = {name: weight.detach().clone() for name, weight in one.replica.weights.items()}
+    poison(one, [True] * 20)
+    with pytest.raises(Diverged, match=r"10 inner steps in a row .* by step 11"):
+        run(one, 20)
+    assert one.replica.steps == 1 + MOST_SKIPPED + 1
+    for name, weight in one.replica.weights.items():
+        assert torch.equal(weight, before[name])
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_optimizer_that_is_told_to_skip_on_the_device_changes_nothing(optimizer: str) -> None:
+    settings = TransformerSettings(layers=1, width=16, heads=2, feed_forward=32, context=16)
+    model = build_model(settings, 0)
+    train = TrainSettings.model_validate({"optimizer": optimizer})
+    inner = InnerOptimizer(model, train, torch.device("cpu"))
+    assert inner.can_skip
+    good, bad = torch.tensor(False), torch.tensor(True)
+
+    def step(value: float, unless: Tensor) -> None:
+        for weight in model.parameters():
+            weight.grad = torch.full_like(weight, value)
+        inner.step(0, 10, unless=unless)
+        assert all(weight.grad is None for weight in model.parameters())
+
+    step(0.1, good)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    moments = inner.moments()
+    for value in (math.nan, math.inf):
+        step(value, bad)
+    for weight, was in zip(model.parameters(), before, strict=True):
+        assert torch.equal(weight, was)
+    assert all(torch.equal(value, moments[name]) for name, value in inner.moments().items())
+    step(0.1, good)
+    assert not any(map(torch.equal, model.parameters(), before))
+
+
+# batches prepared ahead
+
+
+@pytest.fixture
+def stream(tmp_path: Path) -> TrainStream:
+    text = tmp_path / "text"
+    text.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (text / name).write_text("A short text, and again a short text. " * 200)
+    split = open_data(f"text:{text}", open_tokenizer("bytes"), tmp_path / "cache").train
+    return TrainStream(split, context=8, batch=2, seed=1, peer_id="a")
+
+
+def test_batches_prepared_ahead_are_those_of_the_stream(stream: TrainStream) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        ahead = Ahead(executor, torch.device("cpu"))
+        for number in (0, 1, 2):
+            assert torch.equal(ahead.next(stream)[0], stream.batch(number)[0])
+        assert stream.batches == 3, "what is prepared counts once it is taken"
+        stream.restore({"batches": 7})
+        assert torch.equal(ahead.next(stream)[1], stream.batch(7)[1])
+        stream.restore({"batches": 1})
+        assert torch.equal(ahead.next(stream)[1], stream.batch(1)[1])
+
+
+def test_text_that_can_t_be_read_ends_the_step_that_needs_it(
+    stream: TrainStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ThreadPoolExecutor(1) as executor:
+        ahead = Ahead(executor, torch.device("cpu"))
+        honest = stream.batch
+
+        def broken(number: int) -> tuple[Tensor, Tensor]:
+            if number == 1:
+                raise DataError("gone")
+            return honest(number)
+
+        monkeypatch.setattr(stream, "batch", broken)
+        ahead.next(stream)
+        with pytest.raises(DataError, match="gone"):
+            ahead.next(stream)
+        assert stream.batches == 1
+
+
+def test_a_loop_that_resumes_goes_on_with_the_batch_after_the_saved_one(tmp_path: Path) -> None:
+    with driven(tmp_path, "a", more=PAIRS) as (one,):
+        one.steps(3)
+        parts, meta = state.snapshot(one.replica)
+        one.steps(2)
+        expected = [step.loss for step in one.events(Stepped)][3:]
+        state.restore(one.replica, parts, meta)
+        one.steps(2)
+        assert [step.loss for step in one.events(Stepped)][5:] == expected
