@@ -30,7 +30,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Iterator[SignedRun]:
     """The run that driven trainers train."""
     first = tiny.TINY.replace("[run]", f'[run]\ncreator = "{CREATOR.peer_id}"\nsteps = {STEPS}', 1)
     monkeypatch.setattr(tiny, "TINY", first)
-    return sign_run(parse_toml(first + MORE + SOURCE), CREATOR)
+    return sign_run(parse_toml(first.format(model=tiny.MODEL) + MORE + SOURCE), CREATOR)
 
 
 def amended(run: SignedRun, *changes: tuple[int, dict[str, Any]]) -> Chain:
