@@ -1,7 +1,7 @@
 """Counts of what an exchange does to memory: the same on every machine, however busy it is.
 
 Both nodes run in this process, their trainers on threads of it, and what touches a fragment is
-watched: operations of torch, compiled kernels, SHA-256, memory of Python, and frames."""
+watched: operations of torch, compiled kernels, hashes, memory of Python, and frames."""
 
 import asyncio
 import hashlib
@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from blake3 import blake3
 from exchange_ends import FLOAT, Node, run_of, values_of
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -163,8 +164,10 @@ class Counting:
         counting = self
 
         class Hash:
+            kind: Any
+
             def __init__(self, data: Any = b"") -> None:
-                self._hash = hashlib.sha256()
+                self._hash = self.kind()
                 self.update(data)
 
             def update(self, data: Any) -> None:
@@ -174,7 +177,10 @@ class Counting:
             def __getattr__(self, name: str) -> Any:
                 return getattr(self._hash, name)
 
-        self._replace(lambda value: value is hashlib.sha256, lambda _: Hash)
+        self._replace(
+            lambda value: value is hashlib.sha256 or value is blake3,
+            lambda value: type("Counted", (Hash,), {"kind": staticmethod(value)}),
+        )
 
     def _replace(self, chosen: Any, by: Any) -> None:
         for name, module in list(sys.modules.items()):

@@ -21,6 +21,7 @@ from structlog.testing import capture_logs
 
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.ipc.digests import content_hash
 from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.sync import driver as driver_module
 from lowcomm_node.sync import offers
@@ -343,7 +344,9 @@ async def hear_content(stream: Stream) -> bytes:
         chunk = (await hear(stream)).chunk
         assert chunk.offset == len(data)
         data += chunk.data
-    assert sha256(data).digest() == content.digest
+    hashed = content_hash(content.blake3)
+    hashed.update(data)
+    assert hashed.digest() == content.digest
     return data
 
 

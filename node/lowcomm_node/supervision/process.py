@@ -123,20 +123,36 @@ class Trainer(ABC):
         )
         return (await self.ask(request)).text
 
-    async def capture(self, fragment: int, slot: int, realign: bool, ahead: int) -> Captured:
+    async def capture(
+        self, fragment: int, slot: int, realign: bool, ahead: int, blake3: bool = False
+    ) -> Captured:
         """Capture our contribution at the next step boundary and code it into a slot.
 
-        ``ahead``: how many inner steps longer than we the partner claims to have trained.
+        ``ahead``: how many inner steps longer than we the partner claims to have trained;
+        ``blake3``: what digests are.
         """
-        request = messages.Capture(fragment=fragment, slot=slot, realign=realign, ahead=ahead)
+        request = messages.Capture(
+            fragment=fragment, slot=slot, realign=realign, ahead=ahead, blake3=blake3
+        )
         return (await self.ask(request)).whole
 
     async def share(
-        self, fragment: int, slot: int, realign: bool, members: Sequence[str], ahead: int
+        self,
+        fragment: int,
+        slot: int,
+        realign: bool,
+        members: Sequence[str],
+        ahead: int,
+        blake3: bool = False,
     ) -> Shared:
         """The same in a group: code what each other owner gets."""
         request = messages.Capture(
-            fragment=fragment, slot=slot, realign=realign, ahead=ahead, members=tuple(members)
+            fragment=fragment,
+            slot=slot,
+            realign=realign,
+            ahead=ahead,
+            members=tuple(members),
+            blake3=blake3,
         )
         return await self.ask(request)
 

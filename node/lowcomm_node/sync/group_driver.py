@@ -130,7 +130,8 @@ class GroupDriver(ExchangeDriver):
             case groups.SendMean():
                 assert self._mean is not None
                 place, digest = self._mean_of(self.station.peer.me), self._mean[1]
-                await link.send_content(self._view(self.slots[2], *place), digest, pb.MEAN)
+                data = self._view(self.slots[2], *place)
+                await link.send_content(data, digest, pb.MEAN, self.one.blake3)
             case groups.SendHeld(held=held):
                 await link.send(frames.held(held))
             case groups.SendCommit(shards=shards, heard=heard):
@@ -139,9 +140,8 @@ class GroupDriver(ExchangeDriver):
     async def _send_share(self, link: GroupLink, shard: int) -> None:
         assert self._shared is not None
         offset, size = sum(self._shared.sizes[:shard]), self._shared.sizes[shard]
-        await link.send_content(
-            self._view(self.slots[0], offset, size), self._shared.digests[shard], pb.SHARE
-        )
+        data = self._view(self.slots[0], offset, size)
+        await link.send_content(data, self._shared.digests[shard], pb.SHARE, self.one.blake3)
 
     async def _reduce(self, contributors: Sequence[str]) -> None:
         offset, _ = self._mean_of(self.station.peer.me)
@@ -166,8 +166,9 @@ class GroupDriver(ExchangeDriver):
         self.sizes = tuple(coding.coded_size(stop - start) for start, stop in bounds)
 
     async def _code(self) -> None:
+        one = self.one
         self._shared = await self.trainer.share(
-            self.fragment, self.slots[0], self.one.realign, self.one.members, self.one.ahead
+            self.fragment, self.slots[0], one.realign, one.members, one.ahead, one.blake3
         )
 
     async def _merge(self, effect: base.Apply) -> Merged:

@@ -10,12 +10,12 @@ then by the trainer, which decodes it.
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from hashlib import sha256
 from math import inf
 from time import monotonic
 from typing import ClassVar
 
 from lowcomm_node.errors import GaveUp, LinkLost
+from lowcomm_node.ipc.digests import content_hash
 from lowcomm_node.ipc.messages import Again
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.transport.bandwidth import Arrival, Bandwidth
@@ -47,7 +47,7 @@ class Incoming:
                 f"announced {content.size} bytes where {least} to {len(into)} are due"
             )
         self.part, self.size, self.digest = content.part, content.size, content.digest
-        self._into, self._offset, self._hash = into, 0, sha256()
+        self._into, self._offset, self._hash = into, 0, content_hash(content.blake3)
         self._chunks_left = FREE_CHUNKS + content.size // LEAST_CHUNK
 
     @property
@@ -157,14 +157,15 @@ class Link:
         async with self._writing:
             await self.stream.send(frame)
 
-    async def send_content(self, data: memoryview, digest: bytes, part: pb.Part = pb.WHOLE) -> None:
-        """Send coded values. Raises LinkLost."""
+    async def send_content(
+        self, data: memoryview, digest: bytes, part: pb.Part = pb.WHOLE, blake3: bool = False
+    ) -> None:
+        """Send coded values; ``blake3``: what their digest is. Raises LinkLost."""
         async with self._writing, self._turns.take(self._given_up) as turn:
             if self._given_up.is_set():
                 raise LinkLost("was given up before its turn had come")
-            await self.stream.send(
-                pb.Frame(content=pb.Content(size=len(data), digest=digest, part=part))
-            )
+            content = pb.Content(size=len(data), digest=digest, part=part, blake3=blake3)
+            await self.stream.send(pb.Frame(content=content))
             offset, began = 0, monotonic()
             while offset < len(data):
                 size = turn.piece(self._bandwidth.up.piece(CHUNK_BYTES))

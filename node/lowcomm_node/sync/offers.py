@@ -25,6 +25,7 @@ def to_message(offer: Offer) -> pb.Offer:
         slow_digest=offer.slow_digest,
         momentum_digest=offer.momentum_digest,
         seconds=offer.seconds,
+        blake3=offer.blake3,
     )
 
 
@@ -51,6 +52,7 @@ def from_message(message: pb.Offer) -> Offer:
         slow_digest=message.slow_digest,
         momentum_digest=message.momentum_digest,
         seconds=message.seconds,
+        blake3=message.blake3,
     )
 
 

@@ -61,9 +61,8 @@ class PairDriver(ExchangeDriver):
         match effect:
             case pairs.SendContent():
                 assert self.content is not None
-                await link.send_content(
-                    self.arena.view(self.slots[0], self.content.size), self.content.digest
-                )
+                data = self.arena.view(self.slots[0], self.content.size)
+                await link.send_content(data, self.content.digest, blake3=self.one.blake3)
             case pairs.SendConfirm(members=members):
                 await link.send_confirm(members)
 
@@ -73,7 +72,8 @@ class PairDriver(ExchangeDriver):
             if self.content is None or link.bytes_sent < self.content.size:
                 raise ProtocolViolation("asked for what was not sent yet")
             size, digest = await self.trainer.resend(self.fragment, blocks, self.slots[0])
-            await link.send_content(self.arena.view(self.slots[0], size), digest)
+            data = self.arena.view(self.slots[0], size)
+            await link.send_content(data, digest, blake3=self.one.blake3)
         except LowcommError as error:
             self.lose(link.peer, error)
 
@@ -84,7 +84,7 @@ class PairDriver(ExchangeDriver):
 
     async def _code(self) -> None:
         self.content = await self.trainer.capture(
-            self.fragment, self.slots[0], self.one.realign, self.one.ahead
+            self.fragment, self.slots[0], self.one.realign, self.one.ahead, self.one.blake3
         )
 
     async def _merge(self, effect: base.Apply) -> Merged:

@@ -9,6 +9,7 @@ from hashlib import sha256
 
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.ipc.arena import Arena, create_file
+from lowcomm_node.ipc.digests import content_hash
 from lowcomm_node.ipc.messages import Again, Captured, Merged, Reduced, Shared
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_protocol.codecs import codec
@@ -81,11 +82,15 @@ class ScriptedTrainer:
         self.bend: Callable[[Captured], Captured] = lambda captured: captured
         """What is told of a capture, when it is not the truth."""
         self.swarm_step = self.steps = self.tokens = 0
+        self._blake3: dict[int, bool] = {}
+        """By fragment: what digests are in its exchange."""
         self._contributions: dict[int, dict[str, bytes]] = {}
         self._shared_out: dict[int, SharedOut] = {}
         self._turn = asyncio.Lock()  # like the real one it answers in the order of asking
 
-    async def capture(self, fragment: int, slot: int, realign: bool, ahead: int) -> Captured:
+    async def capture(
+        self, fragment: int, slot: int, realign: bool, ahead: int, blake3: bool = False
+    ) -> Captured:
         """See Trainer."""
         await self._asked("capture")
         assert fragment not in self._contributions, "captured twice"
@@ -94,7 +99,9 @@ class ScriptedTrainer:
         data = contribution(self.peer_id, fragment, self.captures[fragment], size)
         self._view(slot, size)[:] = data
         self._contributions[fragment] = {self.peer_id: data}
-        return self.bend(Captured(size=size, digest=sha256(data).digest(), steps=self.steps))
+        self._blake3[fragment] = blake3
+        digest = self._digest(fragment, data)
+        return self.bend(Captured(size=size, digest=digest, steps=self.steps))
 
     async def receive(self, fragment: int, peer: str, slot: int, size: int) -> Again | None:
         """See Trainer."""
@@ -108,7 +115,7 @@ class ScriptedTrainer:
         await self._asked("resend")
         data = b"again" + blocks
         self._view(slot, len(data))[:] = data
-        return len(data), sha256(data).digest()
+        return len(data), self._digest(fragment, data)
 
     async def patch(self, fragment: int, peer: str, slot: int, size: int) -> None:
         """See Trainer."""
@@ -116,7 +123,13 @@ class ScriptedTrainer:
         self._contributions[fragment][peer] += bytes(self._view(slot, size))
 
     async def share(
-        self, fragment: int, slot: int, realign: bool, members: tuple[str, ...], ahead: int
+        self,
+        fragment: int,
+        slot: int,
+        realign: bool,
+        members: tuple[str, ...],
+        ahead: int,
+        blake3: bool = False,
     ) -> Shared:
         """See Trainer."""
         await self._asked("share")
@@ -134,8 +147,9 @@ class ScriptedTrainer:
         shares[mine] = b""
         data = b"".join(shares)
         self._view(slot, len(data))[:] = data
-        told = tuple(map(len, shares)), tuple(sha256(share).digest() for share in shares)
-        return Shared(sizes=told[0], digests=told[1], steps=self.steps)
+        self._blake3[fragment] = blake3
+        digests = tuple(self._digest(fragment, share) for share in shares)
+        return Shared(sizes=tuple(map(len, shares)), digests=digests, steps=self.steps)
 
     async def receive_share(
         self, fragment: int, peer: str, slot: int, offset: int, size: int
@@ -153,7 +167,7 @@ class ScriptedTrainer:
         mean = mean_of(self.peer_id, {peer: one.received[peer] for peer in tokens})
         self._view(slot, offset + len(mean))[offset:] = mean
         one.means[self.peer_id] = mean
-        return Reduced(size=len(mean), digest=sha256(mean).digest(), refused={})
+        return Reduced(size=len(mean), digest=self._digest(fragment, mean), refused={})
 
     async def receive_mean(
         self, fragment: int, owner: str, slot: int, offset: int, size: int
@@ -199,6 +213,11 @@ class ScriptedTrainer:
         for key in (name, name + peer):
             if key in self.errors:
                 raise self.errors[key]
+
+    def _digest(self, fragment: int, data: bytes) -> bytes:
+        hashed = content_hash(self._blake3[fragment])
+        hashed.update(data)
+        return hashed.digest()
 
     def _shared(self, fragment: int) -> SharedOut:
         if fragment not in self._shared_out:

@@ -80,6 +80,8 @@ class Capture(ABC, Generic[AnyCoder]):
     realign: bool
     keep_momentum: bool = field(default=False, kw_only=True)
     """Whether a realignment leaves the outer momentum as it is."""
+    blake3: bool = field(default=False, kw_only=True)
+    """Whether digests of what is coded are BLAKE3; else SHA-256."""
     digests: tuple[str, str] = field(default=("", ""), kw_only=True)
     """SHA-256 of the new slow weights and momentum, hexadecimal, where all must hold the same."""
     bound: Bound

@@ -10,7 +10,6 @@ the fast weights, so they happen between two inner steps.
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
-from hashlib import sha256
 from itertools import accumulate
 from time import monotonic
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.ipc import messages
 from lowcomm_node.ipc.arena import Arena
+from lowcomm_node.ipc.digests import content_hash
 from lowcomm_node.ipc.error_reports import refusal_of
 from lowcomm_node.ipc.lines import A, Answer, Request
 from lowcomm_node.ipc.messages import Done
@@ -85,6 +85,7 @@ class ExchangeWork:
         began = monotonic()
         self._replica.copy(fragment, request.realign, request.members, request.ahead)
         capture = self._replica.capture_of(fragment)
+        capture.blake3 = request.blake3
         capture.stages.add("capture", monotonic() - began)
 
         def work() -> messages.Shared:
@@ -95,7 +96,7 @@ class ExchangeWork:
                 sizes = capture.code(self._slot(slot))
             with capture.stages.during("hash"):
                 places = zip(accumulate(sizes[:-1], initial=0), sizes, strict=True)
-                digests = tuple(self._digest(slot, *place) for place in places)
+                digests = tuple(self._digest(capture, slot, *place) for place in places)
             return messages.Shared(sizes=sizes, digests=digests, steps=capture.steps)
 
         return self._coder.submit(work)
@@ -116,7 +117,7 @@ class ExchangeWork:
         def work() -> messages.Resent:
             with capture.stages.during("encode"):
                 size = capture.resend(request.blocks, self._slot(request.slot))
-            return messages.Resent(size=size, digest=self._digest(request.slot, 0, size))
+            return messages.Resent(size=size, digest=self._digest(capture, request.slot, 0, size))
 
         return self._unless_void(request.fragment, capture, work)
 
@@ -126,7 +127,7 @@ class ExchangeWork:
         def work() -> messages.Reduced:
             with capture.stages.during("outer"):
                 size = capture.reduce(request.tokens, self._slot(request.slot, request.offset))
-            digest = self._digest(request.slot, request.offset, size)
+            digest = self._digest(capture, request.slot, request.offset, size)
             refused = {peer: refusal_of(error) for peer, error in capture.left_out.items()}
             return messages.Reduced(size=size, digest=digest, refused=refused)
 
@@ -216,5 +217,7 @@ class ExchangeWork:
         end = self._arena.slot_bytes if size is None else offset + size
         return self._arena.view(slot, end)[offset:]
 
-    def _digest(self, slot: int, offset: int, size: int) -> bytes:
-        return sha256(self._slot(slot, offset, size)).digest()
+    def _digest(self, capture: Capture, slot: int, offset: int, size: int) -> bytes:
+        hashed = content_hash(capture.blake3)
+        hashed.update(self._slot(slot, offset, size))
+        return hashed.digest()

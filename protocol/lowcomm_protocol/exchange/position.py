@@ -69,6 +69,7 @@ class Position:
             slow_digest=self._slow_digests[fragment] if by_digest else b"",
             momentum_digest=self._momentum_digests[fragment] if by_digest else b"",
             seconds=seconds,
+            blake3=True,
         )
 
     def supports(self, peer: str, swarm_step: int) -> bool:

@@ -35,6 +35,8 @@ class Underway:
     keep_momentum: bool = False
     ahead: int = 0
     """How many inner steps longer than we the other members claim to have trained."""
+    blake3: bool = False
+    """Whether all members know BLAKE3 as the digest of contents."""
     decided: float | None = None
     """When it was known that it is applied."""
     come: set[str] = field(default_factory=set[str])
@@ -87,3 +89,4 @@ class Underway:
         self.realign = must_realign(self.offer, others)
         self.keep_momentum = self.realign and keeps_momentum(self.offer, others)
         self.ahead = steps_ahead(self.offer, others, interval)
+        self.blake3 = self.offer.blake3 and all(offer.blake3 for offer in others)

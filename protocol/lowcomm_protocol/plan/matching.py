@@ -74,6 +74,8 @@ class Offer:
     """That it needs: to the end of a step, for coding, and for contents at the rates which its
     owner allows or its line has."""
     momentum_digest: bytes = b""
+    blake3: bool = False
+    """Whether it knows BLAKE3 as the digest of contents."""
 
 
 @dataclass(frozen=True)
