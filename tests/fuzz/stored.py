@@ -160,6 +160,9 @@ def control_body() -> Made:
             assert type(since) is type(most) is int
             return []
 
+        async def gather(self) -> dict[str, Any]:
+            return {}
+
     api = server.ControlServer(Node(), settings.home / "control.json")  # type: ignore[arg-type]
     asked = [api._answer(one) for one in QUERIES if one.method == "POST" or one.parameters]
     handlers = [api._limits, api._stop, api._generate, api._pause, api._let_in, *asked]
