@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -92,6 +92,11 @@ class Model(nn.Module, ABC):
     def new_cache(self) -> Cache | None:
         """A cache of an empty text; None where the model reads the whole text for each token."""
         return None
+
+    def compiled_parts(self) -> Iterable[nn.Module]:
+        """Modules that are worth to be compiled on their own, as they are alike; none to compile
+        the loss as a whole."""
+        return ()
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy in nats a token."""

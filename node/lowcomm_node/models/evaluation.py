@@ -14,6 +14,7 @@ from torch import Tensor
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import held_out_windows
 from lowcomm_node.models.base import Model
+from lowcomm_node.models.precision import computing
 
 EVALUATION_TOKENS = 32_768
 EVALUATION_SECONDS = 15.0
@@ -72,7 +73,8 @@ def _total_loss(model: Model, tokens: Tensor, targets: Tensor) -> float:
     model.eval()
     total = 0.0
     for part in torch.arange(len(tokens)).split(max(1, _BATCH_TOKENS // tokens.shape[1])):
-        loss = model.loss(tokens[part].to(device), targets[part].to(device))
+        with computing(device):
+            loss = model.loss(tokens[part].to(device), targets[part].to(device))
         total += float(loss) * len(part)
     model.train(was_training)
     return total

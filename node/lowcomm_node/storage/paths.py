@@ -41,6 +41,11 @@ class Paths:
         return self.home / "data"
 
     @property
+    def compiled(self) -> Path:
+        """What torch has compiled for the GPU, for the next start."""
+        return self.home / "compiled"
+
+    @property
     def runs(self) -> Path:
         """One folder per run, named by its fingerprint."""
         return self.home / "runs"

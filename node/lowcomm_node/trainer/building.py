@@ -16,9 +16,11 @@ from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.models.base import family_of
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.paths import Paths
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.capacity import Wanted, check_memory, limit_vram
 from lowcomm_node.trainer.capture import Capture
+from lowcomm_node.trainer.device.compiling import prepare
 from lowcomm_node.trainer.inner.finding import RECOMPUTE, describe, find
 from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_node.trainer.inner.remembered import Remembered
@@ -56,6 +58,7 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
         torch.set_num_threads(settings.threads)
     family_of(spec.model).check(spec.model)
     device = choose_device(settings.device)
+    prepare(device, Paths(Path(settings.home)).compiled)
     limits = (settings.max_memory, settings.max_vram)
     wanted = Wanted(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
     fit = check_memory(spec, device, *limits, settings.exchanges, wanted)

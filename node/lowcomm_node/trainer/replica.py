@@ -6,16 +6,12 @@ are float32 in host memory, one flat vector a fragment; without momentum nothing
 ``delta``.
 """
 
-import importlib.util
 import math
-import os
-import shutil
-import sysconfig
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -28,8 +24,10 @@ from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.models.base import Model, build_model, family_of, tensor_specs
 from lowcomm_node.models.open_weights import load_weights
+from lowcomm_node.models.precision import computing
 from lowcomm_node.system.reading import Readings
 from lowcomm_node.trainer.capture import Capture, capture_for
+from lowcomm_node.trainer.device.compiling import can_compile, loss_of
 from lowcomm_node.trainer.device.copies import Copies
 from lowcomm_node.trainer.device.kernels import merges_alike, outer_of
 from lowcomm_node.trainer.inner.ahead import Ahead
@@ -143,7 +141,7 @@ class Replica:
         # Compiling pays on CUDA, where a step is many small kernels. On a CPU it needs a compiler
         # and a minute of start-up.
         worth_it = device.type == "cuda" and can_compile()
-        self.loss = _loss(self.model, worth_it if compiled is None else compiled)
+        self.loss = loss_of(self.model, worth_it if compiled is None else compiled)
         self.gradient = Gradient(self.model, self._loss_of, spec.train.batch)
         self.ahead: Ahead | None = None
         """What prepares batches beside the steps."""
@@ -219,7 +217,7 @@ class Replica:
         return len(self._unsettled)
 
     def _loss_of(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+        with computing(self.device):
             return self.loss(tokens, targets)
 
     # exchanges
@@ -498,30 +496,8 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-def can_compile() -> bool:
-    """Whether torch can compile for a GPU here.
-
-    It needs Triton, which builds with a C compiler and Python's headers.
-    """
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    headers = Path(sysconfig.get_paths()["include"], "Python.h")
-    return (
-        compiler is not None and headers.exists() and importlib.util.find_spec("triton") is not None
-    )
-
-
 def _built(spec: RunSpec) -> Model:
     """The model of a run. Where it names files with weights, they or a checkpoint set them."""
     if spec.start.files:
         return family_of(spec.model).blank(spec.model)
     return build_model(spec.model, spec.run.seed)
-
-
-def _loss(model: Model, compiled: bool) -> Callable[[Tensor, Tensor], Tensor]:
-    return partial(_compiled_loss(type(model)), model) if compiled else model.loss
-
-
-@cache
-def _compiled_loss(kind: type[Model]) -> Callable[..., Any]:
-    """Replicas of one process share what was compiled."""
-    return torch.compile(kind.loss)

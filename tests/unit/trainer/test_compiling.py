@@ -2,6 +2,7 @@
 trains all the same."""
 
 import importlib.util
+import os
 import shutil
 import sysconfig
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
-from lowcomm_node.trainer.replica import can_compile
+from lowcomm_node.trainer.device.compiling import FOLDERS, can_compile, prepare
 
 Machine = Callable[..., None]
 
@@ -54,3 +56,21 @@ def test_a_compiler_that_the_environment_names_will_do(
     machine(compiler=None)
     monkeypatch.setenv("CC", "/opt/cc")
     assert can_compile()
+
+
+def test_what_is_compiled_for_a_gpu_is_kept_in_the_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    precision: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", precision.append)
+    for variable in FOLDERS:
+        monkeypatch.delenv(variable, raising=False)
+    prepare(torch.device("cpu"), tmp_path)
+    assert not precision and not set(FOLDERS) & set(os.environ)
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/srv/triton")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", "")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR")
+    prepare(torch.device("cuda:1"), tmp_path)
+    assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / "inductor")
+    assert os.environ["TRITON_CACHE_DIR"] == "/srv/triton", "an owner's own folder stays"
+    assert precision == ["high"]

@@ -11,6 +11,7 @@ norm of queries and keys, slowed frequencies.
 
 import math
 import re
+from collections.abc import Iterable
 from typing import cast
 
 import torch
@@ -22,6 +23,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Cache, Model, Place
 from lowcomm_node.models.cross_entropy import cross_entropy
 from lowcomm_node.models.filling import fill_normal
+from lowcomm_node.models.precision import as_computed
 from lowcomm_protocol.plan.fragments import Role
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
@@ -209,13 +211,16 @@ class Transformer(Model):
                 f"A text of {end} tokens exceeds context = {self.settings.context}: pass fewer "
                 "tokens."
             )
-        x = self.embedding(tokens)
+        # Else the embedding, which autocast leaves in fp32, would keep the residual stream in it.
+        x = as_computed(self.embedding(tokens))
         rope = self.rope[:, start:end]
         for block in self.blocks:
+            # Compiled blocks are for training: a text that grows would be compiled at each length.
+            step = block if cache is None else block.forward
             if self.recompute and torch.is_grad_enabled():
-                x = checkpoint(block, x, rope, None, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(step, x, rope, None, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = block(x, rope, cache)
+                x = step(x, rope, cache)
         if cache is not None:
             cache.length = end
         return self.norm(x)
@@ -223,6 +228,10 @@ class Transformer(Model):
     def new_cache(self) -> KeyValueCache:
         """See Model."""
         return KeyValueCache(cast("TransformerSettings", self.settings), self.embedding.weight)
+
+    def compiled_parts(self) -> Iterable[nn.Module]:
+        """See Model."""
+        return self.blocks
 
     def place_of(self, name: str) -> Place:
         """See Model."""

@@ -1,0 +1,122 @@
+"""In which precision models compute, and how blocks are compiled."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+
+from lowcomm_node.models import evaluation
+from lowcomm_node.models.precision import computing
+from lowcomm_node.models.sampling import generate
+from lowcomm_node.models.transformer.model import Transformer, build_transformer
+from lowcomm_node.trainer.device.compiling import loss_of
+from lowcomm_protocol.spec.transformer import TransformerSettings
+
+SMALL = TransformerSettings(vocab=258, context=32, width=32, heads=2, layers=3, feed_forward=64)
+
+
+@pytest.fixture
+def model() -> Transformer:
+    """A small one."""
+    return build_transformer(SMALL, 0)
+
+
+@pytest.fixture
+def autocast() -> Iterator[None]:
+    """As on a GPU."""
+    with torch.autocast("cpu", torch.bfloat16):
+        yield
+
+
+def streams(model: Transformer, tokens: torch.Tensor) -> list[torch.dtype]:
+    """The precision of what each block adds to."""
+    seen: list[torch.dtype] = []
+    hooks = [
+        block.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+        for block in model.blocks
+    ]
+    model(tokens)
+    for hook in hooks:
+        hook.remove()
+    return seen
+
+
+def test_a_processor_computes_in_fp32(model: Transformer) -> None:
+    tokens = torch.arange(32).view(1, 32)
+    with computing(torch.device("cpu")):
+        assert streams(model, tokens) == [torch.float32] * 3
+
+
+@pytest.mark.usefixtures("autocast")
+def test_within_autocast_the_residual_stream_is_in_bf16(model: Transformer) -> None:
+    tokens = torch.arange(32).view(1, 32)
+    assert streams(model, tokens) == [torch.bfloat16] * 3
+    loss = model.loss(tokens, tokens)
+    loss.backward()
+    assert loss.dtype == torch.float32
+    assert all(weight.grad.dtype == torch.float32 for weight in model.parameters())
+
+
+@pytest.mark.slow
+def test_a_bf16_stream_trains_as_well_as_one_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
+    def trained() -> float:
+        model, generator = build_transformer(SMALL, 0), torch.Generator().manual_seed(0)
+        optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+        for _ in range(40):
+            start = torch.randint(0, 200, (8, 1), generator=generator)
+            tokens = (start + 3 * torch.arange(33)) % 200  # each text counts by threes
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = model.loss(tokens[:, :-1], tokens[:, 1:])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        return float(loss.detach())
+
+    short = trained()
+    monkeypatch.setattr("lowcomm_node.models.transformer.model.as_computed", lambda x: x)
+    wide = trained()
+    assert short < 4.0, "it learns"
+    assert abs(short - wide) < 0.05 * wide
+
+
+def test_held_out_loss_is_computed_as_training_computes(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[torch.device] = []
+
+    def noted(device: torch.device) -> torch.autocast:
+        told.append(device)
+        return torch.autocast("cpu", torch.bfloat16)
+
+    seen: list[torch.dtype] = []
+    model.blocks[0].register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].dtype))
+    monkeypatch.setattr(evaluation, "computing", noted)
+    tokens = torch.arange(64).view(2, 32)
+    evaluation._total_loss(model, tokens, tokens)
+    assert told == [torch.device("cpu")] and seen == [torch.bfloat16]
+
+
+@pytest.mark.slow
+def test_blocks_are_compiled_once_and_only_for_training(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.testing import CompileCounter
+
+    counter, compiler = CompileCounter(), torch.compile
+    monkeypatch.setattr(torch, "compile", lambda target, **_: compiler(target, backend=counter))
+    monkeypatch.setattr(nn.Module, "compile", _compile)
+    tokens = torch.arange(64).view(2, 32)
+    expected = model.loss(tokens, tokens)
+    loss = loss_of(model, compiled=True)
+    assert torch.equal(loss(tokens, tokens), expected)
+    assert counter.frame_count == 1, "three blocks share what one was compiled to"
+    assert len(list(generate(model, [1, 2, 3], 5, 0.0, 1, 0))) == 5
+    assert counter.frame_count == 1, "texts that grow are not compiled"
+    assert loss_of(build_transformer(SMALL, 0), compiled=False)(tokens, tokens) == expected
+    assert counter.frame_count == 1
+
+
+def _compile(module: nn.Module) -> None:
+    """`nn.Module.compile`, by the compiler of the test."""
+    module._compiled_call_impl = torch.compile(module._call_impl)  # type: ignore[assignment]
