@@ -31,7 +31,7 @@ MEMORY = 3000
 """MB of a whole process, of which libraries take 600."""
 WORTH = 60.0
 """Seconds from which on what came of a target is written down."""
-MODULES = ("coded", "told", "machines", "stored")
+MODULES = ("coded", "told", "machines", "stored", "opened")
 """Where targets are."""
 PROTOCOL = ROOT / "protocol" / "lowcomm_protocol"
 COMPILED = [

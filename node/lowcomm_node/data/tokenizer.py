@@ -3,7 +3,8 @@
 import hashlib
 import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -93,18 +94,14 @@ class FileTokenizer:
     def __init__(self, path: Path) -> None:
         library = _tokenizers(path)
         content = _read(path)
-        try:
+        self.path = path
+        with self._explained("is not a tokenizer.json"):
             self._tokenizer = library.Tokenizer.from_str(content.decode())
             # Numbers may have gaps, so their count is not always enough.
             self.vocab: int = max(self._tokenizer.get_vocab().values()) + 1
-        except Exception as error:  # the library raises plain Exception
-            raise ConfigError(
-                f"{path} is not a tokenizer.json ({error}): name one with --tokenizer."
-            ) from error
-        # Files of models for short texts enable truncation and padding.
-        self._tokenizer.no_truncation()
-        self._tokenizer.no_padding()
-        self.path = path
+            # Files of models for short texts enable truncation and padding.
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
         self.content = content
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.name = f"tokenizers:{self.sha256[:16]}"
@@ -112,17 +109,35 @@ class FileTokenizer:
         self.separator: int | None = next((token for token in known if token is not None), None)
 
     def encode(self, text: bytes) -> NDArray[Any]:
-        encoding = self._tokenizer.encode(text.decode(errors="replace"), add_special_tokens=False)
+        decoded = text.decode(errors="replace")
+        with self._explained("can't tokenize a text"):
+            encoding = self._tokenizer.encode(decoded, add_special_tokens=False)
         return np.asarray(encoding.ids, dtype=np.uint32)
 
     def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
         # The library uses threads of its own (RAYON_NUM_THREADS) and releases the interpreter lock.
         decoded = [text.decode(errors="replace") for text in texts]
-        encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
+        with self._explained("can't tokenize a text"):
+            encodings = self._tokenizer.encode_batch_fast(decoded, add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
 
     def decode(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode(list(tokens))
+        with self._explained("can't turn tokens into text"):
+            return self._tokenizer.decode(list(tokens))
+
+    @contextmanager
+    def _explained(self, what: str) -> Iterator[None]:
+        """Raise ConfigError in place of whatever the library raises."""
+        try:
+            yield
+        except BaseException as error:
+            # It raises plain Exception, and where Rust panics something that is none.
+            if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+                shown = str(error)[:200]
+                raise ConfigError(
+                    f"{self.path} {what} ({shown}): name another file with --tokenizer."
+                ) from None
+            raise
 
 
 def open_tokenizer(name: str) -> Tokenizer:
