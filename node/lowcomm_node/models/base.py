@@ -78,7 +78,7 @@ class Model(nn.Module, ABC):
     settings: ModelSettings
     recompute: bool = False
     """Whether a backward pass computes blocks again, to the same bits, instead of keeping what they
-    hold; a family whose footprint names no blocks takes no notice."""
+    hold."""
 
     @abstractmethod
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
@@ -88,6 +88,10 @@ class Model(nn.Module, ABC):
     def place_of(self, name: str) -> Place:
         """Where the parameter of this name belongs: fragments keep blocks whole, Muon moves their
         matrices."""
+
+    def recompute_blocks(self, on: bool) -> None:
+        """Set ``recompute``; a family whose footprint names no blocks takes no notice."""
+        self.recompute = on
 
     def new_cache(self) -> Cache | None:
         """A cache of an empty text; None where the model reads the whole text for each token."""

@@ -174,3 +174,26 @@ def test_without_the_library_the_command_that_installs_it_is_told(
     monkeypatch.setattr(families.importlib, "import_module", missing)
     with pytest.raises(ConfigError, match=r"pip install 'lowcomm-node\[hf\]'"):
         family_of(tiny("llama")).check(tiny("llama"))
+
+
+@pytest.mark.parametrize("type_", ARCHITECTURES)
+def test_blocks_that_are_computed_again_change_no_bit_and_keep_less(type_: str) -> None:
+    model = build_model(tiny(type_), 1)
+    kept: list[int] = []
+    found: list[list[torch.Tensor]] = []
+    for again in (False, True, False):
+        model.recompute_blocks(again)
+        kept.append(0)
+
+        def count(tensor: torch.Tensor) -> torch.Tensor:
+            kept[-1] += tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            loss = model.loss(TOKENS, TOKENS)
+        loss.backward()
+        found.append([loss.detach()] + [one.grad for one in model.parameters()])  # type: ignore[list-item]
+        model.zero_grad(set_to_none=True)
+    assert kept[1] < 0.7 * kept[0] and kept[2] == kept[0]
+    for other in found[1:]:
+        assert all(torch.equal(*pair) for pair in zip(found[0], other, strict=True))

@@ -50,6 +50,9 @@ class TransformersFamily(Family):
             # A loss that is not computed in chunks holds all logits three times.
             passing=widest + (0 if model.type in LINEAR_HEADS else 3 * vocab),
             vocab=vocab,
+            blocks=size.layers,
+            in_block=layer,
+            between=width,
         )
 
     def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:

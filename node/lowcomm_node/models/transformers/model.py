@@ -79,6 +79,18 @@ class TransformersModel(Model):
         states = states / float(settings.values.get("logits_scaling", 1.0))
         return cross_entropy(states, causal.get_output_embeddings().weight, targets)
 
+    def recompute_blocks(self, on: bool) -> None:
+        """See Model."""
+        super().recompute_blocks(on)
+        causal: Any = self.causal
+        # Releases of 5 name it in two ways.
+        kind = "activation" if hasattr(causal, "activation_checkpointing_enable") else "gradient"
+        if on:
+            how = {"use_reentrant": False, "preserve_rng_state": False}
+            getattr(causal, f"{kind}_checkpointing_enable")(how)
+        else:
+            getattr(causal, f"{kind}_checkpointing_disable")()
+
     def new_cache(self) -> KeptText:
         """See Model."""
         return KeptText(library().DynamicCache(config=self.causal.config))

@@ -65,7 +65,8 @@ class Gradient:
         return True
 
     def _pass(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        self._model.recompute = self.cut.recompute
+        if self._model.recompute != self.cut.recompute:
+            self._model.recompute_blocks(self.cut.recompute)
         size = self.cut.parts(len(tokens))
         if size == len(tokens):
             loss = self._loss(tokens, targets)
