@@ -32,7 +32,5 @@ def tiny_settings(
         peer_id=peer_id,
         checkpoints=str(folder / peer_id),
         data_cache=str(folder / "data"),
-        device="cpu",
-        threads=1,
-        **settings,
+        **{"device": "cpu", "threads": 1, **settings},
     )

@@ -187,6 +187,21 @@ def test_blocks_are_computed_again_only_where_not_one_window_fits_otherwise(tmp_
     assert choose(8, 99, True, lambda cut: True) == Cut(8, True)
 
 
+def test_a_try_takes_what_a_step_will_take_beside_it() -> None:
+    model = build_model(SMALL, 0)
+    held: list[int] = []
+
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        held.append(sum(weight.grad is not None for weight in model.parameters()))
+        return model.loss(tokens, targets)
+
+    gradient = gradient_of(model, 8, loss)
+    assert gradient.fits(Cut(8)) and gradient.fits(Cut(4), ballast=1024)
+    assert held == [0, len(list(model.parameters()))], "parts add to gradients that are there"
+    assert not gradient.fits(Cut(1), ballast=1 << 60), "moments that are not there yet"
+    assert all(weight.grad is None for weight in model.parameters())
+
+
 def test_an_error_that_is_not_about_memory_ends_the_search() -> None:
     model = build_model(SMALL, 0)
     gradient = gradient_of(model, 8, Allocator(model, 1, "an illegal memory access"))
@@ -230,6 +245,25 @@ def test_a_step_that_runs_out_is_halved_and_taken_again() -> None:
     loss = gradient.of(*batch_of(8))
     assert device.asked == [8, 4, 2, 2, 2, 2] and gradient.cut == Cut(2)
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-6)
+    for weight, one in zip(model.parameters(), gradients, strict=True):
+        assert weight.grad is not None and (weight.grad - one).abs().max() < 1e-6
+
+
+def test_what_a_step_has_learned_before_it_runs_out_does_not_count_twice() -> None:
+    _, gradients = learned(Cut(8))
+    model = build_model(SMALL, 0)
+    asked: list[int] = []
+
+    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
+        asked.append(len(tokens))
+        if asked == [4, 4]:
+            raise MemoryError
+        return model.loss(tokens, targets)
+
+    gradient = gradient_of(model, 8, loss)
+    gradient.cut = Cut(4)
+    gradient.of(*batch_of(8))
+    assert asked == [4, 4, 2, 2, 2, 2]
     for weight, one in zip(model.parameters(), gradients, strict=True):
         assert weight.grad is not None and (weight.grad - one).abs().max() < 1e-6
 

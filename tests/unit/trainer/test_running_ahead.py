@@ -110,6 +110,23 @@ def test_what_is_asked_between_two_steps_sees_all_steps_counted(
     assert [step.steps for step in one.events(Stepped)][:3] == [1, 2, 3]
 
 
+def test_a_checkpoint_counts_all_steps_that_are_in_its_weights(
+    ahead: tuple[Driven, Device], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = ahead
+    kept: list[tuple[int, int]] = []
+
+    def save() -> None:
+        _, meta = state.snapshot(one.replica)
+        kept.append((meta["steps"], meta["tokens"]))
+
+    monkeypatch.setattr(one.loop._states, "is_due", lambda: one.replica.steps % 2 == 0)
+    monkeypatch.setattr(one.loop._states, "save_if_due", save)
+    run(one, 4)
+    tokens = one.replica.spec.tokens_per_step
+    assert kept == [(2, 2 * tokens), (4, 4 * tokens)]
+
+
 def test_steps_are_the_same_to_the_bit_whether_they_are_read_late_or_not(
     ahead: tuple[Driven, Device], tmp_path: Path
 ) -> None:

@@ -261,6 +261,27 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing_but_counters(
         )
 
 
+def test_a_node_that_skips_steps_keeps_to_the_rounds_of_the_others(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with driven(folder, "skips", "b", more=PAIRS.replace("overlap = 3", "overlap = 0")) as pair:
+        one, other = pair
+        poisoned(monkeypatch, one, [True, False, True, True])
+        for _ in range(2):
+            for here in pair:
+                here.steps(2)
+            for fragment in range(2):
+                begin(one, other, fragment)
+                for here, number in zip(pair, finish(one, other, fragment), strict=True):
+                    assert here.answered(number, merge_of(here, {}, fragment)).swarm_step
+        assert (one.replica.skipped, other.replica.skipped) == (3, 0)
+        for here in pair:
+            assert (here.replica.steps, here.replica.clock.step) == (4, 4)
+            assert [here.replica.schedule[p].merged_steps for p in range(2)] == [4, 4]
+            assert all(weight.isfinite().all() for weight in here.replica.weights.values())
+        assert one.replica.tokens == other.replica.tokens / 4, "it weighs what it has learned"
+
+
 def test_so_many_skipped_steps_in_a_row_end_training_with_a_remedy(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
