@@ -74,8 +74,10 @@ MINUTES ?= 60
 soak: $(READY)  ## a swarm of which a node is killed, stopped or started every few seconds
 	PYTHONPATH=tests $(BIN)/python tests/chaos/soak.py --minutes $(MINUTES)
 
-memory: $(READY)  ## memory of the daemon over hundreds of exchanges
+SHAPE ?= 10M
+memory: $(READY)  ## memory of the daemon over hundreds of exchanges, and of nodes by what they do. SHAPE=125M: of a large model
 	$(BIN)/python benchmarks/memory.py
+	$(BIN)/python benchmarks/phases.py $(SHAPE)
 
 SECONDS ?= 600
 fuzz: $(READY)  ## every decoder and message handler for SECONDS each, guided by coverage
