@@ -91,6 +91,7 @@ async def peak(spec: RunSpec, folder: Path) -> int:
         spec=spec.canonical().decode(),
         peer_id="me",
         checkpoints=str(folder / "c"),
+        slow=str(folder / "slow"),
         data_cache="out/data",
         device="cpu",
         threads=1,

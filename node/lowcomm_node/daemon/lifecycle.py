@@ -432,6 +432,7 @@ class Training:
             amendments=self.course.chain.data.decode(),
             peer_id=self._exchanger.peer.me,
             checkpoints=str(settings.paths.checkpoints(self._run.fingerprint)),
+            slow=str(settings.paths.slow(self._run.fingerprint)),
             data_cache=str(settings.paths.data),
             data=settings.data,
             field=settings.field,

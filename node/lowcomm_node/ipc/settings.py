@@ -14,6 +14,8 @@ class TrainerSettings:
     peer_id: str
     checkpoints: str
     """Folder of this run's checkpoints."""
+    slow: str = ""
+    """Folder for the slow weights of large models; empty: they stay in memory."""
     data_cache: str
     data: str | None = None
     field: str = "text"

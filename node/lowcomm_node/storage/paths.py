@@ -106,6 +106,10 @@ class Paths:
         """What this node did in one run: SQLite, with a write-ahead log beside it."""
         return self.run(fingerprint) / "journal.db"
 
+    def slow(self, fingerprint: str) -> Path:
+        """Slow weights of one run, while a trainer runs."""
+        return self.run(fingerprint) / "slow"
+
     def checkpoints(self, fingerprint: str) -> Path:
         """Checkpoints of one run."""
         return self.run(fingerprint) / "checkpoints"

@@ -24,7 +24,7 @@ from lowcomm_node.trainer.device.compiling import prepare
 from lowcomm_node.trainer.inner.finding import RECOMPUTE, describe, find
 from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_node.trainer.inner.remembered import Remembered
-from lowcomm_node.trainer.memory import moments_bytes
+from lowcomm_node.trainer.memory import at_once, is_mapped, moments_bytes, slow_bytes
 from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_node.trainer.text import open_text
 from lowcomm_protocol.codecs import coder
@@ -68,6 +68,9 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     run_id = run_id_of(settings.spec.encode())
     course = newest(spec, run_id, [settings.amendments.encode()])
     replica = Replica(spec, settings.peer_id, dataset, device, run_id=run_id, course=course)
+    if settings.slow and is_mapped(spec):
+        disk_quota.require(slow_bytes(spec), "Slow weights")
+        replica.keep_in_files(Path(settings.slow))
     warm_up(spec.sync.codec)
     store = CheckpointStore(Path(settings.checkpoints), settings.keep, disk_quota)
     found = store.load_newest_usable()
@@ -159,7 +162,7 @@ def _make_arena(replica: Replica, exchanges: int, memory: int) -> Arena:
     fragments, sync = replica.plan.fragments, replica.spec.sync
     largest = max(fragment.numel for fragment in fragments)
     kind = kind_of(sync)
-    slots = min(exchanges, len(fragments)) * kind.slots if kind else 0
+    slots = at_once(exchanges, len(fragments), largest) * kind.slots if kind else 0
     return Arena(memory, slots, slot_bytes(replica.exchanged, sync.codec, largest))
 
 

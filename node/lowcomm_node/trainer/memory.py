@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from lowcomm_node.models.base import Footprint, family_of
 from lowcomm_node.models.cross_entropy import chunk_tokens
 from lowcomm_node.trainer.inner.micro_batch import Cut
+from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.settings import ModelSettings, TrainSettings
+from lowcomm_protocol.spec.settings import ModelSettings, SyncSettings, TrainSettings
 
 FLOAT = 4
 MIB, GIB = 1024**2, 1024**3
-DAEMON = 200 * MIB
+DAEMON = 120 * MIB
 """The daemon."""
-TRAINER = 350 * MIB
+TRAINER = 230 * MIB
 """The trainer with its libraries and what they compile, without a model."""
 CUDA_TRAINER = 2000 * MIB
 """The same where torch brings up a GPU."""
@@ -26,11 +27,22 @@ CUDA_DEVICE = 600 * MIB
 """What CUDA and its libraries take of a GPU."""
 EVALUATION_TOKENS = 8_192
 """Tokens of held-out text that are looked at together (evaluation.py)."""
-EXCHANGE_VECTORS = 7
-"""Vectors of each fragment under way (scratch.py): weights, what is sent and what came, in groups
-the mean, new slow weights and momentum; and what a coder keeps until they are applied."""
-PASSING_VECTORS = 2
+PAIR_VECTORS, GROUP_VECTORS = 3, 4
+"""Vectors of each fragment under way (capture.py): weights, what is sent and what came; in groups
+the mean, too."""
+KEPT_VECTORS = 1
+"""The same of coders that learn or owe: our contribution before it was coded, or its error."""
+PASSING_VECTORS = 1
 """Of the one fragment that is coded or averaged now."""
+AT_ONCE = 128 * MIB
+"""Of so many bytes, counting one vector of each, fragments are under way at once; of larger ones"""
+FEWEST = 2
+"""so many: one that is due here, and one that is due elsewhere."""
+MAPPED = 64 * MIB
+"""Slow weights and momentum of more bytes are kept in files of the home."""
+COPIED = 256 * MIB
+"""Bytes of weights and moments that are copied to be written, so that no disk holds up training.
+More of them would take too much memory twice: they are written from where they are."""
 DEVICE_VECTORS = 4
 """Of a fragment on a GPU: one that is captured, and three of a merge (device/copies.py)."""
 MUON_VECTORS = 5
@@ -66,19 +78,20 @@ def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4, cut: Cut | None = None)
     cut = cut or Cut(spec.train.batch)
     model = family_of(spec.model).footprint(spec.model)
     numel = model.parameters
-    optimizer = _moments(model, spec.train)
-    # Each copies weights and moments, and keeps slow weights that a merge replaces meanwhile.
-    states = 2 * (FLOAT * numel + optimizer) + 2 * FLOAT * numel
+    moments, states = _moments(model, spec.train), _states(spec, model, gpu)
+    # An optimizer moves weights when the activations are gone.
+    moving = _muon_scratch(model, spec.train, gpu)
+    activations = max(0, _activations(spec, model, gpu, states, cut) - moving)
     training = {
         "weights and gradients": 2 * FLOAT * numel,
-        "optimizer": optimizer + _muon_scratch(model, spec.train, gpu),
+        "optimizer": moments + moving,
         f"activations and logits ({cut.windows} x context {spec.model.context} at once)": (
-            _activations(spec, model, gpu, states, cut)
+            activations
         ),
     }
     keeping = {
-        "slow weights and momentum": 2 * FLOAT * numel,
-        "exchanges": _exchanges(spec, numel, exchanges),
+        "slow weights and momentum": 0 if is_mapped(spec) else slow_bytes(spec),
+        "exchanges": _exchanges(spec, model, exchanges),
         "checkpoint and state for joiners": states,
     }
     if gpu:
@@ -92,6 +105,31 @@ def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4, cut: Cut | None = None)
     return Reckoning(
         host={"programs": DAEMON + TRAINER, **_with_gaps(training | keeping)}, device={}
     )
+
+
+def keeps_momentum(sync: SyncSettings) -> bool:
+    """Whether outer steps need the momentum of those before."""
+    # Where slow weights must be equal, offers carry the digest of the momentum, too: it stays what
+    # peers of earlier releases have, though it moves nothing.
+    return sync.momentum > 0 or sync.consensus == 0
+
+
+def slow_bytes(spec: RunSpec) -> int:
+    """Bytes of slow weights and momentum."""
+    return (2 if keeps_momentum(spec.sync) else 1) * FLOAT * count_parameters(spec.model)
+
+
+def is_mapped(spec: RunSpec) -> bool:
+    """Whether slow weights and momentum are kept in files of the home."""
+    return slow_bytes(spec) > MAPPED
+
+
+def at_once(exchanges: int, fragments: int, largest: int) -> int:
+    """How many fragments may be under way at once, where ``exchanges`` are wanted.
+
+    ``largest``: values of the largest fragment.
+    """
+    return min(exchanges, fragments, max(FEWEST, AT_ONCE // (FLOAT * largest)))
 
 
 def count_parameters(model: ModelSettings) -> int:
@@ -114,6 +152,14 @@ def moments_bytes(spec: RunSpec) -> int:
 
 def _moments(model: Footprint, train: TrainSettings) -> int:
     return FLOAT * (2 * model.others + (1 if train.optimizer == "muon" else 2) * model.in_matrices)
+
+
+def _states(spec: RunSpec, model: Footprint, gpu: bool) -> int:
+    """Copies of weights and moments for a checkpoint and for joiners, and the slow weights that
+    merges replace meanwhile; of a GPU's pieces alone where they are many."""
+    volatile = FLOAT * model.parameters + _moments(model, spec.train)
+    replaced = 0 if is_mapped(spec) else slow_bytes(spec)
+    return (2 * volatile if gpu or volatile <= COPIED else 0) + replaced
 
 
 def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:
@@ -150,7 +196,7 @@ def _look(model: Footprint, tokens: int) -> int:
 def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int, cut: Cut) -> int:
     """The larger of what a step and a look at held-out text take.
 
-    A processor's look takes the place of ``states``: they are written after an evaluation.
+    A processor's look takes the place of gradients, and of ``states``, which are written after it.
     """
     context = spec.model.context
     tokens = min(cut.windows, spec.train.batch) * context
@@ -158,18 +204,33 @@ def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int, cut: C
     # A GPU computes in bf16, but norms and the loss, and keeps a copy of the weights in bf16.
     copies = FLOAT // 2 * model.parameters if gpu else 0
     look = FLOAT * _look(model, looked_at) - (0 if gpu else states)
+    look -= FLOAT * model.parameters  # there are no gradients then
     return max(FLOAT * step_values(model, tokens, cut.recompute), look) + copies
 
 
-def _exchanges(spec: RunSpec, numel: int, exchanges: int) -> int:
-    """Captures and slots of the exchanges under way, and what coders keep of each fragment."""
+def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:
+    """Captures and slots of the exchanges under way, and what coders owe of each fragment."""
     sync, kind = spec.sync, kind_of(spec.sync)
     if kind is None:
         return 0
-    fragment = -(-numel // sync.fragments)
-    each = fragment * (EXCHANGE_VECTORS + kind.slots)
-    coders = numel if sync.error_feedback else 0
-    return FLOAT * (min(exchanges, sync.fragments) * each + PASSING_VECTORS * fragment + coders)
+    fragment = largest_fragment(model, spec)
+    coding = coder(sync.codec, fragment) if sync.group == 2 else None
+    learns = sync.error_feedback or (coding is not None and bool(coding.state()))
+    vectors = (PAIR_VECTORS if sync.group == 2 else GROUP_VECTORS) + KEPT_VECTORS * learns
+    outcome = 0 if is_mapped(spec) else (2 if keeps_momentum(sync) else 1)
+    # A slot holds the fragment in fp32, but of its pages only those are taken that were written.
+    # Slow weights that may come apart are sent in fp32 then.
+    slot = FLOAT * fragment if coding is None or sync.consensus == 0 else coding.max_size
+    count = at_once(exchanges, sync.fragments, fragment)
+    each = FLOAT * fragment * (vectors + min(1, outcome)) + kind.slots * slot
+    passing = PASSING_VECTORS + max(0, outcome - 1)
+    debts = (1 if sync.group == 2 else 2) * model.parameters if sync.error_feedback else 0
+    return count * each + FLOAT * (passing * fragment + debts)
+
+
+def largest_fragment(model: Footprint, spec: RunSpec) -> int:
+    """Values of the largest fragment, about: plans are even but for rows and layers."""
+    return -(-model.parameters // spec.sync.fragments)
 
 
 def _beside(spec: RunSpec, numel: int) -> int:

@@ -25,6 +25,7 @@ from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.models.base import Model, build_model, family_of, tensor_specs
 from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.models.precision import computing
+from lowcomm_node.storage.mapped import mapped_vector, sweep
 from lowcomm_node.system.reading import Readings
 from lowcomm_node.trainer.capture import Capture, capture_for
 from lowcomm_node.trainer.device.compiling import can_compile, loss_of
@@ -33,6 +34,7 @@ from lowcomm_node.trainer.device.kernels import merges_alike, outer_of
 from lowcomm_node.trainer.inner.ahead import Ahead
 from lowcomm_node.trainer.inner.gradient import Gradient
 from lowcomm_node.trainer.inner.outcome import Outcome, Taken, read_later
+from lowcomm_node.trainer.memory import keeps_momentum
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
@@ -53,7 +55,6 @@ from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.settings import SyncSettings
 
 SCRATCH = 8
 """Free vectors that are kept for each fragment."""
@@ -106,7 +107,7 @@ class Replica:
         self.readings = Readings()
         """Who reads weights and moments on another thread; whoever changes them waits for it."""
         self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
-        self.keeps_momentum = _keeps_momentum(spec.sync) or (
+        self.keeps_momentum = keeps_momentum(spec.sync) or (
             type(self).outer_step is not Replica.outer_step
         )
         """Whether outer steps need the ``delta`` of those before."""
@@ -125,6 +126,8 @@ class Replica:
         largest = max(fragment.numel for fragment in self.plan.fragments)
         # Shards are cut at blocks: those of all members, as long as ours, may be longer together.
         self.scratch = Scratch(largest + MAX_GROUP * BLOCK, SCRATCH * len(self.phi))
+        self._slow = self.scratch
+        """Where new slow weights and momenta come from."""
         self._coders: list[Coder | ShardCoder] = [
             self.exchanged.new_coder(spec.sync.codec, fragment.numel, spec.sync.error_feedback)
             for fragment in self.plan.fragments
@@ -160,7 +163,7 @@ class Replica:
         Raises ConfigError if they hold another model.
         """
         load_weights(self.model, files)
-        self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
+        self.phi = [self.fast(p, self.slow(p)) for p in range(len(self.plan.fragments))]
 
     # inner steps
 
@@ -238,7 +241,21 @@ class Replica:
 
     def slow(self, fragment: int) -> Tensor:
         """A new vector for slow weights or momentum of a fragment; it may hold anything."""
-        return self.scratch.take(self.plan.fragments[fragment].numel)
+        return self._slow.take(self.plan.fragments[fragment].numel)
+
+    def keep_in_files(self, folder: Path) -> None:
+        """Keep slow weights and momentum in mapped files of a folder. Raises DiskFull.
+
+        An outer step reads and writes those of its fragment once, from first to last, and nothing
+        else does: they need no memory in between.
+        """
+        sweep(folder)
+        largest = max(fragment.numel for fragment in self.plan.fragments)
+        spare = 2 if self.keeps_momentum else 1
+        self._slow = Scratch(largest, spare, partial(mapped_vector, folder))
+        for vectors in (self.phi, self.delta):
+            for p, held in enumerate(vectors):
+                vectors[p] = self.slow(p).copy_(held)
 
     def capture(
         self, fragment: int, realign: bool = False, members: Sequence[str] = (), ahead: int = 0
@@ -360,8 +377,8 @@ class Replica:
         and snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
-        before, phi = self.phi[fragment], self.scratch.take(capture.numel)
-        delta = self.scratch.take(capture.numel) if self.keeps_momentum else None
+        before, phi = self.phi[fragment], self.slow(fragment)
+        delta = self.slow(fragment) if self.keeps_momentum else None
         if sum(stop - start for start, stop in capture.ranges) < capture.numel:
             copy_flat(before, phi)
             if delta is not None:
@@ -477,12 +494,6 @@ def _pieces(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     for start, stop in ranges:
         for begin in range(start, stop, PIECE):
             yield begin, min(stop, begin + PIECE)
-
-
-def _keeps_momentum(sync: SyncSettings) -> bool:
-    # Where slow weights must be equal, offers carry the digest of the momentum, too: it stays what
-    # peers of earlier releases have, though it moves nothing.
-    return sync.momentum > 0 or sync.consensus == 0
 
 
 def _digest(vector: Tensor) -> str:

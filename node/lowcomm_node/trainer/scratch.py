@@ -5,6 +5,7 @@ come back once the last snapshot that holds them is written, and nothing has to 
 """
 
 from collections import deque
+from collections.abc import Callable
 from weakref import finalize
 
 import numpy as np
@@ -14,12 +15,19 @@ from torch import Tensor
 from lowcomm_protocol.codecs.base import Vector
 
 
+def _allocated(numel: int) -> Vector:
+    return np.empty(numel, dtype=np.float32)  # NumPy asks for huge pages
+
+
 class Scratch:
     """Lends float32 vectors of at most ``numel`` values in host memory. Any thread may ask."""
 
-    def __init__(self, numel: int, most_free: int) -> None:
+    def __init__(
+        self, numel: int, most_free: int, allocate: Callable[[int], Vector] = _allocated
+    ) -> None:
         """``most_free``: as many unused vectors are kept."""
         self._numel = numel
+        self._allocate = allocate
         self._free: deque[Vector] = deque(maxlen=most_free)
         self.made = 0
         """Vectors that were allocated so far."""
@@ -37,7 +45,7 @@ class Scratch:
         try:
             memory = self._free.pop()  # the one that was used last
         except IndexError:
-            memory = np.empty(self._numel, dtype=np.float32)  # NumPy asks for huge pages
+            memory = self._allocate(self._numel)
             self.made += 1
         lent = memory[:numel]
         # Tensors and arrays that share the memory hold this view, not the memory itself.

@@ -15,22 +15,20 @@ from torch import Tensor
 from lowcomm_node.data.tokenizer import identify
 from lowcomm_node.errors import CheckpointError, NotFinite
 from lowcomm_node.storage.state_file import not_finite
+from lowcomm_node.trainer import memory
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.plausible import UsualNorm
 from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import newest
 
 Parts = dict[str, dict[str, Tensor]]
-COPIED = 256 * 1024**2
-"""Bytes of weights and moments that are copied to be written, so that no disk holds up training.
-More of them would take too much memory twice: they are written from where they are."""
 _COUNTERS = tuple(field.name for field in fields(FragmentProgress))
 
 
 def is_copied(replica: Replica) -> bool:
     """Whether weights and moments are copied before they are written. A GPU's always are."""
     tensors = [*replica.weights.values(), *replica.optimizer.moments(copied=False).values()]
-    return replica.device.type != "cpu" or sum(map(_bytes, tensors)) <= COPIED
+    return replica.device.type != "cpu" or sum(map(_bytes, tensors)) <= memory.COPIED
 
 
 def _bytes(tensor: Tensor) -> int:
@@ -168,9 +166,11 @@ def _load(replica: Replica, parts: Parts) -> None:
         for name, tensor in parts["weights"].items():
             replica.weights[name].copy_(tensor)
     # Slow weights are replaced, never changed in place: a snapshot under way keeps the old ones.
-    replica.phi = [parts["outer"][f"phi.{p}"] for p in range(len(replica.phi))]
-    # Releases before 0.2 wrote a momentum where none is needed, too: it is left alone.
-    replica.delta = [parts["outer"][f"delta.{p}"] for p in range(len(replica.delta))]
+    # Copied, they do not hold the file of a checkpoint that is removed.
+    outer, count = parts["outer"], len(replica.phi)
+    replica.phi = [replica.slow(p).copy_(outer[f"phi.{p}"]) for p in range(count)]
+    if replica.keeps_momentum:  # 0.1 wrote one where none is needed, too
+        replica.delta = [replica.slow(p).copy_(outer[f"delta.{p}"]) for p in range(count)]
     for p, one in enumerate(replica.coders):
         one.restore({key: parts["outer"][f"{key}.{p}"].numpy() for key in one.state()})
     if parts.get("inner"):

@@ -1,6 +1,9 @@
 """What must hold for states that are too large to be copied: they are written from where they are,
 what is written is the state of one moment, and training waits for no disk for ever."""
 
+import errno
+import gc
+import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,10 +15,10 @@ import torch
 
 from helpers.allocating import Tensors
 from lowcomm_node.data import Dataset, open_data
-from lowcomm_node.errors import CheckpointError
+from lowcomm_node.errors import CheckpointError, DiskFull
 from lowcomm_node.ipc.messages import Save, Snapshot
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.trainer import state, transfer, writing
+from lowcomm_node.trainer import memory, state, transfer, writing
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.saving import Saving
 from lowcomm_node.trainer.state import Parts
@@ -42,7 +45,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "COPIED", 0)
+    monkeypatch.setattr(memory, "COPIED", 0)
 
 
 class Writing:
@@ -172,3 +175,52 @@ def test_neither_writing_nor_adopting_a_state_takes_the_memory_of_a_fragment(
     assert {one.data_ptr() for one in moments.values()} <= {
         one.data_ptr() for one in parts["inner"].values()
     }
+
+
+def test_slow_weights_in_files_are_those_in_memory_and_leave_no_file_behind(
+    dataset: Dataset, tmp_path: Path
+):
+    folder = tmp_path / "slow"
+    folder.mkdir()
+    (folder / ".mapped-left-by-a-killed-one").write_bytes(b"x")
+    mapped, plain = trained(dataset), trained(dataset)
+    mapped.keep_in_files(folder)
+    for _ in range(3):
+        for replica in (mapped, plain):
+            replica.inner_step()
+            alone(replica)
+        assert all(map(torch.equal, mapped.phi, plain.phi))
+        assert all(map(torch.equal, mapped.delta, plain.delta))
+    numel = mapped.plan.fragments[0].numel
+    assert {one.stat().st_size for one in folder.iterdir()} == {4 * numel}
+    assert len(list(folder.iterdir())) == 2 * 2, "slow weights and momentum, old and new"
+    again = trained(dataset)
+    again.keep_in_files(folder)
+    state.restore(again, *state.snapshot(plain))
+    assert all(map(torch.equal, again.phi, plain.phi))
+    del mapped, again, replica
+    gc.collect()
+    assert list(folder.iterdir()) == []
+
+
+def test_a_disk_without_room_for_slow_weights_is_told_of_before_they_are_written(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def full(descriptor: int, offset: int, size: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DiskFull, match="No room in"):
+        trained(dataset).keep_in_files(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def alone(replica: Replica) -> None:
+    """An exchange with a partner that brings just what we do."""
+    replica.capture(0)
+    capture = replica.capture_of(0)
+    data = memoryview(bytearray(8 * capture.numel + 4096))
+    capture.receive("other", data[: capture.encode(data)])
+    capture.pool({"peer": 1, "other": 1})
+    replica.outer(0)
+    replica.merge(0, replica.clock.step)

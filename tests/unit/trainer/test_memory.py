@@ -26,6 +26,7 @@ from lowcomm_node.trainer.memory import (
     EVALUATION_TOKENS,
     FLOAT,
     MIB,
+    at_once,
     count_parameters,
     reckon,
 )
@@ -116,7 +117,7 @@ def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(
     assert "(GiB: activations and logits (1 x context 1048576 at once) " in told
     assert "raise --max-memory" in told and "smaller model or context" in told
     monkeypatch.setattr(limits, "memory_of_machine", lambda: (8 * GIB, 7 * GIB))
-    with pytest.raises(ConfigError, match=r"7\.5 GiB are allowed here"):
+    with pytest.raises(ConfigError, match=r"7\.3 GiB are allowed here"):
         check_memory(hungry, CPU, None)
     check_memory(spec_of(), CPU, 1.0)
 
@@ -193,3 +194,28 @@ def test_fragments_that_daemon_and_trainer_share_count_once():
         assert memory_of(ours, shared=False) - before[0] < 0.5 * size
         # A daemon and its trainer are one process here, which maps the same.
         assert memory_of_node(ours, ours) < 2 * memory_of(ours) - 0.9 * size
+
+
+@pytest.mark.parametrize(
+    ("largest", "fragments", "count"),
+    [
+        (58_544, 4, 4),
+        (2_704_800, 4, 4),
+        (12_021_648, 4, 2),
+        (27_000_000, 1, 1),
+        (64 * 10**6, 16, 2),
+    ],
+)
+def test_of_large_fragments_fewer_are_under_way_at_once(largest: int, fragments: int, count: int):
+    assert at_once(4, fragments, largest) == count
+
+
+def test_a_large_model_is_reckoned_without_copies_and_with_slow_weights_in_files():
+    shape = {"layers": 12, "width": 768, "heads": 12, "feed_forward": 2048, "vocab": 32_000}
+    spec = spec_of(shape | {"tied": True, "context": 64}, batch=1, optimizer="adamw")
+    assert part(spec, "slow weights") == part(spec, "checkpoint") == 0
+    assert reckon(spec, False).host_bytes < 4 * 10**9, "it was twelve"
+    small = spec_of({"layers": 6, "width": 384, "heads": 6, "feed_forward": 1024})
+    assert part(small, "slow weights") == pytest.approx(count_parameters(small.model), rel=0.01)
+    with_momentum = spec_of(method="noloco")
+    assert part(with_momentum, "slow") == pytest.approx(2 * part(spec_of(), "slow"), rel=0.01)
