@@ -138,7 +138,7 @@ def pair_link() -> Made:
 
         async def on_content(size: int, again: bool) -> Again | None:
             assert size <= SIZE
-            return Again(blocks=b"\x80", size=100) if asks and not again else None
+            return Again(blocks=b"\x80", least=100, most=100) if asks and not again else None
 
         try:
             drive(

@@ -535,3 +535,54 @@ def decode_modulo(data: bytes, own, bits: int) -> tuple[list, list[int]]:
     if not wrapped and check_of(hashes) != data[at:]:
         wrapped = list(range(len(blocks(own))))
     return out, wrapped
+
+
+def answer_modulo(vector, codes: list[int], wrapped: list[int], bits: int) -> bytes:
+    """What is sent again of these blocks, by the step codes of all; its check is left out."""
+    out = b""
+    for number, block in enumerate(blocks(vector)):
+        if number not in wrapped:
+            continue
+        code, row_bytes = codes[number], -(-len(block) // 8) * bits
+        points = [int(np.rint(steps_in(value, code))) for value in block] if code else []
+        fit = [
+            digits
+            for digits in range(1, 2 * len(block) // row_bytes + 1)
+            if code and digits * row_bytes < 2 * len(block)
+            if all(
+                -(2 ** ((digits + 1) * bits)) <= 2 * p < 2 ** ((digits + 1) * bits) for p in points
+            )
+        ]
+        if not fit:
+            out += b"\0" + encode_bf16(block)
+            continue
+        out += bytes([fit[0]])
+        for digit in range(1, fit[0] + 1):
+            out += pack_rows([(point >> (digit * bits)) % 2**bits for point in points], bits)
+    return out
+
+
+def patch_modulo(answer: bytes, data: bytes, own, wrapped: list[int], bits: int) -> dict[int, list]:
+    """The values of the blocks that came again, by number."""
+    at, again, out = 0, 0, {}
+    for number, block in enumerate(blocks(own)):
+        code, count = data[at], len(block)
+        size = -(-count // 8) * bits if code else 2 * count
+        body, at = data[at + 4 : at + 4 + size], at + 4 + size
+        if number not in wrapped:
+            continue
+        digits, again = answer[again], again + 1
+        if not digits:
+            out[number] = decode_bf16(answer[again : again + 2 * count], count)
+            again += 2 * count
+            continue
+        points = unpack_rows(body, bits, count)
+        for digit in range(1, digits + 1):
+            higher = unpack_rows(answer[again : again + size], bits, count)
+            points = [p + (h << (digit * bits)) for p, h in zip(points, higher, strict=True)]
+            again += size
+        whole = 2 ** ((digits + 1) * bits)
+        out[number] = [
+            F(F(point - whole if 2 * point >= whole else point) * step_of(code)) for point in points
+        ]
+    return out

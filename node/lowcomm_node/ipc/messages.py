@@ -125,8 +125,9 @@ class Again:
     """Blocks of a contribution that can't be decoded next to ours, and must come again."""
 
     blocks: bytes
-    size: int
-    """Bytes that they will take."""
+    least: int
+    most: int
+    """Fewest and most bytes that they will take."""
 
 
 class Received(Answer, name="received"):

@@ -305,7 +305,7 @@ class PairLink(Link):
         if self._incoming is not None:
             raise ProtocolViolation("began a second contribution")
         if self._again is not None:
-            least, into = self._again.size, into[: self._again.size]
+            least, into = self._again.least, into[: self._again.most]
         self._expect(Incoming(content, into, least))
 
 

@@ -231,7 +231,9 @@ class PairCapture(Capture[Coder]):
         """Code the contribution into ``out``; bytes. Raises CodecError if it is not finite."""
         # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
         kept = self.scratch.take(self.numel).numpy()
-        self.coder.expect(self.phi.numpy(), self.theta.numpy(), self.gain)
+        # The partner may have trained for longer.
+        gain = self.gain * self.bound.growth
+        self.coder.expect(self.phi.numpy(), self.theta.numpy(), gain)
         return self.coder.encode(self.sent.numpy(), out, kept)
 
     def code(self, out: memoryview) -> tuple[int, ...]:
@@ -244,7 +246,10 @@ class PairCapture(Capture[Coder]):
             self.patch(peer, data)
             return None
         blocks = self.receive(peer, data)
-        return Again(blocks=blocks, size=self.coder.resent_size(blocks)) if blocks else None
+        if not blocks:
+            return None
+        least, most = self.coder.resent_sizes(blocks)
+        return Again(blocks=blocks, least=least, most=most)
 
     def receive(self, peer: str, data: memoryview) -> bytes:
         """Decode the partner's contribution; a bitmap of blocks that must come again, or empty.

@@ -6,7 +6,7 @@
     decoding    likewise
     decode      a member's bytes -> vector; which blocks have to be sent again (only of codecs
                 that decode next to our own vector)
-    resend      the blocks that a member asks for, coarser and safe
+    resend      the blocks that a member asks for, in more bytes and safe
     patch       takes them in at the other end
     settle      nothing more comes or is asked for: the vectors are not needed any more
     commit      the exchange is applied: keeps what it taught; without it nothing has happened
@@ -137,8 +137,8 @@ class Coder:
         """Take in what was sent again. Raises `CodecError` if it is not what was asked for."""
         raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
 
-    def resent_size(self, blocks: bytes) -> int:
-        """Bytes that ``resend`` writes for this bitmap.
+    def resent_sizes(self, blocks: bytes) -> tuple[int, int]:
+        """Fewest and most bytes that ``resend`` writes for this bitmap.
 
         Raises `CodecError` for a bitmap that does not fit.
         """

@@ -233,9 +233,9 @@ class FeedbackCoder(Coder):
         """See Coder."""
         self.inner.patch(data, out)
 
-    def resent_size(self, blocks: bytes) -> int:
+    def resent_sizes(self, blocks: bytes) -> tuple[int, int]:
         """See Coder."""
-        return self.inner.resent_size(blocks)
+        return self.inner.resent_sizes(blocks)
 
     def settle(self) -> None:
         """See Coder."""

@@ -20,8 +20,16 @@ lowest bits. A group is written byte by byte: the lowest bytes of all its words,
 So rows are read and written at once, as vectors. A block stands whole behind its header: blocks can
 be sent when they are coded, and decoded when they come.
 
-A block that wrapped (a hash that does not match) is asked for again and comes as bf16; the answer
-ends with the check over the other blocks. So the ends agree unless 64 bits collide. Steps come from
+A block that wrapped (a hash that does not match) is asked for again. Its remainders are the lowest
+digits of its lattice points in base ``2**bits``; the answer has the next ones, as many as the
+points need, or the block as bf16 where that takes fewer bytes::
+
+    for each block  byte 0      number of digits d; 0: the values as bf16 follow
+                    then        d times: digits, laid out as remainders are
+    after all       8 bytes     check over the hashes of all blocks but those that came as bf16 now
+
+A point of d digits after the first is the number of ``(d + 1) * bits`` bits with a sign (two's
+complement). So the ends agree unless 64 bits collide. Steps come from
 the range of differences that this peer has seen in a block: ``step = 2 * MARGIN * range /
 2**bits``. A block with no known range, or one whose range is as large as its largest value, goes as
 bf16, which keeps a range that is too large from making itself larger.
@@ -90,6 +98,8 @@ class ModuloCoder(Coder):
         self._hashes = np.zeros(self._blocks, dtype=np.uint64)
         self._bad: Flags = np.zeros(self._blocks, dtype=np.uint8)
         self._codes: Flags = np.zeros(self._blocks, dtype=np.uint8)
+        """Step codes of the blocks that came."""
+        self._sent_codes: Flags = np.zeros(self._blocks, dtype=np.uint8)
 
     @property
     def max_size(self) -> int:
@@ -162,8 +172,9 @@ class ModuloCoder(Coder):
     def _encode_blocks(
         self, first: int, vector: Vector, wanted: Vector, count: int, own: Vector, out: Flags
     ) -> int:
-        hashes = self._sent_hashes[first : first + wanted.size]
-        size = modulo_encode(vector, wanted, first, count, self.bits, own, out, hashes)
+        here = slice(first, first + wanted.size)
+        hashes, codes = self._sent_hashes[here], self._sent_codes[here]
+        size = modulo_encode(vector, wanted, first, count, self.bits, own, out, hashes, codes)
         if size < 0:
             block = first - 1 - size
             raise CodecError(f"{self.name}: block {block} is not finite: nothing is sent")
@@ -230,30 +241,37 @@ class ModuloCoder(Coder):
             f"{self.name}: {size} bytes are no fragment of {self.numel} values: drop this peer"
         )
 
-    def resent_size(self, blocks: bytes) -> int:
+    def resent_sizes(self, blocks: bytes) -> tuple[int, int]:
         """See Coder."""
-        return 2 * self._values_of(self._flags(blocks)) + TOTAL
+        flags = self._flags(blocks)
+        count, values = int(flags.sum()), self._values_of(flags)
+        last = self.numel - (self._blocks - 1) * BLOCK if self._blocks and flags[-1] else BLOCK
+        whole = count - 1 if last < BLOCK else count
+        digits = whole * (BLOCK // 8 * self.bits)
+        if last < BLOCK:
+            digits += min(2 * last, -(-last // 8) * self.bits)
+        return count + digits + TOTAL, count + 2 * values + TOTAL
 
     def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
         """See Coder."""
         own, flags = self._known(), self._flags(blocks)
-        target = np.frombuffer(out, dtype=np.uint8)
-        if target.size < self.resent_size(blocks):
-            raise CodecError(
-                f"{self.name}: the blocks need a buffer of {self.resent_size(blocks)} bytes"
-            )
-        return self._end(
-            target, modulo_resend(own, flags, target, vector), self._sent_hashes, flags
-        )
+        target, most = np.frombuffer(out, dtype=np.uint8), self.resent_sizes(blocks)[1]
+        if target.size < most:
+            raise CodecError(f"{self.name}: the blocks need a buffer of {most} bytes")
+        plain = np.zeros_like(flags)
+        size = modulo_resend(own, self._sent_codes, self.bits, flags, target, vector, plain)
+        return self._end(target, size, self._sent_hashes, plain)
 
     def patch(self, data: memoryview, out: Vector) -> None:
         """See Coder."""
-        coded, size = np.frombuffer(data, dtype=np.uint8), 2 * self._values_of(self._bad)
-        if coded.size != size + TOTAL or modulo_patch(coded, self._bad, out) >= 0:
+        coded = np.frombuffer(data, dtype=np.uint8)
+        body, end = coded[:-TOTAL], coded[-TOTAL:]
+        size = modulo_patch(body, self._codes, self.bits, self._bad, out, self._hashes)
+        if size != body.size or end.size != TOTAL:
             raise CodecError(
                 f"{self.name}: what came again is not what was asked for: drop this peer"
             )
-        if self._total(self._hashes, self._bad) != bytes(coded[size:]):
+        if self._total(self._hashes, self._bad) != bytes(end):
             raise CodecError(
                 f"{self.name}: the fragment does not match its check: drop this contribution"
             )

@@ -149,12 +149,13 @@ def modulo_encode(
     own: Vector,
     out: Bytes,
     hashes: Any,
+    codes: Any,
 ) -> Any:
     """Code blocks of 256 values, from the one with the number ``first`` on, with steps of at least
     ``wanted`` (below 0: none is known); bytes, or -1 - block if one is not finite.
 
     ``own`` gets a copy of ``vector``, which becomes what the others will decode; ``hashes`` the
-    hash of each block's lattice points, 0 for bf16.
+    hash of each block's lattice points, 0 for bf16; ``codes`` its step code.
     """
     patterns = own.view(np.uint32)
     points, words = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK // 8, dtype=np.uint32)
@@ -188,6 +189,7 @@ def modulo_encode(
             hash_ = _hash(pairs, first + np.int64(block) + 1)
             _pack(points, stride, bits, words, out, body)
         hashes[block] = hash_
+        codes[block] = code
         out[at] = code
         for k in range(np.uint64(3)):
             out[at + np.uint64(1) + k] = np.uint8(hash_ >> np.uint64(8) * k)
@@ -284,6 +286,11 @@ def modulo_decode(
             for k in range(np.uint64(3)):
                 sent |= np.uint64(data[at + np.uint64(1) + k]) << np.uint64(8) * k
             bad[block] = far >= _TOO_FAR or (hash_ & np.uint64(0xFFFFFF)) != sent
+            if far >= _TOO_FAR:  # what is kept of such a value is its remainder alone
+                for i in range(np.uint64(BLOCK)):
+                    away = np.float32(own[start + i] * inverse)
+                    if np.uint32(np.float32(away).view(np.uint32) & MAGNITUDE) >= _TOO_FAR:
+                        out[start + i] = np.float32(codes[i]) * step
         at = body + np.uint64(_modulo_bytes(code, count, bits))
     return np.int64(at)
 
@@ -299,33 +306,107 @@ def modulo_total(hashes: Any, bad: Any) -> Any:
     return total
 
 
-@kernel
-def modulo_resend(values: Vector, bad: Any, out: Bytes, decoded: Vector) -> int:
-    """Write the ``bad`` blocks in bf16, and note in ``decoded`` what the other end has now.
+@part
+def _digits(points: Any, count: int, bits: int) -> int:
+    """How many more digits these points need; 0 if bf16 takes no more bytes."""
+    for digits in range(1, 2 * count // ((count + 7) // 8 * bits) + 1):
+        if digits * ((count + 7) // 8 * bits) < 2 * count and _fit(points, count, bits, digits):
+            return digits
+    return 0
 
-    Returns the bytes written.
+
+@part
+def _fit(points: Any, count: int, bits: int, digits: int) -> bool:
+    """Whether so many digits after the first hold these points."""
+    half, wide = np.int64(1) << ((digits + 1) * bits - 1), 0
+    for i in range(count):
+        wide += points[i] < -half or points[i] >= half
+    return wide == 0
+
+
+@kernel
+def modulo_resend(
+    own: Vector, codes: Any, bits: int, bad: Any, out: Bytes, decoded: Vector, plain: Any
+) -> int:
+    """Write the ``bad`` blocks again; the bytes written.
+
+    ``plain`` marks those that go as bf16: ``decoded`` gets what the other end has of them now.
     """
+    points, words = np.zeros(BLOCK, dtype=np.int32), np.zeros(BLOCK // 8, dtype=np.uint32)
+    higher = np.zeros(BLOCK, dtype=np.int32)
     at = 0
     for block in range(bad.size):
-        if bad[block]:
-            for i in range(block * BLOCK, min(values.size, (block + 1) * BLOCK)):
-                decoded[i] = bf16_out(values[i], out, at)
+        if not bad[block]:
+            continue
+        start, count = block * BLOCK, min(own.size - block * BLOCK, BLOCK)
+        stride, inverse = (count + 7) // 8, INVERSES[codes[block]]
+        points[:] = 0
+        for i in range(count):
+            points[i] = nearest(own[start + i] * inverse)
+        digits = _digits(points, count, bits) if codes[block] else 0
+        plain[block] = digits == 0
+        out[at] = digits
+        at += 1
+        for digit in range(1, digits + 1):
+            for i in range(BLOCK):
+                higher[i] = points[i] >> (digit * bits)
+            _pack(higher, np.uint64(stride), bits, words, out, np.uint64(at))
+            at += stride * bits
+        if digits == 0:
+            for i in range(start, start + count):
+                decoded[i] = bf16_out(own[i], out, at)
                 at += 2
     return at
 
 
 @kernel
-def modulo_patch(data: Bytes, bad: Any, out: Vector) -> int:
-    """Read blocks that were sent again; -1, or the first that is not finite."""
+def modulo_patch(data: Bytes, codes: Any, bits: int, bad: Any, out: Vector, hashes: Any) -> int:
+    """Read the ``bad`` blocks, which came again; the bytes read, or -1 if no encoder writes that.
+
+    Those that came as points are ``bad`` no more, and ``hashes`` gets theirs.
+    """
+    points, words = np.zeros(BLOCK, dtype=np.int32), np.zeros(BLOCK // 8, dtype=np.uint32)
+    digit_of, pairs = np.zeros(BLOCK, dtype=np.int32), points.view(np.uint64)
     at = 0
     for block in range(bad.size):
-        if bad[block]:
-            for i in range(block * BLOCK, min(out.size, (block + 1) * BLOCK)):
+        if not bad[block]:
+            continue
+        start, count = block * BLOCK, min(out.size - block * BLOCK, BLOCK)
+        stride = (count + 7) // 8
+        digits = int(data[at]) if at < data.size else 0
+        size = digits * stride * bits if digits else 2 * count
+        at += 1
+        if at + size > data.size or (digits and (codes[block] == 0 or size >= 2 * count)):
+            return -1
+        if digits == 0:
+            for i in range(start, start + count):
                 if (data[at + 1] & 0x7F) == 0x7F and data[at] & 0x80:
-                    return block
+                    return -1
                 out[i] = bf16_in(data, at)
                 at += 2
-    return -1
+            continue
+        step, mask = MODULO_STEPS[codes[block]], (1 << bits) - 1
+        points[:] = 0
+        for i in range(count):
+            # In float64: the float32 that holds a point times its step tells the point exactly.
+            points[i] = int(np.rint(np.float64(out[start + i]) / np.float64(step))) & mask
+        for digit in range(1, digits + 1):
+            _unpack(data, np.uint64(at), np.uint64(stride), bits, words, digit_of)
+            at += stride * bits
+            for i in range(8 * stride):
+                if i >= count and digit_of[i]:
+                    return -1
+                points[i] |= digit_of[i] << (digit * bits)
+        whole = 1 << ((digits + 1) * bits)
+        for i in range(count):
+            if points[i] >= whole // 2:
+                points[i] -= whole
+            out[start + i] = np.float32(points[i]) * step
+        if digits > 1 and _fit(points, count, bits, digits - 1):
+            return -1
+        hashes[block] = _hash(pairs, block + 1)
+        bad[block] = 0
+    return at
 
 
 @kernel

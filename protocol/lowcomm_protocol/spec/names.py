@@ -40,10 +40,10 @@ CODECS: Table[CodecEntry] = Table(
         "e3m0": CodecEntry(_CODECS + "e3m0:CODEC", coarse=True),
         "q2": CodecEntry(_CODECS + "q2:CODEC", coarse=True),
         "q1": CodecEntry(_CODECS + "q1:CODEC", coarse=True),
-        "mod3": CodecEntry(_CODECS + "modulo:MOD3", only_in_pairs=NEXT_TO_OWN, version=2),
-        "mod4": CodecEntry(_CODECS + "modulo:MOD4", only_in_pairs=NEXT_TO_OWN, version=2),
-        "mod6": CodecEntry(_CODECS + "modulo:MOD6", only_in_pairs=NEXT_TO_OWN, version=2),
-        "mod8": CodecEntry(_CODECS + "modulo:MOD8", only_in_pairs=NEXT_TO_OWN, version=2),
+        "mod3": CodecEntry(_CODECS + "modulo:MOD3", only_in_pairs=NEXT_TO_OWN, version=3),
+        "mod4": CodecEntry(_CODECS + "modulo:MOD4", only_in_pairs=NEXT_TO_OWN, version=3),
+        "mod6": CodecEntry(_CODECS + "modulo:MOD6", only_in_pairs=NEXT_TO_OWN, version=3),
+        "mod8": CodecEntry(_CODECS + "modulo:MOD8", only_in_pairs=NEXT_TO_OWN, version=3),
     },
 )
 

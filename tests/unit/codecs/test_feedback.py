@@ -185,7 +185,7 @@ def test_blocks_that_a_modulo_codec_sends_again_leave_the_error_of_what_came_in_
     for seed in range(3):
         a, b = near(numel, seed)
         if seed == 2:
-            a[5] += 0.02  # wraps
+            a[5] += 2000.0  # wraps, by so many steps that it comes again as bf16
         wanted = a + residual_of(one)
         own, held = a.copy(), np.zeros_like(a)
         data = coded(one, own)
@@ -196,7 +196,8 @@ def test_blocks_that_a_modulo_codec_sends_again_leave_the_error_of_what_came_in_
         if asked:
             buffer = memoryview(bytearray(one.max_size))
             size = one.resend(asked, own, buffer)
-            assert size == two.resent_size(asked)
+            least, most = two.resent_sizes(asked)
+            assert least <= size <= most
             two.patch(buffer[:size], held)
         assert own.tobytes() == held.tobytes()
         one.commit(), two.commit()

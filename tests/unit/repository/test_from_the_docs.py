@@ -63,7 +63,7 @@ def test_a_modulo_codec_written_from_its_page_writes_and_reads_the_same_bytes(bi
         own = (vector + noise).astype(np.float32)
         ranges = np.full(-(-numel // 256), -1, dtype=np.float32)
         ranges[::2] = np.abs(noise).max()
-        coded, decoded = written_by_ours(bits, vector, ranges)
+        sender, coded, decoded = written_by_ours(bits, vector, ranges)
         told, seen = theirs.encode_modulo(vector, ranges, bits)
         assert told == coded
         assert np.array(seen, dtype=np.float32).tobytes() == decoded.tobytes()
@@ -72,17 +72,28 @@ def test_a_modulo_codec_written_from_its_page_writes_and_reads_the_same_bytes(bi
         out = np.empty(numel, dtype=np.float32)
         again = receiver.decode(memoryview(coded), out)
         values, wrapped = theirs.decode_modulo(coded, own, bits)
-        assert np.array(values, dtype=np.float32).tobytes() == out.tobytes()
         asked = np.flatnonzero(np.unpackbits(np.frombuffer(again, dtype=np.uint8))).tolist()
         assert wrapped == asked
+        if again:
+            answer = bytearray(sender.max_size)
+            del answer[sender.resend(again, decoded, memoryview(answer)) :]
+            codes = sender._sent_codes.tolist()
+            assert theirs.answer_modulo(vector, codes, wrapped, bits) == bytes(answer[:-8])
+            receiver.patch(memoryview(answer), out)
+            patched = theirs.patch_modulo(bytes(answer), coded, own, wrapped, bits)
+            for number, block in patched.items():
+                values[number * 256 : number * 256 + len(block)] = block
+        assert np.array(values, dtype=np.float32).tobytes() == out.tobytes() == decoded.tobytes()
 
 
-def written_by_ours(bits: int, vector: np.ndarray, ranges: np.ndarray) -> tuple[bytes, np.ndarray]:
+def written_by_ours(
+    bits: int, vector: np.ndarray, ranges: np.ndarray
+) -> tuple[ModuloCoder, bytes, np.ndarray]:
     sender, decoded = ModuloCoder(bits, vector.size), vector.copy()
     sender.restore({"range": ranges})
     out = bytearray(sender.max_size)
     size = sender.encode(decoded, memoryview(out))
-    return bytes(out[:size]), decoded
+    return sender, bytes(out[:size]), decoded
 
 
 MODELS = [

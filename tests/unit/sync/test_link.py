@@ -102,7 +102,7 @@ async def test_a_confirmation_that_is_due_while_the_content_is_on_its_way_comes_
 
 
 async def test_blocks_that_are_asked_for_come_again_over_the_first():
-    again = Again(blocks=b"\x80", size=5)
+    again = Again(blocks=b"\x80", least=5, most=5)
     async with linked() as (one, two):
         reading = asyncio.create_task(Reader(two, 100, ask=again).read())
         answering = Reader(one, 100)
@@ -123,7 +123,9 @@ async def test_blocks_that_are_asked_for_come_again_over_the_first():
 
 async def test_a_confirmation_that_overtakes_what_comes_again_does_not_end_the_reading():
     async with linked() as (one, two):
-        reading = asyncio.create_task(Reader(two, 4, ask=Again(blocks=b"\x80", size=2)).read())
+        reading = asyncio.create_task(
+            Reader(two, 4, ask=Again(blocks=b"\x80", least=2, most=2)).read()
+        )
         for frame in (content(), chunk(b"good"), CONFIRM, content(2, b"ok"), chunk(b"ok")):
             await one.stream.send(frame)
         reader = await reading
@@ -248,7 +250,7 @@ async def test_what_comes_again_must_have_the_size_that_was_asked_for():
         for frame in (content(), chunk(b"good"), content(3, b"bad")):
             await one.stream.send(frame)
         with pytest.raises(ProtocolViolation, match="announced 3 bytes where 2 to 2 are due"):
-            await Reader(two, 4, ask=Again(blocks=b"\1", size=2)).read()
+            await Reader(two, 4, ask=Again(blocks=b"\1", least=2, most=2)).read()
 
 
 async def test_a_content_has_no_more_bytes_than_announced_where_more_would_fit():
@@ -263,7 +265,7 @@ async def test_nobody_confirms_twice():
     async with linked() as (one, two):
         for frame in (content(), chunk(b"good"), CONFIRM, CONFIRM):
             await one.stream.send(frame)
-        reader = Reader(two, 4, ask=Again(blocks=b"\x80", size=2))
+        reader = Reader(two, 4, ask=Again(blocks=b"\x80", least=2, most=2))
         with pytest.raises(ProtocolViolation, match="confirmed before its contribution"):
             await reader.read()
         assert reader.confirmed == [b"members"]

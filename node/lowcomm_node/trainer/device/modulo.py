@@ -262,7 +262,9 @@ def _decoded(
     near = _nearest(steps_away)
     half: tl.constexpr = 1 << (BITS - 1)
     point = near + ((remainder - near + half) & ((1 << BITS) - 1)) - half
-    decoded = point.to(tl.float32) * tl.load(steps + code)[:, None]
+    is_far = (_bits(steps_away) & MAGNITUDE) >= TOO_FAR
+    kept = tl.where(is_far, remainder, point)  # only the remainder of such a value is kept
+    decoded = kept.to(tl.float32) * tl.load(steps + code)[:, None]
     tl.store(out + block[:, None] * 256 + place, decoded, mask=coded & there)
     return point, far
 
