@@ -218,12 +218,13 @@ async def swallow(stream: Any) -> None:
 
 async def pour(stream: Any, size: int) -> None:
     """The caller's side."""
+    from lowcomm_node.transport.chunk_frames import ChunkFrame
     from lowcomm_protocol.messages import exchange_pb2 as pb
 
-    data = os.urandom(CHUNK)
+    data = memoryview(os.urandom(CHUNK))
     await stream.send(pb.Frame(content=pb.Content(size=size)))
     for offset in range(0, size, CHUNK):
-        await stream.send(pb.Frame(chunk={"offset": offset, "data": data}))  # as Link does
+        await stream.send(ChunkFrame(offset, data))
     assert (await stream.receive()).WhichOneof("kind") == "confirm"
     await stream.close()
 
@@ -256,11 +257,11 @@ async def grpc_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
     """See grpc_callee."""
     from grpc import aio
 
+    from lowcomm_node.transport.channels import stub_of
     from lowcomm_node.transport.stream import CallerStream
-    from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 
     async with aio.insecure_channel(f"127.0.0.1:{told['port']}") as channel:
-        yield lambda size: pour(CallerStream(ExchangeStub(channel).Swap()), size)
+        yield lambda size: pour(CallerStream(stub_of(channel).Swap()), size)
 
 
 class Node(End):

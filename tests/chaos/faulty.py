@@ -124,9 +124,12 @@ class Injection:
         return faulty
 
     def _wrap_send(self, send: Any) -> Any:
+        from lowcomm_node.transport.chunk_frames import ChunkFrame
+
         held: dict[Any, Any] = {}
 
         async def faulty(stream: Any, frame: Any) -> None:
+            frame = frame.whole() if isinstance(frame, ChunkFrame) else frame
             boundary = Boundary.FRAME if frame.DESCRIPTOR.name == "Frame" else Boundary.FETCH
             fault = self.due(boundary, frame.WhichOneof("kind") or "")
             kind = fault.kind if fault is not None else None

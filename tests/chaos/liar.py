@@ -78,7 +78,9 @@ def lie_in_daemon(lie: str) -> None:
             while frame.WhichOneof("kind") == "chunk":
                 await send(
                     stream,
-                    pb.Frame(chunk=pb.Chunk(offset=frame.chunk.offset, data=frame.chunk.data)),
+                    pb.Frame(
+                        chunk=pb.Chunk(offset=frame.chunk.offset, data=bytes(frame.chunk.data))
+                    ),
                 )
 
         return lying

@@ -19,6 +19,7 @@ from lowcomm_node.ipc.digests import content_hash
 from lowcomm_node.ipc.messages import Again
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.transport.bandwidth import Arrival, Bandwidth
+from lowcomm_node.transport.chunk_frames import ChunkFrame
 from lowcomm_node.transport.stream import Stream
 from lowcomm_node.transport.turns import Turns
 from lowcomm_protocol.errors import ProtocolViolation
@@ -65,7 +66,7 @@ class Incoming:
         """Bytes that have come."""
         return self._offset
 
-    def take(self, chunk: pb.Chunk) -> int:
+    def take(self, chunk: pb.Chunk | ChunkFrame) -> int:
         """Take in one chunk; its bytes. Raises ProtocolViolation if it is out of place."""
         data = chunk.data  # once: protobuf copies it each time
         end = self._offset + len(data)
@@ -169,11 +170,9 @@ class Link:
             offset, began = 0, monotonic()
             while offset < len(data):
                 size = turn.piece(self._bandwidth.up.piece(CHUNK_BYTES))
-                piece = bytes(data[offset : offset + size])
+                piece = data[offset : offset + size]
                 await self._bandwidth.up.pass_(len(piece))
-                await self.stream.send(
-                    pb.Frame(chunk={"offset": offset, "data": piece})
-                )  # a pb.Chunk would be copied twice
+                await self.stream.send(ChunkFrame(offset, piece))
                 turn.sent(len(piece))
                 self.bytes_sent += len(piece)
                 offset += len(piece)
@@ -214,7 +213,7 @@ class Link:
         self._paced = monotonic() + PACE_TIME * max(0.0, self._time_left())
         self._arrival = Arrival(self._bandwidth.down, incoming.size, CHUNK_BYTES)
 
-    def _take(self, chunk: pb.Chunk) -> Incoming | None:
+    def _take(self, chunk: pb.Chunk | ChunkFrame) -> Incoming | None:
         """Take in one chunk; its content if that is whole now."""
         if self._incoming is None or self._arrival is None:
             raise ProtocolViolation("sent a chunk before its contribution was announced")

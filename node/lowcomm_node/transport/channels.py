@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
+from typing import Any
 
 from grpc import aio
 
@@ -16,6 +17,7 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.targets import Targets
 from lowcomm_node.transport.bandwidth import FREE_FLOW, Bandwidth
 from lowcomm_node.transport.certificates import Certificates, OtherCertificate
+from lowcomm_node.transport.chunk_frames import SWAP, read_frame, write_frame
 from lowcomm_node.transport.connected import Dialers, name_tunnel
 from lowcomm_node.transport.guard.peer_limit import PeerLimit
 from lowcomm_node.transport.peer_channel import MEASURE_DEADLINE, PeerChannel
@@ -99,7 +101,7 @@ class Channels:
         none."""
         meter = self._traffic.of(peer.peer_id)
         if self._tunnels is None:
-            return MeteredStub(ExchangeStub(await self._straight(peer)), meter)
+            return MeteredStub(stub_of(await self._straight(peer)), meter)
         peer_channel = await self._peer_channel(peer, self._tunnels)
         peer_channel.on_call(1)  # or eviction could close it before its first call
         try:
@@ -107,7 +109,7 @@ class Channels:
         finally:
             peer_channel.on_call(-1)
         return MeteredStub(
-            ExchangeStub(channel),
+            stub_of(channel),
             meter,
             partial(peer_channel.measured, channel),
             peer_channel.on_call,
@@ -287,3 +289,12 @@ def _has_route(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def stub_of(channel: Any) -> ExchangeStub:
+    """The service behind a channel; the bytes of contents are not copied by protobuf."""
+    stub = ExchangeStub(channel)
+    stub.Swap = channel.stream_stream(
+        SWAP, request_serializer=write_frame, response_deserializer=read_frame
+    )
+    return stub

@@ -16,6 +16,7 @@ from google.protobuf.message import DecodeError, Message
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
 from lowcomm_node.transport.call import Call
+from lowcomm_node.transport.chunk_frames import read_frame, write_frame
 from lowcomm_node.transport.guard.connections import INTERNET, Endings, Place, place_of
 from lowcomm_node.transport.guard.overhead import Explaining
 from lowcomm_node.transport.guard.peer_limit import PeerLimit
@@ -101,7 +102,7 @@ class ExchangeService:
         """For a gRPC server."""
         methods = {
             "Swap": grpc.stream_stream_rpc_method_handler(
-                self.Swap, pb.Frame.FromString, pb.Frame.SerializeToString
+                self.Swap, read_frame, write_frame
             ),
             "Fetch": grpc.stream_stream_rpc_method_handler(
                 self.Fetch, pb.FetchRequest.FromString, pb.FetchReply.SerializeToString

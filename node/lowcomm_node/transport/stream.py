@@ -10,6 +10,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.transport.chunk_frames import AnyFrame, ChunkFrame
 from lowcomm_node.transport.guard.overhead import Counts
 from lowcomm_node.transport.traffic import Meter
 from lowcomm_protocol.errors import ProtocolViolation
@@ -24,13 +25,13 @@ _NO_FRAME = "sent bytes that are no frame"
 class Stream(Protocol):
     """Sends and receives frames. Raises LinkLost when the stream is gone, or was dropped by us."""
 
-    async def send(self, frame: pb.Frame) -> None:
+    async def send(self, frame: AnyFrame) -> None:
         """Send one frame; waits while the other end does not read."""
         ...
 
     async def receive(self) -> pb.Frame | None:
-        """The next frame; None when the other end has finished. Raises ProtocolViolation if it is
-        invalid."""
+        """The next frame, a `ChunkFrame` for bytes of a content; None when the other end has
+        finished. Raises ProtocolViolation if it is invalid."""
         ...
 
     async def close(self) -> None:
@@ -48,7 +49,7 @@ class CallerStream:
     def __init__(self, call: Any) -> None:
         self._call = call
 
-    async def send(self, frame: Message) -> None:
+    async def send(self, frame: Message | ChunkFrame) -> None:
         """See Stream."""
         try:
             await self._call.write(frame)
@@ -125,7 +126,7 @@ class CalleeStream:
         self.place = place
         self._dropped = asyncio.Event()
 
-    async def send(self, frame: Message) -> None:
+    async def send(self, frame: Message | ChunkFrame) -> None:
         """See Stream."""
         try:
             with self._taking():
