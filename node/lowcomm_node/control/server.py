@@ -24,24 +24,21 @@ POST /session                {"key"}: a token for that browser; the only one tha
 import asyncio
 import json
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from inspect import isawaitable
 from pathlib import Path
 from typing import Any, Protocol
 
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lowcomm_node.control.access import Access, OwnRequests
-from lowcomm_node.control.half_open import BoundedProtocol
+from lowcomm_node.control.listening import Listening, bind
 from lowcomm_node.control.openapi import WRITES, describe
 from lowcomm_node.control.page import page_routes
 from lowcomm_node.control.queries import QUERIES, ROOT, Query
-from lowcomm_node.errors import PortInUse
 from lowcomm_node.status.events import Notice
 from lowcomm_node.status.model import Limits
 from lowcomm_node.status.wire import to_json
@@ -79,34 +76,13 @@ class ControlServer:
         self.on_link: Callable[[str], None] | None = None
         """Told a link to the page once it is served, if somebody wants one."""
         self._port = 0
-        self._server: uvicorn.Server | None = None
-        self._serving: asyncio.Task[None] | None = None
+        self._listening: Listening | None = None
 
     async def start(self, port: int, peer_id: str) -> None:
         """Listen, and tell port and token in the control file (0600). Raises PortInUse."""
-        sock = socket.socket()
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((LOOPBACK, port))
-            sock.listen()  # before the control file tells of it
-        except OSError:
-            sock.close()
-            raise PortInUse(
-                f"Port {port} of {LOOPBACK} is in use: choose another with --control-port."
-            ) from None
+        sock = bind(LOOPBACK, port, "--control-port")  # before the control file tells of it
         self._port = sock.getsockname()[1]
-        config = uvicorn.Config(
-            self._app(),
-            http=BoundedProtocol,
-            ws="none",
-            log_config=None,
-            lifespan="off",
-            access_log=False,
-            timeout_graceful_shutdown=1,
-        )
-        self._server = uvicorn.Server(config)
-        self._server.capture_signals = _leave_signals_alone  # type: ignore[method-assign] - the daemon has its own
-        self._serving = asyncio.create_task(self._server.serve([sock]))
+        self._listening = Listening(self._app(), sock)
         content = {
             "port": self._port,
             "token": self._access.token,
@@ -120,14 +96,8 @@ class ControlServer:
     async def close(self) -> None:
         """Stop listening, and remove the control file."""
         self._file.unlink(missing_ok=True)
-        if self._server is None or self._serving is None:
-            return
-        self._server.should_exit = True
-        try:
-            async with asyncio.timeout(5):
-                await self._serving
-        except TimeoutError:
-            self._serving.cancel()
+        if self._listening is not None:
+            await self._listening.close()
 
     def _app(self) -> OwnRequests:
         queries = [(one.name, self._answer(one), one.method) for one in QUERIES]
@@ -276,10 +246,3 @@ def _take(body: dict[str, Any], name: str, kind: Any, default: Any) -> Any:
             f"{name!r} can't be {json.dumps(value)[:80]}: expected such as {json.dumps(default)}."
         )
     return value
-
-
-class _leave_signals_alone:  # noqa: N801 - stands in for a method
-    """uvicorn would take SIGINT and SIGTERM for itself."""
-
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...

@@ -15,6 +15,7 @@ import asyncio
 from contextlib import ExitStack
 from time import monotonic
 
+from lowcomm_node.control.listening import Listening
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.daemon.controls import Controls
 from lowcomm_node.daemon.departure import Departure
@@ -104,7 +105,9 @@ class Daemon:
                 identity = load_or_create_identity(key_file)
             self._peer_id = identity.peer_id
             await self.control.start(self.settings.control_port, self._peer_id)
+            metrics: Listening | None = None
             try:
+                metrics = self._serve_metrics()
                 self._entry = Entry(self.settings, identity, key_file, self.board, self._refusals)
                 await self._live(self._entry)
             except asyncio.CancelledError:
@@ -113,9 +116,18 @@ class Daemon:
             finally:
                 await self.supervisor.stop()  # also if it was launched and nothing came of it
                 await self.control.close()
+                if metrics is not None:
+                    await metrics.close()
         if self._part is not None and self._part.barred is not None:
             raise self._part.barred
         return 0
+
+    def _serve_metrics(self) -> Listening | None:
+        if self.settings.metrics is None:
+            return None
+        from lowcomm_node.control.metrics import serve_metrics  # few nodes need it
+
+        return serve_metrics(self.controls.status, self.settings.metrics)
 
     async def _live(self, entry: Entry) -> None:
         try:

@@ -19,6 +19,7 @@ from lowcomm_node.owner.values import (
     Checkpointing,
     Device,
     Duration,
+    Endpoint,
     Endpoints,
     Folder,
     GiB,
@@ -159,6 +160,16 @@ class NodeSettings(BaseModel):
             Section.ADDRESSES, "Loopback port of the control API", "PORT", unset="0, any free one"
         ),
     ] = 0
+
+    metrics: Annotated[
+        Endpoint | None,
+        Setting(
+            Section.ADDRESSES,
+            "host:port at which Prometheus reads /metrics, without a token",
+            "HOST:PORT",
+            unset="nowhere",
+        ),
+    ] = None
 
     device: Annotated[Device, Setting(Section.MACHINE, "auto, cpu, cuda or cuda:N", "DEVICE")] = (
         "auto"

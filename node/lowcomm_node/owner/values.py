@@ -85,6 +85,8 @@ Checkpointing = Annotated[str, AfterValidator(_check_checkpointing)]
 """Of activations."""
 Addresses = Annotated[tuple[str, ...], AfterValidator(_check_addresses)]
 """Multiaddresses of peers or bootstrap servers, each once."""
+Endpoint = Annotated[str, AfterValidator(lambda one: _check_endpoints((one,))[0])]
+"""``host:port``."""
 Endpoints = Annotated[tuple[str, ...], Field(max_length=8), AfterValidator(_check_endpoints)]
 """``host:port`` each."""
 Port = Annotated[int, Field(ge=0, le=65535)]
