@@ -9,7 +9,8 @@ Two daemons, each with a trainer process, exchange one fragment of --size MB (fp
 TLS on loopback. Beside them, in turn with them: gloo's all-reduce and hivemind's averager of a
 vector of that size. CPU is that of all processes of both ends. Memory is the sum of the peaks of
 all processes above what they held before the first exchange (*again*: before this one), memory that
-both map counted once. Medians of several runs; everything into benchmarks/results/exchange.json."""
+both map counted once. Medians of several runs; everything into benchmarks/results/exchange.json, by
+size."""
 
 import asyncio
 import json
@@ -102,7 +103,8 @@ def main() -> int:
                 rows |= {pair.name: figures(pair.runs, pair.extra) for pair in pairs}
         rows |= {pair.name: figures(pair.runs) for pair in beside}
     about = {"machine": kit.loaded_machine(), "bytes": size}
-    kit.write(kit.RESULTS / "exchange.json", {**about, "rows": rows})
+    results = kit.RESULTS / "exchange.json"
+    kit.write(results, kit.read(results) | {f"{size / MIB:g} MiB": {**about, "rows": rows}})
     show(rows, f"{about['machine']}; fragment of {size / MIB:g} MiB, {arguments.runs} runs")
     return 0
 
