@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from lowcomm_node.models.base import Footprint, family_of
 from lowcomm_node.models.cross_entropy import chunk_tokens
 from lowcomm_node.trainer.inner.micro_batch import Cut
+from lowcomm_node.trainer.muon import together
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.spec.run import RunSpec
@@ -163,13 +164,14 @@ def _states(spec: RunSpec, model: Footprint, gpu: bool) -> int:
 
 
 def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:
-    """A processor moves all matrices of one shape together, a GPU one after the other."""
+    """Matrices of one shape are moved together, on a GPU as many as keep it busy."""
     if train.optimizer != "muon":
         return 0
-    together = max(
-        rows * columns * (1 if gpu else count) for (rows, columns), count in model.matrices.items()
+    most = max(
+        rows * columns * min(count, together(rows * columns, gpu) or count)
+        for (rows, columns), count in model.matrices.items()
     )
-    return MUON_VECTORS * FLOAT * together
+    return MUON_VECTORS * FLOAT * most
 
 
 def step_values(model: Footprint, tokens: int, again: bool = False) -> int:

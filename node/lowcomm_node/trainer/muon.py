@@ -1,8 +1,8 @@
-"""Muon in fp32, and torch's own in bf16.
+"""Muon: in fp32 on a processor, in bf16 on a GPU.
 
 ``torch.optim.Muon`` orthogonalizes matrix by matrix in bf16. A processor without matrix units for
-bf16 takes twice as long for that as in fp32; one that emulates bf16, ten times. Small matrices of
-one shape go in batches, because a call costs more than their arithmetic.
+bf16 takes twice as long for that as in fp32; one that emulates bf16, ten times. Matrices of one
+shape go in batches, because a call costs more than the arithmetic of a small one.
 """
 
 from collections import defaultdict
@@ -16,11 +16,28 @@ STEPS = 5
 EPSILON = 1e-7
 
 
+AT_ONCE = 1 << 26
+"""Values of the matrices that a GPU moves together: 128 MiB in bf16, which keep it busy."""
+
+
+def together(values: int, gpu: bool) -> int | None:
+    """How many matrices of so many values are moved together; None for all."""
+    return max(1, AT_ONCE // values) if gpu else None
+
+
 class BatchedMuon:
     """`torch.optim.Muon` with Nesterov momentum; the same up to the rounding of bf16."""
 
-    def __init__(self, weights: Sequence[Tensor], momentum: float, weight_decay: float) -> None:
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        momentum: float,
+        weight_decay: float,
+        gpu: bool = False,
+    ) -> None:
+        """``gpu``: whether the arithmetic is that of a GPU, in bf16."""
         self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._gpu = gpu
         self._weights = weights
         self._momentum = momentum
         self._decay = weight_decay
@@ -34,7 +51,9 @@ class BatchedMuon:
             if weight.grad is not None:
                 alike[weight.shape].append(weight)
         for weights in alike.values():
-            self._step_alike(weights, rate, unless)
+            count = together(weights[0].numel(), self._gpu) or len(weights)
+            for start in range(0, len(weights), count):
+                self._step_alike(weights[start : start + count], rate, unless)
 
     def _step_alike(self, weights: Sequence[Tensor], rate: float, unless: Tensor | None) -> None:
         updates: list[Tensor] = []
@@ -48,7 +67,9 @@ class BatchedMuon:
                 gradient = torch.where(unless, momentum, gradient)
             momentum.lerp_(gradient, 1 - self._momentum)
             updates.append(gradient.lerp(momentum, self._momentum))
-        orthogonal = orthogonalized(torch.stack(updates), COEFFICIENTS, STEPS, EPSILON)
+        precision = torch.bfloat16 if self._gpu else torch.float32
+        stacked = torch.stack([update.to(precision) for update in updates])
+        orthogonal = orthogonalized(stacked, COEFFICIENTS, STEPS, EPSILON)
         rows, columns = weights[0].shape
         adjusted = rate * max(1.0, rows / columns) ** 0.5
         for weight, update in zip(weights, orthogonal, strict=True):
@@ -57,20 +78,6 @@ class BatchedMuon:
             else:
                 moved = (weight * (1 - rate * self._decay)).add_(update, alpha=-adjusted)
                 weight.copy_(torch.where(unless, weight, moved))
-
-
-class TorchMuon:
-    """torch's own, for GPUs."""
-
-    def __init__(self, weights: Sequence[Tensor], momentum: float, weight_decay: float) -> None:
-        self._muon = torch.optim.Muon(weights, momentum=momentum, weight_decay=weight_decay)
-        self.state: dict[Tensor, dict[str, Tensor]] = self._muon.state
-
-    def step(self, rate: float, unless: Tensor | None = None) -> None:
-        """See BatchedMuon; it can't skip."""
-        assert unless is None
-        self._muon.param_groups[0]["lr"] = rate
-        self._muon.step()
 
 
 def orthogonalized(

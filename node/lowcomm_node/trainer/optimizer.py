@@ -1,7 +1,7 @@
 """The inner optimizer of a run, its schedule, and its moments as named tensors.
 
 ``adamw``  AdamW for everything
-``muon``   Muon (torch's on a GPU, ours on a CPU) for matrices of blocks, AdamW for everything else
+``muon``   Muon for matrices of blocks, AdamW for everything else
 """
 
 import math
@@ -14,7 +14,7 @@ from torch import Tensor
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.models.base import Model
 from lowcomm_node.trainer.adamw import AdamW, Group
-from lowcomm_node.trainer.muon import BatchedMuon, TorchMuon
+from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_protocol.spec.settings import TrainSettings
 
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -51,16 +51,10 @@ class InnerOptimizer:
         }
         self._parts: list[Part] = [_adamw(others, train, device)]
         if by_muon:
-            muon = BatchedMuon if device.type == "cpu" else TorchMuon
-            moved = list(by_muon.values())
-            self._parts.append(muon(moved, train.muon_momentum, train.weight_decay))
+            moved, gpu = list(by_muon.values()), device.type == "cuda"
+            self._parts.append(BatchedMuon(moved, train.muon_momentum, train.weight_decay, gpu))
         self.rate = 0.0
         """Learning rate of the last step."""
-
-    @property
-    def can_skip(self) -> bool:
-        """Whether ``step`` takes ``unless``."""
-        return not any(isinstance(part, TorchMuon) for part in self._parts)
 
     def step(
         self,

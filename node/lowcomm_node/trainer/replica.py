@@ -148,7 +148,7 @@ class Replica:
         self.gradient = Gradient(self.model, self._loss_of, spec.train.batch)
         self.ahead: Ahead | None = None
         """What prepares batches beside the steps."""
-        self.runs_ahead = device.type == "cuda" and self.optimizer.can_skip
+        self.runs_ahead = device.type == "cuda"
         """Whether steps are queued before the outcome of those before is known."""
         self._unsettled: deque[Taken] = deque()
 

@@ -1,6 +1,7 @@
 """What must hold for the inner optimizers: what each moves, on which schedule, and that a restored
 one goes on alike."""
 
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.models.base import build_model
+from lowcomm_node.trainer import muon as muon_module
 from lowcomm_node.trainer.muon import BatchedMuon, orthogonalized
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_protocol.spec.settings import TrainSettings
@@ -103,6 +105,41 @@ def test_orthogonalized_matrices_have_singular_values_near_one(shape):
         / turned.S.shape[1] ** 0.5
     )
     assert float(aligned.min()) > 0.95, "the singular vectors stay"
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (32, 16), (16, 48)])
+def test_muon_of_a_gpu_moves_matrices_as_torch_does_and_as_one_in_fp32(shape, monkeypatch):
+    monkeypatch.setattr(muon_module, "AT_ONCE", 2 * shape[0] * shape[1])
+    calls = []
+    honest = muon_module.orthogonalized
+    monkeypatch.setattr(
+        muon_module,
+        "orthogonalized",
+        lambda x, *more: calls.append((x.dtype, len(x))) or honest(x, *more),
+    )
+    draw = torch.Generator().manual_seed(0)
+    start = [torch.randn(shape, generator=draw) for _ in range(5)]
+    grads = [[torch.randn(shape, generator=draw) for _ in range(5)] for _ in range(3)]
+
+    def moved(make):
+        weights = [nn.Parameter(one.clone()) for one in start]
+        step = make(weights)
+        for some in grads:
+            for weight, grad in zip(weights, some, strict=True):
+                weight.grad = grad
+            step()
+        return torch.stack([weight.detach() for weight in weights]) - torch.stack(start)
+
+    def torchs(weights):
+        return torch.optim.Muon(weights, lr=0.02, momentum=0.95, weight_decay=0.1).step
+
+    ours = moved(lambda weights: partial(BatchedMuon(weights, 0.95, 0.1, gpu=True).step, 0.02))
+    assert calls == [(torch.bfloat16, 2), (torch.bfloat16, 2), (torch.bfloat16, 1)] * 3
+    exact = moved(lambda weights: partial(BatchedMuon(weights, 0.95, 0.1).step, 0.02))
+    assert calls[-1] == (torch.float32, 5)
+    theirs = moved(torchs)
+    assert (ours - exact).norm() < 0.03 * exact.norm()
+    assert (ours - theirs).norm() < 0.03 * theirs.norm()
 
 
 def test_weight_decay_takes_its_part_of_a_matrix_besides_the_update():

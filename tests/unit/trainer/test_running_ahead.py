@@ -174,7 +174,6 @@ def test_an_optimizer_that_is_told_to_skip_on_the_device_changes_nothing(optimiz
     model = build_model(settings, 0)
     train = TrainSettings.model_validate({"optimizer": optimizer})
     inner = InnerOptimizer(model, train, torch.device("cpu"))
-    assert inner.can_skip
     good, bad = torch.tensor(False), torch.tensor(True)
 
     def step(value: float, unless: Tensor) -> None:
