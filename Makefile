@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-quick test-tools check format proto table tables picture soak memory fuzz mutants installed release clean
+.PHONY: setup demo test test-quick test-tools check format proto table tables picture soak memory gpu fuzz mutants installed release clean
 
 setup: $(READY)
 
@@ -78,6 +78,10 @@ SHAPE ?= 10M
 memory: $(READY)  ## memory of the daemon over hundreds of exchanges, and of nodes by what they do. SHAPE=125M: of a large model
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/phases.py $(SHAPE)
+
+gpu: $(READY)  ## on a machine with a GPU: what it makes of a trainer, in less than ten minutes
+	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python -m pytest tests/gpu
 
 SECONDS ?= 600
 fuzz: $(READY)  ## every decoder and message handler for SECONDS each, guided by coverage

@@ -1,0 +1,301 @@
+"""What a GPU makes of a trainer: our loop beside a plain one, copies, kernels, Muon, memory.
+
+    python benchmarks/gpu.py [--device cuda] [--small] [--steps N]
+
+`make gpu` runs it before the tests of tests/gpu; together they take less than ten minutes, and what
+is measured goes to benchmarks/results/gpu.json. Both loops train the same model of 125 million
+parameters (12 layers, 768, 32,000 words, context 1024) on batches of the same size: ours as a node
+does, the plain one with ``torch.compile``, autocast and a fused AdamW. Times are medians; the plain
+loop runs between two runs of ours. MFU is 6 times parameters times tokens a second, of what
+products of 8192 x 8192 matrices in bf16 reach on this GPU in the same run. ``--small`` with
+``--device cpu`` only shows that the script works.
+"""
+
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kit
+import numpy as np
+import torch
+from torch import Tensor
+
+from lowcomm_node.models.base import build_model
+from lowcomm_node.trainer.device.compiling import can_compile
+from lowcomm_node.trainer.device.copies import Copies
+from lowcomm_node.trainer.device.kernels import blocks_of, outer_of
+from lowcomm_node.trainer.memory import count_parameters, reckon
+from lowcomm_node.trainer.muon import BatchedMuon
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.codecs import codec
+from lowcomm_protocol.plan.fragments import Fragment, Slice
+from lowcomm_protocol.spec.outer_settings import OuterSettings
+from lowcomm_protocol.spec.run import RunSpec
+
+RESULT = kit.RESULTS / "gpu.json"
+LARGE = {
+    "layers": 12,
+    "width": 768,
+    "heads": 12,
+    "feed_forward": 2048,
+    "context": 1024,
+    "vocab": 32_000,
+}
+SMALL = {"layers": 2, "width": 32, "heads": 2, "feed_forward": 64, "context": 32, "vocab": 300}
+MIB = 1024**2
+
+
+class Words:
+    """Text that is drawn: nothing is read from a disk."""
+
+    def __init__(self, vocab: int, count: int = 1 << 20) -> None:
+        self._ids = np.random.default_rng(0).integers(0, vocab, count).astype(np.int64)
+        self.tokens = count
+
+    def window(self, start: int, length: int) -> Any:
+        """See Split."""
+        return self._ids[start : start + length]
+
+
+class Text:
+    """Stands in for a dataset."""
+
+    def __init__(self, vocab: int) -> None:
+        self.train = self.held_out = Words(vocab)
+
+
+class Clock:
+    """Times work on a device: it is over when the device has done it."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def wait(self) -> None:
+        """Until the device has done all."""
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def seconds(self, work: Callable[[], object], times: int = 5) -> float:
+        """The median of some runs, after one that is not counted."""
+        work()
+        taken: list[float] = []
+        for _ in range(times):
+            self.wait()
+            began = time.perf_counter()
+            work()
+            self.wait()
+            taken.append(time.perf_counter() - began)
+        return statistics.median(taken)
+
+
+def spec_of(model: dict[str, int], batch: int, optimizer: str) -> RunSpec:
+    """A run of this model."""
+    return RunSpec.model_validate(
+        {
+            "run": {"name": "gpu", "steps": 1000},
+            "model": model,
+            "train": {"batch": batch, "optimizer": optimizer},
+            "sync": {"method": "noloco"},
+        }
+    )
+
+
+def peak_rate(device: torch.device, clock: Clock, width: int) -> float:
+    """Operations a second of products of matrices in bf16."""
+    matrix = torch.randn(width, width, device=device, dtype=torch.bfloat16)
+    return 2 * width**3 / clock.seconds(lambda: matrix @ matrix)
+
+
+def loops(
+    device: torch.device, clock: Clock, model: dict[str, int], batch: int, steps: int
+) -> dict[str, Any]:
+    """Tokens a second of both loops, in turn."""
+    spec = spec_of(model, batch, "adamw")
+    began = time.perf_counter()
+    replica = Replica(spec, "me", Text(model["vocab"]), device)  # type: ignore[arg-type]
+    replica.inner_step()
+    clock.wait()
+    first = time.perf_counter() - began
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+
+    def ours() -> None:
+        for _ in range(steps):
+            replica.take_step()
+            while replica.unsettled > 1:
+                replica.settle()
+        while replica.unsettled:
+            replica.settle()
+
+    seconds = clock.seconds(ours, 3) / steps
+    held = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0
+    # The plain loop comes alone, that neither takes memory from the other; ours is timed again.
+    plain_seconds = plain(replica, device, clock, steps)
+    again = clock.seconds(ours, 3) / steps
+    tokens = batch * model["context"]
+    reckoned = reckon(spec, True)
+    return {
+        "parameters": count_parameters(spec.model),
+        "batch": batch,
+        "ours, tokens/s": round(tokens / min(seconds, again)),
+        "plain, tokens/s": round(tokens / plain_seconds),
+        "ours of plain": round(plain_seconds / min(seconds, again), 3),
+        "first step, s": round(first, 1),
+        "compiled": device.type == "cuda" and can_compile(),
+        "memory, MiB": held // MIB,
+        "reckoned without programs, MiB": (reckoned.device_bytes - reckoned.device["programs"])
+        // MIB,
+    }
+
+
+def plain(replica: Replica, device: torch.device, clock: Clock, steps: int) -> float:
+    """Seconds of a step as one would write it for this GPU alone."""
+    model = build_model(replica.spec.model, 0).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
+    compiled = torch.compile(model.loss) if device.type == "cuda" and can_compile() else model.loss
+    kind = device.type
+
+    def run() -> None:
+        for _ in range(steps):
+            tokens, targets = (one.to(device) for one in replica.stream.next_batch())
+            with torch.autocast(kind, torch.bfloat16, enabled=kind == "cuda"):
+                loss = compiled(tokens, targets)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return clock.seconds(run, 3) / steps
+
+
+def muon(device: torch.device, clock: Clock, model: dict[str, int]) -> dict[str, float]:
+    """Milliseconds of a step of Muon on the matrices of the blocks."""
+    width, wide = model["width"], model["feed_forward"]
+    shapes = [(width, width)] * 4 + [(wide, width)] * 2 + [(width, wide)]
+    weights = [torch.nn.Parameter(torch.randn(s, device=device)) for s in shapes * model["layers"]]
+    for weight in weights:
+        weight.grad = torch.randn_like(weight)
+    ours = BatchedMuon(weights, 0.95, 0.1, gpu=device.type == "cuda")
+    theirs = torch.optim.Muon(weights, lr=0.01, momentum=0.95)
+    return {
+        "ours, ms": round(1e3 * clock.seconds(lambda: ours.step(0.01)), 2),
+        "torch.optim.Muon, ms": round(1e3 * clock.seconds(theirs.step), 2),
+    }
+
+
+def copies(device: torch.device, clock: Clock, numel: int) -> dict[str, float]:
+    """Rates of copies, and what a capture and a merge take at the boundary, beside the old way."""
+    beside, host = Copies(device), torch.zeros(numel)
+    source = torch.randn(numel, device=device)
+    fragment, weights = Fragment(0, (Slice("all", 0, numel, numel),)), {"all": source}
+    settings = OuterSettings("noloco", 0.7, 0.5, 0.2, "shift", 0.0)
+
+    def snapshot() -> Any:
+        found = beside.snapshot(fragment, weights)
+        assert found is not None, "the device has no memory for a fragment"
+        return found
+
+    def to_device() -> tuple[Tensor, ...]:
+        found = beside.to_device(host, host)
+        assert found is not None
+        return found.wait()
+
+    phi, captured = to_device()
+    landing, gigabytes = snapshot(), 4e-9 * numel
+    merging = outer_of(source)
+
+    def merge_there() -> None:
+        merging.merge(settings, source, phi, captured)
+
+    def merge_here() -> None:
+        fast = source.cpu()
+        outer_of(fast).merge(settings, fast, host, host)
+        source.copy_(fast)
+
+    return {
+        "fragment, MB": round(4e-6 * numel),
+        "to host through pinned pieces, GB/s": round(
+            gigabytes / clock.seconds(lambda: beside.to_host(landing, host)), 2
+        ),
+        "to host at once, GB/s": round(gigabytes / clock.seconds(lambda: host.copy_(source)), 2),
+        "to the device through pinned pieces, GB/s": round(
+            2 * gigabytes / clock.seconds(to_device), 2
+        ),
+        "capture at the boundary, ms": round(1e3 * clock.seconds(snapshot), 3),
+        "capture that training waits for, ms": round(
+            1e3 * clock.seconds(lambda: host.copy_(source)), 3
+        ),
+        "merge at the boundary, ms": round(1e3 * clock.seconds(merge_there), 3),
+        "merge that training waits for, ms": round(1e3 * clock.seconds(merge_here), 3),
+    }
+
+
+def coding(device: torch.device, clock: Clock, numel: int) -> dict[str, dict[str, Any]]:
+    """Codecs on the device and in host memory, each with its copy over PCIe."""
+    told: dict[str, dict[str, Any]] = {}
+    there = torch.randn(numel, device=device) * 0.02
+    here = there.cpu()
+    for name in ("int8", "e3m0", "q2"):
+        size = codec(name).coded_size(numel)
+        coded, landed = torch.empty(size, dtype=torch.uint8, device=device), bytearray(size)
+        expected = np.frombuffer(landed, dtype=np.uint8)
+        out = torch.empty(numel, device=device)
+
+        def encode_there(name: str = name, coded: Tensor = coded) -> Tensor:
+            blocks_of(there).encode(name, there, coded)
+            return coded.cpu()
+
+        def encode_here(name: str = name, landed: bytearray = landed) -> None:
+            codec(name).encode(there.cpu().numpy(), memoryview(landed))
+
+        def decode_there(name: str = name, coded: Tensor = coded, out: Tensor = out) -> None:
+            blocks_of(out).decode(name, coded, out)
+
+        encode_here()
+        told[name] = {
+            "same bytes": bool((encode_there().numpy() == expected).all()),
+            "encode there and copy, ms": round(1e3 * clock.seconds(encode_there), 2),
+            "copy and encode here, ms": round(1e3 * clock.seconds(encode_here), 2),
+            "decode there, ms": round(1e3 * clock.seconds(decode_there), 2),
+        }
+    del here
+    return told
+
+
+def main() -> None:
+    options = kit.parser(__doc__)
+    options.add_argument("--device", default="cuda")
+    options.add_argument("--small", action="store_true", help="a model that a processor trains")
+    options.add_argument("--steps", type=int, default=20)
+    options.add_argument("--batch", type=int, default=16)
+    options.add_argument("--out", type=Path, default=RESULT)
+    chosen = options.parse_args()
+    device, model = torch.device(chosen.device), SMALL if chosen.small else LARGE
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise SystemExit("torch sees no GPU here: --device cpu --small shows that this works")
+    clock, numel = Clock(device), 100_000 if chosen.small else 1 << 24
+    torch.set_float32_matmul_precision("high")
+    peak = peak_rate(device, clock, 256 if chosen.small else 8192)
+    trained = loops(device, clock, model, chosen.batch, chosen.steps)
+    for whose in ("ours", "plain"):
+        rate = 6 * trained["parameters"] * trained[f"{whose}, tokens/s"]
+        trained[f"MFU, {whose}"] = round(rate / peak, 3)
+    told = {
+        "machine": kit.machine(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+        "torch": torch.__version__,
+        "products in bf16, TFLOP/s": round(1e-12 * peak, 1),
+        "training": trained,
+        "muon": muon(device, clock, model),
+        "copies": copies(device, clock, numel),
+        "coding": coding(device, clock, numel),
+    }
+    for part, found in told.items():
+        print(f"{part}: {found}")
+    kit.write(chosen.out, told)
+
+
+if __name__ == "__main__":
+    main()
