@@ -143,7 +143,7 @@ def plan(
     place = {name: index for index, (name, *_) in enumerate(tensors)}
     layers = sorted({layer for *_, role, layer in tensors if role == "block"})
     parts: list[list[tuple[str, int, int, int]]] = [[] for _ in range(count)]
-    if len(layers) < count:
+    if len(layers) < count or pattern == "even":
         for index, spans in enumerate(
             cut_column([(rows, width) for _, rows, width, *_ in tensors], count)
         ):

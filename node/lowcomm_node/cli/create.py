@@ -119,6 +119,7 @@ def create(
         keeping_in_words,
         name_layout,
         name_tokenizer,
+        parameters_of,
     )
     from lowcomm_node.cli.publishing import publish_run
     from lowcomm_node.storage.files import load_or_create_identity, write_atomic
@@ -127,7 +128,7 @@ def create(
     configure_logs(verbose - quiet - 1)
     settings = read_settings({"home": home, "peers": peers, "tokenizer": tokenizer}).settings
     try:
-        spec = parse_toml(file.read_text(), str(file))
+        spec = parse_toml(file.read_text(), str(file), parameters_of)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}: write one with `lowcomm-node init`.") from None
     if tokenizer is not None and spec.data.tokenizer != "local":

@@ -19,6 +19,7 @@ from lowcomm_node.swarm.run_template import OpenWeights, TokenizerFile
 from lowcomm_node.system.units import write_size
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
+from lowcomm_protocol.spec.settings import ModelSettings
 from lowcomm_protocol.spec.start import StartSettings
 from lowcomm_protocol.spec.transformers import TransformersSettings
 
@@ -136,6 +137,13 @@ def tokenizer_beside(folder: Path) -> str:
             "--tokenizer."
         )
     return str(path)
+
+
+def parameters_of(model: ModelSettings) -> int:
+    """Parameters of a model, for ``fragments = "auto"``."""
+    from lowcomm_node.trainer.memory import count_parameters  # loads torch
+
+    return count_parameters(model)
 
 
 def how_to_join(spec: RunSpec, address: str) -> str:

@@ -78,8 +78,8 @@ _COMMENTS = {
     "evaluate_every": "inner steps between two looks at held-out text",
     "method": "a preset of all below; these values override it",
     "interval": "H: swarm steps between two syncs of a fragment",
-    "fragments": "P: pieces that are exchanged one at a time",
-    "pattern": '"strided" or "sequential" layers in a fragment',
+    "fragments": 'P: pieces that are exchanged one at a time; "auto": about 16 million values each',
+    "pattern": 'layers in a fragment: "strided", "sequential"; "even": rows, all of one size',
     "overlap": "inner steps between capture and merge, at least",
     "codec": f"{', '.join(codecs_for_groups())}; in pairs also "
     f"{', '.join(sorted({*CODECS} - {*codecs_for_groups()}))}",

@@ -21,6 +21,9 @@ LIMIT = Fraction(5, 4)
 """A fragment may hold this many times the mean before an embedding or head is split to relieve
 it."""
 
+EVEN = "even"
+"""The pattern that cuts rows and leaves no layer whole; releases before 0.2 do not know it."""
+
 Role = Literal["embedding", "block", "norm", "head"]
 
 PLACING: tuple[Role, ...] = ("block", "embedding", "norm", "head")
@@ -100,12 +103,12 @@ def plan_fragments(tensors: Sequence[TensorSpec], count: int, pattern: str) -> F
     ``strided`` gives layer i to fragment i mod count, ``sequential`` gives each fragment a run of
     layers. The embedding goes to the first fragment, norms and the head to the last; one that would
     make its fragment larger than 1.25 times the mean is split by rows instead. Layers stay whole
-    unless there are fewer layers than fragments: then the model is cut by rows, in the order given,
-    whatever the pattern. Raises `PlanError`.
+    unless there are fewer layers than fragments: then, and always with ``even``, the model is cut
+    by rows, in the order given. Raises `PlanError`.
     """
-    if pattern not in ("strided", "sequential"):
+    if pattern not in ("strided", "sequential", EVEN):
         raise PlanError(
-            f"fragment pattern {pattern!r} does not exist: use 'strided' or 'sequential'"
+            f"fragment pattern {pattern!r} does not exist: use 'strided', 'sequential' or 'even'"
         )
     kept = _untied(tensors)
     rows = sum(tensor.stack.rows for tensor in kept)
@@ -114,7 +117,8 @@ def plan_fragments(tensors: Sequence[TensorSpec], count: int, pattern: str) -> F
             f"{count} fragments of a model with {rows} rows: choose from 1 to {rows} fragments"
         )
     layers = len({tensor.layer for tensor in kept if tensor.role == "block"})
-    parts = _cut_rows(kept, count) if layers < count else _whole_layers(kept, count, pattern)
+    by_rows = pattern == EVEN or layers < count
+    parts = _cut_rows(kept, count) if by_rows else _whole_layers(kept, count, pattern)
     order = {tensor.name: position for position, tensor in enumerate(kept)}
     fragments = tuple(
         Fragment(index, tuple(sorted(part, key=lambda one: (order[one.tensor], one.start))))

@@ -7,7 +7,7 @@ see document.py) is signed, and its SHA-256 is the run id.
 import hashlib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -26,11 +26,13 @@ from lowcomm_protocol.errors import CodecError, SignatureError, SpecError, Versi
 from lowcomm_protocol.identity import Identity, verify
 from lowcomm_protocol.spec.document import (
     MAX_OPTIONAL,
+    Content,
     fill,
     is_encoding,
     read_content,
     write_document,
 )
+from lowcomm_protocol.spec.fragment_count import AUTO, fragment_count
 from lowcomm_protocol.spec.names import MODELS
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.settings import (
@@ -165,10 +167,15 @@ def run_id_of(document: bytes) -> str:
     return hashlib.sha256(document).hexdigest()
 
 
-def parse_toml(text: str, source: str = "run specification") -> RunSpec:
+def parse_toml(
+    text: str,
+    source: str = "run specification",
+    parameters: Callable[[ModelSettings], int] | None = None,
+) -> RunSpec:
     """Read a specification that a person wrote.
 
-    Raises SpecError or VersionError with the remedy.
+    ``parameters`` counts those of a model, where ``fragments = "auto"`` may be resolved. Raises
+    SpecError or VersionError with the remedy.
     """
     try:
         data = tomllib.loads(text)
@@ -179,9 +186,30 @@ def parse_toml(text: str, source: str = "run specification") -> RunSpec:
             f"{source}: a number is too long or a list too deep: nothing in a run needs that."
         ) from None
     _check_version(data, source)
-    spec = _validate(data, source)
+    spec = _validate(_with_fragments(data, source, parameters), source)
     check_new_run(spec, source)
     return spec
+
+
+def _with_fragments(
+    data: dict[str, Any], source: str, parameters: Callable[[ModelSettings], int] | None
+) -> dict[str, Any]:
+    """The same with a number in place of ``fragments = "auto"``."""
+    sync = data.get("sync")
+    if not isinstance(sync, dict) or cast("Content", sync).get("fragments") != AUTO:
+        return data
+    if parameters is None:
+        raise SpecError(
+            f'{source}: sync.fragments = "auto" needs a machine that knows the model: publish the '
+            "run with `lowcomm-node create`, or set a number."
+        )
+    rest = {name: value for name, value in cast("Content", sync).items() if name != "fragments"}
+    spec = _validate(data | {"sync": rest}, source)
+    try:
+        count = fragment_count(parameters(spec.model), spec.sync.interval, spec.sync.fragments)
+    except SpecError as error:
+        raise SpecError(f"{source}: sync: {error}.") from None
+    return data | {"sync": rest | {"fragments": count}}
 
 
 def check_new_run(spec: RunSpec, source: str = "run specification") -> None:

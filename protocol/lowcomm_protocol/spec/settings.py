@@ -246,7 +246,8 @@ class SyncSettings(Settings):
     """H: swarm steps between two syncs of one fragment."""
     fragments: Annotated[int, Field(ge=1, le=4096)]
     """P: pieces that the model is cut into."""
-    pattern: Literal["strided", "sequential"]
+    pattern: Literal["strided", "sequential", "even"]
+    """Whole layers, in turn or in runs; or rows, so that all fragments are of one size."""
     overlap: Annotated[int, Field(ge=0, le=1_000_000)]
     """tau: inner steps between capture and merge, at least; an exchange that takes longer merges
     when it is done."""

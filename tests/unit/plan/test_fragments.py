@@ -306,3 +306,13 @@ def test_models_that_do_not_fit_the_fragment_are_refused_before_anything_is_writ
     with pytest.raises(PlanError, match="'bias'"):
         gather(FRAGMENT, model, vector)
     assert (vector == 9.0).all()
+
+
+@pytest.mark.parametrize("count", [2, 4, 5, 7])
+def test_even_fragments_differ_by_less_than_two_rows(count):
+    specs = transformer(6)
+    widest = max(one.stack.width for one in specs)
+    sizes = [one.numel for one in plan_fragments(specs, count, "even").fragments]
+    assert max(sizes) - min(sizes) <= 2 * widest
+    whole = plan_fragments(specs, 1, "even")
+    assert sum(sizes) == whole.numel == plan_fragments(specs, count, "strided").numel

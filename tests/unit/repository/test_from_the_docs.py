@@ -127,7 +127,7 @@ def tensors_of(
     return listed if tied else [*listed, TensorSpec("head.weight", (vocab, width), None, "head")]
 
 
-@pytest.mark.parametrize("pattern", ["strided", "sequential"])
+@pytest.mark.parametrize("pattern", ["strided", "sequential", "even"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 13])
 @pytest.mark.parametrize("model", MODELS)
 def test_a_plan_written_from_its_page_has_the_same_slices_and_digest(model, count, pattern):
