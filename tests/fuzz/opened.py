@@ -13,8 +13,9 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.export.byte_tokenizer import tokenizer_json
 from lowcomm_node.models.base import family_of
 from lowcomm_node.models.open_weights import check_weights, files_of
+from lowcomm_node.models.strange_config import CONTEXT
 from lowcomm_node.models.transformer.huggingface import huggingface_form
-from lowcomm_node.models.transformer.reading import CONTEXT, read_config
+from lowcomm_node.models.transformer.reading import read_config
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
 SMALL = TransformerSettings(

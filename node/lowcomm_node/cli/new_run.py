@@ -97,18 +97,10 @@ def tokenizer_file(path: str) -> TokenizerFile:
 
 def open_weights(folder: Path) -> OpenWeights:
     """What a run says of the weights in a folder of Hugging Face's. Raises ConfigError."""
-    from lowcomm_node.models.open_weights import (
-        CONFIG,
-        MAX_CONFIG,
-        check_weights,
-        files_of,
-        read_json,
-    )
-    from lowcomm_node.models.transformer.reading import read_config
+    from lowcomm_node.models.open_weights import check_weights, files_of, settings_of
     from lowcomm_node.storage.start_files import pin
 
-    config = folder / CONFIG
-    read = read_config(read_json(config, MAX_CONFIG), str(config))
+    read = settings_of(folder)
     files = files_of(folder)
     check_weights(read.settings, files)
     try:

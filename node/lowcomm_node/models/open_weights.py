@@ -1,6 +1,6 @@
 """Weights that others have published, as a local folder of Hugging Face's: read as data alone.
 
-config.json                      what the model is (``transformer.reading``)
+config.json                      what the model is (``reading.py`` of its family)
 model.safetensors, or shards     its weights; model.safetensors.index.json lists shards
 
 No code and no pickle is read, and no file outside of the folder.
@@ -18,9 +18,15 @@ from torch import Tensor
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Model, family_of
+from lowcomm_node.models.strange_config import Read, wrong
+from lowcomm_node.models.transformer import reading as transformer
+from lowcomm_node.models.transformer.reading import KINDS
+from lowcomm_node.models.transformers import reading as transformers
 from lowcomm_node.storage.state_file import is_finite
+from lowcomm_protocol.spec.architectures import ARCHITECTURES, is_mixture
 from lowcomm_protocol.spec.settings import ModelSettings
 from lowcomm_protocol.spec.start import MAX_FILES
+from lowcomm_protocol.spec.transformers import NO_MIXTURES
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MAX_CONFIG, MAX_INDEX = 1024 * 1024, 16 * 1024 * 1024
@@ -48,6 +54,23 @@ def read_json(path: Path, most: int) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is no object of JSON: load it anew.")
     return cast("dict[str, Any]", content)
+
+
+def settings_of(folder: Path) -> Read:
+    """What model a folder holds: one of ours, else one that transformers computes.
+
+    Raises ConfigError.
+    """
+    path = folder / CONFIG
+    config = read_json(path, MAX_CONFIG)
+    type_ = config.get("model_type")
+    if isinstance(type_, str) and type_ in KINDS:
+        return transformer.read_config(config, str(path))
+    if isinstance(type_, str) and type_ in ARCHITECTURES:
+        return transformers.read_config(config, str(path))
+    reason = NO_MIXTURES if isinstance(type_, str) and is_mixture(type_) else "not known"
+    known = ", ".join(sorted({*KINDS, *ARCHITECTURES}))
+    raise wrong(str(path), "model_type", type_, f"{reason}: choose a model of {known}")
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -1,6 +1,7 @@
 """What must hold for models of the library ``transformers``: theirs to the bit, the same at every
 peer, of the size that a specification tells, and refused where a release builds another one."""
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -8,12 +9,17 @@ import pytest
 import torch
 
 from helpers.families import tiny
+from lowcomm_node.cli.new_run import open_weights
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import build_model, family_of, tensor_specs
+from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.models.sampling import generate
 from lowcomm_node.models.transformers import model as families
 from lowcomm_node.models.transformers.configuration import configuration
+from lowcomm_node.models.transformers.reading import read_config
+from lowcomm_node.swarm.run_template import write_template
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
+from lowcomm_protocol.spec.run import parse_toml
 from lowcomm_protocol.spec.transformers import TransformersSettings
 
 TOKENS = torch.randint(256, (4, 16), generator=torch.Generator().manual_seed(0))
@@ -197,3 +203,53 @@ def test_blocks_that_are_computed_again_change_no_bit_and_keep_less(type_: str) 
     assert kept[1] < 0.7 * kept[0] and kept[2] == kept[0]
     for other in found[1:]:
         assert all(torch.equal(*pair) for pair in zip(found[0], other, strict=True))
+
+
+@pytest.mark.parametrize(("type_", "more"), ALL)
+def test_what_an_export_writes_is_read_as_the_same_model(type_: str, more: dict[str, Any]) -> None:
+    settings = tiny(type_, **more)
+    form = family_of(settings).huggingface(settings)
+    assert form is not None
+    read = read_config({**form.config, "eos_token_id": 5, "dtype": "bfloat16"}, "config.json")
+    found = family_of(read.settings).huggingface(read.settings)
+    assert found == form
+    assert read.longest == settings.context
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"auto_map": {"AutoModel": "x.Y"}}, "auto_map"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers = 1000000000: must be from 1 to 512"),
+        ({"hidden_size": 10**30}, "hidden_size"),
+        ({"weights_path": "/etc/passwd"}, "weights_path = '/etc/passwd': this model can't"),
+        ({"hidden_act": "gelu"}, "hidden_act = 'gelu'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, "rope"),
+        ({"hidden_size": "64"}, "hidden_size = '64'"),
+        ({"vocab_size": None}, "vocab"),
+    ],
+)
+def test_a_configuration_that_says_more_is_refused(change: dict[str, Any], told: str) -> None:
+    settings = tiny("olmo2")
+    form = family_of(settings).huggingface(settings)
+    assert form is not None
+    with pytest.raises(ConfigError) as refused:
+        read_config({**form.config, **change}, "config.json")
+    assert told in str(refused.value) and "config.json" in str(refused.value)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("type_", ["olmo2", "gemma3_text", "phi3", "gpt2"])
+def test_a_run_begins_with_weights_that_the_library_has_saved(type_: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    settings = tiny(type_)
+    config = AutoConfig.for_model(type_, **configuration(settings))
+    theirs = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    theirs.save_pretrained(tmp_path)
+    opened = open_weights(tmp_path)
+    spec = parse_toml(write_template("a", "lowcomm", 10, 0, weights=opened))
+    assert spec.model == opened.model and spec.start.size > 0
+    ours = family_of(spec.model).blank(spec.model).eval()
+    load_weights(ours, [tmp_path / file.name for file in spec.start.files])
+    assert torch.equal(ours(TOKENS), theirs(TOKENS).logits)

@@ -128,6 +128,8 @@ def test_other_precisions_are_cast(tmp_path: Path) -> None:
         ({"hidden_act": "gelu"}, ("hidden_act = 'gelu'", "'silu'")),
         ({"attention_bias": True}, ("attention_bias = True", "False")),
         ({"attention_dropout": 0.1}, ("attention_dropout = 0.1",)),
+        ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor = 0.5", "only 1.0")),
+        ({"rope_interleaved": True}, ("rope_interleaved = True",)),
         ({"hidden_size": 10**9}, ("hidden_size = 1000000000", "65536")),
         ({"num_hidden_layers": 10**400}, ("num_hidden_layers", "512")),
         ({"vocab_size": "64"}, ("vocab_size = '64'",)),

@@ -1,0 +1,118 @@
+"""A ``config.json`` of a model that the library computes, as settings of a run.
+
+The library's own class reads the file, with all its older names, and is compared with the one that
+a run of these settings has: whatever else the file says changes the model, and is refused.
+"""
+
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.models.strange_config import (
+    CONTEXT,
+    IDLE,
+    Read,
+    equal,
+    refuse_alarming,
+    wrong,
+)
+from lowcomm_node.models.transformers.configuration import FULL, SLIDING, configuration
+from lowcomm_node.models.transformers.model import library
+from lowcomm_protocol.spec.architectures import ARCHITECTURES, Architecture, Key
+from lowcomm_protocol.spec.settings import ModelSettings
+from lowcomm_protocol.spec.transformers import TransformersSettings
+
+_LAYERS = ("num_hidden_layers", "n_layer")
+"""Names by which a type may count layers: the library makes lists as long as that."""
+_COUNT = Key(int, None, 1, 512)
+_LARGEST = 1 << 31
+_IDLE = IDLE | {
+    "n_ctx",
+    "summary_activation",
+    "summary_first_dropout",
+    "summary_proj_to_labels",
+    "summary_type",
+    "summary_use_proj",
+    "task_specific_params",
+}
+"""Keys that change no logits: of other heads, and of the past."""
+
+
+def read_config(config: Mapping[str, Any], source: str) -> Read:
+    """The settings of a model. Raises ConfigError, which names ``source``."""
+    type_ = config["model_type"]
+    architecture = ARCHITECTURES[type_]
+    refuse_alarming(config, source)
+    _check_numbers(config, architecture, source)
+    theirs = _of_library(type_, config, source)
+    longest = theirs.get(architecture.context)
+    if type(longest) is not int or longest < 8:
+        raise wrong(source, architecture.context, longest, "a number of tokens is expected")
+    # A table of positions is as long as it is; angles are computed for any.
+    context = longest if architecture.learned_positions else min(CONTEXT, longest)
+    try:
+        settings = TransformersSettings.model_validate(
+            {
+                "type": type_,
+                "vocab": theirs.get("vocab_size"),
+                "context": context,
+                "config": _values(theirs, architecture),
+            }
+        )
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        message = first["msg"].removeprefix("Value error, ")
+        raise ConfigError(f"{source}: {message[:300]}.") from None
+    _compare(theirs, settings, source)
+    return Read(cast("ModelSettings", settings), longest)
+
+
+def _check_numbers(config: Mapping[str, Any], architecture: Architecture, source: str) -> None:
+    """Before the library sees them."""
+    for name, value in config.items():
+        key = _COUNT if name in _LAYERS else architecture.keys.get(name)
+        problem = key.problem(value) if key is not None and value is not None else None
+        if isinstance(value, int) and abs(value) >= _LARGEST:
+            problem = problem or f"must be below {_LARGEST:,}"
+        if problem:
+            raise wrong(source, name, value, problem)
+
+
+def _of_library(type_: str, config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    given = {name: value for name, value in config.items() if name not in _IDLE}
+    try:
+        return library().AutoConfig.for_model(type_, **given).to_dict()
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the library thinks of a stranger's values
+        raise ConfigError(
+            f"{source}: transformers can't read it ({str(error)[:200]}): load it anew."
+        ) from None
+
+
+def _values(theirs: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
+    rope = theirs.get("rope_parameters") or {}
+    far, near = rope.get(FULL, rope), rope.get(SLIDING, rope)
+    found = {**far, **theirs}
+    if "rope_theta" in near:
+        found["rope_local_base_freq"] = near["rope_theta"]
+    return {name: found[name] for name in architecture.keys if found.get(name) is not None}
+
+
+def _compare(theirs: Mapping[str, Any], settings: TransformersSettings, source: str) -> None:
+    """Raise ConfigError where the model of a run would differ from that of the file."""
+    told = configuration(settings)
+    ours = library().AutoConfig.for_model(settings.type, **told).to_dict()
+    free = _IDLE | {settings.architecture.context, *(n for n in told if "drop" in n)}
+    for name in sorted((theirs.keys() | ours.keys()) - free):
+        mine, other = ours.get(name), theirs.get(name)
+        if not equal(mine, other) and not (name == "sliding_window" and not (mine or other)):
+            raise wrong(
+                source,
+                name,
+                other,
+                "this model can't have that: remove it if it changes nothing, or choose another "
+                "model",
+            )
