@@ -1,37 +1,47 @@
 """Exchanges over slow lines: four nodes in a star, each behind a line of its own. Needs root.
 
-    python benchmarks/slow_lines.py [--lines 20/20 5/20 2/10] [--methods NAME ...] [--seconds 180]
+    python benchmarks/slow_lines.py [--lines 20/20 5/20 2/10] [--methods NAME ...] [--seeds 0 1 2]
+                                    [--seconds 180] [--again]
 
 Lines are Mbit/s up and down, with 50 ms there and back between any two nodes. The model has 10.8
 million parameters. Every inner step takes ``--step`` seconds (`paced/`): the line is to limit
-exchanges, not the cores of this machine. Told for each line and method, of all nodes together:
+exchanges, not the cores of this machine. Methods are the presets, and beside them ``ddp`` and
+``hivemind`` (`slow_line_others.py`), which train the same model on the same text at the same pace.
+Told for each line, method and seed, of all nodes together:
 
     due      fragments that came due in the time measured, by the steps that were taken
     fit      as many of those as the line carries, if it does nothing else and never waits
     applied  of those; bytes are those of contents, sent by one node
     steps    taken, of those that the time allows at one in ``--step`` seconds
+    loss     on held-out text, the median of the nodes, against seconds
 
 The emulated links run with real-time priority, and tell how late they handed packets over. Trainers
 do not step back for other programs (``--nice 0``).
-Results into benchmarks/results/slow_lines.json.
+
+Results into benchmarks/results/slow_lines.json, each as soon as it is measured. What is there
+already is not measured again, so that an interrupted run goes on, but for ``--again``.
 """
 
+import json
 import os
 import re
 import sys
 import tempfile
 from collections import Counter
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from statistics import median
 from time import monotonic, sleep, time
 from typing import Any
 
 import kit
-from laboratory import Lab
+from laboratory import Host, Lab
 from namespaces import missing
 from residents import START, Resident, Server
 from shaping import Link
+
+from helpers.waiting import until
 
 NODES = 4
 DELAY = 0.0125
@@ -40,6 +50,7 @@ OUT = kit.RESULTS / "slow_lines.json"
 SPEC = """
 [run]
 name = "slow"
+seed = {seed}
 steps = 1000000
 start_peers = {nodes}
 [model]
@@ -57,6 +68,12 @@ method = "{method}"
 """
 
 
+METHODS = ("lowcomm", "noloco", "gossip", "diloco", "streaming-diloco", "local", "ddp", "hivemind")
+OTHERS = ("ddp", "hivemind")
+WORKER = Path(__file__).with_name("slow_line_others.py")
+PORT = 29500
+
+
 class AsUsers(Resident):
     """A node with the deadlines that users have."""
 
@@ -67,53 +84,51 @@ def main() -> None:
     """Measure and print."""
     parser = kit.parser(__doc__)
     parser.add_argument("--lines", nargs="*", default=["20/20", "5/20", "2/10"])
-    parser.add_argument("--methods", nargs="*", default=["lowcomm"])
+    parser.add_argument("--methods", nargs="*", default=["lowcomm"], choices=METHODS)
+    parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--seconds", type=float, default=180.0)
     parser.add_argument("--step", type=float, default=1.0, help="seconds of an inner step")
     parser.add_argument("--evaluate", type=int, default=60, help="steps between two looks")
     parser.add_argument("--keep", type=Path, help="folder for the logs of the nodes")
     parser.add_argument("--label", default="", help="written beside the results")
+    parser.add_argument("--again", action="store_true", help="measure what is known, too")
     arguments = parser.parse_args()
     if reason := missing():
         sys.exit(f"no laboratory on this machine: {reason}")
     print(f"{kit.loaded_machine()}; steps of {arguments.step} s, {arguments.seconds:.0f} s each")
-    for line in arguments.lines:
-        for method in arguments.methods:
-            figure = measure(line, method, arguments)
-            known = kit.read(OUT)
-            known[" ".join(filter(None, (line, method, arguments.label)))] = figure
-            kit.write(OUT, known)
-            show(line, method, figure)
+    for seed in arguments.seeds:
+        for line in arguments.lines:
+            for method in arguments.methods:
+                told = f"seed {seed}" if seed else ""
+                name = " ".join(filter(None, (line, method, told, arguments.label)))
+                figure = None if arguments.again else kit.read(OUT).get(name)
+                if figure is None or figure["lasted"] < 0.9 * arguments.seconds:
+                    figure = measure(line, method, seed, arguments)
+                    kit.write(OUT, kit.read(OUT) | {name: figure})
+                show(name, figure)
 
 
-def show(line: str, method: str, figure: dict[str, Any]) -> None:
+def show(name: str, figure: dict[str, Any]) -> None:
     """A few lines for one measurement."""
     fit = figure["fit"]
     share = f"{figure['applied'] / fit:.0%}" if fit else "-"
     print(
-        f"{line:6} {method:16} applied {figure['applied']} of {fit} that fit ({share}), "
+        f"{name:24} applied {figure['applied']} of {fit} that fit ({share}), "
         f"{figure['due']} due; steps {figure['steps_share']:.1%} of {figure['step']} s; "
         f"median {figure['seconds']:.1f} s, {figure['bytes'] / 1e6:.2f} MB "
-        f"of {figure['nominal'] / 1e6:.2f}; loss {figure['losses']}; emulator late "
-        f"{1e3 * figure['late']:.0f} ms at worst, load {figure['load']:.1f}",
+        f"of {figure['nominal'] / 1e6:.2f}; loss {figure['losses']}; {figure['wire']} Mbit/s up; "
+        f"emulator late {1e3 * figure['late']:.0f} ms at worst, load {figure['load']:.1f}",
         flush=True,
     )
     for reason, count in Counter(figure["reasons"]).most_common(12):
         print(f"    {count:4} {reason}", flush=True)
 
 
-def measure(line: str, method: str, arguments: Any) -> dict[str, Any]:
-    """One method over one kind of line."""
-    up, down = (float(rate) * 1e6 for rate in line.split("/"))
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent / "paced")
-    os.environ["STEP_SECONDS"] = str(arguments.step)
+@contextmanager
+def star(up: float, down: float) -> Iterator[tuple[Lab, Path, list[Host]]]:
+    """Four hosts, each behind such a line, in bits a second."""
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder, Lab() as lab:
         os.environ["XDG_RUNTIME_DIR"] = folder
-        run = Path(folder) / "run.toml"
-        run.write_text(SPEC.format(nodes=NODES, evaluate_every=arguments.evaluate, method=method))
-        host = lab.public("server")
-        server = Server(host, Path(folder) / "server", "--host", host.address, "--run", str(run))
-        address = server.address()
         homes = [
             lab.public(f"n{k}", link=Link(rate=up, delay=DELAY), down=Link(rate=down, delay=DELAY))
             for k in range(NODES)
@@ -121,46 +136,126 @@ def measure(line: str, method: str, arguments: Any) -> dict[str, Any]:
         for home in homes:
             with suppress(PermissionError):  # it tells how late it was in any case
                 os.sched_setscheduler(home.link.process.pid, os.SCHED_FIFO, os.sched_param(10))
-        nodes = [AsUsers(home, Path(folder) / home.name, address, "--nice", "0") for home in homes]
-        try:
-            for node in nodes:
-                node.until(lambda s: (s["trainer"]["steps"] or 0) > 3, "training", START)
-            began, first = time(), [steps_of(node) for node in nodes]
-            links = [home.link.traffic() for home in homes]
-            ends = monotonic() + arguments.seconds
-            losses: list[tuple[float, float]] = []
-            while monotonic() < ends:
-                sleep(min(10.0, max(0.0, ends - monotonic())))
-                told = [node.status() for node in nodes]
-                losses.append((round(time() - began), median(loss_of(one) for one in told)))
-            last, lasted = [steps_of(node) for node in nodes], time() - began
-            late = max(
-                way.worst_late
-                for home in homes
-                for way in (home.link.traffic().up, home.link.traffic().down)
-            )
-            wire = [
-                (now.up.delivered_bytes - before.up.delivered_bytes)
-                for now, before in zip((home.link.traffic() for home in homes), links, strict=True)
-            ]
-            rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
-        finally:
-            if arguments.keep:
-                for home in homes:
-                    log = Path(folder) / home.name / "log"
-                    arguments.keep.mkdir(parents=True, exist_ok=True)
-                    (arguments.keep / f"{home.name}.log").write_bytes(log.read_bytes())
-    return figures(rounds, first, last, lasted, min(up, down), method) | {
-        "step": arguments.step,
-        "losses": [(at, round(loss, 3)) for at, loss in losses][-1:]
-        and [(at, round(loss, 3)) for at, loss in losses[:: max(1, len(losses) // 4)]],
-        "late": late,
-        "wire": [round(8 * one / lasted / 1e6, 2) for one in wire],
-        "steps_share": sum(b - a for a, b in zip(first, last, strict=True))
-        * arguments.step
-        / (lasted * NODES),
+        yield lab, Path(folder), homes
+
+
+def measure(line: str, method: str, seed: int, arguments: Any) -> dict[str, Any]:
+    """One method over one kind of line."""
+    up, down = (float(rate) * 1e6 for rate in line.split("/"))
+    with star(up, down) as (lab, folder, homes):
+        if method in OTHERS:
+            spec = spec_of("local", seed, arguments)
+            return of_others(spec, method, folder, homes, arguments)
+        spec = spec_of(method, seed, arguments)
+        return of_nodes(spec, lab, folder, homes, min(up, down), arguments)
+
+
+def spec_of(method: str, seed: int, arguments: Any) -> str:
+    """The specification of a run."""
+    return SPEC.format(nodes=NODES, evaluate_every=arguments.evaluate, method=method, seed=seed)
+
+
+def of_nodes(
+    spec: str, lab: Lab, folder: Path, homes: list[Host], rate: float, arguments: Any
+) -> dict[str, Any]:
+    """What nodes come to; ``rate``: bits a second of the slower direction."""
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent / "paced")
+    os.environ["STEP_SECONDS"] = str(arguments.step)
+    run = folder / "run.toml"
+    run.write_text(spec)
+    host = lab.public("server")
+    server = Server(host, folder / "server", "--host", host.address, "--run", str(run))
+    address = server.address()
+    nodes = [AsUsers(home, folder / home.name, address, "--nice", "0") for home in homes]
+    try:
+        for node in nodes:
+            node.until(lambda s: (s["trainer"]["steps"] or 0) > 3, "training", START)
+        began, first = time(), [steps_of(node) for node in nodes]
+        watched = watch(homes, lambda: [loss_of(node.status()) for node in nodes], arguments)
+        last = [steps_of(node) for node in nodes]
+        rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
+    finally:
+        if arguments.keep:
+            for home in homes:
+                log = folder / home.name / "log"
+                arguments.keep.mkdir(parents=True, exist_ok=True)
+                (arguments.keep / f"{home.name}.log").write_bytes(log.read_bytes())
+    told = figures(rounds, first, last, watched["lasted"], rate, spec)
+    return told | watched | paced(first, last, watched["lasted"], arguments.step)
+
+
+def of_others(
+    spec: str, role: str, folder: Path, homes: list[Host], arguments: Any
+) -> dict[str, Any]:
+    """What workers come to that are no nodes."""
+    told: list[list[dict[str, Any]]] = [[] for _ in homes]
+    outputs = [folder / f"{home.name}.out" for home in homes]
+    for rank, (home, output) in enumerate(zip(homes, outputs, strict=True)):
+        worker = {
+            "role": role,
+            "rank": rank,
+            "nodes": NODES,
+            "spec": spec,
+            "folder": str(folder),
+            "step": arguments.step,
+            "device": home.device,
+            "address": home.address,
+            "first": homes[0].address,
+            "port": PORT,
+        }
+        with output.open("w") as out, output.with_suffix(".err").open("w") as errors:
+            command = [sys.executable, str(WORKER), json.dumps(worker)]
+            home.popen(command, stdout=out, stderr=errors)
+
+    def read() -> bool:
+        for each, output in zip(told, outputs, strict=True):
+            each[:] = [json.loads(line) for line in output.read_text().split("\n")[:-1]]
+        return all(any("ready" in one for one in each) for each in told)
+
+    def last(key: str, default: float) -> list[Any]:
+        read()
+        return [next((one[key] for one in reversed(e) if key in one), default) for e in told]
+
+    try:
+        until(read, START, "all workers are ready")
+        first = last("steps", 0)
+        watched = watch(homes, lambda: last("loss", float("nan")), arguments)
+        steps, epochs = last("steps", 0), last("epoch", 0)
+    finally:
+        if arguments.keep:
+            arguments.keep.mkdir(parents=True, exist_ok=True)
+            for output in outputs:
+                for one in (output, output.with_suffix(".err")):
+                    (arguments.keep / one.name).write_bytes(one.read_bytes())
+    nothing = {"due": 0, "fit": 0, "carried": 0, "applied": 0, "by_node": [], "nominal": 0.0}
+    nothing |= {"bytes": 0.0, "seconds": 0.0, "longest": 0.0, "wasted": 0, "reasons": {}}
+    told_steps = paced(first, steps, watched["lasted"], arguments.step)
+    return nothing | watched | told_steps | {"epochs": epochs}
+
+
+def watch(homes: list[Host], losses: Callable[[], list[float]], arguments: Any) -> dict[str, Any]:
+    """Let them train; loss over time, and what went over the lines."""
+    began, before = monotonic(), [home.link.traffic() for home in homes]
+    curve: list[tuple[int, float]] = []
+    while (left := began + arguments.seconds - monotonic()) > 0:
+        sleep(min(10.0, left))
+        curve.append((round(monotonic() - began), round(median(losses()), 3)))
+    lasted = monotonic() - began
+    now = [home.link.traffic() for home in homes]
+    sent = [a.up.delivered_bytes - b.up.delivered_bytes for a, b in zip(now, before, strict=True)]
+    return {
+        "lasted": lasted,
+        "losses": curve[:: max(1, len(curve) // 6)] + curve[-1:],
+        "late": max(way.worst_late for one in now for way in (one.up, one.down)),
+        "wire": [round(8 * one / lasted / 1e6, 2) for one in sent],
         "load": os.getloadavg()[0],
     }
+
+
+def paced(first: list[int], last: list[int], lasted: float, step: float) -> dict[str, Any]:
+    """Steps taken, of those that the time allows."""
+    taken = sum(b - a for a, b in zip(first, last, strict=True))
+    return {"step": step, "steps": taken, "steps_share": taken * step / (lasted * NODES)}
 
 
 def figures(
@@ -169,12 +264,12 @@ def figures(
     last: list[int],
     lasted: float,
     rate: float,
-    method: str,
+    text: str,
 ) -> dict[str, Any]:
     """What the exchanges of all nodes come to; ``rate``: bits a second of the slower direction."""
     from lowcomm_protocol.spec.run import parse_toml
 
-    spec = parse_toml(SPEC.format(nodes=NODES, evaluate_every=1, method=method), "slow lines")
+    spec = parse_toml(text, "slow lines")
     nominal = nominal_bytes(spec)
     steps = sum(b - a for a, b in zip(first, last, strict=True))
     due = steps * spec.sync.fragments // spec.sync.interval if spec.sync.group > 1 else 0

@@ -29,22 +29,21 @@ class Pacing(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             load(module)
-            module.Replica.inner_step = paced(module.Replica.inner_step)
+            module.Replica.take_step = paced(module.Replica.take_step)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-def paced(step: Callable[[Any], float]) -> Callable[[Any], float]:
+def paced(step: Callable[[Any], None]) -> Callable[[Any], None]:
     """The same step, which takes ``SECONDS`` at least."""
 
-    def inner_step(replica: Any) -> float:
+    def take_step(replica: Any) -> None:
         ends = monotonic() + SECONDS
-        loss = step(replica)
+        step(replica)
         sleep(max(0.0, ends - monotonic()))
-        return loss
 
-    return inner_step
+    return take_step
 
 
 if SECONDS:
