@@ -12,6 +12,7 @@ from lowcomm_node.libp2p.interface import Streams
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.testing.wire import RUN, new_certificate, record
 from lowcomm_node.transport.channels import Channels
+from lowcomm_node.transport.chunk_frames import ChunkFrame
 from lowcomm_node.transport.server import ExchangeServer
 from lowcomm_node.transport.service import ExchangeService
 from lowcomm_node.transport.stream import CalleeStream, CallerStream
@@ -33,6 +34,12 @@ async def soon(work: Awaitable[Any], deadline: float = DEADLINE) -> Any:
     """What comes of ``work``, which must come to an end."""
     async with asyncio.timeout(deadline):
         return await work
+
+
+async def received(stream: CallerStream) -> pb.Frame | None:
+    """The next frame as the message that it stands for."""
+    frame = await soon(stream.receive())
+    return frame.whole() if isinstance(frame, ChunkFrame) else frame
 
 
 async def echo(peer: str, stream: CalleeStream) -> None:

@@ -13,7 +13,7 @@ import pytest
 from grpc import aio
 from structlog.testing import capture_logs
 
-from helpers.tunnelling import DAN, EVE, RUN, End, chunk, cut, pair, soon
+from helpers.tunnelling import DAN, EVE, RUN, End, chunk, cut, pair, received, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.interface import OpenStream
@@ -349,7 +349,7 @@ async def test_calls_go_on_over_the_next_stream_when_one_breaks_off(tmp_path):
             await stream.send(chunk(number, 8 * 1024))
             if number % 3 == 1:
                 cut(ada if number % 2 else bob)
-            assert await soon(stream.receive()) == chunk(number, 8 * 1024)
+            assert await received(stream) == chunk(number, 8 * 1024)
         await stream.close()
         assert ada.tunnels.statistics().resumed >= 5 and bob.tunnels.statistics().resumed >= 5
 
@@ -361,7 +361,7 @@ async def test_a_session_that_can_not_be_resumed_is_kept_for_a_while_and_then_lo
     async with pair(tmp_path) as (ada, bob):
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
-        assert await soon(stream.receive()) == chunk(0, 8)
+        assert await received(stream) == chunk(0, 8)
         network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
         served = dict(network.served)
         network.served.clear()
@@ -422,7 +422,7 @@ async def test_grpc_is_more_patient_than_a_session_that_is_cut_off(tmp_path, mon
     async with pair(tmp_path) as (ada, bob):
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
-        assert await soon(stream.receive()) == chunk(0, 8)
+        assert await received(stream) == chunk(0, 8)
         before = list(bob.tunnels.callee._sessions)
         network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
         served = dict(network.served)
@@ -442,13 +442,13 @@ async def test_nobody_else_can_resume_a_session(tmp_path):
     async with pair(tmp_path, EVE) as (ada, bob, eve):
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
-        assert await soon(stream.receive()) == chunk(0, 8)
+        assert await received(stream) == chunk(0, 8)
         ((_, session),) = bob.tunnels.callee._sessions
         for number in (0, 1, 100):
             with pytest.raises(Forgotten):
                 await soon(eve.tunnels.open(bob.peer_id, (), session, number))
         await stream.send(chunk(1, 8))
-        assert await soon(stream.receive()) == chunk(1, 8), "its owner has noticed nothing"
+        assert await received(stream) == chunk(1, 8), "its owner has noticed nothing"
         assert bob.tunnels.statistics().resumed == 0
 
 
@@ -588,7 +588,7 @@ async def test_calls_under_way_go_on_when_another_route_is_taken(tmp_path):
     async with pair(tmp_path) as (ada, bob):
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
-        assert await soon(stream.receive()) == chunk(0, 8)
+        assert await received(stream) == chunk(0, 8)
         alive = bob.info(addresses=(f"127.0.0.1:{bob.port}",))
 
         async def direct() -> bool:
@@ -597,7 +597,7 @@ async def test_calls_under_way_go_on_when_another_route_is_taken(tmp_path):
 
         await until_async(direct, 30, "the direct route is taken")
         await stream.send(chunk(1, 8))
-        assert await soon(stream.receive()) == chunk(1, 8)
+        assert await received(stream) == chunk(1, 8)
         await stream.close()
 
 
@@ -627,7 +627,7 @@ async def test_a_relayed_tunnel_gives_way_to_a_direct_one_and_its_calls_go_on(
         )
         stream = await ada.call(bob.info())
         await stream.send(chunk(0, 8))
-        assert await soon(stream.receive()) == chunk(0, 8)
+        assert await received(stream) == chunk(0, 8)
         assert ada.channels.describe(bob.peer_id).route == f"relay {EVE.peer_id[-6:]}"
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
         assert ada.channels.describe(bob.peer_id).route.startswith("relay"), (
@@ -641,7 +641,7 @@ async def test_a_relayed_tunnel_gives_way_to_a_direct_one_and_its_calls_go_on(
 
         await until_async(better, 30, "the direct connection is used")
         await stream.send(chunk(1, 8))
-        assert await soon(stream.receive()) == chunk(1, 8)
+        assert await received(stream) == chunk(1, 8)
         await stream.close()
 
 
