@@ -10,7 +10,7 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
-from lowcomm_node.errors import CheckpointError, ConfigError, NodeError
+from lowcomm_node.errors import CheckpointError, ConfigError, NodeError, NotRunning
 from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.state_transfer.records import Gathered
@@ -154,6 +154,8 @@ def _gather(home: Path, of_run: Path, choices: Choices) -> Gathered:
             if status.run is None or status.run.fingerprint != of_run.name:
                 return replace(nothing, missing="the node of this home trains another run")
             return client.gather()
+    except NotRunning:
+        return replace(nothing, missing="no peers' weights: the node of this home does not run")
     except NodeError as error:
         return replace(nothing, missing=str(error).rstrip("."))
 
