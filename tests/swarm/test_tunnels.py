@@ -24,7 +24,7 @@ from grpc import aio
 
 from helpers.dht_peers import Dht, Peer
 from helpers.processes import free_port
-from helpers.tunnelling import RUN, End, chunk, soon
+from helpers.tunnelling import RUN, End, chunk, received, soon
 from helpers.waiting import until, until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p import relay
@@ -105,7 +105,7 @@ async def swap(caller: End, callee: End, pieces: int, size: int, **record: objec
     sending = asyncio.create_task(send())
     try:
         for number in range(pieces):
-            assert await soon(stream.receive()) == chunk(number, size)
+            assert await received(stream) == chunk(number, size)
         await sending
         await stream.close()
     finally:
@@ -400,13 +400,13 @@ async def test_an_exchange_goes_on_directly_when_its_relay_is_gone(net: Net) -> 
     straight = [f"/ip4/127.0.0.1/tcp/{port}/p2p/{bob.peer_id}"]
     stream = await soon(ada.call(bob.info(entry_points=())))
     await stream.send(chunk(0, 2**20))
-    assert await soon(stream.receive()) == chunk(0, 2**20)
+    assert await received(stream) == chunk(0, 2**20)
     assert ada.channels.describe(bob.peer_id).route.startswith("relay")
     (dialer,) = ada.tunnels._dialers
     dialer.entry_points = tuple(straight)
     await door.close()
     await stream.send(chunk(1, 2**20))
-    assert await soon(stream.receive()) == chunk(1, 2**20)
+    assert await received(stream) == chunk(1, 2**20)
     assert ada.channels.describe(bob.peer_id).route == "punched"
     await stream.close()
 
@@ -472,7 +472,7 @@ async def test_a_call_goes_on_when_p2pd_dies_and_is_started_again(net: Net) -> N
 
     await until_async(again, 90, "p2pd is started again")
     await stream.send(chunk(1, 8))
-    assert await soon(stream.receive()) == chunk(1, 8)
+    assert await received(stream) == chunk(1, 8)
     assert ada.tunnels.statistics().resumed == 1
     await stream.close()
 
