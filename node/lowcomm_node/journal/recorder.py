@@ -18,6 +18,8 @@ from lowcomm_node.system.logs import log
 
 WRITE_EVERY, SAMPLE_EVERY, PRUNE_EVERY = 1.0, 10.0, 3600.0
 """Seconds."""
+CLOSE_DEADLINE = 10.0
+"""Seconds that a node which leaves waits for its disk."""
 MAX_SAMPLES = 360
 """Samples that wait while the disk does not take them: an hour of them."""
 NOT_WRITTEN = "what this node does is not written down"
@@ -49,7 +51,10 @@ class Recorder:
         """Write what is left."""
         self._closing.set()
         if self._running is not None:
-            await self._running
+            _, late = await asyncio.wait({self._running}, timeout=CLOSE_DEADLINE)
+            if late:  # the rest of the goodbye goes on
+                self._running.cancel()
+                log.warning("journal.not_written", path=str(self._path), reason="the disk hangs")
         self._board.unsubscribe(self._queue)
 
     async def _run(self) -> None:

@@ -7,6 +7,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,3 +210,19 @@ async def test_a_disk_that_takes_nothing_is_warned_of_once_and_nothing_is_lost_m
     assert events[0] == exchange(1)
     assert [NOT_WRITTEN in str(event) for event in events[1:]] == [True]
     assert board.warnings == []
+
+
+async def test_a_disk_that_hangs_does_not_hold_up_a_node_that_leaves(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recorders, "CLOSE_DEADLINE", 0.05)
+    works = threading.Event()
+    monkeypatch.setattr(JournalFile, "add", lambda *given: works.wait(60))
+    recorder = Recorder(Board(), make_status)
+    recorder.open(path)
+    try:
+        async with asyncio.timeout(30):
+            await recorder.close()
+        assert not works.is_set()
+    finally:
+        works.set()
