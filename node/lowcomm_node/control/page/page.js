@@ -1,6 +1,16 @@
 // The page of a node. Everything on it comes from the API, and enters it as text, never as markup.
 
-import { MISSING, clean, loss, milliseconds, quantity, rate, seconds, shortPeer, size } from "./formatting.js";
+import {
+  MISSING,
+  clean,
+  loss,
+  milliseconds,
+  quantity,
+  rate,
+  seconds,
+  shortPeer,
+  size,
+} from "./formatting.js";
 
 const API = "/api/v1/";
 const EVERY = 2000; // milliseconds between two looks
@@ -118,10 +128,12 @@ function show(now) {
   status = now;
   const run = now.run;
   text($("run"), run ? clean(run.name) : "lowcomm node");
-  text($("what"), run ? [run.description, `${run.method}, run ${run.fingerprint}`].filter(Boolean).map(clean).join(" · ") : "");
+  const about = run ? [run.description, `${run.method}, run ${run.fingerprint}`] : [];
+  text($("what"), about.filter(Boolean).map(clean).join(" · "));
   document.title = `${now.phase} · ${run ? clean(run.name) : "lowcomm"}`;
   text($("phase"), clean(now.waiting ? `${now.phase}: ${now.waiting}` : now.phase));
-  $("progress").value = now.trainer.total_steps ? (now.trainer.swarm_step ?? 0) / now.trainer.total_steps : 0;
+  const { swarm_step: step, total_steps: steps } = now.trainer;
+  $("progress").value = steps ? (step ?? 0) / steps : 0;
   text($("pause"), now.pause ? "Resume" : "Pause");
   text($("release"), `${clean(now.release)} · ${now.peer_id}`);
   showFigures(now);
@@ -130,22 +142,39 @@ function show(now) {
   const warnings = now.warnings.map(clean);
   if ($("warnings").dataset.told !== warnings.join("\n")) {
     $("warnings").dataset.told = warnings.join("\n");
-    $("warnings").replaceChildren(
-      ...warnings.map((warning) => Object.assign(document.createElement("li"), { textContent: warning })),
-    );
+    const items = warnings.map((warning) => {
+      const item = document.createElement("li");
+      item.textContent = warning;
+      return item;
+    });
+    $("warnings").replaceChildren(...items);
   }
-  for (const [name, value] of [["max_up", rate(now.limits.max_up)], ["max_down", rate(now.limits.max_down)], ["max_peers", String(now.limits.max_peers)]]) {
-    $("limits").elements[name].title = `now: ${value === MISSING ? "no limit" : value}`;
-  }
-  text($("limits-said"), $("limits-said").dataset.error ??
-    `up ${rate(now.limits.up)} of ${now.limits.max_up === null ? "any" : rate(now.limits.max_up)}, ` +
-    `down ${rate(now.limits.down)} of ${now.limits.max_down === null ? "any" : rate(now.limits.max_down)}, ` +
-    `${now.limits.peers} of ${now.limits.max_peers} peers`);
+  showLimits(now.limits);
+}
+
+function showLimits(limits) {
+  const any = (value, none) => (value === null ? none : rate(value));
+  const { max_up: up, max_down: down, max_peers: peers } = limits;
+  const fields = $("limits").elements;
+  fields.max_up.title = `now: ${any(up, "no limit")}`;
+  fields.max_down.title = `now: ${any(down, "no limit")}`;
+  fields.max_peers.title = `now: ${peers}`;
+  const told = [
+    `up ${rate(limits.up)} of ${any(up, "any")}`,
+    `down ${rate(limits.down)} of ${any(down, "any")}`,
+    `${limits.peers} of ${peers} peers`,
+  ];
+  text($("limits-said"), $("limits-said").dataset.error ?? told.join(", "));
+}
+
+function whyNot(peer) {
+  if (peer.left_out) return `left out: ${peer.held_against}`;
+  return peer.route ? "" : (peer.route_reason ?? "");
 }
 
 function showPeers(peers) {
   const lines = peers.flatMap((peer) => {
-    const why = peer.left_out ? `left out: ${peer.held_against}` : peer.route ? "" : (peer.route_reason ?? "");
+    const why = whyNot(peer);
     const line = row([
       shortPeer(peer.peer_id),
       clean(peer.phase),
@@ -186,49 +215,77 @@ function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
+function points(against, lines) {
+  const known = samples.filter((one) => one[against] !== null);
+  const rising = known.filter((one, place) => !place || one[against] > known[place - 1][against]);
+  const names = [against, ...lines.map(([name]) => name)];
+  return names.map((name) => rising.map((one) => one[name]));
+}
+
+function shownMark(mark) {
+  return mark >= 1000 ? quantity(mark) : String(mark);
+}
+
+function shownValue(_, value) {
+  if (value === null) return MISSING;
+  return value >= 1000 ? quantity(value) : loss(value);
+}
+
+function chartOptions(width, against, lines) {
+  const line = colour("--line");
+  const axis = { stroke: colour("--quiet"), grid: { stroke: line, width: 1 } };
+  const along = against === "tokens" ? { values: (_, marks) => marks.map(quantity) } : {};
+  const up = { size: 60, values: (_, marks) => marks.map(shownMark) };
+  const series = lines.map(([, label, tint]) => {
+    return { label, stroke: colour(tint), width: 2, spanGaps: true, value: shownValue };
+  });
+  return {
+    width,
+    height: 200,
+    scales: { x: { time: against === "time" } },
+    axes: [
+      { ...axis, ...along },
+      { ...axis, ...up },
+    ],
+    series: [{ label: against === "swarm_step" ? "step" : against }, ...series],
+  };
+}
+
 function draw(id, against, lines) {
   const box = $(id);
-  const kept = samples.filter((one) => one[against] !== null);
-  const ordered = kept.filter((one, place) => !place || one[against] > kept[place - 1][against]);
-  const data = [ordered.map((one) => one[against]), ...lines.map(([name]) => ordered.map((one) => one[name]))];
+  const data = points(against, lines);
   const look = `${against} ${colour("--ink")} ${box.clientWidth}`;
   if (charts[id]?.look === look) {
     charts[id].chart.setData(data);
     return;
   }
   charts[id]?.chart.destroy();
-  const axis = { stroke: colour("--quiet"), grid: { stroke: colour("--line"), width: 1 }, ticks: { stroke: colour("--line") } };
-  const chart = new uPlot(
-    {
-      width: box.clientWidth,
-      height: 200,
-      scales: { x: { time: against === "time" } },
-      axes: [{ ...axis, values: against === "tokens" ? (_, marks) => marks.map(quantity) : undefined }, { ...axis, size: 60, values: (_, marks) => marks.map((mark) => (mark >= 1000 ? quantity(mark) : String(mark))) }],
-      series: [
-        { label: against === "swarm_step" ? "step" : against },
-        ...lines.map(([, label, tint]) => ({ label, stroke: colour(tint), width: 2, spanGaps: true, value: (_, value) => (value === null ? MISSING : value >= 1000 ? quantity(value) : loss(value)) })),
-      ],
-    },
-    data,
-    box,
-  );
+  const chart = new uPlot(chartOptions(box.clientWidth, against, lines), data, box);
   charts[id] = { look, chart };
 }
 
 function drawAll() {
-  draw("loss", $("against").value, [["loss", "training", "--one"], ["val_loss", "held-out", "--two"]]);
+  draw("loss", $("against").value, [
+    ["loss", "training", "--one"],
+    ["val_loss", "held-out", "--two"],
+  ]);
   draw("speed", "time", [["tokens_per_second", "tokens/s", "--one"]]);
+}
+
+function whyNothing(error) {
+  if (!(error instanceof Refused)) return "the node does not answer: looking again";
+  return error.message || "not let in: `lowcomm-node web` prints a link";
 }
 
 async function look() {
   try {
-    const [now, peers, rounds] = await Promise.all([call("status"), call("peers"), call("rounds?limit=50")]);
+    const asked = ["status", "peers", "rounds?limit=50"].map((path) => call(path));
+    const [now, peers, rounds] = await Promise.all(asked);
     show(now);
     showPeers(peers);
     showExchanges(rounds);
   } catch (error) {
-    const why = error instanceof Refused ? error.message || "not let in: `lowcomm-node web` prints a link" : "the node does not answer: looking again";
-    text($("phase"), why);
+    text($("phase"), whyNothing(error));
   }
 }
 
@@ -278,7 +335,8 @@ $("write").addEventListener("submit", async (event) => {
   const told = new FormData(event.target);
   text($("written"), "writing …");
   try {
-    const body = { prompt: told.get("prompt"), tokens: Number(told.get("tokens")), seed: Math.floor(1e9 * Math.random()) };
+    const seed = Math.floor(1e9 * Math.random());
+    const body = { prompt: told.get("prompt"), tokens: Number(told.get("tokens")), seed };
     text($("written"), (await call("generate", body)).text);
   } catch (error) {
     text($("written"), error.message);
