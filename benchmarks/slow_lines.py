@@ -18,8 +18,8 @@ Told for each line, method and seed, of all nodes together:
 The emulated links run with real-time priority, and tell how late they handed packets over. Trainers
 do not step back for other programs (``--nice 0``).
 
-Results into benchmarks/results/slow_lines.json, each as soon as it is measured. What is there
-already is not measured again, so that an interrupted run goes on, but for ``--again``.
+Writes each result to benchmarks/results/slow_lines.json as soon as it is measured. It skips results
+that are there, so that an interrupted run goes on; ``--again`` measures them anew.
 """
 
 import json

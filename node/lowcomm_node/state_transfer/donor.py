@@ -89,7 +89,7 @@ class Giver(ABC):
                 await self._send(stream, pb.FetchReply(position=position))
             await self._serve_turn(turn, stream, requests, enter.enter.snapshot)
         except asyncio.CancelledError:
-            # The queue ends a turn by cancelling its task. Whoever else cancels it goes first.
+            # The queue ends a turn by cancelling its task. Any other cancellation goes first.
             task = asyncio.current_task()
             if not turn.lost or task is None or task.uncancel():
                 raise
