@@ -25,6 +25,8 @@ import psutil
 import tomlkit
 
 MIB = 2**20
+POLL = 1.0
+"""Seconds between two looks at whether something holds, which no event tells another process."""
 LOOK = 0.05
 """Seconds between two looks at what a node takes."""
 KINDS = {"anonymous": "RssAnon:", "shared": "RssShmem:", "files": "RssFile:"}
@@ -173,7 +175,7 @@ def wait(holds: Any, what: str, timeout: float, node: Any) -> None:
     while not holds():
         if node.child.poll() is not None or time.monotonic() > deadline:
             raise TimeoutError(f"no {what}:\n{node.output[-3000:]}")
-        time.sleep(1)
+        time.sleep(POLL)
 
 
 def watch(lives: list[Watched], over: threading.Event) -> None:

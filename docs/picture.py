@@ -19,6 +19,7 @@ NODES, STEPS = 4, 400
 COLUMNS = 92
 FONTS = "ui-monospace, SFMono-Regular, Menlo, Consolas, DejaVu Sans Mono, monospace"
 POLL, DEADLINE = 1.0, 500.0
+"""Seconds between two looks at the node's status, which no event tells as a whole; and in all."""
 PROGRAM = (sys.executable, "-m", "lowcomm_node")
 
 

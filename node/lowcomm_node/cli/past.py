@@ -73,7 +73,7 @@ def logs(
         for entry in journal.notices(seen):
             _print(entry, json_)
             seen = entry.number
-        time.sleep(FOLLOW_EVERY)
+        time.sleep(FOLLOW_EVERY)  # until Ctrl-C: no event tells that a file has grown
 
 
 def _journal(home: Path | None, fingerprint: str | None) -> Journal:

@@ -30,7 +30,7 @@ from lowcomm_node.system.formatting import (
 )
 
 WATCH_EVERY = 1.0
-"""Seconds between two looks that are shown."""
+"""Seconds between two looks that are shown, until Ctrl-C: no event tells every figure."""
 ROUNDS_SHOWN = 4
 """Exchanges that the panel lists."""
 POLL = 0.5
