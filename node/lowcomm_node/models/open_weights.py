@@ -90,7 +90,7 @@ def files_of(folder: Path) -> list[Path]:
         pickled = any(folder.glob("*.bin")) or any(folder.glob("*.pt*"))
         raise ConfigError(
             f"{folder} holds no {WEIGHTS} and no {INDEX}"
-            + (", only weights in pickle, which can run code" if pickled else "")
+            + (", only weights in pickle, which can run code and is never read" if pickled else "")
             + ": name a folder with weights in safetensors."
         )
     return [folder / WEIGHTS]
