@@ -97,21 +97,19 @@ function showFigures(now) {
   figures.forEach(([, value], place) => text(box.children[place].lastChild, clean(value)));
 }
 
-// What all-reduce of fp32 gradients would have sent in a ring, at every step of this node.
+// What all-reduce of fp32 gradients would have sent in a ring, at every step of this node. Steps
+// and bytes are both those of the samples.
 function showSaved(now) {
-  const { parameters, steps } = now.trainer;
   const peers = now.peers + 1;
-  const first = samples.find((one) => one.steps !== null);
-  const since = first ? (steps ?? 0) - first.steps : 0;
-  const inRing = 2 * 4 * (parameters ?? 0) * Math.max(0, since) * ((peers - 1) / peers);
-  const sent = samples.length ? sum(samples, "bytes_sent") : now.bytes_sent;
-  text(
-    $("saved"),
-    inRing && sent
-      ? `${size(sent)} sent in ${since} steps; all-reduce at every step would have sent ` +
-          `${size(inRing)}, ${(inRing / sent).toFixed(0)} times as much`
-      : "",
-  );
+  const told = samples.filter((one) => one.steps !== null);
+  const steps = told.length ? told.at(-1).steps - told[0].steps : 0;
+  const inRing = 2 * 4 * (now.trainer.parameters ?? 0) * steps * ((peers - 1) / peers);
+  const sent = sum(told, "bytes_sent");
+  const times = (inRing / sent).toFixed(0);
+  const words =
+    `${size(sent)} sent in ${steps} steps; all-reduce at every step would have sent ` +
+    `${size(inRing)}, ${times} times as much`;
+  text($("saved"), inRing > 0 && sent ? words : "");
 }
 
 // Counts begin anew with each start of the node.
@@ -219,7 +217,12 @@ function points(against, lines) {
   const known = samples.filter((one) => one[against] !== null);
   const rising = known.filter((one, place) => !place || one[against] > known[place - 1][against]);
   const names = [against, ...lines.map(([name]) => name)];
-  return names.map((name) => rising.map((one) => one[name]));
+  return names.map((name) => rising.map((one, place) => valueAt(name, one, rising[place - 1])));
+}
+
+// A loss on held-out text is a point where it was computed, and stays known until the next one.
+function valueAt(name, one, before) {
+  return name === "val_loss" && before?.val_loss === one.val_loss ? null : one[name];
 }
 
 function shownMark(mark) {
