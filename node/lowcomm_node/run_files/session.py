@@ -5,15 +5,15 @@ A broken stream is reopened, and goes on at the byte that it had reached.
 
 import asyncio
 from collections import deque
-from time import monotonic
 from typing import Protocol
 
 import grpc
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
 from lowcomm_node.run_files.wanted import RunFile
+from lowcomm_node.state_transfer.replies import ATTEMPTS, MOST_POSITION, RETRY_PAUSE, Replies
 from lowcomm_node.storage.partial_file import PartialFile
-from lowcomm_node.transport.bandwidth import Arrival, BandwidthLimit
+from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.stream import CallerStream
 from lowcomm_protocol.errors import ProtocolViolation
@@ -21,17 +21,8 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.start import DIGEST_BYTES, count_pieces, digest_of_pieces
 
-CHUNK_BYTES = 256 * 1024
 AHEAD = 2
 """Pieces asked for in advance, so that the link does not idle."""
-SILENCE = 30.0
-"""Seconds for a peer to send something."""
-SLOWEST = 2_000.0
-"""Least bytes a second over a piece."""
-QUEUE_DEADLINE = 3600.0
-MOST_POSITION = 1000
-ATTEMPTS = 4
-RETRY_PAUSE = 2.0
 IDLE = 1.0
 """Seconds between two looks for something to ask for."""
 _REFUSED = (
@@ -109,9 +100,10 @@ class Session:
         try:
             enter = pb.Enter(snapshot=self._receiver.file.sha256)
             await stream.send(pb.FetchRequest(enter=enter))
-            size = await self._opened(stream)
-            into = await self._receiver.open(size, await self._digests(stream, size))
-            await self._take_pieces(stream, into)
+            replies = Replies(stream, self._receiver.down, self._took)
+            size = await self._opened(replies)
+            into = await self._receiver.open(size, await self._digests(replies, size))
+            await self._take_pieces(stream, replies, into)
             await stream.close()
         except LinkLost:
             if call.done() and await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -122,11 +114,11 @@ class Session:
         finally:
             stream.cancel()
 
-    async def _opened(self, stream: CallerStream) -> int:
+    async def _opened(self, replies: Replies) -> int:
         """Wait for our turn; the size of the file."""
         most = MOST_POSITION
         while True:
-            reply = await self._reply(stream, QUEUE_DEADLINE if self.position else SILENCE)
+            reply = await replies.waiting(self.position)
             if reply.WhichOneof("kind") == "opened":
                 break
             if reply.WhichOneof("kind") != "position" or not 0 < reply.position <= most:
@@ -138,12 +130,12 @@ class Session:
             raise ProtocolViolation(f"offers another file than {file.name}")
         return opened.size
 
-    async def _digests(self, stream: CallerStream, size: int) -> tuple[bytes, ...]:
+    async def _digests(self, replies: Replies, size: int) -> tuple[bytes, ...]:
         file, count = self._receiver.file, count_pieces(size)
         if file.is_one_piece:
             return (file.sha256,)
         listed = bytearray()
-        await self._read(stream, listed, count * DIGEST_BYTES)
+        await replies.read(listed, count * DIGEST_BYTES)
         digests = tuple(
             bytes(listed[start : start + DIGEST_BYTES])
             for start in range(0, len(listed), DIGEST_BYTES)
@@ -152,7 +144,7 @@ class Session:
             raise ProtocolViolation(f"tells digests that are not those of {file.name}")
         return digests
 
-    async def _take_pieces(self, stream: CallerStream, into: PartialFile) -> None:
+    async def _take_pieces(self, stream: CallerStream, replies: Replies, into: PartialFile) -> None:
         for index in self._asked:  # of the stream before
             await self._ask(stream, index, len(self._begun) if index == self._asked[0] else 0)
         while into.missing:
@@ -165,7 +157,7 @@ class Session:
                 await asyncio.sleep(IDLE)
                 continue
             start, stop = into.bounds(self._asked[0])
-            await self._read(stream, self._begun, stop - start)
+            await replies.read(self._begun, stop - start)
             index, data = self._asked.popleft(), self._begun
             self._begun = bytearray()
             if not await asyncio.to_thread(into.fits, index, data):
@@ -178,34 +170,6 @@ class Session:
         wanted = pb.Wanted(piece=index, offset=offset)
         await stream.send(pb.FetchRequest(wanted=wanted))
 
-    async def _read(self, stream: CallerStream, data: bytearray, size: int) -> None:
-        """Read chunks until ``data`` has ``size`` bytes."""
-        arrival = Arrival(self._receiver.down, size - len(data), CHUNK_BYTES)
-        # A peer that drips bytes never runs into SILENCE.
-        patience = SILENCE + (size - len(data)) / SLOWEST
-        while len(data) < size:
-            await arrival.make_room()
-            began = monotonic()
-            reply = await self._reply(stream, min(SILENCE, patience))
-            patience -= monotonic() - began
-            if patience < 0:
-                raise RetryLater("sends too slowly")
-            chunk = reply.chunk
-            if reply.WhichOneof("kind") != "chunk" or chunk.offset != len(data) or not chunk.data:
-                raise ProtocolViolation("sent bytes out of place")
-            if len(data) + len(chunk.data) > size:
-                raise ProtocolViolation("sent more than was asked for")
-            arrival.took(len(chunk.data))
-            data += chunk.data
-            self._count += len(chunk.data)
-            self._receiver.received(len(chunk.data))
-
-    async def _reply(self, stream: CallerStream, seconds: float) -> pb.FetchReply:
-        try:
-            async with asyncio.timeout(seconds):
-                reply = await stream.receive()
-        except TimeoutError:
-            raise LinkLost("stopped sending") from None
-        if reply is None:
-            raise LinkLost("ended the stream")
-        return reply
+    def _took(self, count: int) -> None:
+        self._count += count
+        self._receiver.received(count)

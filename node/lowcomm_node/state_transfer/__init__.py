@@ -3,5 +3,5 @@
 donor.py          the donor's side               queue.py       who is served, and who waits
 readahead.py      reads requests as they come    catch_up.py    when a late peer copies, from whom
 fetch.py          the joiner's side              download.py    which pieces are here and fit
-donor_session.py  ... with one donor
+donor_session.py  ... with one donor             replies.py       what comes on one stream
 """

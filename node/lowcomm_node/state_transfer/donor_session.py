@@ -14,7 +14,8 @@ import grpc
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
 from lowcomm_node.state_transfer.download import Download, Source
-from lowcomm_node.transport.bandwidth import Arrival, BandwidthLimit
+from lowcomm_node.state_transfer.replies import ATTEMPTS, MOST_POSITION, RETRY_PAUSE, Replies
+from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.stream import CallerStream
 from lowcomm_protocol.errors import ProtocolViolation
@@ -23,22 +24,10 @@ from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.state.pieces import Piece
 from lowcomm_protocol.state.snapshot import Manifest, name_of, read_manifest
 
-CHUNK_BYTES = 256 * 1024
 AHEAD_BYTES = 1024 * 1024
 """Bytes of pieces asked for in advance, so that the link does not idle."""
-SILENCE = 30.0
-"""Seconds for a donor to send something, once it is our turn."""
-SLOWEST = 2_000.0
-"""Least bytes a second over a piece."""
 OPEN_DEADLINE = 900.0
 """Seconds for a donor to make a snapshot, while it sends signs of life."""
-MOST_POSITION = 1000
-QUEUE_DEADLINE = 3600.0
-"""Seconds in a queue that does not move."""
-ATTEMPTS = 4
-RETRY_PAUSE = 2.0
-"""Seconds before a stream is reopened. gRPC does not redial at once, so attempts would be used up
-in a moment."""
 LATER = 20.0
 """Seconds before a donor is asked again that was busy, slow, or of another version."""
 TICK = 0.25
@@ -152,11 +141,12 @@ class DonorSession:
             await stream.send(
                 pb.FetchRequest(enter=pb.Enter(snapshot=self._known[0] if self._known else b""))
             )
-            name, manifest = await self._opened(stream)
+            replies = Replies(stream, self._joiner.down, self._received)
+            name, manifest = await self._opened(replies)
             self._known = (name, manifest)
             source = self._download.open(self.donor.peer_id, manifest)
             self._joiner.changed()
-            await self._take_pieces(stream, source, name)
+            await self._take_pieces(stream, replies, source, name)
             await stream.close()
         except LinkLost:
             if call.done() and await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
@@ -174,11 +164,11 @@ class DonorSession:
                 self._download.close_source(source)
             self._joiner.changed()
 
-    async def _opened(self, stream: CallerStream) -> tuple[bytes, Manifest]:
+    async def _opened(self, replies: Replies) -> tuple[bytes, Manifest]:
         """Wait for our turn; returns the snapshot that it begins with."""
         most, ours = MOST_POSITION, monotonic()
         while True:
-            reply = await self._reply(stream, QUEUE_DEADLINE if self.position else SILENCE)
+            reply = await replies.waiting(self.position)
             kind = reply.WhichOneof("kind")
             if kind == "opened":
                 break
@@ -201,7 +191,7 @@ class DonorSession:
                 "needed"
             )
         data = bytearray()
-        await self._read(stream, data, reply.opened.size)
+        await replies.read(data, reply.opened.size)
         if name_of(bytes(data)) != name:
             raise ProtocolViolation("a manifest that does not match its digest")
         manifest = read_manifest(bytes(data), form)
@@ -211,7 +201,9 @@ class DonorSession:
             )
         return name, manifest
 
-    async def _take_pieces(self, stream: CallerStream, source: Source, name: bytes) -> None:
+    async def _take_pieces(
+        self, stream: CallerStream, replies: Replies, source: Source, name: bytes
+    ) -> None:
         asked: deque[Asked] = deque()
         partial = self._partial
         self._partial = None
@@ -234,7 +226,7 @@ class DonorSession:
             data = bytearray(partial[2]) if partial and partial[1] == asked[0] else bytearray()
             partial = None
             try:
-                await self._read(stream, data, asked[0].piece.size)
+                await replies.read(data, asked[0].piece.size)
             except LinkLost:
                 self._partial = (name, asked[0], data)
                 raise
@@ -280,34 +272,6 @@ class DonorSession:
                 pb.FetchRequest(wanted=pb.Wanted(piece=one.piece.index, offset=offset))
             )
 
-    async def _read(self, stream: CallerStream, data: bytearray, size: int) -> None:
-        """Read chunks until ``data`` has ``size`` bytes."""
-        arrival = Arrival(self._joiner.down, size - len(data), CHUNK_BYTES)
-        # A donor that drips bytes never runs into SILENCE.
-        patience = SILENCE + (size - len(data)) / SLOWEST
-        while len(data) < size:
-            await arrival.make_room()
-            began = monotonic()
-            reply = await self._reply(stream, min(SILENCE, patience))
-            patience -= monotonic() - began
-            if patience < 0:
-                raise RetryLater("sends too slowly")
-            chunk = reply.chunk
-            if reply.WhichOneof("kind") != "chunk" or chunk.offset != len(data) or not chunk.data:
-                raise ProtocolViolation("sent bytes out of place")
-            if len(data) + len(chunk.data) > size:
-                raise ProtocolViolation("sent more than was asked for")
-            arrival.took(len(chunk.data))
-            data += chunk.data
-            self.since = monotonic()
-            self._joiner.received(len(chunk.data))
-
-    async def _reply(self, stream: CallerStream, seconds: float) -> pb.FetchReply:
-        try:
-            async with asyncio.timeout(seconds):
-                reply = await stream.receive()
-        except TimeoutError:
-            raise LinkLost("stopped sending") from None
-        if reply is None:
-            raise LinkLost("ended the stream")
-        return reply
+    def _received(self, count: int) -> None:
+        self.since = monotonic()
+        self._joiner.received(count)

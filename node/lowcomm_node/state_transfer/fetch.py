@@ -13,14 +13,9 @@ from statistics import median
 from time import monotonic
 
 from lowcomm_node.errors import DiskFull, LinkLost, RetryLater
-from lowcomm_node.state_transfer.donor_session import (
-    LATER,
-    QUEUE_DEADLINE,
-    TICK,
-    DonorSession,
-    Plausible,
-)
+from lowcomm_node.state_transfer.donor_session import LATER, TICK, DonorSession, Plausible
 from lowcomm_node.state_transfer.download import Download
+from lowcomm_node.state_transfer.replies import QUEUE_DEADLINE
 from lowcomm_node.transport.bandwidth import BandwidthLimit, Use
 from lowcomm_node.transport.channels import Channels
 from lowcomm_protocol.errors import LowcommError

@@ -15,7 +15,7 @@ import pytest
 from helpers.waiting import until_async
 from lowcomm_node.errors import DiskFull, LinkLost
 from lowcomm_node.state_transfer import donor as donor_module
-from lowcomm_node.state_transfer import donor_session, queue
+from lowcomm_node.state_transfer import donor_session, queue, replies
 from lowcomm_node.state_transfer import fetch as fetch_module
 from lowcomm_node.state_transfer.donor import MAX_JOINERS
 from lowcomm_node.state_transfer.download import Download
@@ -198,7 +198,7 @@ async def test_a_broken_stream_goes_on_at_the_byte_that_it_had_reached(tmp_path,
 async def test_a_donor_that_can_not_be_called_or_falls_silent_is_left_for_another(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(donor_session, "SILENCE", 0.5)
+    monkeypatch.setattr(replies, "SILENCE", 0.5)
     async with (
         giving(tmp_path, 11) as dead, giving(tmp_path, 12) as silent, giving(tmp_path, 13) as good,
         calling() as channels
@@ -574,14 +574,14 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
 
 async def test_a_joiner_waits_for_a_snapshot_that_takes_long_to_make(tmp_path, monkeypatch):
     monkeypatch.setattr(donor_module, "STILL_HERE", 0.1)
-    monkeypatch.setattr(donor_session, "SILENCE", 0.5)
-    signs, reply = [], donor_session.DonorSession._reply
+    monkeypatch.setattr(replies, "SILENCE", 0.5)
+    signs, reply = [], replies.Replies.next
 
     async def count_signs(*arguments: object) -> pb.FetchReply:
         signs.append(await reply(*arguments))
         return signs[-1]
 
-    monkeypatch.setattr(donor_session.DonorSession, "_reply", count_signs)
+    monkeypatch.setattr(replies.Replies, "next", count_signs)
     async with giving(tmp_path, 11) as giver, calling() as channels:
         giver.may_make.clear()
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
