@@ -21,6 +21,18 @@ class Preset:
     """Values of ``[sync]`` that hold unless the creator says otherwise."""
     optimizer: str = "adamw"
     """The inner optimizer, unless the creator says otherwise."""
+    layers_a_fragment: int = 0
+    """Where it is given, ``fragments`` follows from the layers of the model; that of ``sync`` is
+    for models that tell no layers."""
+
+    def settings(self, layers: int | None, interval: object = None) -> dict[str, Any]:
+        """Values of ``[sync]`` for a model of so many layers, which is exchanged every
+        ``interval`` steps unless that is not given: at most one fragment a step."""
+        if not self.layers_a_fragment or layers is None:
+            return dict(self.sync)
+        steps = interval if isinstance(interval, int) else int(self.sync["interval"])
+        count = -(-layers // self.layers_a_fragment)
+        return dict(self.sync) | {"fragments": max(1, min(count, steps))}
 
 
 _NOLOCO: dict[str, Any] = {
@@ -40,6 +52,28 @@ _NOLOCO: dict[str, Any] = {
     "mix": 0.0,
     "pairing": "random",
 }
+
+_DILOCO: dict[str, Any] = {
+    "interval": 20,
+    "fragments": 1,
+    "pattern": "strided",
+    "overlap": 0,
+    "codec": "fp32",
+    "group": MAX_GROUP,
+    "outer": "nesterov",
+    # 0.7 and 0.9 of the paper suit runs of 100,000 steps; here a gain lr / (1 - momentum) of 7
+    # loses silently.
+    "outer_lr": 0.5,
+    "momentum": 0.5,
+    # With equal slow weights this term vanishes and the rule is DiLoCo's; after a missed exchange
+    # it heals.
+    "consensus": 1.0,
+    "merge": "shift",
+    "mix": 0.0,
+}
+
+# As Streaming DiLoCo's paper runs DiLoCo (2501.18512).
+_DILOCO_PAPER: dict[str, Any] = _DILOCO | {"interval": 30, "outer_lr": 0.4, "momentum": 0.9}
 
 PRESETS: Table[Preset] = Table(
     "method",
@@ -73,24 +107,7 @@ PRESETS: Table[Preset] = Table(
         "diloco": Preset(
             "the whole group (at most 8) averages the whole model every interval, in full "
             "precision",
-            {
-                "interval": 20,
-                "fragments": 1,
-                "pattern": "strided",
-                "overlap": 0,
-                "codec": "fp32",
-                "group": MAX_GROUP,
-                "outer": "nesterov",
-                # 0.7 and 0.9 of the paper suit runs of 100,000 steps; here a gain lr / (1 -
-                # momentum) of 7 loses silently.
-                "outer_lr": 0.5,
-                "momentum": 0.5,
-                # With equal slow weights this term vanishes and the rule is DiLoCo's; after a
-                # missed exchange it heals.
-                "consensus": 1.0,
-                "merge": "shift",
-                "mix": 0.0,
-            },
+            _DILOCO,
         ),
         "streaming-diloco": Preset(
             "swarms of at most 8 average a quarter of the model at a time, in 2 bits: nearest to a "
@@ -117,6 +134,30 @@ PRESETS: Table[Preset] = Table(
         "local": Preset(
             "no communication at all: the baseline that every method must beat",
             _NOLOCO | {"group": 1, "pairing": "hypercube"},
+        ),
+        "diloco-paper": Preset(
+            "diloco every 30 steps, as the paper of streaming-diloco sets it, for comparison: "
+            "for runs of many thousand steps",
+            _DILOCO_PAPER,
+        ),
+        "streaming-diloco-paper": Preset(
+            "streaming-diloco every 100 steps, as its paper sets it, for comparison: for runs of "
+            "many thousand steps and at most 8 peers",
+            _DILOCO_PAPER
+            | {
+                "interval": 100,
+                "fragments": 8,
+                "overlap": 1,
+                "codec": "e3m0",
+                "consensus": 0.0,  # four bits carry differences only
+                "merge": "mix",
+                "mix": 0.5,
+            },
+            layers_a_fragment=3,
+        ),
+        "noloco-paper": Preset(
+            "noloco at the settings of its paper, every 50 steps, for comparison",
+            _NOLOCO | {"interval": 50, "momentum": 0.5, "consensus": 0.7},
         ),
     },
 )

@@ -83,7 +83,10 @@ class RunSpec(Settings):
         settings = cast("dict[str, Any]", sync)
         method = settings.get("method", "lowcomm")
         preset = PRESETS.get(method) if isinstance(method, str) else None
-        settings = dict(preset.sync if preset else {}) | settings
+        if preset:
+            follows = preset.layers_a_fragment and "fragments" not in settings
+            layers = _layers_of(spec.get("model")) if follows else None
+            settings = preset.settings(layers, settings.get("interval")) | settings
         interval = settings.get("interval")
         if "min_steps" not in settings and isinstance(interval, int):
             settings["min_steps"] = max(1, interval // 4)
@@ -160,6 +163,16 @@ class SignedRun:
                 "spec": self.document.decode(),
             }
         ).encode()
+
+
+def _layers_of(model: object) -> int | None:
+    """Of a model that is still to be checked; None where it tells none."""
+    if model is None or isinstance(model, dict):
+        try:
+            model = read_model(cast("dict[str, Any]", model or {}))
+        except ValidationError:
+            return None  # what is wrong is told when the section is checked
+    return getattr(model, "layers", None)
 
 
 def run_id_of(document: bytes) -> str:

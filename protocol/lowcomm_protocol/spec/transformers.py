@@ -49,6 +49,11 @@ class TransformersSettings(ModelSettings):
         return ARCHITECTURES[self.type]
 
     @property
+    def layers(self) -> int:
+        """Blocks, which a fragment holds as a whole."""
+        return self.architecture.sizes(self.config).layers
+
+    @property
     def values(self) -> dict[str, Value]:
         """All keys of the configuration, those that were left out by their defaults."""
         return self.architecture.filled(self.config)

@@ -81,6 +81,30 @@ def test_a_method_brings_its_inner_optimizer_and_the_creator_may_choose_another(
     assert (chosen.train.optimizer, chosen.train.learning_rate) == ("adamw", 3e-3)
 
 
+@pytest.mark.parametrize(
+    ("model", "sync", "count"),
+    [
+        ("layers = 24", "", 8),
+        ("layers = 108", "", 36),
+        ("layers = 4", "", 2),
+        ("layers = 108", "interval = 20", 20),
+        ("layers = 24", "fragments = 5", 5),
+        ('kind = "transformers"\ntype = "llama"\nconfig.hidden_size = 64\n'
+         "config.num_hidden_layers = 7\nconfig.num_attention_heads = 4\n"
+         "config.intermediate_size = 128", "", 3),
+    ],
+)  # fmt: skip
+def test_streaming_diloco_as_in_its_paper_has_fragments_of_three_layers(model, sync, count):
+    text = with_sync('method = "streaming-diloco-paper"', sync) + f"[model]\n{model}\n"
+    assert parse_toml(text).sync.fragments == count
+
+
+def test_a_wrong_model_is_named_also_where_fragments_follow_from_its_layers():
+    text = with_sync('method = "streaming-diloco-paper"') + '[model]\nlayers = "many"\n'
+    with pytest.raises(SpecError, match=r"model\.layers = 'many'"):
+        parse_toml(text)
+
+
 def test_a_preset_is_not_changed_by_a_run_that_uses_it():
     before = repr(dict(PRESETS))
     parse_toml(with_sync('method = "diloco"', "interval = 7"))
@@ -113,7 +137,7 @@ def test_a_preset_is_not_changed_by_a_run_that_uses_it():
         (
             with_sync('method = "nolco"'),
             r"sync.method = 'nolco': not known; did you mean 'noloco'\? "
-            r"There are lowcomm, .*, local\.$",
+            r"There are lowcomm, .*, noloco-paper\.$",
         ),
         (
             with_sync('outer = "adam"'),

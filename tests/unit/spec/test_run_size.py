@@ -14,7 +14,9 @@ def run_of(method: str, start_peers: int, sync: str = "") -> RunSpec:
     )
 
 
-@pytest.mark.parametrize("method", sorted(set(PRESETS) - {"streaming-diloco"}))
+@pytest.mark.parametrize(
+    "method", sorted(set(PRESETS) - {"streaming-diloco", "streaming-diloco-paper"})
+)
 def test_most_methods_are_for_swarms_of_any_size(method: str) -> None:
     assert check_size(run_of(method, 100)) is None
 

@@ -15,6 +15,8 @@ from lowcomm_protocol.spec.presets import PRESETS
 
 PAIRS = ("lowcomm", "noloco", "gossip")
 GROUPS = ("diloco", "streaming-diloco")
+AS_IN_PAPERS = ("noloco-paper", "diloco-paper", "streaming-diloco-paper")
+"""The same with other numbers: what they keep is resumed with those above."""
 OPTIMIZERS = ("adamw", "muon")
 SYNC = """optimizer = "{optimizer}"
 warmup = 3
@@ -290,4 +292,4 @@ def test_a_norm_that_is_claimed_is_taken_where_it_is_one(folder: Path) -> None:
 
 
 def test_every_method_is_resumed_here() -> None:
-    assert set(PRESETS) == {*PAIRS, *GROUPS, "local"}
+    assert set(PRESETS) == {*PAIRS, *GROUPS, *AS_IN_PAPERS, "local"}
