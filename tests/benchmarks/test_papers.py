@@ -1,0 +1,55 @@
+"""What must hold for the page about papers: its tables are those of the committed results, and the
+claims hold."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from helpers.scripts import load_benchmark
+
+ROOT = Path(__file__).parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "papers.json"
+
+
+@pytest.fixture(scope="module")
+def results() -> dict[str, object]:
+    return json.loads(RESULTS.read_text())
+
+
+def test_every_claim_about_the_papers_holds(results):
+    claims = dict(load_benchmark("published.report").checks(results))
+    assert len(claims) >= 8
+    assert [claim for claim, holds in claims.items() if not holds] == []
+
+
+def test_the_timeline_gives_the_compute_utilization_of_the_paper():
+    apart = load_benchmark("published.timeline").distances()
+    assert len(apart) == 75
+    assert max(apart) == 1 and apart.count(0) >= 60
+
+
+def test_the_timeline_slows_down_with_a_layer_that_waits():
+    timeline = load_benchmark("published.timeline")
+    shape = timeline.SHAPES[0]
+    for method in timeline.METHODS.values():
+        share = timeline.utilization(shape, method)
+        assert (share[1:] >= share[:-1] - 1e-9).all(), "a faster line never costs time"
+        assert share[0] < 0.5 < 0.9 < share[-1] <= 1 + 1e-9
+
+
+def test_pages_have_the_tables_of_what_was_measured(results):
+    papers, tables = load_benchmark("papers"), load_benchmark("published.tables")
+    made = {name: make(results) for name, make in papers.report.TABLES.items()}
+    held: set[str] = set()
+    for page in papers.PAGES:
+        held |= tables.names(page.read_text())
+        assert page.read_text() == tables.filled(page.read_text(), made), (
+            f"run: python benchmarks/papers.py --write, and commit {page.name}"
+        )
+    assert held == set(made)
+
+
+def test_what_was_not_measured_is_told_in_its_table():
+    report = load_benchmark("published.report")
+    assert "not measured" in report.tree({}) and "not measured" in report.barrier({})
