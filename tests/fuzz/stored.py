@@ -160,12 +160,24 @@ def control_body() -> Made:
             assert type(since) is type(most) is int
             return []
 
+        async def exchanges(self, limit: int, since: int) -> list[dict[str, Any]]:
+            assert type(limit) is type(since) is int
+            return []
+
+        def schedule(self, hours: str) -> dict[str, Any]:
+            assert type(hours) is str
+            return {}
+
+        async def export(self, to: str) -> dict[str, Any]:
+            assert type(to) is str
+            return {}
+
         async def gather(self) -> dict[str, Any]:
             return {}
 
-    api = server.ControlServer(Node(), settings.home / "control.json")  # type: ignore[arg-type]
+    api = server.ControlServer(Node(), settings.paths)  # type: ignore[arg-type]
     asked = [api._answer(one) for one in QUERIES if one.method == "POST" or one.parameters]
-    handlers = [api._limits, api._stop, api._generate, api._pause, api._let_in, *asked]
+    handlers = [api._limits, api._stop, api._generate, api._pause, api._let_in, api._prove, *asked]
     headers = {"authorization": f"Bearer {api._access.token}"}
 
     def run(data: bytes) -> None:
@@ -193,6 +205,7 @@ def control_body() -> Made:
         {"prompt": "a", "tokens": 5, "temperature": 0.5, "seed": 1},
         {"peers": ["a", "b"]},
         {"peer": "a"},
+        {"name": "a", "nonce": "b"},
         {},
     ]
     return run, [

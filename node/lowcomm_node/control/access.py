@@ -13,23 +13,27 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from lowcomm_node.control.browsers import Browser, Browsers
+
 LINK_LASTS = 600.0
 """Seconds in which a link must be opened."""
-MAX_LINKS, MAX_BROWSERS = 16, 32
+MAX_LINKS = 16
 """The oldest goes first."""
 _NOT_OURS = JSONResponse({"error": "This is the API of a node, for this machine only."}, 403)
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]")
 
 
 class Access:
-    """The tokens of one daemon. Nothing of it outlives the daemon."""
+    """The tokens of one daemon. What its browsers have may outlive it for a while."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = monotonic, browsers: Browsers | None = None
+    ) -> None:
         self.token = secrets.token_urlsafe(32)
         """The owner's, in the control file."""
         self._clock = clock
         self._links: deque[tuple[str, float]] = deque(maxlen=MAX_LINKS)
-        self._browsers: deque[str] = deque(maxlen=MAX_BROWSERS)
+        self.browsers = browsers or Browsers()
 
     def issue_link(self) -> str:
         """A key that lets one browser in."""
@@ -37,21 +41,19 @@ class Access:
         self._links.append((key, self._clock() + LINK_LASTS))
         return key
 
-    def redeem(self, key: str) -> str | None:
-        """A token for the browser that brings a key; None if it is used, too old or made up."""
+    def redeem(self, key: str) -> Browser | None:
+        """Let in the browser that brings a key; None if that is used, too old or made up."""
         found = [one for one in self._links if _equal(one[0], key)]
         for one in found:
             self._links.remove(one)
         if not found or found[0][1] < self._clock():
             return None
-        token = secrets.token_urlsafe(32)
-        self._browsers.append(token)
-        return token
+        return self.browsers.let_in()
 
     def admits(self, authorization: str) -> bool:
         """Whether a header ``Authorization`` brings a token."""
         given = authorization.removeprefix("Bearer ")
-        return any(_equal(token, given) for token in (self.token, *self._browsers))
+        return _equal(self.token, given) or self.browsers.admits(given)
 
 
 class OwnRequests:

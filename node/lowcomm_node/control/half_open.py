@@ -1,4 +1,5 @@
-"""Ends connections to the control API on which no whole request comes: uvicorn would keep them."""
+"""Ends connections to the control API that uvicorn would keep: on which no whole request comes, or
+whose other end does not read."""
 
 import asyncio
 from typing import Any
@@ -6,10 +7,15 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from lowcomm_node.system.logs import log
+
 REQUEST_DEADLINE = 10.0
 """Seconds for a whole request, headers and body."""
-MAX_CONNECTIONS = 64
-"""Beyond that the one that has been without a request for longest is ended."""
+READ_DEADLINE = 10.0
+"""Seconds for the other end to read some of an answer that is longer than the buffers."""
+MAX_CONNECTIONS = 256
+"""More than viewers of events may be (viewers.py). Beyond that the one that has been without a
+request for longest is ended."""
 
 
 class BoundedProtocol(H11Protocol):
@@ -18,6 +24,7 @@ class BoundedProtocol(H11Protocol):
     def __init__(self, *arguments: Any, **more: Any) -> None:
         super().__init__(*arguments, **more)
         self._timer: asyncio.TimerHandle | None = None
+        self._unread: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Somebody has connected."""
@@ -41,9 +48,20 @@ class BoundedProtocol(H11Protocol):
         else:
             self._stop()
 
+    def pause_writing(self) -> None:
+        """The other end does not read as fast as we write."""
+        super().pause_writing()
+        self._unread = self.loop.call_later(READ_DEADLINE, self._cut_off)
+
+    def resume_writing(self) -> None:
+        """It has read."""
+        self._read()
+        super().resume_writing()
+
     def connection_lost(self, exc: Exception | None) -> None:
         """It is over."""
         self._stop()
+        self._read()
         super().connection_lost(exc)
 
     def give_up(self) -> None:
@@ -51,6 +69,15 @@ class BoundedProtocol(H11Protocol):
         self._stop()
         self.connections.discard(self)
         self.transport.abort()
+
+    def _cut_off(self) -> None:
+        log.warning("control.cut_off", reason=f"has read nothing for {READ_DEADLINE:.0f} s")
+        self.transport.abort()
+
+    def _read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
 
     def _await_request(self) -> None:
         if self._timer is None:

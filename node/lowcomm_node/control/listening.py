@@ -10,12 +10,16 @@ from lowcomm_node.control.half_open import BoundedProtocol
 from lowcomm_node.errors import PortInUse
 
 CLOSE_DEADLINE = 5.0
+SEND_BUFFER = 64 * 1024
+"""Bytes."""
 
 
 def bind(host: str, port: int, option: str) -> socket.socket:
     """A socket that listens. ``option`` sets the port. Raises PortInUse."""
     sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Of each connection: the kernel would hold megabytes for one that does not read.
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER)
     try:
         sock.bind((host, port))
         sock.listen()

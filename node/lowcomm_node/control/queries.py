@@ -9,7 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from lowcomm_node.journal.sample import Sample
 from lowcomm_node.state_transfer.records import Gathered
-from lowcomm_node.status.model import PeerStatus, Ping, Status
+from lowcomm_node.status.model import Exported, Hours, PeerStatus, Ping, Status
 from lowcomm_node.sync.records import ExchangeEnded
 
 ROOT = "/api/v1"
@@ -19,6 +19,8 @@ EXAMINING = 180.0
 """Seconds for what waits for peers: each of its steps has a deadline of its own."""
 GATHERING = 900.0
 """Seconds for states of peers, which may be of gigabytes."""
+EXPORTING = 900.0
+"""Seconds for the largest models."""
 T = TypeVar("T")
 
 
@@ -51,6 +53,12 @@ SAMPLES = Query(
     answer=list[Sample],
     parameters={"since": 0, "most": 500},
 )
+EXCHANGES = Query(
+    name="exchanges",
+    text="The last exchanges in the journal, since a time in Unix seconds, newest last.",
+    answer=list[ExchangeEnded],
+    parameters={"limit": 200, "since": 0},
+)
 STORY = Query(
     name="story",
     text="How the n-th last exchange went.",
@@ -80,4 +88,31 @@ GATHER = Query(
     method="POST",
     timeout=GATHERING,
 )
-QUERIES: list[Query[Any]] = [STATUS, PEERS, ROUNDS, SAMPLES, STORY, DOCTOR, PING, GATHER]
+SCHEDULE = Query(
+    name="schedule",
+    text="Train in other hours, such as 22:00-07:00 or none for always, and after a restart too.",
+    answer=Hours,
+    parameters={"hours": ""},
+    method="POST",
+)
+EXPORT = Query(
+    name="export",
+    text="Write the newest model into a folder of the home: hf or gguf.",
+    answer=Exported,
+    parameters={"to": "hf"},
+    method="POST",
+    timeout=EXPORTING,
+)
+QUERIES: list[Query[Any]] = [
+    STATUS,
+    PEERS,
+    ROUNDS,
+    SAMPLES,
+    EXCHANGES,
+    STORY,
+    DOCTOR,
+    PING,
+    GATHER,
+    SCHEDULE,
+    EXPORT,
+]

@@ -7,7 +7,9 @@ GET  /status, /peers, /limits
 GET  /rounds?limit=N         the last exchanges
 GET  /samples?since=T&most=N figures of the past, from the journal
 GET  /story?last=N           of the N-th last exchange
-GET  /events                 one JSON object a line, as things happen
+GET  /exchanges?limit=N&since=T  the last ones in the journal, also of earlier starts
+GET  /events                 one JSON object a line, as things happen; as server-sent events with
+                             numbers and Last-Event-ID if asked for those (viewers.py)
 POST /limits                 {"max_up", "max_down", "max_peers"}: what changes
 POST /doctor                 {"peers"}
 POST /ping                   {"peer"}
@@ -18,15 +20,17 @@ POST /finish
 POST /stop                   {"now": bool}
 POST /generate               {"prompt", "tokens", "temperature", "seed"}
 POST /link                   a key that lets one browser in
-POST /session                {"key"}: a token for that browser; the only one that needs none
+POST /session                {"key"}: a token for that browser; needs none
+POST /proof                  {"name", "nonce"}: that this is its node still; needs none
 """
 
 import asyncio
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import suppress
 from inspect import isawaitable
-from pathlib import Path
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -35,14 +39,20 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from lowcomm_node.control.access import Access, OwnRequests
+from lowcomm_node.control.browsers import Browsers
 from lowcomm_node.control.listening import Listening, bind
 from lowcomm_node.control.openapi import WRITES, describe
 from lowcomm_node.control.page import page_routes
 from lowcomm_node.control.queries import QUERIES, ROOT, Query
+from lowcomm_node.control.viewers import MAX_VIEWERS, Viewers, read_last
+from lowcomm_node.errors import PortInUse
+from lowcomm_node.journal.feed import Feed
+from lowcomm_node.journal.reader import Entry
 from lowcomm_node.status.events import Notice
-from lowcomm_node.status.model import Limits
+from lowcomm_node.status.model import Limits, PeerStatus, Status
 from lowcomm_node.status.wire import to_json
 from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.release import release
 from lowcomm_protocol.errors import LowcommError
 
@@ -55,6 +65,9 @@ LONGEST_PAUSE = 10 * 366 * 86400.0
 class Controlled(Protocol):
     """What the API steers, besides the methods that answer the queries (queries.py)."""
 
+    def status(self) -> Status: ...
+    def peers(self) -> list[PeerStatus]: ...
+    async def missed(self, number: int, most: int) -> list[Entry]: ...
     def subscribe(self) -> asyncio.Queue[Notice]: ...
     def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None: ...
     def request_finish(self) -> None: ...
@@ -69,10 +82,16 @@ class Controlled(Protocol):
 class ControlServer:
     """Runs in the daemon's own event loop."""
 
-    def __init__(self, node: Controlled, file: Path) -> None:
+    def __init__(self, node: Controlled, paths: Paths, feed: Feed | None = None) -> None:
+        """``feed``: of what the journal writes down."""
         self._node = node
-        self._file = file
-        self._access = Access()
+        self._file = paths.control
+        self._access = Access(browsers=Browsers(paths.browsers))
+        self._viewers = Viewers(
+            feed or Feed(), self._state, lambda number, most: node.missed(number, most)
+        )
+        self._reading = 0
+        """Who gets events line by line."""
         self.on_link: Callable[[str], None] | None = None
         """Told a link to the page once it is served, if somebody wants one."""
         self._port = 0
@@ -80,8 +99,9 @@ class ControlServer:
 
     async def start(self, port: int, peer_id: str) -> None:
         """Listen, and tell port and token in the control file (0600). Raises PortInUse."""
-        sock = bind(LOOPBACK, port, "--control-port")  # before the control file tells of it
+        sock = self._bind(port)  # before the control file tells of it
         self._port = sock.getsockname()[1]
+        self._access.browsers.serve_at(self._port)
         self._listening = Listening(self._app(), sock)
         content = {
             "port": self._port,
@@ -92,6 +112,14 @@ class ControlServer:
         write_atomic(self._file, json.dumps(content).encode(), 0o600)
         if self.on_link is not None:
             self.on_link(f"http://{LOOPBACK}:{self._port}/#{self._access.issue_link()}")
+
+    def _bind(self, port: int) -> socket.socket:
+        """Where no port is chosen, that of pages which are still open."""
+        known = self._access.browsers.remember()
+        if port == 0 and known:
+            with suppress(PortInUse):
+                return bind(LOOPBACK, known, "--control-port")
+        return bind(LOOPBACK, port, "--control-port")
 
     async def close(self) -> None:
         """Stop listening, and remove the control file."""
@@ -113,7 +141,8 @@ class ControlServer:
             for name, handler, method in (*queries, *others)
         ]
         session = Route(f"{ROOT}/session", self._session, methods=["POST"])
-        return OwnRequests(Starlette(routes=[*routes, session, *page_routes()]), self._port)
+        proof = Route(f"{ROOT}/proof", self._proof, methods=["POST"])
+        return OwnRequests(Starlette(routes=[*routes, session, proof, *page_routes()]), self._port)
 
     def _guarded(self, handler: Any) -> Any:
         async def guarded(request: Request) -> Response:
@@ -146,16 +175,31 @@ class ControlServer:
         return answer
 
     async def _events(self, request: Request) -> Response:
+        if len(self._viewers) + self._reading >= MAX_VIEWERS:
+            told = f"{MAX_VIEWERS} others follow the events: close some pages, or try again."
+            return JSONResponse({"error": told}, 503, {"Retry-After": "10", "Connection": "close"})
+        if "text/event-stream" not in request.headers.get("accept", ""):
+            return StreamingResponse(self._lines(), media_type="application/x-ndjson")
+        last = read_last(request.headers.get("last-event-id"))
+        return StreamingResponse(
+            self._viewers.watch(last),
+            media_type="text/event-stream",
+            headers={"Cache-Control": "no-store"},
+        )
+
+    async def _lines(self) -> AsyncIterator[bytes]:
         queue = self._node.subscribe()
+        self._reading += 1
+        try:
+            while True:
+                yield json.dumps((await queue.get()).to_json()).encode() + b"\n"
+        finally:
+            self._reading -= 1
+            self._node.unsubscribe(queue)
 
-        async def lines() -> AsyncIterator[bytes]:
-            try:
-                while True:
-                    yield json.dumps((await queue.get()).to_json()).encode() + b"\n"
-            finally:
-                self._node.unsubscribe(queue)
-
-        return StreamingResponse(lines(), media_type="application/x-ndjson")
+    def _state(self) -> dict[str, Any]:
+        self._access.browsers.touch()
+        return {"status": to_json(self._node.status()), "peers": to_json(self._node.peers())}
 
     async def _limits(self, request: Request) -> Response:
         if request.method == "POST":
@@ -172,13 +216,21 @@ class ControlServer:
         return await _refusals_in_words(self._let_in, request)
 
     async def _let_in(self, request: Request) -> Response:
-        token = self._access.redeem(_take(await _body(request), "key", str, ""))
-        if token is None:
+        browser = self._access.redeem(_take(await _body(request), "key", str, ""))
+        if browser is None:
             return JSONResponse(
                 {"error": "This link was used or is too old: `lowcomm-node web` prints another."},
                 401,
             )
-        return JSONResponse({"token": token})
+        return JSONResponse({"token": browser.token, "name": browser.name})
+
+    async def _proof(self, request: Request) -> Response:
+        return await _refusals_in_words(self._prove, request)
+
+    async def _prove(self, request: Request) -> Response:
+        body = await _body(request)
+        name, nonce = _take(body, "name", str, ""), _take(body, "nonce", str, "")
+        return JSONResponse({"proof": self._access.browsers.prove(name, nonce)})
 
     async def _finish(self, request: Request) -> Response:
         self._node.request_finish()

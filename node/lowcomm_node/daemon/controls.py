@@ -3,27 +3,31 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from time import time
-from typing import Any
+from typing import Any, TypeVar
 
 from lowcomm_node.daemon.departure import Departure
+from lowcomm_node.daemon.exporting import Exporting
 from lowcomm_node.daemon.report import View, report, report_limits, report_peers
 from lowcomm_node.doctor.report import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import NodeError, RetryLater, TrainerError
-from lowcomm_node.journal.reader import MOST, Journal
+from lowcomm_node.journal.reader import MOST, Entry, Journal, Wanted
 from lowcomm_node.journal.sample import Sample
+from lowcomm_node.owner.limits import keep_settings
 from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.state_transfer.catch_up import state_form
 from lowcomm_node.state_transfer.gather import Gatherer
 from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.status.events import LimitsChanged, Notice
-from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.model import Exported, Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.transport.ping import match_peer
 
 GATHER_DEADLINE = 780.0
 """Seconds; whoever asks waits a little longer (control.queries.GATHERING)."""
+T = TypeVar("T")
 EXAMINE_DEADLINE = 150.0
 """Seconds; whoever asks waits a little longer (control.queries.EXAMINING)."""
 
@@ -38,6 +42,7 @@ class Controls:
         self._leave = leave
         self._examining = asyncio.Lock()
         self._gathering = asyncio.Lock()
+        self._exporting = Exporting(settings.home)
 
     def status(self) -> Status:
         """Everything that ``status`` and the panel show."""
@@ -54,15 +59,26 @@ class Controls:
 
     async def samples(self, since: int, most: int) -> list[Sample]:
         """Figures of the past, oldest first. Raises NodeError."""
+        return await self._from_journal(
+            lambda journal: journal.samples(since, max(1, min(most, MOST)))
+        )
+
+    async def exchanges(self, limit: int, since: int) -> list[ExchangeEnded]:
+        """The last exchanges that were written down, newest last. Raises NodeError."""
+        wanted = Wanted(since=since)
+        return await self._from_journal(lambda journal: journal.exchanges(max(1, limit), wanted))
+
+    async def missed(self, number: int, most: int) -> list[Entry]:
+        """What was written down behind a number, oldest first. Raises NodeError."""
+        return await self._from_journal(lambda journal: journal.notices(number, most))
+
+    async def _from_journal(self, read: Callable[[Journal], list[T]]) -> list[T]:
+        """What a journal has to tell, in a thread; nothing where there is none yet."""
         run = self._view().run
         if run is None:
             return []
         path = self._settings.paths.journal(run.fingerprint)
-
-        def read() -> list[Sample]:
-            return Journal(path).samples(since, max(1, min(most, MOST))) if path.exists() else []
-
-        return await asyncio.to_thread(read)
+        return await asyncio.to_thread(lambda: read(Journal(path)) if path.exists() else [])
 
     def story(self, last: int) -> dict[str, Any]:
         """How the ``last``-th exchange from the end went. Raises NodeError."""
@@ -108,6 +124,21 @@ class Controls:
     def resume(self) -> None:
         """Train again, whatever keeps the node from that now."""
         self._view().availability.resume()
+
+    def schedule(self, hours: str) -> Hours:
+        """Train in other hours, at once and after the next start. Raises ConfigError."""
+        changed = change_settings(self._settings, {"schedule": hours})
+        keep_settings(self._settings.paths.config, {"schedule": hours})
+        self._settings = changed
+        self._view().availability.follow(changed.schedule)
+        return Hours(schedule=None if changed.schedule is None else str(changed.schedule))
+
+    async def export(self, to: str) -> Exported:
+        """Write the newest model for other programs. Raises ConfigError, NodeError, RetryLater."""
+        run = self._view().run
+        if run is None:
+            raise NodeError("The node has no run yet: try again when it trains.")
+        return await self._exporting.export(run.fingerprint, to)
 
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         """Sample text from the fast weights. Raises TrainerError while there is no model yet."""

@@ -24,6 +24,7 @@ from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, Training
 from lowcomm_node.daemon.participation import Participation
 from lowcomm_node.daemon.report import View
 from lowcomm_node.ipc.lines import Event
+from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.recorder import Recorder
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
@@ -63,8 +64,9 @@ class Daemon:
         self._part: Participation | None = None
         self._departure = Departure(self._leave_seconds)
         self.controls = Controls(settings, self._view, self._departure)
-        self.control = ControlServer(self.controls, settings.paths.control)
-        self._recorder = Recorder(self.board, self.controls.status)
+        feed = Feed()
+        self.control = ControlServer(self.controls, settings.paths, feed)
+        self._recorder = Recorder(self.board, self.controls.status, feed)
 
     @property
     def training(self) -> Training | None:

@@ -80,6 +80,7 @@ def report(view: View) -> Status:
         leaving=view.leaving,
         swarm=view.rejoin.describe() if view.rejoin else None,
         pause=_pause(view.availability.hold),
+        schedule=_schedule(view.availability),
         uptime=monotonic() - view.began,
         trainer=_trainer(view),
         exchanges_running=running,
@@ -178,6 +179,10 @@ def _amendments(view: View) -> tuple[Amended, ...]:
 def _pause(hold: Hold | None) -> Pause | None:
     """What keeps it from training, by its owner's will."""
     return None if hold is None else Pause(rule=hold.rule.value, reason=hold.text, until=hold.until)
+
+
+def _schedule(availability: Availability) -> str | None:
+    return None if availability.schedule is None else str(availability.schedule)
 
 
 def _trainer(view: View) -> TrainerStatus:

@@ -346,6 +346,10 @@ class Stepped(Event, name="step"):
     """Windows that go through the model at once."""
     activation_checkpointing: bool = False
     """Whether the backward pass computes blocks again."""
+    computing: float = 0.0
+    """Seconds in inner steps since the trainer started."""
+    waited: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since then in which training waited between steps, by what for."""
 
 
 class MicroBatch(Event, name="micro-batch"):

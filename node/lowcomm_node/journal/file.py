@@ -49,8 +49,10 @@ class JournalFile:
             _set_aside(path)
             self._database = _open(path)
 
-    def add(self, notices: Sequence[Row], samples: Sequence[Sample]) -> None:
-        """Write both in one transaction."""
+    def add(self, notices: Sequence[Row], samples: Sequence[Sample]) -> int:
+        """Write both in one transaction; the number of the last notice, 0 if there is none.
+
+        Notices of one call have consecutive numbers."""
         places = ", ".join("?" * len(COLUMNS))
         with self._database:
             self._database.executemany(
@@ -60,6 +62,8 @@ class JournalFile:
                 f"INSERT OR REPLACE INTO samples VALUES ({places})",
                 [one.row() for one in samples],
             )
+            with closing(self._database.execute("SELECT max(id) FROM notices")) as told:
+                return told.fetchone()[0] or 0
 
     def prune(self, now: float) -> None:
         """Drop what is too old or too much. ``now``: Unix seconds."""

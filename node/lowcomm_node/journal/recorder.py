@@ -9,7 +9,9 @@ from pathlib import Path
 from time import monotonic, time
 
 from lowcomm_node.errors import NodeError
+from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.file import JournalFile, Row
+from lowcomm_node.journal.reader import Entry
 from lowcomm_node.journal.sample import Sample, sample
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.events import Notice
@@ -28,12 +30,14 @@ NOT_WRITTEN = "what this node does is not written down"
 class Recorder:
     """The journal of one node. It never holds the node up: what fails is warned of once."""
 
-    def __init__(self, board: Board, look: Callable[[], Status]) -> None:
-        """Notices wait from now on, until ``open`` names the file."""
+    def __init__(self, board: Board, look: Callable[[], Status], feed: Feed | None = None) -> None:
+        """Notices wait from now on, until ``open`` names the file. ``feed``: is told what was
+        written."""
         self._board = board
         self._look = look
+        self._feed = feed or Feed()
         self._queue = board.subscribe(every_step=False)
-        self._notices: list[Row] = []
+        self._notices: list[Notice] = []
         self._samples: list[Sample] = []
         self._path: Path | None = None
         self._file: JournalFile | None = None
@@ -76,11 +80,15 @@ class Recorder:
         """Write what has come since the last time; keep it for the next if that fails."""
         self._take_notices()
         try:
-            await asyncio.to_thread(self._store)
+            newest = await asyncio.to_thread(self._store)
         except (sqlite3.Error, OSError, NodeError) as error:
             self._complain(error)
             return
-        self._notices, self._samples = [], []
+        first = newest + 1 - len(self._notices)
+        entries = [Entry(first + place, notice) for place, notice in enumerate(self._notices)]
+        self._feed.publish(newest, entries, self._samples[-1] if self._samples else None)
+        self._notices = []
+        self._samples = []
         if self._failing:
             self._failing = False
             self._board.withdraw(NOT_WRITTEN)
@@ -88,17 +96,18 @@ class Recorder:
     def _take_notices(self) -> None:
         with suppress(asyncio.QueueEmpty):
             while True:
-                self._notices.append(_row(self._queue.get_nowait()))
+                self._notices.append(self._queue.get_nowait())
         del self._notices[: -self._queue.maxsize]
 
-    def _store(self) -> None:
+    def _store(self) -> int:
         """In a thread of its own: a disk may take seconds."""
         assert self._path
         self._file = self._file or JournalFile(self._path)
-        self._file.add(self._notices, self._samples)
+        newest = self._file.add([_row(notice) for notice in self._notices], self._samples)
         if monotonic() - self._pruned >= PRUNE_EVERY:
             self._file.prune(time())
             self._pruned = monotonic()
+        return newest
 
     def _complain(self, error: Exception) -> None:
         if self._failing:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -11,6 +12,7 @@ from time import time
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.idle import IdleDetector
 from lowcomm_node.owner.rules import FOREVER, Hold, MachineUse, Rule, Rules, holds
+from lowcomm_node.owner.schedule import Schedule
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import write_atomic
 
@@ -74,6 +76,17 @@ class Availability:
         self._file.unlink(missing_ok=True)
         self._paused_until = None
         self._overruled = {hold.rule for hold in self._holds()}
+        self.update()
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The hours in which it may train; None for always."""
+        return self._rules.schedule
+
+    def follow(self, schedule: Schedule | None) -> None:
+        """Train in other hours, from now on."""
+        self._rules = replace(self._rules, schedule=schedule)
+        self._overruled.discard(Rule.SCHEDULE)
         self.update()
 
     def update(self) -> None:

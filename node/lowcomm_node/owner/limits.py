@@ -46,14 +46,14 @@ class Allowance:
         written = dict(changes)
         if "max_peers" in written:
             written["max_peers"] = changed.max_peers or NONE
-        _keep(settings.paths.config, written)
+        keep_settings(settings.paths.config, written)
         self.bandwidth.up.allow(changed.max_up)
         self.bandwidth.down.allow(changed.max_down)
         self.peer_limit.allow(changed.max_peers)
         return changed
 
 
-def _keep(path: Path, changes: Mapping[str, Any]) -> None:
+def keep_settings(path: Path, changes: Mapping[str, Any]) -> None:
     """Write changes into ``config.toml``; its comments stay."""
     try:
         path = path.resolve()  # it may be a link into its owner's collection of such files
@@ -67,5 +67,5 @@ def _keep(path: Path, changes: Mapping[str, Any]) -> None:
         raise ConfigError(f"{path}: not valid TOML: {error}. Correct that line.") from None
     except OSError as error:
         raise ConfigError(
-            f"{path}: {error.strerror}: make it writable, or the limits would not be kept."
+            f"{path}: {error.strerror}: make it writable, or what is changed would not be kept."
         ) from None

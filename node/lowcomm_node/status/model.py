@@ -111,6 +111,11 @@ class Progress:
     """Windows of a batch that go through the model at once here."""
     activation_checkpointing: bool | None = None
     """Whether activations are computed again in the backward pass, to take less memory."""
+    computing: float | None = None
+    """Seconds in inner steps since the trainer started."""
+    waited: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since then in which training waited between two steps, by what for: such as
+    `capture`, `merge`, `evaluate`, `save`."""
     val_loss_first: float | None = None
     """The first loss of the fast weights on held-out text since the start."""
     val_loss_last: float | None = None
@@ -218,6 +223,8 @@ class Status:
     """How it stands to the swarm; null before it looks."""
     pause: Pause | None = None
     """Why it does not train, by its owner's will; null if it may."""
+    schedule: str | None = None
+    """Hours in which its owner lets it train; null for always."""
     uptime: float
     """Seconds since it started."""
     trainer: TrainerStatus
@@ -307,6 +314,26 @@ class Ping:
     """The peer."""
     routes: tuple[RouteSpeed, ...]
     """Each route to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hours:
+    """When a node may train."""
+
+    schedule: str | None
+    """As its owner wrote it; null for always."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A model that was written for other programs."""
+
+    path: str
+    """Its folder."""
+    step: int
+    """Swarm step of the checkpoint."""
+    missing: str
+    """What an average of several peers lacks; empty for nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,11 @@ class Paths:
         return self.home / "control.json"
 
     @property
+    def browsers(self) -> Path:
+        """Hashes of what browsers were let in with, 0600, so that they outlive a restart."""
+        return self.home / "browsers.json"
+
+    @property
     def config(self) -> Path:
         """Settings that the owner wrote."""
         return self.home / "config.toml"

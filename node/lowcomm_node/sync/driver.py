@@ -90,6 +90,7 @@ class ExchangeDriver(ABC):
         """What was missing when its deadline passed, and what to do about it."""
         self._members_known = asyncio.Event()
         self._captured = asyncio.Event()
+        self._captured_at: float | None = None
         self._abandoning: set[str] = set()
         """Peers that are being told why we give them up: their streams end after that."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -144,6 +145,15 @@ class ExchangeDriver(ABC):
     def bytes_received(self) -> int:
         """Payload bytes that came out of the streams."""
         return sum(link.bytes_received for link in self.links.values())
+
+    @property
+    def moments(self) -> dict[str, float]:
+        """Seconds from its beginning to when our contribution was captured, sent, and those of the
+        others received, as far as it came."""
+        ended = {"sent": "send", "received": "receive"}
+        found = {name: self.stages.ended.get(stage) for name, stage in ended.items()}
+        told = {"captured": self._captured_at, **found}
+        return {name: round(at - self.one.began, 3) for name, at in told.items() if at is not None}
 
     def describe(self, now: float) -> ExchangeStatus:
         """What ``status`` shows of it."""
@@ -418,6 +428,7 @@ class ExchangeDriver(ABC):
         except LowcommError as error:
             self.tell(base.GaveUp(reason=f"our contribution could not be captured: {error}"))
             return
+        self._captured_at = monotonic()
         self._captured.set()
         self.tell(base.Captured())
 

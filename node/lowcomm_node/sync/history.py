@@ -104,6 +104,7 @@ class History:
             seconds=now - driver.one.began,
             worst_block=driver.worst_block,
             stages=dict(driver.stages.seconds),
+            moments=driver.moments,
         )
         self.rounds.append(entry)
         self._keep(driver.one.story)

@@ -67,6 +67,10 @@ class ExchangeEnded(Event):
     """Seconds that each stage took: of our trainer where it was applied, of our line always. Stages
     overlap, so their sum is not that of the exchange."""
 
+    moments: Mapping[str, float] = field(default_factory=dict)
+    """Seconds from its beginning until our contribution was `captured`, it was `sent`, and those of
+    the others were `received`, as far as it came."""
+
     @property
     def name(self) -> str:
         """Such as ``exchange.applied``."""

@@ -11,10 +11,13 @@ class Stages:
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.ended: dict[str, float] = {}
+        """When the last part of each stage that ran here ended (monotonic seconds)."""
 
     def add(self, stage: str, seconds: float) -> None:
         """Count a part of a stage."""
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        self.ended[stage] = monotonic()
 
     @contextmanager
     def during(self, stage: str) -> Iterator[None]:

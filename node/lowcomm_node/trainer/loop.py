@@ -19,7 +19,7 @@ import queue
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -32,6 +32,7 @@ from lowcomm_node.ipc.messages import Done
 from lowcomm_node.ipc.pipe import Pipe
 from lowcomm_node.models.evaluation import evaluate
 from lowcomm_node.models.sampling import TOP_K, generate
+from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.building import build, ready_of
 from lowcomm_node.trainer.inner.ahead import Ahead
@@ -75,6 +76,10 @@ class TrainerLoop:
         """When the steps began whose outcome is not told yet."""
         self._told = 0.0
         """When the outcome of a step was told last."""
+        self._waits = Stages()
+        """Why steps did not follow one another at once."""
+        self._computing = 0.0
+        """Seconds in inner steps."""
         self._windows: int | None = None
         """Of held-out text: as many as the first evaluation could take, so that all compare."""
 
@@ -114,7 +119,7 @@ class TrainerLoop:
     def _take(self, request: Request[Any], number: int) -> None:
         """On the thread that reads: begin a request, now or at the next step boundary."""
         if request.at_boundary:
-            self._boundary.put(lambda: self._carry_out(request, number))
+            self._boundary.put(lambda: self._carry_out_between(request, number))
         else:
             self._carry_out(request, number)
 
@@ -125,12 +130,23 @@ class TrainerLoop:
             if wait:
                 self._settle()
             try:
-                work = self._boundary.get(block=wait, timeout=LOOK)
+                work = self._next_work(wait)
             except queue.Empty:
                 return
             self._settle()
             work()
             wait = not self._can_step()
+
+    def _next_work(self, wait: bool) -> Callable[[], None]:
+        """What is asked for next. Raises queue.Empty."""
+        if wait and self._training and self._states.holds_training():
+            with self._waits.during("disk"):
+                return self._boundary.get(timeout=LOOK)
+        return self._boundary.get(block=wait, timeout=LOOK)
+
+    def _carry_out_between(self, request: Request[Any], number: int) -> None:
+        with self._waits.during(request.wire_name) if self._training else nullcontext():
+            self._carry_out(request, number)
 
     def _carry_out(self, request: Request[Any], number: int) -> None:
         try:
@@ -216,7 +232,11 @@ class TrainerLoop:
 
     def _merge_ripe(self) -> None:
         """Merge what is ripe; nothing waits once training is held or over."""
-        if self._exchanges is not None and self._exchanges.merge_ripe(self._can_step):
+        if self._exchanges is None:
+            return
+        with self._waits.during("merge"):
+            merged = self._exchanges.merge_ripe(self._can_step)
+        if merged:
             self._tell_if_finished()
 
     def _step(self) -> None:
@@ -228,10 +248,12 @@ class TrainerLoop:
         self._settle(but=1 if replica.runs_ahead else 0)
         if replica.steps % replica.spec.train.evaluate_every == 0 and not self._finished():
             self._settle()
-            self._evaluate()
+            with self._waits.during("evaluate"):
+                self._evaluate()
         if self._states.is_due():
             self._settle()
-            self._states.save_if_due()
+            with self._waits.during("save"):
+                self._states.save_if_due()
         self._tell_if_finished()
 
     def _settle(self, but: int = 0) -> None:
@@ -243,6 +265,7 @@ class TrainerLoop:
             now = monotonic()
             # Steps that were queued behind one another began when the one before them ended.
             seconds, self._told = now - max(began, self._told), now
+            self._computing += seconds
             rate = self.replica.spec.tokens_per_step / max(1e-9, seconds)
             self._speed = rate if not self._speed else 0.9 * self._speed + 0.1 * rate
             self._tell_step(outcome, seconds)
@@ -280,6 +303,8 @@ class TrainerLoop:
                 tokens_per_second=self._speed,
                 micro_batch=cut.windows,
                 activation_checkpointing=cut.recompute,
+                computing=round(self._computing, 3),
+                waited={why: round(spent, 3) for why, spent in self._waits.seconds.items()},
             )
         )
 

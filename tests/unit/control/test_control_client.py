@@ -112,7 +112,7 @@ def node(tmp_path: Path) -> Iterator[StandIn]:
     ready, end = threading.Event(), []
 
     async def serve() -> None:
-        server, stop = ControlServer(stand_in, Paths(tmp_path).control), asyncio.Event()
+        server, stop = ControlServer(stand_in, Paths(tmp_path)), asyncio.Event()
         end.append((asyncio.get_running_loop(), stop))
         await server.start(0, STATUS.peer_id)
         ready.set()

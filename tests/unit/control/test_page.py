@@ -2,6 +2,8 @@
 nothing on it comes from another host."""
 
 import asyncio
+import hashlib
+import hmac
 import json
 import re
 from collections.abc import AsyncIterator
@@ -14,6 +16,7 @@ import pytest
 
 from helpers.statuses import make_status
 from lowcomm_node.control.access import LINK_LASTS, MAX_LINKS, Access
+from lowcomm_node.control.browsers import COMES_BACK, MAX_BROWSERS, Browsers
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.control.page import FILES, FOLDER
 from lowcomm_node.control.queries import QUERIES, ROOT
@@ -28,7 +31,7 @@ MAX_PAGE = 300_000
 async def browser(tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     """A client of a server, with no token."""
     node: Any = SimpleNamespace(status=make_status, resume=lambda: None)
-    server = ControlServer(node, Paths(tmp_path).control)
+    server = ControlServer(node, Paths(tmp_path))
     await server.start(0, "me")
     port = json.loads(Paths(tmp_path).control.read_text())["port"]
     async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
@@ -77,6 +80,71 @@ def test_links_end_with_time_and_the_oldest_make_room():
     assert access.redeem(newer[0]) is not None
 
 
+def test_browsers_are_known_again_at_the_same_port_for_a_while(tmp_path: Path):
+    now = [1000.0]
+    path = tmp_path / "browsers.json"
+
+    def started(port: int) -> Browsers:
+        browsers = Browsers(path, lambda: now[0])
+        browsers.remember()
+        browsers.serve_at(port)
+        return browsers
+
+    first = started(7)
+    browser = first.let_in()
+    assert browser.token not in path.read_text()
+    assert browser.token not in repr(browser)
+    assert path.stat().st_mode & 0o777 == 0o600
+    now[0] = path.stat().st_mtime + COMES_BACK - 1
+    assert started(7).remember() == 7
+    assert started(7).admits(browser.token)
+    assert not started(7).admits(browser.token[:-1])
+    assert not started(8).admits(browser.token), "who sits at the old port may have been told it"
+    now[0] += 2
+    assert not started(7).admits(browser.token)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", '{"port": 1}', '{"port": 1, "browsers": {"a": 5}}']
+)
+def test_a_damaged_file_of_browsers_lets_nobody_in(tmp_path: Path, text: str):
+    path = tmp_path / "browsers.json"
+    path.write_text(text)
+    browsers = Browsers(path)
+    browsers.remember()
+    browsers.serve_at(1)
+    assert not browsers.admits("")
+    browser = browsers.let_in()
+    assert browsers.admits(browser.token)
+
+
+def test_the_oldest_browser_makes_room():
+    browsers = Browsers()
+    there = [browsers.let_in() for _ in range(MAX_BROWSERS + 1)]
+    assert not browsers.admits(there[0].token)
+    assert all(browsers.admits(one.token) for one in there[1:])
+
+
+async def test_a_node_proves_to_its_browsers_that_it_is_theirs(
+    browser: httpx.AsyncClient, tmp_path: Path
+):
+    key = (await link(tmp_path)).partition("#")[2]
+    told = (await browser.post(f"{ROOT}/session", json={"key": key})).json()
+
+    async def proof(**body: str) -> str | None:
+        return (await browser.post(f"{ROOT}/proof", json=body)).json()["proof"]
+
+    secret = hashlib.sha256(told["token"].encode()).digest()
+    said = f"n1:{browser.base_url.port}".encode()
+    assert (
+        await proof(name=told["name"], nonce="n1") == hmac.new(secret, said, "sha256").hexdigest()
+    )
+    assert await proof(name=told["name"], nonce="n1") != await proof(name=told["name"], nonce="n2")
+    assert await proof(name="somebody", nonce="n1") is None
+    assert await proof(name=told["name"], nonce="") is None
+    assert await proof(name=told["name"], nonce="n" * 65) is None
+
+
 @pytest.mark.parametrize(
     "headers",
     [
@@ -109,14 +177,16 @@ async def test_the_page_loads_its_own_files_only_and_little_of_them(browser: htt
         assert "frame-ancestors 'none'" in policy
         total += len(told.content)
         if not path.startswith("/uplot"):
-            assert not re.findall(r"https?://", told.text), path
+            named = told.text.replace("http://www.w3.org/2000/svg", "")  # a name, not an address
+            assert not re.findall(r"https?://", named), path
             assert "innerHTML" not in told.text, "what peers chose enters as text"
     assert total < MAX_PAGE
     assert (FOLDER / "uplot" / "LICENSE").read_text().startswith("The MIT License")
 
 
 def test_the_page_and_its_script_name_the_same_elements():
-    page, script = ((FOLDER / name).read_text() for name in ("index.html", "page.js"))
+    page = (FOLDER / "index.html").read_text()
+    script = "".join(file.read_text() for file in FOLDER.glob("*.js"))
     there = re.findall(r'id="([\w-]+)"', page)
     assert len(there) == len(set(there))
     assert set(re.findall(r'\$\("([\w-]+)"\)', script)) <= set(there)

@@ -47,7 +47,7 @@ async def test_a_new_query_needs_its_line_and_its_method_alone(
     )
     monkeypatch.setattr(server, "QUERIES", [*QUERIES, asked])
     node: Any = SimpleNamespace(weather=weather)
-    serving = ControlServer(node, Paths(tmp_path).control)
+    serving = ControlServer(node, Paths(tmp_path))
     await serving.start(0, "me")
 
     def ask() -> tuple[Weather, Weather]:

@@ -29,7 +29,7 @@ def view(**known: Any) -> View:
         pid=None, restarts=0, last_failure=None, overdue=lambda now: None, memory=None
     )
     usual: dict[str, Any] = {
-        "availability": SimpleNamespace(hold=None),
+        "availability": SimpleNamespace(hold=None, schedule=None),
         "peer_id": "me", "began": 0.0, "leaving": None, "board": Board(), "supervisor": supervisor,
         "allowance": Allowance(NodeSettings(home=Path("/home/nobody"))), "refusals": Refusals(),
     }  # fmt: skip
@@ -68,7 +68,7 @@ def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():
     before = report(view())
     assert (before.pause, before.trainer.last_failure) == (None, None)
     hold = Hold(Rule.OWNER, "paused by its owner until 14:30", 1e9)
-    one = view(availability=SimpleNamespace(hold=hold))
+    one = view(availability=SimpleNamespace(hold=hold, schedule=None))
     one.board.enter("paused", None)
     one.supervisor.last_failure = Failure(kind=Kind.HUNG, reason="It hangs.", step=7)
     status = report(one)

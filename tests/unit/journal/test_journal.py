@@ -18,12 +18,13 @@ from helpers.statuses import make_exchange, make_status
 from lowcomm_node.errors import NodeError
 from lowcomm_node.journal import file as files
 from lowcomm_node.journal import recorder as recorders
+from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.file import JournalFile
-from lowcomm_node.journal.reader import Journal, Wanted
+from lowcomm_node.journal.reader import Entry, Journal, Wanted
 from lowcomm_node.journal.recorder import NOT_WRITTEN, Recorder
 from lowcomm_node.journal.sample import Sample
 from lowcomm_node.status.board import Board
-from lowcomm_node.status.events import Resumed, Warned
+from lowcomm_node.status.events import Notice, Resumed, Warned
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.events import Event
 from lowcomm_protocol.exchange.events import Outcome
@@ -191,12 +192,13 @@ async def test_a_disk_that_takes_nothing_is_warned_of_once_and_nothing_is_lost_m
     loop, written, refusals = asyncio.get_running_loop(), asyncio.Event(), [1] * 5
     add = JournalFile.add
 
-    def refuse(*given: Any) -> None:
+    def refuse(*given: Any) -> int:
         if refusals:
             refusals.pop()
             raise sqlite3.OperationalError("database or disk is full")
-        add(*given)
+        newest = add(*given)
         loop.call_soon_threadsafe(written.set)
+        return newest
 
     monkeypatch.setattr(JournalFile, "add", refuse)
     board = Board()
@@ -226,3 +228,32 @@ async def test_a_disk_that_hangs_does_not_hold_up_a_node_that_leaves(
         assert not works.is_set()
     finally:
         works.set()
+
+
+async def test_those_who_follow_are_told_what_was_written_by_its_number(path: Path):
+    feed, board = Feed(), Board()
+    heard: list[int | None] = []
+    feed.listen(lambda: heard.append(feed.newest))
+    recorder = Recorder(board, make_status, feed)
+    told = [exchange(1), Resumed(), exchange(2)]
+    for event in told:
+        board.tell(event)
+    assert feed.newest is None
+    recorder.open(path)
+    await recorder.close()
+    assert heard == [3]
+    there = [(one.number, one.notice.to_json()) for one in feed.after(0) or []]
+    assert there == [(one.number, one.notice.to_json()) for one in Journal(path).notices()]
+    assert [number for number, _ in there] == [1, 2, 3]
+    assert [entry.number for entry in feed.after(2) or []] == [3]
+    assert feed.after(3) == []
+    assert feed.sample == Journal(path).samples()[-1]
+
+
+def test_a_feed_tells_when_it_no_longer_has_all(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("lowcomm_node.journal.feed.KEPT", 3)
+    feed = Feed()
+    entries = [Entry(number, Notice(NOW, Resumed())) for number in range(4, 9)]
+    feed.publish(8, entries, None)
+    assert feed.after(4) is None
+    assert [entry.number for entry in feed.after(5) or []] == [6, 7, 8]

@@ -17,7 +17,7 @@ from lowcomm_node.system.events import Event
 
 EXCHANGE = """
     fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent bytes_received
-    seconds worst_block stages"""
+    seconds worst_block stages moments"""
 KEYS = {
     "phase": "phase",
     "warning": "text",
@@ -40,7 +40,7 @@ KEYS = {
     "exchange.no-partner": EXCHANGE,
     "exchange.failed": EXCHANGE,
     "step": "swarm_step steps tokens loss skipped_steps seconds learning_rate tokens_per_second "
-    "micro_batch activation_checkpointing",
+    "micro_batch activation_checkpointing computing waited",
     "micro-batch": "micro_batch activation_checkpointing why",
     "skipped": "steps skipped_steps",
     "evaluated": "loss tokens swarm_step steps",

@@ -31,7 +31,7 @@ KEYS: dict[type, str] = {
         swarm swarm.state swarm.seconds swarm.reason swarm.doors swarm.doors.peer_id
         swarm.doors.address
         swarm.doors.named swarm.doors.answers swarm.doors.reason swarm.doors.next_attempt
-        pause pause.rule pause.reason pause.until
+        pause pause.rule pause.reason pause.until schedule
         trainer trainer.state trainer.pid trainer.failures trainer.last_failure
         trainer.last_failure.kind
         trainer.last_failure.reason trainer.last_failure.step trainer.overdue trainer.device
@@ -39,7 +39,7 @@ KEYS: dict[type, str] = {
         trainer.tokenizing.total trainer.tokenizing.tokens trainer.tokenizing.rate
         trainer.tokenizing.remaining trainer.steps trainer.swarm_step trainer.tokens
         trainer.tokens_per_second trainer.loss trainer.skipped_steps trainer.learning_rate
-        trainer.micro_batch trainer.activation_checkpointing
+        trainer.micro_batch trainer.activation_checkpointing trainer.computing trainer.waited
         trainer.val_loss_first trainer.val_loss_last trainer.priority trainer.priority.level
         trainer.priority.by trainer.priority.behind trainer.memory trainer.memory.reckoned
         trainer.memory.taken trainer.memory.most
@@ -59,7 +59,7 @@ KEYS: dict[type, str] = {
     ExchangeEnded: """
         time fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent
         bytes_received
-        seconds stages worst_block""",
+        seconds stages moments worst_block""",
     Limits: "max_up max_down max_peers up down peers turned_away",
     Ping: "peer_id routes routes.route routes.round_trip routes.up routes.down routes.reason",
     Contribution: "steps tokens exchanges bytes_sent checkpoint",
