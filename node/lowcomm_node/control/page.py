@@ -12,7 +12,12 @@ FILES = {
     "/": "index.html",
     "/page.css": "page.css",
     "/page.js": "page.js",
+    "/api.js": "api.js",
+    "/around.js": "around.js",
+    "/charts.js": "charts.js",
     "/formatting.js": "formatting.js",
+    "/tables.js": "tables.js",
+    "/timeline.js": "timeline.js",
     "/uplot.css": "uplot/uplot.css",
     "/uplot.js": "uplot/uplot.js",
 }

@@ -42,16 +42,42 @@ export function seconds(value) {
   const two = (number) => String(number).padStart(2, "0");
   const minutes = Math.floor(whole / 60) % 60;
   const hours = Math.floor(whole / 3600);
-  return hours
-    ? `${hours}:${two(minutes)}:${two(whole % 60)}`
-    : `${minutes}:${two(whole % 60)}`;
+  return hours ? `${hours}:${two(minutes)}:${two(whole % 60)}` : `${minutes}:${two(whole % 60)}`;
 }
 
 export function shortPeer(peer) {
   return clean(peer).slice(-6);
 }
 
+export function small(value) {
+  return value === null || value === undefined ? MISSING : value.toPrecision(3);
+}
+
+export function share(value) {
+  return value === null || value === undefined ? MISSING : `${(100 * value).toFixed(1)} %`;
+}
+
+export function count(value) {
+  return value === null || value === undefined ? MISSING : String(value);
+}
+
 // Peers choose these texts: control and bidirectional characters could disguise them.
 export function clean(text) {
-  return String(text).replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, " ").slice(0, 500);
+  if (text === null || text === undefined) return MISSING;
+  return String(text)
+    .slice(0, 500)
+    .replace(/[\p{Cc}\p{Cf}\p{Zl}\p{Zp}]/gu, " ");
 }
+
+export const FORMATS = {
+  size,
+  rate,
+  quantity,
+  loss,
+  milliseconds,
+  seconds,
+  small,
+  share,
+  count,
+  clean,
+};

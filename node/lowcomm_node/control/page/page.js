@@ -1,100 +1,30 @@
 // The page of a node. Everything on it comes from the API, and enters it as text, never as markup.
 
+import { NotLetIn, Refused, Stranger, call, enter, follow } from "./api.js";
+import { drawAround } from "./around.js";
+import { draw } from "./charts.js";
+import { clean, rate, share, shortPeer, size } from "./formatting.js";
 import {
-  MISSING,
-  clean,
-  loss,
-  milliseconds,
-  quantity,
-  rate,
-  seconds,
-  shortPeer,
-  size,
-} from "./formatting.js";
+  fill,
+  showExchanges,
+  showFragments,
+  showPeers,
+  showShares,
+  showWarnings,
+} from "./tables.js";
+import { drawTimeline } from "./timeline.js";
 
-const API = "/api/v1/";
-const EVERY = 2000; // milliseconds between two looks
-const SAMPLES_EVERY = 10000;
-const KEPT = "lowcomm-token";
+const MOST_SAMPLES = 1000;
+const MOST_EXCHANGES = 500;
+const LISTED = 50;
 const $ = (id) => document.getElementById(id);
-const charts = {};
 let status = null;
+let peers = [];
 let samples = [];
-
-class Refused extends Error {}
-
-async function call(path, body) {
-  const answer = await fetch(API + path, {
-    method: body === undefined ? "GET" : "POST",
-    headers: { Authorization: `Bearer ${sessionStorage.getItem(KEPT)}` },
-    body: body === undefined ? undefined : JSON.stringify(body),
-  });
-  const told = await answer.json();
-  if (!answer.ok) throw new Refused(answer.status === 401 ? "" : told.error);
-  return told;
-}
-
-// The key in the link works once; what comes of it lasts as long as this tab and the node.
-async function enter() {
-  const key = location.hash.slice(1);
-  if (!key) return;
-  history.replaceState(null, "", location.pathname);
-  const answer = await fetch(`${API}session`, { method: "POST", body: JSON.stringify({ key }) });
-  const told = await answer.json();
-  if (answer.ok) sessionStorage.setItem(KEPT, told.token);
-}
+let exchanges = [];
 
 function text(element, content) {
   if (element.textContent !== content) element.textContent = content;
-}
-
-function row(cells) {
-  const line = document.createElement("tr");
-  for (const cell of cells) {
-    const [content, kind] = Array.isArray(cell) ? cell : [cell, ""];
-    const box = document.createElement("td");
-    box.textContent = content;
-    box.className = kind;
-    line.append(box);
-  }
-  return line;
-}
-
-function note(content, columns) {
-  const line = row([[content, "why"]]);
-  line.firstChild.colSpan = columns;
-  return line;
-}
-
-function showFigures(now) {
-  const { trainer, exchanges } = now;
-  const figures = [
-    ["step", `${trainer.swarm_step ?? MISSING} of ${trainer.total_steps ?? MISSING}`],
-    ["loss", loss(trainer.loss)],
-    ["held-out loss", loss(trainer.val_loss_last)],
-    ["tokens/s", quantity(trainer.tokens_per_second)],
-    ["tokens", quantity(trainer.tokens)],
-    ["other peers", String(now.peers)],
-    ["exchanges applied", String(exchanges.completed)],
-    ["failed", String(exchanges.failed)],
-    ["sent", size(now.bytes_sent)],
-    ["received", size(now.bytes_received)],
-    ["memory", size(trainer.memory?.taken)],
-    ["device", trainer.device ?? MISSING],
-  ];
-  const box = $("figures");
-  if (box.childElementCount !== figures.length) {
-    box.replaceChildren(
-      ...figures.map(([name]) => {
-        const pair = document.createElement("div");
-        const [title, value] = [document.createElement("dt"), document.createElement("dd")];
-        title.textContent = name;
-        pair.append(title, value);
-        return pair;
-      }),
-    );
-  }
-  figures.forEach(([, value], place) => text(box.children[place].lastChild, clean(value)));
 }
 
 // What all-reduce of fp32 gradients would have sent in a ring, at every step of this node. Steps
@@ -122,6 +52,32 @@ function sum(list, name) {
   return total;
 }
 
+// How much of the time shown the node did not train, and why, most of it first.
+function showIdle() {
+  const spent = new Map();
+  let all = 0;
+  samples.slice(1).forEach((one, place) => {
+    const seconds = one.time - samples[place].time;
+    all += seconds;
+    if (one.phase === "training") return;
+    const why = clean(one.waiting ? `${one.phase}, ${one.waiting}` : one.phase);
+    spent.set(why, (spent.get(why) ?? 0) + seconds);
+  });
+  const told = [...spent].sort(([, a], [, b]) => b - a).slice(0, 3);
+  const listed = told.map(([why, seconds]) => `${share(seconds / all)} ${why}`).join("; ");
+  text($("idle"), listed ? `Not training: ${listed}` : "");
+}
+
+// Exchanges under way.
+function showRunning(running) {
+  const told = running.map((one) => {
+    const done = `${size(one.bytes_sent + one.bytes_received)} of ${size(one.bytes_expected)}`;
+    const peers = one.partners.map(shortPeer).join(" ") || "nobody yet";
+    return `fragment ${one.fragment} with ${peers}: ${clean(one.stage)}, ${done}`;
+  });
+  text($("running"), told.length ? `Under way: ${told.join("; ")}` : "");
+}
+
 function show(now) {
   status = now;
   const run = now.run;
@@ -133,219 +89,182 @@ function show(now) {
   const { swarm_step: step, total_steps: steps } = now.trainer;
   $("progress").value = steps ? (step ?? 0) / steps : 0;
   text($("pause"), now.pause ? "Resume" : "Pause");
+  $("pause-for").hidden = now.pause !== null;
   text($("release"), `${clean(now.release)} · ${now.peer_id}`);
-  showFigures(now);
+  fill(now);
   showSaved(now);
-  $("warnings-box").hidden = !now.warnings.length;
-  const warnings = now.warnings.map(clean);
-  if ($("warnings").dataset.told !== warnings.join("\n")) {
-    $("warnings").dataset.told = warnings.join("\n");
-    const items = warnings.map((warning) => {
-      const item = document.createElement("li");
-      item.textContent = warning;
-      return item;
-    });
-    $("warnings").replaceChildren(...items);
-  }
+  showRunning(now.exchanges_running);
+  showShares($("shares"), now.trainer);
+  showWarnings($("warnings-box"), $("warnings"), now.warnings);
   showLimits(now.limits);
+  const hours = now.schedule ? `trains ${clean(now.schedule)}` : "trains at any time";
+  text($("hours-said"), $("hours-said").dataset.error ?? hours);
 }
 
 function showLimits(limits) {
   const any = (value, none) => (value === null ? none : rate(value));
-  const { max_up: up, max_down: down, max_peers: peers } = limits;
+  const { max_up: up, max_down: down, max_peers: most } = limits;
   const fields = $("limits").elements;
   fields.max_up.title = `now: ${any(up, "no limit")}`;
   fields.max_down.title = `now: ${any(down, "no limit")}`;
-  fields.max_peers.title = `now: ${peers}`;
+  fields.max_peers.title = `now: ${most}`;
   const told = [
     `up ${rate(limits.up)} of ${any(up, "any")}`,
     `down ${rate(limits.down)} of ${any(down, "any")}`,
-    `${limits.peers} of ${peers} peers`,
+    `${limits.peers} of ${most} peers`,
   ];
   text($("limits-said"), $("limits-said").dataset.error ?? told.join(", "));
 }
 
-function whyNot(peer) {
-  if (peer.left_out) return `left out: ${peer.held_against}`;
-  return peer.route ? "" : (peer.route_reason ?? "");
-}
-
-function showPeers(peers) {
-  const lines = peers.flatMap((peer) => {
-    const why = whyNot(peer);
-    const line = row([
-      shortPeer(peer.peer_id),
-      clean(peer.phase),
-      String(peer.swarm_step),
-      quantity(peer.tokens_per_second),
-      clean(peer.route ?? MISSING),
-      milliseconds(peer.round_trip),
-      rate(peer.rate_up),
-      rate(peer.rate_down),
-      String(peer.completed),
-      String(peer.failed),
-      [peer.score.toFixed(2), peer.left_out ? "bad" : ""],
-    ]);
-    return why ? [line, note(clean(why), 11)] : [line];
-  });
-  $("peers").replaceChildren(...(lines.length ? lines : [note("no other peer is alive", 11)]));
-}
-
-function showExchanges(rounds) {
-  const lines = rounds.toReversed().flatMap((one) => {
-    const kind = one.outcome === "applied" ? "good" : one.outcome === "failed" ? "bad" : "";
-    const line = row([
-      new Date(1000 * one.time).toLocaleTimeString(),
-      String(one.swarm_step),
-      String(one.fragment),
-      [one.outcome, kind],
-      one.partners.map(shortPeer).join(" ") || MISSING,
-      size(one.bytes_sent),
-      size(one.bytes_received),
-      seconds(one.seconds),
-    ]);
-    return one.reason ? [line, note(clean(one.reason), 8)] : [line];
-  });
-  $("exchanges").replaceChildren(...(lines.length ? lines : [note("none yet", 8)]));
-}
-
-function colour(name) {
-  return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-}
-
-function points(against, lines) {
-  const known = samples.filter((one) => one[against] !== null);
-  const rising = known.filter((one, place) => !place || one[against] > known[place - 1][against]);
-  const names = [against, ...lines.map(([name]) => name)];
-  return names.map((name) => rising.map((one, place) => valueAt(name, one, rising[place - 1])));
-}
-
-// A loss on held-out text is a point where it was computed, and stays known until the next one.
-function valueAt(name, one, before) {
-  return name === "val_loss" && before?.val_loss === one.val_loss ? null : one[name];
-}
-
-function shownMark(mark) {
-  return mark >= 1000 ? quantity(mark) : String(mark);
-}
-
-function shownValue(_, value) {
-  if (value === null) return MISSING;
-  return value >= 1000 ? quantity(value) : loss(value);
-}
-
-function chartOptions(width, against, lines) {
-  const line = colour("--line");
-  const axis = { stroke: colour("--quiet"), grid: { stroke: line, width: 1 } };
-  const along = against === "tokens" ? { values: (_, marks) => marks.map(quantity) } : {};
-  const up = { size: 60, values: (_, marks) => marks.map(shownMark) };
-  const series = lines.map(([, label, tint]) => {
-    return { label, stroke: colour(tint), width: 2, spanGaps: true, value: shownValue };
-  });
-  return {
-    width,
-    height: 200,
-    scales: { x: { time: against === "time" } },
-    axes: [
-      { ...axis, ...along },
-      { ...axis, ...up },
-    ],
-    series: [{ label: against === "swarm_step" ? "step" : against }, ...series],
-  };
-}
-
-function draw(id, against, lines) {
-  const box = $(id);
-  const data = points(against, lines);
-  const look = `${against} ${colour("--ink")} ${box.clientWidth}`;
-  if (charts[id]?.look === look) {
-    charts[id].chart.setData(data);
-    return;
-  }
-  charts[id]?.chart.destroy();
-  const chart = new uPlot(chartOptions(box.clientWidth, against, lines), data, box);
-  charts[id] = { look, chart };
+// What changes with every exchange, and with the clock.
+function showPast() {
+  const now = Date.now() / 1000;
+  showExchanges($("exchanges"), exchanges, LISTED);
+  showFragments($("fragments"), exchanges, status?.trainer.swarm_step ?? null, now);
+  showPeers($("peers"), peers, exchanges);
+  drawAround($("around"), peers);
+  drawTimeline($("timeline"), exchanges, Number($("span").value), now);
 }
 
 function drawAll() {
-  draw("loss", $("against").value, [
+  draw($("loss"), samples, $("against").value, [
     ["loss", "training", "--one"],
     ["val_loss", "held-out", "--two"],
   ]);
-  draw("speed", "time", [["tokens_per_second", "tokens/s", "--one"]]);
+  draw($("speed"), samples, "time", [["tokens_per_second", "tokens/s", "--one"]]);
+  showIdle();
+  if (status) showSaved(status);
 }
 
-function whyNothing(error) {
-  if (!(error instanceof Refused)) return "the node does not answer: looking again";
-  return error.message || "not let in: `lowcomm-node web` prints a link";
-}
-
-async function look() {
-  try {
-    const asked = ["status", "peers", "rounds?limit=50"].map((path) => call(path));
-    const [now, peers, rounds] = await Promise.all(asked);
-    show(now);
-    showPeers(peers);
-    showExchanges(rounds);
-  } catch (error) {
-    text($("phase"), whyNothing(error));
+function addSamples(more) {
+  const last = samples.at(-1)?.time ?? 0;
+  samples.push(...more.filter((one) => one.time > last));
+  // Every second one of an open page's older half goes: the newest stay as they are.
+  if (samples.length > 2 * MOST_SAMPLES) {
+    samples = samples.filter((_, place) => place % 2 || place > MOST_SAMPLES);
   }
+}
+
+function addExchanges(more) {
+  const key = (one) => `${one.time} ${one.fragment} ${one.round}`;
+  const known = new Set(exchanges.map(key));
+  exchanges.push(...more.filter((one) => !known.has(key(one))));
+  exchanges.sort((a, b) => a.time - b.time);
+  exchanges.splice(0, exchanges.length - MOST_EXCHANGES);
 }
 
 async function lookBack() {
-  try {
-    samples = await call("samples?most=1000");
+  const since = Math.floor(samples.at(-1)?.time ?? -1) + 1;
+  const [told, past] = await Promise.all([
+    call(`samples?since=${since}&most=${MOST_SAMPLES}`),
+    call(`exchanges?limit=${MOST_EXCHANGES}`),
+  ]);
+  addSamples(told);
+  addExchanges(past);
+  drawAll();
+  showPast();
+}
+
+function heard(kind, data) {
+  $("line").hidden = true;
+  if (kind === "state") {
+    peers = data.peers;
+    show(data.status);
+    showPast();
+    document.body.dataset.states = Number(document.body.dataset.states ?? 0) + 1;
+  } else if (kind === "notice") {
+    if (data.event.startsWith("exchange.")) addExchanges([data]);
+  } else if (kind === "sample") {
+    addSamples([data]);
     drawAll();
-  } catch (error) {
-    if (!(error instanceof Refused || error instanceof TypeError)) throw error;
+  } else if (kind === "reset") {
+    lookBack().catch(trouble);
   }
 }
 
-async function repeat(work, every) {
-  for (;;) {
-    if (!document.hidden) await work();
-    await new Promise((done) => setTimeout(done, every));
+function whyNothing(error) {
+  if (error instanceof NotLetIn || error instanceof Refused) return error.message;
+  if (error instanceof Stranger) return "another program answers at the port of the node";
+  if (error instanceof TypeError || error.name === "AbortError") {
+    return "the node does not answer: what is shown is its last word, and the page looks again";
+  }
+  throw error;
+}
+
+function trouble(error) {
+  text($("line"), whyNothing(error));
+  $("line").hidden = false;
+}
+
+// Carry out what a person asked for; what the node refuses is told beside the button.
+async function ask(output, work) {
+  delete output.dataset.error;
+  try {
+    return await work();
+  } catch (error) {
+    output.dataset.error = whyNothing(error);
+    text(output, output.dataset.error);
+    return null;
   }
 }
 
 $("against").addEventListener("change", drawAll);
+$("span").addEventListener("change", showPast);
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
-addEventListener("resize", drawAll);
-document.addEventListener("visibilitychange", () => document.hidden || look());
+addEventListener("resize", () => {
+  drawAll();
+  showPast();
+});
 
 $("pause").addEventListener("click", async () => {
-  await call(status?.pause ? "resume" : "pause", {});
-  await look();
+  const length = $("pause-length").value;
+  const body = { seconds: length ? Number(length) : null };
+  try {
+    await (status?.pause ? call("resume", {}) : call("pause", body));
+  } catch (error) {
+    trouble(error);
+  }
 });
 $("finish").addEventListener("click", () => $("sure").showModal());
 $("sure").addEventListener("close", async () => {
-  if ($("sure").returnValue === "finish") await call("finish", {});
+  if ($("sure").returnValue === "finish") await call("finish", {}).catch(trouble);
 });
 $("limits").addEventListener("submit", async (event) => {
   event.preventDefault();
   const changes = Object.fromEntries([...new FormData(event.target)].filter(([, value]) => value));
-  delete $("limits-said").dataset.error;
-  try {
-    await call("limits", changes);
+  const limits = await ask($("limits-said"), () => call("limits", changes));
+  if (limits === null) return;
+  event.target.reset();
+  showLimits(limits);
+});
+$("hours").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  const hours = new FormData(event.target).get("hours");
+  if ((await ask($("hours-said"), () => call("schedule", { hours }))) !== null)
     event.target.reset();
-  } catch (error) {
-    $("limits-said").dataset.error = error.message;
-  }
-  await look();
+});
+$("export").addEventListener("submit", async (event) => {
+  event.preventDefault();
+  text($("exported"), "exporting …");
+  const to = new FormData(event.target).get("to");
+  const told = await ask($("exported"), () => call("export", { to }));
+  if (told === null) return;
+  const missing = told.missing ? ` (${told.missing})` : "";
+  text($("exported"), clean(`step ${told.step} is in ${told.path}${missing}`));
 });
 $("write").addEventListener("submit", async (event) => {
   event.preventDefault();
   const told = new FormData(event.target);
   text($("written"), "writing …");
-  try {
-    const seed = Math.floor(1e9 * Math.random());
-    const body = { prompt: told.get("prompt"), tokens: Number(told.get("tokens")), seed };
-    text($("written"), (await call("generate", body)).text);
-  } catch (error) {
-    text($("written"), error.message);
-  }
+  const seed = Math.floor(1e9 * Math.random());
+  const body = { prompt: told.get("prompt"), tokens: Number(told.get("tokens")), seed };
+  const found = await ask($("written"), () => call("generate", body));
+  if (found !== null) text($("written"), found.text);
 });
 
-await enter();
-repeat(look, EVERY);
-repeat(lookBack, SAMPLES_EVERY);
+try {
+  await enter();
+} catch (error) {
+  trouble(error);
+}
+follow(heard, trouble);

@@ -1,0 +1,182 @@
+// Rows of the page's tables. All text enters as text, never as markup.
+
+import { FORMATS, MISSING, clean, count, seconds, shortPeer, size, small } from "./formatting.js";
+
+function text(element, content) {
+  if (element.textContent !== content) element.textContent = content;
+}
+
+// A cell: content, class, and for a figure of `status` or `peers` its path and value.
+function cell(told) {
+  const { content, kind = "", figure, value } = typeof told === "string" ? { content: told } : told;
+  const box = document.createElement("td");
+  box.textContent = content;
+  box.className = kind;
+  if (figure) {
+    box.dataset.figure = figure;
+    box.dataset.value = JSON.stringify(value);
+  }
+  return box;
+}
+
+function row(cells) {
+  const line = document.createElement("tr");
+  line.append(...cells.map(cell));
+  return line;
+}
+
+function note(content, columns) {
+  const line = row([{ content, kind: "why" }]);
+  line.firstChild.colSpan = columns;
+  return line;
+}
+
+// Fill every element that names a figure of `told`, and keep its value beside the text.
+export function fill(told) {
+  for (const element of document.querySelectorAll("dd[data-figure]")) {
+    const path = element.dataset.figure.split(".");
+    const value = path.reduce((found, name) => found?.[name], told) ?? null;
+    element.dataset.value = JSON.stringify(value);
+    text(element, FORMATS[element.dataset.format](value));
+  }
+}
+
+function whyNot(peer) {
+  if (peer.left_out) return `left out: ${peer.held_against}`;
+  const told = [
+    peer.route ? "" : peer.route_reason,
+    peer.last_reason && `last: ${peer.last_reason}`,
+  ];
+  return told.filter(Boolean).join("; ");
+}
+
+// The distance that the last merge told: of a group it is that of all members.
+function distances(exchanges) {
+  const found = new Map();
+  for (const one of exchanges) {
+    if (one.worst_block !== null) one.partners.forEach((peer) => found.set(peer, one.worst_block));
+  }
+  return found;
+}
+
+const OF_A_PEER = [
+  ["phase", "clean"],
+  ["swarm_step", "count"],
+  ["tokens_per_second", "quantity"],
+  ["route", "clean"],
+  ["round_trip", "milliseconds"],
+  ["rate_up", "rate"],
+  ["rate_down", "rate"],
+  ["completed", "count"],
+  ["refused", "count"],
+  ["failed", "count"],
+];
+
+export function showPeers(box, peers, exchanges) {
+  const apart = distances(exchanges);
+  const lines = peers.flatMap((peer) => {
+    const figure = (name, format) => ({
+      content: FORMATS[format](peer[name]),
+      figure: `${peer.peer_id}.${name}`,
+      value: peer[name],
+    });
+    const cells = OF_A_PEER.map(([name, format]) => figure(name, format));
+    const score = { ...figure("score", "count"), kind: peer.left_out ? "bad" : "" };
+    const line = row([shortPeer(peer.peer_id), ...cells, small(apart.get(peer.peer_id)), score]);
+    const why = whyNot(peer);
+    return why ? [line, note(clean(why), 13)] : [line];
+  });
+  box.replaceChildren(...(lines.length ? lines : [note("no other peer is alive", 13)]));
+}
+
+function reasons(one) {
+  const told = one.reason ? [clean(one.reason)] : [];
+  for (const [peer, why] of Object.entries(one.left_out ?? {})) {
+    told.push(`without ${shortPeer(peer)}: ${clean(why)}`);
+  }
+  return told.join("; ");
+}
+
+export function showExchanges(box, exchanges, most) {
+  const kinds = { applied: "good", failed: "bad" };
+  const lines = exchanges
+    .slice(-most)
+    .toReversed()
+    .flatMap((one) => {
+      const line = row([
+        new Date(1000 * one.time).toLocaleTimeString(),
+        count(one.swarm_step),
+        count(one.fragment),
+        { content: clean(one.outcome), kind: kinds[one.outcome] ?? "" },
+        one.partners.map(shortPeer).join(" ") || MISSING,
+        size(one.bytes_sent),
+        size(one.bytes_received),
+        seconds(one.seconds),
+        ...["captured", "sent", "received"].map((name) => seconds(one.moments?.[name])),
+      ]);
+      const why = reasons(one);
+      return why ? [line, note(why, 11)] : [line];
+    });
+  box.replaceChildren(...(lines.length ? lines : [note("none yet", 11)]));
+}
+
+export function showFragments(box, exchanges, step, now) {
+  const merged = new Map();
+  const failed = new Map();
+  for (const one of exchanges) {
+    if (one.outcome === "applied") {
+      merged.set(one.fragment, one);
+      failed.set(one.fragment, 0);
+    } else failed.set(one.fragment, (failed.get(one.fragment) ?? 0) + 1);
+  }
+  const lines = [...failed.keys()]
+    .sort((a, b) => a - b)
+    .map((fragment) => {
+      const last = merged.get(fragment);
+      return row([
+        count(fragment),
+        last ? `${seconds(Math.max(0, now - last.time))} ago` : MISSING,
+        last && step !== null ? count(Math.max(0, step - last.swarm_step)) : MISSING,
+        last ? last.partners.map(shortPeer).join(" ") : MISSING,
+        last ? size(last.bytes_sent) : MISSING,
+        small(last?.worst_block),
+        count(failed.get(fragment)),
+      ]);
+    });
+  box.replaceChildren(...(lines.length ? lines : [note("none was exchanged yet", 7)]));
+}
+
+// What the trainer did since it started: steps, and what it waited for between them.
+export function showShares(box, trainer) {
+  const told = Object.entries(trainer.waited ?? {}).sort(([, a], [, b]) => b - a);
+  const all = (trainer.computing ?? 0) + told.reduce((sum, [, spent]) => sum + spent, 0);
+  const lines = all ? [["inner steps", trainer.computing], ...told] : [];
+  box.replaceChildren(
+    ...lines.map(([name, spent]) => {
+      const line = document.createElement("div");
+      const [title, value, bar] = ["dt", "dd", "dd"].map((kind) => document.createElement(kind));
+      const meter = document.createElement("meter");
+      title.textContent = clean(name);
+      value.textContent = `${FORMATS.share(spent / all)} (${seconds(spent)})`;
+      meter.value = spent / all;
+      meter.ariaLabel = `share of ${clean(name)}`;
+      bar.append(meter);
+      line.append(title, value, bar);
+      return line;
+    }),
+  );
+}
+
+export function showWarnings(box, list, warnings) {
+  box.hidden = !warnings.length;
+  const told = warnings.map(clean);
+  if (list.dataset.told === told.join("\n")) return;
+  list.dataset.told = told.join("\n");
+  list.replaceChildren(
+    ...told.map((warning) => {
+      const item = document.createElement("li");
+      item.textContent = warning;
+      return item;
+    }),
+  );
+}
