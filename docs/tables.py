@@ -24,6 +24,7 @@ from pydantic.fields import FieldInfo
 
 from lowcomm_node.libp2p import punching
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
+from lowcomm_node.planner.plan import Plan
 from lowcomm_node.state_transfer import donor
 from lowcomm_node.status.events import KINDS
 from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
@@ -71,6 +72,7 @@ RECORDS: dict[str, type] = {
     "traffic": Limits,
     "ping": Ping,
     "contribution": Contribution,
+    "plan": Plan,
 }
 """What ``--json`` prints, by the name of its table in docs/json.md."""
 HEADINGS: dict[type, str] = {

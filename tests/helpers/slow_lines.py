@@ -103,7 +103,7 @@ class View:
         return [(name, peers[name].swarm_step) for name in self.partners()]
 
     def furthest(self, but: str) -> int:
-        return max(step for name, step in self.training() if name != but)
+        return max((step for name, step in self.training() if name != but), default=0)
 
     def knows(self, peer: str) -> bool:
         return True

@@ -1,5 +1,6 @@
 """``init`` and ``create``: write a run specification, sign it, publish it."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,16 @@ import typer
 
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
 from lowcomm_node.cli.options import setting
+from lowcomm_node.cli.plan import (
+    PEERS,
+    STEP_SECONDS,
+    UP,
+    Down,
+    Latency,
+    Parameters,
+    Wishes,
+    run_of_parameters,
+)
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.logs import configure_logs
 
@@ -21,15 +32,34 @@ def register(app: typer.Typer) -> None:
 def init(
     file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("run.toml"),
     method: Annotated[
-        str, typer.Option(help="lowcomm, noloco, gossip, diloco, streaming-diloco or local.")
-    ] = "lowcomm",
+        str | None,
+        typer.Option(
+            help="lowcomm (the default), noloco, gossip, diloco, streaming-diloco or local."
+        ),
+    ] = None,
     optimizer: Annotated[
         str | None, typer.Option(help="Inner optimizer, adamw or muon, if not the method's.")
     ] = None,
     name: Annotated[
         str, typer.Option(help="Name of the run: a-z, 0-9, dots and dashes.")
     ] = "my-run",
-    steps: Annotated[int, typer.Option(help="Length of the run in swarm steps.", min=1)] = 2000,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            help="Length of the run in swarm steps; default: 2000, with --parameters as many as "
+            "give 20 tokens a parameter.",
+            min=1,
+        ),
+    ] = None,
+    parameters: Parameters = None,
+    plan: Annotated[
+        bool, typer.Option("--plan", help="Take the best method and interval for a line.")
+    ] = False,
+    up: Annotated[str | None, UP] = None,
+    down: Down = None,
+    step_seconds: Annotated[float | None, STEP_SECONDS] = None,
+    peers: Annotated[int | None, PEERS] = None,
+    latency: Latency = 50.0,
     seed: Annotated[int, typer.Option(help="Seed of all randomness of the run.", min=0)] = 0,
     admission: Annotated[str, typer.Option(help="Who may join: open, invite or list.")] = "open",
     member: Annotated[
@@ -63,7 +93,9 @@ def init(
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
-    chosen = weights = None
+    if parameters is not None and from_ is not None:
+        raise ConfigError("--parameters and --from: open weights have a size of their own.")
+    chosen = weights = model = None
     if from_ is not None:
         from lowcomm_node.cli.new_run import open_weights, tokenizer_beside  # loads torch
 
@@ -73,24 +105,49 @@ def init(
         from lowcomm_node.cli.new_run import tokenizer_file  # loads numpy
 
         chosen = tokenizer_file(str(tokenizer))
-    text = write_template(
-        name,
-        method,
-        steps,
-        seed,
-        optimizer=optimizer,
-        admission=admission,
-        members=member or (),
-        tokenizer=chosen,
-        weights=weights,
-    )
+    if parameters is not None:
+        whole = run_of_parameters(parameters, peers)
+        model, steps = whole.model, steps or whole.run.steps
+    wishes = Wishes(up=up, down=down, step_seconds=step_seconds, peers=peers, latency=latency)
+
+    def written(
+        method: str,
+        optimizer: str | None,
+        changes: Mapping[str, object],
+        line: Mapping[str, object] | None,
+    ) -> str:
+        return write_template(
+            name,
+            method,
+            steps or 2000,
+            seed,
+            optimizer=optimizer,
+            admission=admission,
+            members=member or (),
+            tokenizer=chosen,
+            weights=weights,
+            model=model,
+            changes=changes,
+            plan=line,
+        )
+
+    text = written(method or "lowcomm", optimizer, {}, None)
+    told = ""
+    if plan:
+        from lowcomm_node.cli.new_run import planned  # loads torch
+
+        best = planned(parse_toml(text, str(file)), wishes, method, optimizer)
+        text = written(best.method, best.optimizer, best.settings, best.section)
+        told = f"{best.reason}\n"
+    elif wishes.any:
+        raise ConfigError("--up, --step-seconds and --peers are for --plan: give that, too.")
     spec = parse_toml(text, str(file))
     file.write_text(text)
     show(
         {"file": str(file), "name": spec.run.name, "method": spec.sync.method},
         json_,
-        f"{method}: {PRESETS[method].purpose}\n{file} written: edit it, then publish it with\n"
-        f"  lowcomm-node create {file} --peers ADDR",
+        f"{told}{spec.sync.method}: {PRESETS[spec.sync.method].purpose}\n{file} written: edit it, "
+        f"then publish it with\n  lowcomm-node create {file} --peers ADDR",
     )
 
 
@@ -113,6 +170,7 @@ def create(
     Example: lowcomm-node create run.toml --peers ADDRESS
     """
     from lowcomm_node.cli.new_run import (
+        check_line,
         check_size,
         how_to_join,
         keep_for_the_first_node,
@@ -128,7 +186,8 @@ def create(
     configure_logs(verbose - quiet - 1)
     settings = read_settings({"home": home, "peers": peers, "tokenizer": tokenizer}).settings
     try:
-        spec = parse_toml(file.read_text(), str(file), parameters_of)
+        text = file.read_text()
+        spec = parse_toml(text, str(file), parameters_of)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: {error}: write one with `lowcomm-node init`.") from None
     if tokenizer is not None and spec.data.tokenizer != "local":
@@ -137,7 +196,7 @@ def create(
             "the flag."
         )
     spec = name_layout(name_tokenizer(spec, settings.tokenizer))
-    warning = check_size(spec)
+    warnings = [check_size(spec), check_line(spec, text, str(file))]
     identity = load_or_create_identity(settings.paths.identity)
     run = sign_run(spec, identity)
     kept = run_async(publish_run(settings, identity, run))
@@ -156,5 +215,5 @@ def create(
         "steps)\n"
         f"{keeping_in_words(kept)}\n"
         f"join it with\n  {how_to_join(spec, settings.peers[0])}"
-        + (f"\nwarning: {warning}" if warning else ""),
+        + "".join(f"\nwarning: {warning}" for warning in warnings if warning),
     )

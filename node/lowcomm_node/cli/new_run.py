@@ -1,10 +1,14 @@
 """What `init` and `create` check of a new run, and what they tell its creator."""
 
+import tomllib
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
+from lowcomm_node.cli.plan import Wishes
 from lowcomm_node.data.tokenizer import (
     KEPT,
     Tokenizer,
@@ -42,6 +46,67 @@ def check_size(spec: RunSpec) -> str | None:
         'fp32, for consensus = 0. For a larger swarm set codec = "bf16" and consensus = 1.0, or '
         'method = "lowcomm".'
     )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What a plan chose for a run."""
+
+    method: str
+    optimizer: str
+    settings: Mapping[str, Any]
+    """Of ``[sync]`` that are not as the preset has them."""
+    section: Mapping[str, Any]
+    """``[plan]`` of the run.toml."""
+    reason: str
+
+
+def planned(spec: RunSpec, wishes: Wishes, method: str | None, optimizer: str | None) -> Planned:
+    """The best method for a line, or the best interval of ``method``. Raises ConfigError."""
+    from lowcomm_node.planner.declared import Declared, option, section_of  # loads torch
+    from lowcomm_node.planner.plan import OPTIMIZER, plan
+
+    up, step, peers = wishes.up, wishes.step_seconds, wishes.peers
+    if up is None or step is None or peers is None:
+        raise ConfigError(
+            "--plan needs --up, --step-seconds and --peers: what a peer's line sends, how long it "
+            "takes for an inner step, and how many are expected."
+        )
+    line = Declared(up=up, down=wishes.down, step_seconds=step, peers=peers, latency=wishes.latency)
+    train = spec.train.model_copy(update={"optimizer": optimizer or OPTIMIZER})
+    question = line.question(spec.model_copy(update={"train": train}), option)
+    told = plan(question, from_file=True)
+    best = next((one for one in told.choices if method in (None, one.method)), None)
+    if best is None:
+        raise ConfigError(
+            f"--method {method} can't be planned for {peers} peers: it does not exchange, or is "
+            "for fewer; leave --method away to get the best."
+        )
+    return Planned(
+        method=best.method,
+        optimizer=best.optimizer,
+        settings=best.settings,
+        section=section_of(question),
+        reason=told.reason
+        if best is told.best
+        else f"{best.method}: every {best.interval:.0f} "
+        "steps is the shortest interval that this line carries",
+    )
+
+
+def check_line(spec: RunSpec, text: str, source: str) -> str | None:
+    """A warning where the line that a run.toml declares does not carry the interval that is written
+    in it. Raises ConfigError."""
+    section = tomllib.loads(text).get("plan")
+    if section is None or spec.sync.group == 1:
+        return None
+    from lowcomm_node.planner.declared import question_in  # loads torch
+    from lowcomm_node.planner.plan import as_written
+    from lowcomm_node.planner.words import interval_in_words
+
+    why = interval_in_words(as_written(question_in(section, spec, source)))
+    remedy = "plan it anew with `lowcomm-node plan`, or remove [plan] if the line is another"
+    return f"{why}: {remedy}" if why else None
 
 
 def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:

@@ -85,6 +85,7 @@ def report(view: View) -> Status:
         trainer=_trainer(view),
         exchanges_running=running,
         exchanges=_count(history),
+        interval=exchanger.interval if exchanger else None,
         bytes_sent=history.bytes_sent + sum(one.bytes_sent for one in running),
         bytes_received=history.bytes_received + sum(one.bytes_received for one in running),
         limits=report_limits(view.allowance),

@@ -11,7 +11,7 @@ from typing import Any
 
 from lowcomm_node.ipc.messages import Tokenizing
 from lowcomm_node.swarm.watchdog import SwarmStatus
-from lowcomm_node.sync.records import ExchangeStatus
+from lowcomm_node.sync.records import ExchangeStatus, IntervalStatus
 from lowcomm_node.system.memory_watch import NodeMemory
 from lowcomm_node.system.priority import Priority
 from lowcomm_node.transport.records import RouteSpeed
@@ -233,6 +233,8 @@ class Status:
     """Exchanges under way."""
     exchanges: ExchangeCounts
     """What became of exchanges since the node started."""
+    interval: IntervalStatus | None = None
+    """How often a fragment is exchanged; null while this node does not exchange."""
     bytes_sent: int
     """Bytes of contents sent since the node started."""
     bytes_received: int

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.status.model import Limits, Status, SwarmStatus
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.records import ExchangeEnded, IntervalStatus
 from lowcomm_node.system.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
 from lowcomm_node.system.priority import EVERYBODY, Priority
 from lowcomm_node.system.units import write_rate
@@ -53,6 +53,8 @@ def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> Renderab
     for amendment in status.run.amendments if status.run else ():
         state = "in force" if amendment.in_force else "to come"
         rows.add_row("amended", Text(clean(f"{amendment.text} ({state})")))
+    if status.interval is not None and status.interval.cause is not None:
+        rows.add_row("interval", Text(interval_text(status.interval), "yellow"))
     if status.limits.max_up or status.limits.max_down:
         rows.add_row("limits", _line(limits_text(status.limits)))
     for index in range(ROUNDS):
@@ -241,6 +243,13 @@ def limits_text(limits: Limits) -> str:
     up = f"↑ {write_rate(limits.up)} of {write_rate(limits.max_up)}"
     down = f"↓ {write_rate(limits.down)} of {write_rate(limits.max_down)}"
     return f"{up}   {down}   {limits.peers} of {limits.max_peers} peers"
+
+
+def interval_text(interval: IntervalStatus) -> str:
+    """How often a fragment is exchanged, and why no more often."""
+    effective = interval.effective
+    every = "" if effective is None else f"every {effective:.0f} steps, "
+    return clean(f"{every}written {interval.written}: {interval.reason}")
 
 
 def _refusals(counts: Mapping[str, int]) -> Text:

@@ -95,6 +95,11 @@ _COMMENTS = {
     "consensus": "pull towards the group (NoLoCo's gamma); 0 where all always meet",
     "merge": '"shift" keeps the steps done meanwhile, "mix" averages',
     "mix": 'share of the fast weights that "mix" keeps',
+    "up": "what the line of a peer sends; this section is for `create` alone and never signed",
+    "down": "what it receives",
+    "step_seconds": "of an inner step of a peer",
+    "peers": "how many are expected",
+    "latency": "milliseconds there and back between two peers",
 }
 
 
@@ -110,17 +115,22 @@ def write_template(
     members: Sequence[str] = (),
     tokenizer: TokenizerFile | None = None,
     weights: OpenWeights | None = None,
+    model: ModelSettings | None = None,
+    changes: Mapping[str, object] | None = None,
+    plan: Mapping[str, object] | None = None,
 ) -> str:
     """A complete, commented run.toml. The method chooses the inner optimizer unless one is named.
 
     ``tokenizer``: the file that all peers use in place of bytes; the model's vocabulary is as
-    large, unless ``weights`` say which model it is.
+    large, unless ``weights`` say which model it is. ``model``: if not the demo's. ``changes``: of
+    ``[sync]``, beside the preset. ``plan``: the line that the run is planned for.
 
     Raises ConfigError for an unknown method, SpecError for settings out of range.
     """
     if method not in PRESETS:
         raise ConfigError(f"--method {method} is {PRESETS.unknown(method)}.")
-    sync = {"method": method} | ({"interval": interval} if interval else {})
+    sync: dict[str, object] = {"method": method, **(changes or {})}
+    sync |= {"interval": interval} if interval else {}
     train: dict[str, object] = {"optimizer": optimizer} if optimizer else {}
     if weights and optimizer in (None, FINE_TUNING["optimizer"]):
         train = dict(FINE_TUNING)
@@ -140,7 +150,7 @@ def write_template(
         "run": run,
         "model": _model(weights.model)
         if weights
-        else _model(spec.model) | ({"vocab": tokenizer.vocab} if tokenizer else {}),
+        else _model(model or spec.model) | ({"vocab": tokenizer.vocab} if tokenizer else {}),
         "data": DataSettings().model_dump() | _file_of(tokenizer),
         "train": spec.train.model_dump(),
         "sync": spec.sync.model_dump(),
@@ -154,6 +164,8 @@ def write_template(
         document.add(title, _table(values, comments))
     if weights:
         document.add("start", _start(weights.start))
+    if plan:
+        document.add("plan", _table(plan, _COMMENTS))
     return tomlkit.dumps(document)
 
 

@@ -19,7 +19,8 @@ from lowcomm_node.supervision.process import Trainer
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.driver import ABANDON_DEADLINE, ExchangeDriver, Station, answer_in_time
 from lowcomm_node.sync.history import History
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.interval import Circumstances, interval_of
+from lowcomm_node.sync.records import ExchangeEnded, IntervalStatus
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
 from lowcomm_node.transport.bandwidth import Bandwidth
@@ -302,6 +303,22 @@ class Exchanger:
     def hindrance(self) -> str | None:
         """Why no exchange can begin within the limits of our owner; None if one can."""
         return self.peer.hindrance(monotonic())
+
+    @property
+    def interval(self) -> IntervalStatus | None:
+        """How often a fragment is exchanged, and why no more often; None while we do not
+        exchange."""
+        peer = self.peer
+        if peer.kind is None or not peer.open:
+            return None
+        around = Circumstances(
+            written=peer.spec.sync.interval,
+            fragments=max(1, len(peer.position.schedule)),
+            hindrance=self.hindrance,
+            line_seconds=peer.budget.lines.usual(monotonic()),
+            step_seconds=peer.budget.step_seconds,
+        )
+        return interval_of(self.history.rounds, peer.position.swarm_step, around)
 
     def standing(self, peer: str) -> dict[str, Any]:
         """What ``peers`` shows of how we judge a peer."""

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import ClassVar
 
 from lowcomm_node.system.events import Event
@@ -28,6 +29,31 @@ class ExchangeStatus:
     """Bytes that both directions will carry, as far as that is known."""
     seconds: float
     """Seconds since it began."""
+
+
+class IntervalCause(StrEnum):
+    """What makes exchanges rarer than the run says."""
+
+    LINE = "line"
+    PARTNER = "partner"
+    BUDGET = "budget"
+    FAILED = "failed"
+    EXCHANGE = "exchange"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalStatus:
+    """How often a fragment is exchanged."""
+
+    written: int
+    """Swarm steps between two exchanges of a fragment, as the run says."""
+    effective: float | None = None
+    """The same as the last exchanges went; null until three were applied."""
+    cause: IntervalCause | None = None
+    """What makes it longer: the line, that partners are missing, the owner's budget, failed
+    exchanges, or how long an exchange takes; null where nothing does."""
+    reason: str = ""
+    """The same in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

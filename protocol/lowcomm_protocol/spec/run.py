@@ -55,6 +55,8 @@ MAX_SPEC_BYTES = 24 * 1024
 MAX_STEP_TOKENS = 1024 * 1024
 """Tokens of one inner step (``batch * context``) in a new run: all of them lie in a peer's memory
 at once."""
+PLAN = "plan"
+"""Section of a run.toml that is its creator's alone: the line that the run was planned for."""
 _PURPOSE = "run specification"
 
 
@@ -198,6 +200,7 @@ def parse_toml(
         raise SpecError(
             f"{source}: a number is too long or a list too deep: nothing in a run needs that."
         ) from None
+    data.pop(PLAN, None)
     _check_version(data, source)
     spec = _validate(_with_fragments(data, source, parameters), source)
     check_new_run(spec, source)

@@ -171,6 +171,7 @@ COMMANDS += [
     "exchanges",
     "logs",
     "web",
+    "plan",
     "checkpoint",
 ]
 
@@ -332,6 +333,12 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: 
         ("remove 12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c", 78, "has created no run"),
         ("init {tmp}/run.toml --admission lst", 78, "Input should be 'open', 'invite' or 'list'"),
         ("init {tmp}/run.toml --admission list", 78, "needs members"),
+        ("plan --up 20Mbit --step-seconds 1 --peers 4", 78, "--parameters"),
+        ("plan --up 20 --step-seconds 1 --peers 4 --parameters 1B", 78, "--up 20: 20 of what?"),
+        ("plan --up none --step-seconds 1 --peers 4 --parameters 1B", 78, "name its rate"),
+        ("plan --up 1Mbit --step-seconds 1 --peers 4 --parameters 1G", 78, "such as 10M"),
+        ("plan --up 1Mbit --step-seconds 0 --peers 4 --parameters 1B", 78, "--step-seconds 0"),
+        ("plan --up 1Mbit --step-seconds 1 --peers 4 {tmp}/no.toml", 78, "lowcomm-node init"),
         ("checkpoint ls", 78, "holds no checkpoints"),
         ("checkpoint export {tmp}/new", 78, "holds no checkpoints"),
         ("checkpoint publish {tmp}/none a/b", 78, "holds no export"),

@@ -282,6 +282,14 @@ def test_what_a_run_is_about_and_what_has_changed_of_it_is_shown() -> None:
     assert "\x1b[2J" not in shown
 
 
+def test_an_interval_is_shown_where_something_makes_it_longer() -> None:
+    told = {"written": 4, "effective": 9.2, "cause": None, "reason": ""}
+    assert "interval" not in text(node_box(TRAINING | {"interval": told}))
+    told |= {"cause": "line", "reason": "contents take 2.9 s"}
+    shown = text(node_box(TRAINING | {"interval": told}), 80)
+    assert "every 9 steps, written 4: contents take 2.9 s" in shown
+
+
 def test_refusals_are_shown_by_their_reason_once_there_are_any() -> None:
     assert "refused" not in text(node_box(TRAINING | {"refusals": {}}))
     shown = text(node_box(TRAINING | {"refusals": {"call.replayed": 2, "record.expired": 1}}))

@@ -49,6 +49,7 @@ KEYS: dict[type, str] = {
         exchanges exchanges.completed exchanges.refused exchanges.failed exchanges.no_partner
         exchanges.in_doubt exchanges.realigned exchanges.realigned_share exchanges.worst_block
         exchanges.since_applied
+        interval interval.written interval.effective interval.cause interval.reason
         limits limits.max_up limits.max_down limits.max_peers limits.up limits.down limits.peers
         limits.turned_away
         checkpoint checkpoint.step checkpoint.path""",

@@ -1,0 +1,162 @@
+"""What `lowcomm-node plan` predicts against what real nodes do over emulated lines. Needs root.
+
+    python benchmarks/planned.py [--lines 5 20 100] [--method lowcomm] [--seconds 80] [--again]
+
+Two nodes with a model of 10.8 million parameters, in the star of `slow_lines.py`, lines of so many
+Mbit/s both ways, 50 ms there and back; an inner step takes ``--step`` seconds. It is measured once
+every fragment has been merged ``SETTLED`` times: before that, modulo codecs do not know yet how far
+peers are apart. Told are, predicted and measured:
+
+    interval   steps between two merges of a fragment at a node
+    bytes      of contents that a node sends in one exchange, the mean
+    on line    seconds for which an exchange fills the line, the median of what receiving takes
+    merged     seconds from when it is due until it is merged, the median
+
+Writes each to benchmarks/results/planned.json as soon as it is measured, and skips what is there.
+"""
+
+import os
+import sys
+from pathlib import Path
+from statistics import mean, median
+from time import sleep, time
+from typing import Any
+
+import kit
+import slow_lines
+from namespaces import missing
+from residents import START, Server
+
+OUT = kit.RESULTS / "planned.json"
+PEERS = 2
+SETTLED = 4
+SPEC = """
+[run]
+name = "planned"
+steps = 1000000
+start_peers = 2
+[model]
+layers = 6
+width = 384
+heads = 6
+feed_forward = 1024
+context = 32
+[train]
+optimizer = "adamw"
+learning_rate = 3e-4
+warmup = 10
+schedule = "constant"
+batch = 1
+evaluate_every = 1000000
+[sync]
+method = "{method}"
+"""
+ROWS = {
+    "interval": "interval, steps",
+    "bytes": "bytes of an exchange",
+    "line": "seconds on the line",
+    "merged": "seconds until merged",
+}
+
+
+def main() -> int:
+    """Measure and print; 1 if a prediction of interval, bytes or line is off by over 15 %."""
+    parser = kit.parser(__doc__)
+    parser.add_argument("--lines", nargs="*", type=float, default=[5.0, 20.0, 100.0])
+    parser.add_argument("--method", default="lowcomm")
+    parser.add_argument("--seconds", type=float, default=80.0)
+    parser.add_argument("--step", type=float, default=0.5)
+    parser.add_argument("--again", action="store_true", help="measure what is known, too")
+    arguments = parser.parse_args()
+    if reason := missing():
+        sys.exit(f"no laboratory on this machine: {reason}")
+    print(f"{kit.loaded_machine()}; steps of {arguments.step} s", flush=True)
+    wrong = 0
+    for mbit in arguments.lines:
+        name = f"{mbit:g} Mbit/s, {arguments.method}"
+        found = None if arguments.again else kit.read(OUT).get(name)
+        if found is None:
+            measured = measure(mbit, arguments)
+            found = {"predicted": predict(mbit, arguments), "measured": measured}
+            kit.write(OUT, kit.read(OUT) | {name: found})
+        wrong += show(name, found)
+    return int(wrong > 0)
+
+
+def predict(mbit: float, arguments: Any) -> dict[str, float]:
+    """What the planner says."""
+    from lowcomm_node.planner.plan import as_written
+    from lowcomm_node.planner.question import Line, Question
+    from lowcomm_protocol.spec.run import parse_toml
+
+    rate = mbit * 1e6 / 8
+    line = Line(up=rate, down=rate, latency=4 * slow_lines.DELAY)
+    spec = parse_toml(SPEC.format(method=arguments.method))
+    asked = Question(spec=spec, line=line, step_seconds=arguments.step, peers=PEERS)
+    told = as_written(asked)
+    return {
+        "interval": told.interval,
+        "bytes": told.exchange.contents,
+        "line": told.exchange.line_seconds,
+        "merged": told.exchange.seconds,
+    }
+
+
+def measure(mbit: float, arguments: Any) -> dict[str, Any]:
+    """What two nodes do."""
+    os.environ["PYTHONPATH"] = str(Path(__file__).parent / "paced")
+    os.environ["STEP_SECONDS"] = str(arguments.step)
+    with slow_lines.star(mbit * 1e6, mbit * 1e6) as (lab, folder, homes):
+        run = folder / "run.toml"
+        run.write_text(SPEC.format(method=arguments.method))
+        host = lab.public("server")
+        server = Server(host, folder / "server", "--host", host.address, "--run", str(run))
+        address = server.address()
+        nodes = [
+            slow_lines.AsUsers(home, folder / home.name, address, "--nice", "0")
+            for home in homes[:PEERS]
+        ]
+        fragments = fragments_of(arguments.method)
+        for node in nodes:
+            node.until(lambda s: s["exchanges"]["completed"] >= SETTLED * fragments, "it", START)
+        began, first = time(), [slow_lines.steps_of(node) for node in nodes]
+        sleep(arguments.seconds)
+        lasted, last = time() - began, [slow_lines.steps_of(node) for node in nodes]
+        rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
+    steps = sum(b - a for a, b in zip(first, last, strict=True))
+    done = [one for node in rounds for one in node if one["outcome"] == "applied"]
+    return {
+        "interval": steps * fragments / len(done),
+        "bytes": mean(one["bytes_sent"] for one in done),
+        "line": median(one["stages"]["receive"] for one in done),
+        "merged": median(one["seconds"] for one in done),
+        "exchanges": len(done),
+        "others": sum(len(node) for node in rounds) - len(done),
+        "step": PEERS * lasted / steps,
+        "load": os.getloadavg()[0],
+    }
+
+
+def fragments_of(method: str) -> int:
+    """How many fragments a run of this method has."""
+    from lowcomm_protocol.spec.run import parse_toml
+
+    return parse_toml(SPEC.format(method=method)).sync.fragments
+
+
+def show(name: str, found: dict[str, Any]) -> int:
+    """Print one; how many of the three that count are off by more than 15 %."""
+    predicted, measured = found["predicted"], found["measured"]
+    print(
+        f"{name}: {measured['exchanges']} exchanges applied, {measured['others']} not; steps of "
+        f"{measured['step']:.2f} s, load {measured['load']:.1f}"
+    )
+    off = {key: measured[key] / predicted[key] - 1 for key in ROWS}
+    for key, words in ROWS.items():
+        print(f"  {words:22}{predicted[key]:12.4g}{measured[key]:12.4g}{off[key]:+9.1%}")
+    sys.stdout.flush()
+    return sum(abs(off[key]) > 0.15 for key in ("interval", "bytes", "line"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

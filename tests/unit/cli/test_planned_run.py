@@ -1,0 +1,93 @@
+"""A run that is planned for a line: what `plan` prints, `init` writes and `create` warns of."""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from lowcomm_node.cli import app, common
+from lowcomm_node.cli.new_run import check_line
+from lowcomm_node.errors import ConfigError
+from lowcomm_protocol.spec.run import parse_toml
+
+LINE = ["--up", "20Mbit", "--down", "50Mbit", "--step-seconds", "1", "--peers", "4"]
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    """Runs a command; what it printed."""
+    monkeypatch.setenv("LOWCOMM_HOME", str(tmp_path / "home"))
+
+    def run(*arguments: str) -> str:
+        monkeypatch.setattr(sys, "argv", ["lowcomm-node", *arguments])
+        code, told = common.run(app), capsys.readouterr()
+        assert code == 0, told.err
+        return told.out
+
+    return run
+
+
+def test_init_writes_the_best_of_the_plan_and_the_line_that_it_is_for(cli, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    cli("init", str(file), "--plan", "--parameters", "10M", *LINE)
+    told = json.loads(cli("plan", str(file), *LINE, "--json"))
+    best, spec = told["choices"][0], parse_toml(file.read_text())
+    assert (spec.sync.method, spec.sync.interval) == (best["method"], best["interval"])
+    assert told["as_written"]["interval"] == spec.sync.interval
+    assert tomllib.loads(file.read_text())["plan"] == {
+        "up": "20Mbit",
+        "down": "50Mbit",
+        "step_seconds": 1.0,
+        "peers": 4,
+        "latency": 50.0,
+    }
+
+
+def test_a_method_that_is_named_is_planned_alone(cli, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    cli("init", str(file), "--plan", "--method", "gossip", "--parameters", "30M", *LINE)
+    spec = parse_toml(file.read_text())
+    assert spec.sync.method == "gossip"
+    assert spec.sync.interval > 20
+
+
+def test_the_line_of_a_run_is_not_signed(cli, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    cli("init", str(file), "--plan", *LINE)
+    text = file.read_text()
+    assert parse_toml(text).run_id == parse_toml(text.partition("[plan]")[0]).run_id
+
+
+def test_create_warns_where_the_line_makes_an_interval_longer(cli, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    cli("init", str(file), "--plan", "--parameters", "10M", *LINE)
+    fitting = file.read_text()
+    assert check_line(parse_toml(fitting), fitting, "run.toml") is None
+    slower = fitting.replace('up = "20Mbit"', 'up = "1Mbit"')
+    assert "this line makes it every" in check_line(parse_toml(slower), slower, "run.toml")
+
+
+def test_a_run_that_names_no_line_is_not_warned_of(cli, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    cli("init", str(file))
+    assert check_line(parse_toml(file.read_text()), file.read_text(), "run.toml") is None
+
+
+@pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ('up = "20"', "lacks step_seconds, peers"),
+        ('up = "20"\nstep_seconds = 1\npeers = 4', "up = 20: 20 of what?"),
+        ('up = "1Mbit"\nstep_seconds = 0\npeers = 4', "step_seconds = 0: give 0.0001"),
+        ('up = "1Mbit"\nstep_seconds = 1\npeers = 1', "peers = 1: give 2 to 1024"),
+        ('up = "1Mbit"\nstep_seconds = 1\npeers = true', "peers = True"),
+        ('up = "1Mbit"\nrate = 1', "rate = 1: it has up, down"),
+    ],
+)
+def test_a_mistake_in_the_line_of_a_run_is_named(section: str, told: str) -> None:
+    text = f'[run]\nname = "a"\n[sync]\nmethod = "lowcomm"\n[plan]\n{section}\n'
+    with pytest.raises(ConfigError, match=r"run.toml: \[plan\]") as error:
+        check_line(parse_toml(text), text, "run.toml")
+    assert told in str(error.value)

@@ -1,0 +1,113 @@
+"""What a plan says of each method, which one it takes, and how far it goes beyond measurements."""
+
+from dataclasses import replace
+
+import pytest
+
+from lowcomm_node.planner import shares
+from lowcomm_node.planner.plan import Plan, as_written, plan, with_choice
+from lowcomm_node.planner.question import Line, Question, run_of
+from lowcomm_node.planner.words import interval_in_words, plan_in_words
+from lowcomm_node.status.wire import to_json
+from lowcomm_node.trainer.inner.micro_batch import Cut
+from lowcomm_node.trainer.memory import reckon
+from lowcomm_protocol.spec.run import RunSpec
+
+MBIT = 1e6 / 8
+
+
+def question(
+    parameters: int = 10**7, mbit: float = 20.0, step: float = 1.0, peers: int = 4
+) -> Question:
+    line = Line(up=mbit * MBIT, down=5 * mbit * MBIT, latency=0.05)
+    return Question(spec=run_of(parameters, peers), line=line, step_seconds=step, peers=peers)
+
+
+@pytest.fixture(scope="module")
+def told() -> Plan:
+    return plan(question(), from_file=False)
+
+
+def test_every_method_is_there_but_those_that_the_swarm_is_too_large_for(told: Plan) -> None:
+    methods = {choice.method for choice in told.choices}
+    assert methods == {"lowcomm", "noloco", "gossip", "diloco", "streaming-diloco"}
+    many = plan(question(peers=64), from_file=False)
+    assert "streaming-diloco" not in {choice.method for choice in many.choices}
+
+
+def test_each_fits_the_line_as_the_plan_would_write_it(told: Plan) -> None:
+    for choice in told.choices:
+        again = as_written(replace(question(), spec=with_choice(question().spec, choice)))
+        assert again.as_written, choice.method
+        assert again.exchange == choice.exchange
+
+
+def test_the_best_keeps_most_of_the_gain(told: Plan) -> None:
+    known = [one.share.share for one in told.choices if one.share and one.share.share is not None]
+    assert known == sorted(known, reverse=True)
+    assert told.best.share.share == known[0]
+
+
+def test_a_narrower_line_takes_a_longer_interval_and_keeps_less() -> None:
+    wide, narrow = (plan(question(mbit=mbit), from_file=False).best for mbit in (20.0, 2.0))
+    assert narrow.interval > wide.interval
+    assert narrow.share.share < wide.share.share
+
+
+def test_memory_is_what_a_node_reckons_before_it_trains(told: Plan) -> None:
+    spec = with_choice(question().spec, told.best)
+    assert told.best.memory.host_bytes == reckon(spec, gpu=False, cut=Cut(1, True)).host_bytes
+    assert told.best.memory.gpu_bytes == reckon(spec, gpu=True, cut=Cut(1, True)).device_bytes
+
+
+def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> None:
+    spec = RunSpec.model_validate(
+        {"run": {"name": "a"}, "model": run_of(10**7, 2).model, "sync": {"method": "lowcomm"}}
+    )
+    asked = replace(question(mbit=1.0, step=0.5), spec=spec)
+    written = plan(asked, from_file=True).as_written
+    assert written.written == 4
+    assert written.interval > 40
+    assert "this line makes it every" in interval_in_words(written)
+    wide = as_written(replace(asked, line=Line(up=1e9, down=1e9, latency=0.0), step_seconds=5.0))
+    assert interval_in_words(wide) is None
+
+
+def test_a_share_between_two_intervals_lies_between_theirs() -> None:
+    points = shares.points_of("streaming-diloco", "muon", 4)
+    left, right = points[0], points[1]
+    between = shares.estimate("streaming-diloco", "muon", 4, (left.interval + right.interval) / 2)
+    assert right.share < between.share < left.share
+    assert between.measured == (left, right)
+
+
+def test_no_share_is_told_beyond_the_longest_interval_that_was_measured() -> None:
+    longest = shares.points_of("streaming-diloco", "muon", 4)[-1]
+    found = shares.estimate("streaming-diloco", "muon", 4, 2.0 * longest.interval)
+    assert found.share is None
+    assert found.longest == longest.interval
+
+
+def test_a_plan_says_in_words_how_far_it_goes_beyond_what_was_measured() -> None:
+    said = plan(question(10**9, mbit=1.0, step=1.0, peers=16), from_file=False)
+    assert [one.partition(":")[0] for one in said.beyond] == [
+        "model",
+        "peers",
+        "interval",
+        "length",
+    ]
+    assert "nobody knows" in said.reason
+
+
+def test_it_is_read_without_a_terminal_in_80_columns() -> None:
+    for parameters in (10**6, 10**9):
+        text = plan_in_words(plan(question(parameters, mbit=1.0), from_file=False))
+        assert text.replace("\n", "").isprintable()
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_programs_get_the_same_as_a_record(told: Plan) -> None:
+    content = to_json(told)
+    assert content["choices"][0]["method"] == told.best.method
+    assert content["line"]["up"] == told.line.up
+    assert content["allreduce"]["hours"] > content["hours"]
