@@ -79,8 +79,8 @@ def planned(spec: RunSpec, wishes: Wishes, method: str | None, optimizer: str | 
     best = next((one for one in told.choices if method in (None, one.method)), None)
     if best is None:
         raise ConfigError(
-            f"--method {method} can't be planned for {peers} peers: it does not exchange, or is "
-            "for fewer; leave --method away to get the best."
+            f"--method {method} can't be planned for {peers} peers: it does not exchange, is "
+            "for fewer, or has the settings of a paper; leave --method away to get the best."
         )
     return Planned(
         method=best.method,

@@ -17,6 +17,8 @@ from lowcomm_protocol.spec.run import RunSpec
 
 OPTIMIZER = "muon"
 """That methods are compared with, unless a run has its own: all of them gain most by it."""
+OF_PAPERS = "-paper"
+"""Presets for comparison alone: their settings are those of papers, whatever the line."""
 TRIES = 8
 """Codec and fragments follow the interval, and it follows them."""
 NEAR = 1.15
@@ -169,7 +171,7 @@ def _hours(spec: RunSpec, seconds: float) -> float:
 def _choices(question: Question, from_file: bool) -> Iterator[Choice]:
     optimizer = question.spec.train.optimizer if from_file else OPTIMIZER
     for method, preset in PRESETS.items():
-        if preset.sync["group"] < 2:
+        if preset.sync["group"] < 2 or method.endswith(OF_PAPERS):
             continue
         spec = _with(question.spec, method, optimizer, {})
         if not spec.sync.realigns_among(question.peers):
