@@ -24,7 +24,10 @@ from pydantic.fields import FieldInfo
 
 from lowcomm_node.libp2p import punching
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
-from lowcomm_node.planner.plan import Plan
+from lowcomm_node.planner.declared import Declared, option
+from lowcomm_node.planner.plan import Plan, plan
+from lowcomm_node.planner.question import run_of
+from lowcomm_node.planner.words import plan_in_words
 from lowcomm_node.state_transfer import donor
 from lowcomm_node.status.events import KINDS
 from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
@@ -404,6 +407,15 @@ def drawn(mermaid: Callable[[], str]) -> Iterator[str]:
     yield f"\n```mermaid\n{mermaid()}```\n"
 
 
+def planned(parameters: int, line: Declared) -> Iterator[str]:
+    """What `plan` prints."""
+    told = plan(line.question(run_of(parameters, line.peers), option), from_file=False)
+    yield from ("```", plan_in_words(told), "```")
+
+
+NARROW = Declared(up="20Mbit", step_seconds=2.0, peers=8)
+LARGE = Declared(up="20Mbit", down="100Mbit", step_seconds=10.0, peers=16)
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "settings": settings,
     "architectures": architectures,
@@ -414,6 +426,8 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "events": events,
     "pair": partial(drawn, pair_table.mermaid),
     "group": partial(drawn, group_table.mermaid),
+    "plan-narrow": partial(planned, 10**8, NARROW),
+    "plan-large": partial(planned, 10**9, LARGE),
     **{name: partial(printed, kind) for name, kind in RECORDS.items()},
 }
 

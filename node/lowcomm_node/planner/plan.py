@@ -329,7 +329,7 @@ def _beyond(question: Question, parameters: int, best: Choice) -> Iterator[str]:
     if question.spec.run.steps > 2 * found.steps:
         yield (
             f"length: measured over {found.steps:,} steps, this run has "
-            f"{question.spec.run.steps:,}; longer runs bear longer intervals"
+            f"{question.spec.run.steps:,}, and what a longer one keeps is not known"
         )
 
 

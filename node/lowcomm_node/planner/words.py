@@ -16,7 +16,8 @@ _COLUMNS = "{:<17}{:>6}{:>10}{:>9}{:>13}{:>7}{:>8}{:>10}"
 
 def plan_in_words(told: Plan) -> str:
     """What a run costs on a line, by method, and what to take."""
-    return "\n".join([*_head(told), "", *_table(told), "", *_sentences(told)])
+    lines = [*_head(told), "", *_table(told), "", *_sentences(told)]
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def interval_in_words(choice: Choice) -> str | None:
