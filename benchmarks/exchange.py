@@ -92,6 +92,7 @@ def main() -> int:
     if arguments.counts:
         return count(arguments.only, size)
     rows: dict[str, Any] = {}
+    about = {"machine": kit.loaded_machine(), "bytes": size}
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder, ExitStack() as stack:
         beside = [] if arguments.alone else baselines(Path(folder), size, stack)
         for method in arguments.only:
@@ -101,12 +102,19 @@ def main() -> int:
                     for pair in (*pairs, *beside):
                         pair.run()
                 rows |= {pair.name: figures(pair.runs, pair.extra) for pair in pairs}
-        rows |= {pair.name: figures(pair.runs) for pair in beside}
-    about = {"machine": kit.loaded_machine(), "bytes": size}
-    results = kit.RESULTS / "exchange.json"
-    kit.write(results, kit.read(results) | {f"{size / MIB:g} MiB": {**about, "rows": rows}})
+            rows |= {pair.name: figures(pair.runs) for pair in beside}
+            keep(size, about, rows)
     show(rows, f"{about['machine']}; fragment of {size / MIB:g} MiB, {arguments.runs} runs")
     return 0
+
+
+def keep(size: int, about: dict[str, Any], rows: dict[str, Any]) -> None:
+    """Write what is measured so far: a run that is cut off loses one method, and goes on with
+    --only."""
+    results, name = kit.RESULTS / "exchange.json", f"{size / MIB:g} MiB"
+    known = kit.read(results)
+    before = known.get(name, {}).get("rows", {})
+    kit.write(results, known | {name: {**about, "rows": before | rows}})
 
 
 # The pairs

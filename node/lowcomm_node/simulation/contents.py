@@ -220,14 +220,14 @@ class GroupContents(Contents):
     def code(self) -> None:
         """See Contents."""
         capture = self.captured_group
-        out, start = bytearray(8 * capture.sent.numel() + 4096), 0
+        out, start = bytearray(8 * capture.numel + 4096), 0
         for owner, size in zip(capture.members, capture.encode(memoryview(out)), strict=True):
             self.shares[owner] = self.peer.altered(bytes(out[start : start + size]))
             start += size
 
     def _reduce(self, contributors: tuple[str, ...]) -> None:
         capture = self.captured_group
-        out = bytearray(8 * capture.sent.numel() + 4096)
+        out = bytearray(8 * capture.numel + 4096)
         size = capture.reduce(self.tokens(contributors), memoryview(out))
         self.mean = bytes(out[:size])
         self.tell(groups.Reduced(digest=sha256(self.mean).digest()))

@@ -1,9 +1,10 @@
 """The state of one exchange between capture and merge.
 
-In all kinds, ``sent`` ends as our contribution as the others decoded it, ``mean_of`` gives the mean
-of all, and ``ranges`` say where there is one. Vectors are flat, float32, in host memory. What
-follows from others, such as progress, is computed where it is needed and not kept: memory is what
-an exchange takes most of.
+In all kinds, ``sent_of`` gives our contribution as the others decoded it, ``mean_of`` the mean of
+all, and ``ranges`` say where there is one. Vectors are flat, float32, in host memory. What follows
+from others, such as progress, is computed where it is needed and not kept: memory is what an
+exchange takes most of. So a pair that can holds two vectors alone, the weights as captured and what
+came, which the new slow weights replace piece by piece.
 
 A kind of exchange has one entry in `CAPTURES`: a class that knows all that the trainer must know
 of it.
@@ -23,6 +24,7 @@ from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer.device.copies import Landing
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
+from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ImplausibleError
@@ -42,12 +44,14 @@ from lowcomm_protocol.exchange.plausible import (
     Directions,
     UsualNorm,
 )
-from lowcomm_protocol.exchange.repeats import Brought, Repeats
+from lowcomm_protocol.exchange.repeats import Brought, Repeats, Values
 from lowcomm_protocol.exchange.robust import robust_mean
 from lowcomm_protocol.spec.names import MAX_GROUP, Mean
 from lowcomm_protocol.spec.settings import SyncSettings
 
 Ranges = Sequence[tuple[int, int]]
+Contribute = Callable[[Tensor, Tensor, Tensor], object]
+"""Writes what slow and fast weights contribute into a vector, all of as many values."""
 AnyCoder = TypeVar("AnyCoder", bound=Coder | ShardCoder)
 FP32_BYTES = 4
 
@@ -76,7 +80,9 @@ class Capture(ABC, Generic[AnyCoder]):
     """``pull * phi`` is the part of a contribution that is no progress: ``consensus``, or 1 in a
     realignment."""
     sent: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Our contribution; once it is coded, as the others decode it."""
+    """Our contribution; once it is coded, as the others decode it. Empty where it is computed."""
+    compute: Contribute | None = None
+    """Computes our contribution where it is needed; None where ``sent`` is held."""
     realign: bool
     keep_momentum: bool = field(default=False, kw_only=True)
     """Whether a realignment leaves the outer momentum as it is."""
@@ -150,7 +156,21 @@ class Capture(ABC, Generic[AnyCoder]):
         square, cosine = square_and_cosine_apart(vector, theta, phi, self.pull, own)
         return square**0.5, cosine
 
-    def _compare(self, peer: str, steps: Tensor, ours: Tensor) -> None:
+    def sent_of(self, start: int, stop: int) -> Tensor:
+        """Our contribution as the others decode it, once it is coded; until the next is asked
+        for."""
+        return self.sent[start:stop]
+
+    @property
+    def recalls(self) -> bool:
+        """Whether it needs no ``sent``, where ``compute`` takes its place."""
+        return False
+
+    def used_up(self) -> Tensor | None:
+        """A vector of which nobody needs a value any more once ``mean_of`` has given its mean."""
+        return None
+
+    def _compare(self, peer: str, steps: Tensor, ours: Values) -> None:
         """Raises ImplausibleError if a peer resends its previous contribution."""
         brought = self.repeats.sample(self.received[peer], steps, ours)
         if self.repeats.repeats(peer, brought):
@@ -222,19 +242,53 @@ class PairCapture(Capture[Coder]):
 
     new_coder = staticmethod(coder)
     heavy = HEAVY_IN_PAIRS
-    _shares: Sequence[Tensor] = ()
+    _over: Sequence[str] = ()
     _weights: Sequence[float] = ()
     _piece: Tensor = field(default_factory=lambda: torch.empty(0))
+    _piece_of: tuple[int, int] = (0, 0)
+    """Whose values of ``sent_of`` there are."""
+    _mean: Tensor = field(default_factory=lambda: torch.empty(0))
     _own: Tensor = field(default_factory=lambda: torch.empty(0))
 
     def encode(self, out: memoryview) -> int:
         """Code the contribution into ``out``; bytes. Raises CodecError if it is not finite."""
-        # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
-        kept = self.scratch.take(self.numel).numpy()
         # The partner may have trained for longer.
         gain = self.gain * self.bound.growth
         self.coder.expect(self.phi.numpy(), self.theta.numpy(), gain)
+        # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
+        if self.compute is not None:
+            return self.coder.encode_from(self._fill, out)
+        kept = self.scratch.take(self.numel).numpy()
         return self.coder.encode(self.sent.numpy(), out, kept)
+
+    @property
+    def recalls(self) -> bool:
+        """See Capture."""
+        return self.coder.recalls
+
+    def _fill(self, start: int, out: Vector) -> None:
+        """Our contribution before it is coded, from ``start`` on."""
+        assert self.compute is not None
+        here = slice(start, start + out.size)
+        self.compute(self.phi[here], self.theta[here], torch.from_numpy(out))
+
+    def sent_of(self, start: int, stop: int) -> Tensor:
+        """See Capture."""
+        if self.compute is None:
+            return self.sent[start:stop]
+        if self._piece_of != (start, stop):
+            values = self._own_of(start, stop)
+            self.coder.recall(start, values)
+        return self._piece[: stop - start]
+
+    def _own_of(self, start: int, stop: int) -> Vector:
+        """Our contribution before it is coded, where ``sent_of`` will be."""
+        if self._piece.numel() < stop - start:
+            self._piece = torch.empty(stop - start)
+        self._piece_of = (start, stop)
+        values = self._piece[: stop - start].numpy()
+        self._fill(start, values)
+        return values
 
     def code(self, out: memoryview) -> tuple[int, ...]:
         """See Capture."""
@@ -265,7 +319,9 @@ class PairCapture(Capture[Coder]):
 
     def resend(self, blocks: bytes, out: memoryview) -> int:
         """See Capture."""
-        return self.coder.resend(blocks, self.sent.numpy(), out)
+        self._piece_of = (0, 0)  # blocks that go as bf16 now are others
+        sent = self.sent.numpy() if self.compute is None else None
+        return self.coder.resend(blocks, sent, out)
 
     def patch(self, peer: str, data: memoryview) -> None:
         """Take in the blocks that came again. Raises as ``receive`` does."""
@@ -282,28 +338,40 @@ class PairCapture(Capture[Coder]):
         self.bound.check(norm, "brings progress")
         if cosine is not None:
             self.directions.check(peer, cosine)
-        self._compare(peer, torch.from_numpy(self.coder.lattice_steps), self.sent)
+        self._compare(peer, torch.from_numpy(self.coder.lattice_steps), self.sent_of)
         self.norms[peer] = norm
 
     def pool(self, over: Mapping[str, int]) -> None:
         """Weigh these peers by tokens, in the order that all of them use."""
-        self._shares = [self.sent if peer == self.me else self.received[peer] for peer in over]
+        self._over = tuple(over)
         self._weights = token_weights(list(over.values()))
-        self.worst_block = worst_block_spread(self._shares)
+        self.worst_block = 0.0
         self.ranges = ((0, self.numel),)
 
     def mean_of(self, start: int, stop: int) -> Tensor:
         """See Capture."""
-        if self._piece.numel() < stop - start:
-            self._piece = torch.empty(stop - start)
-        shares = [one[start:stop] for one in self._shares]
-        return mean_contribution(shares, self._weights, self._piece[: stop - start])
+        if self.compute is not None:
+            own = self._own_of(start, stop)
+            for theirs in self.received.values():
+                self.coder.learn(start, own, theirs[start:stop].numpy())
+            self.coder.recall(start, own)
+        ours = self.sent_of(start, stop)
+        shares = [
+            ours if peer == self.me else self.received[peer][start:stop] for peer in self._over
+        ]
+        self.worst_block = max(self.worst_block, worst_block_spread(shares))
+        if self._mean.numel() < stop - start:
+            self._mean = torch.empty(stop - start)
+        return mean_contribution(shares, self._weights, self._mean[: stop - start])
+
+    def used_up(self) -> Tensor | None:
+        """See Capture."""
+        return next(iter(self.received.values()), None) if self.compute is not None else None
 
     def release(self) -> None:
         """See Capture."""
+        self.coder.settle()  # before what came is let go
         super().release()
-        self._shares = ()
-        self.coder.settle()
 
     def commit(self) -> None:
         """See Capture."""
@@ -315,7 +383,7 @@ class PairCapture(Capture[Coder]):
         if self._own.numel() < theta.numel():
             self._own = torch.empty(theta.numel())
         own = torch.sub(theta, self.phi[here], out=self._own[: theta.numel()])
-        return own, self.sent[here]
+        return own, self.sent_of(here.start, here.stop)
 
 
 @dataclass(kw_only=True)
@@ -381,7 +449,8 @@ class GroupCapture(Capture[ShardCoder]):
             self._shorten(vector, start)  # a majority outvotes it: no reason to lose a member
         if len(self.members) == 2:
             self.directions.check(peer, self._norm_and_cosine(vector, start)[1])
-        self._compare(peer, torch.zeros(-(-vector.numel() // BLOCK)), self.sent[start:stop])
+        steps = torch.zeros(-(-vector.numel() // BLOCK))
+        self._compare(peer, steps, lambda *part: self.sent[start:stop][slice(*part)])
 
     def _room_for(self, peer: str, size: int) -> Tensor:
         """Where a member's contribution to our shard goes: all of them are in one vector."""

@@ -319,9 +319,12 @@ class Replica:
             )
         capture.bound = replace(capture.bound, own=own)
         if capture.realign:
-            capture.sent = self.scratch.take(capture.numel).copy_(capture.theta)
-        else:
-            capture.sent = self.contribution(capture.phi, capture.theta)
+            capture.compute = _fast_weights
+        elif type(self).contribution is Replica.contribution:
+            capture.compute = partial(contribution, self._outer)
+        if not capture.recalls or capture.compute is None:
+            capture.sent = self._whole(capture)
+            capture.compute = None
 
     def _repeats(self, fragment: int, numel: int, realign: bool) -> Repeats:
         """What others brought last to these values; nothing is known if their number has
@@ -351,8 +354,13 @@ class Replica:
         holding = ((step, self.course.at(step)) for step in range(start, start + count))
         return sum(learning_rate(spec.train, step, spec.run.steps) for step, spec in holding)
 
+    def _whole(self, capture: Capture) -> Tensor:
+        if capture.realign:
+            return self.scratch.take(capture.numel).copy_(capture.theta)
+        return self.contribution(capture.phi, capture.theta)
+
     def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
-        """What we send of a fragment: a new vector."""
+        """What we send of a fragment: a new vector. Override it for a method of your own."""
         return contribution(self._outer, phi, theta, self.scratch.take(phi.numel()))
 
     def capture_of(self, fragment: int) -> Capture[Any]:
@@ -377,7 +385,7 @@ class Replica:
         and snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
-        before, phi = self.phi[fragment], self.slow(fragment)
+        before, phi = self.phi[fragment], self._new_slow(fragment, capture)
         delta = self.slow(fragment) if self.keeps_momentum else None
         if sum(stop - start for start, stop in capture.ranges) < capture.numel:
             copy_flat(before, phi)
@@ -385,6 +393,7 @@ class Replica:
                 copy_flat(self.delta[fragment], delta)
         for start, stop in _pieces(capture.ranges):
             here = slice(start, stop)
+            mean = capture.mean_of(start, stop)  # first: slow weights may take the place of others
             slow = phi[here]
             copy_flat(before[here], slow)
             if delta is None:
@@ -392,7 +401,6 @@ class Replica:
             else:
                 moved = delta[here]
                 copy_flat(self.delta[fragment][here], moved)
-            mean = capture.mean_of(start, stop)
             if capture.realign:
                 slow.copy_(mean)
                 if not capture.keep_momentum:
@@ -410,6 +418,11 @@ class Replica:
         capture.release()
         if self.copies is not None and self.merges_there:
             capture.landing = self.copies.to_device(phi, capture.theta)
+
+    def _new_slow(self, fragment: int, capture: Capture) -> Tensor:
+        """Where new slow weights go."""
+        used_up = capture.used_up() if self._slow is self.scratch else None
+        return self.slow(fragment) if used_up is None else used_up
 
     def outer_step(
         self,
@@ -487,6 +500,11 @@ class Replica:
     def momentum_digest(self, fragment: int) -> str:
         """The same of its outer momentum; empty where none is kept."""
         return _digest(self.delta[fragment]) if self.keeps_momentum else ""
+
+
+def _fast_weights(phi: Tensor, theta: Tensor, out: Tensor) -> None:
+    """What a realignment contributes."""
+    copy_flat(theta, out)
 
 
 def _pieces(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

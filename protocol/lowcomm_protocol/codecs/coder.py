@@ -11,11 +11,16 @@
     settle      nothing more comes or is asked for: the vectors are not needed any more
     commit      the exchange is applied: keeps what it taught; without it nothing has happened
 
-One fragment is in one exchange at a time, so a coder holds at most one exchange's scratch.
+One fragment is in one exchange at a time, so a coder holds at most one exchange's scratch. Where it
+``recalls``, none of our vectors has to be held between these calls: ``encode_from`` and all that
+follows compute our values again, piece by piece.
+
+    recall      our values -> what the others decode of them
+    learn       own and others' values of a piece, in place of what ``settle`` would look at
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +31,10 @@ from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
 State = Mapping[str, npt.NDArray[np.float32]]
+Fill = Callable[[int, Vector], object]
+"""Writes our values before coding into a vector, from so many on: the same at each call."""
+PIECE = 1 << 15
+"""Values that are computed again at once: they stay in the cache."""
 
 
 class Decoding(ABC):
@@ -107,6 +116,32 @@ class Coder:
             at += codec.send(part, out[at : at + codec.most_size(stop - start)])
             yield at
 
+    @property
+    def recalls(self) -> bool:
+        """Whether what others decode follows from our values alone, once they are coded."""
+        return (
+            self._codec.is_exact and isinstance(self._codec, FixedCodec) and self._codec.in_blocks
+        )
+
+    def encode_from(self, fill: Fill, out: memoryview) -> int:
+        """Code what ``fill`` gives, as ``encode`` would code it whole, and go on with it; bytes
+        written.
+
+        Only of a coder that ``recalls``. Raises `CodecError` if not finite.
+        """
+        room, at = room_for(self.numel), 0
+        for start, stop in pieces_of(self.numel, PIECE):
+            piece = room[: stop - start]
+            fill(start, piece)
+            at += self._codec.send(piece, out[at : at + self._codec.most_size(stop - start)])
+        return at
+
+    def recall(self, start: int, values: Vector) -> None:
+        """Turn our values from ``start`` on, where a block begins, into what the others decode."""
+
+    def learn(self, start: int, own: Vector, theirs: Vector) -> None:
+        """Both contributions from ``start`` on: ours before it was coded, and theirs."""
+
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """Decode into ``out``; a bitmap of the blocks that must be sent again, empty if there are
         none.
@@ -126,10 +161,11 @@ class Coder:
             return _BlockDecoding(codec, out)
         return _WholeDecoding(self, out)
 
-    def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
+    def resend(self, blocks: bytes, vector: Vector | None, out: memoryview) -> int:
         """Write the blocks of this bitmap again.
 
-        Returns the bytes written. ``vector`` is what ``encode`` left, and follows.
+        Returns the bytes written. ``vector`` is what ``encode`` left, and follows; None after
+        ``encode_from``.
         """
         raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
 
@@ -174,6 +210,11 @@ class Coder:
             raise CodecError(
                 f"{self._codec.name}: remembers nothing, but was given {', '.join(state)}"
             )
+
+
+def room_for(numel: int) -> Vector:
+    """Room for one piece of a vector of ``numel`` values."""
+    return np.empty(min(numel, PIECE), dtype=np.float32)
 
 
 class _WholeDecoding(Decoding):

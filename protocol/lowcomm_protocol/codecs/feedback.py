@@ -217,6 +217,11 @@ class FeedbackCoder(Coder):
         self._wanted = wanted
         self._sent = vector
 
+    @property
+    def recalls(self) -> bool:
+        """See Coder."""
+        return False  # what is sent has what was lost before in it
+
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """See Coder."""
         return self.inner.decode(data, out)
@@ -225,7 +230,7 @@ class FeedbackCoder(Coder):
         """See Coder."""
         return self.inner.decoding(out)
 
-    def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
+    def resend(self, blocks: bytes, vector: Vector | None, out: memoryview) -> int:
         """See Coder."""
         return self.inner.resend(blocks, vector, out)
 

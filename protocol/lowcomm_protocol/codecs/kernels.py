@@ -252,14 +252,22 @@ def scale_holds(bits: Any, largest: Any) -> bool:
 
 
 @part
-def bf16_out(value: Any, out: Any, at: Any) -> Any:
-    """Write a value as bf16, nearest even; the value that it stands for."""
+def bf16_of(value: Any) -> Any:
+    """The value of bf16 that is nearest, of two the even one."""
     raw = np.float32(value).view(np.uint32)
     raw = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) & np.uint32(
         0xFFFF0000
     )
-    out[at], out[at + 1] = (raw >> np.uint32(16)) & np.uint32(0xFF), raw >> np.uint32(24)
     return np.uint32(raw).view(np.float32)
+
+
+@part
+def bf16_out(value: Any, out: Any, at: Any) -> Any:
+    """Write a value as bf16; the value that it stands for."""
+    rounded = bf16_of(value)
+    raw = np.float32(rounded).view(np.uint32)
+    out[at], out[at + 1] = (raw >> np.uint32(16)) & np.uint32(0xFF), raw >> np.uint32(24)
+    return rounded
 
 
 @part

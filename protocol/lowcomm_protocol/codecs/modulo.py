@@ -47,7 +47,7 @@ import numpy as np
 import numpy.typing as npt
 
 from lowcomm_protocol.codecs.base import Vector
-from lowcomm_protocol.codecs.coder import Coder, Decoding, State
+from lowcomm_protocol.codecs.coder import PIECE, Coder, Decoding, Fill, State, room_for
 from lowcomm_protocol.codecs.modulo_kernels import (
     HEADER,
     MODULO_STEPS,
@@ -56,6 +56,7 @@ from lowcomm_protocol.codecs.modulo_kernels import (
     modulo_encode,
     modulo_patch,
     modulo_ranges,
+    modulo_recall,
     modulo_resend,
     modulo_total,
 )
@@ -91,6 +92,11 @@ class ModuloCoder(Coder):
         self._moved: Vector | None = None
         """How far the vector to be coded has moved, in each block."""
         self._own: Vector | None = None
+        """Our values, before they were coded, or else"""
+        self._fill: Fill | None = None
+        """what computes them again,"""
+        self._rooms: tuple[Vector, Vector] | None = None
+        """and where to, a piece at a time."""
         self._theirs: Vector | None = None
         self._learned: Vector | None = None
         """The ranges after this exchange, if it is applied."""
@@ -100,6 +106,8 @@ class ModuloCoder(Coder):
         self._codes: Flags = np.zeros(self._blocks, dtype=np.uint8)
         """Step codes of the blocks that came."""
         self._sent_codes: Flags = np.zeros(self._blocks, dtype=np.uint8)
+        self._plain: Flags = np.zeros(self._blocks, dtype=np.uint8)
+        """Blocks of ours that came again as bf16."""
 
     @property
     def max_size(self) -> int:
@@ -140,22 +148,59 @@ class ModuloCoder(Coder):
         piece: int | None = None,
     ) -> Iterator[int]:
         """See Coder."""
-        target = np.frombuffer(out, dtype=np.uint8)
-        if target.size < self.max_size or vector.size != self.numel:
-            raise CodecError(
-                f"{self.name}: {self.numel} values need a buffer of {self.max_size} bytes"
-            )
-        self._own = self._theirs = None
-        own = scratch_for(self.name, self.numel, scratch)
-        ranges = self._ranges if self._moved is None else np.maximum(self._ranges, self._moved)
-        wanted = ranges * np.float32(2.0 * MARGIN / (1 << self.bits))
-        at = 0
+        target, wanted = self._begin(out, vector.size)
+        own, at = scratch_for(self.name, self.numel, scratch), 0
         for start, stop in pieces_of(self.numel, piece):
             at += self._encode(start, vector[start:stop], wanted, own[start:stop], target[at:])
             if stop < self.numel:
                 yield at
         self._own = own
-        yield self._end(target, at, self._sent_hashes, np.zeros_like(self._bad))
+        yield self._end(target, at, self._sent_hashes, self._plain)
+
+    @property
+    def recalls(self) -> bool:
+        """See Coder."""
+        return True
+
+    def encode_from(self, fill: Fill, out: memoryview) -> int:
+        """See Coder."""
+        target, wanted = self._begin(out, self.numel)
+        room, own, at = room_for(self.numel), room_for(self.numel), 0
+        self._rooms = (room, own)
+        for start, stop in pieces_of(self.numel, PIECE):
+            piece = room[: stop - start]
+            fill(start, piece)
+            at += self._encode(start, piece, wanted, own[: piece.size], target[at:])
+        self._fill = fill
+        return self._end(target, at, self._sent_hashes, self._plain)
+
+    def recall(self, start: int, values: Vector) -> None:
+        """See Coder."""
+        here = self._blocks_of(start, start + values.size)
+        modulo_recall(values, self._sent_codes[here], self._plain[here])
+
+    def learn(self, start: int, own: Vector, theirs: Vector) -> None:
+        """See Coder."""
+        if self._learned is None:
+            self._learned = self._ranges.copy()
+        here = self._blocks_of(start, start + own.size)
+        modulo_ranges(own, theirs, DECAY, self._learned[here])
+
+    def _begin(self, out: memoryview, numel: int) -> tuple[Flags, Vector]:
+        """Where to code to, and the step that each block needs."""
+        target = np.frombuffer(out, dtype=np.uint8)
+        if target.size < self.max_size or numel != self.numel:
+            raise CodecError(
+                f"{self.name}: {self.numel} values need a buffer of {self.max_size} bytes"
+            )
+        self._drop()
+        self._learned = None
+        self._plain.fill(0)
+        ranges = self._ranges if self._moved is None else np.maximum(self._ranges, self._moved)
+        return target, ranges * np.float32(2.0 * MARGIN / (1 << self.bits))
+
+    def _blocks_of(self, start: int, stop: int) -> slice:
+        return slice(start // BLOCK, -(-stop // BLOCK))
 
     def _encode(self, start: int, vector: Vector, wanted: Vector, own: Vector, out: Flags) -> int:
         """Code a piece that begins with a block; its bytes."""
@@ -182,30 +227,31 @@ class ModuloCoder(Coder):
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """See Coder."""
-        own, coded = self._known(), np.frombuffer(data, dtype=np.uint8)
+        self._check_known()
+        coded = np.frombuffer(data, dtype=np.uint8)
         blocks, end = modulo_check(coded, 0, self.numel, self.bits, self._codes)
         if blocks != self._blocks or coded.size != end + TOTAL or out.size != self.numel:
             raise self._no_fragment(coded.size)
         self._theirs = out
-        self._decode(0, blocks, coded, own, out)
+        self._decode(0, blocks, coded, out)
         return self._wrapped(coded[end:])
 
     def decoding(self, out: Vector) -> Decoding:
         """See Coder."""
-        own = self._known()
+        self._check_known()
         if out.size != self.numel:
             raise self._no_fragment(0)
         self._theirs = out
-        return _ModuloDecoding(self, own, out)
+        return _ModuloDecoding(self, out)
 
-    def decode_blocks(self, first: int, data: Flags, own: Vector, out: Vector) -> tuple[int, int]:
+    def decode_blocks(self, first: int, data: Flags, out: Vector) -> tuple[int, int]:
         """Decode what ``data`` holds whole of the blocks from ``first`` on; their number and
         bytes."""
         blocks, size = modulo_check(data, first, self.numel, self.bits, self._codes)
         if blocks < 0:
             raise self._no_fragment(data.size)
         if blocks:
-            self._decode(first, blocks, data, own, out)
+            self._decode(first, blocks, data, out)
         return blocks, size
 
     def finish(self, end: Flags) -> bytes:
@@ -214,16 +260,24 @@ class ModuloCoder(Coder):
             raise self._no_fragment(end.size)
         return self._wrapped(end)
 
-    def _decode(self, first: int, blocks: int, data: Flags, own: Vector, out: Vector) -> None:
-        whole = min(first + blocks, self.numel // BLOCK)
-        values = slice(first * BLOCK, whole * BLOCK)
-        size = self._decode_blocks(first, whole, data, BLOCK, own[values], out[values])
-        if whole < first + blocks:
-            rest = self.numel % BLOCK
+    def _decode(self, first: int, blocks: int, data: Flags, out: Vector) -> None:
+        begin, at = first * BLOCK, 0
+        end = min(self.numel, begin + blocks * BLOCK)
+        for start, stop in pieces_of(end - begin, self._piece):
+            here = slice(begin + start, begin + stop)
+            at += self._decode_piece(here, data[at:], self._values(here), out[here])
+
+    def _decode_piece(self, here: slice, data: Flags, own: Vector, out: Vector) -> int:
+        """Decode a piece that begins with a block; its bytes."""
+        first, whole = here.start // BLOCK, own.size // BLOCK
+        size = self._decode_blocks(first, first + whole, data, BLOCK, own, out)
+        rest = own.size % BLOCK
+        if rest:
             padded, decoded = np.zeros((2, BLOCK), dtype=np.float32)
-            padded[:rest] = own[-rest:]
-            self._decode_blocks(whole, whole + 1, data[size:], rest, padded, decoded)
+            padded[:rest], last = own[-rest:], first + whole
+            size += self._decode_blocks(last, last + 1, data[size:], rest, padded, decoded)
             out[-rest:] = decoded[:rest]
+        return size
 
     def _decode_blocks(
         self, first: int, stop: int, data: Flags, count: int, own: Vector, out: Vector
@@ -252,15 +306,31 @@ class ModuloCoder(Coder):
             digits += min(2 * last, -(-last // 8) * self.bits)
         return count + digits + TOTAL, count + 2 * values + TOTAL
 
-    def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
+    def resend(self, blocks: bytes, vector: Vector | None, out: memoryview) -> int:
         """See Coder."""
-        own, flags = self._known(), self._flags(blocks)
+        self._check_known()
+        flags = self._flags(blocks)
         target, most = np.frombuffer(out, dtype=np.uint8), self.resent_sizes(blocks)[1]
         if target.size < most:
             raise CodecError(f"{self.name}: the blocks need a buffer of {most} bytes")
-        plain = np.zeros_like(flags)
-        size = modulo_resend(own, self._sent_codes, self.bits, flags, target, vector, plain)
-        return self._end(target, size, self._sent_hashes, plain)
+        self._plain.fill(0)
+        size = 0
+        for start, stop in pieces_of(self.numel, self._piece):
+            here = self._blocks_of(start, stop)
+            if flags[here].any():
+                left = self._left(vector, slice(start, stop))
+                own, codes = self._values(slice(start, stop)), self._sent_codes[here]
+                size += modulo_resend(
+                    own, codes, self.bits, flags[here], target[size:], left, self._plain[here]
+                )
+        return self._end(target, size, self._sent_hashes, self._plain)
+
+    def _left(self, vector: Vector | None, here: slice) -> Vector:
+        """What coding left of these values."""
+        if vector is not None:
+            return vector[here]
+        assert self._rooms is not None
+        return self._rooms[1][: here.stop - here.start]  # it is recalled where it is needed
 
     def patch(self, data: memoryview, out: Vector) -> None:
         """See Coder."""
@@ -278,11 +348,15 @@ class ModuloCoder(Coder):
 
     def settle(self) -> None:
         """See Coder."""
-        own = self._known()
-        self._learned = self._ranges.copy()
-        if self._theirs is not None:
-            modulo_ranges(own, self._theirs, DECAY, self._learned)
-        self._own = self._theirs = self._moved = None
+        self._check_known()
+        if self._learned is None and self._theirs is not None:
+            for start, stop in pieces_of(self.numel, self._piece):
+                here = slice(start, stop)
+                self.learn(start, self._values(here), self._theirs[here])
+        if self._learned is None:
+            self._learned = self._ranges.copy()
+        self._drop()
+        self._moved = None
 
     def commit(self) -> None:
         """See Coder."""
@@ -294,7 +368,8 @@ class ModuloCoder(Coder):
 
     def forget(self) -> None:
         """See Coder."""
-        self._own = self._theirs = self._learned = self._moved = None
+        self._drop()
+        self._learned = self._moved = None
 
     def state(self) -> State:
         """See Coder."""
@@ -316,12 +391,29 @@ class ModuloCoder(Coder):
         self._ranges = np.array(ranges, dtype=np.float32)
         self._taught = YOUNG if bool((ranges >= 0).all()) else 0
 
-    def _known(self) -> Vector:
-        if self._own is None:
+    def _drop(self) -> None:
+        """Hold no vector."""
+        self._own = self._theirs = self._fill = self._rooms = None
+
+    def _check_known(self) -> None:
+        if self._own is None and self._fill is None:
             raise CodecError(
                 f"{self.name}: encode first: others are decoded next to our own vector"
             )
-        return self._own
+
+    @property
+    def _piece(self) -> int | None:
+        """How many of our values there are at once; None for all."""
+        return PIECE if self._own is None else None
+
+    def _values(self, here: slice) -> Vector:
+        """Our values, before they were coded; of a piece, until the next is asked for."""
+        if self._own is not None:
+            return self._own[here]
+        assert self._fill is not None and self._rooms is not None
+        piece = self._rooms[0][: here.stop - here.start]
+        self._fill(here.start, piece)
+        return piece
 
     def _flags(self, blocks: bytes) -> Flags:
         if len(blocks) != -(-self._blocks // 8):
@@ -349,14 +441,14 @@ class ModuloCoder(Coder):
 
 
 class _ModuloDecoding(Decoding):
-    def __init__(self, one: ModuloCoder, own: Vector, out: Vector) -> None:
-        self._one, self._own, self._out = one, own, out
+    def __init__(self, one: ModuloCoder, out: Vector) -> None:
+        self._one, self._out = one, out
         self._blocks = self._at = 0
 
     def take(self, data: memoryview) -> int:
         """See Decoding."""
         came = np.frombuffer(data, dtype=np.uint8)[self._at :]
-        blocks, size = self._one.decode_blocks(self._blocks, came, self._own, self._out)
+        blocks, size = self._one.decode_blocks(self._blocks, came, self._out)
         self._blocks, self._at = self._blocks + blocks, self._at + size
         return min(self._one.numel, self._blocks * BLOCK)
 

@@ -13,7 +13,15 @@ from typing import Any
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, Vector
-from lowcomm_protocol.codecs.kernels import MAGNITUDE, bf16_in, bf16_out, kernel, nearest, part
+from lowcomm_protocol.codecs.kernels import (
+    MAGNITUDE,
+    bf16_in,
+    bf16_of,
+    bf16_out,
+    kernel,
+    nearest,
+    part,
+)
 from lowcomm_protocol.spec.names import BLOCK
 
 HEADER = 4
@@ -357,6 +365,22 @@ def modulo_resend(
                 decoded[i] = bf16_out(own[i], out, at)
                 at += 2
     return at
+
+
+@kernel
+def modulo_recall(vector: Vector, codes: Any, plain: Any) -> None:
+    """Turn our values into what the other end decodes: lattice points, or bf16 in ``plain``
+    blocks."""
+    for block in range(np.uint64(codes.size)):
+        start = block * np.uint64(BLOCK)
+        stop = min(np.uint64(vector.size), start + np.uint64(BLOCK))
+        if codes[block] == 0 or plain[block]:
+            for i in range(start, stop):
+                vector[i] = bf16_of(vector[i])
+        else:
+            step, inverse = MODULO_STEPS[codes[block]], INVERSES[codes[block]]
+            for i in range(start, stop):
+                vector[i] = np.float32(nearest(vector[i] * inverse)) * step
 
 
 @kernel

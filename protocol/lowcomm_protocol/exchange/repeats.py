@@ -16,6 +16,7 @@ This finds stuck weights, a checkpoint that is served for ever, and peers that s
 work. It does not find a stale contribution with added noise: that is a plausible lie.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,10 @@ REMEMBERED = 32
 """Peers whose last contribution is kept: 2 MiB of each fragment at most."""
 ROUNDING = 1e-3
 """Part of a step that values may be off."""
+
+
+Values = Callable[[int, int], Tensor]
+"""Gives the values ``[start, stop)`` of a vector, until others are asked for."""
 
 
 @dataclass(frozen=True)
@@ -53,16 +58,22 @@ class Repeats:
         self.numel = numel
         count = -(-numel // BLOCK)
         looked_at = min(SAMPLE, count)
-        self._blocks = torch.arange(looked_at) * count // looked_at
+        self._numbers = [place * count // looked_at for place in range(looked_at)]
+        self._blocks = torch.tensor(self._numbers, dtype=torch.long)
         self._places = (self._blocks[:, None] * BLOCK + torch.arange(BLOCK)).clamp(max=numel - 1)
         self._last: dict[str, Brought] = {}
 
-    def sample(self, contribution: Tensor, steps: Tensor, ours: Tensor) -> Brought:
+    def sample(self, contribution: Tensor, steps: Tensor, ours: Values) -> Brought:
         """What is kept of a contribution, float32 [numel].
 
-        ``steps``: of the lattice of each of its blocks, float32.
+        ``steps``: of the lattice of each of its blocks, float32. ``ours``: our own, piece by piece.
         """
-        return Brought(contribution[self._places], steps[self._blocks, None], ours[self._places])
+        beside = torch.empty_like(self._places, dtype=torch.float32)
+        for row, block in zip(beside, self._numbers, strict=True):
+            found = ours(block * BLOCK, min(self.numel, (block + 1) * BLOCK))
+            row[: found.numel()] = found
+            row[found.numel() :] = found[-1:]
+        return Brought(contribution[self._places], steps[self._blocks, None], beside)
 
     def repeats(self, peer: str, brought: Brought) -> bool:
         """Whether a peer brings what it brought when it was applied last."""

@@ -15,7 +15,7 @@ from lowcomm_node.trainer.memory import GROUP_VECTORS, KEPT_VECTORS, PAIR_VECTOR
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.run import RunSpec
 
-MODEL = {"vocab": 258, "context": 16, "width": 96, "heads": 2, "feed_forward": 256, "layers": 1}
+MODEL = {"vocab": 258, "context": 16, "width": 160, "heads": 2, "feed_forward": 480, "layers": 1}
 """Several times as large as the pieces in which an outer step is computed."""
 
 
