@@ -25,7 +25,11 @@ from lowcomm_node.transport.turns import Turns
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
-CHUNK_BYTES = 256 * 1024
+CHUNK_BYTES = 1024 * 1024
+"""The most that a receiver takes. Less costs more: in each chunk gRPC, the event loop and TLS begin
+anew."""
+EXPECTED_BYTES = 256 * 1024
+"""Of a chunk, for our limit on what comes in; a larger one is paid for afterwards."""
 MAX_REASON = 200
 """Characters of a reason to give up."""
 LEAST_CHUNK, FREE_CHUNKS = 1024, 64
@@ -211,7 +215,7 @@ class Link:
     def _expect(self, incoming: Incoming) -> None:
         self._incoming, self._announced = incoming, monotonic()
         self._paced = monotonic() + PACE_TIME * max(0.0, self._time_left())
-        self._arrival = Arrival(self._bandwidth.down, incoming.size, CHUNK_BYTES)
+        self._arrival = Arrival(self._bandwidth.down, incoming.size, EXPECTED_BYTES)
 
     def _take(self, chunk: pb.Chunk | ChunkFrame) -> Incoming | None:
         """Take in one chunk; its content if that is whole now."""

@@ -11,12 +11,11 @@ from lowcomm_node.errors import TrainerError
 from lowcomm_node.ipc.arena import Arena, create_file
 from lowcomm_node.ipc.digests import content_hash
 from lowcomm_node.ipc.messages import Again, Captured, Merged, Reduced, Shared
-from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 
-SIZE = 2 * CHUNK_BYTES + 77
-"""Bytes of a contribution in a pair: three chunks."""
+SIZE = 512 * 1024 + 77
+"""Bytes of a contribution in a pair: a few chunks."""
 REALIGN_SIZE = SIZE + 5
 
 
