@@ -69,7 +69,9 @@ class Counting:
         self._replaced: list[tuple[Any, str, Any]] = []
         self._lock = Lock()
         self._counts: Counter[str] = Counter()
+        self._lenders: list[Any] = []
         self._watch_torch()
+        self._watch_vectors()
         self._watch_kernels()
         self._watch_hashes()
         self._watch_frames()
@@ -102,6 +104,7 @@ class Counting:
             "hashed": self._counts["hashed"] / self._fragment,
             "python": peak / self._fragment,
             "wire": self._counts["wire"] / self._fragment,
+            "held": sum(one.made * one.bytes for one in self._lenders) / self._fragment,
         }
 
     # what is watched
@@ -145,6 +148,18 @@ class Counting:
         if func.name().startswith("aten::index"):
             tensors = made  # it reads as much as it writes
         self.add("touched", sum(one.nbytes for one in (*tensors, *made)))
+
+    def _watch_vectors(self) -> None:
+        """Vectors of fragments: those that were made once stay, whether they are held or free."""
+        from lowcomm_node.trainer.scratch import Scratch
+
+        made, lenders = Scratch.__init__, self._lenders
+
+        def remember(scratch: Scratch, *arguments: Any) -> None:
+            made(scratch, *arguments)
+            lenders.append(scratch)
+
+        self._set(Scratch, "__init__", remember)
 
     def _watch_kernels(self) -> None:
         def counted(kernel: Any) -> Any:

@@ -31,8 +31,11 @@ EVALUATION_TOKENS = 8_192
 PAIR_VECTORS, GROUP_VECTORS = 3, 4
 """Vectors of each fragment under way (capture.py): weights, what is sent and what came; in groups
 the mean, too."""
+RECALLING_VECTORS = 2
+"""The same of a pair that computes its contribution again: weights, and what came, in whose place
+new slow weights go."""
 KEPT_VECTORS = 1
-"""The same of coders that learn or owe: our contribution before it was coded, or its error."""
+"""The same of coders that owe: our contribution before it was coded, or its error."""
 PASSING_VECTORS = 1
 """Of the one fragment that is coded or averaged now."""
 AT_ONCE = 128 * MIB
@@ -216,16 +219,18 @@ def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:
     if kind is None:
         return 0
     fragment = largest_fragment(model, spec)
-    coding = coder(sync.codec, fragment) if sync.group == 2 else None
-    learns = sync.error_feedback or (coding is not None and bool(coding.state()))
-    vectors = (PAIR_VECTORS if sync.group == 2 else GROUP_VECTORS) + KEPT_VECTORS * learns
+    coding = coder(sync.codec, fragment, sync.error_feedback) if sync.group == 2 else None
+    recalls = coding is not None and coding.recalls
+    vectors = PAIR_VECTORS if sync.group == 2 else GROUP_VECTORS
+    vectors = RECALLING_VECTORS if recalls else vectors + KEPT_VECTORS * sync.error_feedback
     outcome = 0 if is_mapped(spec) else (2 if keeps_momentum(sync) else 1)
     # A slot holds the fragment in fp32, but of its pages only those are taken that were written.
     # Slow weights that may come apart are sent in fp32 then.
     slot = FLOAT * fragment if coding is None or sync.consensus == 0 else coding.max_size
     count = at_once(exchanges, sync.fragments, fragment)
-    each = FLOAT * fragment * (vectors + min(1, outcome)) + kind.slots * slot
-    passing = PASSING_VECTORS + max(0, outcome - 1)
+    replaced = 0 if recalls else min(1, outcome)
+    each = FLOAT * fragment * (vectors + replaced) + kind.slots * slot
+    passing = (0 if recalls else PASSING_VECTORS) + max(0, outcome - 1)
     debts = (1 if sync.group == 2 else 2) * model.parameters if sync.error_feedback else 0
     return count * each + FLOAT * (passing * fragment + debts)
 

@@ -33,6 +33,11 @@ class Scratch:
         """Vectors that were allocated so far."""
 
     @property
+    def bytes(self) -> int:
+        """Of each vector."""
+        return self._numel * np.dtype(np.float32).itemsize
+
+    @property
     def free(self) -> int:
         """Vectors that nobody holds."""
         return len(self._free)
