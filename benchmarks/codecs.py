@@ -77,7 +77,7 @@ def ready(name: str, values: np.ndarray) -> tuple[Coder, memoryview, memoryview]
 def works_of(name: str, values: np.ndarray) -> dict[str, Work]:
     """What is timed of one codec; ``memcpy`` stands beside it."""
     numel, (one, out, came) = values.size, ready(name, values)
-    vector, restored, copied = (values.copy() for _ in range(3))
+    vector, restored, copied, kept = (values.copy() for _ in range(4))
 
     def given() -> None:
         np.copyto(vector, values)
@@ -100,7 +100,7 @@ def works_of(name: str, values: np.ndarray) -> dict[str, Work]:
                 nothing,
                 lambda: fixed.encode(values, memoryview(bytearray(exact.nbytes))),
             ),
-            "group": (given, lambda: sharded.encode(vector, 0, bounds, room)),
+            "group": (given, lambda: sharded.encode(vector, 0, bounds, room, kept)),
         }
     return works
 
@@ -128,6 +128,7 @@ def main() -> None:
     """Measure, print, write."""
     parser = kit.parser(__doc__)
     parser.add_argument("--numel", type=int, default=10_000_000, help="values in the vector")
+    parser.add_argument("--only", nargs="*", choices=list(CODECS), default=list(CODECS))
     parser.add_argument("--repeats", type=int, default=7, help="timed calls; the median counts")
     parser.add_argument("--out", type=kit.Path, default=OUT, help="where the results go")
     arguments = parser.parse_args()
@@ -136,12 +137,13 @@ def main() -> None:
     student = rng.standard_t(3, arguments.numel).astype(np.float32)
     print(f"{'codec':8}{'bits':>6}{'memcpy':>8}" + "".join(f"{one:>14}" for one in COLUMNS))
     rows = {}
-    for name in CODECS:
+    for name in arguments.only:
         row = rows[name] = measure(name, values, student, arguments.repeats)
         shares = "".join(f"{row[one]:14.2f}" if one in row else f"{'':14}" for one in COLUMNS)
         print(f"{name:8}{row['bits_per_value']:6.2f}{row['memcpy_gb_s']:8.1f}{shares}", flush=True)
     about = {"machine": kit.loaded_machine(), "numel": values.size, "repeats": arguments.repeats}
-    kit.write(arguments.out, {**about, "codecs": rows})
+    known = kit.read(arguments.out).get("codecs", {})
+    kit.write(arguments.out, {**about, "codecs": known | rows})
     print(f"GB/s of memcpy, and shares of it. Written to {arguments.out}")
 
 

@@ -184,7 +184,8 @@ async def node(told: dict[str, Any]) -> AsyncIterator[Do]:
     from lowcomm_node.supervision.process import TrainerProcess
 
     folder = Path(told["folder"])
-    one = Node(told["name"], folder, run_of(told["method"], told["size"]), TrainerProcess())
+    trainer = TrainerProcess(niceness=0)  # what it is compared with does not step back either
+    one = Node(told["name"], folder, run_of(told["method"], told["size"]), trainer)
     try:
         say(await one.open())
         yield one.do
