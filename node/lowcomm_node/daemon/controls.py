@@ -150,7 +150,8 @@ class Controls:
             )
         if not node.supervisor.runs:
             raise TrainerError(
-                f"The model is not loaded now, for the node is {phase}: `status` tells why."
+                f"The model is not loaded now, for the node is {phase}: `lowcomm-node status` "
+                "tells why, and `lowcomm-node wait` when it trains again."
             )
         return await node.supervisor.trainer.generate(prompt, tokens, temperature, seed)
 
