@@ -56,14 +56,19 @@ class NodeCollector(Collector):
 def serve_metrics(look: Callable[[], Status], address: str) -> Listening:
     """Serve ``/metrics`` at ``HOST:PORT``. Raises PortInUse."""
     host, _, port = address.rpartition(":")
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector(look))
 
     async def answer(request: Request) -> Response:
-        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+        return tell_metrics(look)
 
     app = Starlette(routes=[Route("/metrics", answer)])
     return Listening(app, bind(host.strip("[]"), int(port), "--metrics"))
+
+
+def tell_metrics(look: Callable[[], Status]) -> Response:
+    """All metrics at this moment."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(NodeCollector(look))
+    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
 def _node(status: Status) -> Iterator[Metric]:

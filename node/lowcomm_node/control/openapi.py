@@ -53,7 +53,12 @@ def describe(release: str) -> dict[str, Any]:
         "get": _operation("The owner's limits on traffic.", told["limits"]),
         "post": _operation("Change them.", told["limits"], rates),
     }
-    paths[f"{ROOT}/events"] = {"get": _operation("Events as they happen, one a line.", {})}
+    paths[f"{ROOT}/events"] = {
+        "get": _operation(
+            "Events as they happen, one a line, or as server-sent events with numbers.", {}
+        )
+    }
+    paths[f"{ROOT}/metrics"] = {"get": _operation("Figures in the text form of Prometheus.", {})}
     for name, (text, taken) in WRITES.items():
         paths[f"{ROOT}/{name}"] = {"post": _operation(text, {"type": "object"}, taken)}
     return {

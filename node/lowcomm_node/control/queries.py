@@ -9,6 +9,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from lowcomm_node.journal.sample import Sample
 from lowcomm_node.state_transfer.records import Gathered
+from lowcomm_node.status.health import Health
 from lowcomm_node.status.model import Exported, Hours, PeerStatus, Ping, Status
 from lowcomm_node.sync.records import ExchangeEnded
 
@@ -40,6 +41,11 @@ class Query(Generic[T]):
 
 
 STATUS = Query(name="status", text="Everything about the node at this moment.", answer=Status)
+HEALTH = Query(
+    name="health",
+    text="Whether the node is well, and why: as `lowcomm-node healthy` judges.",
+    answer=Health,
+)
 PEERS = Query(name="peers", text="The peers that are alive.", answer=list[PeerStatus])
 ROUNDS = Query(
     name="rounds",
@@ -105,6 +111,7 @@ EXPORT = Query(
 )
 QUERIES: list[Query[Any]] = [
     STATUS,
+    HEALTH,
     PEERS,
     ROUNDS,
     SAMPLES,

@@ -3,7 +3,8 @@
 GET  /                       the page; /api/v1/openapi.json describes all that follows
 All below is under /api/v1:
 
-GET  /status, /peers, /limits
+GET  /status, /health, /peers, /limits
+GET  /metrics                for Prometheus, as `--metrics` serves them without a token
 GET  /rounds?limit=N         the last exchanges
 GET  /samples?since=T&most=N figures of the past, from the journal
 GET  /story?last=N           of the N-th last exchange
@@ -132,6 +133,7 @@ class ControlServer:
         others = [
             ("events", self._events, "GET"),
             ("openapi.json", self._openapi, "GET"),
+            ("metrics", self._metrics, "GET"),
             ("limits", self._limits, "GET"),
             ("limits", self._limits, "POST"),
             *((name, getattr(self, f"_{name}"), "POST") for name in WRITES),
@@ -208,6 +210,11 @@ class ControlServer:
 
     async def _openapi(self, request: Request) -> Response:
         return JSONResponse(describe(release()))
+
+    async def _metrics(self, request: Request) -> Response:
+        from lowcomm_node.control.metrics import tell_metrics  # few nodes need it
+
+        return tell_metrics(self._node.status)
 
     async def _link(self, request: Request) -> Response:
         return JSONResponse({"key": self._access.issue_link()})

@@ -20,6 +20,7 @@ from lowcomm_node.state_transfer.catch_up import state_form
 from lowcomm_node.state_transfer.gather import Gatherer
 from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.status.events import LimitsChanged, Notice
+from lowcomm_node.status.health import Health, judge_health
 from lowcomm_node.status.model import Exported, Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.sync.records import ExchangeEnded
@@ -47,6 +48,10 @@ class Controls:
     def status(self) -> Status:
         """Everything that ``status`` and the panel show."""
         return report(self._view())
+
+    def health(self) -> Health:
+        """Whether the node is well."""
+        return judge_health(self.status())
 
     def peers(self) -> list[PeerStatus]:
         """The peers that are alive, and how exchanges with them went."""
