@@ -1,26 +1,46 @@
 """Writes what `lowcomm-node plan` knows of methods: node/lowcomm_node/planner/measured.json, from
-the results of convergence.py.
+the results of shares.py and convergence.py.
 
     python benchmarks/measured_shares.py [--check]
 
-A test keeps it up to date. ``--check`` writes nothing, and is 1 if it is stale.
+Of several rows of one method, interval and number of peers the one that keeps most is taken. A test
+keeps it up to date. ``--check`` writes nothing, and is 1 if it is stale.
 """
 
 import json
 import sys
 from collections.abc import Iterator
+from statistics import mean
 from typing import Any
 
 import kit
-from convergence_jobs import ALLREDUCE, PARTS, SINGLE, Job
+from convergence_jobs import ALLREDUCE, PARTS, SINGLE
 from convergence_report import gained, measured, under_the_same
+
+from lowcomm_node.planner.volume import contents, fragment_sizes, members_of
+from lowcomm_node.trainer.memory import count_parameters
+from lowcomm_protocol.spec.presets import PRESETS
+from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.spec.settings import SyncSettings
+from lowcomm_protocol.spec.transformer import TransformerSettings
 
 OUT = kit.ROOT / "node" / "lowcomm_node" / "planner" / "measured.json"
 STEPS = 1000
 WHOLE = ("gossip", "diloco", "noloco", "lowcomm mod4, every 100")
 FROM_METHODS = {"muon": WHOLE, "adamw": (*WHOLE, "lowcomm mod4", "streaming-diloco q2")}
 """Rows of the part ``methods`` that are no worse in another part, by inner optimizer."""
-OF_AN_INTERVAL = ("interval", "min_steps")
+OF_AN_INTERVAL = ("interval", "min_steps", "fragments", "group", "method")
+PAIRS = {"fragments": 4, "overlap": 1, "group": 2, "outer": "noloco", "consensus": 1.0}
+GROUPS = {"fragments": 4, "overlap": 1, "group": 8, "outer": "nesterov", "consensus": 0.0}
+WAS: dict[str, dict[str, Any]] = {
+    "lowcomm": PAIRS
+    | {"interval": 4, "codec": "mod3", "outer_lr": 1.25, "momentum": 0.0}
+    | {"pattern": "strided", "pairing": "hypercube", "merge": "shift", "mix": 0.0},
+    "streaming-diloco": GROUPS
+    | {"interval": 4, "codec": "q2", "error_feedback": True, "outer_lr": 1.0, "momentum": 0.5}
+    | {"pattern": "strided", "merge": "mix", "mix": 0.25},
+}
+"""Presets as they were when convergence.py measured them: its rows name only what differs."""
 
 
 def main() -> int:
@@ -37,11 +57,13 @@ def main() -> int:
 
 def content() -> str:
     """The file."""
-    from lowcomm_node.trainer.memory import count_parameters
-    from lowcomm_protocol.spec.transformer import TransformerSettings
-
     parameters = count_parameters(TransformerSettings())
-    points = sorted(of_convergence(), key=lambda one: [str(one[key]) for key in ORDER])
+    best: dict[tuple[str, ...], dict[str, Any]] = {}
+    for one in [*of_shares(), *of_convergence()]:
+        name = tuple(str(one[key]) for key in ORDER)
+        if name not in best or mean(one["shares"]) > mean(best[name]["shares"]):
+            best[name] = one
+    points = [best[name] for name in sorted(best)]
     lines = ",\n".join(f"  {json.dumps(point)}" for point in points)
     head = f'{{\n "parameters": {parameters},\n "steps": {STEPS},\n "points": [\n'
     return f"{head}{lines}\n ]\n}}\n"
@@ -66,40 +88,76 @@ def of_convergence() -> Iterator[dict[str, Any]]:
             job = next(job for job in group if job.label == label)
             shares = gained(rows, label)
             if shares:
-                yield point(job, optimizer, peers, shares, list(row.values()))
+                sync = WAS.get(job.row.method, PRESETS[job.row.method].sync) | job.row.sync
+                yield point(job.row.method, sync, optimizer, peers, shares, list(row.values()))
+
+
+def of_shares() -> Iterator[dict[str, Any]]:
+    """Points of shares.py: a key names all settings; of all-reduce's rates the best on seed 0."""
+    runs: dict[tuple[str, int], dict[int, Any]] = {}
+    for key, result in kit.read(kit.RESULTS / "shares.json").items():
+        name, peers, steps, seed, settings = key.split("/", 4)
+        if int(steps) == STEPS:
+            row = name if name.startswith(BASELINES) else settings
+            runs.setdefault((row, int(peers)), {})[int(seed)] = result
+    alone = next((row for (name, _), row in runs.items() if name == BASELINES[0]), {})
+    for (settings, peers), row in runs.items():
+        rates = [
+            one
+            for (name, count), one in runs.items()
+            if name.startswith(BASELINES[1]) and count == peers and 0 in one
+        ]
+        if settings.startswith(BASELINES) or not rates:
+            continue
+        full = min(rates, key=lambda one: one[0]["loss"])
+        shares = [
+            (alone[seed]["loss"] - one["loss"]) / (alone[seed]["loss"] - full[seed]["loss"])
+            for seed, one in sorted(row.items())
+            if seed in alone and seed in full
+        ]
+        method, sync, train = json.loads(settings)
+        if shares and not train and sync.get("fragments") == FRAGMENTS:
+            yield point(method, sync, "muon", peers, shares, list(row.values()))
+
+
+NEWER = {"memory"}
+"""Settings that came after convergence.py had measured."""
+BASELINES = ("single", "all-reduce")
+FRAGMENTS = 4
 
 
 def point(
-    job: Job, optimizer: str, peers: int, shares: list[float], results: list[Any]
+    method: str,
+    sync: dict[str, Any],
+    optimizer: str,
+    peers: int,
+    shares: list[float],
+    results: list[Any],
 ) -> dict[str, Any]:
-    """One of the file: see ``planner/shares.py``."""
-    from lowcomm_protocol.spec.presets import PRESETS
-
-    preset = PRESETS[job.row.method].sync
-    interval = job.row.sync.get("interval", preset["interval"])
-    sync = {
+    """One of the file (``planner/shares.py``); ``sync``: all settings that may differ."""
+    preset = PRESETS[method].sync
+    # A setting that is newer than a row had its default then.
+    was = {name: SyncSettings.model_fields[name].default for name in NEWER & preset.keys()} | sync
+    changed = {
         name: value
-        for name, value in job.row.sync.items()
-        if name not in OF_AN_INTERVAL and value != preset.get(name, False)
+        for name, value in was.items()
+        if name not in OF_AN_INTERVAL
+        and value != preset.get(name, SyncSettings.model_fields[name].default)
     }
     return {
-        "method": job.row.method,
+        "method": method,
         "optimizer": optimizer,
         "peers": peers,
-        "interval": interval,
-        "sync": sync,
+        "interval": sync.get("interval", preset["interval"]),
+        "sync": changed,
         "shares": [round(share, 3) for share in shares],
-        "resent": round(max(1.0, resent(job, peers, results)), 3),
+        "resent": round(max(1.0, resent(method, sync, peers, results)), 3),
     }
 
 
-def resent(job: Job, peers: int, results: list[Any]) -> float:
+def resent(method: str, sync: dict[str, Any], peers: int, results: list[Any]) -> float:
     """Bytes that were sent for each that coding takes where no block wraps."""
-    from lowcomm_node.planner.volume import contents, fragment_sizes, members_of
-    from lowcomm_protocol.spec.run import RunSpec
-
-    sync = {"method": job.row.method} | job.row.sync
-    spec = RunSpec.model_validate({"run": {"name": "a"}, "sync": sync})
+    spec = RunSpec.model_validate({"run": {"name": "a"}, "sync": {"method": method} | sync})
     sizes, members = fragment_sizes(spec), members_of(spec.sync, peers)
     once = sum(contents(spec.sync, size, members) for size in sizes) / len(sizes)
     sent = sum(one["bytes_sent"] for one in results)

@@ -19,6 +19,8 @@ OPTIMIZER = "muon"
 """That methods are compared with, unless a run has its own: all of them gain most by it."""
 OF_PAPERS = "-paper"
 """Presets for comparison alone: their settings are those of papers, whatever the line."""
+FOLLOWING = ("method", "min_steps")
+"""Of ``[sync]``: what need not be written, as it follows from the rest."""
 TRIES = 8
 """Codec and fragments follow the interval, and it follows them."""
 NEAR = 1.15
@@ -235,11 +237,7 @@ def _choice(question: Question, spec: RunSpec, fits_line: bool) -> Choice:
     return Choice(
         method=sync.method,
         optimizer=spec.train.optimizer,
-        settings={
-            name: value
-            for name, value in sync.model_dump().items()
-            if name in preset and value != preset[name]
-        },
+        settings=_changed(spec),
         codec=sync.codec,
         fragments=sync.fragments,
         written=written,
@@ -256,6 +254,16 @@ def _choice(question: Question, spec: RunSpec, fits_line: bool) -> Choice:
         run_bytes=round(spec.run.steps / interval * sync.fragments * load.bytes),
         share=shares.estimate(sync.method, spec.train.optimizer, question.peers, interval),
     )
+
+
+def _changed(spec: RunSpec) -> dict[str, Any]:
+    """What of ``[sync]`` is not as the preset has it."""
+    preset = _with(spec, spec.sync.method, spec.train.optimizer, {}).sync.model_dump()
+    return {
+        name: value
+        for name, value in spec.sync.model_dump().items()
+        if name not in FOLLOWING and value != preset[name]
+    }
 
 
 def _memory(spec: RunSpec) -> Memory:
