@@ -17,6 +17,7 @@ Writes each to benchmarks/results/planned.json as soon as it is measured, and sk
 
 import os
 import sys
+from collections import Counter
 from pathlib import Path
 from statistics import mean, median
 from time import sleep, time
@@ -65,7 +66,7 @@ def main() -> int:
     parser.add_argument("--lines", nargs="*", type=float, default=[5.0, 20.0, 100.0])
     parser.add_argument("--method", default="lowcomm")
     parser.add_argument("--seconds", type=float, default=60.0)
-    parser.add_argument("--step", type=float, default=0.5)
+    parser.add_argument("--step", type=float, default=1.0)
     parser.add_argument("--again", action="store_true", help="measure what is known, too")
     arguments = parser.parse_args()
     if reason := missing():
@@ -125,7 +126,11 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
         rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
     steps = sum(b - a for a, b in zip(first, last, strict=True))
     done = [one for node in rounds for one in node if one["outcome"] == "applied"]
+    reasons = Counter(
+        slow_lines.plain(one["reason"]) for node in rounds for one in node if one not in done
+    )
     return {
+        "reasons": dict(reasons),
         "interval": steps * fragments / len(done),
         "bytes": mean(one["bytes_sent"] for one in done),
         "line": median(one["stages"]["receive"] for one in done),
@@ -147,6 +152,8 @@ def fragments_of(method: str) -> int:
 def show(name: str, found: dict[str, Any]) -> int:
     """Print one; how many of the three that count are off by more than 15 %."""
     predicted, measured = found["predicted"], found["measured"]
+    for reason, count in measured["reasons"].items():
+        print(f"    {count:4} {reason}")
     print(
         f"{name}: {measured['exchanges']} exchanges applied, {measured['others']} not; steps of "
         f"{measured['step']:.2f} s, load {measured['load']:.1f}"

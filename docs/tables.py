@@ -413,6 +413,30 @@ def planned(parameters: int, line: Declared) -> Iterator[str]:
     yield from ("```", plan_in_words(told), "```")
 
 
+def truth() -> Iterator[str]:
+    """What `plan` predicts beside what nodes did, as benchmarks/planned.py measured it."""
+    yield "| line, method | | predicted | measured | off by |"
+    yield "|---|---|---|---|---|"
+    if not PLANNED.exists():
+        yield "| not measured | | | | |"
+        return
+    for name, found in json.loads(PLANNED.read_text()).items():
+        for key, words in TRUTHS.items():
+            told, really = found["predicted"][key], found["measured"][key]
+            scale = 1e6 if key == "bytes" else 1.0
+            yield (
+                f"| {name} | {words} | {told / scale:.3g} | {really / scale:.3g} | "
+                f"{100 * (really / told - 1):+.0f} % |"
+            )
+
+
+PLANNED = DOCS.parent / "benchmarks" / "results" / "planned.json"
+TRUTHS = {
+    "interval": "interval, steps",
+    "bytes": "MB of an exchange",
+    "line": "seconds on the line",
+    "merged": "seconds until it is merged",
+}
 NARROW = Declared(up="20Mbit", step_seconds=2.0, peers=8)
 LARGE = Declared(up="20Mbit", down="100Mbit", step_seconds=10.0, peers=16)
 
@@ -428,6 +452,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "group": partial(drawn, group_table.mermaid),
     "plan-narrow": partial(planned, 10**8, NARROW),
     "plan-large": partial(planned, 10**9, LARGE),
+    "plan-truth": truth,
     **{name: partial(printed, kind) for name, kind in RECORDS.items()},
 }
 

@@ -223,7 +223,10 @@ def _resent(question: Question, spec: RunSpec) -> float:
     near = shares.nearest_point(
         spec.sync.method, spec.train.optimizer, question.peers, spec.sync.interval
     )
-    return near.resent if near is not None else 1.0
+    if near is None:
+        return 1.0
+    # The less weights move between two exchanges, the fewer blocks wrap.
+    return 1 + (near.resent - 1) * min(1.0, spec.sync.interval / near.interval)
 
 
 def _choice(question: Question, spec: RunSpec, fits_line: bool) -> Choice:

@@ -111,3 +111,13 @@ def test_programs_get_the_same_as_a_record(told: Plan) -> None:
     assert content["choices"][0]["method"] == told.best.method
     assert content["line"]["up"] == told.line.up
     assert content["allreduce"]["hours"] > content["hours"]
+
+
+def test_blocks_are_sent_again_more_often_where_peers_meet_more_rarely() -> None:
+    def bytes_of(interval: int) -> int:
+        sync = {"method": "lowcomm", "interval": interval, "codec": "mod4"}
+        content = run_of(10**7, 4).model_dump() | {"sync": sync, "train": {"optimizer": "muon"}}
+        asked = replace(question(), spec=RunSpec.model_validate(content))
+        return as_written(asked).exchange.contents
+
+    assert bytes_of(4) < bytes_of(20) < bytes_of(52)
