@@ -75,6 +75,16 @@ class Journal:
                     break
         return found[::-1]
 
+    def each_exchange(self) -> Iterator[ExchangeEnded]:
+        """All exchanges that are kept, oldest first, one at a time."""
+        with self._reading() as database:
+            for time, content in database.execute(
+                "SELECT time, content FROM notices WHERE name LIKE 'exchange.%' ORDER BY id"
+            ):
+                event = _notice(time, content).event
+                if isinstance(event, ExchangeEnded):
+                    yield event
+
     def notices(self, after: int = 0, limit: int = MOST) -> list[Entry]:
         """Up to ``limit`` notices behind a number, oldest first."""
         rows = self._rows(
@@ -89,6 +99,17 @@ class Journal:
         rows = self._rows(
             "SELECT id, time, content FROM notices ORDER BY id DESC LIMIT ?", min(limit, MOST)
         )
+        return [Entry(number, _notice(time, content)) for number, time, content in rows[::-1]]
+
+    def last_notices_named(self, name: str, limit: int) -> list[Entry]:
+        """The last notices of one kind of event, newest last."""
+        with self._reading() as database:
+            rows = list(
+                database.execute(
+                    "SELECT id, time, content FROM notices WHERE name = ? ORDER BY id DESC LIMIT ?",
+                    (name, min(limit, MOST)),
+                )
+            )
         return [Entry(number, _notice(time, content)) for number, time, content in rows[::-1]]
 
     def samples(self, since: float = 0.0, most: int = MOST) -> list[Sample]:

@@ -170,6 +170,7 @@ COMMANDS += [
     "healthy",
     "exchanges",
     "logs",
+    "report",
     "web",
     "plan",
     "checkpoint",
