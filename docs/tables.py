@@ -10,7 +10,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from functools import partial
@@ -22,6 +22,10 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
+from lowcomm_node.catalogue.errors import ERRORS
+from lowcomm_node.catalogue.message import Message
+from lowcomm_node.catalogue.refusals import REFUSALS
+from lowcomm_node.catalogue.waits import HOLDS, PHASES
 from lowcomm_node.libp2p import punching
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
 from lowcomm_node.planner.declared import Declared, option
@@ -440,6 +444,14 @@ TRUTHS = {
 NARROW = Declared(up="20Mbit", step_seconds=2.0, peers=8)
 LARGE = Declared(up="20Mbit", down="100Mbit", step_seconds=10.0, peers=16)
 
+
+def messages(catalogue: Mapping[str, Message]) -> Iterator[str]:
+    """Codes with what they mean, and what to do."""
+    yield from ("| code | meaning | what to do |", "|---|---|---|")
+    for code, one in catalogue.items():
+        yield f"| `{code}` | {one.meaning} | {one.remedy} |"
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "settings": settings,
     "architectures": architectures,
@@ -448,6 +460,10 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "added": added,
     "limits": limits,
     "events": events,
+    "errors": partial(messages, ERRORS),
+    "refusals": partial(messages, REFUSALS),
+    "phases": partial(messages, PHASES),
+    "holds": partial(messages, HOLDS),
     "pair": partial(drawn, pair_table.mermaid),
     "group": partial(drawn, group_table.mermaid),
     "plan-narrow": partial(planned, 10**8, NARROW),

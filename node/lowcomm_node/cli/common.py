@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from lowcomm_node.catalogue.message import code_of
 from lowcomm_node.cli.options import setting
 from lowcomm_node.errors import NodeError
 from lowcomm_node.owner.sources import LoadedSettings, find_home, load_settings
@@ -70,7 +71,7 @@ def _run(app: typer.Typer) -> int:
     try:
         app()
     except LowcommError as error:
-        return _tell(str(error), exit_code(error))
+        return _tell(str(error), exit_code(error), code_of(type(error)))
     except ModuleNotFoundError as error:
         from lowcomm_node.libp2p.p2pd import find_p2pd
         from lowcomm_node.system.support import ONLY_ELSEWHERE, check_system
@@ -80,7 +81,7 @@ def _run(app: typer.Typer) -> int:
         try:
             check_system(find_p2pd)
         except NodeError as reason:
-            return _tell(str(reason), exit_code(reason))
+            return _tell(str(reason), exit_code(reason), code_of(type(reason)))
         raise
     except KeyboardInterrupt:
         return INTERRUPTED
@@ -88,22 +89,24 @@ def _run(app: typer.Typer) -> int:
         if error.filename is None:
             raise
         return _tell(
-            f"{error.filename}: {error.strerror}: name another path, or correct its permissions.", 1
+            f"{error.filename}: {error.strerror}: name another path, or correct its permissions.",
+            1,
+            "node-error",
         )
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     return 0
 
 
-def _tell(message: str, code: int) -> int:
+def _tell(message: str, status: int, code: str) -> int:
     """One line on stderr, and a JSON object where a program reads; for -v the traceback as well."""
     arguments = sys.argv[1:]
     if any(_VERBOSE.fullmatch(argument) for argument in arguments):
         traceback.print_exc()
     if "--json" in arguments:
-        print(json.dumps({"error": message, "exit_code": code}))
+        print(json.dumps({"error": message, "code": code, "exit_code": status}))
     print(f"error: {message}", file=sys.stderr)
-    return code
+    return status
 
 
 def exit_code(error: LowcommError) -> int:

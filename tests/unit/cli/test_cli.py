@@ -21,6 +21,7 @@ import typer
 import lowcomm_protocol.errors as protocol_errors
 from helpers.statuses import make_exchange, make_peer, make_status
 from lowcomm_node import errors as node_errors
+from lowcomm_node.catalogue.message import code_of
 from lowcomm_node.cli import app, common, members, watch
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning
@@ -257,7 +258,11 @@ def test_each_error_has_its_exit_code(
     ended = cli("status")
     assert (ended.code, ended.out, ended.err) == (code, "", "error: The thing is wrong: mend it.\n")
     ended = cli("status", "--json")
-    assert ended.json == {"error": "The thing is wrong: mend it.", "exit_code": code}
+    assert ended.json == {
+        "error": "The thing is wrong: mend it.",
+        "code": code_of(error),
+        "exit_code": code,
+    }
     assert ended.code == code
 
 

@@ -1,0 +1,99 @@
+"""Everything that stops a node has an entry in the catalogue, and no entry is of nothing."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import lowcomm_node
+import lowcomm_protocol
+from lowcomm_node.catalogue.errors import ERRORS
+from lowcomm_node.catalogue.message import code_of
+from lowcomm_node.catalogue.refusals import REFUSALS
+from lowcomm_node.catalogue.waits import HOLDS, PHASES
+from lowcomm_node.owner.rules import Rule
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.refusals import Reason
+
+ROOTS = [Path(package.__file__).parent for package in (lowcomm_node, lowcomm_protocol)]
+FALLBACK = {"starting"}
+"""The phase before the first that a node enters."""
+
+
+def trees() -> Iterator[ast.Module]:
+    for root in ROOTS:
+        for path in root.rglob("*.py"):
+            yield ast.parse(path.read_text(encoding="utf-8"))
+
+
+def error_classes() -> set[str]:
+    """Names of all classes that derive from LowcommError, wherever they stand."""
+    bases: dict[str, set[str]] = {}
+    for tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):  # two classes may have one name
+                of = {getattr(base, "id", getattr(base, "attr", "")) for base in node.bases}
+                bases.setdefault(node.name, set()).update(of)
+    found = {LowcommError.__name__}
+    while more := {name for name, of in bases.items() if of & found} - found:
+        found |= more
+    return found
+
+
+def phases_entered() -> set[str]:
+    """All phases that code names in ``enter("PHASE", ...)``, or in a variable ``phase``."""
+    found: set[str] = set()
+    for tree in trees():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "enter":
+                found |= {
+                    one.value
+                    for one in node.args[:1]
+                    if isinstance(one, ast.Constant) and isinstance(one.value, str)
+                }
+    return found
+
+
+def test_every_error_has_a_code_a_sentence_and_a_remedy():
+    codes = {code_of(type(name, (), {})) for name in error_classes()}
+    assert len(codes) > 25, "the search found too few"
+    assert codes == set(ERRORS)
+
+
+def test_every_reason_to_refuse_has_one():
+    assert {str(reason) for reason in Reason} == set(REFUSALS)
+
+
+def test_every_phase_and_every_rule_of_the_owner_has_one():
+    assert len(phases_entered()) > 5, "the search found too few"
+    assert phases_entered() | FALLBACK <= set(PHASES)
+    assert {str(rule) for rule in Rule} == set(HOLDS)
+
+
+def test_every_entry_is_a_sentence_with_a_remedy():
+    for catalogue in (ERRORS, REFUSALS, PHASES, HOLDS):
+        for code, one in catalogue.items():
+            assert one.meaning.endswith("."), code
+            assert one.remedy, code
+            assert "|" not in one.meaning + one.remedy, code
+
+
+def test_options_and_commands_that_remedies_name_exist():
+    import re
+
+    import typer
+
+    from lowcomm_node.cli import app
+
+    command = typer.main.get_command(app)
+    texts = " ".join(
+        one.remedy for each in (ERRORS, REFUSALS, PHASES, HOLDS) for one in each.values()
+    )
+    for name in set(re.findall(r"`lowcomm-node ([a-z]+)", texts)):
+        assert name in command.commands, name
+    options = {
+        option
+        for one in command.commands.values()
+        for parameter in one.params
+        for option in (*parameter.opts, *parameter.secondary_opts)
+    }
+    assert set(re.findall(r"`(--[a-z-]+)`", texts)) - {"--version"} <= options
