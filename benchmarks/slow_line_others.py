@@ -3,8 +3,8 @@ somebody else's means.
 
     ddp        gradients are averaged after every step, in fp32, by gloo's all-reduce: what
                DistributedDataParallel does
-    hivemind   hivemind's Optimizer with local updates and delayed averaging: every ``EPOCH`` steps
-               all average parameters beside training, in float16
+    hivemind   hivemind's Optimizer with local updates and delayed averaging: all average parameters
+               beside training, in float16, as often as the line carries that
 
 Started in a namespace, with what it must know as JSON in its only argument. It prints a line of
 JSON for each thing to tell: ``ready``, and then ``steps`` and ``loss``.
@@ -27,12 +27,8 @@ from lowcomm_node.simulation import Replica
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_protocol.spec.run import parse_toml
 
-EPOCH = 16
-"""Inner steps of each peer between two averagings of hivemind."""
-EVALUATE = 30.0
-"""Seconds between two looks at held-out text."""
-WINDOWS = 256
-"""Of held-out text, for each look."""
+WINDOWS = 64
+"""Of held-out text, for each look; as in `paced/`."""
 
 Step = Callable[[Tensor], None]
 """What follows the gradients of a step, given its loss."""
@@ -48,21 +44,21 @@ def main() -> None:
     after = {"ddp": ddp, "hivemind": hivemind}[told["role"]](replica, told)
     look(replica)
     say(ready=True)
-    looked = monotonic()
+    looked = began = monotonic()
     while True:
-        ends = monotonic() + told["step"]
         tokens, targets = replica.stream.next_batch()
         loss = replica.loss(tokens, targets)
         loss.backward()
         nn.utils.clip_grad_norm_(replica.model.parameters(), spec.train.clip)
-        sleep(max(0.0, ends - monotonic()))
+        sleep(max(0.0, began + told["step"] - monotonic()))
         after(loss)
         replica.steps += 1
         replica.clock.tick()
         say(steps=replica.steps)
-        if monotonic() - looked > EVALUATE:
+        began = monotonic()  # a look takes no time from the next step
+        if began - looked > told["look"]:
+            looked = began
             look(replica)
-            looked = monotonic()
 
 
 def ddp(replica: Replica, told: dict[str, Any]) -> Step:
@@ -112,7 +108,7 @@ def hivemind(replica: Replica, told: dict[str, Any]) -> Step:
         dht=dht,
         run_id="slow",
         batch_size_per_step=train.batch,
-        target_batch_size=train.batch * told["nodes"] * EPOCH,
+        target_batch_size=train.batch * told["nodes"] * told["epoch"],
         optimizer=torch.optim.AdamW(
             replica.model.parameters(),
             lr=train.learning_rate,

@@ -1,13 +1,14 @@
 """Exchanges over slow lines: four nodes in a star, each behind a line of its own. Needs root.
 
     python benchmarks/slow_lines.py [--lines 20/20 5/20 2/10] [--methods NAME ...] [--seeds 0 1 2]
-                                    [--seconds 180] [--again]
+                                    [--seconds 80] [--again]
 
 Lines are Mbit/s up and down, with 50 ms there and back between any two nodes. The model has 10.8
 million parameters. Every inner step takes ``--step`` seconds (`paced/`): the line is to limit
-exchanges, not the cores of this machine. Methods are the presets, and beside them ``ddp`` and
-``hivemind`` (`slow_line_others.py`), which train the same model on the same text at the same pace.
-Told for each line, method and seed, of all nodes together:
+exchanges, not the cores of this machine. Looks at held-out text, every ``--look`` seconds, take
+nobody's time. Methods are the presets, and beside them ``ddp`` and ``hivemind``
+(`slow_line_others.py`), which train the same model on the same text at the same pace. Seconds count
+from when all have begun to train. Told for each line, method and seed, of all nodes together:
 
     due      fragments that came due in the time measured, by the steps that were taken
     fit      as many of those as the line carries, if it does nothing else and never waits
@@ -30,6 +31,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from math import ceil
 from pathlib import Path
 from statistics import median
 from time import monotonic, sleep, time
@@ -72,6 +74,8 @@ METHODS = ("lowcomm", "noloco", "gossip", "diloco", "streaming-diloco", "local",
 OTHERS = ("ddp", "hivemind")
 WORKER = Path(__file__).with_name("slow_line_others.py")
 PORT = 29500
+MATCHMAKING = 5.0
+"""Seconds that hivemind waits for partners."""
 
 
 class AsUsers(Resident):
@@ -86,9 +90,9 @@ def main() -> None:
     parser.add_argument("--lines", nargs="*", default=["20/20", "5/20", "2/10"])
     parser.add_argument("--methods", nargs="*", default=["lowcomm"], choices=METHODS)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
-    parser.add_argument("--seconds", type=float, default=180.0)
+    parser.add_argument("--seconds", type=float, default=80.0)
     parser.add_argument("--step", type=float, default=1.0, help="seconds of an inner step")
-    parser.add_argument("--evaluate", type=int, default=60, help="steps between two looks")
+    parser.add_argument("--look", type=float, default=10.0, help="seconds between two looks")
     parser.add_argument("--keep", type=Path, help="folder for the logs of the nodes")
     parser.add_argument("--label", default="", help="written beside the results")
     parser.add_argument("--again", action="store_true", help="measure what is known, too")
@@ -116,7 +120,8 @@ def show(name: str, figure: dict[str, Any]) -> None:
         f"{name:24} applied {figure['applied']} of {fit} that fit ({share}), "
         f"{figure['due']} due; steps {figure['steps_share']:.1%} of {figure['step']} s; "
         f"median {figure['seconds']:.1f} s, {figure['bytes'] / 1e6:.2f} MB "
-        f"of {figure['nominal'] / 1e6:.2f}; loss {figure['losses']}; {figure['wire']} Mbit/s up; "
+        f"of {figure['nominal'] / 1e6:.2f}; loss {figure['losses'][3::4]}; "
+        f"{figure['wire']} Mbit/s up; "
         f"emulator late {1e3 * figure['late']:.0f} ms at worst, load {figure['load']:.1f}",
         flush=True,
     )
@@ -145,14 +150,15 @@ def measure(line: str, method: str, seed: int, arguments: Any) -> dict[str, Any]
     with star(up, down) as (lab, folder, homes):
         if method in OTHERS:
             spec = spec_of("local", seed, arguments)
-            return of_others(spec, method, folder, homes, arguments)
+            return of_others(spec, method, folder, homes, min(up, down), arguments)
         spec = spec_of(method, seed, arguments)
         return of_nodes(spec, lab, folder, homes, min(up, down), arguments)
 
 
 def spec_of(method: str, seed: int, arguments: Any) -> str:
     """The specification of a run."""
-    return SPEC.format(nodes=NODES, evaluate_every=arguments.evaluate, method=method, seed=seed)
+    every = max(1, round(arguments.look / arguments.step))
+    return SPEC.format(nodes=NODES, evaluate_every=every, method=method, seed=seed)
 
 
 def of_nodes(
@@ -169,7 +175,7 @@ def of_nodes(
     nodes = [AsUsers(home, folder / home.name, address, "--nice", "0") for home in homes]
     try:
         for node in nodes:
-            node.until(lambda s: (s["trainer"]["steps"] or 0) > 3, "training", START)
+            node.until(lambda s: (s["trainer"]["steps"] or 0) > 0, "training", START)
         began, first = time(), [steps_of(node) for node in nodes]
         watched = watch(homes, lambda: [loss_of(node.status()) for node in nodes], arguments)
         last = [steps_of(node) for node in nodes]
@@ -185,9 +191,9 @@ def of_nodes(
 
 
 def of_others(
-    spec: str, role: str, folder: Path, homes: list[Host], arguments: Any
+    spec: str, role: str, folder: Path, homes: list[Host], rate: float, arguments: Any
 ) -> dict[str, Any]:
-    """What workers come to that are no nodes."""
+    """What workers come to that are no nodes; ``rate``: bits a second of the slower direction."""
     told: list[list[dict[str, Any]]] = [[] for _ in homes]
     outputs = [folder / f"{home.name}.out" for home in homes]
     for rank, (home, output) in enumerate(zip(homes, outputs, strict=True)):
@@ -198,6 +204,8 @@ def of_others(
             "spec": spec,
             "folder": str(folder),
             "step": arguments.step,
+            "look": arguments.look,
+            "epoch": epoch_of(rate, arguments.step),
             "device": home.device,
             "address": home.address,
             "first": homes[0].address,
@@ -229,8 +237,20 @@ def of_others(
                     (arguments.keep / one.name).write_bytes(one.read_bytes())
     nothing = {"due": 0, "fit": 0, "carried": 0, "applied": 0, "by_node": [], "nominal": 0.0}
     nothing |= {"bytes": 0.0, "seconds": 0.0, "longest": 0.0, "wasted": 0, "reasons": {}}
+    if role == "hivemind":
+        nothing |= {"epochs": epochs, "epoch": epoch_of(rate, arguments.step)}
     told_steps = paced(first, steps, watched["lasted"], arguments.step)
-    return nothing | watched | told_steps | {"epochs": epochs}
+    return nothing | watched | told_steps
+
+
+def epoch_of(rate: float, step: float) -> int:
+    """Inner steps between two averagings of hivemind: as many as an averaging takes.
+
+    In float16, each node sends all but its own part twice, after ``MATCHMAKING`` seconds. Meanwhile
+    it trains little: the optimizer waits for an averaging under way.
+    """
+    seconds = MATCHMAKING + 2 * (NODES - 1) / NODES * PARAMETERS * 16 / rate
+    return ceil(seconds / step)
 
 
 def watch(homes: list[Host], losses: Callable[[], list[float]], arguments: Any) -> dict[str, Any]:
@@ -238,14 +258,14 @@ def watch(homes: list[Host], losses: Callable[[], list[float]], arguments: Any) 
     began, before = monotonic(), [home.link.traffic() for home in homes]
     curve: list[tuple[int, float]] = []
     while (left := began + arguments.seconds - monotonic()) > 0:
-        sleep(min(10.0, left))
+        sleep(min(5.0, left))
         curve.append((round(monotonic() - began), round(median(losses()), 3)))
     lasted = monotonic() - began
     now = [home.link.traffic() for home in homes]
     sent = [a.up.delivered_bytes - b.up.delivered_bytes for a, b in zip(now, before, strict=True)]
     return {
         "lasted": lasted,
-        "losses": curve[:: max(1, len(curve) // 6)] + curve[-1:],
+        "losses": curve,
         "late": max(way.worst_late for one in now for way in (one.up, one.down)),
         "wire": [round(8 * one / lasted / 1e6, 2) for one in sent],
         "load": os.getloadavg()[0],
@@ -255,7 +275,12 @@ def watch(homes: list[Host], losses: Callable[[], list[float]], arguments: Any) 
 def paced(first: list[int], last: list[int], lasted: float, step: float) -> dict[str, Any]:
     """Steps taken, of those that the time allows."""
     taken = sum(b - a for a, b in zip(first, last, strict=True))
-    return {"step": step, "steps": taken, "steps_share": taken * step / (lasted * NODES)}
+    return {
+        "step": step,
+        "first": first,
+        "steps": taken,
+        "steps_share": taken * step / (lasted * NODES),
+    }
 
 
 def figures(
@@ -288,6 +313,7 @@ def figures(
         "by_node": [sum(one["outcome"] == "applied" for one in node) for node in rounds],
         "nominal": nominal,
         "bytes": median([one["bytes_sent"] for one in done] or [0]),
+        "contents": sum(one["bytes_sent"] for one in each),
         "seconds": median([one["seconds"] for one in done] or [0.0]),
         "longest": max([one["seconds"] for one in done] or [0.0]),
         "wasted": sum(one["bytes_sent"] for one in each if one["outcome"] != "applied"),

@@ -1,7 +1,8 @@
 """Gives every inner step a fixed time: a folder of PYTHONPATH, of the nodes of `slow_lines.py`.
 
 A step waits until its time is over, as for an accelerator, so that trainers that share cores train
-equally fast and the line alone limits exchanges.
+equally fast and the line alone limits exchanges. A look at held-out text takes few windows, and its
+time from no step.
 """
 
 import importlib.abc
@@ -12,16 +13,20 @@ from collections.abc import Callable
 from time import monotonic, sleep
 from typing import Any
 
-MODULE = "lowcomm_node.trainer.replica"
 SECONDS = float(os.environ.get("STEP_SECONDS", "0"))
+WINDOWS = 64
+"""Of held-out text, for each look; as in `slow_line_others.py`."""
+
+looked: list[float] = []
+"""Seconds of the looks since the last step."""
 
 
 class Pacing(importlib.abc.MetaPathFinder):
-    """Lets the module be found as ever, and wraps its step when it has been loaded."""
+    """Lets modules be found as ever, and wraps a function of theirs when they have been loaded."""
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> Any:
         """See MetaPathFinder."""
-        if fullname != MODULE:
+        if fullname not in WRAPPED:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         assert spec is not None and spec.loader is not None
@@ -29,22 +34,42 @@ class Pacing(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             load(module)
-            module.Replica.take_step = paced(module.Replica.take_step)
+            WRAPPED[fullname](module)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-def paced(step: Callable[[Any], None]) -> Callable[[Any], None]:
-    """The same step, which takes ``SECONDS`` at least."""
+def pace(module: Any) -> None:
+    """Every step takes ``SECONDS`` at least."""
+    step: Callable[[Any], None] = module.Replica.take_step
 
     def take_step(replica: Any) -> None:
-        ends = monotonic() + SECONDS
+        ends = monotonic() + SECONDS - sum(looked)
+        looked.clear()
         step(replica)
         sleep(max(0.0, ends - monotonic()))
 
-    return take_step
+    module.Replica.take_step = take_step
 
+
+def shorten(module: Any) -> None:
+    """Every look takes ``WINDOWS`` at most, and is remembered."""
+    evaluate: Callable[..., Any] = module.evaluate
+
+    def short(*given: Any, **options: Any) -> Any:
+        began = monotonic()
+        found = evaluate(*given, **options | {"most": WINDOWS})
+        looked.append(monotonic() - began)
+        return found
+
+    module.evaluate = short
+
+
+WRAPPED = {
+    "lowcomm_node.trainer.replica": pace,
+    "lowcomm_node.models.evaluation": shorten,
+}
 
 if SECONDS:
     sys.meta_path.insert(0, Pacing())
