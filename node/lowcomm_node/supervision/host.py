@@ -13,10 +13,15 @@ from lowcomm_node.ipc.error_reports import failure_of, is_foreseen
 from lowcomm_node.system.priority import step_back
 
 
+def load() -> None:
+    """Import what training needs."""
+    import lowcomm_node.trainer.loop  # noqa: F401  # torch is imported only where it is used
+
+
 def serve(sock: socket.socket, memory: int) -> int:
     """Run the training loop over a socket; the exit code."""
     from lowcomm_node.ipc.pipe import Pipe
-    from lowcomm_node.trainer.loop import TrainerLoop  # torch is imported only where it is used
+    from lowcomm_node.trainer.loop import TrainerLoop
 
     pipe = Pipe(sock)
     try:
@@ -35,6 +40,8 @@ def serve(sock: socket.socket, memory: int) -> int:
 def main() -> int:
     """Entry of the child process."""
     die_with_parent()
+    # Two seconds that the owner waits for: behind ten busy programs they would take a minute.
+    load()
     # Training takes every core that it gets: the daemon, and whatever else its owner does, come
     # first.
     step_back(int(sys.argv[1]))

@@ -17,6 +17,7 @@ import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from threading import get_native_id
 from time import sleep
 
 LAST = 19
@@ -48,7 +49,7 @@ class Priority:
 
 
 def step_back(level: int) -> None:
-    """Have this process, and the threads that it starts from now on, make way; 0: not at all."""
+    """Have this process and its threads make way; 0: not at all."""
     if not level:
         return
     os.nice(level)
@@ -57,11 +58,23 @@ def step_back(level: int) -> None:
     if level >= LAST:
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    for thread in (_PROC / "self" / "task").glob("*"):
+        with suppress(OSError):  # it has ended
+            _lower(int(thread.name), level)
     if _weights(os.getpid()) or not _sessions_count():
         return
     with suppress(OSError):  # it leads a session already
         os.setsid()
         _give_session(level)
+
+
+def _lower(thread: int, level: int) -> None:
+    """Libraries have started threads that keep their own level; ours goes to those that follow."""
+    if thread == get_native_id():
+        return
+    os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, 0))
+    if level >= LAST:
+        os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _give_session(level: int) -> None:

@@ -55,6 +55,23 @@ def test_the_process_that_steps_back_shows_it_to_others() -> None:
     ), done.stdout
 
 
+def test_threads_that_libraries_have_started_step_back_too() -> None:
+    told = """
+import os, threading
+from lowcomm_node.system.priority import step_back
+begun, end = threading.Event(), threading.Event()
+thread = threading.Thread(target=lambda: begun.set() or end.wait())
+thread.start(); begun.wait()
+step_back(19)
+print(os.sched_getscheduler(thread.native_id) == os.SCHED_IDLE)
+end.set()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout == "True\n"
+
+
 def test_at_zero_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nice", "setsid", "sched_setscheduler"):
         monkeypatch.setattr(priority.os, name, lambda *_: pytest.fail("it was"))
