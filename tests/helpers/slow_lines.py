@@ -36,15 +36,21 @@ class Swarm(Network):
         peers: int = 4,
         step: float = 1.0,
         first: float = 2.7,
+        most: float | None = None,
+        again: float = 0.0,
         method: str = "lowcomm",
     ) -> None:
         """``line``: bits a second up and down; ``sizes``: coded bytes of each fragment; ``first``:
-        how many times as many they are the first time; ``step``: seconds of an inner step."""
+        how many times as many they are the first time; ``most``: and how many they might be at
+        most; ``again``: part of them that comes again as further digits, on request; ``step``:
+        seconds of an inner step."""
         up, down = line
         conditions = Conditions(latency=DELAY, notice=DELAY, line=(up / 8, down / 8))
         super().__init__(seed, conditions)
         self.sizes = sizes
         self.first = first
+        self.most = first if most is None else most
+        self.again = again
         self.step = step
         sync = {"method": method, "fragments": len(sizes)}
         self.spec = RunSpec.model_validate({"run": {"name": "slow", "seed": seed}, "sync": sync})
@@ -70,7 +76,7 @@ class Swarm(Network):
     @property
     def fit(self) -> int:
         """How many of them the lines carry, where the first of each fragment is larger."""
-        each = sum(self.sizes) / len(self.sizes)
+        each = (1 + self.again) * sum(self.sizes) / len(self.sizes)
         left = self.ends * min(self.conditions.line or ()) - (self.first - 1) * sum(self.sizes)
         return min(self.due, int(left / each * len(self.peers)))
 
@@ -142,7 +148,7 @@ class LinePeer(PeerDriver):
         sizes, count = self.swarm.sizes, len(self.swarm.sizes)
         ready = events.TrainerReady(
             plan="11" * 32,
-            sizes=tuple((size, int(self.swarm.first * size)) for size in sizes),
+            sizes=tuple((size, int(self.swarm.most * size)) for size in sizes),
             realign_sizes=tuple(4 * size for size in sizes),
             exchanges=4,
             swarm_step=0,
@@ -203,15 +209,16 @@ class LinePeer(PeerDriver):
 class LineExchange(ExchangeDriver):
     """A pair that exchanges bytes of no meaning."""
 
-    CONTENTS = WHOLE = frozenset({"content"})
+    CONTENTS = frozenset({"content", "resend", "digits"})
+    WHOLE = frozenset({"content", "digits"})
     peer: LinePeer
 
     def __init__(self, peer: LinePeer, one: Underway) -> None:
         super().__init__(peer, one)
         self.captured_steps = 0
-        self.sent_at = self.sent = 0.0
-        self.rate: float | None = None
-        self.line: float | None = None
+        self.sent = 0
+        self.came: list[tuple[int, float]] = []
+        """Bytes of each content, and the seconds that it took."""
 
     def event(self, other: str, kind: str, payload: Any) -> Any:
         return pairs.Confirmed(peer=other, members=payload)
@@ -230,21 +237,30 @@ class LineExchange(ExchangeDriver):
             self.captured()
 
     def use(self, other: str, kind: str, payload: Any) -> None:
+        if kind == "resend":
+            self._send(other, "digits", int(self.sent * self.peer.swarm.again))
+            return
         size, began = payload
-        self.line = max(1e-3, self.peer.now - began)
-        self.rate = size / self.line
-        self.peer.after(CODING, lambda: self.tell(pairs.Verified(peer=other)))
+        self.came.append((size, max(1e-3, self.peer.now - began)))
+        if kind == "content" and self.peer.swarm.again:
+            self.peer.after(CODING, lambda: self._ask(other))
+        else:
+            self.peer.after(CODING, lambda: self.tell(pairs.Verified(peer=other)))
+
+    def _ask(self, other: str) -> None:
+        self.network.send(self.links[other], self.peer.name, "resend")
+
+    def _send(self, other: str, kind: str, size: int) -> None:
+        self.sent += size
+        payload = (size, self.peer.now)
+        self.network.send(self.links[other], self.peer.name, kind, payload, size)
 
     def effect(self, effect: base.Effect) -> None:
         match effect:
             case pairs.SendContent(peer=other):
                 fragment, swarm = self.one.fragment, self.peer.swarm
                 factor = 1.0 if fragment in self.peer.known else swarm.first
-                size = int(factor * swarm.sizes[fragment])
-                self.sent = size
-                self.network.send(
-                    self.links[other], self.peer.name, "content", (size, self.peer.now), size
-                )
+                self._send(other, "content", int(factor * swarm.sizes[fragment]))
             case pairs.SendConfirm(peer=other, members=members):
                 self.network.send(self.links[other], self.peer.name, "confirm", members)
             case _:
@@ -259,7 +275,10 @@ class LineExchange(ExchangeDriver):
             peer.known.add(self.one.fragment)
             peer.seconds.append(peer.now - self.one.began)
             measured = events.Measured(
-                work=self.worked + 2 * CODING, rate=self.rate, line=self.line
+                work=self.worked + 2 * CODING,
+                rate=min(size / seconds for size, seconds in self.came),
+                line=sum(seconds for _, seconds in self.came),
+                share=self.sent / (peer.swarm.most * peer.swarm.sizes[self.one.fragment]),
             )
             peer.stimulate(
                 events.Merged(
@@ -276,4 +295,4 @@ class LineExchange(ExchangeDriver):
         peer.ripening.append((ripe, merge))
 
     def drop(self) -> None:
-        self.peer.wasted += int(self.sent)
+        self.peer.wasted += self.sent

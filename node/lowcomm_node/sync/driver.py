@@ -12,7 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -467,7 +467,7 @@ class ExchangeDriver(ABC):
                 tokens=merged.merged_tokens,
                 slow_digest=bytes.fromhex(merged.slow_digest),
                 momentum_digest=bytes.fromhex(merged.momentum_digest),
-                measured=self._measured(),
+                measured=replace(self._measured(), share=self._share()),
                 detail=", ".join(told),
             )
         )
@@ -488,6 +488,13 @@ class ExchangeDriver(ABC):
         return events.Measured(
             work=self.worked, rate=min(rates, default=None), line=max(lines, default=None)
         )
+
+    def _share(self) -> float | None:
+        """Bytes that went one way, in those that the fragment has at most."""
+        if self.one.realign:
+            return None  # in fp32: it tells nothing of what others take
+        most = self.one.kind.contents * self.station.ready.sizes[self.fragment][1]
+        return max(self.bytes_sent, self.bytes_received) / most
 
     def _finish(self, event: events.Event) -> None:
         self.done.set()

@@ -125,7 +125,8 @@ class Link:
         self._announced = 0.0
         """When what comes in was announced."""
         self._slowest: float | None = None
-        self._longest: float | None = None
+        self._sending = self._receiving = 0.0
+        """Seconds that contents took so far, each way."""
         self._paced = inf
         """When a part of what comes in must have come; a time of ``monotonic``."""
 
@@ -144,13 +145,12 @@ class Link:
         return min(rates, default=None)
 
     def line(self, now: float) -> float | None:
-        """Seconds that the slowest content took, either way; of one that still comes, those that it
-        would take. None if that can't be told."""
-        taken = [] if self._longest is None else [self._longest]
-        incoming, waited = self._incoming, now - self._announced
+        """Seconds that contents took, either way, what came again included; of one that still
+        comes, those that it would take. None if that can't be told."""
+        coming, incoming, waited = 0.0, self._incoming, now - self._announced
         if incoming is not None and not incoming.whole and incoming.come and waited > MEASURED_FROM:
-            taken.append(waited * incoming.size / incoming.come)
-        return max(taken, default=None)
+            coming = waited * incoming.size / incoming.come
+        return max(self._sending, self._receiving + coming) or None
 
     @property
     def share_come(self) -> float:
@@ -181,11 +181,7 @@ class Link:
                 self.bytes_sent += len(piece)
                 offset += len(piece)
             self.stages.add("send", monotonic() - began)
-            self._took(monotonic() - began)
-
-    def _took(self, seconds: float) -> None:
-        """A content has gone or come whole."""
-        self._longest = seconds if self._longest is None else max(seconds, self._longest)
+            self._sending += monotonic() - began
 
     async def send_abandon(self, reason: str) -> None:
         """Tell why we give up, also where our content waits for its turn. Raises LinkLost."""
@@ -230,7 +226,7 @@ class Link:
         seconds = max(1e-3, monotonic() - self._announced)
         self.stages.add("receive", seconds)
         rate = self._incoming.size / seconds
-        self._took(seconds)
+        self._receiving += seconds
         self._slowest = rate if self._slowest is None else min(rate, self._slowest)
         return self._incoming
 

@@ -43,7 +43,9 @@ class Budget:
         self.rates = Recent()
         """Bytes a second at which contents came, the slowest of each exchange."""
         self.lines = Recent()
-        """Seconds that these took."""
+        """Seconds that contents took one way, of each exchange."""
+        self.shares = Recent()
+        """Bytes that exchanges carried one way, in those that they might have carried."""
         self.durations: deque[float] = deque(maxlen=16)
         """Seconds after which the last exchanges that were applied had all they needed."""
         self._too_long: Needs | None = None
@@ -57,16 +59,24 @@ class Budget:
             self.rates.add(measured.rate, now)
         if measured.line is not None:
             self.lines.add(measured.line, now)
+        if measured.share is not None:
+            self.shares.add(measured.share, now)
+
+    def bytes_of(self, most: int, now: float) -> int:
+        """Bytes that an exchange carries one way, of ``most`` that it might carry."""
+        share = self.shares.usual(now)
+        return most if share is None else max(1, ceil(share * most))
 
     def at_once(self, now: float) -> float:
         """How many exchanges fill the line: while one is on it, as many others are coded, decoded
-        or wait for a step. More of them would only share it, and all end late."""
+        or wait for a step, and one waits for the line of its partner. More of them would only share
+        it, and all end late."""
         line = self.lines.usual(now)
         if line is None:
             is_known = self.durations or not self.deadlines.alone_first
             return inf if is_known else 1
         rest = 2 * ((self.work.usual(now) or 0.0) + self.step_seconds)
-        return inf if line <= 0.0 else ceil((line + rest) / line)
+        return inf if line <= 0.0 else 1 + ceil((line + rest) / line)
 
     @property
     def step_seconds(self) -> float:

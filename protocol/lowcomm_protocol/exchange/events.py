@@ -179,7 +179,9 @@ class Measured:
     rate: float | None = None
     """Bytes a second of the slowest content; None if that can't be told."""
     line: float | None = None
-    """Seconds that it took, or would have taken; None if that can't be told."""
+    """Seconds that contents took one way, or would have taken; None if that can't be told."""
+    share: float | None = None
+    """Bytes that went one way, in those that the fragment has at most; None if not all went."""
 
 
 @dataclass(frozen=True, kw_only=True)

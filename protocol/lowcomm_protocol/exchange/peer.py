@@ -244,7 +244,8 @@ class Peer:
         """What an exchange needs here, while so many share the line."""
         assert self.position.ready is not None
         assert self.kind is not None
-        size = self.kind.contents * self.position.ready.sizes[fragment][1]
+        most = self.kind.contents * self.position.ready.sizes[fragment][1]
+        size = self.budget.bytes_of(most, now)
         return self.budget.needs(size, self._around.transfer_seconds(size, streams), streams, now)
 
     def hindrance(self, now: float) -> str | None:
@@ -376,7 +377,8 @@ class Peer:
         one.begin_capture(members, self.spec.sync.interval)
         if one.realign:  # in fp32, which takes longer
             ready, offers = self.position.ready, [one.offer, *one.machine.offers(members)]
-            larger = ready.realign_sizes[one.fragment] / ready.sizes[one.fragment][1]
+            usual = self.budget.bytes_of(ready.sizes[one.fragment][1], self._now)
+            larger = ready.realign_sizes[one.fragment] / usual
             self._allow(one, larger * max(offer.seconds for offer in offers))
 
     def _on_answer(self, one: Underway, peer: str, theirs: Offer) -> None:

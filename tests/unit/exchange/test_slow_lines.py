@@ -68,7 +68,7 @@ def test_as_many_are_under_way_as_fill_the_line():
     budget = Budget(Deadlines())
     assert budget.at_once(0.0) == 1, "nothing is known of the line"
     budget.measured(Measured(work=1.0, line=4.0), 0.0)
-    assert budget.at_once(0.0) == 2, "one is coded while another is on the line"
+    assert budget.at_once(0.0) == 3, "one is coded, one waits for its partner's line"
     for _ in range(20):
         budget.measured(Measured(work=1.0, line=0.2), 1.0)
     assert budget.at_once(1.0) > 4, "a fast line limits nothing"
@@ -86,3 +86,18 @@ def test_the_deadline_provides_for_others_on_the_line():
     budget.rates.add(250_000.0, 0.0)
     alone, shared = (budget.needs(1_000_000, 0.0, streams, 0.0) for streams in (1, 3))
     assert (alone.line, shared.line) == (4.0, 12.0)
+
+
+def test_offers_reckon_with_what_exchanges_carry_not_with_the_most_that_they_might():
+    swarm = Swarm((2e6, 10e6), SIZES, first=1.9, most=IN_BF16)
+    told: list[int] = []
+    peer = swarm.peers["peer0"]
+    begin = peer.new_exchange
+    peer.new_exchange = lambda one: told.append(one.offer.seconds) or begin(one)
+    swarm.train(60)
+    budget = peer.machine.budget
+    carried = budget.shares.usual(60.0) * IN_BF16 * SIZES[0]
+    assert 0.99 * SIZES[0] <= carried <= 1.9 * SIZES[0]
+    assert budget.bytes_of(int(IN_BF16 * SIZES[0]), 60.0) == pytest.approx(carried, rel=0.01)
+    seconds = carried / budget.rates.usual(60.0)
+    assert told[-1] <= 4 * seconds, "four may share the line; in bf16 each takes five times that"

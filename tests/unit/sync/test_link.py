@@ -117,6 +117,8 @@ async def test_blocks_that_are_asked_for_come_again_over_the_first():
         assert answering.resends == [b"\x80"]
         assert reader.contents == [first, second]
         assert two.bytes_received == 105
+        receiving = two.stages.seconds["receive"]
+        assert two.line(0.0) == pytest.approx(receiving), "both have taken time on the line"
         asked.cancel()
         await asyncio.gather(asked, return_exceptions=True)
 
