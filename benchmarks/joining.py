@@ -1,0 +1,118 @@
+"""How long a node takes from its start to its first step in a swarm that trains, and where it goes.
+
+    python benchmarks/joining.py [--nodes 3] [--joins 3] [--load 0]
+
+``--nodes`` nodes train the demo's model on this machine, as the demo starts them, and others join
+them, each with a home of its own, one after the other; each leaves again. ``--load`` processes
+that only compute run beside them. Told are seconds in each phase and in what a node says that it
+waits for, medians of the joins. CPU seconds are those of daemon, p2pd and trainer together.
+
+Writes benchmarks/results/joining.json.
+"""
+
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import monotonic, sleep
+from typing import Any
+
+import kit
+
+from helpers.processes import Node, Swarm
+from lowcomm_node.demo.demo import NODE_FLAGS
+from lowcomm_node.swarm.run_template import write_template
+
+OUT = kit.RESULTS / "joining.json"
+LOOK = 0.05
+"""Seconds between two looks at what it does."""
+BUSY = "while True: pass"
+
+
+class AsInDemo(Node):
+    """A node with the options of the demo's."""
+
+    pace = tuple(NODE_FLAGS.split()[3:])
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = kit.parser(__doc__)
+    parser.add_argument("--nodes", type=int, default=3)
+    parser.add_argument("--joins", type=int, default=3)
+    parser.add_argument("--load", type=int, default=0, help="processes that compute meanwhile")
+    parser.add_argument("--label", default="", help="written beside the results")
+    arguments = parser.parse_args()
+    print(kit.loaded_machine())
+    name = " ".join(
+        filter(None, (f"{arguments.nodes} nodes, load {arguments.load}", arguments.label))
+    )
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
+        swarm = Swarm(Path(folder))
+        try:
+            found = measure(swarm, arguments)
+        finally:
+            swarm.close()
+    kit.write(OUT, kit.read(OUT) | {name: found})
+    show(found)
+
+
+def measure(swarm: Swarm, arguments: Any) -> list[dict[str, float]]:
+    """Seconds of each stage, of each join."""
+    run = swarm.folder / "run.toml"
+    run.write_text(write_template("joining", "lowcomm", 1_000_000, 0, arguments.nodes))
+    swarm.bootstrap("--run", str(run))
+    nodes = [start(swarm, f"node{k}") for k in range(arguments.nodes)]
+    for node in nodes:
+        node.until(lambda s: (s["trainer"]["steps"] or 0) > 20, "training")
+    busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(arguments.load)]
+    try:
+        return [join(swarm, f"joiner{k}") for k in range(arguments.joins)]
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
+
+
+def start(swarm: Swarm, name: str) -> Node:
+    """Start a node."""
+    node = AsInDemo(swarm.folder / name, swarm.address)
+    swarm.processes.append(node)
+    return node
+
+
+def join(swarm: Swarm, name: str) -> dict[str, float]:
+    """Seconds of each stage of one join, in order."""
+    since = began = monotonic()
+    stage, stages = "starting", dict[str, float]()
+    node = start(swarm, name)
+    while True:
+        status = node.status()
+        now = monotonic()
+        stages[stage] = stages.get(stage, 0.0) + now - since
+        since = now
+        if status is not None:
+            if first_step(status):
+                break
+            waiting = (status["waiting"] or "").split(":")[0].split(" (")[0]
+            stage = f"{status['phase']}: {waiting}" if waiting else status["phase"]
+        sleep(LOOK)
+    node.end()
+    return stages | {"all": now - began}
+
+
+def first_step(status: dict[str, Any]) -> bool:
+    """Whether it has taken a step."""
+    return status["trainer"]["loss"] is not None
+
+
+def show(found: list[dict[str, float]]) -> None:
+    """A line for each stage."""
+    for stage in dict.fromkeys(stage for one in found for stage in one):
+        seconds = [one.get(stage, 0.0) for one in found]
+        print(f"  {median(seconds):6.2f} s  {stage}  {[round(one, 1) for one in seconds]}")
+
+
+if __name__ == "__main__":
+    main()
