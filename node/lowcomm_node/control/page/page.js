@@ -17,6 +17,7 @@ import { drawTimeline } from "./timeline.js";
 const MOST_SAMPLES = 1000;
 const MOST_EXCHANGES = 500;
 const LISTED = 50;
+const BREAK = 25; // seconds between two samples, of which one comes every ten
 const $ = (id) => document.getElementById(id);
 let status = null;
 let peers = [];
@@ -137,8 +138,9 @@ function drawAll() {
 }
 
 function addSamples(more) {
-  const last = samples.at(-1)?.time ?? 0;
-  samples.push(...more.filter((one) => one.time > last));
+  const known = new Set(samples.map((one) => one.time));
+  samples.push(...more.filter((one) => !known.has(one.time)));
+  samples.sort((a, b) => a.time - b.time);
   // Every second one of an open page's older half goes: the newest stay as they are.
   if (samples.length > 2 * MOST_SAMPLES) {
     samples = samples.filter((_, place) => place % 2 || place > MOST_SAMPLES);
@@ -153,8 +155,7 @@ function addExchanges(more) {
   exchanges.splice(0, exchanges.length - MOST_EXCHANGES);
 }
 
-async function lookBack() {
-  const since = Math.floor(samples.at(-1)?.time ?? -1) + 1;
+async function lookBack(since = 0) {
   const [told, past] = await Promise.all([
     call(`samples?since=${since}&most=${MOST_SAMPLES}`),
     call(`exchanges?limit=${MOST_EXCHANGES}`),
@@ -175,6 +176,9 @@ function heard(kind, data) {
   } else if (kind === "notice") {
     if (data.event.startsWith("exchange.")) addExchanges([data]);
   } else if (kind === "sample") {
+    const last = samples.at(-1)?.time ?? data.time;
+    // What was written down while the page was away.
+    if (data.time - last > BREAK) lookBack(Math.floor(last)).catch(trouble);
     addSamples([data]);
     drawAll();
   } else if (kind === "reset") {
