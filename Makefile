@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: setup demo test test-quick test-tools check format proto table tables picture soak memory gpu fuzz mutants installed release clean
+.PHONY: setup demo test test-quick test-tools check format proto table tables picture screenshots soak memory gpu fuzz mutants installed release clean
 
 setup: $(READY)
 
@@ -69,6 +69,9 @@ tables: $(READY)  ## write the tables in docs/ that come from the code
 
 picture: $(READY)  ## draw docs/panel.svg: the panel of a node in a demo
 	$(BIN)/python docs/picture.py
+
+screenshots: $(READY)  ## write docs/page.png and docs/page-phone.png: the page of a node in a real swarm
+	SCREENSHOTS=docs $(BIN)/python -m pytest tests/swarm/test_page_in_browser.py -k screen
 
 MINUTES ?= 60
 soak: $(READY)  ## a swarm of which a node is killed, stopped or started every few seconds

@@ -13,6 +13,8 @@ from namespaces import TOOLS, missing
 
 OTHERS = {"systemd-analyze": "systemd", "mount": "mount"}
 """Commands of other tests, and Debian's packages of them."""
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+"""Any of them does; Debian has the first."""
 PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 
 
@@ -35,9 +37,15 @@ def main() -> int:
 def absent_packages() -> list[str]:
     """Packages of which a command is missing."""
     wanted = {**TOOLS, **OTHERS}
-    return sorted(
-        {package for command, package in wanted.items() if shutil.which(command, path=PATH) is None}
-    )
+    absent = {package for command, package in wanted.items() if not found(command)}
+    if not any(map(found, BROWSERS)):
+        absent.add(BROWSERS[0])
+    return sorted(absent)
+
+
+def found(command: str) -> bool:
+    """Whether there is such a command."""
+    return shutil.which(command, path=PATH) is not None
 
 
 def install(packages: list[str]) -> None:

@@ -1,0 +1,95 @@
+"""A node of which only the control API is real, in a thread: for pages that no swarm would show."""
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.control.server import ControlServer
+from lowcomm_node.journal.feed import Feed
+from lowcomm_node.journal.reader import Entry
+from lowcomm_node.journal.sample import Sample
+from lowcomm_node.status.events import Notice
+from lowcomm_node.status.model import Limits, PeerStatus, Status
+from lowcomm_node.storage.paths import Paths
+from lowcomm_node.sync.records import ExchangeEnded
+
+
+class StandIn:
+    """Tells what it was given."""
+
+    def __init__(self, status: Status) -> None:
+        self.now = status
+        self.known: list[PeerStatus] = []
+        self.past: list[ExchangeEnded] = []
+        self.drawn: list[Sample] = []
+        self.calls: list[Any] = []
+        self.feed = Feed()
+        self.feed.publish(1, [], None)
+
+    def status(self) -> Status:
+        return self.now
+
+    def peers(self) -> list[PeerStatus]:
+        return self.known
+
+    async def samples(self, since: int, most: int) -> list[Sample]:
+        return [one for one in self.drawn if one.time >= since][-most:]
+
+    async def exchanges(self, limit: int, since: int) -> list[ExchangeEnded]:
+        return self.past[-limit:]
+
+    async def missed(self, number: int, most: int) -> list[Entry]:
+        return []
+
+    def limits(self) -> Limits:
+        return self.now.limits
+
+    def pause(self, seconds: float | None) -> None:
+        self.calls.append(("pause", seconds))
+
+    def tell(self, exchange: ExchangeEnded) -> None:
+        """An exchange has ended, and is written down."""
+        assert self.feed.newest is not None
+        number = self.feed.newest + 1
+        self.feed.publish(number, [Entry(number, Notice(exchange.time, exchange))], None)
+
+
+@contextmanager
+def serving(node: StandIn, home: Path, port: int = 0) -> Iterator[asyncio.AbstractEventLoop]:
+    """Serve it; the loop that it runs in. Closed and joined afterwards."""
+    ready, stop = threading.Event(), asyncio.Event()
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    async def serve() -> None:
+        server = ControlServer(node, Paths(home), node.feed)  # type: ignore[arg-type]
+        loops.append(asyncio.get_running_loop())
+        await server.start(port, "me")
+        ready.set()
+        await stop.wait()
+        await server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield loops[0]
+    finally:
+        loops[0].call_soon_threadsafe(stop.set)
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+def link(home: Path) -> str:
+    """Lets one browser in."""
+    with ControlClient(home) as client:
+        return client.link()
+
+
+def port_of(home: Path) -> int:
+    """Where it listens."""
+    return int(json.loads(Paths(home).control.read_text())["port"])

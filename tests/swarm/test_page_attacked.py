@@ -1,0 +1,215 @@
+"""What must hold for the page of a node while others do their worst: peers that choose their texts,
+pages of other hosts, names that are rebound, and programs that take the port of the node."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from time import time
+
+import pytest
+from playwright.sync_api import Browser
+
+from helpers.browser import PHONE, REBOUND, Visit, browsing, visiting
+from helpers.stand_in import StandIn, link, port_of, serving
+from helpers.statuses import make_exchange, make_peer, make_status
+from lowcomm_node.control.queries import ROOT
+from lowcomm_node.journal.sample import Sample, sample
+from lowcomm_node.storage.paths import Paths
+
+pytestmark = [pytest.mark.page, pytest.mark.timeout(400)]
+
+SCRIPT = "<script>document.title = 'stolen'</script><img src=x onerror=\"document.title='stolen'\">"
+BIDIRECTIONAL = "safe\u202e\u2066txt.exe\u2069\u200b\u0007\u2028"
+LONG = "x" * 1_000_000
+OURS = "12D3KooW" + "x" * 44
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture
+def node() -> StandIn:
+    return StandIn(make_status(peer_id=OURS))
+
+
+def away(visit: Visit, words: str) -> None:
+    visit.wait(f"document.getElementById('line').textContent.includes('{words}')")
+    assert visit.page.locator("#line").is_visible()
+
+
+@pytest.mark.parametrize("text", [SCRIPT, BIDIRECTIONAL, LONG], ids=["script", "bidi", "1 MB"])
+def test_what_others_wrote_is_shown_as_text_and_breaks_nothing(
+    text: str, node: StandIn, browser: Browser, tmp_path: Path
+):
+    run = {"name": text, "description": text, "method": text}
+    node.now = make_status(run=run, waiting=text, warnings=[text], peers=1)
+    peer = {"phase": text, "route": text, "address": text, "release": text}
+    node.known = [
+        make_peer(**peer),
+        make_peer(peer_id=text, route_reason=text, left_out=True, held_against=text),
+    ]
+    exchange = make_exchange(time=time(), reason=text, partners=[text], left_out={text: text})
+    node.past = [exchange]
+    node.drawn = [sample(time(), node.now)]
+    with serving(node, tmp_path), visiting(browser, viewport=PHONE) as visit:
+        visit.open(link(tmp_path))
+        visit.wait("document.querySelectorAll('#timeline rect').length > 0")
+        visit.wait("document.querySelectorAll('#peers tr').length > 1")
+        assert visit.page.title() != "stolen"
+        assert visit.page.locator("main img, main script, header img").count() == 0
+        assert visit.overflowing() == []
+        shown = visit.page.evaluate("document.body.textContent + document.title")
+        assert len(shown) < 40_000, "what is long is cut"
+        assert not set(shown) & set("\u202e\u2066\u2069\u200b\u0007\u2028")
+        if text == SCRIPT:
+            assert visit.text("#run") == SCRIPT
+        assert not visit.complaints
+        assert all(one.startswith((visit.page.url, "data:")) for one in visit.requests)
+
+
+def test_a_page_of_another_host_can_do_nothing(node: StandIn, browser: Browser, tmp_path: Path):
+    with serving(node, tmp_path), stranger() as (elsewhere, _), visiting(browser) as visit:
+        port = port_of(tmp_path)
+        visit.page.goto(f"http://127.0.0.1:{elsewhere}/")
+        for host in ("127.0.0.1", "localhost", REBOUND):
+            for more in ("", ", mode: 'no-cors'", ", headers: {Authorization: 'Bearer x'}"):
+                told = visit.page.evaluate(
+                    f"fetch('http://{host}:{port}{ROOT}/pause', {{method: 'POST', body: '{{}}'"
+                    f"{more}}}).then(one => one.type + one.status, () => 'refused')"
+                )
+                assert told in ("refused", "opaque0"), (host, more)
+        visit.page.goto(f"http://{REBOUND}:{port}/")
+        assert "for this machine only" in visit.text("body")
+        assert (
+            visit.page.evaluate(
+                f"fetch('{ROOT}/session', {{method: 'POST', body: '{{}}'}}).then(one => one.status)"
+            )
+            == 403
+        )
+        assert node.calls == []
+
+
+def test_without_a_link_or_with_one_that_was_used_the_page_shows_nothing(
+    node: StandIn, browser: Browser, tmp_path: Path
+):
+    with serving(node, tmp_path):
+        used = link(tmp_path)
+        with visiting(browser) as visit:
+            visit.open(used)
+        for address in (used, used.partition("#")[0]):
+            with visiting(browser) as visit:
+                visit.page.goto(address)
+                away(visit, "not let in")
+                assert visit.text("#run") == "lowcomm node"
+                assert OURS not in visit.page.content()
+
+
+def test_a_page_knows_its_node_again_and_misses_nothing(
+    node: StandIn, browser: Browser, tmp_path: Path
+):
+    with visiting(browser) as visit:
+        with serving(node, tmp_path):
+            visit.open(link(tmp_path))
+            port = port_of(tmp_path)
+        away(visit, "does not answer")
+        missed = make_exchange(time=time(), round=77)
+        node.tell(missed)
+        with serving(node, tmp_path):
+            assert port_of(tmp_path) == port, "a page that is still open finds it there"
+            visit.page.locator("#line").wait_for(state="hidden")
+            visit.wait("document.querySelectorAll('#timeline rect').length > 0")
+            node.now = replace(node.now, phase="paused")
+            visit.wait("document.getElementById('phase').textContent.startsWith('paused')")
+
+
+def test_figures_of_the_time_before_a_visit_and_of_a_break_are_drawn(
+    node: StandIn, browser: Browser, tmp_path: Path
+):
+    def drawn(ages: range) -> list[Sample]:
+        told = sample(now, make_status(trainer={"tokens_per_second": 5.0}))
+        return [replace(told, time=now - age) for age in ages]
+
+    now = time()
+    node.drawn = drawn(range(3600, 1800, -10))
+    node.feed.publish(1, [], node.drawn[-1])
+    with serving(node, tmp_path) as loop, visiting(browser) as visit:
+        visit.open(link(tmp_path))
+        points = "Number(document.getElementById('speed').dataset.points)"
+        visit.wait(f"{points} === 180")
+        node.drawn = drawn(range(3600, 0, -10))
+        loop.call_soon_threadsafe(node.feed.publish, 1, [], node.drawn[-1])
+        visit.wait(f"{points} === 360")
+
+
+def test_a_node_that_forgot_its_browsers_lets_nobody_in(
+    node: StandIn, browser: Browser, tmp_path: Path
+):
+    with visiting(browser) as visit:
+        with serving(node, tmp_path):
+            visit.open(link(tmp_path))
+            port = port_of(tmp_path)
+        away(visit, "does not answer")
+        Paths(tmp_path).browsers.unlink()
+        with serving(node, tmp_path, port):
+            away(visit, "started anew")
+            visit.page.click("#pause")
+            away(visit, "does not answer")
+            assert node.calls == []
+
+
+def test_a_program_that_takes_the_port_never_sees_the_token(
+    node: StandIn, browser: Browser, tmp_path: Path
+):
+    with visiting(browser) as visit:
+        with serving(node, tmp_path):
+            visit.open(link(tmp_path))
+            port = port_of(tmp_path)
+        away(visit, "does not answer")
+        with stranger(port) as (_, seen):
+            away(visit, "another program answers")
+            visit.page.click("#pause")
+        token = visit.page.evaluate("JSON.parse(sessionStorage.getItem('lowcomm-browser')).token")
+        assert len(token) > 20
+        assert seen, "the page has asked it who it is"
+        assert not [one for one in seen if token in one]
+
+
+@contextmanager
+def stranger(port: int = 0) -> Iterator[tuple[int, list[str]]]:
+    """Another program, which answers whatever is asked; its port, and all that it was told."""
+    seen: list[str] = []
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers.get("content-length", 0))
+            seen.append(f"{self.path} {self.headers} {self.rfile.read(length)!r}")
+            self._say(b'{"proof": "' + b"0" * 64 + b'", "token": "x", "name": "y"}')
+
+        def do_GET(self) -> None:
+            seen.append(f"{self.path} {self.headers}")
+            self._say(b"<!doctype html><title>stranger</title>")
+
+        def _say(self, content: bytes) -> None:
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+            pass
+
+    server = HTTPServer(("127.0.0.1", port), Answer)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        yield server.server_address[1], seen
+    finally:
+        server.shutdown()
+        thread.join(20)
+        server.server_close()

@@ -1,0 +1,212 @@
+"""The page of a node in a browser, beside a real swarm: what it shows, steers and never does.
+
+``SCREENSHOTS=docs`` writes the pictures of docs/page.md: ``make screenshots``."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from helpers.browser import PHONE, Visit, browsing, visiting
+from helpers.processes import Node, Swarm, lonely_swarm
+from helpers.waiting import until
+from lowcomm_node.control.client import ControlClient
+from lowcomm_node.system import formatting
+
+pytestmark = [pytest.mark.swarm, pytest.mark.page, pytest.mark.timeout(400)]
+
+SCREENSHOTS = os.environ.get("SCREENSHOTS", "")
+GROWING = (
+    "trainer.swarm_step", "trainer.steps", "trainer.tokens", "exchanges.completed", "bytes_sent",
+    "bytes_received", "uptime",
+)  # fmt: skip
+"""Figures that only grow."""
+MOVING = ("uptime", "limits.up", "limits.down")
+"""Those of a node that rests, too."""
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        lonely_swarm(tmp_path_factory.mktemp("swarm"), patch) as swarm,
+    ):
+        swarm.bootstrap("--run", str(swarm.spec(evaluate_every=50)))
+        for name in "abcd":
+            swarm.node(name)
+        yield swarm
+
+
+@pytest.fixture(scope="module")
+def node(swarm: Swarm) -> Node:
+    """One of four that train."""
+    first = swarm.processes[1]
+    assert isinstance(first, Node)
+    first.until(lambda s: s["peers"] == 3, "all four know one another")
+    first.until_completed(2)
+    for other in swarm.processes[3:]:  # two that train are enough to look at, and leave some time
+        assert isinstance(other, Node)
+        other.ask(lambda client: client.pause(None))
+    return first
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with browsing() as browser:
+        yield browser
+
+
+@pytest.fixture
+def visit(browser: Browser, node: Node) -> Iterator[Visit]:
+    with visiting(browser) as visit:
+        visit.open(node.ask(ControlClient.link))
+        yield visit
+        assert not visit.complaints
+        own = visit.page.url
+        assert [one for one in visit.requests if not one.startswith((own, "data:"))] == []
+
+
+def value_at(told: Any, path: str) -> Any:
+    for name in path.split("."):
+        told = told.get(name) if isinstance(told, dict) else None
+    return told
+
+
+def expected_text(kind: str, value: Any) -> str | None:
+    """What the command line would write; None where it writes nothing like that."""
+    if value is None:
+        return formatting.MISSING
+    if kind in ("count", "clean"):
+        return formatting.clean(value)
+    written = getattr(formatting, kind, None)
+    return written(value) if written else None
+
+
+def test_the_first_look_takes_few_requests_and_few_bytes(visit: Visit):
+    visit.wait("Number(document.getElementById('loss').dataset.points) > 0")
+    assert len(visit.requests) <= 16, visit.requests
+    assert visit.bytes < 300_000
+    assert visit.text("#run") == "test"
+
+
+def test_figures_of_a_node_that_trains_are_those_of_status_at_that_moment(visit: Visit, node: Node):
+    before = node.status()
+    states = visit.page.evaluate("Number(document.body.dataset.states)")
+    visit.wait(f"Number(document.body.dataset.states) >= {states + 2}")
+    figures = visit.figures()
+    after = node.status()
+    for path in GROWING:
+        value = figures[path][0]
+        assert value_at(before, path) <= value <= value_at(after, path), path
+    assert figures["trainer.steps"][0] > 0
+
+
+def test_it_lives_without_being_loaded_again(visit: Visit):
+    step = visit.figures()["trainer.steps"][0]
+    count = "[...document.querySelectorAll('#exchanges tr')].length"
+    visit.wait(
+        f"JSON.parse(document.querySelector('[data-figure=\"trainer.steps\"]').dataset.value) "
+        f"> {step}"
+    )
+    visit.wait(f"{count} > 3 && Number(document.getElementById('timeline').dataset.shown) > 1")
+    visit.wait("document.querySelectorAll('#timeline .merging').length > 0")
+    visit.wait("document.querySelectorAll('#fragments tr').length > 0")
+    assert "inner steps" in visit.text("#shares")
+
+
+def test_the_owner_pauses_resumes_and_limits_from_the_page(visit: Visit, node: Node):
+    page = visit.page
+    page.fill("[name=max_up]", "40Mbit")
+    page.fill("[name=max_peers]", "9")
+    page.click("#limits button")
+    limits = node.until(lambda s: s["limits"]["max_peers"] == 9, "the limit holds")["limits"]
+    assert limits["max_up"] == 5e6
+    page.fill("[name=max_up]", "40Mb")
+    page.click("#limits button")
+    visit.wait("document.getElementById('limits-said').textContent.includes('40Mbit or 40MB')")
+    page.fill("[name=hours]", "sometimes")
+    page.click("#hours button")
+    visit.wait("document.getElementById('hours-said').dataset.error")
+    page.fill("[name=hours]", "Mon-Sun 00:00-24:00")
+    page.click("#hours button")
+    node.until(lambda s: s["schedule"] is not None, "the hours hold")
+    visit.complaints = [one for one in visit.complaints if "400" not in one]  # of the two refusals
+
+    page.select_option("#pause-length", "1800")
+    page.click("#pause")
+    paused = node.until(lambda s: s["phase"] == "paused", "it pauses")
+    assert paused["pause"]["until"] is not None
+    visit.wait("document.getElementById('pause').textContent === 'Resume'")
+
+    def all_equal() -> bool:
+        status, peers = node.status(), {one["peer_id"]: one for one in node.peers()}
+        figures = visit.figures()
+        of_status = {path: told for path, told in figures.items() if "12D3" not in path}
+        of_peers = {path: told for path, told in figures.items() if "12D3" in path}
+        assert len(of_status) > 20 and len(of_peers) == 11 * len(peers)
+        same = all(
+            told[0] == value_at(status, path)
+            for path, told in of_status.items()
+            if path not in MOVING
+        )
+        return same and all(told[0] == value_at(peers, path) for path, told in of_peers.items())
+
+    until(all_equal, 60, "every figure is that of `status --json` and of `peers --json`")
+    for path, (value, text, kind) in visit.figures().items():
+        assert expected_text(kind, value) in (None, text), path
+    page.click("#pause")
+    node.until(lambda s: s["phase"] == "training", "it trains again")
+    visit.wait("document.getElementById('pause').textContent === 'Pause'")
+    page.click("#export button")
+    visit.wait("document.getElementById('exported').textContent.startsWith('step ')")
+    (written,) = (node.home / "exports").iterdir()
+    assert str(written) in visit.text("#exported")
+    assert (written / "model.safetensors").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(("size", "scheme"), [("wide", "light"), ("phone", "dark")])
+def test_everybody_can_read_it_on_every_screen(
+    browser: Browser, node: Node, size: str, scheme: str
+):
+    options: dict[str, Any] = {"color_scheme": scheme}
+    if size == "phone":
+        options |= {"viewport": PHONE, "device_scale_factor": 2, "is_mobile": True}
+    with visiting(browser, **options) as visit:
+        visit.open(node.ask(ControlClient.link))
+        visit.wait("document.querySelectorAll('#timeline rect').length > 0")
+        visit.wait("Number(document.getElementById('speed').dataset.points) > 0")
+        assert visit.overflowing() == []
+        assert visit.faults() == []
+        ground = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (sum(map(int, ground[4:-1].split(","))) < 200) == (scheme == "dark")
+        assert not visit.complaints
+        if SCREENSHOTS:
+            points = "Number(document.getElementById('speed').dataset.points)"
+            until(lambda: visit.page.evaluate(points) > 8, 150, "there is something to draw")
+            name = "page.png" if size == "wide" else "page-phone.png"
+            visit.page.screenshot(path=Path(SCREENSHOTS) / name)
+
+
+def test_an_open_page_says_that_its_node_is_away_and_knows_it_again(
+    browser: Browser, swarm: Swarm, node: Node
+):
+    with visiting(browser) as visit:
+        visit.open(node.ask(ControlClient.link))
+        seen = visit.page.evaluate("document.querySelectorAll('#exchanges tr').length")
+        assert node.end() == 0
+        visit.page.locator("#line").wait_for(state="visible")
+        visit.wait("document.getElementById('line').textContent.includes('does not answer')")
+        visit.page.click("#pause")
+        visit.wait("document.getElementById('line').textContent.includes('does not answer')")
+        again = swarm.node("a")
+        visit.page.locator("#line").wait_for(state="hidden", timeout=150_000)
+        again.until(lambda s: s["phase"] == "training", "it trains again")
+        visit.wait("document.getElementById('phase').textContent.startsWith('training')")
+        rows = "document.querySelectorAll('#exchanges tr').length"
+        visit.wait(f"{rows} >= {min(seen, 50)}")
+        assert visit.figures()["uptime"][0] < 150
+        known = [one for one in visit.complaints if "Failed to load" not in one]
+        assert [one for one in known if "ERR_" not in one] == []
