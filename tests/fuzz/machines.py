@@ -318,7 +318,8 @@ def group() -> Made:
             case "content":
                 return groups.MeanVerified(peer=peer, digest=frame.content.digest)
             case "held":
-                return groups.HeldCame(peer=peer, held=frames.read_held(frame.held))
+                held, salt = frames.read_held(frame.held)
+                return groups.HeldCame(peer=peer, held=held, salt=salt)
             case "commit":
                 shards, heard = frames.read_commit(frame.commit)
                 return groups.CommitCame(peer=peer, shards=shards, heard=heard)

@@ -12,6 +12,7 @@ refused unread."""
 
 from collections.abc import Sequence
 from functools import partial
+from secrets import token_bytes
 from typing import Any
 
 from lowcomm_node.errors import LinkLost, TrainerError
@@ -24,6 +25,7 @@ from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange.group.tally import SALT_BYTES
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import codec_of_offer
@@ -73,14 +75,15 @@ class GroupDriver(ExchangeDriver):
     def _event(self, peer: str, frame: pb.Frame) -> Any:
         match frame.WhichOneof("kind"):
             case "roll":
-                self._rolls[peer] = frames.read_roll(frame.roll)
+                self._rolls[peer] = frames.read_roll(frame.roll, self._shared_slice(peer))
                 return groups.RollCame(peer=peer, roll=self._rolls[peer])
             case "members":
                 return groups.MembersCame(
                     peer=peer, members=frames.read_members(frame.members, self._rolls[peer])
                 )
             case "held":
-                return groups.HeldCame(peer=peer, held=frames.read_held(frame.held))
+                held, salt = frames.read_held(frame.held)
+                return groups.HeldCame(peer=peer, held=held, salt=salt)
             case _:
                 shards, heard = frames.read_commit(frame.commit)
                 return groups.CommitCame(peer=peer, shards=shards, heard=heard)
@@ -122,7 +125,7 @@ class GroupDriver(ExchangeDriver):
         match effect:
             case groups.SendRoll(roll=roll):
                 self._rolls[self.station.peer.me] = roll
-                await link.send(frames.roll(roll))
+                await link.send(frames.roll(roll, self._shared_slice(effect.peer)))
             case groups.SendMembers(members=members):
                 await link.send(frames.members(members, self._rolls[self.station.peer.me]))
             case groups.SendShard(peer=peer):
@@ -133,9 +136,22 @@ class GroupDriver(ExchangeDriver):
                 data = self._view(self.slots[2], *place)
                 await link.send_content(data, digest, pb.MEAN, self.one.blake3)
             case groups.SendHeld(held=held):
-                await link.send(frames.held(held))
+                salt = token_bytes(SALT_BYTES) if self._reads_brief(effect.peer) else b""
+                await link.send(frames.held(held, salt))
             case groups.SendCommit(shards=shards, heard=heard):
-                await link.send(frames.commit(shards, heard))
+                await link.send(frames.commit(shards, heard, self._reads_brief(effect.peer)))
+
+    def _reads_brief(self, peer: str) -> bool:
+        """Whether a member's release knows the brief forms of what a group tells."""
+        theirs = self.one.machine.offer_of(peer)
+        return theirs is not None and bool(theirs.slice_digest)
+
+    def _shared_slice(self, peer: str) -> list[str]:
+        """The peers that we and a member see in our slice; none if we see different ones."""
+        theirs, machine = self.one.machine.offer_of(peer), self.one.machine
+        if theirs is None or theirs.slice_digest != self.one.offer.slice_digest:
+            return []
+        return sorted([machine.me, *machine.candidates])
 
     async def _send_share(self, link: GroupLink, shard: int) -> None:
         assert self._shared is not None

@@ -2,7 +2,7 @@
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Offer, Refusal
+from lowcomm_protocol.plan.matching import REFUSAL_TEXT, SLICE_DIGEST_BYTES, Offer, Refusal
 
 _LIMIT = 2**53
 """Steps, tokens and versions beyond this are nonsense, and would not survive JSON."""
@@ -26,6 +26,7 @@ def to_message(offer: Offer) -> pb.Offer:
         momentum_digest=offer.momentum_digest,
         seconds=offer.seconds,
         blake3=offer.blake3,
+        slice_digest=offer.slice_digest,
     )
 
 
@@ -35,6 +36,8 @@ def from_message(message: pb.Offer) -> Offer:
     if max(numbers) >= _LIMIT or len(message.run_id) != 32 or len(message.plan) != 32:
         raise ProtocolViolation("sent an offer with a field out of bounds")
     digests = (message.slow_digest, message.momentum_digest)
+    if len(message.slice_digest) not in (0, SLICE_DIGEST_BYTES):
+        raise ProtocolViolation("sent an offer with a field out of bounds")
     if len(message.codec) > 32 or any(len(digest) not in (0, 32) for digest in digests):
         raise ProtocolViolation("sent an offer with a field out of bounds")
     return Offer(
@@ -53,6 +56,7 @@ def from_message(message: pb.Offer) -> Offer:
         momentum_digest=message.momentum_digest,
         seconds=message.seconds,
         blake3=message.blake3,
+        slice_digest=message.slice_digest,
     )
 
 

@@ -10,6 +10,7 @@ it: they carry out effects and report what comes of them. When the time of ``nex
 they tell `Tick`."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from lowcomm_protocol.deeds import Deed
@@ -30,6 +31,7 @@ from lowcomm_protocol.plan.matching import (
     Refusal,
     candidates,
     consider,
+    slice_digest,
     wins_crossing,
 )
 from lowcomm_protocol.spec.run import RunSpec
@@ -187,6 +189,8 @@ class Peer:
         assert self.kind is not None
         self._number += 1
         machine = self.kind.machine(self.me, peers, self.spec.sync.group)
+        if self.kind.all_call:
+            offer = replace(offer, slice_digest=slice_digest([self.me, *peers]))
         one = Underway(self._number, self.kind, machine, offer, self._now, call)
         self.running[offer.fragment] = one
         one.set_timers(self.budget.deadlines.hello, self.budget.deadline_for(offer.seconds))

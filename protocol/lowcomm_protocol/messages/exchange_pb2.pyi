@@ -45,7 +45,7 @@ class Frame(_message.Message):
     def __init__(self, hello: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Offer, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "stage", "round", "swarm_step", "steps", "tokens", "version", "slow_digest", "seconds", "momentum_digest", "blake3")
+    __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "stage", "round", "swarm_step", "steps", "tokens", "version", "slow_digest", "seconds", "momentum_digest", "blake3", "slice_digest")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -61,6 +61,7 @@ class Offer(_message.Message):
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BLAKE3_FIELD_NUMBER: _ClassVar[int]
+    SLICE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     plan: bytes
@@ -76,7 +77,8 @@ class Offer(_message.Message):
     seconds: int
     momentum_digest: bytes
     blake3: bool
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., codec: _Optional[str] = ..., fragment: _Optional[int] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., version: _Optional[int] = ..., slow_digest: _Optional[bytes] = ..., seconds: _Optional[int] = ..., momentum_digest: _Optional[bytes] = ..., blake3: _Optional[bool] = ...) -> None: ...
+    slice_digest: bytes
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., codec: _Optional[str] = ..., fragment: _Optional[int] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., version: _Optional[int] = ..., slow_digest: _Optional[bytes] = ..., seconds: _Optional[int] = ..., momentum_digest: _Optional[bytes] = ..., blake3: _Optional[bool] = ..., slice_digest: _Optional[bytes] = ...) -> None: ...
 
 class Refuse(_message.Message):
     __slots__ = ("reason", "detail")
@@ -119,10 +121,12 @@ class Confirm(_message.Message):
     def __init__(self, members: _Optional[bytes] = ...) -> None: ...
 
 class Roll(_message.Message):
-    __slots__ = ("peers",)
+    __slots__ = ("peers", "slice")
     PEERS_FIELD_NUMBER: _ClassVar[int]
+    SLICE_FIELD_NUMBER: _ClassVar[int]
     peers: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, peers: _Optional[_Iterable[str]] = ...) -> None: ...
+    slice: int
+    def __init__(self, peers: _Optional[_Iterable[str]] = ..., slice: _Optional[int] = ...) -> None: ...
 
 class Members(_message.Message):
     __slots__ = ("peers",)
@@ -131,18 +135,28 @@ class Members(_message.Message):
     def __init__(self, peers: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
-    __slots__ = ("digests",)
+    __slots__ = ("digests", "salt", "marks")
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    SALT_FIELD_NUMBER: _ClassVar[int]
+    MARKS_FIELD_NUMBER: _ClassVar[int]
     digests: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    salt: bytes
+    marks: bytes
+    def __init__(self, digests: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[bytes] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("shards", "heard")
+    __slots__ = ("shards", "heard", "members", "applied", "known")
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     HEARD_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
     shards: _containers.RepeatedScalarFieldContainer[bool]
     heard: _containers.RepeatedScalarFieldContainer[bool]
-    def __init__(self, shards: _Optional[_Iterable[bool]] = ..., heard: _Optional[_Iterable[bool]] = ...) -> None: ...
+    members: int
+    applied: int
+    known: int
+    def __init__(self, shards: _Optional[_Iterable[bool]] = ..., heard: _Optional[_Iterable[bool]] = ..., members: _Optional[int] = ..., applied: _Optional[int] = ..., known: _Optional[int] = ...) -> None: ...
 
 class Abandon(_message.Message):
     __slots__ = ("reason",)

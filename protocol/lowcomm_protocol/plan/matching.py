@@ -16,6 +16,9 @@ from lowcomm_protocol.plan.pairing import Meeting, Pairing
 from lowcomm_protocol.spec.names import PAIRINGS
 
 
+SLICE_DIGEST_BYTES = 16
+
+
 class Refusal(StrEnum):
     """Why an offer is refused; the value travels and is shown."""
 
@@ -76,6 +79,8 @@ class Offer:
     momentum_digest: bytes = b""
     blake3: bool = False
     """Whether it knows BLAKE3 as the digest of contents."""
+    slice_digest: bytes = b""
+    """In a group: `slice_digest` of its slice, which says that it reads brief forms, too."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,12 @@ def candidates(
     place = line.places[me]
     start = place - place % group
     return [peer for peer in line.peers[start : start + group] if peer != me]
+
+
+def slice_digest(peers: Iterable[str]) -> bytes:
+    """What tells whether two peers see the same slice: members of one can be told by their
+    places in it."""
+    return sha256("\n".join(sorted(peers)).encode()).digest()[:SLICE_DIGEST_BYTES]
 
 
 def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:

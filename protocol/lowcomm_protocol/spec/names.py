@@ -73,8 +73,8 @@ MEANS: tuple[Mean, ...] = get_args(Mean)
 
 BLOCK = 256
 """Values that codecs code together. Shards of a group and pieces of a state begin at a block."""
-MAX_GROUP = 8
-"""Peers that meet in one exchange, at most."""
+MAX_GROUP = 32
+"""Peers that meet in one exchange, at most: lists of members travel as 32 bits."""
 
 PAIRINGS: Table[Any] = Table(
     "pairing",

@@ -59,7 +59,7 @@ _DILOCO: dict[str, Any] = {
     "pattern": "strided",
     "overlap": 0,
     "codec": "fp32",
-    "group": MAX_GROUP,
+    "group": 8,
     "outer": "nesterov",
     # 0.7 and 0.9 of the paper suit runs of 100,000 steps; here a gain lr / (1 - momentum) of 7
     # loses silently.
@@ -105,12 +105,11 @@ PRESETS: Table[Preset] = Table(
             _NOLOCO | {"outer_lr": 1.0, "momentum": 0.0, "pairing": "hypercube"},
         ),
         "diloco": Preset(
-            "the whole group (at most 8) averages the whole model every interval, in full "
-            "precision",
+            "a group of up to 8 averages the whole model every interval, in full precision",
             _DILOCO,
         ),
         "streaming-diloco": Preset(
-            "swarms of at most 8 average a quarter of the model at a time, in 2 bits: nearest to a "
+            "swarms of at most 32 average a quarter of the model at a time, in 2 bits: nearest to a "
             "cluster",
             # Every parameter often, in few bits: that leaves more of all-reduce's gain than more
             # bits more rarely (docs/results.md).

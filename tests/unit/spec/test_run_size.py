@@ -24,12 +24,12 @@ def test_most_methods_are_for_swarms_of_any_size(method: str) -> None:
 def test_a_run_that_begins_with_more_peers_than_its_groups_hold_together_is_refused() -> None:
     with pytest.raises(
         ConfigError,
-        match=r"start_peers = 9, but group = 8 and consensus = 0.*start_peers = 8 or less",
+        match=r"start_peers = 33, but group = 32 and consensus = 0.*start_peers = 32 or less",
     ):
-        check_size(run_of("streaming-diloco", 9))
-    assert check_size(run_of("streaming-diloco", 9, 'codec = "bf16"\nconsensus = 1.0')) is None
+        check_size(run_of("streaming-diloco", 33))
+    assert check_size(run_of("streaming-diloco", 33, 'codec = "bf16"\nconsensus = 1.0')) is None
 
 
 def test_a_run_that_may_outgrow_its_groups_is_created_with_a_warning() -> None:
-    warning = check_size(run_of("streaming-diloco", 8))
-    assert warning is not None and "for at most 8 peers" in warning
+    warning = check_size(run_of("streaming-diloco", 32))
+    assert warning is not None and "for at most 32 peers" in warning

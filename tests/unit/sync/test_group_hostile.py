@@ -30,6 +30,7 @@ from lowcomm_node.testing.scripted_trainer import contribution, mean_of, shard_s
 from lowcomm_node.testing.wire import soon
 from lowcomm_node.transport.stream import CalleeStream, Stream
 from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.spec.names import MAX_GROUP
 
 pytestmark = pytest.mark.slow
 
@@ -45,6 +46,8 @@ class Impostor:
         self.streams: dict[str, CalleeStream] = {}
         self.shares = {self.me: contribution(f"{self.me}>{self.me}", 0, 1, self.sizes[-1])}
         self.means: dict[str, bytes] = {}
+        self.told: list[pb.Frame] = []
+        """What others told it, but contents."""
 
     async def join(self) -> None:
         """Be called by all, and accept."""
@@ -70,16 +73,16 @@ class Impostor:
     async def _hear(self, stage: str, peer: str, stream: Stream) -> None:
         match stage:
             case "members":
-                assert [(await hear(stream)).WhichOneof("kind") for _ in range(2)] == [
-                    "roll",
-                    "members",
-                ]
+                both = [await hear(stream) for _ in range(2)]
+                assert [frame.WhichOneof("kind") for frame in both] == ["roll", "members"]
+                self.told += both
             case "share":
                 self.shares[peer] = await hear_content(stream)
             case "mean":
                 self.means[peer] = await hear_content(stream)
             case "held" | "commit":
-                assert (await hear(stream)).WhichOneof("kind") == stage
+                self.told.append(await hear(stream))
+                assert self.told[-1].WhichOneof("kind") == stage
 
     def frames(self, stage: str, peer: str) -> list[pb.Frame]:
         """What is right to tell a member."""
@@ -123,11 +126,22 @@ async def test_an_impostor_that_does_all_right_is_a_member_like_all():
         impostor = Impostor(await one.puppet(), one.nodes)
         await impostor.join()
         await impostor.play("")
+        # Its offer is one of a release that knows no brief forms.
+        brief = [one.roll.slice or one.held.salt or one.commit.members for one in impostor.told]
+        assert not any(brief) and len(brief) == 2 * 4
         assert [(await node.ended()).reason for node in one.nodes] == ["", ""]
         assert agreed(one.nodes) == set(impostor.members)
         assert one.nodes[0].trainer.merges[0].contributions[impostor.me] == impostor.mean
         for stream in impostor.streams.values():
             stream.cancel()
+
+
+SALT = bytes(range(8))
+
+
+def marked(marks: bytes, salt: bytes) -> pb.Frame:
+    """What it holds in brief, right or not."""
+    return pb.Frame(held=pb.Held(marks=marks, salt=salt))
 
 
 def named(places: int) -> pb.Frame:
@@ -136,10 +150,12 @@ def named(places: int) -> pb.Frame:
 
 
 Bad = Callable[[Impostor, str], list[pb.Frame]]
-NINE = [str(number) for number in range(9)]
+MANY = [f"{number:02}" for number in range(MAX_GROUP + 1)]
 HOSTILE: dict[str, tuple[str, Bad, str]] = {
-    "nine peers": ("roll", lambda i, p: [frames.roll(NINE)],
-        "sent 9 peers, where a group has 1 to 8"),
+    "too many peers": ("roll", lambda i, p: [frames.roll(MANY)],
+        "sent 33 peers, where a group has 1 to 32"),
+    "places in a slice": ("roll", lambda i, p: [pb.Frame(roll=pb.Roll(slice=0b111))],
+        "by places in a slice that is not ours"),
     "no peers": ("roll", lambda i, p: [frames.roll([])], "sent 0 peers"),
     "peers unsorted": ("roll", lambda i, p: [frames.roll(i.members[::-1])], "not sorted"),
     "a peer twice": ("roll", lambda i, p: [frames.roll(sorted(i.members * 2))],
@@ -191,7 +207,19 @@ HOSTILE: dict[str, tuple[str, Bad, str]] = {
     "committed unheld": ("mean", lambda i, p: [frames.commit([True] * 3, [True] * 3)],
         "sent 'commit' after 'share'"),
     "a mean twice": ("held", lambda i, p: whole(i.mean, pb.MEAN), "sent 'mean' after 'mean'"),
-    "nine digests": ("held", lambda i, p: [frames.held([bytes(32)] * 9)], "sent 9 digests"),
+    "too many digests": ("held", lambda i, p: [frames.held([bytes(32)] * 33)], "sent 33 digests"),
+    "too many marks": ("held", lambda i, p: [frames.held([bytes(32)] * 33, SALT)],
+        "sent 33 marks"),
+    "two marks": ("held", lambda i, p: [frames.held(i.held[:2], SALT)],
+        "in another form than of 3 digests"),
+    "half a mark": ("held", lambda i, p: [marked(bytes(14), SALT)], "4 bytes each, or no salt"),
+    "marks of a short salt": ("held", lambda i, p: [marked(bytes(12), SALT[:7])],
+        "4 bytes each, or no salt"),
+    "marks of another mean": ("held", lambda i, p: [frames.held([*i.held[:2], bytes(32)], SALT)],
+        "another digest of its own mean"),
+    "marks of our mean changed": ("held",
+        lambda i, p: [frames.held([bytes(32), bytes(32), i.held[2]], SALT)],
+        "a digest of our mean that"),
     "a short digest": ("held", lambda i, p: [frames.held([bytes(31)] * 3)],
         "neither 32 bytes nor none"),
     "two digests": ("held", lambda i, p: [frames.held(i.held[:2])],
@@ -201,8 +229,14 @@ HOSTILE: dict[str, tuple[str, Bad, str]] = {
     "our mean changed": ("held", lambda i, p: [frames.held([bytes(32), bytes(32), i.held[2]])],
         "a digest of our mean that"),
     "held twice": ("commit", lambda i, p: [frames.held(i.held)], "sent 'held' after 'held'"),
-    "nine shards": ("commit", lambda i, p: [frames.commit([True] * 9, [True] * 9)],
-        "sent 9 shards"),
+    "too many shards": ("commit", lambda i, p: [frames.commit([True] * 33, [True] * 33)],
+        "sent 33 shards"),
+    "too many shards in brief": ("commit",
+        lambda i, p: [pb.Frame(commit=pb.Commit(members=33, applied=7, known=7))],
+        "sent 33 shards"),
+    "shards beyond the members": ("commit",
+        lambda i, p: [pb.Frame(commit=pb.Commit(members=3, applied=15, known=7))],
+        "other shards than those of 3 members"),
     "shards of others": ("commit", lambda i, p: [frames.commit([True] * 3, [True] * 2)],
         "3 shards of 2 members"),
     "two shards": ("commit", lambda i, p: [frames.commit([True] * 2, [True] * 2)],

@@ -119,6 +119,8 @@ class HeldCame:
 
     peer: str
     held: tuple[bytes, ...]
+    salt: bytes = b""
+    """Where marks are told in place of digests (``tally.mark``)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,8 +286,8 @@ class GroupExchange(Gathering):
                 return self._on_reduced(digest)
             case MeanVerified(peer=peer, digest=digest):
                 return self._on_mean(peer, digest)
-            case HeldCame(peer=peer, held=held):
-                return self._on_held(peer, held)
+            case HeldCame(peer=peer, held=held, salt=salt):
+                return self._on_held(peer, held, salt)
             case ConfirmingClosed():
                 return self._on_confirming_closed()
             case CommitCame(peer=peer, shards=shards, heard=heard):
@@ -451,10 +453,10 @@ class GroupExchange(Gathering):
 
     # CONFIRMING, COMMITTING
 
-    def _on_held(self, peer: str, held: tuple[bytes, ...]) -> list[Effect]:
+    def _on_held(self, peer: str, held: tuple[bytes, ...], salt: bytes) -> list[Effect]:
         if self._would(peer, Input.HELD) is None:
             return []
-        self.tally.add_held(peer, held)
+        self.tally.add_held(peer, held, salt)
         self._advance(peer, Input.HELD)
         return self._settle()
 

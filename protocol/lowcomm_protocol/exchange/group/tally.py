@@ -9,10 +9,23 @@ slow weights, so this is found the next time, and a realignment heals it."""
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from hashlib import sha256
 
 from lowcomm_protocol.errors import ProtocolViolation
 
 DIGEST_BYTES = 32
+SALT_BYTES = 8
+MARK_BYTES = 4
+
+
+def mark(salt: bytes, digest: bytes) -> bytes:
+    """A digest in brief, for one that holds the same; empty for none.
+
+    An owner that sends several means can't have them look alike: the salt is drawn by who holds
+    one, after it has come.
+    """
+    short = sha256(salt + digest).digest()[:MARK_BYTES]
+    return (short if any(short) else b"\1" * MARK_BYTES) if digest else b""
 
 
 @dataclass
@@ -25,7 +38,9 @@ class Tally:
     means: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Digests of the means that we hold, by the owner of the shard."""
     helds: dict[str, tuple[bytes, ...]] = field(default_factory=dict[str, tuple[bytes, ...]])
-    """Digests of the means that each holds, empty where it holds none."""
+    """Digests of the means that each holds, empty where it holds none; `mark` of them where there
+    is a salt."""
+    salts: dict[str, bytes] = field(default_factory=dict[str, bytes])
     commits: dict[str, tuple[bool, ...]] = field(default_factory=dict[str, tuple[bool, ...]])
     """Which shards each would apply."""
     heards: dict[str, tuple[bool, ...]] = field(default_factory=dict[str, tuple[bool, ...]])
@@ -53,21 +68,20 @@ class Tally:
         self.heards[self.me] = tuple(peer in self.helds for peer in self.members)
         return self.commits[self.me], self.heards[self.me]
 
-    def add_held(self, peer: str, held: tuple[bytes, ...]) -> None:
-        """Take in what a member holds. Raises ProtocolViolation, and takes in nothing, where it
-        can't be."""
-        if len(held) != len(self.members) or any(
-            len(digest) not in (0, DIGEST_BYTES) for digest in held
-        ):
+    def add_held(self, peer: str, held: tuple[bytes, ...], salt: bytes = b"") -> None:
+        """Take in what a member holds: digests, or marks with their salt. Raises ProtocolViolation,
+        and takes in nothing, where it can't be."""
+        size = MARK_BYTES if salt else DIGEST_BYTES
+        if len(held) != len(self.members) or any(len(digest) not in (0, size) for digest in held):
             raise ProtocolViolation(
                 f"{peer} told what it holds in another form than of {len(self.members)} digests."
             )
         theirs, ours = held[self.members.index(peer)], held[self.members.index(self.me)]
-        if theirs != self.digest_of(peer):
+        if theirs != _as_told(self.digest_of(peer), salt):
             raise ProtocolViolation(f"{peer} told another digest of its own mean than it sent.")
-        if ours not in (b"", self.digest_of(self.me)):
+        if ours not in (b"", _as_told(self.digest_of(self.me), salt)):
             raise ProtocolViolation(f"{peer} told a digest of our mean that we have not sent.")
-        self.helds[peer] = held
+        self.helds[peer], self.salts[peer] = held, salt
 
     def add_commit(self, peer: str, shards: tuple[bool, ...], heard: tuple[bool, ...]) -> None:
         """Take in the commit of a member whose held has come. Raises ProtocolViolation as
@@ -104,6 +118,16 @@ class Tally:
         return closed or any(all(known) for known in self.heards.values())
 
     def _alike(self, peers: Collection[str]) -> tuple[bool, ...]:
-        """The shards of which all these hold the same mean."""
-        columns = zip(*(self.helds[peer] for peer in peers), strict=True)
-        return tuple(column[0] != b"" and len(set(column)) == 1 for column in columns)
+        """The shards of which all these, ourselves among them, hold the same mean."""
+        return tuple(
+            own != b""
+            and all(
+                self.helds[peer][shard] == _as_told(own, self.salts.get(peer, b""))
+                for peer in peers
+            )
+            for shard, own in enumerate(self.helds[self.me])
+        )
+
+
+def _as_told(digest: bytes, salt: bytes) -> bytes:
+    return mark(salt, digest) if salt else digest

@@ -1,0 +1,127 @@
+"""What members of a group tell each other, in full and in brief."""
+
+from collections.abc import Sequence
+from hashlib import sha256
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowcomm_node.sync import frames, offers
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.exchange.group.tally import SALT_BYTES, Tally, mark
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.plan.matching import Offer, slice_digest
+from lowcomm_protocol.spec.names import MAX_GROUP
+
+PEERS = sorted(f"12D3KooW{sha256(bytes([n])).hexdigest()[:44]}" for n in range(MAX_GROUP))
+SALT = bytes(range(SALT_BYTES))
+DIGESTS = [sha256(bytes([n])).digest() for n in range(MAX_GROUP)]
+
+flags = st.lists(st.booleans(), min_size=1, max_size=MAX_GROUP)
+
+
+def sent(frame: pb.Frame) -> pb.Frame:
+    """A frame as it arrives."""
+    return pb.Frame.FromString(frame.SerializeToString())
+
+
+@given(st.sets(st.sampled_from(PEERS), min_size=1))
+def test_a_roll_in_brief_tells_the_same_peers(peers: set[str]) -> None:
+    roll = sorted(peers)
+    brief, full = frames.roll(roll, PEERS), frames.roll(roll)
+    assert frames.read_roll(sent(brief).roll, PEERS) == tuple(roll)
+    assert frames.read_roll(sent(full).roll, PEERS) == tuple(roll)
+    assert not brief.roll.peers
+
+
+def test_a_roll_with_a_peer_outside_the_slice_goes_in_full() -> None:
+    assert list(frames.roll(PEERS[:3], PEERS[:2]).roll.peers) == PEERS[:3]
+
+
+@pytest.mark.parametrize(
+    "message",
+    [pb.Roll(slice=0b100), pb.Roll(slice=1, peers=PEERS[:1]), pb.Roll(slice=2**32 - 1)],
+)
+def test_places_outside_the_slice_are_a_violation(message: pb.Roll) -> None:
+    with pytest.raises(ProtocolViolation, match="a slice that is not ours"):
+        frames.read_roll(message, PEERS[:2])
+
+
+@given(flags, flags)
+def test_a_commit_in_brief_tells_the_same(shards: list[bool], heard: list[bool]) -> None:
+    heard = (heard * MAX_GROUP)[: len(shards)]
+    frame = sent(frames.commit(shards, heard, brief=True))
+    assert frames.read_commit(frame.commit) == (tuple(shards), tuple(heard))
+
+
+@given(st.lists(st.booleans(), max_size=6), flags)
+def test_who_holds_the_same_means_agrees_on_them_by_marks_as_by_digests(
+    ours: list[bool], theirs: list[bool]
+) -> None:
+    theirs = (theirs * MAX_GROUP)[: len(ours)]
+    told = [DIGESTS[k] if there else b"" for k, there in enumerate([True, True, *theirs])]
+    members = tuple(PEERS[: len(told)])
+    me, peer = members[:2]
+    applied: set[tuple[bool, ...]] = set()
+    for salt in (b"", SALT):
+        tally = Tally(me, members)
+        held = [True, True, *ours]
+        tally.means = {one: DIGESTS[k] for k, one in enumerate(members) if held[k]}
+        tally.hold()
+        marks, came = frames.read_held(sent(frames.held(told, salt)).held)
+        tally.add_held(peer, marks, came)
+        applied.add(tally.commit()[0])
+    assert len(applied) == 1
+    assert applied.pop() == tuple(
+        [True, True, *(both == (True, True) for both in zip(ours, theirs, strict=True))]
+    )
+
+
+def test_a_mark_tells_means_apart_and_is_another_under_another_salt() -> None:
+    assert mark(SALT, DIGESTS[0]) != mark(SALT, DIGESTS[1])
+    assert mark(SALT, DIGESTS[0]) != mark(bytes(SALT_BYTES), DIGESTS[0])
+    assert mark(SALT, b"") == b""
+
+
+def told(count: int, brief: bool) -> int:
+    """Bytes that a member of a group tells all others beside contents, where nothing goes wrong:
+    offer, roll, list of members, two announcements of contents, held and commit."""
+    members = PEERS[:count]
+    offer = Offer(
+        protocol=1,
+        run_id="11" * 32,
+        plan="22" * 32,
+        codec="q2",
+        fragment=3,
+        stage=0,
+        round=1000,
+        swarm_step=4000,
+        steps=4,
+        tokens=8192,
+        version=1000,
+        slow_digest=bytes(32),
+        seconds=2,
+        momentum_digest=bytes(32),
+        blake3=True,
+        slice_digest=slice_digest(members) if brief else b"",
+    )
+    content = pb.Content(size=10_000, digest=bytes(32), part=pb.SHARE, blake3=True)
+    all_of_them: Sequence[pb.Frame] = [
+        pb.Frame(hello=offers.to_message(offer)),
+        frames.roll(members, members if brief else ()),
+        frames.members(members, members),
+        *[pb.Frame(content=content)] * 2,
+        frames.held(DIGESTS[:count], SALT if brief else b""),
+        frames.commit([True] * count, [True] * count, brief),
+    ]
+    return (count - 1) * sum(frame.ByteSize() for frame in all_of_them)
+
+
+def test_control_hardly_grows_with_more_than_the_number_of_streams() -> None:
+    counted = {count: (told(count, False), told(count, True)) for count in (4, 8, 16, 32)}
+    a_stream = {count: brief / (count - 1) for count, (_, brief) in counted.items()}
+    # What is left of growth with the square: 4 bytes of a mark for each member.
+    assert a_stream[32] - a_stream[4] <= 4 * (32 - 4) + 24
+    assert counted[32][0] > 5 * counted[32][1]
+    assert counted[32][1] < 18_000
