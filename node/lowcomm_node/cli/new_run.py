@@ -22,8 +22,9 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.run_template import OpenWeights, TokenizerFile
 from lowcomm_node.system.units import write_size
 from lowcomm_protocol.peers.probes import Keeping
+from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
-from lowcomm_protocol.spec.settings import ModelSettings
+from lowcomm_protocol.spec.settings import RARELY, ModelSettings
 from lowcomm_protocol.spec.start import StartSettings
 from lowcomm_protocol.spec.transformers import TransformersSettings
 
@@ -36,16 +37,20 @@ def check_size(spec: RunSpec) -> str | None:
         raise ConfigError(
             f"start_peers = {begins_with}, but group = {group} and consensus = 0: most exchanges "
             f"of more than {group} peers would be realignments in fp32. Set start_peers = {group} "
-            "or "
-            'less, codec = "bf16" and consensus = 1.0, or method = "lowcomm".'
+            f"or less{_larger_group(group)}, slice_rounds = {RARELY}, "
+            'codec = "bf16" and consensus = 1.0, or method = "lowcomm".'
         )
     if not spec.sync.realigns_among(group + 1):
         return None
     return (
         f"this run is for at most {group} peers: with more, most exchanges are realignments in "
-        'fp32, for consensus = 0. For a larger swarm set codec = "bf16" and consensus = 1.0, or '
-        'method = "lowcomm".'
+        f"fp32, for consensus = 0. For a larger swarm set slice_rounds = {RARELY}"
+        f'{_larger_group(group)}, codec = "bf16" and consensus = 1.0, or method = "lowcomm".'
     )
+
+
+def _larger_group(group: int) -> str:
+    return f", group up to {MAX_GROUP}" if group < MAX_GROUP else ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -239,7 +239,7 @@ class Membership:
             f"{peers} peers are alive, but this run is for at most {sync.group} (group = "
             f"{sync.group}, consensus = 0): most exchanges become realignments, which carry fp32 "
             "and lose momentum, as `status` counts. Train elsewhere, or ask "
-            'the creator for a run with codec = "bf16" and consensus = 1.0, or method = "lowcomm"'
+            'the creator for a run with a larger group or slice_rounds, or method = "lowcomm"'
         )
 
     async def republish(self) -> None:

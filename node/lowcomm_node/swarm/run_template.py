@@ -88,6 +88,7 @@ _COMMENTS = {
     " everything",
     "group": "how many meet in one exchange, at most; 2 are pairs",
     "pairing": 'of pairs: "hypercube" spreads weights fastest, "random" draws them anew each time',
+    "slice_rounds": "syncs for which the same peers meet, where a swarm is larger than a group",
     "min_steps": "inner steps before a peer accepts the same fragment again",
     "outer": '"nesterov" (DiLoCo) or "noloco"',
     "outer_lr": "step of the outer optimizer (NoLoCo's beta)",

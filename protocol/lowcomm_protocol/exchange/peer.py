@@ -206,7 +206,14 @@ class Peer:
         trusted = [peer for peer in self._around.partners() if peer not in left_out]
         sync, seed = self.spec.sync, self.spec.run.seed
         return candidates(
-            seed, offer.fragment, offer.round, self.me, trusted, sync.group, sync.pairing
+            seed,
+            offer.fragment,
+            offer.round,
+            self.me,
+            trusted,
+            sync.group,
+            sync.pairing,
+            sync.slice_rounds,
         )
 
     def _offer(self, fragment: int, number: int) -> Offer:

@@ -15,7 +15,6 @@ from typing import cast, overload
 from lowcomm_protocol.plan.pairing import Meeting, Pairing
 from lowcomm_protocol.spec.names import PAIRINGS
 
-
 SLICE_DIGEST_BYTES = 16
 
 
@@ -136,18 +135,19 @@ def candidates(
     peers: Iterable[str],
     group: int,
     pairing: str = "hypercube",
+    slice_rounds: int = 1,
 ) -> Sequence[str]:
     """Whom ``me`` should meet, best first.
 
     In pairs (``group`` = 2) that is everybody: the partner by ``pairing``, then the others in an
-    order of our own. In larger groups it is the rest of our slice, all of whom take part; a group
-    of 1 meets nobody.
+    order of our own. In larger groups it is the rest of our slice, all of whom take part, and which
+    stays for ``slice_rounds``; a group of 1 meets nobody.
     """
     meeting = Meeting(seed, fragment, round_, frozenset((me, *peers)))
     if group == 2:
         strategy = cast("Pairing", PAIRINGS[pairing])
         return Candidates(meeting, me, strategy.partner(meeting, me))
-    line = meeting.line(round_)
+    line = meeting.line(round_ // slice_rounds)
     place = line.places[me]
     start = place - place % group
     return [peer for peer in line.peers[start : start + group] if peer != me]

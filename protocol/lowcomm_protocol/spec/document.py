@@ -61,6 +61,7 @@ ADDED: Mapping[str, Added] = MappingProxyType(
         "train.schedule": Added(since="0.2.0", before="cosine"),
         "train.decay": Added(since="0.2.0", before=0.2),
         "sync.pairing": Added(since="0.2.0", before="hypercube"),
+        "sync.slice_rounds": Added(since="0.2.0", before=1),
     }
 )
 """By ``SECTION.SETTING``. A new setting needs a line here (CONTRIBUTING.md)."""

@@ -109,7 +109,7 @@ PRESETS: Table[Preset] = Table(
             _DILOCO,
         ),
         "streaming-diloco": Preset(
-            "swarms of at most 32 average a quarter of the model at a time, in 2 bits: nearest to a "
+            "swarms of up to 32 average a quarter of the model at a time, in 2 bits: nearest to a "
             "cluster",
             # Every parameter often, in few bits: that leaves more of all-reduce's gain than more
             # bits more rarely (docs/results.md).

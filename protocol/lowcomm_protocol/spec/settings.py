@@ -235,6 +235,10 @@ class TrainSettings(Settings):
         } | given
 
 
+RARELY = 32
+"""Rounds from which on slices change so rarely that few exchanges are realignments."""
+
+
 class SyncSettings(Settings):
     """``[sync]``: when, with how many, and how fragments are exchanged.
 
@@ -261,6 +265,8 @@ class SyncSettings(Settings):
     pairing: Annotated[str, OneOf(PAIRINGS)] = "hypercube"
     """Whom a peer meets where ``group = 2``: across a hypercube, or in pairs drawn anew each
     time."""
+    slice_rounds: Annotated[int, Field(ge=1, le=1_000_000)] = 1
+    """Where a swarm has more peers than a group holds: rounds for which the same peers meet."""
     min_steps: Annotated[int, Field(ge=1, le=1_000_000)]
     """Inner steps since a fragment's last contribution before a peer accepts another exchange of
     it."""
@@ -275,9 +281,10 @@ class SyncSettings(Settings):
     """Share of the fast weights that ``merge = "mix"`` keeps."""
 
     def realigns_among(self, peers: int) -> bool:
-        """Whether a swarm of so many peers would mostly realign: its groups change, and nothing
+        """Whether a swarm of so many peers would often realign: its groups change, and nothing
         pulls their weights together."""
-        return self.group > 1 and self.consensus == 0 and peers > self.group
+        changes = peers > self.group and self.slice_rounds < RARELY
+        return self.group > 1 and self.consensus == 0 and changes
 
     @property
     def outer_settings(self) -> OuterSettings:

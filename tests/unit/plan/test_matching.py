@@ -83,6 +83,17 @@ def test_groups_are_a_partition_of_the_swarm(seed, round_, peers, group):
     assert all(size == group for size in sizes[1:])
 
 
+def test_a_slice_stays_for_its_rounds_and_is_drawn_anew_then():
+    peers = [f"peer{number}" for number in range(12)]
+
+    def met(round_: int, slice_rounds: int) -> set[str]:
+        return set(candidates(0, 0, round_, "peer0", peers, 4, slice_rounds=slice_rounds))
+
+    kept = [met(round_, 5) for round_ in range(15)]
+    assert all(kept[round_] == met(round_ // 5, 1) for round_ in range(15))
+    assert kept[0] != kept[5] != kept[10]
+
+
 def test_a_group_of_one_meets_nobody():
     assert candidates(0, 0, 0, "a", ["b", "c"], 1) == []
 

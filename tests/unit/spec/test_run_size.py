@@ -27,9 +27,13 @@ def test_a_run_that_begins_with_more_peers_than_its_groups_hold_together_is_refu
         match=r"start_peers = 33, but group = 32 and consensus = 0.*start_peers = 32 or less",
     ):
         check_size(run_of("streaming-diloco", 33))
+    assert check_size(run_of("streaming-diloco", 33, "slice_rounds = 32")) is None
     assert check_size(run_of("streaming-diloco", 33, 'codec = "bf16"\nconsensus = 1.0')) is None
 
 
 def test_a_run_that_may_outgrow_its_groups_is_created_with_a_warning() -> None:
     warning = check_size(run_of("streaming-diloco", 32))
     assert warning is not None and "for at most 32 peers" in warning
+    assert "set slice_rounds = 32, codec" in warning
+    narrow = check_size(run_of("streaming-diloco", 8, "group = 8"))
+    assert narrow is not None and "slice_rounds = 32, group up to 32, codec" in narrow

@@ -73,9 +73,8 @@ def test_who_holds_the_same_means_agrees_on_them_by_marks_as_by_digests(
         tally.add_held(peer, marks, came)
         applied.add(tally.commit()[0])
     assert len(applied) == 1
-    assert applied.pop() == tuple(
-        [True, True, *(both == (True, True) for both in zip(ours, theirs, strict=True))]
-    )
+    alike = [both == (True, True) for both in zip(ours, theirs, strict=True)]
+    assert applied.pop() == (True, True, *alike)
 
 
 def test_a_mark_tells_means_apart_and_is_another_under_another_salt() -> None:
