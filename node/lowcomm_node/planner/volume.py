@@ -10,15 +10,17 @@ from lowcomm_node.transport.chunk_frames import ChunkFrame
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.codecs import codec, coder
 from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.exchange.group.tally import SALT_BYTES
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.fragments import plan_fragments
-from lowcomm_protocol.plan.matching import Offer
+from lowcomm_protocol.plan.matching import SLICE_DIGEST_BYTES, Offer
 from lowcomm_protocol.spec.names import codec_in_offer
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.settings import SyncSettings
 
 PEER_ID = "12D3KooW" + 44 * "x"
 DIGEST = bytes(32)
+SALT = bytes(SALT_BYTES)
 FAR = 2**20
 """A step, version or number of tokens in the middle of a run."""
 
@@ -65,8 +67,9 @@ def control(sync: SyncSettings, numel: int, members: int) -> int:
         return sum(sent) + _heads(contents(sync, numel, members), 1)
     roll = [f"{PEER_ID}{number:02}" for number in range(members)]
     flags = [True] * members
-    each = [hello, frames.roll(roll).ByteSize(), frames.members(roll, roll).ByteSize()]
-    each += [frames.held([DIGEST] * members).ByteSize(), frames.commit(flags, flags).ByteSize()]
+    told = [frames.roll(roll, roll), frames.members(roll, roll)]  # in brief, as in a calm swarm
+    told += [frames.held([DIGEST] * members, SALT), frames.commit(flags, flags, brief=True)]
+    each = [hello, *(frame.ByteSize() for frame in told)]
     return others * sum(each) + _heads(contents(sync, numel, members), 2 * others)
 
 
@@ -97,4 +100,5 @@ def _offer(sync: SyncSettings) -> Offer:
         momentum_digest=digests,
         seconds=10,
         blake3=True,
+        slice_digest=bytes(SLICE_DIGEST_BYTES) if sync.group > 2 else b"",
     )
