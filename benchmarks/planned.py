@@ -124,6 +124,7 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
         sleep(arguments.seconds)
         lasted, last = time() - began, [slow_lines.steps_of(node) for node in nodes]
         rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
+        told = [node.status()["interval"] for node in nodes]
     steps = sum(b - a for a, b in zip(first, last, strict=True))
     done = [one for node in rounds for one in node if one["outcome"] == "applied"]
     reasons = Counter(
@@ -131,6 +132,7 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
     )
     return {
         "reasons": dict(reasons),
+        "told": told,
         "interval": steps * fragments / len(done),
         "bytes": mean(one["bytes_sent"] for one in done),
         "line": median(one["stages"]["receive"] for one in done),
@@ -158,6 +160,8 @@ def show(name: str, found: dict[str, Any]) -> int:
         f"{name}: {measured['exchanges']} exchanges applied, {measured['others']} not; steps of "
         f"{measured['step']:.2f} s, load {measured['load']:.1f}"
     )
+    for interval in measured["told"]:
+        print(f"    status tells {interval}")
     off = {key: measured[key] / predicted[key] - 1 for key in ROWS}
     for key, words in ROWS.items():
         print(f"  {words:22}{predicted[key]:12.4g}{measured[key]:12.4g}{off[key]:+9.1%}")
