@@ -1,6 +1,6 @@
 """What `lowcomm-node plan` predicts against what real nodes do over emulated lines. Needs root.
 
-    python benchmarks/planned.py [--lines 5 20 100] [--method lowcomm] [--seconds 60] [--again]
+    python benchmarks/planned.py [--lines 5 20 100] [--method lowcomm] [--seconds 45] [--again]
 
 Two nodes with a model of 10.8 million parameters, in the star of `slow_lines.py`, lines of so many
 Mbit/s both ways, 50 ms there and back; an inner step takes ``--step`` seconds. It is measured once
@@ -65,7 +65,7 @@ def main() -> int:
     parser = kit.parser(__doc__)
     parser.add_argument("--lines", nargs="*", type=float, default=[5.0, 20.0, 100.0])
     parser.add_argument("--method", default="lowcomm")
-    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--seconds", type=float, default=45.0)
     parser.add_argument("--step", type=float, default=1.0)
     parser.add_argument("--again", action="store_true", help="measure what is known, too")
     arguments = parser.parse_args()
