@@ -22,6 +22,7 @@ SETTINGS = [
     OuterSettings("nesterov", 0.7, 0.9, 0.3, "shift", 0.0),
     OuterSettings("noloco", 0.7, 0.5, 0.2, "mix", 0.3),
     OuterSettings("noloco", 0.7, 0.5, 0.2, "mix", 0.75),
+    OuterSettings("noloco", 1.0, 0.5, 1.0, "shift", 0.0, 0.9),
 ]
 
 

@@ -32,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
     "realigned": {"method": "noloco", "momentum": 0.5},
     "odd numbers": {"method": "noloco", "outer_lr": 0.37, "consensus": 0.3, "mix": 0.3,
                     "merge": "mix"},
+    "remembering": {"method": "noloco", "outer_lr": 1.0, "momentum": 0.5, "memory": 0.9},
 }  # fmt: skip
 ROUNDS = 3
 MODEL = {"vocab": 258, "context": 16, "width": 32, "heads": 2, "feed_forward": 64, "layers": 1}

@@ -93,6 +93,7 @@ _COMMENTS = {
     "outer": '"nesterov" (DiLoCo) or "noloco"',
     "outer_lr": "step of the outer optimizer (NoLoCo's beta)",
     "momentum": "of the outer optimizer (NoLoCo's alpha)",
+    "memory": "share of the momentum that a step keeps, of many steps a mean; 0: NoLoCo's rule",
     "consensus": "pull towards the group (NoLoCo's gamma); 0 where all always meet",
     "merge": '"shift" keeps the steps done meanwhile, "mix" averages',
     "mix": 'share of the fast weights that "mix" keeps',

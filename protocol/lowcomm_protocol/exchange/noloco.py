@@ -1,8 +1,14 @@
 """noloco: momentum on the mean progress, with the outer rate in the contribution (NoLoCo,
 2506.10911).
 
-delta = momentum * delta + pooled
-phi   = phi + delta
+step  = momentum * delta + pooled
+phi   = phi + step
+delta = memory * delta + (1 - memory) * step
+
+Without ``memory`` that is NoLoCo's rule, whose momentum is the last step. With it the momentum is a
+mean of many steps (quasi-global momentum, 2102.04761). Most of what a single step of a pair adds to
+what all peers have learned is noise of two replicas, which a mean of steps with ever other partners
+does not carry on.
 """
 
 from typing import TYPE_CHECKING
@@ -22,7 +28,13 @@ class Noloco(OuterRule):
 
     def dynamics(self, settings: OuterSettings) -> tuple[float, float, float, float]:
         """See OuterRule."""
-        return settings.momentum, -settings.consensus, settings.momentum, -settings.consensus
+        momentum, pull, new = settings.momentum, -settings.consensus, 1.0 - settings.memory
+        return momentum, pull, settings.memory + new * momentum, new * pull
+
+    @property
+    def remembers(self) -> bool:
+        """See OuterRule."""
+        return True
 
     def step(
         self, settings: OuterSettings, phi: "Vector", delta: "Vector", pooled: "Vector"
@@ -30,9 +42,14 @@ class Noloco(OuterRule):
         """See OuterRule."""
         import numpy as np  # checking a specification needs neither this nor numba
 
-        from lowcomm_protocol.exchange.outer_kernels import noloco
+        from lowcomm_protocol.exchange.outer_kernels import noloco, remembering
 
-        noloco(phi, delta, pooled, np.float32(settings.momentum))
+        momentum = np.float32(settings.momentum)
+        if settings.memory:
+            memory, new = np.float32(settings.memory), np.float32(1.0 - settings.memory)
+            remembering(phi, delta, pooled, momentum, memory, new)
+        else:
+            noloco(phi, delta, pooled, momentum)
 
 
 RULE = Noloco()

@@ -69,6 +69,18 @@ def noloco(phi: Vector, delta: Vector, pooled: Vector, momentum: Any) -> None:
 
 
 @kernel
+def remembering(
+    phi: Vector, delta: Vector, pooled: Vector, momentum: Any, memory: Any, new: Any
+) -> None:
+    """``step = momentum * delta + pooled``, ``phi += step``, ``delta = memory * delta + new *
+    step``, in place."""
+    for i in range(phi.size):
+        step = _kept(np.float32(np.float32(momentum * delta[i]) + pooled[i]))
+        phi[i] = np.float32(phi[i] + step)
+        delta[i] = _kept(np.float32(np.float32(memory * delta[i]) + np.float32(new * step)))
+
+
+@kernel
 def contributed(theta: Vector, phi: Vector, gain: Any, pull: Any, out: Vector) -> None:
     """``out = gain * (theta - phi) + pull * phi``; without the second term for ``pull = 0``."""
     if pull == np.float32(0.0):

@@ -62,6 +62,7 @@ ADDED: Mapping[str, Added] = MappingProxyType(
         "train.decay": Added(since="0.2.0", before=0.2),
         "sync.pairing": Added(since="0.2.0", before="hypercube"),
         "sync.slice_rounds": Added(since="0.2.0", before=1),
+        "sync.memory": Added(since="0.2.0", before=0.0),
     }
 )
 """By ``SECTION.SETTING``. A new setting needs a line here (CONTRIBUTING.md)."""

@@ -32,6 +32,8 @@ class OuterSettings:
     consensus: float
     merge: Literal["mix", "shift"]
     mix: float
+    memory: float = 0.0
+    """Share of the outer momentum that an outer step keeps; 0: it becomes the step itself."""
 
     @property
     def rule(self) -> "OuterRule":
@@ -54,6 +56,11 @@ class OuterRule(ABC):
     @abstractmethod
     def gain(self, settings: OuterSettings) -> float:
         """Factor of the progress in a contribution."""
+
+    @property
+    def remembers(self) -> bool:
+        """Whether the rule heeds ``memory``."""
+        return False
 
     @abstractmethod
     def dynamics(self, settings: OuterSettings) -> tuple[float, float, float, float]:
@@ -146,11 +153,17 @@ def _check_ranges(settings: OuterSettings, group: int) -> None:
         < math.inf,
         ("merge", settings.merge, "'mix' or 'shift'"): settings.merge in ("mix", "shift"),
         ("mix", settings.mix, "a number from 0 to 1"): 0.0 <= settings.mix <= 1.0,
+        ("memory", settings.memory, "a number from 0 to below 1"): 0.0 <= settings.memory < 1.0,
         ("group", group, "a whole number of at least 2"): group >= 2,
     }
     for (name, value, remedy), holds in valid.items():
         if not holds:
             raise SpecError(f"{name} = {value!r} is not valid: use {remedy}")
+    if settings.memory and not settings.rule.remembers:
+        raise SpecError(
+            f"memory = {settings.memory!r} is not valid for {settings.kind}, which has none: use "
+            'memory = 0, or outer = "noloco"'
+        )
 
 
 def _diverges(settings: OuterSettings, group: int) -> bool:

@@ -273,6 +273,9 @@ class SyncSettings(Settings):
     outer: Annotated[str, OneOf(OUTER_RULES)]
     outer_lr: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)]
     momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
+    memory: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.0
+    """Share of the outer momentum that an outer step of ``noloco`` keeps (quasi-global momentum);
+    0: the momentum is the last step."""
     consensus: Annotated[float, Field(ge=0.0, le=10.0, allow_inf_nan=False)]
     """Pull of the slow weights towards those of the group (NoLoCo's gamma); 0 where all peers
     always meet."""
@@ -290,7 +293,13 @@ class SyncSettings(Settings):
     def outer_settings(self) -> OuterSettings:
         """The settings of the outer optimizer alone."""
         return OuterSettings(
-            self.outer, self.outer_lr, self.momentum, self.consensus, self.merge, self.mix
+            self.outer,
+            self.outer_lr,
+            self.momentum,
+            self.consensus,
+            self.merge,
+            self.mix,
+            self.memory,
         )
 
     @model_validator(mode="after")

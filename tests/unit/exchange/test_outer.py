@@ -31,6 +31,7 @@ from lowcomm_protocol.spec.outer_settings import OuterSettings, consensus_radius
 
 NESTEROV = OuterSettings("nesterov", 0.7, 0.9, 0.0, "mix", 0.5)
 NOLOCO = OuterSettings("noloco", 0.7, 0.5, 0.7, "shift", 0.0)
+REMEMBERING = replace(NOLOCO, outer_lr=1.0, consensus=1.0, memory=0.9)
 NUMEL = 1003  # not a multiple of a vector register
 
 
@@ -63,8 +64,9 @@ def literal(settings, phis, deltas, progress, weights):
     pulls = [settings.consensus * (phi - centre) for phi in phis]
     for i, pull in enumerate(pulls):
         if settings.kind == "noloco":
-            deltas[i] = settings.momentum * deltas[i] + settings.outer_lr * pooled - pull
-            phis[i] = phis[i] + deltas[i]
+            step = settings.momentum * deltas[i] + settings.outer_lr * pooled - pull
+            deltas[i] = settings.memory * deltas[i] + (1.0 - settings.memory) * step
+            phis[i] = phis[i] + step
         else:
             gradient = -(pooled - pull)
             deltas[i] = settings.momentum * deltas[i] + gradient
@@ -98,6 +100,45 @@ def test_nesterov_rounds_every_operation_and_is_torchs_sgd_but_for_what_that_fus
     # A fused operation differs by half a unit in the last place, of values up to 4 here, twice in
     # each of 50 steps.
     assert (phis[0] - parameter.detach()).abs().max() <= 50 * 2 * 2.0**-22
+
+
+def exact_remembering(settings, phi, delta, pooled) -> tuple[np.ndarray, np.ndarray]:
+    """The step in float32 with every operation rounded: numpy's own, which fuses nothing."""
+    momentum, memory = np.float32(settings.momentum), np.float32(settings.memory)
+    step = momentum * delta + pooled
+    return phi + step, memory * delta + np.float32(1.0 - settings.memory) * step
+
+
+@pytest.mark.parametrize("momentum, memory", [(0.5, 0.9), (0.37, 0.61), (0.0, 0.5)])
+def test_a_rule_that_remembers_rounds_every_operation(momentum, memory):
+    settings = replace(REMEMBERING, momentum=momentum, memory=memory)
+    (phi,), (delta,) = group_of(1)
+    exact_phi, exact_delta = phi.numpy().copy(), delta.numpy().copy()
+    for step in range(30):
+        progress, mean = progress_of(2, step)
+        sent = phi + progress
+        mean = mean + phi
+        pooled = progress.numpy() - (sent.numpy() - mean.numpy())
+        exact_phi, exact_delta = exact_remembering(settings, exact_phi, exact_delta, pooled)
+        outer_step(settings, phi, delta, mean, progress, sent)
+        assert (phi.numpy() == exact_phi).all() and (delta.numpy() == exact_delta).all()
+
+
+def test_without_memory_the_momentum_is_the_last_step():
+    (phi,), (delta,) = group_of(1)
+    before = phi.clone()
+    outer_step(replace(REMEMBERING, memory=0.0, consensus=0.0), phi, delta, torch.ones(NUMEL))
+    outer_step(replace(REMEMBERING, memory=0.0, consensus=0.0), phi, delta, torch.ones(NUMEL))
+    assert torch.equal(delta, torch.full((NUMEL,), 1.5))
+    assert torch.allclose(phi - before, torch.full((NUMEL,), 2.5), atol=1e-6)
+
+
+def test_a_momentum_with_memory_gains_as_one_without_in_the_long_run():
+    phi, delta = torch.zeros(1), torch.zeros(1)
+    settings = replace(REMEMBERING, consensus=0.0)
+    for _ in range(200):
+        outer_step(settings, phi, delta, torch.tensor([0.25]))
+    assert delta.item() == pytest.approx(0.5, rel=1e-3), "1 / (1 - momentum) times what is fed"
 
 
 def many_steps() -> tuple[str, str, bool]:
@@ -138,10 +179,13 @@ def test_the_outer_step_gives_the_same_bits_with_and_without_fused_operations():
     assert digest == many_steps()[1], f"with {many_steps()[0]} as well"
 
 
-def test_a_momentum_that_is_no_longer_fed_ends_at_zero_and_never_becomes_subnormal():
+@pytest.mark.parametrize(
+    "settings", [NESTEROV, replace(REMEMBERING, consensus=0.0)], ids=["nesterov", "remembering"]
+)
+def test_a_momentum_that_is_no_longer_fed_ends_at_zero_and_never_becomes_subnormal(settings):
     phi, delta = torch.ones(3), torch.tensor([1e-30, -1e-30, 1e-30])
     for _ in range(50):
-        outer_step(NESTEROV, phi, delta, torch.tensor([0.0, 0.0, 1e-42]))
+        outer_step(settings, phi, delta, torch.tensor([0.0, 0.0, 1e-42]))
         assert all(one == 0.0 or abs(one) >= 2.0**-100 for one in delta.tolist())
     assert delta.tolist() == [0.0, 0.0, 0.0] and phi.tolist() == [1.0, 1.0, 1.0]
 
@@ -155,8 +199,17 @@ def test_a_momentum_that_is_no_longer_fed_ends_at_zero_and_never_becomes_subnorm
         replace(NOLOCO, consensus=0.0),
         replace(NESTEROV, consensus=0.8, momentum=0.5),
         NESTEROV,
+        REMEMBERING,
+        replace(REMEMBERING, consensus=0.0),
     ],
-    ids=["noloco", "noloco without consensus", "nesterov with consensus", "nesterov"],
+    ids=[
+        "noloco",
+        "noloco without consensus",
+        "nesterov with consensus",
+        "nesterov",
+        "remembering",
+        "remembering without consensus",
+    ],
 )
 def test_one_vector_gives_what_the_papers_compute_from_two(settings, size, weighted):
     phis, deltas = group_of(size)
@@ -194,7 +247,9 @@ def test_noloco_in_a_group_of_all_with_equal_start_is_heavy_ball_diloco(consensu
 
 @pytest.mark.parametrize("name", ["e3m0", "int8"])
 @pytest.mark.parametrize(
-    "settings", [NESTEROV, replace(NOLOCO, consensus=0.0)], ids=["nesterov", "noloco"]
+    "settings",
+    [NESTEROV, replace(NOLOCO, consensus=0.0), replace(REMEMBERING, consensus=0.0)],
+    ids=["nesterov", "noloco", "remembering"],
 )
 def test_members_stay_equal_to_the_bit_under_a_lossy_codec(name, settings):
     def code(sent: torch.Tensor) -> torch.Tensor:
@@ -327,17 +382,18 @@ def measured_growth(settings: OuterSettings, group: int, swarm: int, steps: int 
 
 
 @pytest.mark.parametrize(
-    ("kind", "momentum", "group", "bound"),
+    ("kind", "momentum", "memory", "group", "bound"),
     [
-        ("noloco", 0.3, 2, 1.83),
-        ("noloco", 0.5, 2, 1.51),
-        ("noloco", 0.9, 2, 0.386),
-        ("nesterov", 0.5, 4, 2.03),
+        ("noloco", 0.3, 0.0, 2, 1.83),
+        ("noloco", 0.5, 0.0, 2, 1.51),
+        ("noloco", 0.9, 0.0, 2, 0.386),
+        ("noloco", 0.5, 0.9, 2, 1.97),
+        ("nesterov", 0.5, 0.0, 4, 2.03),
     ],
 )
-def test_the_radius_is_the_growth_that_a_swarm_of_64_shows(kind, momentum, group, bound):
+def test_the_radius_is_the_growth_that_a_swarm_of_64_shows(kind, momentum, memory, group, bound):
     for factor in (0.8, 1.2):
-        settings = OuterSettings(kind, 0.7, momentum, factor * bound, "shift", 0.0)
+        settings = OuterSettings(kind, 0.7, momentum, factor * bound, "shift", 0.0, memory)
         predicted = math.log(consensus_radius(settings, group, 64))
         assert predicted * (factor - 1) > 0
         assert measured_growth(settings, group, 64) == pytest.approx(predicted, rel=0.15, abs=0.004)
@@ -358,9 +414,10 @@ def test_a_group_of_the_whole_swarm_follows_the_plain_recursion():
 
 @pytest.mark.parametrize("kind", ["noloco", "nesterov"])
 @pytest.mark.parametrize("momentum", [0.0, 0.3, 0.9, 0.999])
-def test_the_radius_is_that_of_the_matrix_of_moments(kind, momentum):
+@pytest.mark.parametrize("memory", [0.0, 0.9])
+def test_the_radius_is_that_of_the_matrix_of_moments(kind, momentum, memory):
     for consensus, group in itertools.product((0.0, 1e-6, 0.1, 1.0, 3.0, 30.0), (2, 3, 8)):
-        settings = OuterSettings(kind, 0.7, momentum, consensus, "mix", 0.5)
+        settings = OuterSettings(kind, 0.7, momentum, consensus, "mix", 0.5, memory)
         p, q, r, s = settings.rule.dynamics(settings)
         # Of 64 peers each meets `group`: x is phi, or nothing, in the mean of the second moments.
         k = (1 - 1 / group) * 64 / 63
@@ -387,6 +444,7 @@ def test_a_consensus_that_is_stable_in_pairs_is_stable_in_every_larger_group(kin
         (NESTEROV, 8),
         (NOLOCO, 2),
         (replace(NOLOCO, outer_lr=1.0, momentum=0.3, consensus=1.0), 2),
+        (REMEMBERING, 2),
     ],
 )
 def test_the_papers_settings_are_allowed(settings, group):
@@ -408,6 +466,13 @@ def test_diverging_settings_are_refused_with_the_largest_stable_consensus():
     with pytest.raises(SpecError, match=r"below 1.21,"):
         validate_outer(replace(NESTEROV, consensus=1.25), 2)
     validate_outer(replace(NESTEROV, consensus=1.2), 2)
+
+
+def test_a_memory_is_refused_where_the_rule_has_none():
+    with pytest.raises(SpecError, match=r"memory = 0.5 is not valid for nesterov.*memory = 0,"):
+        validate_outer(replace(NESTEROV, memory=0.5), 2)
+    with pytest.raises(SpecError, match=r"memory = 1.0 is not valid: use a number from 0 to"):
+        validate_outer(replace(NOLOCO, memory=1.0), 2)
 
 
 def test_a_large_group_must_be_stable_as_the_pair_that_may_be_left_of_it():

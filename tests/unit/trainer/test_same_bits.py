@@ -22,9 +22,11 @@ RECORDED = {
     "streaming-diloco, bf16": "2145decc261829dd",
     "realigned": "b4f4e00c202598a4",
     "odd numbers": "8f452e50a2367e66",
+    "remembering": "f4944d231a93f681",
 }
 """Of version 0.1, without the instructions that round a product and a sum at once. A momentum of 0
-was kept then, and does not count."""
+was kept then, and does not count. 0.1 did not know ``remembering``: it is of the release that
+brought it."""
 
 
 KNOWN = ["default", "avx2", "avx512"]

@@ -83,6 +83,9 @@ def outer_step(
     momentum = _fp32(settings.momentum)
     if settings.kind == "nesterov":
         _launch(_nesterov, phi, delta, pooled, _fp32(settings.outer_lr), momentum)
+    elif settings.kind == "noloco" and settings.memory:
+        memory, new = _fp32(settings.memory), _fp32(1.0 - settings.memory)
+        _launch(_remembering, phi, delta, pooled, momentum, memory, new)
     elif settings.kind == "noloco":
         _launch(_noloco, phi, delta, pooled, momentum)
     else:
@@ -251,6 +254,15 @@ def _noloco(phi, delta, pooled, momentum, numel, PART: tl.constexpr) -> None:
     velocity = velocity + tl.load(pooled + at, mask=here, other=0.0)
     tl.store(delta + at, velocity, mask=here)
     tl.store(phi + at, tl.load(phi + at, mask=here, other=0.0) + velocity, mask=here)
+
+
+@triton.jit
+def _remembering(phi, delta, pooled, momentum, memory, new, numel, PART: tl.constexpr) -> None:
+    at, here = _here(numel, PART)
+    before = tl.load(delta + at, mask=here, other=0.0)
+    step = _kept(momentum * before + tl.load(pooled + at, mask=here, other=0.0))
+    tl.store(phi + at, tl.load(phi + at, mask=here, other=0.0) + step, mask=here)
+    tl.store(delta + at, _kept(memory * before + new * step), mask=here)
 
 
 @triton.jit
