@@ -5,7 +5,7 @@ The same seed gives the same story, to the event. Nothing here knows what travel
 """
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -104,6 +104,10 @@ class Network:
         self.peers: dict[str, Receiver] = {}
         self.events = 0
         """How many things were to happen so far."""
+        self.control: Counter[str] = Counter()
+        """Bytes that each peer has sent beside contents, as ``weigh`` has them."""
+        self.weigh: Callable[[str, Any], int] = lambda kind, payload: 0
+        """Bytes of a message beside contents, by its kind and payload."""
         self._lines: dict[str, tuple[Queue, Queue]] = {}
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -154,6 +158,7 @@ class Network:
         if size and self.conditions.line is not None:
             self._carry(stream, sender, size, lambda: self.send(stream, sender, kind, payload))
             return
+        self.control[sender] += self.weigh(kind, payload)
         way = (
             self.random.uniform(*self.conditions.latency) + size / self.conditions.bandwidth + late
         )

@@ -16,6 +16,7 @@ from lowcomm_node.simulation.contents import CONTENTS
 from lowcomm_node.simulation.driver import ExchangeDriver
 from lowcomm_node.simulation.network import Conditions, Network, Stream
 from lowcomm_node.simulation.peer import SimulatedPeer
+from lowcomm_node.simulation.words import control_bytes
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.capture import Capture
 from lowcomm_node.trainer.replica import Replica
@@ -90,6 +91,8 @@ class Result:
     """Exchanges, of all peers together."""
     steps: tuple[int, ...]
     curve: tuple[Point, ...]
+    control_sent: float = 0.0
+    """Bytes a peer beside contents: frames that agree on exchanges."""
 
     @property
     def loss(self) -> float:
@@ -114,6 +117,7 @@ class Swarm:
     ) -> None:
         self.spec, self.dataset, self.members = spec, dataset, members
         self.network = Network(spec.run.seed, conditions)
+        self.network.weigh = control_bytes
         self.peers: list[SimulatedPeer] = []
         self.curve: list[Point] = []
         self._every = max(1, spec.run.steps // evaluations) if evaluations else 0
@@ -220,6 +224,7 @@ class Swarm:
             failed=sum(one.failed for one in self.peers),
             steps=tuple(one.replica.steps for one in honest),
             curve=tuple(self.curve),
+            control_sent=mean(self.network.control[one.name] for one in honest),
         )
 
     def _join(self, peer: SimulatedPeer, late: bool) -> None:

@@ -2,9 +2,15 @@
 
 from typing import Any
 
+from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync.link import CHUNK_BYTES, MAX_REASON
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.pair import machine as pairs
+from lowcomm_protocol.messages import exchange_pb2 as pb
+
+PEER_ID = 52
+"""Characters of a peer id; names of simulated peers are shorter."""
 
 
 def words_of(effect: base.Effect) -> tuple[str, str, Any] | None:
@@ -41,3 +47,38 @@ def event_of(peer: str, kind: str, payload: Any) -> Any:
             return groups.CommitCame(peer=peer, shards=shards, heard=heard)
         case _:
             raise AssertionError(f"nobody understands {kind!r}")
+
+
+def control_bytes(kind: str, payload: Any) -> int:
+    """Bytes of the frames that carry a message, less those of contents themselves: what gRPC,
+    HTTP/2 and TLS add is not counted."""
+    match kind:
+        case "hello":
+            return pb.Frame(hello=offers.to_message(payload)).ByteSize()
+        case "accept":
+            return pb.Frame(accept=offers.to_message(payload)).ByteSize()
+        case "refuse":
+            return offers.refuse(payload).ByteSize()
+        case "abandon":
+            return pb.Frame(abandon=pb.Abandon(reason=payload[:MAX_REASON])).ByteSize()
+        case "confirm":
+            return pb.Frame(confirm=pb.Confirm(members=payload)).ByteSize()
+        case "roll":
+            return frames.roll([peer.ljust(PEER_ID) for peer in payload]).ByteSize()
+        case "members":
+            return frames.members(payload, payload).ByteSize()
+        case "held":
+            return frames.held(payload).ByteSize()
+        case "commit":
+            return frames.commit(*payload).ByteSize()
+        case "content" | "again" | "resend" | "shard" | "mean":
+            return _around(len(payload))
+        case _:
+            return 0
+
+
+def _around(size: int) -> int:
+    """The frame that announces a content, and what stands before each of its chunks."""
+    content = pb.Content(size=size, digest=bytes(32))
+    last = pb.Frame(chunk=pb.Chunk(offset=size, data=b"-")).ByteSize() - 1
+    return pb.Frame(content=content).ByteSize() + last * -(-size // CHUNK_BYTES)

@@ -1,0 +1,128 @@
+"""The runs that shares.py measures. To add one, add a `Row` to `ROWS`: its name says what differs,
+``bytes_share`` under which heading it stands, and nothing else needs to know of it.
+
+Seeds 0 to 2 choose settings and 3 to 5 confirm them: no setting is chosen on the seeds that its
+figures are reported for.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+CHOOSE, CONFIRM = (0, 1, 2), (3, 4, 5)
+PEERS = (4, 8, 16)
+STEPS = 1000
+SINGLE, ALLREDUCE = "single", "all-reduce"
+ALONE = 4
+"""Replicas that never meet, whose mean loss is that of one alone: single ones differ by more than
+what slow lines leave of the gain."""
+BYTES_SHARES = (60, 220, 550, 2000)
+"""Parts of all-reduce's bytes that rows are compared at, about."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A method with its settings: ``sync`` and ``train`` are what differs from those of ``method``,
+    a preset."""
+
+    name: str
+    bytes_share: int = 0
+    """It sends about 1 / bytes_share of all-reduce's bytes: of `BYTES_SHARES`; 0 of a baseline."""
+    method: str = "local"
+    sync: dict[str, Any] = field(default_factory=dict)
+    train: dict[str, Any] = field(default_factory=dict)
+    peers: tuple[int, ...] = PEERS
+    seeds: tuple[int, ...] = CHOOSE + CONFIRM
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to measure."""
+
+    row: Row
+    peers: int
+    seed: int
+    steps: int = STEPS
+
+    @property
+    def key(self) -> str:
+        """Its name in the results: all that could change them."""
+        settings = json.dumps([self.row.method, self.row.sync, self.row.train], sort_keys=True)
+        return f"{self.row.name}/{self.peers}/{self.steps}/{self.seed}/{settings}"
+
+
+MUON = {"optimizer": "muon"}
+# Of one replica and of all-reduce the momentum was tuned, too: docs/results.md tells what was
+# tried.
+STEADY = {"muon_momentum": 0.8}
+RATES = (0.02, 0.03)
+"""Learning rates that all-reduce was tried with on seed 0. With each number of peers the rate that
+ended lowest there is the baseline of all rows."""
+BASELINES = (
+    Row(SINGLE, train=STEADY, peers=(ALONE,)),
+    *(
+        Row(f"{ALLREDUCE}, {rate}", train=STEADY | {"learning_rate": rate}, seeds=seeds)
+        for rate, seeds in ((0.02, CHOOSE + CONFIRM), (0.03, (0,)))
+    ),
+)
+
+# Settings are written out, so that a preset that changes leaves what was measured as it is.
+PAIR = {"fragments": 4, "overlap": 1, "consensus": 1.0, "merge": "shift", "mix": 0.0}
+GAIN = {"outer_lr": 1.25, "momentum": 0.0, "memory": 0.0}
+RARELY = {"outer_lr": 0.7, "momentum": 0.3, "memory": 0.0}
+"""What pairs were given until they had a memory: often, and from every 21 steps on."""
+
+
+def pair(
+    bytes_share: int, codec: str, interval: int, outer: dict[str, float], what: str, **more: Any
+) -> Row:
+    """A row of pairs."""
+    name = f"pairs, {codec} every {interval}, {what}"
+    sync = PAIR | outer | {"codec": codec, "interval": interval}
+    return Row(name, bytes_share, "lowcomm", sync, **more)
+
+
+def remembering(momentum: float, memory: float) -> dict[str, float]:
+    """Quasi-global momentum (2102.04761)."""
+    return {"outer_lr": 1.0, "momentum": momentum, "memory": memory}
+
+
+PAIRS = (
+    pair(60, "mod3", 4, GAIN, "gain 1.25", seeds=CHOOSE),
+    pair(60, "mod4", 5, remembering(0.5, 0.9), "momentum .5, memory .9"),
+    pair(220, "mod4", 21, RARELY, "momentum .3", seeds=CHOOSE),
+    pair(220, "mod4", 21, remembering(0.5, 0.6), "momentum .5, memory .6"),
+    pair(550, "mod4", 52, RARELY, "momentum .3", seeds=CHOOSE),
+    pair(550, "mod4", 52, remembering(0.5, 0.3), "momentum .5, memory .3"),
+)
+
+TRYING: dict[str, Any] = {"peers": (4,), "seeds": (0,)}
+TRIED = (
+    pair(220, "mod4", 21, remembering(0.5, 0.9), "momentum .5, memory .9", **TRYING),
+    pair(220, "mod4", 21, remembering(0.7, 0.7), "momentum .7, memory .7", **TRYING),
+    pair(550, "mod4", 52, remembering(0.7, 0.5), "momentum .7, memory .5", **TRYING),
+)
+"""Seen once, and not chosen or not measured further."""
+
+GROUP = {"fragments": 4, "overlap": 1, "codec": "q2", "error_feedback": True, "consensus": 0.0}
+GROUP |= {"outer_lr": 1.0, "momentum": 0.5, "merge": "mix", "mix": 0.25}
+GROUPS = tuple(
+    Row(
+        f"groups, q2 every {interval}",
+        bytes_share,
+        "streaming-diloco",
+        GROUP | {"interval": interval},
+        peers=(4, 8),
+    )
+    for bytes_share, interval in ((60, 4), (220, 14), (550, 34))
+)
+ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS)
+
+
+def jobs(rows: tuple[Row, ...] = ROWS) -> Iterator[Job]:
+    """All runs, row by row."""
+    for row in rows:
+        for peers in row.peers:
+            for seed in row.seeds:
+                yield Job(row, peers, seed)
