@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import kit
-from convergence_jobs import ALLREDUCE, PARTS, SINGLE, Job, length, members
+from convergence_jobs import ALLREDUCE, AS_MEASURED, PARTS, SINGLE, Job, length, members
 from convergence_report import claim, plot, shares, tables
 
 CACHE = kit.OUT / "data"
@@ -47,7 +47,9 @@ def measure(job: Job) -> dict[str, Any]:
         {
             "run": {"name": "convergence", "seed": job.seed, "steps": length(job)},
             "train": {"optimizer": job.optimizer} | job.row.train,
-            "sync": {"method": job.row.method} | job.row.sync,
+            "sync": {"method": job.row.method}
+            | AS_MEASURED.get(job.row.method, {})
+            | job.row.sync,
         }
     )
     dataset = open_data("builtin:python", "bytes", CACHE)
