@@ -47,9 +47,7 @@ def measure(job: Job) -> dict[str, Any]:
         {
             "run": {"name": "convergence", "seed": job.seed, "steps": length(job)},
             "train": {"optimizer": job.optimizer} | job.row.train,
-            "sync": {"method": job.row.method}
-            | AS_MEASURED.get(job.row.method, {})
-            | job.row.sync,
+            "sync": {"method": job.row.method} | AS_MEASURED.get(job.row.method, {}) | job.row.sync,
         }
     )
     dataset = open_data("builtin:python", "bytes", CACHE)

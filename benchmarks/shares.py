@@ -54,7 +54,9 @@ def measure(job: Job) -> dict[str, Any]:
     compiled = job.steps * job.peers > 1000 and shutil.which("g++") is not None
     run = allreduce if row.name.startswith(ALLREDUCE) else simulate
     result = run(spec, dataset, job.peers, compiled=compiled)
-    return asdict(result) | {"loss": result.loss}
+    return {name: one for name, one in asdict(result).items() if name != "curve"} | {
+        "loss": result.loss
+    }
 
 
 def main() -> int:
@@ -102,7 +104,7 @@ def measure_all(missing: Sequence[Job], out: Path, processes: int) -> None:
         for done, future in enumerate(as_completed(running), start=1):
             job, result = running[future], future.result()
             # Read anew: another process may have added runs of its own.
-            kit.write(out, kit.read(out) | {job.key: result}, indent=None)
+            kit.write(out, kit.read(out) | {job.key: result})
             print(
                 f"{done}/{len(missing)} {job.key} {result['loss']:.4f}", file=sys.stderr, flush=True
             )

@@ -452,7 +452,20 @@ def messages(catalogue: Mapping[str, Message]) -> Iterator[str]:
         yield f"| `{code}` | {one.meaning} | {one.remedy} |"
 
 
+def shares() -> Iterator[str]:
+    """What pairs and groups keep of all-reduce's gain, from the results of shares.py."""
+    benchmarks = DOCS.parent / "benchmarks"
+    if str(benchmarks) not in sys.path:
+        sys.path.append(str(benchmarks))
+    from shares_jobs import jobs
+    from shares_report import tables
+
+    results = json.loads((benchmarks / "results" / "shares.json").read_text())
+    yield tables(list(jobs()), results)
+
+
 TABLES: dict[str, Callable[[], Iterator[str]]] = {
+    "shares": shares,
     "settings": settings,
     "architectures": architectures,
     "owner": owner,

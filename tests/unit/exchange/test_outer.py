@@ -387,7 +387,7 @@ def measured_growth(settings: OuterSettings, group: int, swarm: int, steps: int 
         ("noloco", 0.3, 0.0, 2, 1.83),
         ("noloco", 0.5, 0.0, 2, 1.51),
         ("noloco", 0.9, 0.0, 2, 0.386),
-        ("noloco", 0.5, 0.9, 2, 1.97),
+        ("noloco", 0.5, 0.5, 2, 1.91),
         ("nesterov", 0.5, 0.0, 4, 2.03),
     ],
 )
