@@ -23,9 +23,12 @@ from lowcomm_node.swarm.hosts import any_host, in_numbers
 from lowcomm_node.swarm.membership import Listeners, Membership
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
+from lowcomm_node.system.release import release
 from lowcomm_node.transport.endpoint import Endpoint
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.exchange.budget import Deadlines
+from lowcomm_protocol.exchange.events import Outcome
+from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, Told
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.spec.amendments import Amendment
 from lowcomm_protocol.spec.run import SignedRun
@@ -85,6 +88,7 @@ class Participation:
             tell=self._board.tell,
             bandwidth=allowance.bandwidth,
         )
+        self._release = release()[:MAX_NAME]
         self.membership: Membership | None = None
         """Once others can call us."""
         self.training: Training | None = None
@@ -137,6 +141,7 @@ class Participation:
             certificate=self.endpoint.certificate.digest,
             addresses=addresses,
             progress=self._board.position,
+            told=self._told,
         )
         return Membership(
             own=own,
@@ -151,6 +156,16 @@ class Participation:
                 warn=self._board.warn, on_removals=self._drop_removed, on_barred=leave
             ),
             rejoin=self._entry.rejoin,
+        )
+
+    def _told(self) -> Told:
+        progress, loss = self._board.progress, self._board.progress.val_loss_last or 0.0
+        return Told(
+            name=self._settings.name or "",
+            release=self._release,
+            tokens=progress.tokens or 0,
+            held_out_loss=loss if 0 <= loss < MAX_LOSS else 0.0,
+            exchanges=self.exchanger.history.outcomes[Outcome.APPLIED],
         )
 
     def _make_training(self, membership: Membership) -> Training:

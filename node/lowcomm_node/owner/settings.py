@@ -26,6 +26,7 @@ from lowcomm_node.owner.values import (
     Hours,
     Invite,
     PeerCount,
+    PeerName,
     Port,
     Positive,
     Rate,
@@ -91,6 +92,12 @@ class NodeSettings(BaseModel):
     invite: Annotated[
         Invite | None,
         Setting(Section.SWARM, "What the run's creator sent you; or set LOWCOMM_INVITE", "INVITE"),
+    ] = None
+    name: Annotated[
+        PeerName | None,
+        Setting(
+            Section.SWARM, "What others see this node called, such as on a swarm's page", "NAME"
+        ),
     ] = None
     ephemeral: Annotated[
         bool,

@@ -38,6 +38,14 @@ def _check_invite(invite: SecretStr) -> SecretStr:
     return invite
 
 
+def _check_name(name: str) -> str:
+    from lowcomm_protocol.peers.records import MAX_NAME, is_name  # most commands need none of it
+
+    if not is_name(name):
+        raise ValueError(f"expected at most {MAX_NAME} printable characters")
+    return name
+
+
 def _check_device(device: str) -> str:
     if not _DEVICE.fullmatch(device):
         raise ValueError("expected auto, cpu, cuda or cuda:N")
@@ -80,6 +88,7 @@ Text = Annotated[str, Field(min_length=1)]
 Run = Annotated[str, AfterValidator(_check_run)]
 """``NAME`` or ``NAME@FINGERPRINT``."""
 Invite = Annotated[SecretStr, AfterValidator(_check_invite)]
+PeerName = Annotated[str, AfterValidator(_check_name)]
 Device = Annotated[str, AfterValidator(_check_device)]
 Checkpointing = Annotated[str, AfterValidator(_check_checkpointing)]
 """Of activations."""

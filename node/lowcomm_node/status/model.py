@@ -280,6 +280,8 @@ class PeerStatus:
     """Where it can be called directly."""
     release: str | None = None
     """Of lowcomm, as it tells."""
+    name: str = ""
+    """What its owner calls it (`--name`); anybody may take any name."""
     age: float
     """Seconds since its record was issued."""
     completed: int

@@ -11,6 +11,7 @@ from lowcomm_protocol.peers.records import (
     MAX_ENTRY_POINTS,
     PeerInfo,
     Phase,
+    Told,
     read_record,
     write_record,
 )
@@ -28,6 +29,8 @@ class OwnRecord:
     """``host:port`` of our Exchange service."""
     progress: Callable[[], tuple[int, int, float]]
     """Swarm step, own inner steps, tokens a second."""
+    told: Callable[[], Told] = Told
+    """What people are told of us."""
     phase: Phase = Phase.JOINING
     last_issued: float = 0.0
 
@@ -62,5 +65,6 @@ class OwnRecord:
             tokens_per_second=speed,
             entry_points=entry_points[:MAX_ENTRY_POINTS],
             claim=claim,
+            told=self.told(),
         )
         return write_record(info, self.identity)

@@ -20,13 +20,16 @@ from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES
 from lowcomm_protocol.refusals import Reason
 
 MAX_RECORD_BYTES = 2048
-"""The longest that a node writes has 1650: an invite, eight IPv6 addresses and four relays. Most
-have 330 to 1200."""
+"""The longest that a node writes has 1840: a name, an invite, eight IPv6 addresses and four relays.
+Most have 330 to 1200."""
 MAX_ADDRESSES = 8
 MAX_ENTRY_POINTS = 4
 MAX_CREDENTIAL_BYTES = 1024
 MAX_MULTIADDRESS = 256
 """Characters of an entry point."""
+MAX_NAME = 32
+"""Characters of the name that a peer's owner chose, and of its release."""
+MAX_LOSS = 1000.0
 MAX_LIFE = 600.0
 """Longest life of a record in seconds; otherwise anybody could store one for centuries."""
 MAX_CLOCK_SKEW = 60.0
@@ -47,6 +50,22 @@ class Phase(StrEnum):
     PAUSED = "paused"
     FINISHED = "finished"
     LEFT = "left"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What a peer tells people of itself. Nobody can check it, and no rule uses it."""
+
+    name: str = ""
+    """That its owner chose; at most 32 printable characters."""
+    release: str = ""
+    """Of its program."""
+    tokens: int = 0
+    """Trained on in this run."""
+    held_out_loss: float = 0.0
+    """Its last, in nats; 0: none yet."""
+    exchanges: int = 0
+    """Applied since it started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +90,7 @@ class PeerInfo:
     """Multiaddresses of its DHT peer."""
     claim: bytes = b""
     """The claim on its invite, serialized; empty if the run needs none."""
+    told: Told = Told()
 
 
 @dataclass(frozen=True)
@@ -116,6 +136,7 @@ def _sign_record(info: PeerInfo, identity: Identity) -> bytes:
         stage=info.stage,
         entry_points=info.entry_points,
         claim=info.claim,
+        told=pb.Told(**vars(info.told)),
     ).SerializeToString()
     return pb.SignedRecord(
         payload=payload, signature=identity.sign(_RECORD, payload)
@@ -160,6 +181,13 @@ def read_record(data: bytes, now: float) -> PeerInfo:
         stage=record.stage,
         entry_points=tuple(record.entry_points),
         claim=record.claim,
+        told=Told(
+            name=record.told.name,
+            release=record.told.release,
+            tokens=record.told.tokens,
+            held_out_loss=record.told.held_out_loss,
+            exchanges=record.told.exchanges,
+        ),
     )
 
 
@@ -286,6 +314,29 @@ def _check_fields(record: pb.PeerRecord) -> None:
         )
     for address in record.addresses:
         _check_address(address, record.peer_id)
+    _check_told(record.told, record.peer_id)
+
+
+def is_name(text: str) -> bool:
+    """Whether a peer may call itself so: at most 32 characters, all printable, so that it neither
+    moves a cursor nor turns the direction of the text around it."""
+    return len(text) <= MAX_NAME and text.isprintable()
+
+
+def _check_told(told: pb.Told, peer_id: str) -> None:
+    if not is_name(told.name) or not is_name(told.release):
+        raise RecordError(
+            f"The record of {peer_id} tells a name or release that is not of at most {MAX_NAME} "
+            "printable characters."
+        )
+    if max(told.tokens, told.exchanges) >= 2**53:
+        raise RecordError(
+            f"The record of {peer_id} tells of {told.tokens} tokens and {told.exchanges} exchanges."
+        )
+    if not 0 <= told.held_out_loss < MAX_LOSS:  # not a number: neither
+        raise RecordError(
+            f"The record of {peer_id} tells of a held-out loss of {told.held_out_loss}."
+        )
 
 
 def _check_address(address: str, peer_id: str) -> None:

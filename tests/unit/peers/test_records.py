@@ -20,6 +20,7 @@ from lowcomm_protocol.peers.records import (
     Caller,
     PeerInfo,
     Phase,
+    Told,
     read_credential,
     read_record,
     write_credential,
@@ -43,6 +44,7 @@ INFO = PeerInfo(
     tokens_per_second=12_345.5,
     entry_points=("/ip4/203.0.113.7/tcp/4101/p2p/" + ALICE.peer_id,),
     claim=b"claim" * 50,
+    told=Told(name="ada's desk", release="0.2.0", tokens=10**12, held_out_loss=1.25, exchanges=40),
 )
 RECORD = write_record(INFO, ALICE)
 CREDENTIAL = write_credential(ALICE, BOB.peer_id, RUN, NOW, NONCE)
@@ -225,6 +227,16 @@ def test_a_record_of_another_protocol_is_a_version_error():
         {"tokens_per_second": float("inf")},
         {"tokens_per_second": -1.0},
         {"swarm_step": 2**53},
+        {"told": pb.Told(name="n" * 33)},
+        {"told": pb.Told(name="line\nbreak")},
+        {"told": pb.Told(name="\u202eabc")},
+        {"told": pb.Told(name="\x1b[2J")},
+        {"told": pb.Told(release="r" * 33)},
+        {"told": pb.Told(tokens=2**53)},
+        {"told": pb.Told(exchanges=2**64 - 1)},
+        {"told": pb.Told(held_out_loss=float("nan"))},
+        {"told": pb.Told(held_out_loss=-1.0)},
+        {"told": pb.Told(held_out_loss=1e9)},
         {"steps": 2**64 - 1},
         {"addresses": ["203.0.113.7:1"] * 9},
         {"entry_points": ["/ip4/203.0.113.7/tcp/1"] * 9},

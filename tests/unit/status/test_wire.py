@@ -54,7 +54,7 @@ KEYS: dict[type, str] = {
         limits.turned_away
         checkpoint checkpoint.step checkpoint.path""",
     PeerStatus: """
-        peer_id phase swarm_step steps tokens_per_second address release age completed refused
+        peer_id phase swarm_step steps tokens_per_second address release name age completed refused
         failed
         last_reason score left_out held_against route route_reason round_trip rate_up rate_down""",
     ExchangeEnded: """
