@@ -52,6 +52,9 @@ RelayPeers = Annotated[int, _option("RELAY_PEERS", "Peers behind routers to rela
 RelayCircuits = Annotated[int, _option("RELAY_CIRCUITS", "Relayed connections of each at once.", 1)]
 RelayBytes = Annotated[str, _option("RELAY_BYTES", "Bytes of one, each way, as 4GiB or 500MB.")]
 RelaySeconds = Annotated[int, _option("RELAY_SECONDS", "Seconds of one relayed connection.", 1)]
+Web = Annotated[
+    int | None, _option("WEB", "Port of a public page of the runs; default: none.", 0, 65535)
+]
 _TRACEBACK = "LOWCOMM_BOOTSTRAP_TRACEBACK"
 _RELAY = RelayLimits()
 
@@ -86,6 +89,7 @@ def serve(
     relay_circuits: RelayCircuits = _RELAY.circuits,
     relay_bytes: RelayBytes = write_size(_RELAY.bytes),
     relay_seconds: RelaySeconds = _RELAY.seconds,
+    web: Web = None,
     json_: Json = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -113,6 +117,7 @@ def serve(
             bytes=_size(relay_bytes),
             seconds=relay_seconds,
         ),
+        web=web,
     )
     raise SystemExit(run_server(settings))
 

@@ -9,9 +9,9 @@ when a creator asks    adopt its run, and tell whether and for how long it is ke
 import asyncio
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from time import monotonic, time
-from typing import Any
+from typing import Any, Protocol
 
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.dht.interface import Discovery
@@ -41,6 +41,18 @@ MAX_REFUSED = 100
 Tell = Callable[[dict[str, Any]], None]
 
 
+class Watcher(Protocol):
+    """Somebody who wants to know what each look finds."""
+
+    def saw(self, run: SignedRun, records: Mapping[str, bytes], proved: Set[str]) -> None:
+        """The records of the peers of a run that is kept, and who of them proved to be there."""
+        ...
+
+    def looked(self, run_ids: Set[str]) -> None:
+        """The look is over; these runs are kept."""
+        ...
+
+
 class BootstrapServer:
     """Publishes the runs of a registry, and adopts those that creators publish, unless closed."""
 
@@ -53,6 +65,7 @@ class BootstrapServer:
         rejoin: Rejoin,
         look_every: float = LOOK_EVERY,
         looked: Callable[[], None] = lambda: None,
+        watcher: Watcher | None = None,
     ) -> None:
         """``rejoin`` keeps us connected to other bootstrap servers.
 
@@ -65,6 +78,7 @@ class BootstrapServer:
         self._rejoin = rejoin
         self._look_every = look_every
         self._looked = looked
+        self._watcher = watcher
         rejoin.publish_with(self._publish, None)
         self._published = 0.0
         self._looked_at: float | None = None
@@ -185,9 +199,14 @@ class BootstrapServer:
             records = await self._discovery.lookup(peers_key(run.run_id))
             count = counts[run.run_id] = len(records)
             self._registry.saw(run.run_id, await self._answering(run.run_id, records))
+            if self._watcher is not None:
+                proved = self._discovery.proved(peers_key(run.run_id))
+                self._watcher.saw(run, records, proved)
             if count != self._peers.get(run.run_id, 0):
                 self._tell({"event": "run.peers", **_names(run), "peers": count})
         self._peers = counts
+        if self._watcher is not None:
+            self._watcher.looked(set(counts))
         reason = "no peer of it has answered for a day"
         for run in self._registry.expire():
             self._tell({"event": "run.left", **_names(run), "reason": reason})

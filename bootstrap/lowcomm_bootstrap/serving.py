@@ -4,13 +4,15 @@ import asyncio
 import json
 import os
 import signal
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lowcomm_bootstrap.health import SignOfLife
+from lowcomm_bootstrap.history import History
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
@@ -20,10 +22,14 @@ from lowcomm_node.libp2p.relay import RelayLimits
 from lowcomm_node.probing.prober import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.storage.files import HomeLock, load_or_create_identity
 from lowcomm_node.swarm.rejoin import Rejoin
+from lowcomm_node.system.logs import log
 from lowcomm_node.system.systemd import ServiceManager
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, read_signed_run, sign_run
+
+if TYPE_CHECKING:
+    from lowcomm_bootstrap.web import SwarmDoor
 
 MAX_RUN_FILE = 1024**2
 
@@ -43,6 +49,8 @@ class ServeSettings:
     json: bool
     quiet: bool
     relay: RelayLimits
+    web: int | None
+    """Port of the swarm's page; None: it is off."""
 
 
 def run_server(settings: ServeSettings) -> int:
@@ -83,6 +91,7 @@ async def _serve(settings: ServeSettings) -> int:
             restarts=False,
         )
         sign = SignOfLife(settings.home)
+        door = _door_of(settings, host, discovery.addresses)
         server = BootstrapServer(
             discovery,
             registry,
@@ -90,6 +99,7 @@ async def _serve(settings: ServeSettings) -> int:
             printer.tell,
             rejoin,
             looked=sign.renew,
+            watcher=door.page if door is not None else None,
         )
         prober = Prober(discovery, discovery.addresses, FOR_A_BOOTSTRAP, keep=server.keep)
         _stop_on_signal(asyncio.current_task(), manager)
@@ -97,6 +107,8 @@ async def _serve(settings: ServeSettings) -> int:
         try:
             await server.start()
             await prober.serve()
+            if door is not None:
+                door.open()
             own = f"/p2p/{identity.peer_id}"
             sign.begin()
             printer.tell(
@@ -105,6 +117,7 @@ async def _serve(settings: ServeSettings) -> int:
                     "peer_id": identity.peer_id,
                     "addresses": list(discovery.addresses()),
                     "others": [address for address in settings.peers if not address.endswith(own)],
+                    "web": door.port if door is not None else None,
                 }
             )
             await server.run()
@@ -115,9 +128,25 @@ async def _serve(settings: ServeSettings) -> int:
             attending.cancel()
             await asyncio.gather(attending, return_exceptions=True)
             sign.end()
+            if door is not None:
+                await door.close()
             await prober.close()
             await server.close()
     return 0
+
+
+def _door_of(
+    settings: ServeSettings, host: str, addresses: Callable[[], Sequence[str]]
+) -> "SwarmDoor | None":
+    """The swarm's page, if the operator wants one. Raises PortInUse."""
+    if settings.web is None:
+        return None
+    from lowcomm_bootstrap.web import SwarmDoor, SwarmPage  # most servers need no HTTP
+
+    history = History(settings.home / "web" / "history.json")
+    if history.damaged:
+        log.warning("web.history", reason="history.json could not be read, and was set aside")
+    return SwarmDoor(SwarmPage(history, lambda: next(iter(addresses()), "")), host, settings.web)
 
 
 def read_run(path: Path, creator: Identity) -> SignedRun:
@@ -176,7 +205,8 @@ def _in_words(event: dict[str, Any]) -> str:
             peers = " ".join(f"--peers {address}" for address in (*addresses[:1], *event["others"]))
             command = f"lowcomm-node join {peers}" if addresses else "no address can be reached"
             listed = [f"  {address}" for address in addresses]
-            return "\n".join(["ready; peers can join at", *listed, "", command])
+            page = [f"the swarm's page: port {event['web']}"] if event["web"] else []
+            return "\n".join(["ready; peers can join at", *listed, "", command, *page])
         case "run.adopted":
             return f"keeping run {run} published"
         case "run.peers":

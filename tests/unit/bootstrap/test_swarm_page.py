@@ -1,0 +1,216 @@
+"""What must hold for the swarm's page: strangers choose words and numbers on it, and anybody may
+look."""
+
+import gzip
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from lowcomm_bootstrap import swarms, web
+from lowcomm_bootstrap.badges import badge
+from lowcomm_bootstrap.history import MOST_POINTS, History, Series
+from lowcomm_bootstrap.swarms import Swarm
+from lowcomm_bootstrap.web import JSON, SwarmDoor, SwarmPage
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.peers.records import PeerInfo, Phase, Told, write_record
+from lowcomm_protocol.spec.run import parse_toml, sign_run
+
+ADDRESS = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW"
+RUN = sign_run(
+    parse_toml('run.name = "tea"\nrun.description = "<script>alert(1)</script>"'),
+    Identity(b"c" * 32),
+)
+NOW = 1_800_000_000.0
+
+
+def record(number: int, issued: float = NOW, **told: Any) -> tuple[str, bytes]:
+    """A peer of the run, and what it tells."""
+    identity = Identity(bytes([number]) * 32)
+    info = PeerInfo(
+        peer_id=identity.peer_id,
+        run_id=RUN.run_id,
+        phase=Phase.TRAINING,
+        issued=issued,
+        expires=issued + 60,
+        swarm_step=100,
+        tokens_per_second=500.0,
+        told=Told(**told),
+    )
+    return identity.peer_id, write_record(info, identity)
+
+
+async def ask(page: SwarmPage, path: str, method: str = "GET", **headers: str) -> dict[str, Any]:
+    """One request to the application; its answer."""
+    sent: list[dict[str, Any]] = []
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    raw = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
+    await page({"method": method, "path": path, "headers": raw}, None, send)
+    told = {name.decode(): text.decode() for name, text in sent[0]["headers"]}
+    return {"status": sent[0]["status"], "headers": told, "body": sent[1]["body"]}
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SwarmPage:
+    """The page of a server that has seen three peers of one run."""
+    monkeypatch.setattr(web, "time", lambda: NOW + 1)
+    page = SwarmPage(History(tmp_path / "history.json"), lambda: ADDRESS)
+    told = {"held_out_loss": 2.0, "tokens": 1000, "release": "0.2.0"}
+    records = dict(record(k, name=f"peer {k}", **told) for k in (1, 2, 3))
+    page.saw(RUN, records, {next(iter(records))})
+    page.looked({RUN.run_id})
+    return page
+
+
+async def test_it_tells_what_peers_told_and_of_how_many_it_is(page: SwarmPage) -> None:
+    told = json.loads((await ask(page, JSON))["body"])
+    (run,) = told["runs"]
+    assert run["run"] == f"tea@{RUN.fingerprint}"
+    assert (run["peers"], run["proved"], run["training"]) == (3, 1, 3)
+    assert (run["tokens"], run["tokens_per_second"], run["swarm_step"]) == (3000, 1500.0, 100)
+    assert (run["held_out_loss"], run["held_out_loss_of"]) == (2.0, 3)
+    assert run["releases"] == {"0.2.0": 3}
+    assert [one["proved"] for one in run["leaders"]].count(True) == 1
+    assert run["join"] == f"lowcomm-node join --peers {ADDRESS} --run tea@{RUN.fingerprint}"
+    assert len(run["history"]) == 1 and len(run["history"][0]) == len(told["figures"])
+
+
+async def test_viewers_cost_no_look_and_no_rendering(page: SwarmPage) -> None:
+    made = page.made
+    first = await ask(page, JSON)
+    for _ in range(100):
+        assert (await ask(page, JSON))["body"] is first["body"]
+    again = await ask(page, JSON, if_none_match=first["headers"]["etag"])
+    assert (again["status"], again["body"]) == (304, b"")
+    packed = await ask(page, JSON, accept_encoding="gzip, br")
+    assert gzip.decompress(packed["body"]) == first["body"]
+    assert packed["headers"]["content-length"] == str(len(packed["body"]))
+    assert page.made == made
+
+
+@pytest.mark.parametrize("path", [*web.FILES, JSON, f"/badge/{RUN.fingerprint}.svg"])
+async def test_every_address_forbids_what_is_not_its_own(page: SwarmPage, path: str) -> None:
+    answer = await ask(page, path)
+    assert answer["status"] == 200 and answer["body"]
+    assert "default-src 'none'" in answer["headers"]["content-security-policy"]
+    assert answer["headers"]["x-content-type-options"] == "nosniff"
+    assert (await ask(page, path, "HEAD"))["body"] == b""
+
+
+@pytest.mark.parametrize("path", ["/../cli.py", "/page", "/badge/x.svg", "/%2e%2e/", "/" * 5000])
+async def test_nothing_else_is_served(page: SwarmPage, path: str) -> None:
+    assert (await ask(page, path))["status"] == 404
+    assert (await ask(page, JSON, "POST"))["status"] == 405
+
+
+async def test_words_of_strangers_become_no_markup(page: SwarmPage) -> None:
+    peer, told = record(4, name="<img src=x onerror=alert(1)>", tokens=10**6)
+    page.saw(RUN, {peer: told}, set())
+    page.looked({RUN.run_id})
+    (run,) = json.loads((await ask(page, JSON))["body"])["runs"]
+    assert run["leaders"][0]["name"] == "<img src=x onerror=alert(1)>"
+    answer = await ask(page, JSON)
+    assert answer["headers"]["content-type"] == "application/json"
+    script = (web.PAGE / "swarm.js").read_text()
+    assert "innerHTML" not in script and "insertAdjacentHTML" not in script
+    view = run | {"run": '"><script>@x', "steps": 10}
+    ElementTree.fromstring(badge(view))
+    assert "<script>" not in badge(view)
+
+
+def test_a_record_that_nobody_signed_or_that_is_old_counts_for_nothing() -> None:
+    swarm = Swarm(RUN)
+    peer, sound = record(1)
+    other, _ = record(2)
+    late, expired = record(3, issued=NOW - 600)
+    swarm.saw({peer: sound, other: sound[:-1] + b"x", late: expired}, {other}, NOW + 1)
+    assert set(swarm.peers) == {peer} and not swarm.proved
+
+
+def test_a_record_that_is_the_same_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    read = swarms.read_record
+    monkeypatch.setattr(swarms, "read_record", lambda *told: calls.append(1) or read(*told))
+    swarm = Swarm(RUN)
+    records = dict([record(1), record(2)])
+    for k in range(5):
+        swarm.saw(records, set(), NOW + k)
+    assert len(calls) == 2
+    swarm.saw(dict([record(1, issued=NOW + 5), record(2)]), set(), NOW + 6)
+    assert len(calls) == 3
+
+
+def test_exchanges_are_counted_by_what_came_since_the_last_look() -> None:
+    swarm = Swarm(RUN)
+    counts = [(0, 10), (60, 16), (120, 22), (180, 0), (240, 4)]  # the peer was started again
+    for seconds, exchanges in counts:
+        swarm.saw(
+            dict([record(1, issued=NOW + seconds, exchanges=exchanges)]), set(), NOW + seconds
+        )
+    assert swarm.exchanges_a_minute(NOW + 240) == pytest.approx(60 * 16 / 240)
+
+
+def test_a_series_spans_the_life_of_a_run_in_a_bounded_number_of_points() -> None:
+    series, swarm = Series(), Swarm(RUN)
+    swarm.saw(dict([record(1, held_out_loss=3.0)]), set(), NOW)
+    view = swarm.view(NOW, ADDRESS)
+    for second in range(0, 30 * 24 * 3600, 30):
+        series.add(view, NOW + second)
+    assert MOST_POINTS / 2 <= len(series.points) <= MOST_POINTS
+    times = [point[0] or 0.0 for point in series.points]
+    assert times[0] == NOW and times[-1] > NOW + 29 * 24 * 3600 and times == sorted(times)
+
+
+@pytest.mark.parametrize("left", [b"", b"{}", b'{"figures": []}', b"\xff", b"[" * 10**5])
+def test_a_damaged_history_is_set_aside_and_a_sound_one_kept(tmp_path: Path, left: bytes) -> None:
+    path = tmp_path / "history.json"
+    history, swarm = History(path), Swarm(RUN)
+    history.of(RUN.run_id).add(swarm.view(NOW, ADDRESS), NOW)
+    history.save()
+    again = History(path)
+    assert again.of(RUN.run_id).points == history.of(RUN.run_id).points and not again.damaged
+    path.write_bytes(left)
+    damaged = History(path)
+    assert damaged.damaged and not damaged.of(RUN.run_id).points
+    assert path.with_suffix(".damaged").read_bytes() == left
+
+
+async def test_a_run_that_is_kept_no_longer_leaves_the_page(page: SwarmPage) -> None:
+    page.looked(set())
+    assert json.loads((await ask(page, JSON))["body"])["runs"] == []
+    assert (await ask(page, f"/badge/{RUN.fingerprint}.svg"))["status"] == 404
+
+
+async def test_it_answers_at_a_socket_and_ends(page: SwarmPage) -> None:
+    import asyncio
+
+    door = SwarmDoor(page, "127.0.0.1", 0)
+    door.open()
+    try:
+        async with asyncio.timeout(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert b"<title>lowcomm swarms</title>" in await reader.read()
+            writer.close()
+    finally:
+        await door.close()
+    assert Path(page._history._path).exists(), "the history is kept"
+
+
+def test_a_peer_that_left_is_not_counted() -> None:
+    swarm = Swarm(RUN)
+    identity = Identity(b"x" * 32)
+    info = PeerInfo(
+        peer_id=identity.peer_id, run_id=RUN.run_id, phase=Phase.LEFT, issued=NOW, expires=NOW + 60
+    )
+    swarm.saw({identity.peer_id: write_record(info, identity)}, set(), NOW)
+    assert not swarm.peers
+    back = replace(info, phase=Phase.PAUSED, issued=NOW + 1)
+    swarm.saw({identity.peer_id: write_record(back, identity)}, set(), NOW + 2)
+    assert swarm.view(NOW + 2, "")["peers"] == 1 and swarm.view(NOW + 2, "")["join"] is None
