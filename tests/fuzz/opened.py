@@ -8,7 +8,7 @@ from safetensors.torch import save
 from stored import folder
 from target import Made, target
 
-from lowcomm_node.data.tokenizer import FileTokenizer, check_of
+from lowcomm_node.data.tokenizer import BytesTokenizer, FileTokenizer, check_of
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.export.byte_tokenizer import tokenizer_json
 from lowcomm_node.models.base import family_of
@@ -113,7 +113,7 @@ def tokenizer_file() -> Made:
         assert isinstance(found.decode(tokens.tolist()), str)
         assert len(check_of(found)) == 64
 
-    plain = tokenizer_json()
+    plain = tokenizer_json(BytesTokenizer())
     merged = json.loads(json.dumps(plain))
     merged["model"]["vocab"]["ab"] = 256
     merged["model"]["merges"] = [["a", "b"]]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.processes import Node, Swarm, command, environment
+from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.export.byte_tokenizer import tokenizer_json
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.transformer.huggingface import huggingface_form
@@ -41,7 +42,7 @@ def open_weights(folder: Path) -> None:
     tensors = {form.names[name]: one.detach() for name, one in model.named_parameters()}
     write_state(folder / "model.safetensors", tensors, {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(form.config))
-    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json()))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json(BytesTokenizer())))
 
 
 class Reader:

@@ -54,10 +54,11 @@ def open_data(
 
     ``disk_quota``: of the home; ``tell`` receives the progress of tokenizing.
 
-    ``source`` is ``builtin:python``, or the path of a file, folder or glob, whose kind its files
-    tell, or ``text:``, ``jsonl:`` or ``parquet:`` and a path; ``field`` is the column of the last
-    two. ``tokenizer`` is ``bytes``, the path of a tokenizer.json, or an open one. Raises
-    ConfigError, DataError if the text is missing, malformed or too short, DiskFull.
+    ``source`` is ``builtin:python``, ``builtin:stories``, or the path of a file, folder or glob,
+    whose kind its files tell, or ``text:``, ``jsonl:`` or ``parquet:`` and a path; ``field`` is the
+    column of the last two. ``tokenizer`` is ``bytes``, ``builtin:stories``, the path of a
+    tokenizer.json, or an open one. Raises ConfigError, DataError if the text is missing, malformed
+    or too short, DiskFull.
     """
     corpus = open_corpus(source, field)
     encoder = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer

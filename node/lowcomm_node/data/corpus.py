@@ -1,7 +1,7 @@
 """Sources of text: documents one at a time, each either trained on or held out.
 
-A remote run can only choose ``builtin:python`` or leave the choice to each owner; paths come from
-the owner alone. Names or contents decide what is held out, not chance, so that peers with the same
+A remote run can only choose what is built in or leave the choice to each owner; paths come from the
+owner alone. Names or contents decide what is held out, not chance, so that peers with the same
 data evaluate on the same text.
 """
 
@@ -14,11 +14,12 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from lowcomm_node.data import documents
 from lowcomm_node.data.documents import Reading
 from lowcomm_node.data.kinds import JSONL, KINDS, TEXT, one_kind, refuse_binary, sort_by_kind
+from lowcomm_node.data.source import Corpus, Document
+from lowcomm_node.data.stories.telling import NAME, StoryCorpus
 from lowcomm_node.errors import ConfigError, DataError
 
 PYTHON_BYTES = 12 << 20
@@ -35,46 +36,6 @@ _SKIPPED = {
 }
 _HELD_OUT_FILES = 20
 _HELD_OUT_DOCUMENTS = 100
-
-
-@dataclass(frozen=True)
-class Document:
-    """A text, or a piece of a long one."""
-
-    text: bytes
-    held_out: bool
-    ends: bool = True
-    """Whether the text ends here, rather than in a later piece."""
-
-
-class Corpus(Protocol):
-    """A source of text."""
-
-    @property
-    def name(self) -> str:
-        """Kind and file name; safe to show, since it names no folder."""
-        ...
-
-    @property
-    def origin(self) -> str:
-        """The owner's choice. The cache keeps one version of each."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Changes when the text does."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files on disk."""
-        ...
-
-    def documents(self, reading: Reading | None = None) -> Iterator[Document]:
-        """All documents, always in the same order, with bounded memory; ``reading`` follows.
-
-        Raises DataError.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -175,7 +136,8 @@ class FileCorpus:
 
 
 def open_corpus(source: str, field: str = "text") -> Corpus:
-    """``builtin:python``, or a path: a file, a folder or a glob, whose kind its files tell.
+    """``builtin:python``, ``builtin:stories``, or a path: a file, a folder or a glob, whose kind
+    its files tell.
 
     ``text:``, ``jsonl:`` or ``parquet:`` before the path overrides that; of a folder it selects the
     files of that kind. Raises ConfigError if the path names nothing, binary files, or files of
@@ -183,13 +145,16 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
     """
     if source == "builtin:python":
         return PythonCorpus(Path(sysconfig.get_path("stdlib")))
+    if source == NAME:
+        return StoryCorpus()
     if source == "local":
         raise ConfigError(
             "This run leaves the text to each owner: name a file, folder or glob with --data PATH."
         )
     if source.startswith("builtin:"):
         raise ConfigError(
-            f"data source = {source!r} is not known: use builtin:python, or --data PATH."
+            f"data source = {source!r} is not known: use builtin:python, builtin:stories, or "
+            "--data PATH."
         )
     told, separator, path = source.partition(":")
     if separator and told in KINDS:

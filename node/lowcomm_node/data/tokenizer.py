@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from lowcomm_node.data.stories.words import StoryTokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.durable import sha256_file
 from lowcomm_node.storage.files import write_atomic
@@ -141,9 +142,14 @@ class FileTokenizer:
 
 
 def open_tokenizer(name: str) -> Tokenizer:
-    """``bytes``, or the path of a tokenizer.json. Raises ConfigError if it can't be opened."""
+    """``bytes``, ``builtin:stories``, or the path of a tokenizer.json.
+
+    Raises ConfigError if it can't be opened.
+    """
     if name == "bytes":
         return BytesTokenizer()
+    if name == StoryTokenizer.name:
+        return StoryTokenizer()
     if name == "local":
         raise ConfigError(
             "This run leaves the tokenizer to each owner: name a tokenizer.json with --tokenizer "
@@ -200,11 +206,11 @@ def describe(tokenizer: Tokenizer) -> str:
 
 
 def identify(tokenizer: Tokenizer) -> dict[str, str]:
-    """A checkpoint's entry for its tokenizer: file name without folder, and SHA-256; or
-    ``bytes``."""
+    """A checkpoint's entry for its tokenizer: file name without folder, or the name of one that is
+    built in; and SHA-256, which ``bytes`` has not."""
     if isinstance(tokenizer, FileTokenizer):
         return {"file": tokenizer.path.name, "sha256": tokenizer.sha256}
-    return {"file": tokenizer.name, "sha256": ""}
+    return {"file": tokenizer.name, "sha256": tokenizer.sha256}
 
 
 def keep_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:

@@ -1,11 +1,14 @@
-"""The tokenizer ``bytes`` as a tokenizer.json: a BPE that knows 256 bytes and merges none.
+"""Tokenizers without a file as a tokenizer.json: a BPE that merges nothing.
 
-Token n is byte n. Files of BPE write each byte as a printable character; the alphabet is that of
-GPT-2: printable Latin-1 stands for itself, the others for characters from U+0100 on, in order.
+Token n is byte n; words of the tiny stories follow. Files of BPE write each byte as a printable
+character; the alphabet is that of GPT-2: printable Latin-1 stands for itself, the others for
+characters from U+0100 on, in order.
 """
 
 from typing import Any
 
+from lowcomm_node.data.stories.words import PIECES, StoryTokenizer, words
+from lowcomm_node.data.tokenizer import Tokenizer
 from lowcomm_protocol.spec.settings import BYTES
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -19,8 +22,8 @@ def alphabet() -> list[str]:
     return [characters[byte] for byte in range(BYTES)]
 
 
-def tokenizer_json() -> dict[str, Any]:
-    """The content of the file.
+def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The content of the file of ``bytes``, or of the tiny stories.
 
     It names no special token: a text that spells one would no longer be read byte by byte.
     """
@@ -30,13 +33,19 @@ def tokenizer_json() -> dict[str, Any]:
         "trim_offsets": True,
         "use_regex": False,
     }
+    knows_words = isinstance(tokenizer, StoryTokenizer)
+    letters = alphabet()
+    vocab = {character: byte for byte, character in enumerate(letters)}
+    if knows_words:
+        spelled = ("".join(letters[byte] for byte in word.encode()) for word in words())
+        vocab |= {word: BYTES + number for number, word in enumerate(spelled)}
     return {
         "version": "1.0",
         "truncation": None,
         "padding": None,
         "added_tokens": [],
         "normalizer": None,
-        "pre_tokenizer": byte_level,
+        "pre_tokenizer": _words_before(byte_level) if knows_words else byte_level,
         "post_processor": None,
         "decoder": byte_level,
         "model": {
@@ -47,8 +56,13 @@ def tokenizer_json() -> dict[str, Any]:
             "end_of_word_suffix": None,
             "fuse_unk": False,
             "byte_fallback": False,
-            "ignore_merges": False,
-            "vocab": {character: byte for byte, character in enumerate(alphabet())},
+            "ignore_merges": knows_words,
+            "vocab": vocab,
             "merges": [],
         },
     }
+
+
+def _words_before(byte_level: dict[str, Any]) -> dict[str, Any]:
+    cut = {"type": "Split", "pattern": {"Regex": PIECES}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [cut, byte_level]}

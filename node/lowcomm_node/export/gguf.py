@@ -150,7 +150,7 @@ def _merges(model: Mapping[str, Any]) -> list[str]:
 def _content_of(tokenizer: Tokenizer) -> dict[str, Any]:
     """The content of its tokenizer.json. Raises ConfigError if it is no byte-level BPE."""
     if not isinstance(tokenizer, FileTokenizer):
-        return tokenizer_json()
+        return tokenizer_json(tokenizer)
     told = json.loads(tokenizer.content)
     if told["model"].get("type") != "BPE" or told["model"].get("byte_fallback"):
         raise ConfigError(

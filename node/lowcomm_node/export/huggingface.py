@@ -41,7 +41,7 @@ def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
     if isinstance(tokenizer, FileTokenizer):
         (folder / "tokenizer.json").write_bytes(tokenizer.content)
     else:
-        _write_json(folder / "tokenizer.json", tokenizer_json())
+        _write_json(folder / "tokenizer.json", tokenizer_json(tokenizer))
     _write_json(
         folder / "tokenizer_config.json",
         {

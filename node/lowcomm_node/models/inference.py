@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Self
 
 from lowcomm_node.data import Tokenizer, open_tokenizer
+from lowcomm_node.data.stories.words import StoryTokenizer
 from lowcomm_node.data.tokenizer import KEPT, check_vocabulary
 from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.models.base import Model, build_model
@@ -80,6 +81,8 @@ def tokenizer_of(checkpoint: Checkpoint, given: str | None = None) -> Tokenizer:
         kept = checkpoint.info.path.parent.parent / KEPT
         if not wanted.sha256:
             return open_tokenizer("bytes")
+        if wanted.file == StoryTokenizer.name and StoryTokenizer().sha256 == wanted.sha256:
+            return StoryTokenizer()
         if kept.is_file() and sha256_file(kept) == wanted.sha256:
             return open_tokenizer(str(kept))
     if given is None:

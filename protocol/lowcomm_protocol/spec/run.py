@@ -36,7 +36,7 @@ from lowcomm_protocol.spec.fragment_count import AUTO, fragment_count
 from lowcomm_protocol.spec.names import MODELS
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.settings import (
-    BYTES,
+    BUILTIN_TOKENS,
     DataSettings,
     ModelSettings,
     RunSettings,
@@ -241,10 +241,11 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
                 f"{source}: optional names {_show(name)}, which is no setting: correct or remove "
                 "it."
             )
-    if spec.data.tokenizer == "bytes" and spec.model.vocab < BYTES:
+    needed = BUILTIN_TOKENS.get(spec.data.tokenizer, 0)
+    if spec.model.vocab < needed:
         raise SpecError(
-            f'{source}: model.vocab = {spec.model.vocab} is too small for tokenizer = "bytes": set '
-            f"vocab = {BYTES}."
+            f"{source}: model.vocab = {spec.model.vocab} is too small for tokenizer = "
+            f'"{spec.data.tokenizer}": set vocab = {needed}.'
         )
     if spec.tokens_per_step > MAX_STEP_TOKENS:
         raise SpecError(

@@ -33,6 +33,10 @@ from lowcomm_protocol.work import MAX_BITS
 
 BYTES = 256
 """Tokens of ``tokenizer = "bytes"``."""
+STORY_TOKENS = 672
+"""Room for the tokens of ``tokenizer = "builtin:stories"``."""
+BUILTIN_TOKENS = {"bytes": BYTES, "builtin:stories": STORY_TOKENS}
+"""Tokens of the tokenizers that need no file."""
 MAX_MEMBERS = 256
 
 Positive = Annotated[int, Field(ge=1)]
@@ -173,8 +177,8 @@ def read_model(data: Mapping[str, Any]) -> ModelSettings:
 class DataSettings(Settings):
     """``[data]``: which text. ``local`` means that every owner names their own with ``--data``."""
 
-    source: Literal["builtin:python", "local"] = "builtin:python"
-    tokenizer: Literal["bytes", "local"] = "bytes"
+    source: Literal["builtin:python", "builtin:stories", "local"] = "builtin:python"
+    tokenizer: Literal["bytes", "builtin:stories", "local"] = "bytes"
     tokenizer_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the one tokenizer.json that all peers use with ``tokenizer = "local"``; empty:
     nobody checks it."""
