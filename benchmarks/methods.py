@@ -82,6 +82,8 @@ def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[
         method,
         "--seed",
         str(seed),
+        "--text",
+        "python",
         "--json",
     ]
     command += ["--optimizer", OPTIMIZER]
@@ -99,7 +101,7 @@ def measure(method: str, seed: int, nodes: int, steps: int, home: Path) -> dict[
     return {
         key: value
         for key, value in result.items()
-        if key not in ("sample", "checkpoint", "home", "bytes")
+        if key not in ("sample", "text", "checkpoint", "home", "report", "bytes")
     }
 
 

@@ -26,7 +26,7 @@ PROGRAM = (sys.executable, "-m", "lowcomm_node")
 def main() -> None:
     """Train until half of the steps are done, draw the first node's panel, and end the demo."""
     with tempfile.TemporaryDirectory() as folder:
-        settings = (f"--nodes={NODES}", f"--steps={STEPS}", f"--home={folder}")
+        settings = (f"--nodes={NODES}", f"--steps={STEPS}", "--text=python", f"--home={folder}")
         demo = subprocess.Popen([*PROGRAM, "demo", *settings])
         try:
             PICTURE.write_text(drawn(_half_way(demo, f"--home={folder}/node-1")), encoding="utf-8")

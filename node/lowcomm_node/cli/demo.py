@@ -20,6 +20,9 @@ def demo(
     method: Annotated[
         str, typer.Option(help="lowcomm, noloco, gossip, diloco, streaming-diloco or local.")
     ] = "lowcomm",
+    text: Annotated[
+        str, typer.Option(help="stories: tiny ones from a grammar; python: its standard library.")
+    ] = "stories",
     optimizer: Annotated[
         str | None, typer.Option(help="Inner optimizer, adamw or muon, if not the method's.")
     ] = None,
@@ -45,11 +48,16 @@ def demo(
     check_system(find_p2pd)
     from lowcomm_node.demo.demo import Demo
     from lowcomm_node.demo.result import render
+    from lowcomm_node.errors import ConfigError
+    from lowcomm_node.swarm.run_template import TEXTS
 
+    if text not in TEXTS:
+        raise ConfigError(f"--text {text} is not known: choose {' or '.join(TEXTS)}.")
     swarm = Demo(
         nodes=nodes,
         steps=steps,
         method=method,
+        text=text,
         optimizer=optimizer,
         seed=seed,
         interval=interval,

@@ -16,10 +16,11 @@ from lowcomm_node.demo.result import NodeResult, Result, bytes_in, tidy
 from lowcomm_node.demo.view import tell, view
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater
 from lowcomm_node.owner.sources import find_home
+from lowcomm_node.report.write import write_report
 from lowcomm_node.status.model import Status
 from lowcomm_node.supervision.host import die_with_parent
-from lowcomm_node.swarm.run_template import write_template
-from lowcomm_protocol.spec.run import parse_toml
+from lowcomm_node.swarm.run_template import TEXTS, write_template
+from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
 POLL = 1.0
 """Seconds between two looks at all nodes: the panel shows single steps, events do not."""
@@ -54,6 +55,8 @@ class Demo:
     nodes: int
     steps: int
     method: str
+    text: str
+    """A key of `TEXTS`."""
     optimizer: str | None
     """None: that of the method; so is ``interval``."""
     seed: int
@@ -87,6 +90,7 @@ class Demo:
             self.nodes,
             self.interval,
             self.optimizer,
+            builtin=TEXTS[self.text],
         )
         spec.write_text(text)
         with _terminated_as_interrupt():
@@ -100,7 +104,7 @@ class Demo:
                 self._finish()
             finally:
                 self._end_all()
-        return self._result(statuses, home, parse_toml(text).train.optimizer, took)
+        return self._result(statuses, home, parse_toml(text), took)
 
     # processes
 
@@ -178,7 +182,7 @@ class Demo:
             while True:
                 self._check_alive()
                 statuses = [_status(child.home) for child in self._started]
-                linked = linked or self._tell_link(statuses[0])
+                linked = linked or self._tell_links(statuses)
                 show(statuses, time.monotonic() - self._began)
                 known = [status for status in statuses if status is not None]
                 if [status.phase for status in known] == ["finished"] * self.nodes:
@@ -189,12 +193,14 @@ class Demo:
                     raise RetryLater(f"{late} ({waiting}).")
                 time.sleep(POLL)
 
-    def _tell_link(self, first: Status | None) -> bool:
-        """Say where the page of the first node is, once it has something to show."""
-        if first is None or first.trainer.loss is None:
+    def _tell_links(self, statuses: Sequence[Status | None]) -> bool:
+        """Say where the pages of all nodes are, once they have something to show."""
+        if any(status is None or status.trainer.loss is None for status in statuses):
             return False
-        with suppress(NodeError), ControlClient(self._started[0].home) as client:
-            self._tell(f"node 1 in a browser, once: {client.link()}")
+        self._tell("watch them in a browser; each link opens once:")
+        for child in self._started:
+            with suppress(NodeError), ControlClient(child.home) as client:
+                self._tell(f"  {child.name}: {client.link()}")
         return True
 
     def _tell(self, text: str) -> None:
@@ -206,18 +212,21 @@ class Demo:
         self,
         statuses: Sequence[Status],
         home: Path,
-        optimizer: str,
+        spec: RunSpec,
         took: float,
     ) -> Result:
         from lowcomm_node.models.swarm_weights import compare
 
         checkpoints = [Path(status.checkpoint.path) for status in statuses if status.checkpoint]
         data = self._started[0].home / "data"
-        compared = compare(checkpoints, data, SAMPLE_TOKENS, self._tell)
+        compared = compare(checkpoints, data, SAMPLE_TOKENS, spec.data, self._tell)
+        report = home / "report.html"
+        write_report(home, report)
         tidy([child.home for child in self._started], checkpoints)
         return Result(
             method=self.method,
-            optimizer=optimizer,
+            optimizer=spec.train.optimizer,
+            text=self.text,
             seed=self.seed,
             steps=self.steps,
             seconds=round(took, 1),
@@ -228,6 +237,7 @@ class Demo:
             sample=compared.sample,
             checkpoint=str(checkpoints[0]),
             home=str(home),
+            report=str(report),
             bytes=bytes_in(home),
         )
 

@@ -14,6 +14,8 @@ from lowcomm_node.system.support import program
 
 LINE_WIDTH = 74
 """Characters of a line of the sample; the rest goes on in the next."""
+PROMPTS = {"stories": "Once upon a time", "python": "def "}
+"""What to try a model with, by the text that it was trained on."""
 PASSING = ("data", "runs/*/snapshots", "runs/*/incoming")
 """Folders of a node that let it start faster, or serve others: useless after a demo."""
 
@@ -61,6 +63,8 @@ class Result:
 
     method: str
     optimizer: str
+    text: str
+    """A key of `TEXTS`."""
     seed: int
     steps: int
     seconds: float
@@ -71,6 +75,8 @@ class Result:
     sample: str
     checkpoint: str
     home: str
+    report: str
+    """Path of the HTML file that tells of the run."""
     bytes: int
     """That stay on the disk."""
 
@@ -91,16 +97,26 @@ def render(result: Result) -> str:
             "",
             f"{averaged}; spread of the nodes' weights {result.weight_spread_rms:.1e}",
             "",
-            "what the model writes:",
+            f"what the averaged model writes{_about(result.text)}:",
             *(f"  | {line}" for line in _sample_lines(result.sample)),
             "",
             f"folder:     {_in_a_shell(home)}   ({size(result.bytes)})",
             f"checkpoint: {checkpoint.relative_to(home)}, in it",
-            f'try it:     {program()} generate "def " \\',
+            f"report:     {Path(result.report).relative_to(home)}, in it: open it in a browser",
+            f'try it:     {program()} generate "{PROMPTS[result.text]}" \\',
             f"            --home {_in_a_shell(_home_of(checkpoint))}",
             f"remove it:  rm -r {_in_a_shell(home)}",
         ]
     )
+
+
+def _about(text: str) -> str:
+    """What it was trained on."""
+    if text != "stories":
+        return ""
+    from lowcomm_node.data.stories.telling import count_rules  # loads numpy
+
+    return f" (trained on tiny stories from a grammar of {count_rules()} rules)"
 
 
 def _table(nodes: Sequence[NodeResult]) -> Iterator[str]:

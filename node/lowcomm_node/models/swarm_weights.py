@@ -8,14 +8,18 @@ from pathlib import Path
 import torch
 
 from lowcomm_node.data import Tokenizer, open_data
+from lowcomm_node.data.stories.telling import NAME as STORIES
 from lowcomm_node.models.base import Model
 from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.models.inference import load_checkpoint, load_model
 from lowcomm_node.models.sampling import generate
 from lowcomm_node.storage.checkpoint import Checkpoint
+from lowcomm_protocol.spec.settings import DataSettings
 
-PROMPT = "def "
+PYTHON_PROMPT = "def "
+STORY_PROMPT = "Once upon a time"
 TEMPERATURE, SAMPLE_TOP_K = 0.8, 20
+STORY_TEMPERATURE = 0.5
 DRAWS = 4
 LEAST_VISIBLE = 1 / 3
 """Of the characters of a sample."""
@@ -36,18 +40,20 @@ def compare(
     checkpoints: Sequence[Path],
     data_cache: Path,
     tokens: int,
+    data: DataSettings,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Comparison:
-    """Average the weights of checkpoints, and evaluate them on the built-in text.
+    """Average the weights of checkpoints, and evaluate them on the built-in text of their run.
 
     ``tell`` is told what is done now. Raises CheckpointError if a checkpoint is damaged.
     """
     with _one_thread():
         tell("averaging their weights: what is their loss on held-out text?")
         model, spread = _average([load_checkpoint(path) for path in checkpoints])
-        average_loss, tokenizer = _held_out(model, data_cache)
+        average_loss, tokenizer = _held_out(model, data_cache, data)
         tell("letting the averaged model write")
-        return Comparison(average_loss, spread, sample_of(model, tokenizer, tokens))
+        write = stories_of if data.source == STORIES else sample_of
+        return Comparison(average_loss, spread, write(model, tokenizer, tokens))
 
 
 @contextmanager
@@ -73,10 +79,19 @@ def _average(loaded: Sequence[Checkpoint]) -> tuple[Model, float]:
     return load_model(loaded[0]), (squares / numel) ** 0.5
 
 
-def _held_out(model: Model, data_cache: Path) -> tuple[float, Tokenizer]:
+def _held_out(model: Model, data_cache: Path, data: DataSettings) -> tuple[float, Tokenizer]:
     """The loss on the built-in text, and its tokenizer."""
-    dataset = open_data("builtin:python", "bytes", data_cache)
+    dataset = open_data(data.source, data.tokenizer, data_cache)
     return held_out_loss(model, dataset, model.settings.context), dataset.tokenizer
+
+
+def stories_of(model: Model, tokenizer: Tokenizer, tokens: int) -> str:
+    """The stories that a model ends within some tokens; what there is if it ends none."""
+    prompt = [int(token) for token in tokenizer.encode(STORY_PROMPT.encode())]
+    written = generate(model, prompt, tokens, STORY_TEMPERATURE, SAMPLE_TOP_K)
+    text = STORY_PROMPT + tokenizer.decode(list(written))
+    ended, _, rest = text.rpartition("\n\n")
+    return ended or rest
 
 
 def sample_of(model: Model, tokenizer: Tokenizer, tokens: int) -> str:
@@ -85,9 +100,9 @@ def sample_of(model: Model, tokenizer: Tokenizer, tokens: int) -> str:
     Indentation is the likeliest text after indentation, so at low temperatures a small model writes
     only blanks. At 0.8 of 20 tokens it writes words, and few of the bytes that it hardly knows.
     """
-    prompt = [int(token) for token in tokenizer.encode(PROMPT.encode())]
+    prompt = [int(token) for token in tokenizer.encode(PYTHON_PROMPT.encode())]
     samples = (
-        PROMPT
+        PYTHON_PROMPT
         + tokenizer.decode(list(generate(model, prompt, tokens, TEMPERATURE, SAMPLE_TOP_K, seed)))
         for seed in range(DRAWS)
     )

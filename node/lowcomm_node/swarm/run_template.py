@@ -10,7 +10,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.spec.names import CODECS, codecs_for_groups
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import parse_toml
-from lowcomm_protocol.spec.settings import DataSettings, ModelSettings
+from lowcomm_protocol.spec.settings import STORY_TOKENS, DataSettings, ModelSettings
 from lowcomm_protocol.spec.start import StartSettings
 
 FINE_TUNING: Mapping[str, object] = {
@@ -43,6 +43,23 @@ class OpenWeights:
     start: StartSettings
 
 
+@dataclass(frozen=True)
+class BuiltinText:
+    """A text that comes with every node, and the settings that suit it, by section."""
+
+    data: Mapping[str, object]
+    model: Mapping[str, object]
+
+
+TEXTS: Mapping[str, BuiltinText] = {
+    "stories": BuiltinText(
+        data={"source": "builtin:stories", "tokenizer": "builtin:stories"},
+        model={"vocab": STORY_TOKENS, "context": 128},
+    ),
+    "python": BuiltinText(data={}, model={}),
+}
+"""By the name that `demo --text` takes."""
+
 _COMMENTS = {
     "name": "what people type: join --run NAME",
     "seed": "all randomness of the run derives from it",
@@ -61,9 +78,10 @@ _COMMENTS = {
     "feed_forward": "width of the SwiGLU layer, about 8/3 of width",
     "context": "tokens a sequence",
     "tied": "one matrix for embedding and head",
-    "source": '"builtin:python" is the standard library; "local": every owner names text'
-    " with --data",
-    "tokenizer": '"bytes", or "local": every owner names a tokenizer.json with --tokenizer',
+    "source": '"builtin:python" is the standard library, "builtin:stories" tiny stories from a'
+    ' grammar; "local": every owner names text with --data',
+    "tokenizer": '"bytes"; "builtin:stories": words of these; or "local": every owner names a'
+    " tokenizer.json with --tokenizer",
     "tokenizer_sha256": "of that file; others are refused. `create --tokenizer PATH` fills it in",
     "tokenizer_check": "of its tokens of a fixed text; filled in likewise",
     "optimizer": '"adamw", or "muon" for the matrices of the blocks',
@@ -120,12 +138,14 @@ def write_template(
     model: ModelSettings | None = None,
     changes: Mapping[str, object] | None = None,
     plan: Mapping[str, object] | None = None,
+    builtin: BuiltinText | None = None,
 ) -> str:
     """A complete, commented run.toml. The method chooses the inner optimizer unless one is named.
 
     ``tokenizer``: the file that all peers use in place of bytes; the model's vocabulary is as
     large, unless ``weights`` say which model it is. ``model``: if not the demo's. ``changes``: of
-    ``[sync]``, beside the preset. ``plan``: the line that the run is planned for.
+    ``[sync]``, beside the preset. ``plan``: the line that the run is planned for. ``builtin``: in
+    place of Python's library.
 
     Raises ConfigError for an unknown method, SpecError for settings out of range.
     """
@@ -152,8 +172,16 @@ def write_template(
         "run": run,
         "model": _model(weights.model)
         if weights
-        else _model(model or spec.model) | ({"vocab": tokenizer.vocab} if tokenizer else {}),
-        "data": DataSettings().model_dump() | _file_of(tokenizer),
+        else {
+            **_model(model or spec.model),
+            **({"vocab": tokenizer.vocab} if tokenizer else {}),
+            **(builtin.model if builtin else {}),
+        },
+        "data": {
+            **DataSettings().model_dump(),
+            **_file_of(tokenizer),
+            **(builtin.data if builtin else {}),
+        },
         "train": spec.train.model_dump(),
         "sync": spec.sync.model_dump(),
     }

@@ -20,6 +20,7 @@ from lowcomm_node.models import swarm_weights
 from lowcomm_node.status.lines import swarm_in_words
 from lowcomm_node.status.model import Status
 from lowcomm_node.system.support import program
+from lowcomm_protocol.spec.settings import DataSettings
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 
@@ -50,6 +51,7 @@ def result(home: Path, **more: Any) -> Result:
     made = Result(
         method="lowcomm",
         optimizer="muon",
+        text="python",
         seed=0,
         steps=400,
         seconds=52.0,
@@ -60,6 +62,7 @@ def result(home: Path, **more: Any) -> Result:
         sample="def a():\n",
         checkpoint=str(checkpoint),
         home=str(home),
+        report=str(home / "report.html"),
         bytes=7_900_000,
     )
     return replace(made, **more)
@@ -156,6 +159,7 @@ def test_what_is_done_once_training_is_over_is_told_too(
         nodes=2,
         steps=1,
         method="lowcomm",
+        text="stories",
         optimizer=None,
         seed=0,
         interval=None,
@@ -179,12 +183,15 @@ def test_what_is_done_once_training_is_over_is_told_too(
     monkeypatch.setattr(
         swarm_weights,
         "_held_out",
-        lambda model, cache: (told.append(f"{torch.get_num_threads()}") or 1.5, BytesTokenizer()),
+        lambda model, cache, data: (
+            told.append(f"{torch.get_num_threads()}") or 1.5,
+            BytesTokenizer(),
+        ),
     )
     monkeypatch.setattr(swarm_weights, "sample_of", lambda *rest: "def a")
-    assert swarm_weights.compare([tmp_path], tmp_path, 9, told.append) == swarm_weights.Comparison(
-        1.5, 0.1, "def a"
-    )
+    assert swarm_weights.compare(
+        [tmp_path], tmp_path, 9, DataSettings(), told.append
+    ) == swarm_weights.Comparison(1.5, 0.1, "def a")
     assert told == [
         "averaging their weights: what is their loss on held-out text?",
         "1",
@@ -239,6 +246,15 @@ def test_a_sample_is_the_first_in_which_there_is_something_to_see(
     assert drawn == list(range(min(first_visible + 1, swarm_weights.DRAWS)))
     assert sample.startswith("def ")
     assert (swarm_weights.visible(sample) > 0.9) == (first_visible < swarm_weights.DRAWS)
+
+
+def test_stories_are_shown_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = b" lived a fox.\n\nOnce upon a time.\n\nOnce upon"
+    monkeypatch.setattr(swarm_weights, "generate", lambda *told, **more: list(written))
+    shown = swarm_weights.stories_of(Writer(), BytesTokenizer(), 280)
+    assert shown == "Once upon a time lived a fox.\n\nOnce upon a time."
+    monkeypatch.setattr(swarm_weights, "generate", lambda *told, **more: list(b" no"))
+    assert swarm_weights.stories_of(Writer(), BytesTokenizer(), 280) == "Once upon a time no"
 
 
 def test_the_command_that_is_shown_is_one_that_the_shell_finds(
