@@ -3,8 +3,11 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from published import ours, timeline
+from published import ours, relations, timeline
 from published.figures import GBITS, HOURS, IDEAL_HOURS, RATIO_OF_DATA, SHAPES, STEPS, TARGETS
+from published.goodput import BARRIER, BETWEEN, WHERE, WINDOW
+from published.goodput import barrier as barrier_of
+from published.recipe_names import BESIDE
 from published.tables import MISSING, table
 
 Results = Mapping[str, Any]
@@ -95,6 +98,73 @@ def barrier(results: Results) -> str:
     return table(["", *(f"{count} peers" for count in found)], rows)
 
 
+def waiting(results: Results) -> str:
+    """With the production engine."""
+    found = results.get("waiting")
+    if not found:
+        return table(["peers"], [[MISSING]])
+    rows = [
+        [peers, _percent(one["waited"]), _percent(one["alone"])] for peers, one in found.items()
+    ]
+    return table(["peers", "time that peers wait", "rounds without a partner"], rows)
+
+
+def goodput(results: Results) -> str:
+    """Of members that fail."""
+    head = [
+        "one member fails every",
+        "barrier every step",
+        "barrier every 30 steps",
+        "groups",
+        "pairs",
+        "steps taken",
+    ]
+    rows = []
+    for name in (*BETWEEN, WHERE):
+        one = results.get("goodput", {}).get(name)
+        if one is None:
+            rows.append([name, MISSING, "", "", "", ""])
+            continue
+        told = f"{one['minutes']:.0f} min, {name}" if name == WHERE else name
+        shares = (
+            one["every step"],
+            one["every window"],
+            one["groups"]["merged"],
+            one["pairs"]["merged"],
+            one["groups"]["steps"],
+        )
+        rows.append([told, *map(_percent, shares)])
+    return table(head, rows)
+
+
+def others(results: Results) -> str:
+    """Other systems as recipes, beside what is shipped."""
+    found, rows = results.get("recipes", {}), []
+    for name, beside in BESIDE.items():
+        one = found.get(name)
+        if one is None:
+            rows.append([name, MISSING, "", "", "", ""])
+            continue
+        than = found.get(beside)
+        apart = f"{100 * (one['loss'] / than['loss'] - 1):+.2f} %" if than else ""
+        notes = "; ".join(f"{note} {figure:.3g}" for note, figure in one["notes"].items())
+        rows.append(
+            [
+                name,
+                f"{one['loss']:.4f}",
+                f"{apart} beside {beside}" if apart else "",
+                f"{one['spread']:.1e}" if one["spread"] else "",
+                f"{one['megabytes']:.2f}",
+                notes,
+            ]
+        )
+    return table(["", "loss", "", "spread", "MB a peer", ""], rows)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
 TABLES: dict[str, Callable[[Results], str]] = {
     "utilization": utilization,
     "our-utilization": our_utilization,
@@ -102,8 +172,14 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "data": data,
     "tree": tree,
     "barrier": barrier,
+    "waiting": waiting,
+    "goodput": goodput,
+    "relations": relations.relations,
+    "losses": relations.losses,
+    "peaks": relations.peaks,
+    "other-systems": others,
 }
-"""By name, those of docs/papers.md."""
+"""By name, those of docs/papers.md and docs/methods.md."""
 
 
 def checks(results: Results) -> Iterator[tuple[str, bool]]:
@@ -125,4 +201,19 @@ def checks(results: Results) -> Iterator[tuple[str, bool]]:
             if key.startswith("0.1/")
         )
         yield "tree: two hops within 10 % of log2 N at sigma 0.1", near
-        yield "barrier: 1.20 +- 0.02 at 1024", abs(latency["barrier"]["1024"][0] - 1.2) <= 0.02
+        yield (
+            "barrier: 1.20 +- 0.02 at 1024 peers",
+            abs(latency["barrier"]["1024"][0] - 1.2) <= 0.02,
+        )
+    if "waiting" in results:
+        waited = max(one["waited"] for one in results["waiting"].values())
+        yield "engine: nobody waits for anybody", waited == 0
+    yield (
+        "goodput: Covenant's 94.5 % without failures",
+        round(barrier_of(WINDOW, BARRIER, float("inf")), 3) == 0.945,
+    )
+    fell = results.get("goodput", {}).get(WHERE)
+    if fell:
+        kept = min(fell[one]["steps"] for one in ("groups", "pairs"))
+        claim = "goodput: where data-parallel keeps 27 %, our members take over half of all steps"
+        yield claim, kept > 0.5

@@ -152,18 +152,21 @@ class SimulatedPeer(PeerDriver):
         """Begin to train."""
         self.training = True
         self._take_over()
-        self.after(1.0 / self.speed, self._step)
+        self._begin_step()
         self._probe()
+
+    def content_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Of each fragment, see TrainerReady."""
+        fragments = self.replica.plan.fragments
+        sizes = (coder(self.sync.codec, fragment.numel).max_size for fragment in fragments)
+        return tuple((size, size) for size in sizes)
 
     def _take_over(self) -> None:
         replica = self.replica
         count = len(replica.plan.fragments)
-        sizes = [
-            coder(self.sync.codec, fragment.numel).max_size for fragment in replica.plan.fragments
-        ]
         ready = events.TrainerReady(
             plan=replica.plan.digest,
-            sizes=tuple((size, size) for size in sizes),
+            sizes=self.content_sizes(),
             realign_sizes=tuple(4 * fragment.numel for fragment in replica.plan.fragments),
             exchanges=EXCHANGES,
             swarm_step=replica.clock.step,
@@ -207,7 +210,19 @@ class SimulatedPeer(PeerDriver):
         elif not self.over:
             action()
 
-    def _step(self) -> None:
+    def step_seconds(self) -> float:
+        """How long the next inner step takes; override it for steps of varying length."""
+        return 1.0 / self.speed
+
+    def transfer_seconds(self, size: int) -> float:
+        """How long contents of ``size`` bytes take at the rates that its owner allows."""
+        return 0.0
+
+    def _begin_step(self) -> None:
+        seconds = self.step_seconds()
+        self.after(seconds, lambda: self._step(seconds))
+
+    def _step(self, seconds: float) -> None:
         replica = self.replica
         self.losses.append(replica.inner_step())
         self._pass_boundary()
@@ -216,11 +231,11 @@ class SimulatedPeer(PeerDriver):
             swarm_step=replica.clock.step,
             steps=replica.steps,
             tokens=replica.tokens,
-            seconds=1.0 / self.speed,
+            seconds=seconds,
         )
         self.stimulate(step)
         if not replica.course.is_over(replica.clock.step):
-            self.after(1.0 / self.speed, self._step)
+            self._begin_step()
         else:
             self._finish()
 
@@ -314,4 +329,4 @@ class _View:
         return True
 
     def transfer_seconds(self, size: int, streams: int) -> float:
-        return 0.0
+        return self._peer.transfer_seconds(size)

@@ -1,0 +1,367 @@
+"""Peers without tensors: the production engine in virtual time, with members that die and return.
+
+Each peer drives the machine of a peer (``exchange/peer.py``) as a node does; steps, captures and
+merges take their time, contents have their sizes, and nothing is computed. So a day of a swarm
+takes seconds.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+from published.ours import bits
+
+from lowcomm_node.simulation.driver import ExchangeDriver
+from lowcomm_node.simulation.network import Conditions, Network
+from lowcomm_node.simulation.peer import PeerDriver, SimulatedPeer
+from lowcomm_protocol.exchange import base, events
+from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange.pair import machine as pairs
+from lowcomm_protocol.exchange.underway import Underway
+from lowcomm_protocol.plan.clock import SwarmClock
+from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
+from lowcomm_protocol.spec.amendments import Course
+from lowcomm_protocol.spec.run import RunSpec
+
+RECORD_LIFETIME = 30.0
+"""Seconds that others still believe in a peer that died."""
+
+
+class Replica:
+    """Counters in place of weights."""
+
+    def __init__(self, spec: RunSpec, name: str, values: int) -> None:
+        self.spec = spec
+        self.run_id = "00" * 32
+        self.course = Course(spec)
+        each = values // spec.sync.fragments
+        self.plan = SimpleNamespace(
+            digest="11" * 32,
+            fragments=[SimpleNamespace(numel=each) for _ in range(spec.sync.fragments)],
+        )
+        self.clock = SwarmClock()
+        self.steps = 0
+        self.tokens = 0
+        self.begun = 0
+        """Steps that it had when it was last started."""
+        self.histories = [b"start"] * spec.sync.fragments
+        """What the slow weights of each fragment have been through: equal ones are equal."""
+        self.schedule = SyncSchedule(
+            spec.sync.interval, [FragmentProgress() for _ in self.histories]
+        )
+
+    def inner_step(self) -> float:
+        """Count a step."""
+        self.clock.tick()
+        self.steps += 1
+        self.tokens += 1
+        return 0.0
+
+    def slow_digest(self, fragment: int) -> str:
+        """Of what it has been through."""
+        return sha256(self.histories[fragment]).hexdigest()
+
+    def momentum_digest(self, fragment: int) -> str:
+        """Likewise."""
+        return self.slow_digest(fragment)
+
+    def copy(self, other: "Replica") -> None:
+        """Take over another's state."""
+        self.clock.step = other.clock.step
+        self.histories = list(other.histories)
+        for fragment in range(len(self.histories)):
+            self.schedule.merged(fragment, self.clock.step, self.steps, self.tokens)
+
+
+class Contents(ExchangeDriver):
+    """Names and sizes in place of contents."""
+
+    CONTENTS = WHOLE = frozenset({"content", "shard", "mean"})
+    peer: "HollowPeer"
+
+    def __init__(self, peer: "HollowPeer", one: Underway) -> None:
+        super().__init__(peer, one)
+        self.replica = peer.replica
+        self.at = 0
+        """Steps that its contribution is of."""
+        numel = self.replica.plan.fragments[one.fragment].numel
+        self.size = 4 * numel if one.realign else peer.content_sizes()[one.fragment][0]
+
+    def capture(self, members: tuple[str, ...]) -> None:
+        """At the end of the step."""
+        self.peer.at_boundary.append(self._captured)
+
+    def _captured(self) -> None:
+        if not self.one.machine.over:
+            self.at = self.replica.steps
+            self.captured()
+
+    def event(self, other: str, kind: str, payload: Any) -> Any:
+        """See ExchangeDriver."""
+        return payload(other)
+
+    def use(self, other: str, kind: str, payload: Any) -> None:
+        """See ExchangeDriver."""
+        self.tell(payload(other))
+
+    def effect(self, effect: base.Effect) -> None:
+        """See ExchangeDriver."""
+        share = self.size // max(1, len(self.one.members) or 1)
+        match effect:
+            case pairs.SendContent(peer=other):
+                self._say(other, "content", lambda me: pairs.Verified(peer=me), self.size)
+            case pairs.SendConfirm(peer=other, members=members):
+                self._say(other, "confirm", lambda me: pairs.Confirmed(peer=me, members=members))
+            case groups.SendRoll(peer=other, roll=roll):
+                self._say(other, "roll", lambda me: groups.RollCame(peer=me, roll=roll))
+            case groups.SendMembers(peer=other, members=members):
+                self._say(other, "members", lambda me: groups.MembersCame(peer=me, members=members))
+            case groups.SendShard(peer=other):
+                self._say(other, "shard", lambda me: groups.ShardVerified(peer=me), share)
+            case groups.Reduce(contributors=contributors):
+                self.mean = sha256(f"{self.peer.name}{contributors}{self.one.number}".encode())
+                self.tell(groups.Reduced(digest=self.mean.digest()))
+            case groups.SendMean(peer=other):
+                mean = self.mean.digest()
+                self._say(
+                    other, "mean", lambda me: groups.MeanVerified(peer=me, digest=mean), share
+                )
+            case groups.SendHeld(peer=other, held=held):
+                self._say(other, "held", lambda me: groups.HeldCame(peer=me, held=held))
+            case groups.SendCommit(peer=other, shards=shards, heard=heard):
+                self._say(
+                    other,
+                    "commit",
+                    lambda me: groups.CommitCame(peer=me, shards=shards, heard=heard),
+                )
+            case _:
+                raise AssertionError(f"nobody carries out {effect}")
+
+    def _say(self, other: str, kind: str, event: Callable[[str], Any], size: int = 0) -> None:
+        self.peer.bytes_sent += size
+        self.network.send(self.links[other], self.peer.name, kind, event, size)
+
+    def apply(self, effect: base.Apply) -> None:
+        """Merge after the overlap."""
+        ripe = self.at + self.replica.spec.sync.overlap
+        self.peer.ripening.append((ripe, lambda: self._merge(effect)))
+
+    def _merge(self, effect: base.Apply) -> None:
+        replica, fragment = self.replica, self.one.fragment
+        told = f"{effect.members}{effect.shards}{self.one.offer.round}"
+        replica.histories[fragment] = told.encode()
+        replica.clock.observe(effect.swarm_step)
+        shares = sum(effect.shards) / len(effect.shards) if effect.shards else 1.0
+        since = max(replica.schedule[fragment].merged_steps, replica.begun)
+        self.peer.merged += shares * max(0, self.at - since) / len(replica.histories)
+        self.peer.applied += 1
+        self.peer.realigned += self.one.realign
+        progress = replica.schedule.merged(fragment, replica.clock.step, self.at, self.at)
+        self.peer.stimulate(
+            events.Merged(
+                exchange=self.one.number,
+                swarm_step=replica.clock.step,
+                steps=progress.merged_steps,
+                tokens=progress.merged_tokens,
+                slow_digest=bytes.fromhex(replica.slow_digest(fragment)),
+                momentum_digest=bytes.fromhex(replica.momentum_digest(fragment)),
+            )
+        )
+
+    def drop(self) -> None:
+        """See ExchangeDriver."""
+        self.peer.failed += 1
+        if self.one.call is None:
+            self.replica.schedule.skip(self.one.fragment, self.replica.clock.step)
+
+
+class HollowPeer(SimulatedPeer):
+    """A peer that counts."""
+
+    replica: Replica  # type: ignore[assignment]
+
+    def __init__(self, world: "World", name: str, values: int) -> None:
+        super().__init__(world, name, Replica(world.spec, name, values), 1.0, Contents)
+        self.merged = 0.0
+        """Steps whose progress has been merged with that of others."""
+        self.stepped = 0.0
+        """Seconds of its steps."""
+        self.finished = 0.0
+        """When the last of them ended."""
+
+    def step_seconds(self) -> float:
+        """See SimulatedPeer."""
+        seconds = self.world.step_seconds()
+        self.stepped += seconds
+        return seconds
+
+    def content_sizes(self) -> tuple[tuple[int, int], ...]:
+        """See SimulatedPeer. Nothing is sent again."""
+        each = bits(self.sync) / 8
+        sizes = (round(fragment.numel * each) for fragment in self.replica.plan.fragments)
+        return tuple((size, size) for size in sizes)
+
+    def transfer_seconds(self, size: int) -> float:
+        """See SimulatedPeer."""
+        return size / self.world.uplink
+
+
+@dataclass(frozen=True)
+class Failures:
+    """How members fail: times between are exponential."""
+
+    between: float
+    """Mean seconds between two failures of one member."""
+    restart: float
+    """Seconds until it trains again, copying the state included."""
+
+
+@dataclass(frozen=True)
+class Count:
+    """What came of a run, of all members together."""
+
+    seconds: float
+    """That the run took."""
+    stepped: float
+    """Seconds of steps, of all members."""
+    merged: float
+    """Steps that were merged with those of others."""
+    steps: float
+    applied: int
+    failed: int
+    realigned: int
+    bytes_sent: int
+
+
+class World:
+    """The members of a run."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        values: int,
+        members: int,
+        conditions: Conditions,
+        step: Callable[[Random], float],
+        failures: Failures | None = None,
+        until: float = float("inf"),
+        uplink: float = float("inf"),
+    ) -> None:
+        """``step`` draws the seconds of an inner step; ``until``: nobody takes a step later;
+        ``uplink``: bytes a second that a member knows to have."""
+        self.spec = spec
+        self.values = values
+        self.network = Network(spec.run.seed, conditions)
+        self.failures = failures
+        self.until = until
+        self.uplink = uplink
+        self._step = step
+        self._random = Random(f"hollow:{spec.run.seed}")
+        self._gone: dict[str, float] = {}
+        self.alive: dict[str, HollowPeer] = {}
+        self.all: list[HollowPeer] = []
+        for number in range(members):
+            self._start(f"peer-{number}")
+
+    def run(self) -> Count:
+        """Until the run is over."""
+        network = self.network
+        if self.until < float("inf"):
+            network.at(self.until, self._stop)
+        network.run()
+        return Count(
+            seconds=min(network.now, self.until),
+            stepped=sum(one.stepped for one in self.all),
+            merged=sum(one.merged for one in self.all),
+            steps=sum(one.replica.steps for one in self.all),
+            applied=sum(one.applied for one in self.all),
+            failed=sum(one.failed for one in self.all),
+            realigned=sum(one.realigned for one in self.all),
+            bytes_sent=sum(one.bytes_sent for one in self.all),
+        )
+
+    def _stop(self) -> None:
+        for peer in list(self.alive.values()):
+            peer.over = True
+        self.alive.clear()
+        self.failures = None
+
+    def step_seconds(self) -> float:
+        """Of the next step of any member."""
+        return self._step(self._random)
+
+    def _start(self, name: str, copies: bool = False) -> None:
+        if self.network.now >= self.until:
+            return
+        peer = HollowPeer(self, name, self.values)
+        if copies:
+            self.copy_state(peer)
+        self.alive[name] = self.network.peers[name] = peer  # type: ignore[assignment]
+        self.all.append(peer)
+        peer.start()
+        if self.failures is not None:
+            after = self._random.expovariate(1.0 / self.failures.between)
+            self.network.after(after, lambda: self._fail(peer))
+
+    def _fail(self, peer: HollowPeer) -> None:
+        if peer.over or self.failures is None:
+            return
+        peer.die()
+        del self.alive[peer.name]
+        self.network.peers.pop(peer.name, None)
+        self._gone[peer.name] = self.network.now + RECORD_LIFETIME
+        self.network.after(self.failures.restart, lambda: self._start(peer.name, copies=True))
+
+    # what peers know of each other
+
+    def training(self) -> Sequence[str]:
+        """See simulation.peer.World."""
+        now = self.network.now
+        gone = [name for name, until in self._gone.items() if until > now]
+        return sorted({*self.alive, *gone})
+
+    def others(self, *but: Any) -> Iterable[HollowPeer]:
+        """See simulation.peer.World."""
+        return [
+            one
+            for one in self.alive.values()
+            if one.training and one not in but and one.name not in but
+        ]
+
+    def places(self, peer: str) -> tuple[str, ...]:
+        """See simulation.peer.World."""
+        return (peer,)
+
+    def connected(self, peer: SimulatedPeer) -> set[str]:
+        """See simulation.peer.World."""
+        return set(self.alive) - {peer.name}
+
+    def probe(self, peer: SimulatedPeer, other: str) -> None:
+        """See simulation.peer.World."""
+        found = self.alive.get(other)
+        if found is not None:
+            for one, heard in ((peer, other), (found, peer.name)):
+                one.liveness.heard(heard, self.network.now)
+            peer.liveness.reached(self.places(other))
+
+    def lie(self, peer: PeerDriver) -> None:
+        """Nobody lies."""
+
+    def altered(self, peer: PeerDriver, content: bytes) -> bytes:
+        """Nobody lies."""
+        return content
+
+    def on_step(self, peer: PeerDriver) -> None:
+        """See simulation.peer.World."""
+        peer.finished = self.network.now  # type: ignore[attr-defined]
+
+    def copy_state(self, peer: SimulatedPeer) -> bool:
+        """From the one that is furthest."""
+        there = list(self.others(peer))
+        if there:
+            furthest = max(there, key=lambda one: one.replica.clock.step)
+            peer.replica.copy(furthest.replica)  # type: ignore[attr-defined]
+        return bool(there)
