@@ -153,7 +153,9 @@ def _sample_lines(sample: str) -> Iterator[str]:
     """What a model has written, which may be anything, as lines that a terminal can show."""
     lines = textwrap.TextWrapper(LINE_WIDTH, drop_whitespace=False, break_on_hyphens=False)
     for line in sample.splitlines():
-        yield from (part.rstrip() for part in lines.wrap(clean(line).rstrip()) or [""])
+        first, *rest = lines.wrap(clean(line).rstrip()) or [""]
+        yield first.rstrip()
+        yield from (part.strip() for part in rest)
 
 
 def _home_of(checkpoint: Path) -> Path:

@@ -18,6 +18,7 @@ class Line:
     """One line of a chart."""
 
     label: str
+    """Empty: the title says what it is."""
     points: Sequence[Point]
     """From left to right."""
 
@@ -41,9 +42,10 @@ def chart(
     legend = "".join(
         f'<span class="{_colour(place)}">{escape(line.label)}</span> '
         for place, line in enumerate(known)
+        if line.label
     )
     return (
-        f"<h2>{escape(title)}</h2><p class=legend>{legend}</p>"
+        f"<h2>{escape(title)}</h2>{f'<p class=legend>{legend}</p>' if legend else ''}"
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}">'
         f"{_grid(span_x, span_y, show_x, show_y)}{''.join(drawn)}</svg>"
     )

@@ -5,6 +5,7 @@ in case one is not.
 """
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
@@ -15,6 +16,7 @@ from lowcomm_node.report.story import (
     MOST_PEERS,
     MOST_REASONS,
     Story,
+    in_general,
     waits,
 )
 from lowcomm_node.system.formatting import clean, loss, quantity, seconds, short_peer, size
@@ -22,6 +24,8 @@ from lowcomm_protocol.spec.settings import ModelSettings
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 FP32 = 4
+SHORT = 18
+"""Characters of a cell that is not broken into lines."""
 STYLE = """
 svg { width: 100%; height: auto; }
 svg line { stroke: var(--line); }
@@ -31,7 +35,8 @@ polyline.one { stroke: var(--one); } polyline.two { stroke: var(--two); }
 polyline.good { stroke: var(--good); } polyline.bad { stroke: var(--bad); }
 polyline.quiet { stroke: var(--quiet); }
 .legend .one { color: var(--one); } .legend .two { color: var(--two); }
-td { white-space: normal; overflow-wrap: anywhere; vertical-align: top; }
+td { white-space: normal; padding-right: 0.75rem; overflow-wrap: anywhere; vertical-align: top; }
+@media (min-width: 40rem) { td.short { white-space: nowrap; } }
 h2.node { margin: 2rem 0 0; font-size: 1.2rem; }
 @media print {
   :root { --ground: #fff; --ink: #000; --quiet: #444; --line: #ccc; --card: #fff;
@@ -87,9 +92,11 @@ def _node(story: Story, named: bool) -> Iterator[str]:
     began = story.samples[0].time if story.samples else 0.0
     speed = [(one.time - began, one.tokens_per_second) for one in story.samples]
     others = [(one.time - began, one.peers) for one in story.samples]
-    for title, points in (("Tokens a second", speed), ("Other peers alive", others)):
-        line = Line(title.lower(), rising(points))
-        yield f"<section>{chart(title, [line], seconds, quantity)}</section>"
+    for title, points, show in (
+        ("Tokens a second", speed, quantity),
+        ("Other peers alive", others, _count),
+    ):
+        yield f"<section>{chart(title, [Line('', rising(points))], seconds, show)}</section>"
     yield _waits(story)
     yield _exchanges(story)
     yield _peers(story)
@@ -136,7 +143,7 @@ def _parameters(model: ModelSettings) -> int:
 
 
 def _waits(story: Story) -> str:
-    spent = waits(story.samples)
+    spent = waits(story.samples, story.exchanges.peers)
     whole = sum(lasted for _, lasted in spent) or 1.0
     rows = [[doing, seconds(lasted), f"{100 * lasted / whole:.1f} %"] for doing, lasted in spent]
     return _table("What the node did, and what it waited for", ["what", "time", "share"], rows)
@@ -148,9 +155,12 @@ def _exchanges(story: Story) -> str:
     for (outcome, _), count in exchanges.reasons.items():
         plain[outcome] -= count
     rows = [[outcome, "", str(count)] for outcome, count in plain.most_common() if count > 0]
-    told = exchanges.reasons.most_common(MOST_REASONS)
+    reasons: Counter[tuple[str, str]] = Counter()
+    for (outcome, reason), count in exchanges.reasons.items():
+        reasons[outcome, in_general(reason, exchanges.peers)] += count
+    told = reasons.most_common(MOST_REASONS)
     rows += [[outcome, reason, str(count)] for (outcome, reason), count in told]
-    rest = exchanges.reasons.total() - sum(count for _, count in told)
+    rest = reasons.total() - sum(count for _, count in told)
     rows += [["", "other reasons", str(rest)]] if rest else []
     return _table("Exchanges by outcome and reason", ["outcome", "reason", "number"], rows)
 
@@ -182,13 +192,16 @@ def _settings(story: Story) -> str:
 
 def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
-    lines = "".join(
-        f"<tr>{''.join(f'<td>{escape(clean(cell))}</td>' for cell in row)}</tr>" for row in rows
-    )
+    lines = "".join(f"<tr>{''.join(map(_cell, row))}</tr>" for row in rows)
     body = f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"
     return (
         f"<section><h2>{escape(title)}</h2>{body if rows else '<p class=quiet>none</p>'}</section>"
     )
+
+
+def _cell(text: str) -> str:
+    short = " class=short" if len(text) <= SHORT else ""
+    return f"<td{short}>{escape(clean(text))}</td>"
 
 
 def _held_out(story: Story) -> list[tuple[float, float]]:
@@ -203,6 +216,11 @@ def _held_out(story: Story) -> list[tuple[float, float]]:
 
 def _when(moment: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
+
+
+def _count(value: float) -> str:
+    """Between two counts the grid has a line, and nothing to say of it."""
+    return quantity(value) if value == round(value) else ""
 
 
 def _whole(value: float) -> str:

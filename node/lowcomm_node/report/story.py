@@ -1,7 +1,7 @@
 """What the journal of a home tells of its run, in figures of bounded size."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +12,7 @@ from lowcomm_node.journal.sample import Sample
 from lowcomm_node.status.events import Warned
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.system.formatting import short_peer
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
@@ -89,19 +90,28 @@ class Story:
         return sum(one.peers for one in self.samples) / max(1, len(self.samples))
 
 
+def in_general(reason: str, peers: Collection[str]) -> str:
+    """A reason without the names of these peers, each of its parts once: so that what happened with
+    several of them counts as one thing."""
+    for peer in peers:
+        reason = reason.replace(short_peer(peer), "a peer")
+    opening, colon, parts = reason.rpartition(": ")
+    return opening + colon + "; ".join(sorted(set(parts.split("; "))))
+
+
 def total(counts: Iterable[int]) -> int:
     """The growth of a count over all samples: it begins anew with each start of the node."""
     told = list(counts)
     return sum(max(now - before, 0) if now >= before else now for before, now in pairwise(told))
 
 
-def waits(samples: Sequence[Sample]) -> list[tuple[str, float]]:
-    """Seconds by what the node did or waited for, the longest first."""
+def waits(samples: Sequence[Sample], peers: Collection[str] = ()) -> list[tuple[str, float]]:
+    """Seconds by what the node did or waited for, the longest first; without names of peers."""
     spent: dict[str, float] = {}
     for before, now in pairwise(samples):
         if now.time - before.time <= GAP:
             doing = f"{before.phase}: {before.waiting}" if before.waiting else before.phase
-            key = doing[:LONGEST]
+            key = in_general(doing[:LONGEST], peers)
             spent[key] = spent.get(key, 0.0) + now.time - before.time
     return sorted(spent.items(), key=lambda one: -one[1])[:MOST_REASONS]
 

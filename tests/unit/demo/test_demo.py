@@ -137,6 +137,8 @@ def test_a_sample_is_shown_in_lines_that_fit_without_control_characters(tmp_path
         "cut within a word"
     )
     assert "".join(line[4:] for line in lines).count("x") == 200
+    broken = [line for line in words if line.startswith("  | ")][1:]
+    assert broken and not any(line.startswith("  |  ") for line in broken), "begins with a space"
 
 
 def test_without_a_terminal_it_tells_at_once_and_then_now_and_then_how_far_it_is(

@@ -13,7 +13,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.journal.file import JournalFile
 from lowcomm_node.journal.sample import Sample
 from lowcomm_node.report.chart import Line, chart, rising
-from lowcomm_node.report.story import GAP, total, waits
+from lowcomm_node.report.story import GAP, in_general, total, waits
 from lowcomm_node.report.write import write_report
 from lowcomm_node.status.events import Warned
 from lowcomm_node.storage.paths import Paths
@@ -176,6 +176,26 @@ def test_a_count_that_begins_anew_with_each_start_is_summed_over_all() -> None:
 def test_time_in_which_the_node_did_not_run_is_no_wait() -> None:
     samples = [sample(0), sample(1), sample(2, time=NOW + 10 + 2 * GAP)]
     assert waits(samples) == [("training", 10.0)]
+
+
+def test_what_happened_with_several_peers_counts_as_one_thing() -> None:
+    ada, ben = "12D3KooWadaADA", "12D3KooWbenBEN"
+    busy = {"adaADA is busy; benBEN is busy", "benBEN is busy; adaADA is busy", "adaADA is busy"}
+    told = {in_general(f"no partner: {one}", [ada, ben]) for one in busy}
+    assert told == {"no partner: a peer is busy"}
+    waiting = [sample(k, waiting=f"no partner: {one}") for k, one in enumerate(sorted(busy))]
+    assert waits([*waiting, sample(3)], [ada, ben]) == [
+        ("training: no partner: a peer is busy", 30.0)
+    ]
+
+
+def test_a_chart_of_peers_names_counts_alone(tmp_path: Path) -> None:
+    lay_down(tmp_path, [], [sample(k, peers=2 * (k % 2)) for k in range(8)])
+    write_report(tmp_path, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    chart_of_peers = page.partition("Other peers alive")[2].partition("</svg>")[0]
+    told = [one for one in re.findall(r'x="58" [^>]*>([^<]*)<', chart_of_peers) if one]
+    assert told == ["0", "1", "2"]
 
 
 def test_a_line_goes_to_the_right_from_what_is_known() -> None:
