@@ -13,6 +13,7 @@ s, each of 200 every 40. For every number of clients, of three windows of ``--se
     near    the server is one of the five peers that keep them: each look of each client reads
             all of them from it
     burst   eight clients ask the server alone for all records of the run, as fast as it answers
+    viewers   the swarm's page is asked ``--viewers`` times a second beside that (`viewers.py`)
 
 CPU is that of the server's two processes, in percent of one core. Memory is what they do not share
 with others (USS). Traffic is all that went to and from its port, both ways, with headers; it is
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0, help="of one window")
     parser.add_argument("--looks", type=float, default=2.0, help="of all clients a second")
     parser.add_argument("--beats", type=float, default=5.0, help="of all clients a second, at most")
+    parser.add_argument("--viewers", type=float, default=500.0, help="requests a second")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # so that all are ended
     if (
@@ -93,7 +95,8 @@ def main() -> None:
         prefix="lc-", dir="/tmp"
     ) as folder:  # a short name, as sockets need
         os.environ["XDG_RUNTIME_DIR"] = folder
-        bench = Bench(Path(folder), arguments.seconds, arguments.looks, arguments.beats)
+        rates = Rates(arguments.seconds, arguments.looks, arguments.beats, arguments.viewers)
+        bench = Bench(Path(folder), rates)
         try:
             results = bench.run(sorted(arguments.sizes))
         finally:
@@ -101,11 +104,21 @@ def main() -> None:
     kit.write(OUT, results)
 
 
+@dataclass(frozen=True)
+class Rates:
+    """Seconds of a window, and how often what is done in it."""
+
+    seconds: float
+    looks: float
+    beats: float
+    viewers: float
+
+
 class Bench:
     """A server, and clients in processes of their own; ``close`` ends them all."""
 
-    def __init__(self, folder: Path, seconds: float, looks: float, beats: float) -> None:
-        self._folder, self._seconds, self._looks, self._beats = folder, seconds, looks, beats
+    def __init__(self, folder: Path, rates: Rates) -> None:
+        self._folder, self._rates = folder, rates
         self._port = free_port()
         if COUNTED in os.environ:
             for protocol in ("tcp", "udp"):
@@ -131,7 +144,7 @@ class Bench:
         known = kit.read(OUT).get("sizes", {})
         results: dict[str, Any] = {
             "machine": kit.machine(),
-            "seconds": self._seconds,
+            "seconds": self._rates.seconds,
             "idle": self._windows(sleep),
             "sizes": known,
         }
@@ -146,6 +159,8 @@ class Bench:
                 print(row(f"{size}, {name}", of_size[name]), flush=True)
             of_size["burst"] = self._windows(self._ask)
             print(row(f"{size}, burst", of_size["burst"]), flush=True)
+            of_size["viewers"] = self._windows(self._view)
+            print(row(f"{size}, viewers", of_size["viewers"]), flush=True)
             kit.write(OUT, results)
         results["killed"] = self._kill(sizes[-1])
         print(results["killed"], flush=True)
@@ -168,7 +183,7 @@ class Bench:
         ]
         server = Process(
             home, "lowcomm_bootstrap", "serve", "--json", "--host", "127.0.0.1", "--port",
-            str(self._port),
+            str(self._port), "--web", "0",
             "--home", str(home), *runs,
         )  # fmt: skip
         until(lambda: server.events("ready")[told:], START, "the server is ready")
@@ -183,17 +198,17 @@ class Bench:
             count = min(missing, CROWD)
             folder = self._folder / f"crowd-{len(self._crowds)}"
             self._crowds.append(
-                Remote(folder, count, self._far.run_id, size / self._looks, beat, address)
+                Remote(folder, count, self._far.run_id, size / self._rates.looks, beat, address)
             )
             self._crowds[-1].wait_ready()  # one after the other: they share the cores
             missing -= count
 
     def _beat(self, size: int) -> float:
         """Seconds between two signs of life of a client, and two knocks."""
-        return max(BEAT, size / self._beats)
+        return max(BEAT, size / self._rates.beats)
 
     def _move(self, run: SignedRun, size: int) -> None:
-        self._all("move", run.run_id, str(size / self._looks))
+        self._all("move", run.run_id, str(size / self._rates.looks))
         with suppress(
             AssertionError
         ):  # on a busy machine some are always late; what they see is in the results
@@ -218,15 +233,29 @@ class Bench:
         told = self._crowds[0].ask("ask", self._peer_id, str(ASKING), str(seconds))
         return spread(told["took"], seconds)
 
+    def _view(self, seconds: float) -> dict[str, Any]:
+        """A window with viewers."""
+        port = self._server.events("ready")[-1]["web"]
+        script = Path(__file__).with_name("viewers.py")
+        done = subprocess.run(
+            [sys.executable, str(script), str(port), str(self._rates.viewers), str(seconds)],
+            capture_output=True, text=True, check=True, env=environment(),
+        )  # fmt: skip
+        told: dict[str, Any] = json.loads(done.stdout)
+        shares = {f"answers_{status}": count for status, count in told["statuses"].items()}
+        return {**spread(told["took"], seconds), **shares}
+
     def _windows(self, live: Callable[[float], dict[str, Any] | None]) -> dict[str, Any]:
         """The median of each figure over WINDOWS windows."""
         windows = []
         for _ in range(WINDOWS):
             before, began = Usage.of(self._server), monotonic()
-            told = live(self._seconds) or {}
+            told = live(self._rates.seconds) or {}
             after, seconds = Usage.of(self._server), monotonic() - began
             windows.append({**after.since(before, seconds), **told, "load": os.getloadavg()[0]})
-        return {name: round(median(window[name] for window in windows), 4) for name in windows[0]}
+        return {
+            name: round(median(window.get(name, 0) for window in windows), 4) for name in windows[0]
+        }
 
     def _kill(self, size: int) -> dict[str, Any]:
         """Kill -9, and a start with nothing but its home."""
