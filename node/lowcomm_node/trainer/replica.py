@@ -320,7 +320,7 @@ class Replica:
         capture.bound = replace(capture.bound, own=own)
         if capture.realign:
             capture.compute = _fast_weights
-        elif type(self).contribution is Replica.contribution:
+        elif type(self).contribution is _CONTRIBUTION:
             capture.compute = partial(contribution, self._outer)
         if not capture.recalls or capture.compute is None:
             capture.sent = self._whole(capture)
@@ -500,6 +500,10 @@ class Replica:
     def momentum_digest(self, fragment: int) -> str:
         """The same of its outer momentum; empty where none is kept."""
         return _digest(self.delta[fragment]) if self.keeps_momentum else ""
+
+
+_CONTRIBUTION = Replica.contribution
+"""What can be computed again piece by piece; whatever takes its place brings whole vectors."""
 
 
 def _fast_weights(phi: Tensor, theta: Tensor, out: Tensor) -> None:
