@@ -3,6 +3,7 @@ refused with the reason."""
 
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -134,7 +135,8 @@ def test_an_event_is_told_under_its_name_with_what_json_can_hold() -> None:
 
 def plain(kind: Any) -> bool:
     """Whether JSON has this type."""
-    return kind in (int, float, str, bool, float | None) or issubclass(kind, StrEnum)
+    known = (int, float, str, bool, float | None, Mapping[str, float])
+    return kind in known or issubclass(kind, StrEnum)
 
 
 def test_the_daemon_loads_neither_torch_nor_codecs_with_the_table() -> None:

@@ -116,6 +116,14 @@ class Impostor:
         return [sha256(means[owner]).digest() for owner in self.members]
 
 
+def half(data: bytes, part: pb.Part) -> list[pb.Frame]:
+    """The beginning of a content: its announcement, and half of its bytes."""
+    return [
+        whole(data, part)[0],
+        pb.Frame(chunk=pb.Chunk(offset=0, data=data[: len(data) // 2])),
+    ]
+
+
 def whole(data: bytes, part: pb.Part, **changes: Any) -> list[pb.Frame]:
     """A share or a mean as it travels."""
     return [announced(data, part=part, **changes), *chunks(data)]
@@ -191,7 +199,7 @@ HOSTILE: dict[str, tuple[str, Bad, str]] = {
         "sent 'mean' after 'members'"),
     "a share of other bytes": ("share", lambda i, p: whole(i.share(p), pb.SHARE, digest=bytes(32)),
         "not match its checksum"),
-    "half a share": ("share", lambda i, p: [*whole(i.share(p), pb.SHARE)[:2],
+    "half a share": ("share", lambda i, p: [*half(i.share(p), pb.SHARE),
             frames.held([b""] * 3)], "sent 'held' after"),
     "held before a share": ("share", lambda i, p: [frames.held([b""] * 3)],
         "sent 'held' after 'members'"),

@@ -643,7 +643,7 @@ def test_what_members_tell_arrives_as_it_was_told(peers, places, digests, votes)
     assert frames.read_roll(sent(frames.roll(names)).roll) == names
     some = tuple(names[place] for place in sorted({place % len(names) for place in places}))
     assert frames.read_members(sent(frames.members(some, names)).members, names) == some
-    assert frames.read_held(sent(frames.held(digests)).held) == tuple(digests)
+    assert frames.read_held(sent(frames.held(digests)).held) == (tuple(digests), b"")
     assert frames.read_commit(sent(frames.commit(shards, heard)).commit) == (shards, heard)
 
 
