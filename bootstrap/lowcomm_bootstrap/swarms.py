@@ -15,8 +15,9 @@ from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record
 from lowcomm_protocol.spec.run import SignedRun
 
-MOST_PEERS = 4096
-"""Of one run; records beyond them are not read."""
+MOST_PEERS = 1024
+"""Of one run. Records beyond them are not read, those of peers that have not proved themselves
+first: a flood of identities neither holds the server up nor takes honest peers off the page."""
 MOST_SHOWN = 100
 """Peers on the leaderboard, and releases."""
 RATE_SECONDS = 300.0
@@ -39,7 +40,8 @@ class Swarm:
     def saw(self, records: Mapping[str, bytes], proved: Set[str], now: float) -> None:
         """Take in the records of its peers at a Unix time."""
         peers: dict[str, PeerInfo] = {}
-        for peer, record in list(records.items())[:MOST_PEERS]:
+        for peer in sorted(records, key=lambda peer: peer not in proved)[:MOST_PEERS]:
+            record = records[peer]
             # A signature costs more than all the rest, and most records are those of the last look.
             info = self.peers.get(peer) if self._records.get(peer) == record else _read(record, now)
             if info is not None and info.expires > now and info.phase not in GONE:

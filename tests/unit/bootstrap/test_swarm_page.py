@@ -146,6 +146,17 @@ def test_a_record_that_is_the_same_is_verified_once(monkeypatch: pytest.MonkeyPa
     assert len(calls) == 3
 
 
+def test_a_flood_of_identities_takes_no_proved_peer_off_the_page(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(swarms, "MOST_PEERS", 3)
+    flood = dict(record(k) for k in range(1, 9))
+    honest, own = record(9)
+    swarm = Swarm(RUN)
+    swarm.saw(flood | {honest: own}, {honest}, NOW + 1)
+    assert honest in swarm.peers and len(swarm.peers) == 3
+
+
 def test_exchanges_are_counted_by_what_came_since_the_last_look() -> None:
     swarm = Swarm(RUN)
     counts = [(0, 10), (60, 16), (120, 22), (180, 0), (240, 4)]  # the peer was started again
