@@ -78,7 +78,7 @@ def measure(node: Any, viewers: int, seconds: float) -> dict[str, float]:
     daemon = psutil.Process(node.child.pid)
     with following(node, viewers):
         before, tokens, began = spent(daemon), node.status()["trainer"]["tokens"], time.monotonic()
-        time.sleep(seconds)
+        time.sleep(seconds)  # the window that is measured
         after, more, ended = spent(daemon), node.status()["trainer"]["tokens"], time.monotonic()
     length = ended - began
     return {"cpu": (after - before) / length, "tokens/s": (more - tokens) / length}

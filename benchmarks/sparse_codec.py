@@ -89,8 +89,8 @@ def sparsify(chunks: Any, k: int, bits: int) -> Any:
 
 
 class Sparse(FixedCodec):
-    """The largest values of each chunk. What travels is a stand-in of the right size: the simulator
-    hands over what was decoded."""
+    """The largest values of each chunk. The bytes are a stand-in of the right size: the
+    simulator hands over the decoded values."""
 
     name = "sparse"
 

@@ -1,5 +1,5 @@
-"""How long peers wait for each other with the production engine, where steps vary: never. What it
-costs instead is told, too: rounds in which a peer found no partner."""
+"""How long peers wait for each other with the production engine, where steps vary: never. The
+price is told, too: rounds in which a peer found no partner."""
 
 from random import Random
 

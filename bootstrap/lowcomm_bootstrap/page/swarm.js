@@ -1,4 +1,4 @@
-// The page of a swarm: asks for swarms.json every few seconds, and shows what it says. All words come
+// The page of a swarm: asks for swarms.json every few seconds and shows its figures. All words come
 // from strangers, so they become text, never markup.
 
 const EVERY = 15_000;

@@ -50,8 +50,8 @@ class IntervalStatus:
     effective: float | None = None
     """The same as the last exchanges went; null until three were applied."""
     cause: IntervalCause | None = None
-    """What makes it longer: the line, that partners are missing, the owner's budget, failed
-    exchanges, or how long an exchange takes; null where nothing does."""
+    """The cause of a longer interval: the line, missing partners, the owner's budget, failed
+    exchanges, or the length of an exchange; null where it is no longer."""
     reason: str = ""
     """The same in words."""
 
