@@ -8,13 +8,16 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 from namespaces import TOOLS, missing
 
-OTHERS = {"systemd-analyze": "systemd", "mount": "mount"}
+OTHERS = {"systemd-analyze": "systemd", "mount": "mount", "promtool": "prometheus"}
 """Commands of other tests, and Debian's packages of them."""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 """Any of them does; Debian has the first."""
+SERVICE = "prometheus"
+"""What its package starts with the machine, which no test wants."""
 PATH = os.pathsep.join((os.environ.get("PATH", ""), "/usr/sbin", "/sbin"))
 
 
@@ -58,6 +61,8 @@ def install(packages: list[str]) -> None:
         subprocess.run(
             ["apt-get", "-o", "Acquire::Retries=5", *command], check=True, env=environment
         )
+    if SERVICE in packages and Path("/run/systemd/system").exists():
+        subprocess.run(["systemctl", "disable", "--quiet", "--now", SERVICE], check=True)
 
 
 def fail(reason: str) -> int:
