@@ -12,7 +12,8 @@ from pathlib import Path
 from lowcomm_node.errors import NodeError
 from lowcomm_node.journal.sample import COLUMNS, Sample
 
-VERSION = 1
+VERSION = 2
+"""1 had fewer columns of samples: they are added when a node opens such a file."""
 MAX_EXCHANGES = 30_000
 """Notices of exchanges that are kept, of some 700 bytes each."""
 MAX_OTHERS = 10_000
@@ -59,7 +60,7 @@ class JournalFile:
                 "INSERT INTO notices (time, name, content) VALUES (?, ?, ?)", notices
             )
             self._database.executemany(
-                f"INSERT OR REPLACE INTO samples VALUES ({places})",
+                f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({places})",
                 [one.row() for one in samples],
             )
             with closing(self._database.execute("SELECT max(id) FROM notices")) as told:
@@ -103,12 +104,24 @@ def _open(path: Path) -> sqlite3.Connection:
         # A power failure may take the last seconds, never the file.
         database.execute("PRAGMA synchronous = NORMAL")
         database.executescript(_TABLES)
-        database.execute(f"PRAGMA user_version = {VERSION}")
+        with database:
+            database.execute("BEGIN IMMEDIATE")
+            known = columns_of_samples(database)
+            for column in COLUMNS:
+                if column not in known:
+                    database.execute(f"ALTER TABLE samples ADD COLUMN {column}")
+            database.execute(f"PRAGMA user_version = {VERSION}")
         path.chmod(0o600)
     except BaseException:
         database.close()
         raise
     return database
+
+
+def columns_of_samples(database: sqlite3.Connection) -> frozenset[str]:
+    """The columns of samples in an open journal: one of an older release has fewer."""
+    with closing(database.execute("SELECT name FROM pragma_table_info('samples')")) as told:
+        return frozenset(name for [name] in told)
 
 
 def _set_aside(path: Path) -> None:

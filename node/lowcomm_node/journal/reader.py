@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lowcomm_node.errors import NodeError
-from lowcomm_node.journal.file import VERSION
+from lowcomm_node.journal.file import VERSION, columns_of_samples
 from lowcomm_node.journal.sample import COLUMNS, Sample
 from lowcomm_node.status.events import Notice, read_notice
 from lowcomm_node.sync.records import ExchangeEnded
@@ -115,12 +115,23 @@ class Journal:
     def samples(self, since: float = 0.0, most: int = MOST) -> list[Sample]:
         """At most ``most`` samples since a time (Unix seconds), evenly thinned, oldest first."""
         [[count]] = self._rows("SELECT count(*) FROM samples WHERE time >= ?", since)
-        rows = self._rows(
-            f"SELECT {', '.join(COLUMNS)} FROM (SELECT *, row_number() OVER (ORDER BY time DESC) "
+        return self._samples(
+            "(SELECT *, row_number() OVER (ORDER BY time DESC) "
             "AS place FROM samples WHERE time >= ?) WHERE (place - 1) % ? = 0 ORDER BY time",
             since,
             max(1, -(-count // most)),
         )
+
+    def samples_after(self, time: float, limit: int = MOST) -> list[Sample]:
+        """Up to ``limit`` samples behind a time (Unix seconds), oldest first."""
+        return self._samples("samples WHERE time > ? ORDER BY time LIMIT ?", time, min(limit, MOST))
+
+    def _samples(self, chosen: str, *values: float) -> list[Sample]:
+        """What an older release has not written down is None."""
+        with self._reading() as database:
+            known = columns_of_samples(database)
+            wanted = ", ".join(one if one in known else f"NULL AS {one}" for one in COLUMNS)
+            rows = list(database.execute(f"SELECT {wanted} FROM {chosen}", values))
         return [Sample(**dict(zip(COLUMNS, row, strict=True))) for row in rows]
 
     def _rows(self, query: str, *values: float) -> list[tuple[Any, ...]]:

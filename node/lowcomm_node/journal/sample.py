@@ -39,6 +39,16 @@ class Sample:
     """Of contents."""
     memory: int | None
     """Bytes that trainer and daemon take."""
+    refused: int | None = None
+    """Offers that were refused, by others and by this node."""
+    no_partner: int | None = None
+    """Exchanges for which no peer was found."""
+    computing: float | None = None
+    """Seconds in inner steps since the trainer started."""
+    waited: float | None = None
+    """Seconds since then in which training waited between two steps."""
+    learning_rate: float | None = None
+    """Of the last inner step."""
 
     def row(self) -> tuple[float | int | str | None, ...]:
         """Its fields, in the order of COLUMNS."""
@@ -68,4 +78,9 @@ def sample(time: float, status: Status) -> Sample:
         bytes_sent=status.bytes_sent,
         bytes_received=status.bytes_received,
         memory=memory.taken if memory is not None else None,
+        refused=status.exchanges.refused,
+        no_partner=status.exchanges.no_partner,
+        computing=trainer.computing,
+        waited=sum(trainer.waited.values()) if trainer.computing is not None else None,
+        learning_rate=trainer.learning_rate,
     )

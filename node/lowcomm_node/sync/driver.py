@@ -90,7 +90,8 @@ class ExchangeDriver(ABC):
         """What was missing when its deadline passed, and what to do about it."""
         self._members_known = asyncio.Event()
         self._captured = asyncio.Event()
-        self._captured_at: float | None = None
+        self._noted: dict[str, float] = {}
+        """When what ``moments`` tells came about (monotonic seconds)."""
         self._abandoning: set[str] = set()
         """Peers that are being told why we give them up: their streams end after that."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -148,11 +149,12 @@ class ExchangeDriver(ABC):
 
     @property
     def moments(self) -> dict[str, float]:
-        """Seconds from its beginning to when our contribution was captured, sent, and those of the
-        others received, as far as it came."""
+        """Seconds from its beginning to when the members were known (met), our contribution was
+        captured, sent, those of the others received and decoded, and all had confirmed (decided),
+        as far as it came."""
         ended = {"sent": "send", "received": "receive"}
         found = {name: self.stages.ended.get(stage) for name, stage in ended.items()}
-        told = {"captured": self._captured_at, **found}
+        told = {**self._noted, **found, "decided": self.one.decided}
         return {name: round(at - self.one.began, 3) for name, at in told.items() if at is not None}
 
     def describe(self, now: float) -> ExchangeStatus:
@@ -167,6 +169,10 @@ class ExchangeDriver(ABC):
             bytes_expected=self.expected,
             seconds=now - self.one.began,
         )
+
+    def note(self, moment: str) -> None:
+        """Remember that this has come about just now; of what comes about again the last time."""
+        self._noted[moment] = monotonic()
 
     # events
 
@@ -422,13 +428,14 @@ class ExchangeDriver(ABC):
     async def _capture(self) -> None:
         try:
             self._prepare()
+            self.note("met")
             self._members_known.set()
             with self.working():
                 await self._code()
         except LowcommError as error:
             self.tell(base.GaveUp(reason=f"our contribution could not be captured: {error}"))
             return
-        self._captured_at = monotonic()
+        self.note("captured")
         self._captured.set()
         self.tell(base.Captured())
 

@@ -109,10 +109,12 @@ class GroupDriver(ExchangeDriver):
                 await self.trainer.receive_share(
                     self.fragment, peer, received, *self._share_of(peer)
                 )
+            self.note("decoded")
             self.tell(groups.ShardVerified(peer=peer))
         else:
             with self.working():
                 await self.trainer.receive_mean(self.fragment, peer, means, *self._mean_of(peer))
+            self.note("decoded")
             self.tell(groups.MeanVerified(peer=peer, digest=content.digest))
 
     # what goes

@@ -90,6 +90,7 @@ class History:
                 self.of(peer).completed += 1
         self.last_reason = reason if outcome is not Outcome.APPLIED else ""
         entry = ExchangeEnded(
+            id=driver.one.id,
             time=time(),
             fragment=driver.fragment,
             round=driver.one.offer.round,

@@ -53,6 +53,7 @@ class PairDriver(ExchangeDriver):
                 await self.trainer.patch(self.fragment, peer, slot, size)
             elif missing := await self.trainer.receive(self.fragment, peer, slot, size):
                 return missing
+        self.note("decoded")
         self.tell(pairs.Verified(peer=peer))
         return None
 

@@ -94,8 +94,12 @@ class ExchangeEnded(Event):
     overlap, so their sum is not that of the exchange."""
 
     moments: Mapping[str, float] = field(default_factory=dict)
-    """Seconds from its beginning until our contribution was `captured`, it was `sent`, and those of
-    the others were `received`, as far as it came."""
+    """Seconds from its beginning until the members were known (`met`), our contribution was
+    `captured` and `sent`, those of the others were `received` and `decoded`, and all had confirmed
+    (`decided`), as far as it came."""
+    id: str = ""
+    """The same at all members, 32 hexadecimal digits: of run, fragment, round and members; empty
+    where they were not known."""
 
     @property
     def name(self) -> str:

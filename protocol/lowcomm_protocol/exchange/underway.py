@@ -1,7 +1,9 @@
 """One exchange under way: its machine, its timers, and the story of what its machine was told."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from operator import itemgetter
 from typing import Any
 
@@ -30,6 +32,8 @@ class Underway:
     """Peers that we called and that have not answered."""
     members: tuple[str, ...] = ()
     """Whose contributions are captured, ours included; sorted. Empty while that is not known."""
+    id: str = ""
+    """What all members call it, see ``exchange_id``; empty while they are not known."""
     realign: bool = False
     """Whether slow weights travel whole in fp32, because those of the members differ."""
     keep_momentum: bool = False
@@ -84,9 +88,22 @@ class Underway:
         """Take in who the members are; what each of them brings is known, too."""
         others = self.machine.offers(members)
         self.members = members
+        self.id = exchange_id(members, [self.offer, *others])
         # Everybody sees in the offers where slow weights should be equal and are not: somebody has
         # applied more.
         self.realign = must_realign(self.offer, others)
         self.keep_momentum = self.realign and keeps_momentum(self.offer, others)
         self.ahead = steps_ahead(self.offer, others, interval)
         self.blake3 = self.offer.blake3 and all(offer.blake3 for offer in others)
+
+
+def exchange_id(members: Sequence[str], offers: Sequence[Offer]) -> str:
+    """32 hexadecimal digits that follow from what all members of an exchange know: the run, the
+    fragment, who they are, and the latest round that one of them offers.
+
+    Calls that cross, and members of a group, may offer different rounds. The same members that try
+    a round again have the same id.
+    """
+    first, latest = offers[0], max(offer.round for offer in offers)
+    told = [first.run_id, str(first.fragment), str(latest), *sorted(members)]
+    return sha256("\n".join(told).encode()).hexdigest()[:32]

@@ -22,7 +22,7 @@ from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.file import JournalFile
 from lowcomm_node.journal.reader import Entry, Journal, Wanted
 from lowcomm_node.journal.recorder import NOT_WRITTEN, Recorder
-from lowcomm_node.journal.sample import Sample
+from lowcomm_node.journal.sample import COLUMNS, Sample
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.events import Notice, Resumed, Warned
 from lowcomm_node.sync.records import ExchangeEnded
@@ -257,3 +257,34 @@ def test_a_feed_tells_when_it_no_longer_has_all(monkeypatch: pytest.MonkeyPatch)
     feed.publish(8, entries, None)
     assert feed.after(4) is None
     assert [entry.number for entry in feed.after(5) or []] == [6, 7, 8]
+
+
+def of_the_first_version(path: Path) -> Sample:
+    """A journal as release 0.1.0 began it, with one sample."""
+    first = replace(SAMPLE, refused=None, no_partner=None, computing=None, waited=None)
+    old = COLUMNS[: COLUMNS.index("refused")]
+    path.parent.mkdir(exist_ok=True)
+    with sqlite3.connect(path) as database:
+        database.executescript(
+            "CREATE TABLE notices (id INTEGER PRIMARY KEY, time REAL NOT NULL, name TEXT NOT NULL,"
+            f" content TEXT NOT NULL); CREATE TABLE samples (time REAL PRIMARY KEY,"
+            f" {', '.join(old[1:])}); PRAGMA user_version = 1"
+        )
+        places = ", ".join("?" * len(old))
+        database.execute(f"INSERT INTO samples VALUES ({places})", first.row()[: len(old)])
+    return first
+
+
+def test_a_journal_of_an_older_release_is_read_as_it_is_and_goes_on_in_todays_form(path: Path):
+    first = of_the_first_version(path)
+    assert Journal(path).samples() == Journal(path).samples_after(0.0) == [first]
+    assert "refused" not in path.read_bytes().decode(errors="replace"), "reading changes nothing"
+    second = replace(SAMPLE, time=NOW + 10, refused=3, computing=7.5, waited=0.5)
+    for _ in range(2):
+        file = JournalFile(path)
+        file.add([], [second])
+        file.close()
+    assert Journal(path).samples() == [first, second]
+    assert Journal(path).samples_after(NOW) == [second]
+    with sqlite3.connect(path) as database:
+        assert database.execute("PRAGMA user_version").fetchone() == (files.VERSION,)

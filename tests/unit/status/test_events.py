@@ -17,7 +17,7 @@ from lowcomm_node.system.events import Event
 
 EXCHANGE = """
     fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent bytes_received
-    seconds worst_block stages moments"""
+    seconds worst_block stages moments id"""
 KEYS = {
     "phase": "phase",
     "warning": "text",

@@ -60,7 +60,7 @@ KEYS: dict[type, str] = {
     ExchangeEnded: """
         time fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent
         bytes_received
-        seconds stages moments worst_block""",
+        seconds stages moments worst_block id""",
     Limits: "max_up max_down max_peers up down peers turned_away",
     Ping: "peer_id routes routes.route routes.round_trip routes.up routes.down routes.reason",
     Contribution: "steps tokens exchanges bytes_sent checkpoint",

@@ -74,6 +74,7 @@ async def test_who_is_called_takes_part_with_all_of_its_group(group: int, first:
         one.nodes[first].step(INTERVAL)
         for node in one.nodes:
             assert len((await node.ended()).partners) == group - 1
+        assert len({(await node.ended()).id for node in one.nodes}) == 1
         assert agreed(one.nodes) == {node.peer_id for node in one.nodes}
 
 

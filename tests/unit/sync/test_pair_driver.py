@@ -67,6 +67,14 @@ async def test_peers_that_begin_at_once_make_one_exchange():
             for node in one.nodes:
                 await node.at_rest()
         assert [node.outcomes for node in one.nodes] == [{Outcome.APPLIED: 3}] * 2
+        first, second = ([entry.id for entry in node.news] for node in one.nodes)
+        assert first == second, "both ends call an exchange the same"
+        assert len(set(first)) == 3
+        for node in one.nodes:
+            for entry in node.news:
+                told = entry.moments
+                assert told["met"] <= told["captured"] <= told["sent"] <= told["decided"]
+                assert told["received"] <= told["decoded"] <= told["decided"] <= entry.seconds
 
 
 # Deaths and hostile frames in a pair
@@ -83,6 +91,8 @@ async def test_a_partner_that_is_gone_in_the_midst_of_it_costs_one_exchange(call
         entry = await node.ended()
         assert (entry.outcome, node.trainer.merges) == ("failed", [])
         assert node.exchanger.history.of(puppet.peer_id).failed == 1
+        assert len(entry.id) == 32, "the members were known"
+        assert "decided" not in entry.moments
 
 
 @pytest.mark.parametrize("calls", [True, False])
