@@ -25,7 +25,8 @@ from pydantic.fields import FieldInfo
 from lowcomm_node.catalogue.errors import ERRORS
 from lowcomm_node.catalogue.message import Message
 from lowcomm_node.catalogue.refusals import REFUSALS
-from lowcomm_node.catalogue.waits import HOLDS, PHASES
+from lowcomm_node.catalogue.waits import PHASES, WAITS
+from lowcomm_node.catalogue.warnings import WARNINGS
 from lowcomm_node.libp2p import punching
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
 from lowcomm_node.planner.declared import Declared, option
@@ -476,7 +477,8 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "errors": partial(messages, ERRORS),
     "refusals": partial(messages, REFUSALS),
     "phases": partial(messages, PHASES),
-    "holds": partial(messages, HOLDS),
+    "waits": partial(messages, WAITS),
+    "warnings": partial(messages, WARNINGS),
     "pair": partial(drawn, pair_table.mermaid),
     "group": partial(drawn, group_table.mermaid),
     "plan-narrow": partial(planned, 10**8, NARROW),

@@ -46,10 +46,11 @@ def join(
     trainer = TrainerProcess(settings.nice)
     if availability.hold is None:
         trainer.launch()  # it imports torch while the daemon imports its own
+    from lowcomm_node.catalogue.warnings import WarningCode
     from lowcomm_node.cli.running import run_daemon
     from lowcomm_node.daemon.daemon import Daemon
 
     daemon = Daemon(settings, trainer, availability)
     for warning in loaded.warnings:
-        daemon.board.warn(warning)
+        daemon.board.warn(WarningCode.SETTINGS, warning)
     raise SystemExit(run_daemon(daemon, manager, json_, web))

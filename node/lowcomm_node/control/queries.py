@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
+from lowcomm_node.catalogue.message import Message
 from lowcomm_node.journal.sample import Sample
 from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.status.health import Health
@@ -71,6 +72,11 @@ STORY = Query(
     answer=dict[str, Any],
     parameters={"last": 1},
 )
+MESSAGES = Query(
+    name="messages",
+    text="What each code means, and what to do: `waits`, `warnings`, `errors` and `refusals`.",
+    answer=dict[str, dict[str, Message]],
+)
 DOCTOR = Query(
     name="doctor",
     text="What is wrong with this machine or its network. It takes a minute.",
@@ -117,6 +123,7 @@ QUERIES: list[Query[Any]] = [
     SAMPLES,
     EXCHANGES,
     STORY,
+    MESSAGES,
     DOCTOR,
     PING,
     GATHER,

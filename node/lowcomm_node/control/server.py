@@ -9,6 +9,7 @@ GET  /rounds?limit=N         the last exchanges
 GET  /samples?since=T&most=N figures of the past, from the journal
 GET  /story?last=N           of the N-th last exchange
 GET  /exchanges?limit=N&since=T  the last ones in the journal, also of earlier starts
+GET  /messages               what each code means, and what to do
 GET  /events                 one JSON object a line, as things happen; as server-sent events with
                              numbers and Last-Event-ID if asked for those (viewers.py)
 POST /limits                 {"max_up", "max_down", "max_peers"}: what changes

@@ -5,6 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from time import time
 from typing import Any, TypeVar
 
+from lowcomm_node.catalogue.message import Message
+from lowcomm_node.catalogue.tables import CATALOGUE
 from lowcomm_node.daemon.departure import Departure
 from lowcomm_node.daemon.exporting import Exporting
 from lowcomm_node.daemon.report import View, report, report_limits, report_peers
@@ -91,6 +93,10 @@ class Controls:
         if exchanger is None:
             raise NodeError("The node does not exchange yet: try again when it trains.")
         return exchanger.history.story(last)
+
+    def messages(self) -> Mapping[str, Mapping[str, Message]]:
+        """What each code means, and what to do."""
+        return CATALOGUE
 
     def subscribe(self) -> asyncio.Queue[Notice]:
         """Events from now on; a queue that is full loses the oldest."""

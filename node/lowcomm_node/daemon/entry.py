@@ -4,6 +4,8 @@ import asyncio
 from pathlib import Path
 from time import time
 
+from lowcomm_node.catalogue.waits import WaitCode, Waiting
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.knocks import nobody_answers
 from lowcomm_node.errors import NoPeers
@@ -56,7 +58,9 @@ class Entry:
             refusals=refusals,
             remembered=self._remembered,
         )
-        self.rejoin = Rejoin(self.discovery, settings.peers, known, board.tell, board.warn)
+        self.rejoin = Rejoin(
+            self.discovery, settings.peers, known, board.tell, board.warning(WarningCode.CLOCK)
+        )
         self.prober = Prober(self.discovery, self.discovery.addresses, FOR_A_NODE)
         """Answers others who ask how they are reached."""
         self._rejoining: asyncio.Task[None] | None = None
@@ -64,7 +68,8 @@ class Entry:
     async def open(self) -> None:
         """Enter the DHT. Raises NodeError."""
         known_at = ", ".join([*self.settings.peers, *self._remembered][:8])
-        self.board.enter("joining", f"looking for the swarm at {known_at}")
+        looking = Waiting(WaitCode.LOOKING_FOR_SWARM, f"looking for the swarm at {known_at}")
+        self.board.enter("joining", looking)
         await self.discovery.start()
         self.is_open = True
         await self.prober.serve()
@@ -77,12 +82,13 @@ class Entry:
         kept = self._kept
         self.board.show(None)  # the status tells why
         if await self.rejoin.enter(0.0 if kept is not None else self.settings.join_deadline):
-            self.board.show("looking for the run")
-            return await find_run(self.discovery, self.settings, kept, self.board.show)
+            show = self.board.showing(WaitCode.LOOKING_FOR_RUN)
+            show("looking for the run")
+            return await find_run(self.discovery, self.settings, kept, show)
         if kept is None:
             raise NoPeers(nobody_answers(self.rejoin.unanswered()))
         alone = "training alone on what this home knows of the run, until a peer answers"
-        self.board.warn(f"{self.rejoin.reason}: {alone}")
+        self.board.warn(WarningCode.STARTED_ALONE, f"{self.rejoin.reason}: {alone}")
         return kept
 
     async def be_admitted(self, run: SignedRun) -> RunAdmission:
@@ -96,12 +102,13 @@ class Entry:
         peer_id = self.identity.peer_id
         admission = RunAdmission(self.settings, run, peer_id, time())
         admission.amending.on_news = self.tell_amendments
-        admission.amending.on_trouble = self.board.warn
+        admission.amending.on_trouble = self.board.warning(WarningCode.AMENDMENT)
         await admission.look(self.discovery)
         if admission.rules.asks_for_work(peer_id):
             ephemeral = self.settings.ephemeral
             path = None if ephemeral else self.settings.paths.work(run.fingerprint)
-            self.prover = Prover(admission.rules, peer_id, path, self.board.show)
+            show = self.board.showing(WaitCode.PROOF_OF_WORK)
+            self.prover = Prover(admission.rules, peer_id, path, show)
             admission.claim = await self.prover.prove()
         admission.check_ourselves(time())
         return admission

@@ -15,6 +15,8 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
+from lowcomm_node.catalogue.waits import WaitCode, Waiting
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.daemon.news import News
 from lowcomm_node.errors import ConfigError, NodeError, TrainerError, TrainerLost
 from lowcomm_node.ipc.failures import Failures
@@ -94,7 +96,9 @@ class Training:
         self._exchanger = exchanger
         self._barred = admission.admission.barred
         """Whether a peer may not take part at a time; such a one is handed no state."""
-        self._provider = Provider(settings, run, shelf, self._fetch, board.show)
+        self._provider = Provider(
+            settings, run, shelf, self._fetch, board.showing(WaitCode.RUN_FILES)
+        )
         self._failures = Failures(settings.checkpoint_every)
         self._amending = admission.amending
         self._amended = asyncio.Event()
@@ -146,7 +150,8 @@ class Training:
 
         A node that is killed meanwhile has lost nothing.
         """
-        self._board.enter("finishing", "saving, and ending the exchanges that are under way")
+        ending = "saving, and ending the exchanges that are under way"
+        self._board.enter("finishing", Waiting(WaitCode.LEAVING, ending))
         applied = self._exchanger.history.outcomes[Outcome.APPLIED]
         await asyncio.gather(self._save(), self._exchanger.close("the node leaves", patience))
         if self._exchanger.history.outcomes[Outcome.APPLIED] > applied:
@@ -196,29 +201,31 @@ class Training:
     async def _turn(self) -> None:
         """Start the trainer, sync, and train until the run is over. Raises TrainerError."""
         await self._start_trainer()
-        why = "looking for peers"
+        why = Waiting(WaitCode.LOOKING_FOR_PEERS, "looking for peers")
         while True:
             await self._sync_and_train(why, drifted=False)
             while not await self._is_over():
                 await self._exchanger.close("copies the state of a peer", 0.0)
                 await self._supervisor.train(False)
                 self._board.warn(
+                    WarningCode.DRIFTED,
                     "we have drifted too far from most peers for exchanges to bring us back: "
-                    "copying their state"
+                    "copying their state",
                 )
-                await self._sync_and_train("back to the swarm", drifted=True)
+                back = Waiting(WaitCode.LOOKING_FOR_PEERS, "back to the swarm")
+                await self._sync_and_train(back, drifted=True)
             await self.conclude()
             if not await self._goes_on():
                 return
-            why = "the run goes on: its creator has made it longer"
+            longer = "the run goes on: its creator has made it longer"
+            why = Waiting(WaitCode.LOOKING_FOR_PEERS, longer)
 
     async def _goes_on(self) -> bool:
         """Whether the creator has made the run longer. A node that stays waits for that."""
         stay = self._settings.stay
+        serving = Waiting(WaitCode.RUN_OVER, "the run is over: serving its state to others")
         while self._has_ended():
-            self._board.enter(
-                "finished", "the run is over: serving its state to others" if stay else None
-            )
+            self._board.enter("finished", serving if stay else None)
             await self._membership.announce(Phase.FINISHED)
             if not stay:
                 return False
@@ -234,17 +241,18 @@ class Training:
         phase = "restarting" if self.ready else "joining"
         data = self._run.spec.data
         if not self.ready and data.tokenizer == "local" and not data.tokenizer_sha256:
-            self._board.warn(UNCHECKED)
-        self._board.enter(phase, "looking for the files of the run")
+            self._board.warn(WarningCode.TOKENIZER_UNCHECKED, UNCHECKED)
+        self._board.enter(phase, Waiting(WaitCode.RUN_FILES, "looking for the files of the run"))
         self.news.over.clear()  # what it has saved may be from before the end
         provided = await self._provider.provide()
-        self._board.show("starting the trainer: text, model, newest checkpoint")
+        starting = "starting the trainer: text, model, newest checkpoint"
+        self._board.show(Waiting(WaitCode.STARTING_TRAINER, starting))
         try:
             ready = await self._supervisor.start(self._trainer_settings(provided))
         finally:
             self._board.tokenizing = None
         for skipped in ready.skipped:
-            self._board.warn(f"checkpoint skipped: {skipped}")
+            self._board.warn(WarningCode.CHECKPOINT_SKIPPED, f"checkpoint skipped: {skipped}")
         await self.amend()  # what was heard while it was built
         self._take_over(ready)
         self.donor = self.donor or self._make_donor(ready)
@@ -256,11 +264,11 @@ class Training:
             self._exchanger.channels,
             lambda: self._membership.roster.alive(time()),
             self._exchanger.bandwidth.down,
-            self._board.warn,
+            self._board.warning(WarningCode.FILE_REFUSED),
         )
-        return await fetching.fetch(path, self._board.show)
+        return await fetching.fetch(path, self._board.showing(WaitCode.FETCHING_FILE))
 
-    async def _sync_and_train(self, why: str, drifted: bool) -> None:
+    async def _sync_and_train(self, why: Waiting, drifted: bool) -> None:
         """Come to where the swarm is, and train and exchange from there on."""
         self._board.enter("syncing", why)
         await self._membership.announce(Phase.SYNCING)
@@ -298,7 +306,7 @@ class Training:
             down=self._exchanger.bandwidth.down,
             disk_quota=DiskQuota(settings.home, settings.max_disk),
             folder=settings.paths.incoming(self._run.fingerprint),
-            show=self._board.show,
+            show=self._board.showing(WaitCode.COPYING_STATE),
             warn=self._board.warn,
             tell=self._board.tell,
         )
@@ -326,11 +334,13 @@ class Training:
                 return
             if monotonic() > deadline:
                 self._board.warn(
+                    WarningCode.FEW_PEERS,
                     f"only {there} of {wanted} peers came within {START_DEADLINE:.0f} s: beginning "
-                    "with them"
+                    "with them",
                 )
                 return
-            self._board.show(f"the run begins with {wanted} peers: {there} are here")
+            told = f"the run begins with {wanted} peers: {there} are here"
+            self._board.show(Waiting(WaitCode.FIRST_PEERS, told))
             await self._membership.wait_changed(0.5)
 
     # between two turns
@@ -342,7 +352,7 @@ class Training:
         self._exchanger.exchanging = (
             False  # who calls us until all know it is told that we do not train
         )
-        self._board.enter("paused", f"{hold.text}; saving")
+        self._board.enter("paused", Waiting(WaitCode.PAUSING, f"{hold.text}; saving"))
         self._board.tell(Paused(rule=hold.rule.value, reason=hold.text, until=hold.until))
         await self._membership.announce(Phase.PAUSED)
         if self._supervisor.runs:
@@ -367,13 +377,14 @@ class Training:
             f"{failure.reason.rstrip('.')} (failure {self._failures.count} in a row, at step "
             f"{failure.step})"
         )
-        self._board.enter("restarting", told)
-        self._board.warn(f"the trainer failed: {told}")
+        self._board.enter("restarting", Waiting(WaitCode.TRAINER_FAILED, told))
+        self._board.warn(WarningCode.TRAINER_FAILED, f"the trainer failed: {told}")
         await self._exchanger.close("the trainer failed", 0.0)
         await self._supervisor.stop()
         if wait is None:
             raise self._given_up(error)
-        self._board.show(f"{told}: starting it again in {wait:.0f} s")
+        again = f"{told}: starting it again in {wait:.0f} s"
+        self._board.show(Waiting(WaitCode.TRAINER_FAILED, again))
         with suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await self._membership.announce(Phase.SYNCING)
@@ -397,7 +408,8 @@ class Training:
             # It takes its last steps after its last word on them.
             self._board.advance(swarm_step=saved.swarm_step, steps=saved.steps, tokens=saved.tokens)
         except TrainerError as error:
-            self._board.warn(f"the last checkpoint could not be saved: {error}")
+            told = f"the last checkpoint could not be saved: {error}"
+            self._board.warn(WarningCode.NOT_SAVED, told)
 
     def _take_over(self, ready: Ready) -> None:
         """Go on with the state that the trainer has built, resumed or adopted."""

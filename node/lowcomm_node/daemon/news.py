@@ -2,6 +2,8 @@
 
 import asyncio
 
+from lowcomm_node.catalogue.waits import WaitCode, Waiting
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.ipc.failures import Failures
 from lowcomm_node.ipc.lines import Event
 from lowcomm_node.ipc.messages import (
@@ -21,8 +23,10 @@ from lowcomm_node.status.model import CheckpointStatus
 from lowcomm_node.sync.exchanger import Exchanger
 
 NOT_SAVED = "checkpoints pause, training goes on, saving is tried again less and less often:"
-HELD = "a checkpoint is being written: the disk is slower than training"
-EVALUATING = "evaluating on held-out text"
+HELD = Waiting(
+    WaitCode.SLOW_DISK, "a checkpoint is being written: the disk is slower than training"
+)
+EVALUATING = Waiting(WaitCode.EVALUATING, "evaluating on held-out text")
 
 
 class News:
@@ -59,14 +63,14 @@ class News:
                 self._saved(event)
             case NotSaved():
                 self._no_longer(HELD)
-                self._board.withdraw(NOT_SAVED)
-                self._board.warn(f"{NOT_SAVED} {event.reason}")
+                self._board.withdraw(WarningCode.NOT_SAVED)
+                self._board.warn(WarningCode.NOT_SAVED, f"{NOT_SAVED} {event.reason}")
             case Held():
                 self._board.show(HELD)
                 return
             case Tokenizing():
                 self._board.tokenizing = event
-                self._board.show(tokenizing_in_words(event))
+                self._board.show(Waiting(WaitCode.TOKENIZING, tokenizing_in_words(event)))
                 return
             case Finished():
                 self.over.set()
@@ -79,9 +83,9 @@ class News:
         self.save_seconds = event.seconds
         self._board.checkpoint = CheckpointStatus(step=event.swarm_step, path=event.path)
         if event.after_trouble:
-            self._board.withdraw(NOT_SAVED)
+            self._board.withdraw(WarningCode.NOT_SAVED)
             self._board.tell(SavingAgain())
 
-    def _no_longer(self, waiting: str) -> None:
+    def _no_longer(self, waiting: Waiting) -> None:
         if self._board.waiting == waiting:
             self._board.show(None)

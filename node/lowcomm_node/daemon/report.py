@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from time import monotonic, time
 
+from lowcomm_node.catalogue.waits import WaitCode, Waiting
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.owner.availability import Availability
@@ -68,6 +69,7 @@ def report(view: View) -> Status:
     history = exchanger.history if exchanger else History()
     drivers = exchanger.running.values() if exchanger else ()
     running = tuple(driver.describe(monotonic()) for driver in drivers)
+    waiting = board.waiting or _why_alone(view)
     return Status(
         peer_id=view.peer_id,
         release=release(),
@@ -75,7 +77,8 @@ def report(view: View) -> Status:
         run=_run(view),
         phase=board.phase,
         joined=membership is not None,
-        waiting=board.waiting or _why_alone(view),
+        waiting=waiting.text if waiting else None,
+        waiting_code=waiting.code if waiting else None,
         unchanged=monotonic() - board.changed,
         leaving=view.leaving,
         swarm=view.rejoin.describe() if view.rejoin else None,
@@ -97,7 +100,8 @@ def report(view: View) -> Status:
         entry_points=tuple(membership.entry_points) if membership else (),
         tunnels=view.endpoint.channels.tunnels() if view.endpoint else {},
         refusals=view.refusals.counts(),
-        warnings=tuple(board.warnings),
+        warnings=tuple(one.text for one in board.warnings),
+        warning_codes=tuple(one.code for one in board.warnings),
     )
 
 
@@ -227,31 +231,50 @@ def _count(history: History) -> ExchangeCounts:
     )
 
 
-def _why_alone(view: View) -> str | None:
+def _why_alone(view: View) -> Waiting | None:
     """Why the node trains without exchanges; training itself never waits."""
-    phase, exchanger = view.board.phase, view.exchanger
-    if phase == "paused" and view.availability.hold is not None:
-        return view.availability.hold.text
+    phase, exchanger, hold = view.board.phase, view.exchanger, view.availability.hold
+    if phase == "paused" and hold is not None:
+        return Waiting(WaitCode(hold.rule.value), hold.text)
     if phase == "joining" and view.rejoin is not None:
-        return view.rejoin.reason
+        return _why_outside(view.rejoin)
     if phase != "training" or exchanger is None or view.run is None:
         return None
     if view.run.spec.sync.group == 1:
         return None
     if view.membership is not None and view.membership.count() == 0:
         return _why_nobody(view.membership, view.rejoin)
+    return _why_no_exchange(exchanger)
+
+
+def _why_no_exchange(exchanger: Exchanger) -> Waiting | None:
+    """Why nothing is exchanged though others are there."""
     if (hindrance := exchanger.hindrance) is not None:
-        return f"training on without exchanges of our own: {hindrance}"
+        told = f"training on without exchanges of our own: {hindrance}"
+        return Waiting(WaitCode.EXCHANGE_TOO_LONG, told)
     if (resting := exchanger.resting) is not None:
-        return f"training on; {resting}"
+        return Waiting(WaitCode.FAR_FROM_PEERS, f"training on; {resting}")
     if (trouble := exchanger.peer.own_line.trouble) is not None:
-        return f"training on; {trouble}"
-    reason = exchanger.history.last_reason
-    return f"training on; the last exchange was not applied: {reason}" if reason else None
+        return Waiting(WaitCode.OWN_LINE, f"training on; {trouble}")
+    if reason := exchanger.history.last_reason:
+        told = f"training on; the last exchange was not applied: {reason}"
+        return Waiting(WaitCode.NOT_APPLIED, told)
+    return None
 
 
-def _why_nobody(membership: Membership, rejoin: Rejoin | None) -> str:
-    why = rejoin.reason if rejoin is not None else None
+def _why_outside(rejoin: Rejoin) -> Waiting | None:
+    """Why we are not in the swarm; None if we are."""
+    reason = rejoin.reason
+    if reason is None:
+        return None
+    return Waiting(WaitCode.SWARM_UNLISTED if rejoin.connected else WaitCode.SWARM_SILENT, reason)
+
+
+def _why_nobody(membership: Membership, rejoin: Rejoin | None) -> Waiting:
+    outside = _why_outside(rejoin) if rejoin is not None else None
+    if outside is not None:
+        return Waiting(outside.code, f"training alone: {outside.text}")
     count = membership.count_silent()
     silent = f": {count} have a record and do not answer" if count else ""
-    return f"training alone: {why or f'no other peer is alive{silent}'}"
+    told = f"training alone: no other peer is alive{silent}"
+    return Waiting(WaitCode.NOBODY_ALIVE, told)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic, time
 
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.errors import NodeError
 from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.file import JournalFile, Row
@@ -91,7 +92,7 @@ class Recorder:
         self._samples = []
         if self._failing:
             self._failing = False
-            self._board.withdraw(NOT_WRITTEN)
+            self._board.withdraw(WarningCode.JOURNAL)
 
     def _take_notices(self) -> None:
         with suppress(asyncio.QueueEmpty):
@@ -114,7 +115,9 @@ class Recorder:
             return
         self._failing = True
         log.warning("journal.not_written", path=str(self._path), reason=str(error))
-        self._board.warn(f"{NOT_WRITTEN} ({self._path}: {error}): training goes on")
+        self._board.warn(
+            WarningCode.JOURNAL, f"{NOT_WRITTEN} ({self._path}: {error}): training goes on"
+        )
 
 
 def _row(notice: Notice) -> Row:

@@ -5,11 +5,13 @@ import asyncio
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from pathlib import Path
 from random import Random
 from time import time
 
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, TrainerError
 from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.state_transfer.download import Download
@@ -59,7 +61,7 @@ class CatchUp:
     disk_quota: DiskQuota
     folder: Path
     show: Callable[[str], None]
-    warn: Callable[[str], None]
+    warn: Callable[[WarningCode, str], None]
     tell: Callable[[StateAdopted], None]
 
     async def run_from(self, own: int, form: StateForm, drifted: bool) -> Ready | None:
@@ -83,7 +85,8 @@ class CatchUp:
             try:
                 copied = await self._copy(own, form, drifted)
             except (LinkLost, CheckpointError, TrainerError, DiskFull) as error:
-                self.warn(f"the state of others could not be copied: {error}")
+                told = f"the state of others could not be copied: {error}"
+                self.warn(WarningCode.STATE_NOT_COPIED, told)
                 if copied is not None:
                     return copied
                 continue
@@ -94,12 +97,14 @@ class CatchUp:
                 return copied
             least = behind // 2
             self.warn(
-                f"the state that was copied is {behind} swarm steps old by now: copying it again"
+                WarningCode.STATE_OLD,
+                f"the state that was copied is {behind} swarm steps old by now: copying it again",
             )
         if copied is None:
             self.warn(
+                WarningCode.NO_DONOR,
                 "no peer could hand over its state: training begins from our own, and merges bring "
-                "it closer"
+                "it closer",
             )
         return copied
 
@@ -160,7 +165,7 @@ class CatchUp:
                 lambda: self._donors(own, drifted),
                 self._plausible,
                 self.down,
-                self.warn,
+                partial(self.warn, WarningCode.DONOR_LEFT_OUT),
             )
             self._forget_old(download, own, drifted)
             showing = asyncio.create_task(self._keep_showing(fetcher))

@@ -1,11 +1,14 @@
 """What a node shows of itself: phase, progress, warnings, and events for its listeners."""
 
 import asyncio
-from collections.abc import Iterable
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from time import monotonic, time
 from typing import Any
 
+from lowcomm_node.catalogue.waits import WaitCode, Waiting
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.ipc.messages import Stepped, Tokenizing
 from lowcomm_node.status.events import Notice, PhaseEntered, Warned, details
 from lowcomm_node.status.model import CheckpointStatus, Progress
@@ -17,6 +20,14 @@ MAX_WARNINGS = 20
 _OF_A_STEP = {one.name for one in fields(Progress)} & {one.name for one in fields(Stepped)}
 
 
+@dataclass(frozen=True)
+class Caution:
+    """Something that the owner should know, with its code."""
+
+    code: WarningCode
+    text: str
+
+
 class Board:
     """``status`` reads it, and each subscriber gets every event.
 
@@ -25,7 +36,7 @@ class Board:
 
     def __init__(self) -> None:
         self.phase = "starting"
-        self.waiting: str | None = None
+        self.waiting: Waiting | None = None
         """What it waits for; None if for nothing."""
         self.changed = monotonic()
         """When its phase, or what it waits for, changed last (monotonic seconds)."""
@@ -34,7 +45,7 @@ class Board:
         """The newest."""
         self.tokenizing: Tokenizing | None = None
         """While text is tokenized."""
-        self.warnings: list[str] = []
+        self.warnings: list[Caution] = []
         """The last ones, the newest last."""
         self._queues: dict[asyncio.Queue[Notice], bool] = {}
 
@@ -48,7 +59,7 @@ class Board:
         """Tell this queue no more."""
         self._queues.pop(queue, None)
 
-    def enter(self, phase: str, waiting: str | None) -> None:
+    def enter(self, phase: str, waiting: Waiting | None) -> None:
         """Be in a phase from now on, and perhaps wait for something in it."""
         self.show(waiting)
         if phase != self.phase:
@@ -56,20 +67,28 @@ class Board:
             self.changed = monotonic()
             self.tell(PhaseEntered(phase=phase))
 
-    def show(self, waiting: str | None) -> None:
+    def show(self, waiting: Waiting | None) -> None:
         """Wait for something else than before."""
         if waiting != self.waiting:
             self.waiting = waiting
             self.changed = monotonic()
 
-    def warn(self, text: str) -> None:
-        """Something that the owner should know."""
-        self.warnings = [*self.warnings, text][-MAX_WARNINGS:]
-        self.tell(Warned(text=text))
+    def showing(self, code: WaitCode) -> Callable[[str | None], None]:
+        """For a room that waits for one thing only: takes its sentence, or None."""
+        return lambda text: self.show(None if text is None else Waiting(code, text))
 
-    def withdraw(self, beginning: str) -> None:
-        """Warnings that begin so hold no longer."""
-        self.warnings = [warning for warning in self.warnings if not warning.startswith(beginning)]
+    def warn(self, code: WarningCode, text: str) -> None:
+        """Something that the owner should know."""
+        self.warnings = [*self.warnings, Caution(code, text)][-MAX_WARNINGS:]
+        self.tell(Warned(text=text, code=code))
+
+    def warning(self, code: WarningCode) -> Callable[[str], None]:
+        """For a room that warns of one thing only: takes its sentence."""
+        return partial(self.warn, code)
+
+    def withdraw(self, code: WarningCode) -> None:
+        """Warnings of this hold no longer."""
+        self.warnings = [one for one in self.warnings if one.code is not code]
 
     def tell(self, event: Event) -> None:
         """An event: to the log, and to all that listen."""

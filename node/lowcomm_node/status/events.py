@@ -47,6 +47,8 @@ class Warned(Event):
     wire_name: ClassVar[str] = "warning"
     text: str
     """A sentence."""
+    code: str = ""
+    """Its code in docs/messages.md."""
 
 
 @dataclass(frozen=True, kw_only=True)

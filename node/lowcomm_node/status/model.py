@@ -214,6 +214,8 @@ class Status:
     """Whether it takes part in the run."""
     waiting: str | None
     """What it waits for, or why it trains alone; null for nothing."""
+    waiting_code: str | None = None
+    """The code of that in docs/messages.md."""
     unchanged: float = 0.0
     """Seconds since its phase, or what it waits for, changed."""
     leaving: float | None = None
@@ -260,6 +262,8 @@ class Status:
     `call.replayed`."""
     warnings: tuple[str, ...]
     """What the owner should know, the newest last; 20 at most."""
+    warning_codes: tuple[str, ...] = ()
+    """The codes of these in docs/messages.md, in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,6 +9,7 @@ from time import monotonic, time
 
 import grpc
 
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import LinkLost, NotAdmitted
@@ -62,7 +63,7 @@ def look_pause(poll: float, record_life: float, peers: int) -> float:
 class Listeners:
     """What the daemon hears from its membership."""
 
-    warn: Callable[[str], None]
+    warn: Callable[[WarningCode, str], None]
     on_removals: Callable[[], None]
     """Peers were removed, or admission was amended."""
     on_barred: Callable[[NotAdmitted], None]
@@ -212,7 +213,8 @@ class Membership:
                     told = repr(error)
                     again = f"tried again in {DEFECT_PAUSE:.0f} s"
                     self._listeners.warn(
-                        f"{trouble} ({again}), because of a defect: {error!r}"[:300]
+                        WarningCode.DEFECT,
+                        f"{trouble} ({again}), because of a defect: {error!r}"[:300],
                     )
                 wait = DEFECT_PAUSE
             await asyncio.sleep(wait)
@@ -236,10 +238,11 @@ class Membership:
             return
         self._is_too_large = True
         self._listeners.warn(
+            WarningCode.TOO_MANY_PEERS,
             f"{peers} peers are alive, but this run is for at most {sync.group} (group = "
             f"{sync.group}, consensus = 0): most exchanges become realignments, which carry fp32 "
             "and lose momentum, as `status` counts. Train elsewhere, or ask "
-            'the creator for a run with a larger group or slice_rounds, or method = "lowcomm"'
+            'the creator for a run with a larger group or slice_rounds, or method = "lowcomm"',
         )
 
     async def republish(self) -> None:
@@ -354,7 +357,8 @@ class Membership:
             newer = await self._run_admission.look(self._discovery)
         except (LowcommError, OSError) as error:
             self._listeners.warn(
-                f"what is known of invites and removals could not be kept: {error}"
+                WarningCode.NOT_KEPT,
+                f"what is known of invites and removals could not be kept: {error}",
             )
             newer = True
         if newer:
@@ -395,7 +399,9 @@ class Membership:
                 peers_key(self._run.run_id), self.own.peer_id, record, self._settings.record_life
             )
         except LowcommError as error:
-            self._listeners.warn(f"our record could not be published: {error}")
+            self._listeners.warn(
+                WarningCode.RECORD_NOT_PUBLISHED, f"our record could not be published: {error}"
+            )
 
     async def _greet_all(self) -> None:
         known = self.roster.alive(time())[:MAX_MET]
@@ -434,7 +440,8 @@ class Membership:
             self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
         elif code is grpc.StatusCode.UNAUTHENTICATED and self._told_off < MAX_TOLD_OFF:
             self._told_off += 1
-            self._listeners.warn(f"{info.peer_id[-6:]} does not take us: {details[:200]}")
+            told = f"{info.peer_id[-6:]} does not take us: {details[:200]}"
+            self._listeners.warn(WarningCode.NOT_TAKEN, told)
 
     def _introduction(self) -> pb.Introduction:
         signed = pb.SignedRecord()

@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import lowcomm_node
@@ -9,7 +10,9 @@ import lowcomm_protocol
 from lowcomm_node.catalogue.errors import ERRORS
 from lowcomm_node.catalogue.message import code_of
 from lowcomm_node.catalogue.refusals import REFUSALS
-from lowcomm_node.catalogue.waits import HOLDS, PHASES
+from lowcomm_node.catalogue.tables import CATALOGUE
+from lowcomm_node.catalogue.waits import PHASES, WAITS, WaitCode
+from lowcomm_node.catalogue.warnings import WARNINGS, WarningCode
 from lowcomm_node.owner.rules import Rule
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.refusals import Reason
@@ -19,10 +22,19 @@ FALLBACK = {"starting"}
 """The phase before the first that a node enters."""
 
 
+SAYS = ("warn", "warning", "showing")
+"""Methods of a board, and of whoever passes on to it, that take a code first."""
+
+
+@cache
+def files() -> list[tuple[Path, ast.Module]]:
+    paths = [path for root in ROOTS for path in root.rglob("*.py")]
+    return [(path, ast.parse(path.read_text(encoding="utf-8"))) for path in paths]
+
+
 def trees() -> Iterator[ast.Module]:
-    for root in ROOTS:
-        for path in root.rglob("*.py"):
-            yield ast.parse(path.read_text(encoding="utf-8"))
+    for _, tree in files():
+        yield tree
 
 
 def error_classes() -> set[str]:
@@ -63,18 +75,61 @@ def test_every_reason_to_refuse_has_one():
     assert {str(reason) for reason in Reason} == set(REFUSALS)
 
 
-def test_every_phase_and_every_rule_of_the_owner_has_one():
+def test_every_phase_has_one():
     assert len(phases_entered()) > 5, "the search found too few"
     assert phases_entered() | FALLBACK <= set(PHASES)
-    assert {str(rule) for rule in Rule} == set(HOLDS)
+
+
+def test_every_reason_to_wait_has_one_and_every_rule_of_the_owner_is_one():
+    assert set(WaitCode) == set(WAITS)
+    assert {str(rule) for rule in Rule} <= set(WAITS)
+
+
+def test_every_warning_has_one():
+    assert set(WarningCode) == set(WARNINGS)
+
+
+def codes_named(enum: str) -> set[str]:
+    """Members that code names, outside the catalogue."""
+    return {
+        node.attr
+        for path, tree in files()
+        if path.parent.name != "catalogue"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == enum
+    }
+
+
+def test_every_code_is_of_something_that_a_node_says():
+    by_rule = {WaitCode(rule.value).name for rule in Rule}
+    assert codes_named("WaitCode") == {one.name for one in WaitCode} - by_rule
+    assert codes_named("WarningCode") == {one.name for one in WarningCode}
+
+
+def said_without_a_code() -> Iterator[str]:
+    """Calls that tell the owner something, and name no code in the first place."""
+    for path, tree in files():
+        for node in ast.walk(tree):
+            if not isinstance(node, ast.Call):
+                continue
+            name = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            on = ast.unparse(getattr(node.func, "value", node.func))
+            if name == "Waiting" or (name in SAYS and on.endswith(("board", "_listeners"))):
+                first = ast.unparse(node.args[0]) if node.args else ""
+                if not first.startswith(("WaitCode", "WarningCode", "outside.code", "code")):
+                    yield f"{path.name}:{node.lineno}: {ast.unparse(node)[:80]}"
+
+
+def test_nothing_is_said_without_a_code():
+    assert list(said_without_a_code()) == []
 
 
 def test_every_entry_is_a_sentence_with_a_remedy():
-    for catalogue in (ERRORS, REFUSALS, PHASES, HOLDS):
+    for kind, catalogue in CATALOGUE.items():
         for code, one in catalogue.items():
-            assert one.meaning.endswith("."), code
-            assert one.remedy, code
-            assert "|" not in one.meaning + one.remedy, code
+            assert one.meaning.endswith("."), (kind, code)
+            assert one.remedy, (kind, code)
+            assert "|" not in one.meaning + one.remedy, (kind, code)
 
 
 def test_options_and_commands_that_remedies_name_exist():
@@ -85,9 +140,7 @@ def test_options_and_commands_that_remedies_name_exist():
     from lowcomm_node.cli import app
 
     command = typer.main.get_command(app)
-    texts = " ".join(
-        one.remedy for each in (ERRORS, REFUSALS, PHASES, HOLDS) for one in each.values()
-    )
+    texts = " ".join(one.remedy for each in CATALOGUE.values() for one in each.values())
     for name in set(re.findall(r"`lowcomm-node ([a-z]+)", texts)):
         assert name in command.commands, name
     options = {

@@ -3,13 +3,17 @@ when."""
 
 import pytest
 
+from lowcomm_node.catalogue.waits import WaitCode, Waiting
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.daemon.news import EVALUATING, HELD, NOT_SAVED, News
 from lowcomm_node.ipc.failures import Failures
 from lowcomm_node.ipc.lines import Event
 from lowcomm_node.ipc.messages import Evaluated, Evaluating, Held, NotSaved, Saved, Tokenizing
-from lowcomm_node.status.board import Board
+from lowcomm_node.status.board import Board, Caution
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.trainer.saving import HANGS
+
+PEERS = Waiting(WaitCode.LOOKING_FOR_PEERS, "looking for peers")
 
 
 def hearing() -> tuple[Board, News]:
@@ -33,16 +37,16 @@ def test_a_node_whose_training_waits_for_its_disk_says_so_until_that_is_over(the
 def test_what_else_a_node_waits_for_by_now_is_not_taken_back() -> None:
     board, news = hearing()
     news.hear(Held())
-    board.show("peers")
+    board.show(PEERS)
     news.hear(NotSaved(reason="No room."))
-    assert board.waiting == "peers"
+    assert board.waiting == PEERS
 
 
 def test_the_newest_reason_why_nothing_is_saved_takes_the_place_of_the_one_before() -> None:
     board, news = hearing()
     for reason in (HANGS, "The disk is gone."):
         news.hear(NotSaved(reason=reason))
-    assert board.warnings == [f"{NOT_SAVED} The disk is gone."]
+    assert board.warnings == [Caution(WarningCode.NOT_SAVED, f"{NOT_SAVED} The disk is gone.")]
     news.hear(Saved(swarm_step=700, path="/checkpoints/700", seconds=1.0, after_trouble=True))
     assert not board.warnings
 
@@ -55,13 +59,11 @@ def test_a_node_that_tokenizes_says_how_far_it_is_and_how_long_it_takes_yet() ->
     news.hear(progress)
     assert board.tokenizing == progress
     expected = "tokenizing the text: 13 %, 52.0 MB of 400.0 MB, 2.9 MB/s, about 2:00 left"
-    assert board.waiting == expected
+    assert board.waiting == Waiting(WaitCode.TOKENIZING, expected)
 
 
-@pytest.mark.parametrize(
-    ("phase", "before"), [("syncing", "looking for peers"), ("training", None)]
-)
-def test_a_node_that_evaluates_says_so(phase: str, before: str | None) -> None:
+@pytest.mark.parametrize(("phase", "before"), [("syncing", PEERS), ("training", None)])
+def test_a_node_that_evaluates_says_so(phase: str, before: Waiting | None) -> None:
     board, news = hearing()
     board.enter(phase, before)
     news.hear(Evaluating())

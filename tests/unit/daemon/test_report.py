@@ -74,7 +74,7 @@ def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():
     one.board.enter("paused", None)
     one.supervisor.last_failure = Failure(kind=Kind.HUNG, reason="It hangs.", step=7)
     status = report(one)
-    assert status.waiting == "paused by its owner until 14:30"
+    assert (status.waiting, status.waiting_code) == ("paused by its owner until 14:30", "owner")
     assert status.pause == Pause(rule="owner", reason="paused by its owner until 14:30", until=1e9)
     assert status.trainer.last_failure == LastFailure(kind="hung", reason="It hangs.", step=7)
 

@@ -48,7 +48,7 @@ class Late:
             disk_quota=DiskQuota(folder.parent),
             folder=folder,
             show=lambda text: None,
-            warn=self.warnings.append,
+            warn=lambda code, text: self.warnings.append(text),
             tell=lambda event: None,
         )
 

@@ -1,8 +1,10 @@
 """What must hold for what a node tells of itself: every listener gets every event, and what is kept
 is bounded."""
 
+from lowcomm_node.catalogue.waits import WaitCode, Waiting
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.ipc.messages import Stepped
-from lowcomm_node.status.board import MAX_WAITING, MAX_WARNINGS, Board
+from lowcomm_node.status.board import MAX_WAITING, MAX_WARNINGS, Board, Caution
 from lowcomm_node.status.events import Resumed, SavingAgain
 
 
@@ -40,20 +42,21 @@ def test_who_does_not_read_loses_the_oldest_events():
 def test_a_phase_is_told_once_however_often_what_it_waits_for_changes():
     board = Board()
     listener = board.subscribe()
-    board.enter("syncing", "looking for peers")
-    board.enter("syncing", "copying")
-    assert (board.phase, board.waiting, listener.qsize()) == ("syncing", "copying", 1)
+    copying = Waiting(WaitCode.COPYING_STATE, "copying")
+    board.enter("syncing", Waiting(WaitCode.LOOKING_FOR_PEERS, "looking for peers"))
+    board.enter("syncing", copying)
+    assert (board.phase, board.waiting, listener.qsize()) == ("syncing", copying, 1)
 
 
 def test_only_the_last_warnings_are_kept_and_those_that_hold_no_longer_go():
     board = Board()
     for number in range(MAX_WARNINGS + 5):
-        board.warn(f"{'disk' if number % 2 else 'clock'}: {number}")
+        board.warn(WarningCode.NOT_SAVED if number % 2 else WarningCode.CLOCK, str(number))
     assert len(board.warnings) == MAX_WARNINGS
-    assert board.warnings[-1] == f"clock: {MAX_WARNINGS + 4}"
-    board.withdraw("disk:")
+    assert board.warnings[-1] == Caution(WarningCode.CLOCK, str(MAX_WARNINGS + 4))
+    board.withdraw(WarningCode.NOT_SAVED)
     assert len(board.warnings) == MAX_WARNINGS // 2
-    assert all(warning.startswith("clock") for warning in board.warnings)
+    assert all(one.code is WarningCode.CLOCK for one in board.warnings)
 
 
 def test_what_others_are_told_of_our_position_is_nothing_before_the_first_step():

@@ -20,7 +20,7 @@ EXCHANGE = """
     seconds worst_block stages moments id"""
 KEYS = {
     "phase": "phase",
-    "warning": "text",
+    "warning": "text code",
     "limits": "max_up max_down max_peers up down peers turned_away",
     "amended": "text number at settings",
     "paused": "rule reason until",

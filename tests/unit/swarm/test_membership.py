@@ -93,7 +93,9 @@ class Party:
             addresses=(f"127.0.0.1:{self.port}",), progress=lambda: (self.swarm_step, 0, 0.0),
         )  # fmt: skip
         listeners = Listeners(
-            warn=self.warnings.append, on_removals=self._on_removals, on_barred=self.barred.append
+            warn=lambda code, text: self.warnings.append(text),
+            on_removals=self._on_removals,
+            on_barred=self.barred.append,
         )
         self.membership = Membership(
             own=own, run=self.run, roster=self.roster, discovery=self.discovery,
