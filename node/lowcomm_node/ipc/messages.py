@@ -254,6 +254,8 @@ class Capture(Request[Shared], name="capture"):
     realign: bool
     ahead: int
     """How many inner steps longer than we the others claim to have trained."""
+    apart: int = 0
+    """For how many inner steps slow weights have parted."""
     members: tuple[str, ...] = ()
     """Of a group, sorted: the k-th owns shard k. A pair has none to name."""
     blake3: bool = False

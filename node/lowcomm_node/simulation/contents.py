@@ -68,7 +68,7 @@ class Contents(ExchangeDriver):
         one = self.one
         if one.machine.over:
             return
-        self.replica.capture(self.fragment, one.realign, one.members, one.ahead)
+        self.replica.capture(self.fragment, one.realign, one.members, one.ahead, one.apart)
         self.peer.realigned += one.realign
         self.replica.captures[self.fragment].keep_momentum = one.keep_momentum
         try:

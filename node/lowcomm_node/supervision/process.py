@@ -124,15 +124,21 @@ class Trainer(ABC):
         return (await self.ask(request)).text
 
     async def capture(
-        self, fragment: int, slot: int, realign: bool, ahead: int, blake3: bool = False
+        self,
+        fragment: int,
+        slot: int,
+        realign: bool,
+        ahead: int,
+        blake3: bool = False,
+        apart: int = 0,
     ) -> Captured:
         """Capture our contribution at the next step boundary and code it into a slot.
 
         ``ahead``: how many inner steps longer than we the partner claims to have trained;
-        ``blake3``: what digests are.
+        ``blake3``: what digests are; ``apart``: for how many inner steps slow weights have parted.
         """
         request = messages.Capture(
-            fragment=fragment, slot=slot, realign=realign, ahead=ahead, blake3=blake3
+            fragment=fragment, slot=slot, realign=realign, ahead=ahead, apart=apart, blake3=blake3
         )
         return (await self.ask(request)).whole
 

@@ -84,8 +84,9 @@ class PairDriver(ExchangeDriver):
             self.least = self.most = self.station.ready.realign_sizes[self.fragment]
 
     async def _code(self) -> None:
+        one = self.one
         self.content = await self.trainer.capture(
-            self.fragment, self.slots[0], self.one.realign, self.one.ahead, self.one.blake3
+            self.fragment, self.slots[0], one.realign, one.ahead, one.blake3, one.apart
         )
 
     async def _merge(self, effect: base.Apply) -> Merged:

@@ -88,7 +88,13 @@ class ScriptedTrainer:
         self._turn = asyncio.Lock()  # like the real one it answers in the order of asking
 
     async def capture(
-        self, fragment: int, slot: int, realign: bool, ahead: int, blake3: bool = False
+        self,
+        fragment: int,
+        slot: int,
+        realign: bool,
+        ahead: int,
+        blake3: bool = False,
+        apart: int = 0,
     ) -> Captured:
         """See Trainer."""
         await self._asked("capture")

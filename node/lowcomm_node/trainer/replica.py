@@ -258,20 +258,31 @@ class Replica:
                 vectors[p] = self.slow(p).copy_(held)
 
     def capture(
-        self, fragment: int, realign: bool = False, members: Sequence[str] = (), ahead: int = 0
+        self,
+        fragment: int,
+        realign: bool = False,
+        members: Sequence[str] = (),
+        ahead: int = 0,
+        apart: int = 0,
     ) -> None:
         """Keep what this replica contributes to an exchange of ``fragment``, as of now.
 
         ``members``: the whole group, sorted; empty in a pair. ``realign`` makes slow weights equal
         again that should be equal and are not: everybody sends fast weights in full precision, and
         their mean becomes the slow weights of all. ``ahead``: how many inner steps longer than we
-        the others claim to have trained. Raises NotFinite if our weights are not finite.
+        the others claim to have trained; ``apart``: for how many slow weights have parted. Raises
+        NotFinite if our weights are not finite.
         """
-        self.copy(fragment, realign, members, ahead)
+        self.copy(fragment, realign, members, ahead, apart)
         self.contribute(fragment)
 
     def copy(
-        self, fragment: int, realign: bool = False, members: Sequence[str] = (), ahead: int = 0
+        self,
+        fragment: int,
+        realign: bool = False,
+        members: Sequence[str] = (),
+        ahead: int = 0,
+        apart: int = 0,
     ) -> None:
         """The part of ``capture`` that must happen between two inner steps."""
         numel = self.plan.fragments[fragment].numel
@@ -294,7 +305,7 @@ class Replica:
             phi=phi,
             pull=pull,
             realign=realign,
-            bound=replace(self._bound(fragment, ahead), heavy=heavy, realigns=realign),
+            bound=replace(self._bound(fragment, ahead, apart), heavy=heavy, realigns=realign),
             gain=1.0 if realign else self._outer.gain,
             usual=self.usual[fragment],
             directions=self.directions,
@@ -336,17 +347,20 @@ class Replica:
             self.repeats[fragment] = known
         return self.repeats[fragment]
 
-    def _bound(self, fragment: int, ahead: int) -> Bound:
-        """The largest plausible progress of peers that claim ``ahead`` more steps than we; our own
-        is not known yet."""
+    def _bound(self, fragment: int, ahead: int, apart: int) -> Bound:
+        """The largest plausible progress of peers that claim ``ahead`` more steps than we and whose
+        slow weights have parted for ``apart`` steps; our own is not known yet."""
         usual, interval = self.usual[fragment].value, self.spec.sync.interval
         since = max(1, self.steps - self.schedule[fragment].merged_steps)
         little_known = not usual and self.steps < interval
         believed = believed_steps(since, ahead, interval, little_known)
         claimed = believed_steps(since, ahead, interval, little_known, largest_jump(interval))
+        # A liar gains nothing by it: no more is believed than a claim alone reaches.
+        parted = believed_steps(since, max(0, ahead) + apart, interval, little_known)
         ours = self._rates(since, since)
-        grown, most = (growth(ours, self._rates(since, count)) for count in (believed, claimed))
-        return Bound(0.0, usual, grown, most)
+        each = (growth(ours, self._rates(since, count)) for count in (believed, claimed, parted))
+        grown, most, further = each
+        return Bound(0.0, usual, grown, most, further)
 
     def _rates(self, since: int, count: int) -> float:
         """Sum of the learning rates of ``count`` steps from the first of our last ``since`` on."""

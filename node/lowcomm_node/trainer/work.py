@@ -83,7 +83,7 @@ class ExchangeWork:
     def _capture(self, request: messages.Capture) -> Future[messages.Shared]:
         fragment, slot = request.fragment, request.slot
         began = monotonic()
-        self._replica.copy(fragment, request.realign, request.members, request.ahead)
+        self._replica.copy(fragment, request.realign, request.members, request.ahead, request.apart)
         capture = self._replica.capture_of(fragment)
         capture.blake3 = request.blake3
         capture.stages.add("capture", monotonic() - began)

@@ -17,6 +17,7 @@ from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.budget import Budget, Deadlines
+from lowcomm_protocol.exchange.company import Company
 from lowcomm_protocol.exchange.drift import Drift
 from lowcomm_protocol.exchange.events import Event, Outcome, Surroundings
 from lowcomm_protocol.exchange.kinds import kind_of
@@ -58,6 +59,7 @@ class Peer:
         self.own_line = OwnLine()
         self.position = Position(me, spec, run_id, surroundings)
         self.drift = Drift(self.position, surroundings)
+        self.company = Company()
         self.budget = Budget(deadlines or Deadlines())
         self.open = False
         """Whether we exchange now: training, and not leaving."""
@@ -91,6 +93,7 @@ class Peer:
             case events.TrainerReady():
                 self.position.take_over(event)
                 self.drift.restart()
+                self.company.forget()
                 self.budget.pace.clear()
                 self._closing.clear()  # they keep to the memory that they began with
             case events.Stepped():
@@ -386,6 +389,9 @@ class Peer:
         """The members are known, and so is what each brings."""
         assert self.position.ready is not None
         one.begin_capture(members, self.spec.sync.interval)
+        if self.spec.sync.consensus and len(members) == 2:
+            (partner,) = one.partners
+            one.apart = self.company.apart(one.fragment, partner)
         if one.realign:  # in fp32, which takes longer
             ready, offers = self.position.ready, [one.offer, *one.machine.offers(members)]
             usual = self.budget.bytes_of(ready.sizes[one.fragment][1], self._now)
@@ -443,6 +449,8 @@ class Peer:
     def _on_merged(self, one: Underway, merged: events.Merged) -> None:
         for peer in one.partners:
             self.trust.thank(peer, self.position.steps, one.realign)
+        if len(one.partners) == 1:
+            self.company.merged(one.fragment, one.partners[0], merged.steps)
         self.position.merged(one.fragment, merged)
         self.budget.durations.append(
             (self._now if one.decided is None else one.decided) - one.began

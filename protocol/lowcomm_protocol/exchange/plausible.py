@@ -85,6 +85,8 @@ class Bound:
     """How many times our norm is expected of the peer, as far as we believe its claim."""
     claimed_growth: float = 1.0
     """The same if we believe whatever an honest peer may claim."""
+    parted: float = 1.0
+    """The same for slow weights that have parted from ours: `believed_steps` bounds it, too."""
     heavy: float = HEAVY
     """A norm above this many times the explained one is a heavy deed."""
     realigns: bool = False
@@ -98,7 +100,8 @@ class Bound:
     @property
     def limit(self) -> float:
         """The largest norm that enters a mean."""
-        return plausible_norm(self.grown, self.usual)
+        # Not in ``grown``: what is usual, and what coders expect, is progress.
+        return plausible_norm(max(self.grown, self.own * self.parted), self.usual)
 
     @property
     def explained(self) -> float:

@@ -39,6 +39,9 @@ class Underway:
     keep_momentum: bool = False
     ahead: int = 0
     """How many inner steps longer than we the other members claim to have trained."""
+    apart: int = 0
+    """In a pair whose slow weights may differ: for how many of our inner steps they have parted
+    (`Company.apart`)."""
     blake3: bool = False
     """Whether all members know BLAKE3 as the digest of contents."""
     decided: float | None = None

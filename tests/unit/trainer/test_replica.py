@@ -125,6 +125,30 @@ def test_a_claim_counts_in_part_and_the_whole_of_what_is_possible_only_explains(
         assert all_of_it.claimed_growth == pytest.approx(growth(ours, rates(one.replica, 0, most)))
 
 
+def test_what_has_parted_may_be_larger_but_no_larger_than_a_claim_alone_makes_it(
+    folder: Path,
+) -> None:
+    with driven(folder, "a", more=settings()) as (one,):
+        for steps in (2, 4, INTERVAL, 1):
+            one.steps(steps)
+            plain, claimed = bound(one.replica), bound(one.replica, ahead=10**6)
+            for ahead in (-3, 0, 5, 10**6):
+                same = bound(one.replica, ahead=ahead, apart=0)
+                assert same.limit == bound(one.replica, ahead=ahead).limit, "nothing has parted"
+                limits = [
+                    bound(one.replica, ahead=ahead, apart=apart).limit
+                    for apart in (INTERVAL // 2, INTERVAL, 10**6)
+                ]
+                assert same.limit <= limits[0] <= limits[1] <= limits[2] == claimed.limit
+            assert bound(one.replica, apart=INTERVAL).limit > plain.limit
+            far = bound(one.replica, ahead=10**6, apart=10**6)
+            assert far.explained == claimed.explained, "nor does more cost less"
+            parted = bound(one.replica, apart=10**6)
+            assert (parted.growth, parted.grown) == (plain.growth, plain.grown), (
+                "what is learned and expected is progress"
+            )
+
+
 # From where on it costs the sender much
 
 WITHOUT_CONSENSUS = """outer = "nesterov"
