@@ -1,7 +1,7 @@
 """Exchanges over slow lines: four nodes in a star, each behind a line of its own. Needs root.
 
     python benchmarks/slow_lines.py [--lines 20/20 5/20 2/10] [--methods NAME ...] [--seeds 0 1 2]
-                                    [--seconds 80] [--again]
+                                    [--only "20/20 ddp 1" ...] [--seconds N] [--again] [--missing]
 
 Lines are Mbit/s up and down, with 50 ms there and back between any two nodes. The model has 10.8
 million parameters. Every inner step takes ``--step`` seconds (`paced/`): the line is to limit
@@ -19,8 +19,13 @@ from when all have begun to train. Told for each line, method and seed, of all n
 The emulated links run with real-time priority, and tell how late they handed packets over. Trainers
 do not step back for other programs (``--nice 0``).
 
+All methods train for as long on the same line: 80 s, and 200 s at 2/10, where hivemind averages
+after 135 s for the first time; ``--seconds`` sets another time for all lines.
+
 Writes each result to benchmarks/results/slow_lines.json as soon as it is measured. It skips results
-that are there, so that an interrupted run goes on; ``--again`` measures them anew.
+that are there and lasted as long, so that an interrupted run goes on; ``--again`` measures them
+anew. ``--only`` names single jobs, as "LINE METHOD SEED"; ``--missing`` only prints those that
+remain, and how long they take.
 """
 
 import json
@@ -28,9 +33,11 @@ import os
 import re
 import sys
 import tempfile
+from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from statistics import median
@@ -78,6 +85,54 @@ MATCHMAKING = 5.0
 """Seconds that hivemind waits for partners."""
 
 
+SECONDS = {"2/10": 200.0}
+"""How long to measure a line that needs longer than `USUAL_SECONDS`."""
+USUAL_SECONDS = 80.0
+OVERHEAD = 60.0
+"""Seconds that start and end of a measurement take."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One measurement."""
+
+    line: str
+    method: str
+    seed: int
+
+    @staticmethod
+    def parse(text: str) -> "Job":
+        """Of "LINE METHOD SEED". Raises ArgumentTypeError."""
+        found = re.fullmatch(r"(\d+/\d+) (\S+) (\d+)", text)
+        if found is None or found[2] not in METHODS:
+            raise ArgumentTypeError(f'"{text}": say it as "20/20 ddp 1"; methods: {METHODS}')
+        return Job(found[1], found[2], int(found[3]))
+
+    def __str__(self) -> str:
+        return f"{self.line} {self.method} {self.seed}"
+
+    def name(self, label: str) -> str:
+        """Its key in the results."""
+        seed = f"seed {self.seed}" if self.seed else ""
+        return " ".join(filter(None, (self.line, self.method, seed, label)))
+
+    def seconds(self, arguments: Any) -> float:
+        """How long it trains."""
+        return arguments.seconds or SECONDS.get(self.line, USUAL_SECONDS)
+
+    def known(self, arguments: Any) -> dict[str, Any] | None:
+        """Its result, if it has been measured for as long."""
+        figure = None if arguments.again else kit.read(OUT).get(self.name(arguments.label))
+        is_whole = figure is not None and figure["lasted"] >= 0.9 * self.seconds(arguments)
+        return figure if is_whole else None
+
+
+def rates(line: str) -> tuple[float, float]:
+    """Bits a second up and down."""
+    up, down = (float(rate) * 1e6 for rate in line.split("/"))
+    return up, down
+
+
 class AsUsers(Resident):
     """A node with the deadlines that users have."""
 
@@ -90,26 +145,35 @@ def main() -> None:
     parser.add_argument("--lines", nargs="*", default=["20/20", "5/20", "2/10"])
     parser.add_argument("--methods", nargs="*", default=["lowcomm"], choices=METHODS)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
-    parser.add_argument("--seconds", type=float, default=80.0)
+    parser.add_argument("--only", nargs="*", type=Job.parse, help='jobs, as "20/20 ddp 1"')
+    parser.add_argument("--missing", action="store_true", help="print what is not measured")
+    parser.add_argument("--seconds", type=float, help="of all lines; default: see above")
     parser.add_argument("--step", type=float, default=1.0, help="seconds of an inner step")
     parser.add_argument("--look", type=float, default=10.0, help="seconds between two looks")
     parser.add_argument("--keep", type=Path, help="folder for the logs of the nodes")
     parser.add_argument("--label", default="", help="written beside the results")
     parser.add_argument("--again", action="store_true", help="measure what is known, too")
     arguments = parser.parse_args()
+    jobs = arguments.only or [
+        Job(line, method, seed)
+        for seed in arguments.seeds
+        for line in arguments.lines
+        for method in arguments.methods
+    ]
+    if arguments.missing:
+        left = [job for job in jobs if job.known(arguments) is None]
+        seconds = sum(job.seconds(arguments) + OVERHEAD for job in left)
+        print("".join(f'"{job}"\n' for job in left) + f"about {seconds / 60:.0f} minutes")
+        return
     if reason := missing():
         sys.exit(f"no laboratory on this machine: {reason}")
-    print(f"{kit.loaded_machine()}; steps of {arguments.step} s, {arguments.seconds:.0f} s each")
-    for seed in arguments.seeds:
-        for line in arguments.lines:
-            for method in arguments.methods:
-                told = f"seed {seed}" if seed else ""
-                name = " ".join(filter(None, (line, method, told, arguments.label)))
-                figure = None if arguments.again else kit.read(OUT).get(name)
-                if figure is None or figure["lasted"] < 0.9 * arguments.seconds:
-                    figure = measure(line, method, seed, arguments)
-                    kit.write(OUT, kit.read(OUT) | {name: figure})
-                show(name, figure)
+    print(f"{kit.loaded_machine()}; steps of {arguments.step} s")
+    for job in jobs:
+        figure = job.known(arguments)
+        if figure is None:
+            figure = measure(job, arguments)
+            kit.write(OUT, kit.read(OUT) | {job.name(arguments.label): figure})
+        show(job.name(arguments.label), figure)
 
 
 def show(name: str, figure: dict[str, Any]) -> None:
@@ -144,15 +208,16 @@ def star(up: float, down: float) -> Iterator[tuple[Lab, Path, list[Host]]]:
         yield lab, Path(folder), homes
 
 
-def measure(line: str, method: str, seed: int, arguments: Any) -> dict[str, Any]:
+def measure(job: Job, arguments: Any) -> dict[str, Any]:
     """One method over one kind of line."""
-    up, down = (float(rate) * 1e6 for rate in line.split("/"))
+    up, down = rates(job.line)
+    timed = Namespace(**vars(arguments) | {"seconds": job.seconds(arguments)})
     with star(up, down) as (lab, folder, homes):
-        if method in OTHERS:
-            spec = spec_of("local", seed, arguments)
-            return of_others(spec, method, folder, homes, min(up, down), arguments)
-        spec = spec_of(method, seed, arguments)
-        return of_nodes(spec, lab, folder, homes, min(up, down), arguments)
+        if job.method in OTHERS:
+            spec = spec_of("local", job.seed, timed)
+            return of_others(spec, job.method, folder, homes, min(up, down), timed)
+        spec = spec_of(job.method, job.seed, timed)
+        return of_nodes(spec, lab, folder, homes, min(up, down), timed)
 
 
 def spec_of(method: str, seed: int, arguments: Any) -> str:
