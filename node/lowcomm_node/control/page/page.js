@@ -9,6 +9,7 @@ import {
   showExchanges,
   showFragments,
   showPeers,
+  showRemedy,
   showShares,
   showWarnings,
 } from "./tables.js";
@@ -23,6 +24,7 @@ let status = null;
 let peers = [];
 let samples = [];
 let exchanges = [];
+let catalogue = {}; // what each code means, and what to do
 
 function text(element, content) {
   if (element.textContent !== content) element.textContent = content;
@@ -87,6 +89,7 @@ function show(now) {
   text($("what"), about.filter(Boolean).map(clean).join(" · "));
   document.title = `${now.phase} · ${run ? clean(run.name) : "lowcomm"}`;
   text($("phase"), clean(now.waiting ? `${now.phase}: ${now.waiting}` : now.phase));
+  showRemedy($("remedy"), catalogue.waits?.[now.waiting_code]?.remedy);
   const { swarm_step: step, total_steps: steps } = now.trainer;
   $("progress").value = steps ? (step ?? 0) / steps : 0;
   text($("pause"), now.pause ? "Resume" : "Pause");
@@ -96,7 +99,8 @@ function show(now) {
   showSaved(now);
   showRunning(now.exchanges_running);
   showShares($("shares"), now.trainer);
-  showWarnings($("warnings-box"), $("warnings"), now.warnings);
+  const remedies = now.warning_codes.map((code) => catalogue.warnings?.[code]?.remedy);
+  showWarnings($("warnings-box"), $("warnings"), now.warnings, remedies);
   showLimits(now.limits);
   const hours = now.schedule ? `trains ${clean(now.schedule)}` : "trains at any time";
   text($("hours-said"), $("hours-said").dataset.error ?? hours);
@@ -156,10 +160,13 @@ function addExchanges(more) {
 }
 
 async function lookBack(since = 0) {
-  const [told, past] = await Promise.all([
+  const [told, past, messages] = await Promise.all([
     call(`samples?since=${since}&most=${MOST_SAMPLES}`),
     call(`exchanges?limit=${MOST_EXCHANGES}`),
+    call("messages"),
   ]);
+  catalogue = messages;
+  if (status) show(status);
   addSamples(told);
   addExchanges(past);
   drawAll();

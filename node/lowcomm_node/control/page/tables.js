@@ -167,15 +167,32 @@ export function showShares(box, trainer) {
   );
 }
 
-export function showWarnings(box, list, warnings) {
+// What to do, as the catalogue says; commands and options in it stand between backticks.
+export function showRemedy(box, remedy) {
+  box.hidden = !remedy;
+  if (box.dataset.told === (remedy ?? "")) return;
+  box.dataset.told = remedy ?? "";
+  const parts = (remedy ?? "").split("`").map((part, place) => {
+    if (place % 2 === 0) return part;
+    const command = document.createElement("code");
+    command.textContent = part;
+    return command;
+  });
+  box.replaceChildren("What to do: ", ...parts);
+}
+
+// `remedies`: of the warnings, in their order, as far as they are known.
+export function showWarnings(box, list, warnings, remedies) {
   box.hidden = !warnings.length;
-  const told = warnings.map(clean);
-  if (list.dataset.told === told.join("\n")) return;
-  list.dataset.told = told.join("\n");
+  const told = JSON.stringify([warnings, remedies]);
+  if (list.dataset.told === told) return;
+  list.dataset.told = told;
   list.replaceChildren(
-    ...told.map((warning) => {
-      const item = document.createElement("li");
-      item.textContent = warning;
+    ...warnings.map((warning, place) => {
+      const [item, remedy] = ["li", "p"].map((kind) => document.createElement(kind));
+      remedy.className = "quiet";
+      showRemedy(remedy, remedies[place]);
+      item.append(clean(warning), remedy);
       return item;
     }),
   );
