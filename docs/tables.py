@@ -23,6 +23,7 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from lowcomm_node.catalogue.errors import ERRORS
+from lowcomm_node.catalogue.exchanges import EXCHANGES
 from lowcomm_node.catalogue.message import Message
 from lowcomm_node.catalogue.refusals import REFUSALS
 from lowcomm_node.catalogue.waits import PHASES, WAITS
@@ -479,6 +480,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "phases": partial(messages, PHASES),
     "waits": partial(messages, WAITS),
     "warnings": partial(messages, WARNINGS),
+    "exchanges": partial(messages, EXCHANGES),
     "pair": partial(drawn, pair_table.mermaid),
     "group": partial(drawn, group_table.mermaid),
     "plan-narrow": partial(planned, 10**8, NARROW),

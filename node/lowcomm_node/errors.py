@@ -16,7 +16,8 @@ LowcommError                 all that we raise on purpose; str(): the thing, the
     │   ├── NotFinite    1   weights or moments that are not finite: never saved, sent or loaded
     │   └── Unusable     1   a contribution of another peer that can't be decoded, or is implausible
     ├── LinkLost         1   a stream to a peer broke off, or can't be opened; costs one exchange
-    │   └── GaveUp       1   the peer has told that it gives up, and why
+    │   ├── GaveUp       1   the peer has told that it gives up, and why
+    │   └── TooSlow      1   what the peer sends would not come before the deadline
     ├── RetryLater      75   nothing is wrong, only the moment: the same call works later
     ├── DiskFull        75   a folder without room; what was there before is untouched
     └── PortInUse       75   another program holds an address that we were told to use
@@ -110,6 +111,10 @@ class LinkLost(NodeError):
 
 class GaveUp(LinkLost):
     """The peer has told that it gives up, and why: nothing that is held against it."""
+
+
+class TooSlow(LinkLost):
+    """What the peer sends would not come before the deadline."""
 
 
 class RetryLater(NodeError):

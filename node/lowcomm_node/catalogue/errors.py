@@ -73,6 +73,10 @@ ERRORS: Mapping[str, Message] = {
         "The peer gave up an exchange, and told why.",
         "Nothing: the fragment is exchanged with another peer.",
     ),
+    "too-slow": Message(
+        "What a peer sends would not come before the deadline of the exchange.",
+        "Raise `--exchange-deadline`, or the limits `--max-up` and `--max-down` of the slower end.",
+    ),
     "other-certificate": Message(
         "Somebody else answers at a peer's address.",
         "Nothing: the node asks again where that peer is.",

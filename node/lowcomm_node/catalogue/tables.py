@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from lowcomm_node.catalogue.errors import ERRORS
+from lowcomm_node.catalogue.exchanges import EXCHANGES
 from lowcomm_node.catalogue.message import Message
 from lowcomm_node.catalogue.refusals import REFUSALS
 from lowcomm_node.catalogue.waits import PHASES, WAITS
@@ -12,6 +13,7 @@ CATALOGUE: Mapping[str, Mapping[str, Message]] = {
     "phases": PHASES,
     "waits": WAITS,
     "warnings": WARNINGS,
+    "exchanges": EXCHANGES,
     "errors": ERRORS,
     "refusals": REFUSALS,
 }

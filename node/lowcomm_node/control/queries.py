@@ -74,7 +74,7 @@ STORY = Query(
 )
 MESSAGES = Query(
     name="messages",
-    text="What each code means, and what to do: `waits`, `warnings`, `errors` and `refusals`.",
+    text="What each code means, and what to do, by its kind, such as `waits` and `warnings`.",
     answer=dict[str, dict[str, Message]],
 )
 DOCTOR = Query(

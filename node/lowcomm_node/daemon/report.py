@@ -144,6 +144,7 @@ def _peer(info: PeerInfo, now: float, membership: Membership, exchanger: Exchang
         refused=history.refused,
         failed=history.failed,
         last_reason=history.last_reason,
+        last_code=history.last_code,
         **exchanger.standing(info.peer_id),
         **vars(route),
     )

@@ -296,6 +296,8 @@ class PeerStatus:
     """Streams that were lost."""
     last_reason: str
     """Why the last exchange with it was not applied; empty if none failed."""
+    last_code: str | None = None
+    """The code of that in docs/messages.md."""
     score: float
     """1 for a peer of which nothing bad is known; less for what is held against it."""
     left_out: bool

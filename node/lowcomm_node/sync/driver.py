@@ -18,7 +18,7 @@ from typing import Any
 
 import grpc
 
-from lowcomm_node.errors import GaveUp, LinkLost, TrainerError, Unusable
+from lowcomm_node.errors import GaveUp, LinkLost, TooSlow, TrainerError, Unusable
 from lowcomm_node.ipc.arena import Arena
 from lowcomm_node.ipc.messages import Merged, Ready
 from lowcomm_node.supervision.process import Trainer
@@ -39,6 +39,13 @@ from lowcomm_protocol.plan.matching import Refusal
 
 ABANDON_DEADLINE = 2.0
 """Seconds to tell a peer why we give it up."""
+_CAUSES: tuple[tuple[type[Exception], base.Cause], ...] = (
+    (Unusable, base.Cause.UNUSABLE),
+    (ProtocolViolation, base.Cause.VIOLATED),
+    (GaveUp, base.Cause.GAVE_UP),
+    (TooSlow, base.Cause.LATE),
+)
+"""Why a peer is lost, by the error; any other is of its stream."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,6 +196,7 @@ class ExchangeDriver(ABC):
             if isinstance(why, ProtocolViolation)
             else None
         )
+        cause = next((one for kind, one in _CAUSES if isinstance(why, kind)), base.Cause.LOST)
         broke = isinstance(why, str) or (isinstance(why, LinkLost) and not isinstance(why, GaveUp))
         stands = isinstance(why, Unusable)
         self.station.stimulate(
@@ -199,6 +207,7 @@ class ExchangeDriver(ABC):
                 deed=deed,
                 broke=broke,
                 stands=stands,
+                cause=base.Cause.UNANSWERED if why == base.UNANSWERED else cause,
             )
         )
 
@@ -312,7 +321,8 @@ class ExchangeDriver(ABC):
                 story=story,
                 exc_info=error,
             )
-            self.tell(base.GaveUp(reason=f"a defect: {error!r}; please report it with the log"))
+            told = f"a defect: {error!r}; please report it with the log"
+            self.tell(base.GaveUp(reason=told, cause=base.Cause.OWN_FAULT))
 
     async def _try(self, effect: Any) -> None:
         try:
@@ -433,7 +443,8 @@ class ExchangeDriver(ABC):
             with self.working():
                 await self._code()
         except LowcommError as error:
-            self.tell(base.GaveUp(reason=f"our contribution could not be captured: {error}"))
+            told = f"our contribution could not be captured: {error}"
+            self.tell(base.GaveUp(reason=told, cause=base.Cause.OWN_FAULT))
             return
         self.note("captured")
         self._captured.set()

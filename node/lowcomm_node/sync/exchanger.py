@@ -188,7 +188,7 @@ class Exchanger:
             case events.Decline(exchange=number, peer=peer, reason=reason):
                 self._drivers[number].declined[peer] = reason
             case events.CutOff(exchange=number, peer=peer, reason=reason, tells=tells):
-                self.history.lost(peer, reason)
+                self.history.lost(peer, reason, effect.cause)
                 self._drivers[number].cut_off(peer, reason if tells else "")
             case events.RanLate(exchange=number):
                 self._drivers[number].explain_late()
@@ -259,9 +259,8 @@ class Exchanger:
         for driver in list(self._drivers.values()):
             gone = [peer for peer in driver.one.partners if barred(peer, now)]
             if gone:
-                driver.tell(
-                    base.GaveUp(reason=f"{gone[0][-6:]} was removed from the run by its creator")
-                )
+                told = f"{gone[0][-6:]} was removed from the run by its creator"
+                driver.tell(base.GaveUp(reason=told, cause=base.Cause.REMOVED))
 
     @property
     def exchanging(self) -> bool:

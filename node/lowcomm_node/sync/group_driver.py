@@ -169,7 +169,8 @@ class GroupDriver(ExchangeDriver):
                     self.fragment, self._tokens(contributors), self.slots[2], offset
                 )
         except TrainerError as error:
-            self.tell(base.GaveUp(reason=f"our shard could not be averaged: {error}"))
+            told = f"our shard could not be averaged: {error}"
+            self.tell(base.GaveUp(reason=told, cause=base.Cause.OWN_FAULT))
             return
         self._mean = mean.size, mean.digest
         self.tell(groups.Reduced(digest=mean.digest))

@@ -8,6 +8,7 @@ from typing import Any
 from lowcomm_node.errors import NodeError
 from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_protocol.exchange.base import Cause
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.story import Story
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
@@ -45,6 +46,7 @@ class PeerHistory:
     refused: int = 0
     failed: int = 0
     last_reason: str = ""
+    last_code: str | None = None
 
 
 @dataclass
@@ -96,9 +98,11 @@ class History:
             round=driver.one.offer.round,
             outcome=outcome,
             reason=reason,
+            code=None if outcome is Outcome.APPLIED else _code(driver),
             partners=partners,
             in_doubt=driver.one.machine.in_doubt,
             left_out=driver.one.machine.refusals,
+            left_out_codes=driver.one.machine.causes,
             swarm_step=swarm_step,
             bytes_sent=driver.bytes_sent,
             bytes_received=driver.bytes_received,
@@ -145,7 +149,7 @@ class History:
         self.refusals += 1
         history = self.of(peer)
         history.refused += 1
-        history.last_reason = REFUSAL_TEXT[refusal]
+        history.last_reason, history.last_code = REFUSAL_TEXT[refusal], refusal
 
     def we_refused(self, peer: str, refusal: Refusal) -> None:
         """Count an offer of a peer that we refused; not where our own call to it goes on
@@ -153,10 +157,17 @@ class History:
         if refusal is Refusal.CROSSED:
             return
         self.refusals += 1
-        self.of(peer).last_reason = f"we refused it: {WE_REFUSED[refusal]}"
+        history = self.of(peer)
+        history.last_reason = f"we refused it: {WE_REFUSED[refusal]}"
+        history.last_code = refusal
 
-    def lost(self, peer: str, reason: str) -> None:
+    def lost(self, peer: str, reason: str, cause: Cause | Refusal) -> None:
         """Count a stream that was lost."""
         history = self.of(peer)
         history.failed += 1
-        history.last_reason = reason
+        history.last_reason, history.last_code = reason, cause
+
+
+def _code(driver: ExchangeDriver) -> Cause | Refusal:
+    """Why it was not applied; where everybody had agreed, our own outer step has failed."""
+    return driver.one.machine.cause or Cause.OWN_FAULT

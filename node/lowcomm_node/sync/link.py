@@ -14,7 +14,7 @@ from math import inf
 from time import monotonic
 from typing import ClassVar
 
-from lowcomm_node.errors import GaveUp, LinkLost
+from lowcomm_node.errors import GaveUp, LinkLost, TooSlow
 from lowcomm_node.ipc.digests import content_hash
 from lowcomm_node.ipc.messages import Again
 from lowcomm_node.system.stages import Stages
@@ -206,7 +206,7 @@ class Link:
             async with asyncio.timeout(max(0.0, seconds)):
                 return await self.stream.receive()
         except TimeoutError:
-            raise LinkLost("sends its contribution too slowly for the deadline") from None
+            raise TooSlow("sends its contribution too slowly for the deadline") from None
 
     def _expect(self, incoming: Incoming) -> None:
         self._incoming, self._announced = incoming, monotonic()

@@ -72,12 +72,16 @@ class ExchangeEnded(Event):
     reason: str
     """Why it was not applied, or what was special about it; empty where there is nothing to
     tell."""
+    code: str | None = None
+    """The code of that in docs/messages.md; null where it was applied."""
     partners: tuple[str, ...]
     """Peer ids of the other members."""
     in_doubt: bool = False
     """Whether the last word was lost, so that another member may have applied what we have not."""
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Peers that refused or were lost, by peer id, each with the reason."""
+    left_out_codes: Mapping[str, str] = field(default_factory=dict)
+    """The codes of these in docs/messages.md."""
     swarm_step: int
     """Swarm step at which it ended."""
     bytes_sent: int

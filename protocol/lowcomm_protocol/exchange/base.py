@@ -37,6 +37,27 @@ class Stage(StrEnum):
     ENDED = "ended"
 
 
+class Cause(StrEnum):
+    """Why an exchange was not applied, or a peer takes no part in it; one that refused has its
+    ``Refusal``."""
+
+    NOBODY = "nobody-training"
+    NO_PARTNER = "no-partner"
+    """Those that were called do not take part, for different reasons."""
+    UNANSWERED = "unanswered"
+    LOST = "lost"
+    GAVE_UP = "gave-up"
+    """The peer told that it gives up."""
+    LATE = "late"
+    UNUSABLE = "unusable"
+    VIOLATED = "violated"
+    DISAGREED = "disagreed"
+    STOPPED = "stopped"
+    """We stopped: the node leaves, pauses, or goes on without its trainer."""
+    REMOVED = "removed"
+    OWN_FAULT = "own-fault"
+
+
 # Events
 
 
@@ -69,6 +90,7 @@ class Lost:
 
     peer: str
     reason: str
+    cause: Cause | Refusal = Cause.LOST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +108,7 @@ class GaveUp:
     """We can't go on ourselves: the trainer failed, or the node leaves."""
 
     reason: str
+    cause: Cause = Cause.STOPPED
 
 
 Event = Accepted | Refused | Captured | Lost | GatheringClosed | DeadlinePassed | GaveUp
@@ -150,6 +173,7 @@ class Member:
     ``refused`` or ``lost``."""
     offer: Offer | None = None
     reason: str = ""
+    cause: Cause | Refusal | None = None
 
 
 _OVER = (Stage.APPLIED, Stage.ENDED)
@@ -168,6 +192,8 @@ class Gathering(ABC):
     stage: Stage = Stage.GATHERING
     in_doubt: bool = False
     reason: str = ""
+    cause: Cause | Refusal | None = None
+    """Why it was not applied."""
     _members: dict[str, Member] = field(default_factory=dict[str, Member])
 
     @abstractmethod
@@ -200,6 +226,12 @@ class Gathering(ABC):
     def refusals(self) -> dict[str, str]:
         """Why each candidate that does not take part does not."""
         return {peer: m.reason for peer, m in self._members.items() if m.state in _OUT}
+
+    @property
+    def causes(self) -> dict[str, Cause | Refusal]:
+        """The same as codes."""
+        known = {peer: m.cause for peer, m in self._members.items() if m.state in _OUT}
+        return {peer: cause or Cause.LOST for peer, cause in known.items()}
 
     @property
     def partners(self) -> tuple[str, ...]:
@@ -242,7 +274,7 @@ class Gathering(ABC):
         return self._close_gathering()
 
     def _close_gathering(self) -> list[Effect]:
-        return self._begin() if self.partners else self._end(no_partner(self.refusals))
+        return self._begin() if self.partners else self._end_alone()
 
     def _on_accepted(self, event: Accepted) -> list[Effect]:
         peer, member = event.peer, self._members.get(event.peer)
@@ -263,25 +295,29 @@ class Gathering(ABC):
             # Their own call is on its way to us; until it comes the member counts as called.
             return []
         effects = self._advance(peer, REFUSED_INPUT)
-        self._members[peer].reason = self._members[peer].reason or detail
+        member = self._members[peer]
+        member.reason, member.cause = member.reason or detail, member.cause or reason
         return effects + (self._gather() if self.stage is Stage.GATHERING else [])
 
     def _on_gathering_closed(self) -> list[Effect]:
         if self.stage is not Stage.GATHERING:
             return []
-        return self._give_up(self._in(OFFERED), UNANSWERED) + self._close_gathering()
+        return (
+            self._give_up(self._in(OFFERED), UNANSWERED, Cause.UNANSWERED) + self._close_gathering()
+        )
 
     def _in(self, *states: str) -> list[str]:
         return sorted(peer for peer, m in self._members.items() if m.state in states)
 
-    def _give_up(self, peers: Sequence[str], reason: str) -> list[Effect]:
+    def _give_up(self, peers: Sequence[str], reason: str, cause: Cause) -> list[Effect]:
         for peer in peers:
-            self._lose(peer, reason)
+            self._lose(peer, reason, cause)
         return [Abandon(peer=peer, reason=reason) for peer in peers]
 
-    def _lose(self, peer: str, reason: str) -> None:
+    def _lose(self, peer: str, reason: str, cause: Cause | Refusal) -> None:
         self._advance(peer, FAILED_INPUT)
         self._members[peer].reason = reason
+        self._members[peer].cause = cause
 
     def _advance(self, peer: str, event: str) -> list[Effect]:
         member = self._members.get(peer)
@@ -293,9 +329,22 @@ class Gathering(ABC):
             return []  # It was on its way when we gave the member up.
         return self._step(peer, member, event)
 
-    def _end(self, reason: str, in_doubt: bool = False) -> list[Effect]:
+    def _end_alone(self) -> list[Effect]:
+        """Nobody takes part with us."""
+        return self._end(no_partner(self.refusals), self._common_cause())
+
+    def _common_cause(self) -> Cause | Refusal:
+        """Why nobody takes part, where all have the same reason."""
+        causes = set(self.causes.values())
+        if not causes:
+            return Cause.NOBODY
+        return causes.pop() if len(causes) == 1 else Cause.NO_PARTNER
+
+    def _end(
+        self, reason: str, cause: Cause | Refusal = Cause.LOST, *, in_doubt: bool = False
+    ) -> list[Effect]:
         self.in_doubt = in_doubt
-        self.stage, self.reason = Stage.ENDED, reason
+        self.stage, self.reason, self.cause = Stage.ENDED, reason, cause
         open_ = [peer for peer, m in self._members.items() if m.state not in _OUT]
         return [*(Abandon(peer=peer, reason=reason) for peer in open_), End(reason=reason)]
 

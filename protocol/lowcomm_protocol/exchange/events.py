@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.exchange.base import Effect
+from lowcomm_protocol.exchange.base import Cause, Effect
 from lowcomm_protocol.plan.matching import Offer, Refusal
 from lowcomm_protocol.plan.schedule import FragmentProgress
 
@@ -152,6 +152,7 @@ class Failed:
     """Whether its stream broke off or ended before its time."""
     stands: bool = False
     """Whether its stream still stands, so that it can be told why."""
+    cause: Cause | Refusal = Cause.LOST
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +319,7 @@ class CutOff(Effect):
     reason: str
     tells: bool = False
     """Whether to tell it why first: to one that hears nothing our line looks broken."""
+    cause: Cause | Refusal = Cause.LOST
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -361,7 +361,8 @@ class Peer:
         try:
             effects = one.machine.handle(event)
         except ProtocolViolation as error:
-            self._fail(one, getattr(event, "peer", ""), str(error), Deed.HEAVY)
+            peer = getattr(event, "peer", "")
+            self._fail(one, peer, str(error), base.Cause.VIOLATED, Deed.HEAVY)
             return
         self._carry_out(one, effects)
         if one.machine.over:
@@ -406,26 +407,34 @@ class Peer:
             one.offer.plan,
             one.offer.codec,
         ):
-            self._fail(one, peer, "accepted something else than we offered", Deed.HEAVY)
+            why = "accepted something else than we offered"
+            self._fail(one, peer, why, base.Cause.VIOLATED, Deed.HEAVY)
             return
         if not self.position.supports(peer, theirs.swarm_step):
             # Of two that were parted nobody can say who is right: it is not held against the other.
             reason = f"nobody else supports swarm step {theirs.swarm_step}"
             self._effects.append(events.Decline(exchange=one.number, peer=peer, reason=reason))
-            self._fail(
-                one, peer, f"claims swarm step {theirs.swarm_step}, which nobody else supports"
-            )
+            why = f"claims swarm step {theirs.swarm_step}, which nobody else supports"
+            self._fail(one, peer, why, Refusal.IMPLAUSIBLE_STEP)
             return
         if (reason := self.budget.excess(theirs.seconds)) is not None:
-            self._fail(one, peer, reason)
+            self._fail(one, peer, reason, Refusal.TOO_SLOW)
             return
         self._allow(one, theirs.seconds)
         self._tell(one, base.Accepted(peer=peer, offer=theirs))
 
-    def _fail(self, one: Underway, peer: str, reason: str, deed: Deed | None = None) -> None:
-        self._on_failed(
-            one, events.Failed(exchange=one.number, peer=peer, reason=reason, deed=deed)
+    def _fail(
+        self,
+        one: Underway,
+        peer: str,
+        reason: str,
+        cause: base.Cause | Refusal,
+        deed: Deed | None = None,
+    ) -> None:
+        failed = events.Failed(
+            exchange=one.number, peer=peer, reason=reason, deed=deed, cause=cause
         )
+        self._on_failed(one, failed)
 
     def _on_failed(self, one: Underway, failed: events.Failed) -> None:
         """Go on without a peer, if anything was still to come from it; what no honest peer does is
@@ -440,9 +449,15 @@ class Peer:
             # Only a peer that has a place in it, memory and a stream has cost us anything.
             if failed.broke and one.members and peer in one.partners:
                 self._hold_stall(peer, reason)
-            cut = events.CutOff(exchange=one.number, peer=peer, reason=reason, tells=failed.stands)
+            cut = events.CutOff(
+                exchange=one.number,
+                peer=peer,
+                reason=reason,
+                tells=failed.stands,
+                cause=failed.cause,
+            )
             self._effects.append(cut)
-        self._tell(one, base.Lost(peer=peer, reason=reason))
+        self._tell(one, base.Lost(peer=peer, reason=reason, cause=failed.cause))
 
     # the end of an exchange
 

@@ -9,7 +9,7 @@ from typing import Any, get_args
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange.base import Effect
+from lowcomm_protocol.exchange.base import Cause, Effect
 from lowcomm_protocol.exchange.kinds import Kind, kind_named
 from lowcomm_protocol.plan.matching import Offer, Refusal
 
@@ -43,8 +43,14 @@ def from_json(told: Any, kind: Kind) -> Any:
     values = {name: from_json(value, kind) for name, value in told.items() if name != "is"}  # pyright: ignore[reportUnknownVariableType]
     if "reason" in values and told["is"] == "Refused":
         values["reason"] = Refusal(values["reason"])
+    if "cause" in values:
+        values["cause"] = _cause(values["cause"])
     named = {one.__name__: one for one in (*get_args(base.Event), Offer, *kind.events)}
     return named[told["is"]](**values)
+
+
+def _cause(told: str) -> Cause | Refusal:
+    return Refusal(told) if told in list(Refusal) else Cause(told)
 
 
 @dataclass

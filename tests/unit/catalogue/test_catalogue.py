@@ -8,6 +8,7 @@ from pathlib import Path
 import lowcomm_node
 import lowcomm_protocol
 from lowcomm_node.catalogue.errors import ERRORS
+from lowcomm_node.catalogue.exchanges import EXCHANGES
 from lowcomm_node.catalogue.message import code_of
 from lowcomm_node.catalogue.refusals import REFUSALS
 from lowcomm_node.catalogue.tables import CATALOGUE
@@ -15,6 +16,8 @@ from lowcomm_node.catalogue.waits import PHASES, WAITS, WaitCode
 from lowcomm_node.catalogue.warnings import WARNINGS, WarningCode
 from lowcomm_node.owner.rules import Rule
 from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.exchange.base import Cause
+from lowcomm_protocol.plan.matching import Refusal
 from lowcomm_protocol.refusals import Reason
 
 ROOTS = [Path(package.__file__).parent for package in (lowcomm_node, lowcomm_protocol)]
@@ -83,6 +86,10 @@ def test_every_phase_has_one():
 def test_every_reason_to_wait_has_one_and_every_rule_of_the_owner_is_one():
     assert set(WaitCode) == set(WAITS)
     assert {str(rule) for rule in Rule} <= set(WAITS)
+
+
+def test_every_cause_and_every_refusal_of_an_exchange_has_one():
+    assert {*map(str, Cause), *map(str, Refusal)} == set(EXCHANGES)
 
 
 def test_every_warning_has_one():

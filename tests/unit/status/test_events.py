@@ -16,7 +16,8 @@ from lowcomm_node.status.events import EVENTS, KINDS, Notice, OtherEvent, PhaseE
 from lowcomm_node.system.events import Event
 
 EXCHANGE = """
-    fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent bytes_received
+    fragment round outcome reason code partners in_doubt left_out left_out_codes swarm_step
+    bytes_sent bytes_received
     seconds worst_block stages moments id"""
 KEYS = {
     "phase": "phase",

@@ -57,10 +57,11 @@ KEYS: dict[type, str] = {
     PeerStatus: """
         peer_id phase swarm_step steps tokens_per_second address release name age completed refused
         failed
-        last_reason score left_out held_against route route_reason round_trip rate_up rate_down""",
+        last_reason last_code score left_out held_against route route_reason round_trip rate_up
+        rate_down""",
     ExchangeEnded: """
-        time fragment round outcome reason partners in_doubt left_out swarm_step bytes_sent
-        bytes_received
+        time fragment round outcome reason code partners in_doubt left_out left_out_codes
+        swarm_step bytes_sent bytes_received
         seconds stages moments worst_block id""",
     Limits: "max_up max_down max_peers up down peers turned_away",
     Ping: "peer_id routes routes.route routes.round_trip routes.up routes.down routes.reason",

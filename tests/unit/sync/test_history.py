@@ -15,7 +15,7 @@ from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.pair_driver import PairDriver
 from lowcomm_node.sync.records import ExchangeEnded, ExchangeStatus
 from lowcomm_protocol.exchange import kinds
-from lowcomm_protocol.exchange.base import Accepted, Refused
+from lowcomm_protocol.exchange.base import LOST, Accepted, Cause, GaveUp, Lost, Member, Refused
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
@@ -100,7 +100,35 @@ def test_an_exchange_that_failed_tells_why_and_counts_for_nobody(clock):
 def test_who_refused_is_listed_with_the_reason(clock):
     entry = History().record(make_driver("c", refuse=("a", "b")), Outcome.APPLIED, "", 42)
     assert entry.left_out == dict.fromkeys("ab", REFUSAL_TEXT[Refusal.BUSY])
+    assert entry.left_out_codes == dict.fromkeys("ab", "busy")
+    assert entry.code is None, "it was applied"
     assert entry.partners == ("c",)
+
+
+@pytest.mark.parametrize(("told", "code"), [
+    (Lost(peer="a", reason="broke off"), "lost"),
+    (Lost(peer="a", reason="can't be decoded", cause=Cause.UNUSABLE), "unusable"),
+    (GaveUp(reason="the node leaves"), "stopped"),
+    (GaveUp(reason="a defect", cause=Cause.OWN_FAULT), "own-fault"),
+])  # fmt: skip
+def test_an_exchange_that_was_not_applied_tells_a_code(clock, told: object, code: str):
+    driver = make_driver("a")
+    driver.one.machine.handle(told)
+    assert History().record(driver, Outcome.FAILED, "why", 42).code == code
+
+
+def test_an_outer_step_that_fails_is_our_own_fault(clock):
+    assert History().record(make_driver("a"), Outcome.FAILED, "why", 42).code == "own-fault"
+
+
+def test_where_nobody_takes_part_the_code_is_that_of_all(clock):
+    busy = make_driver(refuse=("a",))
+    assert History().record(busy, Outcome.NO_PARTNER, "why", 42).code == "busy"
+    nobody = make_driver()
+    assert History().record(nobody, Outcome.NO_PARTNER, "why", 42).code == "nobody-training"
+    several = make_driver(refuse=("a",))
+    several.one.machine._members["b"] = Member(LOST, cause=Cause.LOST)
+    assert several.one.machine._common_cause() is Cause.NO_PARTNER
 
 
 def test_exchanges_in_doubt_are_counted(clock):
@@ -115,12 +143,19 @@ def test_exchanges_in_doubt_are_counted(clock):
 def test_what_a_peer_did_is_counted_apart(clock):
     history = History()
     history.they_refused("a", Refusal.BUSY)
-    assert history.of("a") == PeerHistory(refused=1, last_reason=REFUSAL_TEXT[Refusal.BUSY])
-    history.lost("a", "ended the stream")
-    assert history.of("a") == PeerHistory(refused=1, failed=1, last_reason="ended the stream")
+    assert history.of("a") == PeerHistory(
+        refused=1, last_reason=REFUSAL_TEXT[Refusal.BUSY], last_code="busy"
+    )
+    history.lost("a", "ended the stream", Cause.LOST)
+    assert history.of("a") == PeerHistory(
+        refused=1, failed=1, last_reason="ended the stream", last_code="lost"
+    )
     history.we_refused("a", Refusal.OTHER_RUN)
     assert history.of("a") == PeerHistory(
-        refused=1, failed=1, last_reason="we refused it: it takes part in another run"
+        refused=1,
+        failed=1,
+        last_reason="we refused it: it takes part in another run",
+        last_code="other-run",
     )
     assert history.of("b") == PeerHistory()
 
@@ -151,7 +186,7 @@ def test_only_the_last_rounds_are_kept_but_all_are_counted(clock):
 def test_of_many_peers_those_not_met_for_longest_are_forgotten():
     history = History()
     for number in range(MAX_PEERS):
-        history.lost(str(number), "gone")
+        history.lost(str(number), "gone", Cause.LOST)
     history.of("0")  # met again
     for number in range(MAX_PEERS, MAX_PEERS + 10):
         history.we_refused(str(number), Refusal.NOT_ALLOWED)

@@ -124,9 +124,9 @@ function showLimits(limits) {
 // What changes with every exchange, and with the clock.
 function showPast() {
   const now = Date.now() / 1000;
-  showExchanges($("exchanges"), exchanges, LISTED);
+  showExchanges($("exchanges"), exchanges, LISTED, catalogue.exchanges);
   showFragments($("fragments"), exchanges, status?.trainer.swarm_step ?? null, now);
-  showPeers($("peers"), peers, exchanges);
+  showPeers($("peers"), peers, exchanges, catalogue.exchanges);
   drawAround($("around"), peers);
   drawTimeline($("timeline"), exchanges, Number($("span").value), now);
 }

@@ -25,9 +25,15 @@ function row(cells) {
   return line;
 }
 
-function note(content, columns) {
+// `remedy`: nothing where there is nothing to do.
+function note(content, columns, remedy) {
   const line = row([{ content, kind: "why" }]);
   line.firstChild.colSpan = columns;
+  if (remedy && !remedy.startsWith("Nothing")) {
+    const box = document.createElement("div");
+    showRemedy(box, remedy);
+    line.firstChild.append(box);
+  }
   return line;
 }
 
@@ -72,7 +78,8 @@ const OF_A_PEER = [
   ["failed", "count"],
 ];
 
-export function showPeers(box, peers, exchanges) {
+// `codes`: what each code of an exchange means, and what to do.
+export function showPeers(box, peers, exchanges, codes) {
   const apart = distances(exchanges);
   const lines = peers.flatMap((peer) => {
     const figure = (name, format) => ({
@@ -84,7 +91,7 @@ export function showPeers(box, peers, exchanges) {
     const score = { ...figure("score", "count"), kind: peer.left_out ? "bad" : "" };
     const line = row([shortPeer(peer.peer_id), ...cells, small(apart.get(peer.peer_id)), score]);
     const why = whyNot(peer);
-    return why ? [line, note(clean(why), 13)] : [line];
+    return why ? [line, note(clean(why), 13, codes?.[peer.last_code]?.remedy)] : [line];
   });
   box.replaceChildren(...(lines.length ? lines : [note("no other peer is alive", 13)]));
 }
@@ -97,7 +104,7 @@ function reasons(one) {
   return told.join("; ");
 }
 
-export function showExchanges(box, exchanges, most) {
+export function showExchanges(box, exchanges, most, codes) {
   const kinds = { applied: "good", failed: "bad" };
   const lines = exchanges
     .slice(-most)
@@ -115,7 +122,7 @@ export function showExchanges(box, exchanges, most) {
         ...["captured", "sent", "received"].map((name) => seconds(one.moments?.[name])),
       ]);
       const why = reasons(one);
-      return why ? [line, note(why, 11)] : [line];
+      return why ? [line, note(why, 11, codes?.[one.code]?.remedy)] : [line];
     });
   box.replaceChildren(...(lines.length ? lines : [note("none yet", 11)]));
 }

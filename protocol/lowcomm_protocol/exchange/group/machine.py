@@ -36,6 +36,7 @@ from lowcomm_protocol.exchange.base import (
     Apply,
     Capture,
     Captured,
+    Cause,
     DeadlinePassed,
     Dial,
     Effect,
@@ -50,6 +51,7 @@ from lowcomm_protocol.exchange.base import (
 )
 from lowcomm_protocol.exchange.group.table import HAVE_GIVEN, Input, State, step
 from lowcomm_protocol.exchange.group.tally import DIGEST_BYTES, Tally
+from lowcomm_protocol.plan.matching import Refusal
 
 MAX_PEER_ID = 64
 """Characters of a peer id in a roll; ours have 52."""
@@ -292,12 +294,12 @@ class GroupExchange(Gathering):
                 return self._on_confirming_closed()
             case CommitCame(peer=peer, shards=shards, heard=heard):
                 return self._on_commit(peer, shards, heard)
-            case Lost(peer=peer, reason=reason):
-                return self._on_lost(peer, reason or "was lost")
+            case Lost(peer=peer, reason=reason, cause=cause):
+                return self._on_lost(peer, reason or "was lost", cause)
             case DeadlinePassed():
                 return self._on_deadline()
-            case GaveUp(reason=reason):
-                return self._give_in(reason)
+            case GaveUp(reason=reason, cause=cause):
+                return self._give_in(reason, cause)
 
     # AGREEING
 
@@ -321,10 +323,8 @@ class GroupExchange(Gathering):
         self._check_list(peer, members)
         self._check_named(peer, members)
         if after is State.LOST:
-            return (
-                self._give_up([peer], "has agreed with others on another list of members")
-                + self._go_on()
-            )
+            why = "has agreed with others on another list of members"
+            return self._give_up([peer], why, Cause.DISAGREED) + self._go_on()
         self._advance(peer, Input.NAMED)
         self._lists[peer] = members
         return self._agree()
@@ -355,7 +355,7 @@ class GroupExchange(Gathering):
         if self.stage is not Stage.AGREEING:
             return []
         if not self.partners:
-            return self._end(no_partner(self.refusals))
+            return self._end_alone()
         if not self._others_in_list():
             self.members = ()  # We have lost all that we named it to: it binds nobody.
         effects = self._name()
@@ -366,7 +366,7 @@ class GroupExchange(Gathering):
         for peer in others:
             self._advance(peer, Input.AGREED)
         left_out = [peer for peer in self.partners if peer not in others]
-        effects += self._give_up(left_out, "is not in the list of members")
+        effects += self._give_up(left_out, "is not in the list of members", Cause.DISAGREED)
         return [*effects, Capture(members=self.members)]
 
     def _name(self) -> list[Effect]:
@@ -399,19 +399,16 @@ class GroupExchange(Gathering):
             return []
         leader = self._leader()
         if not self.members and leader == self.me:
-            return (
-                self._give_up(self._in(State.LINKED), "did not tell its links in time")
-                + self._agree()
-            )
+            why = "did not tell its links in time"
+            return self._give_up(self._in(State.LINKED), why, Cause.LATE) + self._agree()
         self._waited += 1
         if self._waited < self._patience(leader):
             return []
         self._waited = 0
         late = [peer for peer in self._others_in_list() if self._lists.get(peer) != self.members]
-        return (
-            self._give_up(late if self.members else [leader], "did not name the members in time")
-            + self._agree()
-        )
+        why = "did not name the members in time"
+        silent = late if self.members else [leader]
+        return self._give_up(silent, why, Cause.LATE) + self._agree()
 
     def _patience(self, leader: str) -> int:
         """How often time must be up until others are given up: whoever waits for somebody that
@@ -473,7 +470,8 @@ class GroupExchange(Gathering):
         if self.stage is not Stage.CONFIRMING:
             return []
         silent = self._in(State.MEMBER, State.GIVEN, State.AVERAGED)
-        return self._give_up(silent, "did not tell in time what it holds") + self._go_on()
+        why = "did not tell in time what it holds"
+        return self._give_up(silent, why, Cause.LATE) + self._go_on()
 
     # From stage to stage: as far as what has come allows
 
@@ -511,17 +509,18 @@ class GroupExchange(Gathering):
         doubt = self._unanswered or not self.tally.is_certain()
         shards = self.tally.applied()
         if not any(shards):
-            return self._end("the members hold no mean of any shard alike", in_doubt=doubt)
+            why = "the members hold no mean of any shard alike"
+            return self._end(why, Cause.DISAGREED, in_doubt=doubt)
         self.stage, self.in_doubt = Stage.APPLIED, doubt
         swarm_step = max(offer.swarm_step for offer in self.offers(self.partners))
         return [Apply(members=self.members, swarm_step=swarm_step, shards=shards)]
 
     # any stage
 
-    def _on_lost(self, peer: str, reason: str) -> list[Effect]:
+    def _on_lost(self, peer: str, reason: str, cause: Cause | Refusal) -> list[Effect]:
         if not self.is_open(peer):
             return []
-        self._lose(peer, reason)
+        self._lose(peer, reason, cause)
         return self._go_on()
 
     def _go_on(self) -> list[Effect]:
@@ -531,15 +530,16 @@ class GroupExchange(Gathering):
         if self.stage is Stage.AGREEING:
             return self._agree()
         if not self.partners:
-            return self._give_in(f"nobody else is left of the group: {no_partner(self.refusals)}")
+            why = f"nobody else is left of the group: {no_partner(self.refusals)}"
+            return self._give_in(why, self._common_cause())
         return self._settle()
 
-    def _lose(self, peer: str, reason: str) -> None:
+    def _lose(self, peer: str, reason: str, cause: Cause | Refusal) -> None:
         # Its commit may be lost on the way: then it has applied what we do not.
         self._unanswered = self._unanswered or (
             self.stage is Stage.COMMITTING and peer in self._in(State.TOLD)
         )
-        super()._lose(peer, reason)
+        super()._lose(peer, reason, cause)
 
     def _on_deadline(self) -> list[Effect]:
         first, self._late = not self._late, True
@@ -547,18 +547,20 @@ class GroupExchange(Gathering):
             if not set(self.tally.means) - {self.me}:
                 # To tell that we hold nothing would keep everybody from applying what they all
                 # hold.
-                return self._give_in("no mean of another member came before its deadline")
+                why = "no mean of another member came before its deadline"
+                return self._give_in(why, Cause.LATE)
             return self._confirm() + self._settle()
         if self.stage in (Stage.CONFIRMING, Stage.COMMITTING) and first:
             return []  # What others tell may be on its way.
         if self.stage is Stage.COMMITTING:
             # Those that have committed apply what we know of, most likely: they are more, and so we
             # go with them.
-            return self._give_up(self._in(State.TOLD), "did not commit in time") + self._go_on()
-        return self._give_in("ran past its deadline")
+            why = "did not commit in time"
+            return self._give_up(self._in(State.TOLD), why, Cause.LATE) + self._go_on()
+        return self._give_in("ran past its deadline", Cause.LATE)
 
-    def _give_in(self, reason: str) -> list[Effect]:
-        return self._end(reason, in_doubt=self.stage is Stage.COMMITTING)
+    def _give_in(self, reason: str, cause: Cause | Refusal) -> list[Effect]:
+        return self._end(reason, cause, in_doubt=self.stage is Stage.COMMITTING)
 
     def _would(self, peer: str, event: Input) -> State | None:
         """The state that an event leads to; None if it was on its way when we gave the member

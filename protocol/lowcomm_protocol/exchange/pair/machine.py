@@ -25,6 +25,7 @@ from lowcomm_protocol.exchange.base import (
     Apply,
     Capture,
     Captured,
+    Cause,
     DeadlinePassed,
     Dial,
     Effect,
@@ -38,6 +39,7 @@ from lowcomm_protocol.exchange.base import (
     no_partner,
 )
 from lowcomm_protocol.exchange.pair.table import HOLDING, Input, Output, State, step
+from lowcomm_protocol.plan.matching import Refusal
 
 # Events and effects, besides those of every exchange
 
@@ -115,14 +117,14 @@ class Exchange(Gathering):
                 effects = self._advance(peer, Input.CONFIRMED)
                 self._confirmed[peer] = members
                 return effects + self._conclude()
-            case Lost(peer=peer, reason=reason):
-                return self._on_lost(peer, reason)
+            case Lost(peer=peer, reason=reason, cause=cause):
+                return self._on_lost(peer, reason, cause)
             case GatheringClosed():
                 return self._on_gathering_closed()
             case DeadlinePassed():
                 return self._on_deadline()
-            case GaveUp(reason=reason):
-                return self._give_in(reason)
+            case GaveUp(reason=reason, cause=cause):
+                return self._give_in(reason, cause)
 
     # GATHERING
 
@@ -173,7 +175,7 @@ class Exchange(Gathering):
             return []
         if confirmed != members_digest(members):
             # Whoever told us otherwise has not applied our members, so no doubt is left.
-            return self._end("the members do not hold the same contributions")
+            return self._end("the members do not hold the same contributions", Cause.DISAGREED)
         self.stage = Stage.APPLIED
         offer = self._members[partner].offer
         assert offer is not None
@@ -181,28 +183,29 @@ class Exchange(Gathering):
 
     # any stage
 
-    def _on_lost(self, peer: str, reason: str) -> list[Effect]:
+    def _on_lost(self, peer: str, reason: str, cause: Cause | Refusal) -> list[Effect]:
         if not self.is_open(peer):
             return []
         reason = reason or "was lost"
-        self._lose(peer, reason)
+        self._lose(peer, reason, cause)
         if self.stage is Stage.CONFIRMING:
             # It may have our confirmation, and have applied.
-            return self._give_in(f"{reason} before everybody had confirmed")
-        return self._gather() if self.stage is Stage.GATHERING else self._give_in(reason)
+            return self._give_in(f"{reason} before everybody had confirmed", cause)
+        return self._gather() if self.stage is Stage.GATHERING else self._give_in(reason, cause)
 
     def _on_deadline(self) -> list[Effect]:
         first, self._late = not self._late, True
         if self.stage is Stage.TRADING:
             reason = "was too slow for the deadline"
-            return self._give_up(self.partners, reason) + self._give_in(no_partner(self.refusals))
+            effects = self._give_up(self.partners, reason, Cause.LATE)
+            return effects + self._give_in(no_partner(self.refusals), Cause.LATE)
         if self.stage is Stage.CONFIRMING and first:
             # Their confirmation may be on its way: ending now would put both ends in doubt.
             return []
-        return self._give_in("ran past its deadline")
+        return self._give_in("ran past its deadline", Cause.LATE)
 
-    def _give_in(self, reason: str) -> list[Effect]:
-        return self._end(reason, in_doubt=self.stage is Stage.CONFIRMING)
+    def _give_in(self, reason: str, cause: Cause | Refusal) -> list[Effect]:
+        return self._end(reason, cause, in_doubt=self.stage is Stage.CONFIRMING)
 
     def _step(self, peer: str, member: Member, event: str) -> list[Effect]:
         outputs, member.state = step(State(member.state), Input(event))
