@@ -25,7 +25,7 @@ FELL_TO = 0.27
 """Goodput of data-parallel training in the paper of Decoupled DiLoCo, which keeps 88 % itself."""
 METHODS: dict[str, tuple[str, dict[str, Any], int]] = {
     "groups": ("streaming-diloco", {"interval": 36, "fragments": 16}, MEMBERS - 1),
-    "pairs": ("lowcomm", {"interval": 52, "fragments": 16}, 1),
+    "pairs": ("lowcomm", {"interval": 52, "fragments": 16, "codec": "mod3"}, 1),
 }
 """Preset, settings, and how many streams share the line."""
 

@@ -20,9 +20,10 @@ import torch
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.run import RunSpec
 
+OF_0_1 = {"interval": 4, "outer_lr": 1.25, "momentum": 0.0, "memory": 0.0}
 CASES: dict[str, dict[str, Any]] = {
-    "lowcomm": {"method": "lowcomm", "codec": "fp32"},
-    "lowcomm, bf16": {"method": "lowcomm", "codec": "bf16"},
+    "lowcomm": {"method": "lowcomm", "codec": "fp32", **OF_0_1},
+    "lowcomm, bf16": {"method": "lowcomm", "codec": "bf16", **OF_0_1},
     "noloco": {"method": "noloco"},
     "gossip": {"method": "gossip"},
     "diloco in pairs": {"method": "diloco", "group": 2},

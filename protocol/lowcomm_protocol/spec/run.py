@@ -88,6 +88,9 @@ class RunSpec(Settings):
         if preset:
             follows = preset.layers_a_fragment and "fragments" not in settings
             layers = _layers_of(spec.get("model")) if follows else None
+            if "momentum" in settings:
+                # Files of 0.1 write every setting, and know no memory.
+                settings = {"memory": 0.0} | settings
             settings = preset.settings(layers, settings.get("interval")) | settings
         interval = settings.get("interval")
         if "min_steps" not in settings and isinstance(interval, int):

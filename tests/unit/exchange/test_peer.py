@@ -88,7 +88,7 @@ def begun(deadlines: Deadlines, method: str = "noloco") -> tuple[Peer, Underway]
 
 def test_an_offer_names_the_codec_by_the_version_of_its_bytes():
     _, one = begun(Deadlines(), "lowcomm")
-    assert one.offer.codec == codec_in_offer("mod3") == "mod3/3"
+    assert one.offer.codec == codec_in_offer("mod4") == "mod4/3"
     assert [codec_of_offer(codec_in_offer(name)) for name in CODECS] == list(CODECS)
     assert codec_in_offer("int8") == "int8"
 

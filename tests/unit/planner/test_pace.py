@@ -37,8 +37,8 @@ def test_it_is_that_of_peers_in_virtual_time(mbit: float) -> None:
 
 def test_a_line_that_carries_the_preset_leaves_its_interval() -> None:
     load = pace.Load(bytes=SIZE, values=0)
-    assert pace.interval_on(load, sync_of(), line_of(100.0), 2.0) == 4
-    assert pace.fitting_interval(load, sync_of(), line_of(100.0), 2.0) == 4
+    assert pace.interval_on(load, sync_of(), line_of(100.0), 2.0) == 5
+    assert pace.fitting_interval(load, sync_of(), line_of(100.0), 2.0) == 5
 
 
 def test_half_the_line_twice_the_interval() -> None:

@@ -66,7 +66,7 @@ def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> Non
     )
     asked = replace(question(mbit=1.0, step=0.5), spec=spec)
     written = plan(asked, from_file=True).as_written
-    assert written.written == 4
+    assert written.written == 5
     assert written.interval > 40
     assert "this line makes it every" in interval_in_words(written)
     wide = as_written(replace(asked, line=Line(up=1e9, down=1e9, latency=0.0), step_seconds=5.0))

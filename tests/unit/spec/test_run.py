@@ -105,6 +105,15 @@ def test_a_wrong_model_is_named_also_where_fragments_follow_from_its_layers():
         parse_toml(text)
 
 
+def test_a_file_of_a_release_without_memory_keeps_its_meaning():
+    old = with_sync(
+        "interval = 4", 'codec = "mod3"', "outer_lr = 1.25", "momentum = 0.0", "min_steps = 1"
+    )
+    assert parse_toml(old).sync.memory == 0.0
+    assert b"memory" not in parse_toml(old).canonical()
+    assert parse_toml(with_sync("momentum = 0.0", "memory = 0.4")).sync.memory == 0.4
+
+
 def test_a_preset_is_not_changed_by_a_run_that_uses_it():
     before = repr(dict(PRESETS))
     parse_toml(with_sync('method = "diloco"', "interval = 7"))
@@ -128,8 +137,8 @@ def test_a_preset_is_not_changed_by_a_run_that_uses_it():
             MINIMAL + '[data]\nsource = "/etc/passwd"\n',
             "data.source = '/etc/passwd': Input should be",
         ),
-        (with_sync("fragments = 30"), "fragments = 30 exceeds interval = 4"),
-        (with_sync("min_steps = 30"), "min_steps = 30 exceeds interval = 4"),
+        (with_sync("fragments = 30"), "fragments = 30 exceeds interval = 5"),
+        (with_sync("min_steps = 30"), "min_steps = 30 exceeds interval = 5"),
         (
             with_sync('codec = "e3m1"'),
             r"sync.codec = 'e3m1': not known; did you mean 'e3m0'\? There are fp32, .*, mod8\.$",

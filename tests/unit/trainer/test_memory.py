@@ -222,7 +222,9 @@ def test_a_large_model_is_reckoned_without_copies_and_with_slow_weights_in_files
     spec = spec_of(shape | {"tied": True, "context": 64}, batch=1, optimizer="adamw")
     assert part(spec, "slow weights") == part(spec, "checkpoint") == 0
     assert reckon(spec, False).host_bytes < 4 * 10**9, "it was twelve"
-    small = spec_of({"layers": 6, "width": 384, "heads": 6, "feed_forward": 1024})
+    shape = {"layers": 6, "width": 384, "heads": 6, "feed_forward": 1024}
+    small = spec_of(shape, method="gossip")
     assert part(small, "slow weights") == pytest.approx(count_parameters(small.model), rel=0.01)
-    with_momentum = spec_of(method="noloco")
-    assert part(with_momentum, "slow") == pytest.approx(2 * part(spec_of(), "slow"), rel=0.01)
+    without = part(spec_of(method="gossip"), "slow")
+    for method in ("noloco", "lowcomm"):
+        assert part(spec_of(method=method), "slow") == pytest.approx(2 * without, rel=0.01)
