@@ -23,6 +23,7 @@ from lowcomm_node.status.model import CheckpointStatus
 from lowcomm_node.sync.exchanger import Exchanger
 
 NOT_SAVED = "checkpoints pause, training goes on, saving is tried again less and less often:"
+TOKENIZED = "starting the trainer: the text is tokenized; model, newest checkpoint"
 HELD = Waiting(
     WaitCode.SLOW_DISK, "a checkpoint is being written: the disk is slower than training"
 )
@@ -70,7 +71,7 @@ class News:
                 return
             case Tokenizing():
                 self._board.tokenizing = event
-                self._board.show(Waiting(WaitCode.TOKENIZING, tokenizing_in_words(event)))
+                self._board.show(_of_tokenizing(event))
                 return
             case Finished():
                 self.over.set()
@@ -89,3 +90,10 @@ class News:
     def _no_longer(self, waiting: Waiting) -> None:
         if self._board.waiting == waiting:
             self._board.show(None)
+
+
+def _of_tokenizing(now: Tokenizing) -> Waiting:
+    """What a node waits for that tokenizes; in the end the trainer builds the model."""
+    if now.total and now.done >= now.total:
+        return Waiting(WaitCode.STARTING_TRAINER, TOKENIZED)
+    return Waiting(WaitCode.TOKENIZING, tokenizing_in_words(now))

@@ -102,6 +102,9 @@ class Demo:
                 took = time.monotonic() - self._began
                 self._tell("all nodes have finished: they say goodbye and leave")
                 self._finish()
+            except KeyboardInterrupt:
+                self._tell(f"interrupted: all nodes end; what they did is in {home}")
+                raise
             finally:
                 self._end_all()
         return self._result(statuses, home, parse_toml(text), took)

@@ -37,10 +37,11 @@ def view(title: str, is_shown: bool) -> Iterator[Show]:
 
 
 class Lines:
-    """Plain lines. The first one comes at once, so that nobody takes silence for a failure."""
+    """Plain lines. The first one comes at once, so that nobody takes silence for a failure, and has
+    the title."""
 
     def __init__(self, title: str, every: float = LINE_EVERY) -> None:
-        self._title = title
+        self._title = f"{title}: "
         self._every = every
         self._next = 0.0
 
@@ -48,7 +49,8 @@ class Lines:
         """Print where the nodes are if it is time for that."""
         if elapsed >= self._next:
             self._next = elapsed + self._every
-            tell(f"{self._title}: {swarm_in_words(statuses)}", elapsed)
+            tell(self._title + swarm_in_words(statuses), elapsed)
+            self._title = ""
 
 
 def tell(text: str, elapsed: float) -> None:

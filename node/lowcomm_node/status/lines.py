@@ -4,7 +4,7 @@ Pure. Exchanges come by the second: the line on progress counts those that were 
 that failed get lines of their own.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from lowcomm_node.ipc.messages import (
     Evaluated,
@@ -106,10 +106,7 @@ def swarm_in_words(statuses: Sequence[Status | None]) -> str:
         status for status in training if status.phase in ("training", "finishing", "finished")
     ]
     if len(at_work) < len(statuses):
-        phases = [clean(status.phase) if status else "starting" for status in statuses]
-        return ", ".join(
-            f"node {number} is {phase}" for number, phase in enumerate(phases, start=1)
-        )
+        return clean("; ".join(_alike([_doing(status) for status in statuses])))
     losses = [one for status in at_work if (one := status.trainer.val_loss_last) is not None]
     trainers = [status.trainer for status in at_work]
     parts = (
@@ -120,6 +117,21 @@ def swarm_in_words(statuses: Sequence[Status | None]) -> str:
         f"{size(sum(status.bytes_sent for status in at_work))} sent",
     )
     return ", ".join(parts)
+
+
+def _doing(status: Status | None) -> str:
+    """What a node does, and why it waits if it does."""
+    if status is None:
+        return "starting"
+    return f"{status.phase} ({status.waiting})" if status.waiting else status.phase
+
+
+def _alike(doings: Sequence[str]) -> Iterator[str]:
+    """Nodes that do the same, named together."""
+    for doing in dict.fromkeys(doings):
+        names = [str(number) for number, one in enumerate(doings, start=1) if one == doing]
+        who = f"node {names[0]} is" if len(names) == 1 else f"nodes {', '.join(names)} are"
+        yield f"{who} {doing}"
 
 
 def tokenizing_in_words(now: Tokenizing) -> str:

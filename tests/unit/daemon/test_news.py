@@ -1,11 +1,13 @@
 """What must hold for what a node hears of its trainer: it shows what it waits for, and until
 when."""
 
+from dataclasses import replace
+
 import pytest
 
 from lowcomm_node.catalogue.waits import WaitCode, Waiting
 from lowcomm_node.catalogue.warnings import WarningCode
-from lowcomm_node.daemon.news import EVALUATING, HELD, NOT_SAVED, News
+from lowcomm_node.daemon.news import EVALUATING, HELD, NOT_SAVED, TOKENIZED, News
 from lowcomm_node.ipc.failures import Failures
 from lowcomm_node.ipc.lines import Event
 from lowcomm_node.ipc.messages import Evaluated, Evaluating, Held, NotSaved, Saved, Tokenizing
@@ -60,6 +62,8 @@ def test_a_node_that_tokenizes_says_how_far_it_is_and_how_long_it_takes_yet() ->
     assert board.tokenizing == progress
     expected = "tokenizing the text: 13 %, 52.0 MB of 400.0 MB, 2.9 MB/s, about 2:00 left"
     assert board.waiting == Waiting(WaitCode.TOKENIZING, expected)
+    news.hear(replace(progress, done=400_000_000, remaining=0.0))
+    assert board.waiting == Waiting(WaitCode.STARTING_TRAINER, TOKENIZED)
 
 
 @pytest.mark.parametrize(("phase", "before"), [("syncing", PEERS), ("training", None)])

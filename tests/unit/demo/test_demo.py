@@ -149,9 +149,9 @@ def test_without_a_terminal_it_tells_at_once_and_then_now_and_then_how_far_it_is
         lines([status(), None] if elapsed < 10 else [status(), status(step=38)], elapsed)
     shown = capsys.readouterr().err.splitlines()
     assert len(shown) == 3
-    assert shown[0].endswith("lowcomm: node 1 is training, node 2 is starting")
+    assert shown[0].endswith("lowcomm: node 1 is training; node 2 is starting")
     expected = "step 38 of 400, held-out loss 3.2500, 12.0k tokens/s, 28 exchanges, 680.0 kB sent"
-    assert shown[1].endswith(expected.replace("680.0", "680"))
+    assert shown[1] == f"10.2 s {expected.replace('680.0', '680')}", "the title is told once"
 
 
 def test_what_is_done_once_training_is_over_is_told_too(
@@ -206,8 +206,17 @@ def test_what_is_done_once_training_is_over_is_told_too(
 def test_a_node_that_was_restarted_is_told_by_its_phase() -> None:
     assert (
         swarm_in_words([status("restarting"), status("finished")])
-        == "node 1 is restarting, node 2 is finished"
+        == "node 1 is restarting; node 2 is finished"
     )
+
+
+def test_nodes_that_wait_for_the_same_are_told_together_with_the_reason() -> None:
+    loading = replace(status("joining"), waiting="starting the trainer")
+    syncing = status("syncing")
+    assert swarm_in_words([loading, syncing, loading]) == (
+        "nodes 1, 3 are joining (starting the trainer); node 2 is syncing"
+    )
+    assert swarm_in_words([None, None]) == "nodes 1, 2 are starting"
 
 
 def test_only_what_somebody_may_use_stays(tmp_path: Path) -> None:
