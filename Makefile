@@ -18,7 +18,7 @@ $(READY): requirements.lock pyproject.toml
 	@touch $(READY)
 
 demo: $(READY)  ## train a swarm of three nodes on this machine and show it
-	$(BIN)/lowcomm-node demo --nodes 3 --steps 1000
+	$(BIN)/lowcomm-node demo
 
 test: $(READY)  ## every test that CI runs. OPTIONS=--no-skips: a test that is skipped fails
 	$(BIN)/python -m pytest -m "not soak" --numprocesses logical --maxprocesses 4 $(OPTIONS)
