@@ -41,6 +41,7 @@ from lowcomm_node.storage import snapshots
 from lowcomm_node.sync import link
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system import quota
+from lowcomm_node.tracking.names import OTHERS, SAMPLED
 from lowcomm_node.transport import call, nonces, ping, server, service
 from lowcomm_node.transport.guard import (
     blocklist,
@@ -145,6 +146,14 @@ def owner() -> Iterator[str]:
                 bounds = _bounds_of(NodeSettings.model_fields[name]).removeprefix("of ")
                 yield f"| `{flag}` | {bounds} | {default_of(name)} | {setting.text} |"
         yield ""
+
+
+def tracked() -> Iterator[str]:
+    """Every figure that a tracker gets."""
+    yield from ("| name | what it is |", "|---|---|")
+    told = {one.name: one.text for one in SAMPLED} | OTHERS
+    for name, text in told.items():
+        yield f"| `{name}` | {text} |"
 
 
 def presets() -> Iterator[str]:
@@ -471,6 +480,7 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "settings": settings,
     "architectures": architectures,
     "owner": owner,
+    "tracked": tracked,
     "presets": presets,
     "added": added,
     "limits": limits,

@@ -24,6 +24,7 @@ from lowcomm_node.cli import (
     plan,
     report,
     text,
+    track,
     watch,
     web,
 )
@@ -43,6 +44,7 @@ for group in (
     watch,
     past,
     report,
+    track,
     web,
     healthy,
     doctor,

@@ -77,6 +77,10 @@ def logs(
 
 
 def _journal(home: Path | None, fingerprint: str | None) -> Journal:
+    return Journal(journal_path(home, fingerprint))
+
+
+def journal_path(home: Path | None, fingerprint: str | None) -> Path:
     """Of the named run, or of the one that was written down last. Raises ConfigError."""
     paths = Paths(find_home(home))
     runs = [folder.name for folder in paths.runs.glob(f"{fingerprint or ''}*") if folder.is_dir()]
@@ -84,7 +88,7 @@ def _journal(home: Path | None, fingerprint: str | None) -> Journal:
     if not found:
         whose = f" of run {fingerprint}" if fingerprint else ""
         raise ConfigError(f"{paths.home} holds no journal{whose}: see --home.")
-    return Journal(max(found, key=lambda path: path.stat().st_mtime))
+    return max(found, key=lambda path: path.stat().st_mtime)
 
 
 def _since(text: str | None) -> float:

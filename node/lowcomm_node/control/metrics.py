@@ -108,6 +108,10 @@ def _training(status: Status) -> Iterator[Metric]:
     losses = {"training": trainer.loss, "held_out": trainer.val_loss_last}
     yield _gauge("lowcomm_loss_nats", "Loss of a token.", losses, "text")
     yield _gauge("lowcomm_learning_rate", "Of the last inner step.", trainer.learning_rate)
+    if trainer.computing is not None:
+        waited = sum(trainer.waited.values())
+        yield _counter("lowcomm_computing_seconds", "In inner steps.", trainer.computing)
+        yield _counter("lowcomm_waited_seconds", "Between inner steps.", waited)
     yield _counter("lowcomm_trainer_failures", "Since the start of the node.", trainer.failures)
 
 
@@ -123,6 +127,11 @@ def _exchanges(status: Status) -> Iterator[Metric]:
     yield _counter("lowcomm_realignments", "Applied with whole weights.", count.realigned)
     yield _gauge("lowcomm_exchanges_running", "Under way.", len(status.exchanges_running))
     yield _gauge("lowcomm_exchange_age_seconds", "Since one was applied.", count.since_applied)
+    yield _gauge(
+        "lowcomm_worst_block",
+        "Spread of contributions in the block of 256 values where it is largest.",
+        count.worst_block,
+    )
     peers = {"alive": status.peers, "silent": status.silent_peers}
     yield _gauge("lowcomm_peers", "Other peers of the run.", peers, "state")
     yield _gauge("lowcomm_dht_peers", "Peers of the DHT that are known.", status.dht_peers)

@@ -111,6 +111,10 @@ class Paths:
         """What this node did in one run: SQLite, with a write-ahead log beside it."""
         return self.run(fingerprint) / "journal.db"
 
+    def tracked(self, fingerprint: str) -> Path:
+        """How far trackers have read the journal of one run, a file each."""
+        return self.run(fingerprint) / "tracked"
+
     def slow(self, fingerprint: str) -> Path:
         """Slow weights of one run, while a trainer runs."""
         return self.run(fingerprint) / "slow"

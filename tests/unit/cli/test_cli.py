@@ -172,6 +172,7 @@ COMMANDS += [
     "exchanges",
     "logs",
     "report",
+    "track",
     "web",
     "plan",
     "checkpoint",
