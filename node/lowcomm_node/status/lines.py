@@ -27,6 +27,7 @@ from lowcomm_node.status.events import (
 )
 from lowcomm_node.status.model import Contribution, Status
 from lowcomm_node.swarm.records import (
+    AddressesChanged,
     EntryPointAnswers,
     EntryPointSilent,
     SwarmConnected,
@@ -179,6 +180,8 @@ def _words(event: Event) -> str | None:
             return f"paused: {reason}"
         case Resumed():
             return "goes on"
+        case AddressesChanged(addresses=addresses):
+            return f"this machine's addresses are now {', '.join(addresses)}"
         case EntryPointAnswers(address=address):
             return f"{address} answers"
         case EntryPointSilent():

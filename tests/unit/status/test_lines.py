@@ -16,7 +16,7 @@ from lowcomm_node.status.lines import (
     progress_in_words,
     summary,
 )
-from lowcomm_node.swarm.records import EntryPointSilent, SwarmLost
+from lowcomm_node.swarm.records import AddressesChanged, EntryPointSilent, SwarmLost
 from lowcomm_node.system.events import Event
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
@@ -44,6 +44,10 @@ PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
         (
             StateAdopted(donors=(PEER,), swarm_step=7, bytes=2_000_000),
             "copied the state of tSQY1c, 2.0 MB",
+        ),
+        (
+            AddressesChanged(addresses=("192.0.2.1", "2001:db8::1")),
+            "this machine's addresses are now 192.0.2.1, 2001:db8::1",
         ),
         (SwarmLost(reason="no peer answers"), "not in the swarm: no peer answers"),
         (OtherEvent(told={"event": "new.kind", "peer": "x"}), "new.kind peer=x"),
