@@ -5,20 +5,24 @@
 ``--nodes`` nodes train the demo's model on this machine, as the demo starts them, and others join
 them, each with a home of its own, one after the other; each leaves again. ``--load`` processes
 that only compute run beside them. Told are seconds in each phase and in what a node says that it
-waits for, medians of the joins. CPU seconds are those of daemon, p2pd and trainer together.
+waits for, medians of the joins. CPU seconds are those of daemon, p2pd and trainer together, from
+the start to the first step: on a busy machine they say more than seconds.
 
-Writes benchmarks/results/joining.json.
+Writes benchmarks/results/joining.json after each join.
 """
 
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 from time import monotonic, sleep
 from typing import Any
 
 import kit
+from ends import cpu_of
 
 from helpers.processes import Node, Swarm
 from lowcomm_node.demo.demo import NODE_FLAGS
@@ -27,6 +31,8 @@ from lowcomm_node.swarm.run_template import write_template
 OUT = kit.RESULTS / "joining.json"
 LOOK = 0.05
 """Seconds between two looks at what it does."""
+PATIENCE = 900.0
+"""Seconds for anything to happen, on a machine that has more to do."""
 BUSY = "while True: pass"
 
 
@@ -51,24 +57,29 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
         swarm = Swarm(Path(folder))
         try:
-            found = measure(swarm, arguments)
+            found = list[dict[str, float]]()
+            for one in measure(swarm, arguments):
+                found.append(one)
+                print(", ".join(f"{stage} {took:.1f}" for stage, took in one.items()), flush=True)
+                kit.write(OUT, kit.read(OUT) | {name: found})
         finally:
             swarm.close()
-    kit.write(OUT, kit.read(OUT) | {name: found})
     show(found)
 
 
-def measure(swarm: Swarm, arguments: Any) -> list[dict[str, float]]:
+def measure(swarm: Swarm, arguments: Any) -> Iterator[dict[str, float]]:
     """Seconds of each stage, of each join."""
     run = swarm.folder / "run.toml"
     run.write_text(write_template("joining", "lowcomm", 1_000_000, 0, arguments.nodes))
     swarm.bootstrap("--run", str(run))
     nodes = [start(swarm, f"node{k}") for k in range(arguments.nodes)]
     for node in nodes:
-        node.until(lambda s: (s["trainer"]["steps"] or 0) > 20, "training")
+        node.until(lambda s: (s["trainer"]["steps"] or 0) > 20, "training", PATIENCE)
+    print(f"{len(nodes)} nodes train", flush=True)
     busy = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(arguments.load)]
     try:
-        return [join(swarm, f"joiner{k}") for k in range(arguments.joins)]
+        for k in range(arguments.joins):
+            yield join(swarm, f"joiner{k}")
     finally:
         for one in busy:
             one.kill()
@@ -95,11 +106,14 @@ def join(swarm: Swarm, name: str) -> dict[str, float]:
         if status is not None:
             if first_step(status):
                 break
-            waiting = (status["waiting"] or "").split(":")[0].split(" (")[0]
+            waiting = re.split(r":| \(| at /", status["waiting"] or "")[0]
             stage = f"{status['phase']}: {waiting}" if waiting else status["phase"]
+        if now - began > PATIENCE:
+            raise TimeoutError(f"{name} has not come to a step within {PATIENCE:.0f} s: {stages}")
         sleep(LOOK)
+    cpu = cpu_of([node.child.pid])
     node.end()
-    return stages | {"all": now - began}
+    return stages | {"all": now - began, "CPU": cpu}
 
 
 def first_step(status: dict[str, Any]) -> bool:
