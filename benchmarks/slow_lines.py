@@ -13,6 +13,12 @@ from when all have begun to train. Told for each line, method and seed, of all n
     due      fragments that came due in the time measured, by the steps that were taken
     fit      as many of those as the line carries, if it does nothing else and never waits
     applied  of those; bytes are those of contents, sent by one node
+    settled  the same of the last three quarters of the time, beside what the line carries of
+             exchanges as large as they were: neither the first ones nor the end, when some are
+             under way, distort it, as some were under way at its beginning, too
+    reasons  why others failed or found no partner; *not begun* are rounds of which no node tells:
+             its last exchange of the fragment went on, its line was full, or one was under way at
+             the end
     steps    taken, of those that the time allows at one in ``--step`` seconds
     loss     on held-out text, the median of the nodes, against seconds
 
@@ -40,7 +46,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
-from statistics import median
+from statistics import mean, median
 from time import monotonic, sleep, time
 from typing import Any
 
@@ -182,7 +188,8 @@ def show(name: str, figure: dict[str, Any]) -> None:
     share = f"{figure['applied'] / fit:.0%}" if fit else "-"
     print(
         f"{name:24} applied {figure['applied']} of {fit} that fit ({share}), "
-        f"{figure['due']} due; steps {figure['steps_share']:.1%} of {figure['step']} s; "
+        f"{figure['due']} due; {settled_words(figure.get('settled'))}"
+        f"steps {figure['steps_share']:.1%} of {figure['step']} s; "
         f"median {figure['seconds']:.1f} s, {figure['bytes'] / 1e6:.2f} MB "
         f"of {figure['nominal'] / 1e6:.2f}; loss {figure['losses'][3::4]}; "
         f"{figure['wire']} Mbit/s up; "
@@ -191,6 +198,14 @@ def show(name: str, figure: dict[str, Any]) -> None:
     )
     for reason, count in Counter(figure["reasons"]).most_common(12):
         print(f"    {count:4} {reason}", flush=True)
+
+
+def settled_words(figure: dict[str, Any] | None) -> str:
+    """What it tells of the last three quarters of the time."""
+    if not figure or not figure["fit"]:
+        return ""
+    applied, fit = figure["applied"], figure["fit"]
+    return f"settled {applied} of {fit} ({applied / fit:.0%}); "
 
 
 @contextmanager
@@ -242,7 +257,16 @@ def of_nodes(
         for node in nodes:
             node.until(lambda s: (s["trainer"]["steps"] or 0) > 0, "training", START)
         began, first = time(), [steps_of(node) for node in nodes]
-        watched = watch(homes, lambda: [loss_of(node.status()) for node in nodes], arguments)
+
+        losses, steps = [float("nan")] * NODES, list(first)
+
+        def look() -> tuple[list[float], list[int]]:
+            for number, node in enumerate(nodes):
+                if (told := node.status()) is not None:  # else it is as it was a moment ago
+                    losses[number], steps[number] = loss_of(told), told["trainer"]["steps"] or 0
+            return losses, steps
+
+        watched = watch(homes, look, arguments)
         last = [steps_of(node) for node in nodes]
         rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
     finally:
@@ -251,7 +275,9 @@ def of_nodes(
                 log = folder / home.name / "log"
                 arguments.keep.mkdir(parents=True, exist_ok=True)
                 (arguments.keep / f"{home.name}.log").write_bytes(log.read_bytes())
+    taken = watched.pop("taken")
     told = figures(rounds, first, last, watched["lasted"], rate, spec)
+    told |= {"settled": settled(rounds, taken, began, rate, spec)}
     return told | watched | paced(first, last, watched["lasted"], arguments.step)
 
 
@@ -292,7 +318,8 @@ def of_others(
     try:
         until(read, START, "all workers are ready")
         first = last("steps", 0)
-        watched = watch(homes, lambda: last("loss", float("nan")), arguments)
+        watched = watch(homes, lambda: (last("loss", float("nan")), last("steps", 0)), arguments)
+        del watched["taken"]
         steps, epochs = last("steps", 0), last("epoch", 0)
     finally:
         if arguments.keep:
@@ -318,19 +345,28 @@ def epoch_of(rate: float, step: float) -> int:
     return ceil(seconds / step)
 
 
-def watch(homes: list[Host], losses: Callable[[], list[float]], arguments: Any) -> dict[str, Any]:
-    """Let them train; loss over time, and what went over the lines."""
+def watch(
+    homes: list[Host], look: Callable[[], tuple[list[float], list[int]]], arguments: Any
+) -> dict[str, Any]:
+    """Let them train; loss over time, what went over the lines, and ``taken``: steps over time.
+
+    ``look`` tells loss and steps of each.
+    """
     began, before = monotonic(), [home.link.traffic() for home in homes]
     curve: list[tuple[int, float]] = []
+    taken: list[tuple[float, int]] = []
     while (left := began + arguments.seconds - monotonic()) > 0:
         sleep(min(5.0, left))
-        curve.append((round(monotonic() - began), round(median(losses()), 3)))
+        losses, steps = look()
+        curve.append((round(monotonic() - began), round(median(losses), 3)))
+        taken.append((monotonic() - began, sum(steps)))
     lasted = monotonic() - began
     now = [home.link.traffic() for home in homes]
     sent = [a.up.delivered_bytes - b.up.delivered_bytes for a, b in zip(now, before, strict=True)]
     return {
         "lasted": lasted,
         "losses": curve,
+        "taken": taken,
         "late": max(way.worst_late for one in now for way in (one.up, one.down)),
         "wire": [round(8 * one / lasted / 1e6, 2) for one in sent],
         "load": os.getloadavg()[0],
@@ -366,10 +402,8 @@ def figures(
     carried = int(lasted * rate / 8 / nominal * NODES) if nominal else 0
     each = [one for node in rounds for one in node]
     done = [one for one in each if one["outcome"] == "applied"]
-    reasons = Counter(
-        f"{one['outcome']}: {plain(one['reason'])}" for one in each if one["outcome"] != "applied"
-    )
-    reasons.update(f"  left out: {plain(why)}" for one in each for why in one["left_out"].values())
+    reasons = Counter(reason(one) for one in each if one["outcome"] != "applied")
+    reasons["not begun"] = max(0, due - len(each)) if due else 0
     return {
         "due": due,
         "fit": min(due, carried),
@@ -406,9 +440,56 @@ def nominal_bytes(spec: Any) -> float:
 PARAMETERS = 10_820_000
 
 
-def plain(reason: str) -> str:
-    """A reason without the names and numbers that differ each time."""
-    return re.sub(r"\d+(\.\d+)?", "N", re.sub(r"\b[0-9A-Za-z]{6} had", "P had", reason))[:150]
+def settled(
+    rounds: list[list[dict[str, Any]]],
+    taken: list[tuple[float, int]],
+    began: float,
+    rate: float,
+    text: str,
+) -> dict[str, Any]:
+    """Exchanges of the last three quarters of the time; ``rate``: bits a second."""
+    from lowcomm_protocol.spec.run import parse_toml
+
+    spec = parse_toml(text, "slow lines")
+    end, last = taken[-1]
+    start, steps = next(one for one in taken if one[0] >= end / 4)
+    done = [
+        one
+        for node in rounds
+        for one in node
+        if one["outcome"] == "applied" and start <= one["time"] - began <= end
+    ]
+    due = (last - steps) * spec.sync.fragments // spec.sync.interval if spec.sync.group > 1 else 0
+    size = mean([one["bytes_sent"] for one in done] or [0.0])
+    carried = int((end - start) * rate / 8 / size * NODES) if size else 0
+    return {
+        "seconds": end - start,
+        "due": due,
+        "bytes": size,
+        "fit": min(due, carried),
+        "applied": len(done),
+    }
+
+
+NO_PARTNER = {
+    "takes part in an exchange of this fragment already": "busy",
+    "holds as many contributions as it can": "full",
+    "has merged this fragment a few steps ago": "too soon",
+}
+"""Short words for why a peer did not take part."""
+
+
+def reason(one: dict[str, Any]) -> str:
+    """Why an exchange was not applied, without the names and numbers that differ each time."""
+    if one["outcome"] == "no-partner" and one["left_out"]:
+        each = Counter(NO_PARTNER.get(why, plain(why)) for why in one["left_out"].values())
+        return "no partner: " + ", ".join(f"{count} {why}" for why, count in sorted(each.items()))
+    return f"{one['outcome']}: {plain(one['reason'])}"
+
+
+def plain(text: str) -> str:
+    """A reason without names and numbers."""
+    return re.sub(r"\d+(\.\d+)?", "N", re.sub(r"\b[0-9A-Za-z]{6} had", "P had", text))[:150]
 
 
 def steps_of(node: Resident) -> int:
@@ -416,9 +497,9 @@ def steps_of(node: Resident) -> int:
     return node.status()["trainer"]["steps"]
 
 
-def loss_of(status: dict[str, Any] | None) -> float:
+def loss_of(status: dict[str, Any]) -> float:
     """Its last loss on held-out text."""
-    return (status["trainer"]["val_loss_last"] if status else None) or float("nan")
+    return status["trainer"]["val_loss_last"] or float("nan")
 
 
 if __name__ == "__main__":
