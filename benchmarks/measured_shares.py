@@ -3,8 +3,10 @@ the results of shares.py and convergence.py.
 
     python benchmarks/measured_shares.py [--check]
 
-Of several rows of one method, interval and number of peers the one that keeps most is taken. A test
-keeps it up to date. ``--check`` writes nothing, and is 1 if it is stale.
+Of several rows of one method, interval and number of peers the one that keeps most is taken, on the
+seeds that they have in common: a mean over fewer seeds may be high by luck. Without any in common,
+the one with more seeds. A test keeps it up to date. ``--check`` writes nothing, and is 1 if it is
+stale.
 """
 
 import json
@@ -61,15 +63,25 @@ def content() -> str:
     best: dict[tuple[str, ...], dict[str, Any]] = {}
     for one in [*of_shares(), *of_convergence()]:
         name = tuple(str(one[key]) for key in ORDER)
-        if name not in best or mean(one["shares"]) > mean(best[name]["shares"]):
+        if name not in best or keeps_more(one["shares"], best[name]["shares"]):
             best[name] = one
-    points = [best[name] for name in sorted(best)]
+    points = [best[name] | {"shares": list(best[name]["shares"].values())} for name in sorted(best)]
     lines = ",\n".join(f"  {json.dumps(point)}" for point in points)
     head = f'{{\n "parameters": {parameters},\n "steps": {STEPS},\n "points": [\n'
     return f"{head}{lines}\n ]\n}}\n"
 
 
 ORDER = ("optimizer", "method", "peers", "interval")
+Shares = dict[int, float]
+"""Of all-reduce's gain, by seed."""
+
+
+def keeps_more(one: Shares, other: Shares) -> bool:
+    """Whether the first row is to be taken."""
+    if both := one.keys() & other.keys():
+        ours, theirs = (mean(row[seed] for seed in both) for row in (one, other))
+        return (ours, len(one)) > (theirs, len(other))
+    return len(one) > len(other)
 
 
 def of_convergence() -> Iterator[dict[str, Any]]:
@@ -86,8 +98,8 @@ def of_convergence() -> Iterator[dict[str, Any]]:
             if part == "methods" and label not in FROM_METHODS[optimizer]:
                 continue
             job = next(job for job in group if job.label == label)
-            shares = gained(rows, label)
-            if shares:
+            seeds = rows[SINGLE].keys() & rows[ALLREDUCE].keys() & row.keys()
+            if shares := dict(zip(sorted(seeds), gained(rows, label), strict=True)):
                 sync = WAS.get(job.row.method, PRESETS[job.row.method].sync) | job.row.sync
                 yield point(job.row.method, sync, optimizer, peers, shares, list(row.values()))
 
@@ -110,11 +122,11 @@ def of_shares() -> Iterator[dict[str, Any]]:
         if settings.startswith(BASELINES) or not rates:
             continue
         full = min(rates, key=lambda one: one[0]["loss"])
-        shares = [
-            (alone[seed]["loss"] - one["loss"]) / (alone[seed]["loss"] - full[seed]["loss"])
+        shares = {
+            seed: (alone[seed]["loss"] - one["loss"]) / (alone[seed]["loss"] - full[seed]["loss"])
             for seed, one in sorted(row.items())
             if seed in alone and seed in full
-        ]
+        }
         method, sync, train = json.loads(settings)
         if shares and not train and sync.get("fragments") == FRAGMENTS:
             yield point(method, sync, "muon", peers, shares, list(row.values()))
@@ -131,7 +143,7 @@ def point(
     sync: dict[str, Any],
     optimizer: str,
     peers: int,
-    shares: list[float],
+    shares: Shares,
     results: list[Any],
 ) -> dict[str, Any]:
     """One of the file (``planner/shares.py``); ``sync``: all settings that may differ."""
@@ -150,7 +162,7 @@ def point(
         "peers": peers,
         "interval": sync.get("interval", preset["interval"]),
         "sync": changed,
-        "shares": [round(share, 3) for share in shares],
+        "shares": {seed: round(share, 3) for seed, share in shares.items()},
         "resent": round(max(1.0, resent(method, sync, peers, results)), 3),
     }
 

@@ -112,9 +112,10 @@ def _sentences(told: Plan) -> Iterator[str]:
 def _figures(best: Choice) -> Iterator[str]:
     for point in best.share.measured if best.share is not None else ():
         each = " / ".join(f"{100 * share:.0f}" for share in point.shares)
+        seeds = f"{each}, by seed" if len(point.shares) > 1 else "one seed alone"
         yield (
             f"measured: {best.method} every {point.interval} steps, {point.peers} peers: "
-            f"{100 * point.share:.0f} % ({each}, by seed)"
+            f"{100 * point.share:.0f} % ({seeds})"
         )
 
 
