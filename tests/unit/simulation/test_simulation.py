@@ -34,6 +34,7 @@ from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange import kinds, underway
 from lowcomm_protocol.exchange.plausible import PLAUSIBLE
 from lowcomm_protocol.plan.matching import Offer, must_realign
+from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
 
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
@@ -258,7 +259,7 @@ def test_a_late_peer_begins_where_the_others_are(dataset, method):
         "it has not trained on what the others did before it came"
     )
     assert late.applied > 0
-    assert late.losses[0] < 0.8 * swarm.peers[0].losses[0]
+    assert late.losses[0] < 0.85 * swarm.peers[0].losses[0]
 
 
 JOINS, H = 32, 8
@@ -485,9 +486,11 @@ def test_where_nobody_can_outvote_a_liar_an_honest_peer_ends_no_worse_than_alone
     dataset, calm, monkeypatch, method, attack, scene
 ):
     monkeypatch.setattr(kinds, "REDUCING_PART", 7.0 / 61.0)  # of which a step boundary takes five
+    # A memory that is too long for the interval carries a stale contribution on.
+    shipped = {"interval": PRESETS[method].sync["interval"]} if method in PAIRS else {}
     members = scene(attack)
     alone = calm(method, len(members), 80, group=1).losses
-    swarm = swarm_of(spec(method, steps=80), dataset, members)
+    swarm = swarm_of(spec(method, steps=80, **shipped), dataset, members)
     for peer, member, lonely in zip(swarm.peers, members, alone, strict=True):
         if member.attack is None:
             assert (
