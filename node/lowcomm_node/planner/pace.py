@@ -25,8 +25,8 @@ ROUND_TRIPS = {kinds.PAIR.name: 2.0, kinds.GROUP.name: 4.5}
 """Waits for an answer: hello and confirmations; in groups the lists of members, too."""
 VALUES_A_SECOND = 5e7
 """That one core codes, decodes and averages in all (docs/performance.md)."""
-ROOM = 0.9
-"""Of an interval's time on the line, as much as is to be filled: lines and steps are not even."""
+FILLED = 0.82
+"""Of a line's time, as much as real nodes fill that have more to send (docs/performance.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,10 +47,38 @@ def line_seconds(load: Load, line: Line) -> float:
 def steps_of(load: Load, sync: SyncSettings, line: Line, step: float) -> int:
     """Inner steps of an exchange that nothing else disturbs, from when it is due until it is
     merged."""
+    return 1 + max(sync.overlap, ceil(_ready(load, sync, line) / step))
+
+
+def _ready(load: Load, sync: SyncSettings, line: Line) -> float:
+    """Seconds from a capture until both ends know that the exchange is applied, if nothing else is
+    on the line."""
     kind = kinds.kind_of(sync)
     waits = ROUND_TRIPS[kind.name] * line.latency if kind else 0.0
-    ready = line_seconds(load, line) + waits + load.values / VALUES_A_SECOND
-    return 1 + max(sync.overlap, ceil(ready / step))
+    return line_seconds(load, line) + waits + load.values / VALUES_A_SECOND
+
+
+def merged_seconds(load: Load, sync: SyncSettings, line: Line, step: float) -> float:
+    """Seconds from when an exchange is due until it is merged: the mean of both ends, as they come
+    one after the other."""
+    ready = _ready(load, sync, line)
+    caller = step * steps_of(load, sync, line, step)
+    # The partner is called in the middle of a step. It captures at that step's end, before the
+    # caller does, and the contents that it waits for come as late.
+    partner = max(sync.overlap + 0.5, 1.5 + ready / step) * step
+    alone = (caller + partner) / 2
+    takes = line_seconds(load, line)
+    turn = _turn_seconds(load, line)
+    every = sync.fragments * turn
+    if (busy := every / (sync.interval * step)) < 1:
+        # Half of what contents of one size wait that come at random (Pollaczek and Khinchine): the
+        # schedule spreads them.
+        return alone + takes * min(1.0, busy / (2 * (1 - busy))) / 2
+    # The line is always full: one other is ahead of each. The slower the line, the more, until a
+    # fragment waits only half an interval to be due again. A peer begins no more than fill the
+    # line while others are coded and wait for steps (`Budget`).
+    at_once = 1 + ceil((takes + 2 * (step + load.values / VALUES_A_SECOND)) / takes)
+    return max(alone + takes, min(every - sync.interval * step / 2, at_once * turn))
 
 
 def interval_on(load: Load, sync: SyncSettings, line: Line, step: float) -> float:
@@ -58,12 +86,17 @@ def interval_on(load: Load, sync: SyncSettings, line: Line, step: float) -> floa
     # A fragment that merges late is next due where its schedule says, at a multiple of the
     # interval.
     alone = sync.interval * ceil(steps_of(load, sync, line, step) / sync.interval)
-    return max(float(alone), sync.fragments * line_seconds(load, line) / step)
+    return max(float(alone), sync.fragments * _turn_seconds(load, line) / step)
+
+
+def _turn_seconds(load: Load, line: Line) -> float:
+    """Seconds between two exchanges on a line that is never done."""
+    return line_seconds(load, line) / FILLED
 
 
 def fitting_interval(load: Load, sync: SyncSettings, line: Line, step: float) -> int:
     """The shortest interval, of ``sync.interval`` at least, whose exchanges the line carries one
-    beside the other, with some room."""
+    beside the other."""
     alone = steps_of(load, sync, line, step)
-    filled = sync.fragments * line_seconds(load, line) / step / ROOM
+    filled = sync.fragments * _turn_seconds(load, line) / step
     return max(sync.interval, sync.fragments, alone, ceil(filled))

@@ -40,7 +40,7 @@ class Exchange:
     line_seconds: float
     """Seconds for which it fills the line."""
     seconds: float
-    """Seconds from when it is due until it is merged, if nothing else is on the line."""
+    """Seconds from when it is due until it is merged, where the others are on the line, too."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -251,7 +251,7 @@ def _choice(question: Question, spec: RunSpec, fits_line: bool) -> Choice:
             contents=round(load.bytes - told),
             control=told,
             line_seconds=pace.line_seconds(load, line),
-            seconds=step * pace.steps_of(load, sync, line, step),
+            seconds=pace.merged_seconds(load, sync, line, step),
         ),
         memory=_memory(spec),
         run_bytes=round(spec.run.steps / interval * sync.fragments * load.bytes),

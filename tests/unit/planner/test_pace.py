@@ -1,5 +1,7 @@
 """The interval that results is the one at which peers of the protocol exchange in virtual time."""
 
+from statistics import mean
+
 import pytest
 
 from helpers.slow_lines import MBIT, Swarm
@@ -22,17 +24,21 @@ def line_of(mbit: float, latency: float = 0.05) -> Line:
     return Line(up=mbit * MBIT, down=10 * mbit * MBIT, latency=latency)
 
 
-@pytest.mark.parametrize("mbit", [2.0, 5.0, 40.0])
-def test_it_is_that_of_peers_in_virtual_time(mbit: float) -> None:
+@pytest.mark.parametrize("mbit", [2.0, 5.0, 10.0, 40.0])
+def test_interval_and_wait_are_those_of_peers_in_virtual_time(
+    mbit: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "FILLED", 1.0)  # its lines are never idle
     swarm = Swarm((8 * mbit * MBIT, 80 * mbit * MBIT), (SIZE,) * 4, peers=2, first=1.0)
     swarm.train(SECONDS)
     taken = sum(peer.steps for peer in swarm.peers.values())
     really = taken * len(swarm.sizes) / swarm.applied
     # No headers of packets there.
     load = pace.Load(bytes=SIZE / pace.FRAMING, values=0.1 * pace.VALUES_A_SECOND)
-    assert pace.interval_on(load, swarm.spec.sync, line_of(mbit), swarm.step) == pytest.approx(
-        really, rel=0.15
-    )
+    planned = (load, swarm.spec.sync, line_of(mbit), swarm.step)
+    assert pace.interval_on(*planned) == pytest.approx(really, rel=0.15)
+    waited = mean(one for peer in swarm.peers.values() for one in peer.seconds)
+    assert pace.merged_seconds(*planned) == pytest.approx(waited, rel=0.15)
 
 
 def test_a_line_that_carries_the_preset_leaves_its_interval() -> None:
