@@ -137,6 +137,10 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
         "bytes": mean(one["bytes_sent"] for one in done),
         "line": mean(one["stages"]["receive"] for one in done),
         "merged": mean(one["seconds"] for one in done),
+        "stages": {
+            name: round(mean(one["stages"].get(name, 0.0) for one in done), 3)
+            for name in sorted({name for one in done for name in one["stages"]})
+        },
         "exchanges": len(done),
         "others": sum(len(node) for node in rounds) - len(done),
         "step": PEERS * lasted / steps,

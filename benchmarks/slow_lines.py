@@ -209,13 +209,13 @@ def settled_words(figure: dict[str, Any] | None) -> str:
 
 
 @contextmanager
-def star(up: float, down: float) -> Iterator[tuple[Lab, Path, list[Host]]]:
-    """Four hosts, each behind such a line, in bits a second."""
+def star(up: float, down: float, count: int = NODES) -> Iterator[tuple[Lab, Path, list[Host]]]:
+    """So many hosts, each behind such a line, in bits a second."""
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder, Lab() as lab:
         os.environ["XDG_RUNTIME_DIR"] = folder
         homes = [
             lab.public(f"n{k}", link=Link(rate=up, delay=DELAY), down=Link(rate=down, delay=DELAY))
-            for k in range(NODES)
+            for k in range(count)
         ]
         for home in homes:
             with suppress(PermissionError):  # it tells how late it was in any case
