@@ -12,6 +12,7 @@ setup: $(READY)
 # CUDA libraries that torch's CUDA build needs are pinned by that build itself.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lowcomm needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": run make PYTHON=python3.11 ...")'
+	@echo "setting up $(VENV): pip downloads gigabytes, which takes minutes, and is silent meanwhile"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
