@@ -24,7 +24,7 @@ GROWING = (
     "bytes_received", "uptime",
 )  # fmt: skip
 """Figures that only grow."""
-MOVING = ("uptime", "limits.up", "limits.down")
+MOVING = ("uptime", "limits.up", "limits.down", "trainer.accelerator.load")
 """Those of a node that rests, too."""
 
 
@@ -147,7 +147,7 @@ def test_the_owner_pauses_resumes_and_limits_from_the_page(visit: Visit, node: N
         figures = visit.figures()
         of_status = {path: told for path, told in figures.items() if "12D3" not in path}
         of_peers = {path: told for path, told in figures.items() if "12D3" in path}
-        assert len(of_status) > 20 and len(of_peers) == 11 * len(peers)
+        assert len(of_status) > 20 and len(of_peers) == 12 * len(peers)
         same = all(
             told[0] == value_at(status, path)
             for path, told in of_status.items()

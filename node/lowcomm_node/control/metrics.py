@@ -105,13 +105,23 @@ def _training(status: Status) -> Iterator[Metric]:
     yield _counter("lowcomm_skipped_steps", "Inner steps skipped.", trainer.skipped_steps)
     yield _counter("lowcomm_tokens", "Tokens that this node has trained on.", trainer.tokens)
     yield _gauge("lowcomm_tokens_per_second", "Of late.", trainer.tokens_per_second)
-    losses = {"training": trainer.loss, "held_out": trainer.val_loss_last}
+    claims = status.claims
+    losses = {
+        "training": trainer.loss,
+        "held_out": trainer.val_loss_last,
+        "held_out_claimed": claims.val_loss if claims is not None else None,
+    }
     yield _gauge("lowcomm_loss_nats", "Loss of a token.", losses, "text")
     yield _gauge("lowcomm_learning_rate", "Of the last inner step.", trainer.learning_rate)
     if trainer.computing is not None:
         waited = sum(trainer.waited.values())
         yield _counter("lowcomm_computing_seconds", "In inner steps.", trainer.computing)
         yield _counter("lowcomm_waited_seconds", "Between inner steps.", waited)
+    if (device := trainer.accelerator) is not None:
+        text = "Share of its time in which the device computed, or of its cores."
+        yield _gauge("lowcomm_accelerator_load_ratio", text, {device.kind: device.load}, "kind")
+        held = {"taken": device.memory_taken, "total": device.memory_total}
+        yield _gauge("lowcomm_accelerator_memory_bytes", "Of a GPU, by whomever.", held, "kind")
     yield _counter("lowcomm_trainer_failures", "Since the start of the node.", trainer.failures)
 
 

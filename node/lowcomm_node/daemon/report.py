@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass
+from statistics import median
 from time import monotonic, time
 
 from lowcomm_node.catalogue.waits import WaitCode, Waiting
@@ -13,6 +14,7 @@ from lowcomm_node.owner.rules import Hold
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.model import (
     Amended,
+    Claims,
     ExchangeCounts,
     LastFailure,
     Limits,
@@ -93,6 +95,7 @@ def report(view: View) -> Status:
         bytes_received=history.bytes_received + sum(one.bytes_received for one in running),
         limits=report_limits(view.allowance),
         peers=membership.count() if membership else 0,
+        claims=_claims(membership) if membership else None,
         silent_peers=membership.count_silent() if membership else 0,
         dht_peers=membership.dht_peers if membership else 0,
         checkpoint=board.checkpoint,
@@ -136,6 +139,7 @@ def _peer(info: PeerInfo, now: float, membership: Membership, exchanger: Exchang
         swarm_step=info.swarm_step,
         steps=info.steps,
         tokens_per_second=info.tokens_per_second,
+        val_loss=info.told.held_out_loss or None,
         address=info.addresses[0] if info.addresses else None,
         release=membership.release_of(info.peer_id),
         name=info.told.name,
@@ -148,6 +152,12 @@ def _peer(info: PeerInfo, now: float, membership: Membership, exchanger: Exchang
         **exchanger.standing(info.peer_id),
         **vars(route),
     )
+
+
+def _claims(membership: Membership) -> Claims | None:
+    alive = membership.roster.alive(time())
+    losses = [one.told.held_out_loss for one in alive if one.told.held_out_loss]
+    return Claims(val_loss=median(losses), told_by=len(losses)) if losses else None
 
 
 def _run(view: View) -> RunStatus | None:
@@ -206,6 +216,7 @@ def _trainer(view: View) -> TrainerStatus:
         tokenizing=view.board.tokenizing,
         memory=supervisor.memory,
         priority=look(supervisor.pid) if supervisor.pid is not None else None,
+        accelerator=supervisor.accelerator,
         **vars(view.board.progress),
     )
 

@@ -75,6 +75,8 @@ class Ready(Answer, name="ready"):
     """Whether coders have ranges to pass on."""
     reckoned: int = 0
     """Bytes of the machine's memory that daemon and trainer need at most, as reckoned."""
+    gpu: str = ""
+    """UUID of the GPU that trains; empty for a processor."""
 
 
 class Amended(Answer, name="amended"):

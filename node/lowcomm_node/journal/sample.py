@@ -49,6 +49,8 @@ class Sample:
     """Seconds since then in which training waited between two steps."""
     learning_rate: float | None = None
     """Of the last inner step."""
+    claimed_loss: float | None = None
+    """Median of the last losses on held-out text that other peers tell of theirs."""
 
     def row(self) -> tuple[float | int | str | None, ...]:
         """Its fields, in the order of COLUMNS."""
@@ -83,4 +85,5 @@ def sample(time: float, status: Status) -> Sample:
         computing=trainer.computing,
         waited=sum(trainer.waited.values()) if trainer.computing is not None else None,
         learning_rate=trainer.learning_rate,
+        claimed_loss=status.claims.val_loss if status.claims is not None else None,
     )

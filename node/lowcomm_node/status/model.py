@@ -12,6 +12,7 @@ from typing import Any
 from lowcomm_node.ipc.messages import Tokenizing
 from lowcomm_node.swarm.watchdog import SwarmStatus
 from lowcomm_node.sync.records import ExchangeStatus, IntervalStatus
+from lowcomm_node.system.accelerator import Accelerator
 from lowcomm_node.system.memory_watch import NodeMemory
 from lowcomm_node.system.priority import Priority
 from lowcomm_node.transport.records import RouteSpeed
@@ -148,6 +149,8 @@ class TrainerStatus(Progress):
     """Memory of trainer and daemon together; null if the trainer does not run."""
     priority: Priority | None = None
     """How it makes way for other programs of the machine; null if it does not run."""
+    accelerator: Accelerator | None = None
+    """What the device does that trains; null if the trainer does not run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +196,16 @@ class Limits:
     """Peers that this node talks with."""
     turned_away: int = 0
     """Peers that found no place."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claims:
+    """What other peers tell of themselves, put together; nobody can check it."""
+
+    val_loss: float
+    """Median of their last losses on held-out text, nats a token."""
+    told_by: int
+    """Peers that tell one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +258,8 @@ class Status:
     """The owner's limits on traffic."""
     peers: int
     """Other peers that are alive."""
+    claims: Claims | None = None
+    """What those tell of the swarm, which nobody can check; null if none tells anything."""
     silent_peers: int = 0
     """Peers that have a record and do not answer."""
     dht_peers: int
@@ -280,6 +295,8 @@ class PeerStatus:
     """Its own inner steps, as it tells."""
     tokens_per_second: float
     """As it tells."""
+    val_loss: float | None = None
+    """Its last loss on held-out text, as it tells; null if it tells none."""
     address: str | None
     """Where it can be called directly."""
     release: str | None = None

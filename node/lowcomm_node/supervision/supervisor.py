@@ -21,6 +21,7 @@ from lowcomm_node.ipc.messages import Ended, Failed, Finished, Ready, Stepped
 from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.supervision.hang import LEAST, Pace
 from lowcomm_node.supervision.process import STEP_DEADLINE, Trainer
+from lowcomm_node.system.accelerator import Accelerator, Meter, meter_of
 from lowcomm_node.system.memory_watch import NodeMemory, memory_of_node, too_much
 from lowcomm_node.system.priority import waited
 
@@ -57,6 +58,9 @@ class Supervisor:
         self._steps = 0
         self._pace = Pace(monotonic(), least_silence)
         self._memory = NodeMemory(reckoned=0, taken=0, most=0)
+        self._meter: Meter | None = None
+        self.accelerator: Accelerator | None = None
+        """What the device does that trains; None until it was looked at."""
         self.last_failure: Failure | None = None
         self.restarts = 0
 
@@ -113,6 +117,7 @@ class Supervisor:
         self._tasks = [asyncio.create_task(self._follow(trainer)), asyncio.create_task(watch)]
         ready = await trainer.start(settings)
         self._built = True
+        self._meter = meter_of(ready.device, ready.gpu, trainer.pid)
         self._memory = replace(self._memory, reckoned=ready.reckoned)
         self._steps = ready.steps
         return ready
@@ -161,6 +166,9 @@ class Supervisor:
         if not self.runs:
             self.kill()
         self._built = self._training = False
+        if self._meter is not None:
+            self._meter.close()
+        self._meter = self.accelerator = None
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -200,6 +208,8 @@ class Supervisor:
                 if (reason := too_much(taken, max_memory)) is not None:
                     self._lose(Kind.MEMORY, reason)
                     trainer.kill()
+            if self._meter is not None:
+                self.accelerator = self._meter.look(now)
             if self._training and not trainer.occupied:
                 self._pace.tick(now, 0.0 if trainer.pid is None else waited(trainer.pid))
             else:

@@ -148,7 +148,16 @@ def ready_of(
         skipped=skipped,
         runs=tuple(map(tuple, form.fragments)),
         ranges=form.ranges,
+        gpu=gpu_of(replica.device),
     )
+
+
+def gpu_of(device: torch.device) -> str:
+    """The UUID of a GPU, as NVIDIA's driver writes it; empty for a processor."""
+    if device.type != "cuda":
+        return ""
+    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
+    return f"GPU-{uuid}" if uuid else ""
 
 
 def slot_bytes(exchanged: type[Capture[Any]], codec_name: str, numel: int) -> int:

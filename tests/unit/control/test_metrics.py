@@ -69,6 +69,19 @@ async def test_what_is_not_known_has_no_sample(client: httpx.AsyncClient):
     assert len(told) < MAX_SAMPLES
 
 
+async def test_the_device_and_what_others_claim_are_told_where_they_are_known(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+):
+    device = {"kind": "gpu", "name": "Large 9", "load": 0.5, "memory_taken": 3, "memory_total": 8}
+    claims = {"val_loss": 2.5, "told_by": 3}
+    status = make_status(trainer={"accelerator": device}, claims=claims)
+    monkeypatch.setitem(TOLD, "now", status)
+    told: Any = await scrape(client)
+    assert told["lowcomm_accelerator_load_ratio", (("kind", "gpu"),)] == 0.5
+    assert told["lowcomm_accelerator_memory_bytes", (("kind", "taken"),)] == 3
+    assert told["lowcomm_loss_nats", (("text", "held_out_claimed"),)] == 2.5
+
+
 async def test_names_follow_prometheus_and_nothing_else_is_served(client: httpx.AsyncClient):
     for name, labels in await scrape(client):
         assert name.startswith("lowcomm_")

@@ -26,7 +26,12 @@ from lowcomm_protocol.refusals import Reason, Refusals, What
 def view(**known: Any) -> View:
     """A node that has only just begun, but for what is known."""
     supervisor = SimpleNamespace(
-        pid=None, restarts=0, last_failure=None, overdue=lambda now: None, memory=None
+        pid=None,
+        restarts=0,
+        last_failure=None,
+        overdue=lambda now: None,
+        memory=None,
+        accelerator=None,
     )
     usual: dict[str, Any] = {
         "availability": SimpleNamespace(hold=None, schedule=None),

@@ -43,7 +43,9 @@ KEYS: dict[type, str] = {
         trainer.micro_batch trainer.activation_checkpointing trainer.computing trainer.waited
         trainer.val_loss_first trainer.val_loss_last trainer.priority trainer.priority.level
         trainer.priority.by trainer.priority.behind trainer.memory trainer.memory.reckoned
-        trainer.memory.taken trainer.memory.most
+        trainer.memory.taken trainer.memory.most trainer.accelerator trainer.accelerator.kind
+        trainer.accelerator.name trainer.accelerator.load trainer.accelerator.memory_taken
+        trainer.accelerator.memory_total claims claims.val_loss claims.told_by
         exchanges_running exchanges_running.fragment exchanges_running.round exchanges_running.stage
         exchanges_running.partners exchanges_running.bytes_sent exchanges_running.bytes_received
         exchanges_running.bytes_expected exchanges_running.seconds
@@ -55,7 +57,8 @@ KEYS: dict[type, str] = {
         limits.turned_away
         checkpoint checkpoint.step checkpoint.path""",
     PeerStatus: """
-        peer_id phase swarm_step steps tokens_per_second address release name age completed refused
+        peer_id phase swarm_step steps tokens_per_second val_loss address release name age completed
+        refused
         failed
         last_reason last_code score left_out held_against route route_reason round_trip rate_up
         rate_down""",

@@ -135,6 +135,7 @@ function drawAll() {
   draw($("loss"), samples, $("against").value, [
     ["loss", "training", "--one"],
     ["val_loss", "held-out", "--two"],
+    ["claimed_loss", "held-out, claimed by others", "--three"],
   ]);
   draw($("speed"), samples, "time", [["tokens_per_second", "tokens/s", "--one"]]);
   showIdle();

@@ -39,7 +39,7 @@ function note(content, columns, remedy) {
 
 // Fill every element that names a figure of `told`, and keep its value beside the text.
 export function fill(told) {
-  for (const element of document.querySelectorAll("dd[data-figure]")) {
+  for (const element of document.querySelectorAll("dl [data-figure]")) {
     const path = element.dataset.figure.split(".");
     const value = path.reduce((found, name) => found?.[name], told) ?? null;
     element.dataset.value = JSON.stringify(value);
@@ -69,6 +69,7 @@ const OF_A_PEER = [
   ["phase", "clean"],
   ["swarm_step", "count"],
   ["tokens_per_second", "quantity"],
+  ["val_loss", "loss"],
   ["route", "clean"],
   ["round_trip", "milliseconds"],
   ["rate_up", "rate"],
@@ -91,9 +92,9 @@ export function showPeers(box, peers, exchanges, codes) {
     const score = { ...figure("score", "count"), kind: peer.left_out ? "bad" : "" };
     const line = row([shortPeer(peer.peer_id), ...cells, small(apart.get(peer.peer_id)), score]);
     const why = whyNot(peer);
-    return why ? [line, note(clean(why), 13, codes?.[peer.last_code]?.remedy)] : [line];
+    return why ? [line, note(clean(why), 14, codes?.[peer.last_code]?.remedy)] : [line];
   });
-  box.replaceChildren(...(lines.length ? lines : [note("no other peer is alive", 13)]));
+  box.replaceChildren(...(lines.length ? lines : [note("no other peer is alive", 14)]));
 }
 
 function reasons(one) {
