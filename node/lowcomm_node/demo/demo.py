@@ -29,6 +29,7 @@ START_POLL = 0.1
 START_DEADLINE = 90.0
 LEAVE_DEADLINE = 60.0
 SAMPLE_TOKENS = 400
+LOOPBACK = "127.0.0.1"
 # Checkpoints are made at the end and for joiners; a demo keeps the disk out of the picture.
 # Its user waits for it, so it takes its share of a busy machine instead of stepping back for all.
 NODE_FLAGS = "--json --threads 1 --stay --poll 1 --record-life 10 --checkpoint-every 200 --nice 5"
@@ -112,13 +113,16 @@ class Demo:
     # processes
 
     def _start_bootstrap(self, home: Path, spec: Path) -> str:
-        flags = ["serve", "--json", "--host", "127.0.0.1", "--port", "0", "--run"]
-        child = self._start("bootstrap", home, "lowcomm_bootstrap", *flags, str(spec))
+        flags = ["serve", "--json", "--host", LOOPBACK, "--port", "0"]
+        flags += ["--web", "0"] if self.show else []
+        child = self._start("bootstrap", home, "lowcomm_bootstrap", *flags, "--run", str(spec))
         deadline = time.monotonic() + START_DEADLINE
         while time.monotonic() < deadline:
             for line in child.log.read_text(errors="replace").splitlines():
                 if line.startswith("{") and '"ready"' in line:
-                    return str(json.loads(line)["addresses"][0])
+                    ready = json.loads(line)
+                    self._tell_page(ready["web"])
+                    return str(ready["addresses"][0])
             self._check_alive()
             time.sleep(START_POLL)
         late = f"The bootstrap server was not ready within {START_DEADLINE:.0f} s"
@@ -196,11 +200,17 @@ class Demo:
                     raise RetryLater(f"{late} ({waiting}).")
                 time.sleep(POLL)
 
+    def _tell_page(self, port: int | None) -> None:
+        """Say where the page of the swarm is."""
+        if port is not None:
+            self._tell(f"watch the swarm in a browser: http://{LOOPBACK}:{port}/")
+
     def _tell_links(self, statuses: Sequence[Status | None]) -> bool:
-        """Say where the pages of all nodes are, once they have something to show."""
+        """Say where the pages of all nodes are, once they have something to show. Here, not on the
+        swarm's page: each link lets one browser steer a node."""
         if any(status is None or status.trainer.loss is None for status in statuses):
             return False
-        self._tell("watch them in a browser; each link opens once:")
+        self._tell("a page for each node, to steer it; each link opens once:")
         for child in self._started:
             with suppress(NodeError), ControlClient(child.home) as client:
                 self._tell(f"  {child.name}: {client.link()}")

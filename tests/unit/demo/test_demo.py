@@ -1,11 +1,13 @@
 """What a demo prints and leaves: counts mean what their headings say, commands work as they are
 shown."""
 
+import json
 import shlex
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -152,6 +154,30 @@ def test_without_a_terminal_it_tells_at_once_and_then_now_and_then_how_far_it_is
     assert shown[0].endswith("lowcomm: node 1 is training; node 2 is starting")
     expected = "step 38 of 400, held-out loss 3.2500, 12.0k tokens/s, 28 exchanges, 680.0 kB sent"
     assert shown[1] == f"10.2 s {expected.replace('680.0', '680')}", "the title is told once"
+
+
+@pytest.mark.parametrize("show", [True, False])
+def test_the_first_link_is_that_of_the_swarm_s_page_on_loopback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, show: bool
+) -> None:
+    asked: list[str] = []
+
+    def start(self: Demo, name: str, home: Path, module: str, *arguments: str) -> Child:
+        asked.extend(arguments)
+        ready = {"event": "ready", "addresses": ["/ip4/127.0.0.1"], "web": 8111 if show else None}
+        (home / "log.jsonl").write_text(json.dumps(ready))
+        return Child(name, SimpleNamespace(poll=lambda: None), home)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Demo, "_start", start)
+    one = Demo(
+        nodes=2, steps=1, method="lowcomm", text="stories", optimizer=None, seed=0, interval=None,
+        folder=tmp_path, timeout=1.0, show=show,
+    )  # fmt: skip
+    assert one._start_bootstrap(tmp_path, tmp_path / "run.toml") == "/ip4/127.0.0.1"
+    assert ("--web" in asked) == show, "nobody would look at it"
+    assert asked[asked.index("--host") + 1] == "127.0.0.1"
+    told = capsys.readouterr().err
+    assert told.endswith("watch the swarm in a browser: http://127.0.0.1:8111/\n") == show
 
 
 def test_what_is_done_once_training_is_over_is_told_too(
