@@ -1,6 +1,7 @@
 """The status of a node, and of its peers, from what the node has to show."""
 
 import os
+from collections import Counter
 from dataclasses import dataclass
 from statistics import median
 from time import monotonic, time
@@ -37,6 +38,8 @@ from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
+
+MOST_RELEASES = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +98,7 @@ def report(view: View) -> Status:
         bytes_received=history.bytes_received + sum(one.bytes_received for one in running),
         limits=report_limits(view.allowance),
         peers=membership.count() if membership else 0,
+        releases=_releases(membership) if membership else {},
         claims=_claims(membership) if membership else None,
         silent_peers=membership.count_silent() if membership else 0,
         dht_peers=membership.dht_peers if membership else 0,
@@ -152,6 +156,11 @@ def _peer(info: PeerInfo, now: float, membership: Membership, exchanger: Exchang
         **exchanger.standing(info.peer_id),
         **vars(route),
     )
+
+
+def _releases(membership: Membership) -> dict[str, int]:
+    told = (one.told.release for one in membership.roster.alive(time()))
+    return dict(Counter(one for one in told if one).most_common(MOST_RELEASES))
 
 
 def _claims(membership: Membership) -> Claims | None:

@@ -51,6 +51,10 @@ class Sample:
     """Of the last inner step."""
     claimed_loss: float | None = None
     """Median of the last losses on held-out text that other peers tell of theirs."""
+    release: str | None = None
+    """Of this node."""
+    releases: str | None = None
+    """Those that other peers tell, with how many tell each, such as `0.2.0 (3), 0.1.0 (1)`."""
 
     def row(self) -> tuple[float | int | str | None, ...]:
         """Its fields, in the order of COLUMNS."""
@@ -85,5 +89,7 @@ def sample(time: float, status: Status) -> Sample:
         computing=trainer.computing,
         waited=sum(trainer.waited.values()) if trainer.computing is not None else None,
         learning_rate=trainer.learning_rate,
+        release=status.release,
+        releases=", ".join(f"{name} ({count})" for name, count in sorted(status.releases.items())),
         claimed_loss=status.claims.val_loss if status.claims is not None else None,
     )

@@ -17,6 +17,7 @@ from lowcomm_node.report.story import (
     MOST_REASONS,
     Story,
     in_general,
+    releases,
     waits,
 )
 from lowcomm_node.system.formatting import clean, loss, quantity, seconds, short_peer, size
@@ -100,6 +101,9 @@ def _node(story: Story, named: bool) -> Iterator[str]:
     yield _waits(story)
     yield _exchanges(story)
     yield _peers(story)
+    changes = [[_when(when), own, others] for when, own, others in releases(story.samples)]
+    heads = ["since", "this node", "other peers, as they tell"]
+    yield _table("Releases over time", heads, changes)
     told = [[_when(when), text] for when, text in story.warnings]
     yield _table("Warnings, the newest last", ["when", "what"], told)
 

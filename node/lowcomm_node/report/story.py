@@ -19,7 +19,7 @@ from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 SAMPLES = 600
 """Points of a chart, at most."""
 MOST_HOMES = 16
-MOST_REASONS, MOST_PEERS, MOST_WARNINGS = 30, 50, 30
+MOST_REASONS, MOST_PEERS, MOST_WARNINGS, MOST_CHANGES = 30, 50, 30, 30
 LONGEST = 200
 """Characters of a text that is counted; the rest is cut."""
 GAP = 900.0
@@ -114,6 +114,18 @@ def waits(samples: Sequence[Sample], peers: Collection[str] = ()) -> list[tuple[
             key = in_general(doing[:LONGEST], peers)
             spent[key] = spent.get(key, 0.0) + now.time - before.time
     return sorted(spent.items(), key=lambda one: -one[1])[:MOST_REASONS]
+
+
+def releases(samples: Sequence[Sample]) -> list[tuple[float, str, str]]:
+    """When releases changed, the last times: since when, that of this node, those of its peers."""
+    changes: list[tuple[float, str, str]] = []
+    for one in samples:
+        if one.release is None:  # written down by a node that did not tell
+            continue
+        told = (one.release[:LONGEST], (one.releases or "")[:LONGEST])
+        if not changes or changes[-1][1:] != told:
+            changes.append((one.time, *told))
+    return changes[-MOST_CHANGES:]
 
 
 def stories(home: Path, fingerprint: str | None = None) -> list[Story]:

@@ -258,6 +258,8 @@ class Status:
     """The owner's limits on traffic."""
     peers: int
     """Other peers that are alive."""
+    releases: Mapping[str, int] = field(default_factory=dict)
+    """Releases of lowcomm that these tell, with how many tell each; the 8 most frequent."""
     claims: Claims | None = None
     """What those tell of the swarm, which nobody can check; null if none tells anything."""
     silent_peers: int = 0

@@ -13,7 +13,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.journal.file import JournalFile
 from lowcomm_node.journal.sample import Sample
 from lowcomm_node.report.chart import Line, chart, rising
-from lowcomm_node.report.story import GAP, in_general, total, waits
+from lowcomm_node.report.story import GAP, MOST_CHANGES, in_general, releases, total, waits
 from lowcomm_node.report.write import write_report
 from lowcomm_node.status.events import Warned
 from lowcomm_node.storage.paths import Paths
@@ -187,6 +187,21 @@ def test_what_happened_with_several_peers_counts_as_one_thing() -> None:
     assert waits([*waiting, sample(3)], [ada, ben]) == [
         ("training: no partner: a peer is busy", 30.0)
     ]
+
+
+def test_releases_are_told_from_when_they_changed(tmp_path: Path) -> None:
+    told = [("0.1.0", "0.1.0 (2)")] * 2 + [
+        ("0.2.0", "0.1.0 (2)"),
+        ("0.2.0", "0.1.0 (1), 0.2.0 (1)"),
+    ]
+    samples = [sample(k, release=own, releases=others) for k, (own, others) in enumerate(told)]
+    assert releases([sample(0), *samples]) == [(samples[k].time, *told[k]) for k in (0, 2, 3)], (
+        "a sample of an older release tells none"
+    )
+    lay_down(tmp_path / "home", [], samples)
+    words = text_of(report(tmp_path / "home"))
+    assert "0.2.0 0.1.0 (1), 0.2.0 (1)" in words
+    assert len(releases([sample(k, release=str(k)) for k in range(500)])) == MOST_CHANGES
 
 
 def test_a_chart_of_peers_names_counts_alone(tmp_path: Path) -> None:

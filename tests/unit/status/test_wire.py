@@ -45,7 +45,7 @@ KEYS: dict[type, str] = {
         trainer.priority.by trainer.priority.behind trainer.memory trainer.memory.reckoned
         trainer.memory.taken trainer.memory.most trainer.accelerator trainer.accelerator.kind
         trainer.accelerator.name trainer.accelerator.load trainer.accelerator.memory_taken
-        trainer.accelerator.memory_total claims claims.val_loss claims.told_by
+        trainer.accelerator.memory_total claims claims.val_loss claims.told_by releases
         exchanges_running exchanges_running.fragment exchanges_running.round exchanges_running.stage
         exchanges_running.partners exchanges_running.bytes_sent exchanges_running.bytes_received
         exchanges_running.bytes_expected exchanges_running.seconds
