@@ -21,6 +21,7 @@ STALE = 5.0
 """Seconds after which what a driver told last is no news: it hangs, or has lost the GPU."""
 _LIBRARY = "libnvidia-ml.so.1"
 _CPUINFO = Path("/proc/cpuinfo")
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +65,7 @@ class Processor:
         try:
             process = psutil.Process(self._pid)
             spent = process.cpu_times()
-            cores = len(os.sched_getaffinity(self._pid))
+            cores = min(len(os.sched_getaffinity(self._pid)), cores_allowed())
         except (psutil.Error, OSError, AttributeError):  # gone, or not Linux
             return Accelerator(kind="cpu", name=self._name)
         self._told.append((now, spent.user + spent.system))
@@ -180,6 +181,15 @@ def meter_of(device: str, gpu: str, pid: int | None) -> Meter | None:
     if gpu:
         return Gpu(Driver(), gpu)
     return Processor(pid) if device == "cpu" and pid is not None else None
+
+
+def cores_allowed() -> float:
+    """Cores' worth of time that a container may take; infinity if it is not bounded."""
+    try:
+        quota, period = _QUOTA.read_text().split()
+        return int(quota) / int(period)
+    except (OSError, ValueError):  # no limit is written as "max"
+        return float("inf")
 
 
 def processor_name() -> str:
