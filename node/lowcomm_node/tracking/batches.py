@@ -87,13 +87,12 @@ class _Reading:
         time, event = one.notice.time, one.notice.event
         self.position = replace(self.position, notice=one.number, newest=time)
         if isinstance(event, Evaluated) and event.loss is not None:
-            tokens = event.steps * self.step_tokens if self.step_tokens else self.position.tokens
+            tokens = event.steps * self.step_tokens if self.step_tokens else None
             self._add(time, event.swarm_step, tokens, {HELD_OUT: event.loss})
         elif isinstance(event, ExchangeEnded):
             self.exchanges.append(event)
             if event.worst_block is not None:
-                told = {WORST_BLOCK: event.worst_block}
-                self._add(time, event.swarm_step, self.position.tokens, told)
+                self._add(time, event.swarm_step, None, {WORST_BLOCK: event.worst_block})
 
     def _take_sample(self, one: Sample) -> None:
         counts = dict(self.position.counts)
@@ -103,22 +102,20 @@ class _Reading:
             values[WAITING] = ratio
         seen = _telling(one)
         news = one.swarm_step is not None and seen != self.position.seen
-        self.position = replace(
-            self.position, time=one.time, tokens=one.tokens, counts=counts, seen=seen
-        )
+        self.position = replace(self.position, time=one.time, counts=counts, seen=seen)
         if news and one.swarm_step is not None:
             self._add(one.time, one.swarm_step, one.tokens, values)
 
     def _add(self, time: float, step: int, tokens: int | None, values: Mapping[str, float]) -> None:
-        first = time if self.position.first is None else self.position.first
-        self.position = replace(self.position, first=first)
+        number = self.position.points
+        self.position = replace(self.position, points=number + 1)
         axes = {SWARM_STEP: float(step)}
         if tokens is not None:
             axes[TOKENS] = float(tokens)
         self.points.append(
             Point(
                 time=time,
-                second=max(0, int(time - first)),
+                number=number,
                 step=step,
                 tokens=tokens,
                 values={**axes, **values},

@@ -26,10 +26,8 @@ class Position:
     """Of the last sample (Unix seconds)."""
     newest: float = 0.0
     """When the last notice was told (Unix seconds): a journal that began anew counts from 1."""
-    first: float | None = None
-    """When the first point was (Unix seconds)."""
-    tokens: int | None = None
-    """Of the last sample."""
+    points: int = 0
+    """How many there were."""
     counts: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     """Of each count the last value, and its sum over all starts."""
     seen: tuple[float | None, ...] = ()

@@ -34,8 +34,8 @@ class Point:
 
     time: float
     """Unix seconds."""
-    second: int
-    """Whole seconds since the first point."""
+    number: int
+    """Its place among all points of this node, from 0."""
     step: int
     """Swarm step."""
     tokens: int | None

@@ -110,6 +110,8 @@ def _attributes(event: ExchangeEnded) -> Iterator[tuple[str, Attribute]]:
         if value is not None and value != "":
             yield f"lowcomm.{name}", str(value) if isinstance(value, str) else value
     yield "lowcomm.partners", ",".join(event.partners)
+    for peer, code in event.left_out_codes.items():
+        yield f"lowcomm.left_out.{peer}", code
     for stage, seconds in event.stages.items():
         yield f"lowcomm.stage.{stage}.seconds", seconds
 
@@ -117,7 +119,7 @@ def _attributes(event: ExchangeEnded) -> Iterator[tuple[str, Attribute]]:
 def _error(event: ExchangeEnded) -> str | None:
     if event.outcome == "applied":
         return None
-    return f"{event.to_json().get('code') or event.outcome.value}: {event.reason}"
+    return f"{event.code or event.outcome.value}: {event.reason}"
 
 
 def _digest(digits: int, *parts: object) -> str:

@@ -51,13 +51,14 @@ def test_everything_comes_once_and_in_the_order_of_time(
     assert [one.round for batch in told for one in batch.exchanges] == list(range(12))
     points = points_of(told)
     assert len(points) == 12 + 20 + 1
+    assert [one.number for one in points] == list(range(len(points)))
     assert [one.time for one in points] == sorted(one.time for one in points)
     assert [one.step for one in points if WORST_BLOCK in one.values] == [10 * k for k in range(12)]
     [held_out] = [one for one in points if HELD_OUT in one.values]
-    assert (held_out.tokens, held_out.second, held_out.values[HELD_OUT]) == (61_440, 121, 3.5)
+    assert (held_out.tokens, held_out.values[HELD_OUT]) == (61_440, 3.5)
     write_down(tmp_path, [], [sample(20)])
     later, _ = read_all(path, position)
-    assert [one.step for one in points_of(later)] == [200]
+    assert [(one.step, one.number) for one in points_of(later)] == [(200, len(points))]
 
 
 def test_counts_go_on_where_a_node_began_anew_and_waiting_is_a_share(tmp_path: Path) -> None:

@@ -167,12 +167,13 @@ def test_an_exchange_that_was_not_applied_says_why_and_how_far_it_came() -> None
     failed = make_exchange(
         outcome=Outcome.FAILED,
         reason="the line was lost",
+        code="link-lost",
         moments={"met": 0.1, "captured": 0.2},
         stages={},
         id="ab" * 16,
     )
     whole, *stages = spans_of(failed, "me")
-    assert (whole.trace, whole.error) == (int("ab" * 16, 16), "failed: the line was lost")
+    assert (whole.trace, whole.error) == (int("ab" * 16, 16), "link-lost: the line was lost")
     assert [one.name for one in stages] == ["gather", "capture"]
     alone = make_exchange(outcome=Outcome.NO_PARTNER, reason="all are busy")
     first, second = (spans_of(alone, peer)[0] for peer in ("me", "you"))

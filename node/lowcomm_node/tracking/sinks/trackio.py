@@ -30,7 +30,7 @@ class Trackio:
         self._tracked = tracked
 
     def write(self, batch: Batch) -> Kept:
-        """See Sink. Its own step is the second since the first point; none comes twice."""
+        """See Sink. Its own step is the number of the point; none comes twice."""
         assert self._tracked is not None
         with redirect_stdout(io.StringIO()):  # it greets each time
             run = self._trackio.init(
@@ -55,5 +55,5 @@ class Trackio:
     def _log(self, batch: Batch, behind: int) -> None:
         """Points from this step on: those before it were written by a tracker that was killed."""
         for point in batch.points:
-            if point.second >= behind:
-                self._trackio.log(dict(point.values), step=point.second)
+            if point.number >= behind:
+                self._trackio.log(dict(point.values), step=point.number)
