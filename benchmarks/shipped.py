@@ -122,9 +122,7 @@ def measure(row: str, seed: int, arguments: Any) -> dict[str, Any]:
         for node in nodes:
             node.until(lambda s: (s["trainer"]["steps"] or 0) > 0, "training", START)
         began, first = monotonic(), [slow_lines.steps_of(node) for node in nodes]
-        watched = slow_lines.watch(
-            homes, lambda: [slow_lines.loss_of(node.status()) for node in nodes], arguments
-        )
+        watched = slow_lines.watch(homes, lambda: look(nodes), arguments)
         told = [node.status() for node in nodes]
         lasted = monotonic() - began
     return {
@@ -141,6 +139,12 @@ def measure(row: str, seed: int, arguments: Any) -> dict[str, Any]:
         "late": watched["late"],
         "load": watched["load"],
     }
+
+
+def look(nodes: list[Any]) -> tuple[list[float], list[int]]:
+    """Loss and steps of each."""
+    told = [node.status() for node in nodes]
+    return [slow_lines.loss_of(one) for one in told], [one["trainer"]["steps"] for one in told]
 
 
 def show(row: str, seed: int, found: dict[str, Any]) -> None:
