@@ -24,14 +24,16 @@ from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer.device.copies import Landing
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
-from lowcomm_protocol.codecs.base import Vector
+from lowcomm_protocol.codecs.pieces import Source
 from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ImplausibleError
 from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.outer import (
+    Pair,
     apart,
     mean_contribution,
+    normalized,
     square_and_cosine_apart,
     square_apart,
     token_weights,
@@ -50,8 +52,6 @@ from lowcomm_protocol.spec.names import MAX_GROUP, Mean
 from lowcomm_protocol.spec.settings import SyncSettings
 
 Ranges = Sequence[tuple[int, int]]
-Contribute = Callable[[Tensor, Tensor, Tensor], object]
-"""Writes what slow and fast weights contribute into a vector, all of as many values."""
 AnyCoder = TypeVar("AnyCoder", bound=Coder | ShardCoder)
 FP32_BYTES = 4
 
@@ -81,8 +81,8 @@ class Capture(ABC, Generic[AnyCoder]):
     realignment."""
     sent: Tensor = field(default_factory=lambda: torch.empty(0))
     """Our contribution; once it is coded, as the others decode it. Empty where it is computed."""
-    compute: Contribute | None = None
-    """Computes our contribution where it is needed; None where ``sent`` is held."""
+    source: Source | None = None
+    """What our contribution is computed from where it is needed; None where ``sent`` is held."""
     realign: bool
     keep_momentum: bool = field(default=False, kw_only=True)
     """Whether a realignment leaves the outer momentum as it is."""
@@ -157,17 +157,18 @@ class Capture(ABC, Generic[AnyCoder]):
         return square**0.5, cosine
 
     def sent_of(self, start: int, stop: int) -> Tensor:
-        """Our contribution as the others decode it, once it is coded; until the next is asked
-        for."""
+        """Our contribution as the others decode it, once it is coded; from a block's beginning
+        on."""
         return self.sent[start:stop]
 
     @property
     def recalls(self) -> bool:
-        """Whether it needs no ``sent``, where ``compute`` takes its place."""
+        """Whether it needs no ``sent``, where ``source`` takes its place."""
         return False
 
-    def used_up(self) -> Tensor | None:
-        """A vector of which nobody needs a value any more once ``mean_of`` has given its mean."""
+    def pair(self) -> Pair | None:
+        """What the mean follows from where it is computed; None where ``mean_of`` gives it. What
+        came is not needed any more after that."""
         return None
 
     def _compare(self, peer: str, steps: Tensor, ours: Values) -> None:
@@ -244,9 +245,6 @@ class PairCapture(Capture[Coder]):
     heavy = HEAVY_IN_PAIRS
     _over: Sequence[str] = ()
     _weights: Sequence[float] = ()
-    _piece: Tensor = field(default_factory=lambda: torch.empty(0))
-    _piece_of: tuple[int, int] = (0, 0)
-    """Whose values of ``sent_of`` there are."""
     _mean: Tensor = field(default_factory=lambda: torch.empty(0))
     _own: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -256,8 +254,8 @@ class PairCapture(Capture[Coder]):
         gain = self.gain * self.bound.growth
         self.coder.expect(self.phi.numpy(), self.theta.numpy(), gain)
         # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
-        if self.compute is not None:
-            return self.coder.encode_from(self._fill, out)
+        if self.source is not None:
+            return self.coder.encode_from(self.source, out)
         kept = self.scratch.take(self.numel).numpy()
         return self.coder.encode(self.sent.numpy(), out, kept)
 
@@ -266,28 +264,13 @@ class PairCapture(Capture[Coder]):
         """See Capture."""
         return self.coder.recalls
 
-    def _fill(self, start: int, out: Vector) -> None:
-        """Our contribution before it is coded, from ``start`` on."""
-        assert self.compute is not None
-        here = slice(start, start + out.size)
-        self.compute(self.phi[here], self.theta[here], torch.from_numpy(out))
-
     def sent_of(self, start: int, stop: int) -> Tensor:
         """See Capture."""
-        if self.compute is None:
+        if self.source is None:
             return self.sent[start:stop]
-        if self._piece_of != (start, stop):
-            values = self._own_of(start, stop)
-            self.coder.recall(start, values)
-        return self._piece[: stop - start]
-
-    def _own_of(self, start: int, stop: int) -> Vector:
-        """Our contribution before it is coded, where ``sent_of`` will be."""
-        if self._piece.numel() < stop - start:
-            self._piece = torch.empty(stop - start)
-        self._piece_of = (start, stop)
-        values = self._piece[: stop - start].numpy()
-        self._fill(start, values)
+        values = torch.empty(stop - start)
+        self.source.fill(start, values.numpy())
+        self.coder.recall(start, values.numpy())
         return values
 
     def code(self, out: memoryview) -> tuple[int, ...]:
@@ -319,8 +302,7 @@ class PairCapture(Capture[Coder]):
 
     def resend(self, blocks: bytes, out: memoryview) -> int:
         """See Capture."""
-        self._piece_of = (0, 0)  # blocks that go as bf16 now are others
-        sent = self.sent.numpy() if self.compute is None else None
+        sent = self.sent.numpy() if self.source is None else None
         return self.coder.resend(blocks, sent, out)
 
     def patch(self, peer: str, data: memoryview) -> None:
@@ -350,11 +332,6 @@ class PairCapture(Capture[Coder]):
 
     def mean_of(self, start: int, stop: int) -> Tensor:
         """See Capture."""
-        if self.compute is not None:
-            own = self._own_of(start, stop)
-            for theirs in self.received.values():
-                self.coder.learn(start, own, theirs[start:stop].numpy())
-            self.coder.recall(start, own)
         ours = self.sent_of(start, stop)
         shares = [
             ours if peer == self.me else self.received[peer][start:stop] for peer in self._over
@@ -364,9 +341,18 @@ class PairCapture(Capture[Coder]):
             self._mean = torch.empty(stop - start)
         return mean_contribution(shares, self._weights, self._mean[: stop - start])
 
-    def used_up(self) -> Tensor | None:
+    def pair(self) -> Pair | None:
         """See Capture."""
-        return next(iter(self.received.values()), None) if self.compute is not None else None
+        if self.source is None or len(self._over) != 2:
+            return None
+        other = next(peer for peer in self._over if peer != self.me)
+        weights = dict(zip(self._over, normalized(self._weights, 2), strict=True))
+        return Pair(
+            source=self.source,
+            recalling=self.coder.recalling(),
+            theirs=self.received[other],
+            shares=(weights[self.me], weights[other]),
+        )
 
     def release(self) -> None:
         """See Capture."""

@@ -38,7 +38,16 @@ from lowcomm_node.trainer.memory import keeps_momentum
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
-from lowcomm_protocol.exchange.outer import are_finite, contribution, merge, outer_step
+from lowcomm_protocol.codecs.pieces import Source
+from lowcomm_protocol.exchange.outer import (
+    Pair,
+    are_finite,
+    contribution,
+    merge,
+    outer_step,
+    pooled_of,
+    rule_step,
+)
 from lowcomm_protocol.exchange.plausible import (
     HEAVY,
     Bound,
@@ -329,13 +338,21 @@ class Replica:
                 f"Our weights in fragment {fragment} are not finite: they are not sent."
             )
         capture.bound = replace(capture.bound, own=own)
-        if capture.realign:
-            capture.compute = _fast_weights
-        elif type(self).contribution is _CONTRIBUTION:
-            capture.compute = partial(contribution, self._outer)
-        if not capture.recalls or capture.compute is None:
+        if capture.recalls and self._is_ours():
+            capture.source = self._source(capture)
+        else:
             capture.sent = self._whole(capture)
-            capture.compute = None
+
+    def _is_ours(self) -> bool:
+        """Whether no method takes the place of what can be computed piece by piece."""
+        mine = type(self)
+        return mine.contribution is _CONTRIBUTION and mine.outer_step is Replica.outer_step
+
+    def _source(self, capture: Capture) -> Source:
+        theta = capture.theta.numpy()
+        if capture.realign:
+            return Source(theta)
+        return Source(theta, capture.phi.numpy(), self._outer.gain, self._outer.consensus)
 
     def _repeats(self, fragment: int, numel: int, realign: bool) -> Repeats:
         """What others brought last to these values; nothing is known if their number has
@@ -399,15 +416,22 @@ class Replica:
         and snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
-        before, phi = self.phi[fragment], self._new_slow(fragment, capture)
+        before, pair = self.phi[fragment], capture.pair()
+        # Of a piece, what came is not needed once it is pooled.
+        used_up = None if pair is None or self._slow is not self.scratch else pair.theirs
+        phi = self.slow(fragment) if used_up is None else used_up
         delta = self.slow(fragment) if self.keeps_momentum else None
         if sum(stop - start for start, stop in capture.ranges) < capture.numel:
             copy_flat(before, phi)
             if delta is not None:
                 copy_flat(self.delta[fragment], delta)
+        room = torch.empty(PIECE)
         for start, stop in _pieces(capture.ranges):
             here = slice(start, stop)
-            mean = capture.mean_of(start, stop)  # first: slow weights may take the place of others
+            if pair is None:
+                pooled = capture.mean_of(start, stop)
+            else:
+                pooled = self._pooled(capture, pair, start, room[: stop - start])
             slow = phi[here]
             copy_flat(before[here], slow)
             if delta is None:
@@ -416,11 +440,13 @@ class Replica:
                 moved = delta[here]
                 copy_flat(self.delta[fragment][here], moved)
             if capture.realign:
-                slow.copy_(mean)
+                slow.copy_(pooled)
                 if not capture.keep_momentum:
                     moved.zero_()
+            elif pair is None:
+                self.outer_step(slow, moved, pooled, *capture.ours(here))
             else:
-                self.outer_step(slow, moved, mean, *capture.ours(here))
+                rule_step(self._outer, slow, moved, pooled)
             if not are_finite(slow, moved):
                 raise NotFinite(
                     f"The outer step of fragment {fragment} gives values that are not finite: it "
@@ -433,10 +459,13 @@ class Replica:
         if self.copies is not None and self.merges_there:
             capture.landing = self.copies.to_device(phi, capture.theta)
 
-    def _new_slow(self, fragment: int, capture: Capture) -> Tensor:
-        """Where new slow weights go."""
-        used_up = capture.used_up() if self._slow is self.scratch else None
-        return self.slow(fragment) if used_up is None else used_up
+    def _pooled(self, capture: Capture[Any], pair: Pair, start: int, out: Tensor) -> Tensor:
+        """What moves slow weights, or in a realignment takes their place; what came is not needed
+        any more then."""
+        settings = None if capture.realign else self._outer
+        spread = pooled_of(settings, pair, start, out)
+        capture.worst_block = max(capture.worst_block, spread)
+        return out
 
     def outer_step(
         self,
@@ -447,7 +476,8 @@ class Replica:
         sent: Tensor | None = None,
     ) -> None:
         """One outer step, in place on ``phi`` and ``delta``; override it for a method of your
-        own. It is called for one piece of the fragment after the other."""
+        own. It is called for one piece of the fragment after the other, but not where both
+        contributions of a pair are pooled without it."""
         outer_step(self._outer, phi, delta, mean, progress, sent)
 
     def merge(self, fragment: int, swarm_step: int, coder: Executor | None = None) -> None:
@@ -518,11 +548,6 @@ class Replica:
 
 _CONTRIBUTION = Replica.contribution
 """What can be computed again piece by piece; whatever takes its place brings whole vectors."""
-
-
-def _fast_weights(phi: Tensor, theta: Tensor, out: Tensor) -> None:
-    """What a realignment contributes."""
-    copy_flat(theta, out)
 
 
 def _pieces(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

@@ -11,10 +11,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
+from lowcomm_protocol.codecs.pieces import NOTHING
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
-
-NOTHING = np.empty(0, dtype=np.float32)
 
 
 @dataclass(frozen=True)

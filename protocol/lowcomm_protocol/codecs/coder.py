@@ -13,28 +13,54 @@
 
 One fragment is in one exchange at a time, so a coder holds at most one exchange's scratch. Where it
 ``recalls``, none of our vectors has to be held between these calls: ``encode_from`` and all that
-follows compute our values again, piece by piece.
+follows compute our values again, block by block.
 
     recall      our values -> what the others decode of them
-    learn       own and others' values of a piece, in place of what ``settle`` would look at
+    recalling   the same for a kernel that goes through all blocks, and learns from others' values
+                in place of what ``settle`` would look at
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from lowcomm_protocol.codecs.base import Codec, FixedCodec, Vector
-from lowcomm_protocol.codecs.pieces import pieces_of
+from lowcomm_protocol.codecs.pieces import NOTHING, Source, pieces_of
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
 State = Mapping[str, npt.NDArray[np.float32]]
-Fill = Callable[[int, Vector], object]
-"""Writes our values before coding into a vector, from so many on: the same at each call."""
-PIECE = 1 << 15
+Flags = npt.NDArray[np.uint8]
+NO_FLAGS = np.empty(0, dtype=np.uint8)
+PIECE = 1 << 16
 """Values that are computed again at once: they stay in the cache."""
+
+
+@dataclass(frozen=True)
+class Recalling:
+    """What a kernel needs to turn our values into what others decode, and to learn from theirs: of
+    a lattice codec, by block of 256 values. All is empty where nothing is lost."""
+
+    codes: Flags = field(default_factory=lambda: NO_FLAGS)
+    """Of the steps; 0: bf16, and so are blocks that are"""
+    plain: Flags = field(default_factory=lambda: NO_FLAGS)
+    """so marked."""
+    ranges: Vector = field(default_factory=lambda: NOTHING)
+    """Of differences: the kernel moves them to what it sees."""
+    decay: float = 1.0
+    """How much of its range a block keeps."""
+    steps: Vector = field(default_factory=lambda: NOTHING)
+    """By code,"""
+    inverses: Vector = field(default_factory=lambda: NOTHING)
+    """and their inverses."""
+
+    def part(self, blocks: slice) -> "Recalling":
+        """Of some blocks."""
+        codes, plain, ranges = (one[blocks] for one in (self.codes, self.plain, self.ranges))
+        return replace(self, codes=codes, plain=plain, ranges=ranges)
 
 
 class Decoding(ABC):
@@ -123,8 +149,8 @@ class Coder:
             self._codec.is_exact and isinstance(self._codec, FixedCodec) and self._codec.in_blocks
         )
 
-    def encode_from(self, fill: Fill, out: memoryview) -> int:
-        """Code what ``fill`` gives, as ``encode`` would code it whole, and go on with it; bytes
+    def encode_from(self, source: Source, out: memoryview) -> int:
+        """Code what ``source`` gives, as ``encode`` would code it whole, and go on with it; bytes
         written.
 
         Only of a coder that ``recalls``. Raises `CodecError` if not finite.
@@ -132,15 +158,16 @@ class Coder:
         room, at = room_for(self.numel), 0
         for start, stop in pieces_of(self.numel, PIECE):
             piece = room[: stop - start]
-            fill(start, piece)
+            source.fill(start, piece)
             at += self._codec.send(piece, out[at : at + self._codec.most_size(stop - start)])
         return at
 
     def recall(self, start: int, values: Vector) -> None:
         """Turn our values from ``start`` on, where a block begins, into what the others decode."""
 
-    def learn(self, start: int, own: Vector, theirs: Vector) -> None:
-        """Both contributions from ``start`` on: ours before it was coded, and theirs."""
+    def recalling(self) -> Recalling:
+        """For whoever goes through our values and theirs now, once."""
+        return Recalling()
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """Decode into ``out``; a bitmap of the blocks that must be sent again, empty if there are

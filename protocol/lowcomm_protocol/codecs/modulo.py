@@ -44,23 +44,32 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from lowcomm_protocol.codecs.base import Vector
-from lowcomm_protocol.codecs.coder import PIECE, Coder, Decoding, Fill, State, room_for
+from lowcomm_protocol.codecs.coder import (
+    PIECE,
+    Coder,
+    Decoding,
+    Flags,
+    Recalling,
+    State,
+)
 from lowcomm_protocol.codecs.modulo_kernels import (
     HEADER,
+    INVERSES,
     MODULO_STEPS,
     modulo_check,
     modulo_decode,
+    modulo_decode_beside,
     modulo_encode,
+    modulo_encode_from,
     modulo_patch,
     modulo_ranges,
     modulo_recall,
     modulo_resend,
     modulo_total,
 )
-from lowcomm_protocol.codecs.pieces import pieces_of, scratch_for
+from lowcomm_protocol.codecs.pieces import Source, pieces_of, scratch_for
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -74,8 +83,6 @@ YOUNG = 4
 """Exchanges until the ranges that were seen count alone."""
 TOTAL = 8
 """Bytes of the check over all blocks."""
-
-Flags = npt.NDArray[np.uint8]
 
 
 class ModuloCoder(Coder):
@@ -93,10 +100,8 @@ class ModuloCoder(Coder):
         """How far the vector to be coded has moved, in each block."""
         self._own: Vector | None = None
         """Our values, before they were coded, or else"""
-        self._fill: Fill | None = None
-        """what computes them again,"""
-        self._rooms: tuple[Vector, Vector] | None = None
-        """and where to, a piece at a time."""
+        self._source: Source | None = None
+        """what they follow from."""
         self._theirs: Vector | None = None
         self._learned: Vector | None = None
         """The ranges after this exchange, if it is applied."""
@@ -162,29 +167,27 @@ class ModuloCoder(Coder):
         """See Coder."""
         return True
 
-    def encode_from(self, fill: Fill, out: memoryview) -> int:
+    def encode_from(self, source: Source, out: memoryview) -> int:
         """See Coder."""
-        target, wanted = self._begin(out, self.numel)
-        room, own, at = room_for(self.numel), room_for(self.numel), 0
-        self._rooms = (room, own)
-        for start, stop in pieces_of(self.numel, PIECE):
-            piece = room[: stop - start]
-            fill(start, piece)
-            at += self._encode(start, piece, wanted, own[: piece.size], target[at:])
-        self._fill = fill
-        return self._end(target, at, self._sent_hashes, self._plain)
+        target, wanted = self._begin(out, source.theta.size)
+        hashes, codes = self._sent_hashes, self._sent_codes
+        size = modulo_encode_from(*source.arguments, wanted, self.bits, target, hashes, codes)
+        if size < 0:
+            raise self._refuse(-1 - size)
+        self._source = source
+        return self._end(target, size, hashes, self._plain)
 
     def recall(self, start: int, values: Vector) -> None:
         """See Coder."""
         here = self._blocks_of(start, start + values.size)
         modulo_recall(values, self._sent_codes[here], self._plain[here])
 
-    def learn(self, start: int, own: Vector, theirs: Vector) -> None:
+    def recalling(self) -> Recalling:
         """See Coder."""
-        if self._learned is None:
-            self._learned = self._ranges.copy()
-        here = self._blocks_of(start, start + own.size)
-        modulo_ranges(own, theirs, DECAY, self._learned[here])
+        self._learned = self._ranges.copy()
+        return Recalling(
+            self._sent_codes, self._plain, self._learned, DECAY, MODULO_STEPS, INVERSES
+        )
 
     def _begin(self, out: memoryview, numel: int) -> tuple[Flags, Vector]:
         """Where to code to, and the step that each block needs."""
@@ -221,9 +224,11 @@ class ModuloCoder(Coder):
         hashes, codes = self._sent_hashes[here], self._sent_codes[here]
         size = modulo_encode(vector, wanted, first, count, self.bits, own, out, hashes, codes)
         if size < 0:
-            block = first - 1 - size
-            raise CodecError(f"{self.name}: block {block} is not finite: nothing is sent")
+            raise self._refuse(first - 1 - size)
         return size
+
+    def _refuse(self, block: int) -> CodecError:
+        return CodecError(f"{self.name}: block {block} is not finite: nothing is sent")
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """See Coder."""
@@ -261,23 +266,26 @@ class ModuloCoder(Coder):
         return self._wrapped(end)
 
     def _decode(self, first: int, blocks: int, data: Flags, out: Vector) -> None:
-        begin, at = first * BLOCK, 0
-        end = min(self.numel, begin + blocks * BLOCK)
-        for start, stop in pieces_of(end - begin, self._piece):
-            here = slice(begin + start, begin + stop)
-            at += self._decode_piece(here, data[at:], self._values(here), out[here])
+        begin = first * BLOCK
+        here = slice(begin, min(self.numel, begin + blocks * BLOCK))
+        if self._source is None:
+            assert self._own is not None
+            self._decode_beside(first, data, self._own[here], out[here])
+        else:
+            seen = slice(first, first + blocks)
+            hashes, bad = self._hashes[seen], self._bad[seen]
+            given = self._source.part(here).arguments
+            modulo_decode_beside(data, *given, first, self.bits, out[here], hashes, bad)
 
-    def _decode_piece(self, here: slice, data: Flags, own: Vector, out: Vector) -> int:
-        """Decode a piece that begins with a block; its bytes."""
-        first, whole = here.start // BLOCK, own.size // BLOCK
+    def _decode_beside(self, first: int, data: Flags, own: Vector, out: Vector) -> None:
+        """Decode what stands beside these values of ours, from the block ``first`` on."""
+        whole, rest = divmod(own.size, BLOCK)
         size = self._decode_blocks(first, first + whole, data, BLOCK, own, out)
-        rest = own.size % BLOCK
         if rest:
             padded, decoded = np.zeros((2, BLOCK), dtype=np.float32)
             padded[:rest], last = own[-rest:], first + whole
-            size += self._decode_blocks(last, last + 1, data[size:], rest, padded, decoded)
+            self._decode_blocks(last, last + 1, data[size:], rest, padded, decoded)
             out[-rest:] = decoded[:rest]
-        return size
 
     def _decode_blocks(
         self, first: int, stop: int, data: Flags, count: int, own: Vector, out: Vector
@@ -318,19 +326,13 @@ class ModuloCoder(Coder):
         for start, stop in pieces_of(self.numel, self._piece):
             here = self._blocks_of(start, stop)
             if flags[here].any():
-                left = self._left(vector, slice(start, stop))
                 own, codes = self._values(slice(start, stop)), self._sent_codes[here]
+                # Computed values may be spoilt: they are recalled where they are needed.
+                left = own if vector is None else vector[start:stop]
                 size += modulo_resend(
                     own, codes, self.bits, flags[here], target[size:], left, self._plain[here]
                 )
         return self._end(target, size, self._sent_hashes, self._plain)
-
-    def _left(self, vector: Vector | None, here: slice) -> Vector:
-        """What coding left of these values."""
-        if vector is not None:
-            return vector[here]
-        assert self._rooms is not None
-        return self._rooms[1][: here.stop - here.start]  # it is recalled where it is needed
 
     def patch(self, data: memoryview, out: Vector) -> None:
         """See Coder."""
@@ -349,14 +351,18 @@ class ModuloCoder(Coder):
     def settle(self) -> None:
         """See Coder."""
         self._check_known()
-        if self._learned is None and self._theirs is not None:
-            for start, stop in pieces_of(self.numel, self._piece):
-                here = slice(start, stop)
-                self.learn(start, self._values(here), self._theirs[here])
         if self._learned is None:
             self._learned = self._ranges.copy()
+            if self._theirs is not None:
+                self._learn(self._theirs, self._learned)
         self._drop()
         self._moved = None
+
+    def _learn(self, theirs: Vector, ranges: Vector) -> None:
+        for start, stop in pieces_of(self.numel, self._piece):
+            here = slice(start, stop)
+            blocks = self._blocks_of(start, stop)
+            modulo_ranges(self._values(here), theirs[here], DECAY, ranges[blocks])
 
     def commit(self) -> None:
         """See Coder."""
@@ -393,10 +399,10 @@ class ModuloCoder(Coder):
 
     def _drop(self) -> None:
         """Hold no vector."""
-        self._own = self._theirs = self._fill = self._rooms = None
+        self._own = self._theirs = self._source = None
 
     def _check_known(self) -> None:
-        if self._own is None and self._fill is None:
+        if self._own is None and self._source is None:
             raise CodecError(
                 f"{self.name}: encode first: others are decoded next to our own vector"
             )
@@ -407,12 +413,12 @@ class ModuloCoder(Coder):
         return PIECE if self._own is None else None
 
     def _values(self, here: slice) -> Vector:
-        """Our values, before they were coded; of a piece, until the next is asked for."""
+        """Our values, before they were coded: a new vector where they are computed."""
         if self._own is not None:
             return self._own[here]
-        assert self._fill is not None and self._rooms is not None
-        piece = self._rooms[0][: here.stop - here.start]
-        self._fill(here.start, piece)
+        assert self._source is not None
+        piece = np.empty(here.stop - here.start, dtype=np.float32)
+        self._source.fill(here.start, piece)
         return piece
 
     def _flags(self, blocks: bytes) -> Flags:

@@ -16,11 +16,13 @@ from lowcomm_protocol.codecs.base import Bytes, Vector
 from lowcomm_protocol.codecs.kernels import (
     MAGNITUDE,
     bf16_in,
-    bf16_of,
     bf16_out,
     kernel,
     nearest,
     part,
+    range_of,
+    recalled,
+    source_block,
 )
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -165,44 +167,105 @@ def modulo_encode(
     ``own`` gets a copy of ``vector``, which becomes what the others will decode; ``hashes`` the
     hash of each block's lattice points, 0 for bf16; ``codes`` its step code.
     """
-    patterns = own.view(np.uint32)
     points, words = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK // 8, dtype=np.uint32)
-    pairs, stride = points.view(np.uint64), np.uint64((count + 7) // 8)
     at = np.uint64(0)
     for block in range(np.uint64(wanted.size)):
-        start = block * np.uint64(BLOCK)
-        peak_bits = np.uint32(0)
+        start, number = block * np.uint64(BLOCK), first + np.int64(block) + 1
         for i in range(np.uint64(BLOCK)):
             own[start + i] = vector[start + i]
-        for i in range(np.uint64(BLOCK)):
-            peak_bits = np.uint32(max(peak_bits, np.uint32(patterns[start + i] & MAGNITUDE)))
-        if peak_bits >= BF16_OVERFLOW:
+        code = _code_of(own, start, wanted[block], bits)
+        if code < 0:
             return -1 - np.int64(block)
-        peak = np.uint32(peak_bits).view(np.float32)
-        code = 0
-        if wanted[block] >= 0:
-            code = _modulo_code(max(wanted[block], peak / MODULO_FAR))
-            if MODULO_STEPS[code] > peak * np.float32(2.0 ** (2 - bits)):
-                code = 0  # the peers differ by what they are: bf16 stops that from growing
-        body, hash_ = at + np.uint64(HEADER), np.uint64(0)
-        if code == 0:
-            for i in range(np.uint64(count)):
-                vector[start + i] = bf16_out(own[start + i], out, np.int64(body + np.uint64(2) * i))
-        else:
-            step, inverse = MODULO_STEPS[code], INVERSES[code]
-            for i in range(np.uint64(BLOCK)):
-                point = nearest(own[start + i] * inverse)
-                points[i] = point
-                vector[start + i] = np.float32(point) * step
-            hash_ = _hash(pairs, first + np.int64(block) + 1)
-            _pack(points, stride, bits, words, out, body)
-        hashes[block] = hash_
         codes[block] = code
-        out[at] = code
-        for k in range(np.uint64(3)):
-            out[at + np.uint64(1) + k] = np.uint8(hash_ >> np.uint64(8) * k)
-        at = body + np.uint64(_modulo_bytes(code, count, bits))
+        hashes[block] = _encode_block(
+            own, vector, start, count, number, code, bits, out, at, points, words
+        )
+        at += np.uint64(HEADER) + np.uint64(_modulo_bytes(code, count, bits))
     return np.int64(at)
+
+
+@kernel
+def modulo_encode_from(
+    theta: Vector,
+    phi: Vector,
+    gain: Any,
+    pull: Any,
+    wanted: Vector,
+    bits: int,
+    out: Bytes,
+    hashes: Any,
+    codes: Any,
+) -> Any:
+    """`modulo_encode` of what a `pieces.Source` gives, from its first block to its last."""
+    points, words = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK // 8, dtype=np.uint32)
+    own, left = np.zeros(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.float32)
+    at, zero = np.uint64(0), np.uint64(0)
+    for block in range(np.uint64(wanted.size)):
+        start = block * np.uint64(BLOCK)
+        count: Any = min(np.int64(theta.size) - np.int64(start), BLOCK)
+        source_block(theta, phi, gain, pull, start, np.uint64(count), own)
+        for i in range(np.uint64(count), np.uint64(BLOCK)):
+            own[i] = np.float32(0.0)
+        code = _code_of(own, zero, wanted[block], bits)
+        if code < 0:
+            return -1 - np.int64(block)
+        codes[block] = code
+        hashes[block] = _encode_block(
+            own, left, zero, count, np.int64(block) + 1, code, bits, out, at, points, words
+        )
+        at += np.uint64(HEADER) + np.uint64(_modulo_bytes(code, count, bits))
+    return np.int64(at)
+
+
+@part
+def _code_of(own: Vector, start: Any, wanted: Any, bits: int) -> int:
+    """The code of a block's step, 0 for bf16; -1 if a value is not finite."""
+    patterns = own.view(np.uint32)
+    peak_bits = np.uint32(0)
+    for i in range(np.uint64(BLOCK)):
+        peak_bits = np.uint32(max(peak_bits, np.uint32(patterns[start + i] & MAGNITUDE)))
+    if peak_bits >= BF16_OVERFLOW:
+        return -1
+    if not wanted >= 0:
+        return 0
+    peak = np.uint32(peak_bits).view(np.float32)
+    code = _modulo_code(max(wanted, peak / MODULO_FAR))
+    if MODULO_STEPS[code] > peak * np.float32(2.0 ** (2 - bits)):
+        return 0  # the peers differ by what they are: bf16 stops that from growing
+    return code
+
+
+@part
+def _encode_block(
+    own: Vector,
+    left: Vector,
+    start: Any,
+    count: int,
+    number: Any,
+    code: int,
+    bits: int,
+    out: Bytes,
+    at: Any,
+    points: Any,
+    words: Any,
+) -> Any:
+    """Write a block and its header; its hash. ``left`` gets what others decode of ``own``."""
+    body, hash_ = at + np.uint64(HEADER), np.uint64(0)
+    if code == 0:
+        for i in range(np.uint64(count)):
+            left[start + i] = bf16_out(own[start + i], out, np.int64(body + np.uint64(2) * i))
+    else:
+        step, inverse = MODULO_STEPS[code], INVERSES[code]
+        for i in range(np.uint64(BLOCK)):
+            point = nearest(own[start + i] * inverse)
+            points[i] = point
+            left[start + i] = np.float32(point) * step
+        hash_ = _hash(points.view(np.uint64), number)
+        _pack(points, np.uint64((count + 7) // 8), bits, words, out, body)
+    out[at] = code
+    for k in range(np.uint64(3)):
+        out[at + np.uint64(1) + k] = np.uint8(hash_ >> np.uint64(8) * k)
+    return hash_
 
 
 @part
@@ -266,41 +329,90 @@ def modulo_decode(
     """
     points, codes = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK, dtype=np.int32)
     words = np.zeros(BLOCK // 8, dtype=np.uint32)
-    pairs, stride = points.view(np.uint64), np.uint64((count + 7) // 8)
-    half, mask = np.int32(1 << (bits - 1)), np.int32((1 << bits) - 1)
     at = np.uint64(0)
     for block in range(np.uint64(bad.size)):
-        start, body = block * np.uint64(BLOCK), at + np.uint64(HEADER)
-        code = data[at]
-        bad[block] = 0
-        hashes[block] = np.uint64(0)
-        if code == 0:
-            for i in range(np.uint64(count)):
-                out[start + i] = bf16_in(data, np.int64(body + np.uint64(2) * i))
-        else:
-            step, inverse = MODULO_STEPS[code], INVERSES[code]
-            _unpack(data, body, stride, bits, words, codes)
-            far = np.uint32(0)
-            for i in range(np.uint64(BLOCK)):
-                steps = np.float32(own[start + i] * inverse)
-                far = np.uint32(max(far, np.uint32(np.float32(steps).view(np.uint32) & MAGNITUDE)))
-                near = nearest(steps)
-                point = near + ((codes[i] - near + half) & mask) - half
-                points[i] = point
-                out[start + i] = np.float32(np.int32(point)) * step
-            hash_ = _hash(pairs, first + np.int64(block) + 1)
-            hashes[block] = hash_
-            sent = np.uint64(0)
-            for k in range(np.uint64(3)):
-                sent |= np.uint64(data[at + np.uint64(1) + k]) << np.uint64(8) * k
-            bad[block] = far >= _TOO_FAR or (hash_ & np.uint64(0xFFFFFF)) != sent
-            if far >= _TOO_FAR:  # what is kept of such a value is its remainder alone
-                for i in range(np.uint64(BLOCK)):
-                    away = np.float32(own[start + i] * inverse)
-                    if np.uint32(np.float32(away).view(np.uint32) & MAGNITUDE) >= _TOO_FAR:
-                        out[start + i] = np.float32(codes[i]) * step
-        at = body + np.uint64(_modulo_bytes(code, count, bits))
+        start, number = block * np.uint64(BLOCK), first + np.int64(block) + 1
+        hashes[block], bad[block] = _decode_block(
+            data, at, own, out, start, count, number, bits, points, codes, words
+        )
+        at += np.uint64(HEADER) + np.uint64(_modulo_bytes(data[at], count, bits))
     return np.int64(at)
+
+
+@kernel
+def modulo_decode_beside(
+    data: Bytes,
+    theta: Vector,
+    phi: Vector,
+    gain: Any,
+    pull: Any,
+    first: int,
+    bits: int,
+    out: Vector,
+    hashes: Any,
+    bad: Any,
+) -> None:
+    """`modulo_decode` next to what the part of a `pieces.Source` gives that begins with the block
+    ``first``; ``out`` may end within a block."""
+    points, codes = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK, dtype=np.int32)
+    words = np.zeros(BLOCK // 8, dtype=np.uint32)
+    own, found = np.zeros(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.float32)
+    at, zero = np.uint64(0), np.uint64(0)
+    for block in range(np.uint64(bad.size)):
+        start, number = block * np.uint64(BLOCK), first + np.int64(block) + 1
+        count: Any = min(np.int64(out.size) - np.int64(start), BLOCK)
+        source_block(theta, phi, gain, pull, start, np.uint64(count), own)
+        for i in range(np.uint64(count), np.uint64(BLOCK)):
+            own[i] = np.float32(0.0)
+        hashes[block], bad[block] = _decode_block(
+            data, at, own, found, zero, count, number, bits, points, codes, words
+        )
+        for i in range(np.uint64(count)):
+            out[start + i] = found[i]
+        at += np.uint64(HEADER) + np.uint64(_modulo_bytes(data[at], count, bits))
+
+
+@part
+def _decode_block(
+    data: Bytes,
+    at: Any,
+    own: Vector,
+    out: Vector,
+    start: Any,
+    count: int,
+    number: Any,
+    bits: int,
+    points: Any,
+    codes: Any,
+    words: Any,
+) -> tuple[Any, Any]:
+    """Decode a block next to ``own``: its hash, and whether it wrapped."""
+    body, code = at + np.uint64(HEADER), data[at]
+    if code == 0:
+        for i in range(np.uint64(count)):
+            out[start + i] = bf16_in(data, np.int64(body + np.uint64(2) * i))
+        return np.uint64(0), False
+    half, mask = np.int32(1 << (bits - 1)), np.int32((1 << bits) - 1)
+    step, inverse = MODULO_STEPS[code], INVERSES[code]
+    _unpack(data, body, np.uint64((count + 7) // 8), bits, words, codes)
+    far = np.uint32(0)
+    for i in range(np.uint64(BLOCK)):
+        steps = np.float32(own[start + i] * inverse)
+        far = np.uint32(max(far, np.uint32(np.float32(steps).view(np.uint32) & MAGNITUDE)))
+        near = nearest(steps)
+        point = near + ((codes[i] - near + half) & mask) - half
+        points[i] = point
+        out[start + i] = np.float32(np.int32(point)) * step
+    hash_ = _hash(points.view(np.uint64), number)
+    sent = np.uint64(0)
+    for k in range(np.uint64(3)):
+        sent |= np.uint64(data[at + np.uint64(1) + k]) << np.uint64(8) * k
+    if far >= _TOO_FAR:  # what is kept of such a value is its remainder alone
+        for i in range(np.uint64(BLOCK)):
+            away = np.float32(own[start + i] * inverse)
+            if np.uint32(np.float32(away).view(np.uint32) & MAGNITUDE) >= _TOO_FAR:
+                out[start + i] = np.float32(codes[i]) * step
+    return hash_, far >= _TOO_FAR or (hash_ & np.uint64(0xFFFFFF)) != sent
 
 
 @kernel
@@ -374,13 +486,8 @@ def modulo_recall(vector: Vector, codes: Any, plain: Any) -> None:
     for block in range(np.uint64(codes.size)):
         start = block * np.uint64(BLOCK)
         stop = min(np.uint64(vector.size), start + np.uint64(BLOCK))
-        if codes[block] == 0 or plain[block]:
-            for i in range(start, stop):
-                vector[i] = bf16_of(vector[i])
-        else:
-            step, inverse = MODULO_STEPS[codes[block]], INVERSES[codes[block]]
-            for i in range(start, stop):
-                vector[i] = np.float32(nearest(vector[i] * inverse)) * step
+        code = 0 if plain[block] else codes[block]
+        recalled(vector, start, stop, code, MODULO_STEPS[code], INVERSES[code])
 
 
 @kernel
@@ -442,5 +549,4 @@ def modulo_ranges(own: Vector, theirs: Vector, decay: Any, ranges: Vector) -> No
         for i in range(start, min(np.uint64(own.size), start + np.uint64(BLOCK))):
             apart = np.float32(own[i] - theirs[i])
             seen = np.uint32(max(seen, np.uint32(np.float32(apart).view(np.uint32) & MAGNITUDE)))
-        largest = np.uint32(seen).view(np.float32)
-        ranges[block] = max(largest, ranges[block] * np.float32(decay), np.float32(2.0**-60))
+        ranges[block] = range_of(seen, ranges[block], decay)

@@ -5,9 +5,12 @@ from importlib import import_module
 
 import numpy as np
 import pytest
+import torch
 
 from lowcomm_protocol.codecs import CODECS, Coder, coder
+from lowcomm_protocol.codecs.pieces import Source
 from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.exchange.outer import Pair, pooled_of
 from lowcomm_protocol.spec.names import BLOCK
 
 NAMES = [name for name in CODECS if coder(name, BLOCK).recalls]
@@ -34,10 +37,7 @@ class End:
         out = memoryview(bytearray(self.coder.max_size))
         if not self.recalls:
             return bytes(out[: self.coder.encode(self.vector, out)])
-        return bytes(out[: self.coder.encode_from(self.fill, out)])
-
-    def fill(self, start: int, out: np.ndarray) -> None:
-        out[:] = self.wanted[start : start + out.size]
+        return bytes(out[: self.coder.encode_from(Source(self.wanted), out)])
 
     def take(self, data: bytes) -> bytes:
         return self.coder.decode(memoryview(data), self.theirs)
@@ -58,9 +58,15 @@ class End:
 
     def end(self) -> None:
         if self.recalls:
+            pair = Pair(
+                source=Source(self.wanted),
+                recalling=self.coder.recalling(),
+                theirs=torch.from_numpy(self.theirs),
+                shares=(0.5, 0.5),
+            )
             for start in range(0, self.numel, 2 * BLOCK):
                 here = slice(start, start + 2 * BLOCK)
-                self.coder.learn(start, self.wanted[here], self.theirs[here])
+                pooled_of(None, pair, start, torch.empty(self.theirs[here].size))
         self.coder.settle()
         self.coder.commit()
 

@@ -6,6 +6,7 @@ import socket
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -34,6 +35,7 @@ from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish, m
 from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.loop import MOST_SKIPPED, TrainerLoop
+from lowcomm_protocol.codecs.pieces import Source
 
 PAIRS = """
 [sync]
@@ -372,7 +374,9 @@ def test_an_outer_step_or_a_merge_that_overflows_is_not_applied(folder: Path) ->
             if spoil == "mean":
                 one.replica.captures[0].received["b"][7] = 3.4e38
                 one.replica.captures[0].theta[7] = 3.4e38
-                one.replica.captures[0].compute = lambda phi, theta, out: out.fill_(-3.4e38)
+                numel = one.replica.captures[0].numel
+                lowest = np.full(numel, -3.4e38, dtype=np.float32)
+                one.replica.captures[0].source = Source(lowest)
             else:
                 one.replica.captures[0].theta[7] = -3.4e38
                 one.replica.phi[0][7] = 2e38
