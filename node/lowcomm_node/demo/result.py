@@ -116,7 +116,7 @@ def _about(text: str) -> str:
         return ""
     from lowcomm_node.data.stories.telling import count_rules  # loads numpy
 
-    return f" (trained on tiny stories from a grammar of {count_rules()} rules)"
+    return f" (tiny stories from a grammar of {count_rules()} rules)"
 
 
 def _table(nodes: Sequence[NodeResult]) -> Iterator[str]:

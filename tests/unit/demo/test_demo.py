@@ -96,7 +96,7 @@ def test_the_result_of_a_long_demo_in_the_usual_folder_fits_80_columns(
     )
     home = tmp_path / ".local" / "share" / "lowcomm" / "demo" / "20261123-022710"
     shown = render(
-        result(home, nodes=(node,), parameters=110_234_176, bytes=123_400_000)
+        result(home, nodes=(node,), parameters=110_234_176, bytes=123_400_000, text="stories")
     ).splitlines()
     assert max(len(line) for line in shown) <= 80, max(shown, key=len)
 
