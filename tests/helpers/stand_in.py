@@ -3,11 +3,13 @@
 import asyncio
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from lowcomm_node.catalogue.message import Message
+from lowcomm_node.catalogue.tables import CATALOGUE
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.journal.feed import Feed
@@ -45,6 +47,9 @@ class StandIn:
 
     async def missed(self, number: int, most: int) -> list[Entry]:
         return []
+
+    def messages(self) -> Mapping[str, Mapping[str, Message]]:
+        return CATALOGUE
 
     def limits(self) -> Limits:
         return self.now.limits
