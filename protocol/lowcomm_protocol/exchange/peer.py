@@ -244,8 +244,10 @@ class Peer:
 
     def _has_room_for(self, place: str) -> bool:
         assert self.kind is not None
-        # A group would do without us, and slow weights that must be equal would part.
-        if not self._has_memory or (self._fills_line and not self.kind.all_call):
+        if self.kind.all_call:
+            # A group would do without us, and slow weights that must be equal would part.
+            return self._has_memory
+        if not self._has_memory or self._fills_line:
             return False
         callers = [one.call.place for one in self.running.values() if one.call]
         return self._around.has_room_for(place, callers, self._free)

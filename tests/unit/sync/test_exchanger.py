@@ -216,6 +216,18 @@ async def test_peers_of_one_address_do_not_take_all_exchanges():
             await eventually(lambda: not node.exchanger.running, "all have ended")
 
 
+async def test_no_address_quota_parts_a_group():
+    async with swarm(1, fragments=4, slots=12, group=4, hello_deadline=0.5) as one:
+        (node,) = one.nodes
+        near = [await one.puppet() for _ in range(3)]
+        called = [await puppet.hello(node, fragment=number) for number, puppet in enumerate(near)]
+        answers = [answer.WhichOneof("kind") for _, answer in called]
+        assert answers == ["accept"] * 3, "the third would be refused in pairs"
+        for stream, _ in called:
+            stream.cancel()
+        await eventually(lambda: not node.exchanger.running, "all have ended")
+
+
 async def test_slots_are_kept_until_the_last_word_has_gone():
     async with swarm(2) as one:
         first, second = one.nodes
