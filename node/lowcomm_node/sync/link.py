@@ -166,7 +166,7 @@ class Link:
         self, data: memoryview, digest: bytes, part: pb.Part = pb.WHOLE, blake3: bool = False
     ) -> None:
         """Send coded values; ``blake3``: what their digest is. Raises LinkLost."""
-        async with self._writing, self._turns.take(self._given_up) as turn:
+        async with self._writing, self._turns.take(len(data), self._given_up) as turn:
             if self._given_up.is_set():
                 raise LinkLost("was given up before its turn had come")
             content = pb.Content(size=len(data), digest=digest, part=part, blake3=blake3)

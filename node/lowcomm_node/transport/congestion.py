@@ -1,5 +1,5 @@
-"""Congestion control of our connections: those that lose segments switch to BBR, if the kernel has
-it.
+"""How our connections send: those that lose segments switch to BBR, if the kernel has it, and no
+connection keeps much in the kernel that the network does not carry yet.
 
 Most systems send with CUBIC or Reno, which take every lost packet for congestion. At 1 % loss and
 50 ms they reach some 2.4 Mbit/s per connection, however wide the link is (Mathis et al. 1997, "The
@@ -9,14 +9,19 @@ instead (Cardwell et al. 2016). Linux lets any user choose among
 it, but its sockets are descriptors of this process, so we can find, query (``TCP_INFO``) and set
 them.
 
-Congestion control acts on the sender: each end of an exchange looks after what it sends. Elsewhere
-than on Linux, and where BBR is not allowed, nothing changes; ``doctor`` names the remedy.
+The kernel takes up to 4 MiB of a connection before the line has carried any of it: 7 s at 5 Mbit/s,
+for which a content that has its turn next already goes beside the one before it. So each connection
+gets a bound on what is not sent yet (``TCP_NOTSENT_LOWAT``); what is on its way is not bounded.
+
+Both act on the sender: each end of an exchange looks after what it sends. Elsewhere than on Linux
+nothing changes; where BBR is not allowed ``doctor`` names the remedy.
 """
 
 import asyncio
 import socket
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +35,8 @@ LOSSY = 0.005
 """Share of retransmitted data segments above which a connection switches."""
 ENOUGH = 500
 """Data segments before that share is significant: some 0.7 MB."""
+UNSENT_BYTES = 128 * 1024
+"""Bytes of a connection that wait in the kernel until they can be sent."""
 EVERY = 1.0
 """Seconds between two looks."""
 _ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
@@ -64,8 +71,8 @@ class CongestionWatch:
         self._tell = tell
 
     async def run(self) -> None:
-        """Check every second. Returns at once if BBR is not available."""
-        while is_allowed():
+        """Check every second. Returns at once where the kernel has neither."""
+        while is_allowed() or hasattr(socket, "TCP_NOTSENT_LOWAT"):
             try:
                 self.look()
             except OSError as error:  # such as too many open files: it passes
@@ -73,10 +80,12 @@ class CongestionWatch:
             await asyncio.sleep(EVERY)
 
     def look(self) -> None:
-        """Switch every lossy connection to BBR."""
+        """Bound what every connection keeps unsent, and switch every lossy one to BBR."""
+        bbr = is_allowed()
         for connection in connections():
             with connection:
-                sending = read_sending(connection)
+                bound_unsent(connection)
+                sending = read_sending(connection) if bbr else None
                 if sending is None or sending.congestion == BBR or not sending.loses:
                     continue
                 try:
@@ -91,6 +100,13 @@ class CongestionWatch:
                     resent=sending.resent / sending.segments,
                 )
             )
+
+
+def bound_unsent(connection: socket.socket) -> None:
+    """Let the kernel keep no more than `UNSENT_BYTES` that can't be sent yet."""
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        with suppress(OSError):  # it has ended meanwhile
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
 
 
 def is_allowed() -> bool:

@@ -1,6 +1,6 @@
 """Contents go out one at a time while one of them fills the line: two at once would both come late.
 
-The line is full while what goes out moves about as fast as the fastest content of late. A content
+The line is full while what goes out moves about as fast as the faster contents of late. A content
 that stalls, or goes to a peer whose line is slower than ours, holds up nobody.
 """
 
@@ -8,14 +8,20 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager, suppress
+from statistics import quantiles
 from time import monotonic
 
 LEAST_PIECE, FIRST_PIECE = 16 * 1024, 64 * 1024
 QUICK, SLOW = 0.05, 0.15
 """Seconds: pieces that went out sooner are followed by larger ones, those that took longer by
 smaller ones. What is told meanwhile, such as an offer, waits for no more than a few of them."""
-BUFFERED = 256 * 1024
+BUFFERED = 512 * 1024
 """Bytes of a content that buffers of the path may take at once: their time tells nothing."""
+MEASURED = 256 * 1024
+"""Bytes after these whose time tells a rate."""
+SMALL = 64 * 1024
+"""A content of at most so many bytes waits for no turn: what comes again ends an exchange that has
+waited for all else, and takes the line for a moment only."""
 STALLED = 3.0
 """Seconds without a piece after which a content does not hold up others."""
 UNTOLD, FIRST = 10.0, 60.0
@@ -64,7 +70,7 @@ class Turn:
     def rate(self, now: float) -> float | None:
         """Bytes a second; None while too little went out to tell."""
         seconds = now - self._since
-        return self._counted / seconds if self._counted >= BUFFERED and seconds > 0 else None
+        return self._counted / seconds if self._counted >= MEASURED and seconds > 0 else None
 
 
 class Turns:
@@ -80,18 +86,11 @@ class Turns:
         """Of the last contents that went out alone."""
 
     @asynccontextmanager
-    async def take(self, given_up: asyncio.Event) -> AsyncGenerator[Turn]:
-        """Wait for our turn; it lasts as long as the context. Nobody waits who has given up."""
-        mine = asyncio.Event()
-        self._waiting.append(mine)
-        try:
-            while not given_up.is_set() and (self._waiting[0] is not mine or self._is_full()):
-                mine.clear()
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(LOOK):
-                        await mine.wait()
-        finally:
-            self._waiting.remove(mine)
+    async def take(self, size: int, given_up: asyncio.Event) -> AsyncGenerator[Turn]:
+        """Wait for the turn of a content of ``size`` bytes; it lasts as long as the context. Nobody
+        waits who has given up."""
+        if size > SMALL:
+            await self._wait(given_up)
         turn = Turn(self, self.clock())
         self._going.append(turn)
         if len(self._going) > 1:
@@ -106,6 +105,18 @@ class Turns:
                 self._rates.append(rate)
             if self._waiting:
                 self._waiting[0].set()
+
+    async def _wait(self, given_up: asyncio.Event) -> None:
+        mine = asyncio.Event()
+        self._waiting.append(mine)
+        try:
+            while not given_up.is_set() and (self._waiting[0] is not mine or self._is_full()):
+                mine.clear()
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK):
+                        await mine.wait()
+        finally:
+            self._waiting.remove(mine)
 
     def learn_piece(self, seconds: float) -> None:
         """Take in how long the last piece took."""
@@ -125,4 +136,11 @@ class Turns:
             for turn, rate in zip(moving, rates, strict=True)
         ):
             return True
-        return sum(rate or 0.0 for rate in rates) >= FULL * max(self._rates)
+        return sum(rate or 0.0 for rate in rates) >= FULL * self._line
+
+    @property
+    def _line(self) -> float:
+        """Bytes a second that our line carries: the upper quartile of late. The best one may have
+        gone out through a buffer that was empty."""
+        rates = list(self._rates)
+        return quantiles(rates, n=4, method="inclusive")[-1] if len(rates) > 1 else rates[0]

@@ -1,5 +1,5 @@
-"""What must hold for connections that lose: found among this process's descriptors, and told to go
-on with BBR."""
+"""What must hold for how connections send: found among this process's descriptors, told to keep
+little that can't be sent yet, and those that lose to go on with BBR."""
 
 import asyncio
 import socket
@@ -14,6 +14,7 @@ from lowcomm_node.transport import congestion
 from lowcomm_node.transport.congestion import (
     ENOUGH,
     LOSSY,
+    UNSENT_BYTES,
     CongestionWatch,
     Sending,
     is_allowed,
@@ -81,6 +82,17 @@ def test_connections_of_this_process_are_found_and_left_as_they_are(
     assert pair[1].recv(20) == b"still there"
 
 
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_kernel_keeps_little_of_any_connection_that_it_can_not_send_yet(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, allowed: bool
+):
+    monkeypatch.setattr(congestion, "is_allowed", lambda: allowed)
+    CongestionWatch().look()
+    for end in pair:
+        kept = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+        assert kept == UNSENT_BYTES
+
+
 @pytest.mark.skipif(
     not is_allowed(), reason="this kernel has no BBR, or does not let users choose it"
 )
@@ -111,6 +123,7 @@ def test_what_loses_goes_on_with_bbr_and_nothing_else_does(
 async def test_where_nothing_can_be_changed_nothing_is_looked_at(
     tmp_path, monkeypatch: pytest.MonkeyPatch, allowed: str | None
 ):
+    monkeypatch.delattr(socket, "TCP_NOTSENT_LOWAT")
     monkeypatch.setattr(congestion, "_ALLOWED", tmp_path / "allowed")
     monkeypatch.setattr(CongestionWatch, "look", lambda self: pytest.fail("looked"))
     if allowed is not None:

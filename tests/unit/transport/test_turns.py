@@ -11,6 +11,8 @@ from lowcomm_node.transport.turns import (
     FIRST,
     FIRST_PIECE,
     LEAST_PIECE,
+    MEASURED,
+    SMALL,
     STALLED,
     UNTOLD,
     Turn,
@@ -29,9 +31,9 @@ class Going:
         self.ends: dict[str, asyncio.Event] = {}
         self.given_up = asyncio.Event()
 
-    async def send(self, name: str) -> None:
+    async def send(self, name: str, size: int) -> None:
         self.ends[name] = asyncio.Event()
-        async with self.turns.take(self.given_up) as self.turn[name]:
+        async with self.turns.take(size, self.given_up) as self.turn[name]:
             self.begun.append(name)
             await self.ends[name].wait()
 
@@ -39,9 +41,17 @@ class Going:
         self.now += seconds
         self.turn[name].sent(count)
 
+    async def whole(self, name: str, seconds: float) -> None:
+        """A content that goes out alone, and takes so long once buffers are full."""
+        (task,) = await begun(self, name)
+        self.pass_(name, BUFFERED, 0.0)
+        self.pass_(name, MEASURED, seconds)
+        self.ends[name].set()
+        await task
 
-async def begun(going: Going, *names: str) -> list[asyncio.Task[None]]:
-    tasks = [asyncio.create_task(going.send(name)) for name in names]
+
+async def begun(going: Going, *names: str, size: int = 1 << 20) -> list[asyncio.Task[None]]:
+    tasks = [asyncio.create_task(going.send(name, size)) for name in names]
     for _ in range(5):
         await asyncio.sleep(0)
     return tasks
@@ -76,16 +86,38 @@ async def test_one_that_stalls_holds_up_nobody():
     await asyncio.gather(*tasks)
 
 
+async def test_a_small_one_waits_for_no_turn():
+    going = Going()
+    tasks = await begun(going, "a", "b")
+    tasks += await begun(going, "c", size=SMALL)
+    tasks += await begun(going, "d", size=SMALL + 1)
+    assert going.begun == ["a", "c"]
+    for end in going.ends.values():
+        end.set()
+    await asyncio.gather(*tasks)
+    assert going.begun == ["a", "c", "b", "d"]
+
+
+async def test_one_content_that_buffers_took_does_not_tell_what_the_line_carries():
+    going = Going()
+    for name, seconds in [("a", 0.3), ("b", 0.3), ("c", 0.01), ("d", 0.3), ("e", 0.3)]:
+        await going.whole(name, seconds)
+    tasks = await begun(going, "usual", "next")
+    going.pass_("usual", BUFFERED, 0.0)
+    going.pass_("usual", MEASURED, 0.3)
+    assert going.turns._is_full()
+    assert going.begun[-1] == "usual"
+    for end in going.ends.values():
+        end.set()
+    await asyncio.gather(*tasks)
+
+
 async def test_one_that_leaves_our_line_half_empty_goes_beside_others():
     going = Going()
-    (first,) = await begun(going, "fast")
-    going.pass_("fast", BUFFERED, 0.1)
-    going.pass_("fast", BUFFERED, 0.1)
-    going.ends["fast"].set()
-    await first
+    await going.whole("fast", 0.1)
     tasks = await begun(going, "slow", "next")
     going.pass_("slow", BUFFERED, 0.1)
-    going.pass_("slow", BUFFERED, 0.3)
+    going.pass_("slow", MEASURED, 0.3)
     await until(going, ["fast", "slow", "next"])
     for end in going.ends.values():
         end.set()
@@ -97,11 +129,7 @@ async def test_one_that_trickles_does_not_keep_the_line(line_is_known: bool, sec
     going = Going()
     told = []
     if line_is_known:
-        (first,) = await begun(going, "fast")
-        going.pass_("fast", BUFFERED, 0.1)
-        going.pass_("fast", BUFFERED, 0.1)
-        going.ends["fast"].set()
-        await first
+        await going.whole("fast", 0.1)
         told = ["fast"]
     tasks = await begun(going, "trickles", "next")
     # It moves all the time, so that it never counts as stalled, and never tells its rate.
