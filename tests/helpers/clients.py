@@ -50,6 +50,7 @@ class Client(HivemindDiscovery):
             DhtSettings(
                 listen=["/ip4/127.0.0.1/tcp/0"],
                 initial_peers=doors,
+                fresh_identity=True,
                 require_peers=False,  # who gets no answer on a busy machine goes on knocking
             ),
         )
@@ -224,14 +225,9 @@ async def _work(
 if __name__ == "__main__":
     import uvloop
 
-    from lowcomm_node.dht import hivemind
     from lowcomm_node.system.logs import configure_logs
 
-    async def is_fresh(*_: Any) -> None:
-        """Whether an identity is in use takes a p2pd more; these are all new."""
-
     configure_logs(-1)
-    hivemind.refuse_duplicate_identity = is_fresh
     live_by(float(sys.argv[5]))
     with suppress(KeyboardInterrupt, BrokenPipeError):
         uvloop.run(

@@ -6,11 +6,8 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from lowcomm_node.dht import hivemind
-from lowcomm_node.dht.duplicate_identity import refuse_duplicate_identity
 from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.dht.keys import peers_key
-from lowcomm_node.libp2p.multiaddress import EntryPoint
 from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
@@ -35,19 +32,6 @@ def record_of(peer: Identity, life: float = 60.0, step: int = 0) -> bytes:
     )
 
 
-FRESH = set[str]()
-"""Peers whose identity was drawn here: nobody else can have it, and to ask takes a second and a
-p2pd."""
-
-
-async def _refuse_unless_fresh(peer_id: str, entries: Sequence[EntryPoint]) -> None:
-    if peer_id not in FRESH:
-        await refuse_duplicate_identity(peer_id, entries)
-
-
-hivemind.refuse_duplicate_identity = _refuse_unless_fresh
-
-
 class Peer(HivemindDiscovery):
     """A DHT peer with a home of its own."""
 
@@ -61,22 +45,16 @@ class Peer(HivemindDiscovery):
     ) -> None:
         known = (home / "identity.key").exists()
         self.identity = load_or_create_identity(home / "identity.key")
-        if not known:
-            FRESH.add(self.identity.peer_id)
         super().__init__(
             self.identity,
             home / "identity.key",
             DhtSettings(
-                listen=listen or [f"/ip4/127.0.0.1/tcp/{port}"], initial_peers=peers, **options
+                listen=listen or [f"/ip4/127.0.0.1/tcp/{port}"],
+                initial_peers=peers,
+                fresh_identity=not known,
+                **options,
             ),
         )
-
-    async def start(self) -> None:
-        """See Discovery."""
-        try:
-            await super().start()
-        finally:
-            FRESH.discard(self.peer_id)
 
     async def tell(self, life: float = 60.0, step: int = 0) -> bool:
         """Publish a record of ours."""

@@ -141,7 +141,7 @@ async def _publish_next(
     """
     settings = settings.model_copy(update={"dht_port": 0})
     with ephemeral_identity() as (passing, key_file):
-        discovery = open_discovery(settings, passing, key_file=key_file)
+        discovery = open_discovery(settings, passing, key_file=key_file, fresh_identity=True)
         try:
             await discovery.start()
             made = write((await discovery.lookup(key)).get(creator, b""))

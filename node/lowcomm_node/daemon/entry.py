@@ -35,8 +35,10 @@ class Entry:
         key_file: Path,
         board: Board,
         refusals: Refusals,
+        fresh_identity: bool = False,
     ) -> None:
-        """``key_file``: the key of ``identity``. Raises ConfigError on a malformed address."""
+        """``key_file``: the key of ``identity``; ``fresh_identity``: whether this process has drawn
+        it. Raises ConfigError on a malformed address."""
         self.settings = settings
         self.identity = identity
         self.board = board
@@ -57,6 +59,7 @@ class Entry:
             key_file=key_file,
             refusals=refusals,
             remembered=self._remembered,
+            fresh_identity=fresh_identity,
         )
         self.rejoin = Rejoin(
             self.discovery, settings.peers, known, board.tell, board.warning(WarningCode.CLOCK)

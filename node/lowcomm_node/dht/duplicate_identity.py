@@ -1,7 +1,8 @@
 """Detects another process with our identity: two peers with one key would take each other's
 streams.
 
-Asked before we start under that identity, from a p2pd with a temporary one:
+Asked before we start under an identity that an earlier process may have used or copied, from a p2pd
+with a temporary one:
 
     temporary -> entry points: connect
     temporary -> our peer id:  connect by libp2p's routing; success means that another process has

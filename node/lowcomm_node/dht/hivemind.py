@@ -91,6 +91,8 @@ class DhtSettings:
     """What we give as a relay."""
     relays: bool = True
     """False: we carry nothing for others, where ``relay`` says nothing."""
+    fresh_identity: bool = False
+    """Whether this process has drawn our identity, so that nobody else can have it."""
 
 
 class HivemindDiscovery:
@@ -145,7 +147,7 @@ class HivemindDiscovery:
         try:
             entries = tuple(self._entry_points)
             others = [entry for entry in entries if entry.peer_id != self.peer_id]
-            if others:
+            if others and not self._settings.fresh_identity:
                 await refuse_duplicate_identity(self.peer_id, others)
             async with self._opening:
                 await self._open(self._listen)

@@ -360,3 +360,26 @@ async def test_what_p2pd_did_not_hear_is_told_it_again(peer: Peer, started: Any)
         assert peer.control.told == [hivemind.PUNCH, "/a"]
     finally:
         await peer.close()
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+async def test_a_twin_is_looked_for_unless_our_identity_was_drawn_here(
+    tmp_path: Path, started: Any, monkeypatch: pytest.MonkeyPatch, fresh: bool
+) -> None:
+    asked: list[str] = []
+
+    async def refuse(peer_id: str, entries: Sequence[EntryPoint]) -> None:
+        asked.append(peer_id)
+
+    async def knock(*_: Any) -> dict[str, Any]:
+        return {}
+
+    monkeypatch.setattr(hivemind, "refuse_duplicate_identity", refuse)
+    monkeypatch.setattr(HivemindDiscovery, "_knock_at", knock)
+    door = f"/ip4/127.0.0.1/tcp/1/p2p/{RELAY.peer_id}"
+    peer = Peer(tmp_path, initial_peers=[door], require_peers=False, fresh_identity=fresh)
+    try:
+        await peer.start()
+    finally:
+        await peer.close()
+    assert asked == ([] if fresh else [peer.peer_id])
