@@ -129,7 +129,7 @@ def measure(row: str, seed: int, arguments: Any) -> dict[str, Any]:
         "losses": [slow_lines.loss_of(one) for one in told],
         "curve": watched["losses"],
         "applied": [one["exchanges"]["completed"] for one in told],
-        "intervals": [one["interval"]["effective"] for one in told],
+        "intervals": [(one["interval"] or {}).get("effective") for one in told],
         "sent": [round(rate * watched["lasted"] * 1e6 / 8) for rate in watched["wire"]],
         "steps": [one["trainer"]["steps"] for one in told],
         "seconds_a_step": lasted
