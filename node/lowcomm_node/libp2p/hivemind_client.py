@@ -21,6 +21,9 @@ KNOCK_DEADLINE = 6.0
 """QUIC gives up after five seconds. Only then does p2pd tell how each address failed."""
 CLOSE_DEADLINE = 3.0
 ROUTING_DEADLINE = 2.0
+ASKED = 0.5
+"""Seconds: p2pd tells in far less that its routing table is empty. An attempt that lasts longer
+asks peers of the table, and waits for those that have left."""
 BACKED_OFF = "no answer (p2pd waits before it dials there again)"
 _FAILURES = (
     ("connection refused", "connection refused: nothing listens there"),
@@ -120,7 +123,10 @@ async def wait_routing(p2p: Any) -> None:
         async with asyncio.timeout(ROUTING_DEADLINE):
             while True:
                 try:
-                    await p2p._client.connect(nobody, [])
+                    async with asyncio.timeout(ASKED):
+                        await p2p._client.connect(nobody, [])
+                except TimeoutError:
+                    return
                 except ControlFailure as failure:
                     if "failed to find any peer in table" not in str(failure):
                         return

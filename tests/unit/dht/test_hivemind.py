@@ -18,6 +18,7 @@ from lowcomm_node.libp2p import hivemind_client, reachability
 from lowcomm_node.libp2p.control import Connection
 from lowcomm_node.libp2p.multiaddress import EntryPoint
 from lowcomm_node.libp2p.relay import Place
+from lowcomm_node.testing.wire import DEADLINE
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record, write_record
 
@@ -63,6 +64,34 @@ class Peer(HivemindDiscovery):
 @pytest.fixture
 def peer(tmp_path: Path) -> Peer:
     return Peer(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("attempts", "asked"),
+    [
+        (["failed to find any peer in table", "failed to find peers"], 2),
+        (["failed to find any peer in table", "waits for a peer that has left"], 2),
+        (["failed to find peers"], 1),
+    ],
+)
+async def test_the_start_waits_until_p2pd_has_a_peer_to_ask_but_not_for_its_answer(
+    monkeypatch: pytest.MonkeyPatch, attempts: list[str], asked: int
+) -> None:
+    from lowcomm_node.libp2p.hivemind_parts import ControlFailure
+
+    monkeypatch.setattr(hivemind_client, "ASKED", 0.01)
+    monkeypatch.setattr(hivemind_client, "ROUTING_DEADLINE", DEADLINE)
+    left = list(attempts)
+
+    async def connect(peer: Any, addresses: Any) -> None:
+        if (said := left.pop(0)).startswith("waits"):
+            await asyncio.Event().wait()
+        raise ControlFailure(said)
+
+    p2p = SimpleNamespace(_client=SimpleNamespace(connect=connect))
+    async with asyncio.timeout(DEADLINE / 2):
+        await hivemind_client.wait_routing(p2p)
+    assert len(attempts) - len(left) == asked
 
 
 # What it tells of itself
