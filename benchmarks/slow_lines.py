@@ -61,6 +61,9 @@ from helpers.waiting import until
 NODES = 4
 DELAY = 0.0125
 """Seconds each way of one line: a packet passes two."""
+CONGESTION = "reno"
+"""What hosts begin connections with: of what every kernel has the nearest to CUBIC, which most
+systems use. This machine's own may be another."""
 OUT = kit.RESULTS / "slow_lines.json"
 SPEC = """
 [run]
@@ -218,6 +221,7 @@ def star(up: float, down: float, count: int = NODES) -> Iterator[tuple[Lab, Path
             for k in range(count)
         ]
         for home in homes:
+            home.sysctl({"ipv4/tcp_congestion_control": CONGESTION})
             with suppress(PermissionError):  # it tells how late it was in any case
                 os.sched_setscheduler(home.link.process.pid, os.SCHED_FIFO, os.sched_param(10))
         yield lab, Path(folder), homes

@@ -41,12 +41,14 @@ class RouteSpeed:
 
 @dataclass(frozen=True, kw_only=True)
 class CongestionChanged(Event):
-    """A connection that loses segments goes on with BBR."""
+    """A connection that loses segments goes on with BBR, or without it where that loses more."""
 
     wire_name: ClassVar[str] = "congestion.changed"
     address: str
     """The other end, `HOST:PORT`."""
     before: str
     """Congestion control that it had."""
+    now: str
+    """The one that it has."""
     resent: float
     """Share of the segments that were sent again."""

@@ -35,7 +35,7 @@ KEYS = {
     "door.open": "peer_id address",
     "door.closed": "peer_id address reason",
     "addresses.changed": "addresses",
-    "congestion.changed": "address before resent",
+    "congestion.changed": "address before now resent",
     "state.adopted": "donors swarm_step bytes",
     "exchange.applied": EXCHANGE,
     "exchange.no-partner": EXCHANGE,

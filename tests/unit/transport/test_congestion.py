@@ -12,18 +12,24 @@ import pytest
 
 from lowcomm_node.transport import congestion
 from lowcomm_node.transport.congestion import (
+    BBR,
     ENOUGH,
+    LEAST_UNSENT,
     LOSSY,
-    UNSENT_BYTES,
+    MOST_UNSENT,
+    QUEUED,
+    WASTED,
     CongestionWatch,
+    Course,
     Sending,
-    is_allowed,
+    allowed,
     read_sending,
+    unsent,
 )
 from lowcomm_node.transport.guard.connections import connections
 from lowcomm_node.transport.records import CongestionChanged
 
-CALM = Sending("reno", 10 * ENOUGH, 0)
+CALM = Sending("reno", 10 * ENOUGH, 0, round_trips=1.0)
 LOSES = replace(CALM, resent=int(2 * LOSSY * 10 * ENOUGH))
 
 
@@ -43,10 +49,41 @@ def used(end: socket.socket) -> str:
     return end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
 
 
-def test_a_connection_loses_once_enough_was_sent_and_enough_of_it_again():
-    assert LOSES.loses and not CALM.loses
-    assert not replace(LOSES, segments=ENOUGH - 1, resent=ENOUGH - 1).loses
-    assert not replace(CALM, resent=int(LOSSY * CALM.segments)).loses
+NAMES = ("reno", "cubic", BBR)
+
+
+def better(*told: Sending) -> list[str]:
+    """What a connection changes to."""
+    course = Course()
+    found = [course.better(sending, NAMES) for sending in told]
+    return [change[0] for change in found if change is not None]
+
+
+def test_a_connection_changes_to_bbr_once_enough_was_sent_and_enough_of_it_again():
+    assert better(LOSES) == [BBR] and better(CALM) == []
+    assert better(replace(LOSES, segments=ENOUGH - 1, resent=ENOUGH - 1)) == []
+    assert better(replace(CALM, resent=int(LOSSY * CALM.segments))) == []
+    assert Course().better(LOSES, ("reno",)) is None
+
+
+FULL = Sending(BBR, ENOUGH, int(2 * WASTED * ENOUGH), round_trips=QUEUED)
+
+
+def test_a_connection_leaves_bbr_for_good_where_it_loses_much_to_a_full_queue():
+    assert better(FULL) == ["cubic"]
+    assert better(replace(FULL, resent=int(WASTED * ENOUGH))) == []
+    assert better(replace(FULL, round_trips=0.99 * QUEUED)) == [], "a line that loses by chance"
+    again = replace(LOSES, segments=100 * ENOUGH, resent=50 * ENOUGH)
+    assert better(FULL, again) == ["cubic"]
+    assert Course().better(FULL, (BBR,)) == ("reno", 2 * WASTED)
+
+
+def test_what_was_lost_before_bbr_or_without_a_queue_is_not_held_against_it():
+    lost = replace(LOSES, resent=ENOUGH)
+    begun = replace(FULL, segments=lost.segments + ENOUGH, resent=ENOUGH)
+    assert better(lost, begun) == [BBR]
+    calm = replace(FULL, segments=10 * ENOUGH, resent=5 * ENOUGH, round_trips=1.0)
+    assert better(calm, replace(calm, segments=12 * ENOUGH, round_trips=QUEUED)) == []
 
 
 def test_what_a_connection_has_sent_is_read_from_the_kernel(
@@ -54,12 +91,13 @@ def test_what_a_connection_has_sent_is_read_from_the_kernel(
 ):
     caller, callee = pair
     before = read_sending(caller)
-    assert before == Sending("reno", 0, 0)
+    assert before == replace(CALM, segments=0, round_trips=before.round_trips)
     for _ in range(20):
         caller.sendall(b"x" * 10)
         assert callee.recv(10)
     after = read_sending(caller)
     assert after is not None and after.segments == 20 and after.resent == 0
+    assert 1.0 <= after.round_trips < 1e6, "microseconds of microseconds"
     assert read_sending(callee) == before, "it has sent nothing"
     caller.shutdown(socket.SHUT_RDWR)
     callee.close()
@@ -86,15 +124,21 @@ def test_connections_of_this_process_are_found_and_left_as_they_are(
 def test_the_kernel_keeps_little_of_any_connection_that_it_can_not_send_yet(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, allowed: bool
 ):
-    monkeypatch.setattr(congestion, "is_allowed", lambda: allowed)
+    monkeypatch.setattr(congestion, "allowed", lambda: ["reno", BBR] if allowed else ["reno"])
     CongestionWatch().look()
     for end in pair:
         kept = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-        assert kept == UNSENT_BYTES
+        assert LEAST_UNSENT <= kept <= MOST_UNSENT
+
+
+def test_what_may_wait_to_be_sent_grows_with_the_rate():
+    assert unsent(5_000_000 // 8) == LEAST_UNSENT
+    assert unsent(50_000_000 // 8) == 1_250_000
+    assert unsent(2**64 - 1) == MOST_UNSENT, "the kernel knows none"
 
 
 @pytest.mark.skipif(
-    not is_allowed(), reason="this kernel has no BBR, or does not let users choose it"
+    BBR not in allowed(), reason="this kernel has no BBR, or does not let users choose it"
 )
 @pytest.mark.parametrize(("sending", "wanted"), [(LOSES, "bbr"), (CALM, "reno"), (None, "reno")])
 def test_what_loses_goes_on_with_bbr_and_nothing_else_does(
@@ -113,7 +157,7 @@ def test_what_loses_goes_on_with_bbr_and_nothing_else_does(
     CongestionWatch(told.append).look()
     assert used(caller) == wanted and used(callee) == "reno"
     host, port = callee.getsockname()
-    changed = CongestionChanged(address=f"{host}:{port}", before="reno", resent=2 * LOSSY)
+    changed = CongestionChanged(address=f"{host}:{port}", before="reno", now=BBR, resent=2 * LOSSY)
     assert told == ([changed] if wanted == "bbr" else [])
 
 
@@ -140,7 +184,7 @@ async def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyP
             raise OSError(24, "Too many open files")
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(congestion, "is_allowed", lambda: True)
+    monkeypatch.setattr(congestion, "allowed", lambda: [BBR])
     monkeypatch.setattr(congestion, "EVERY", 0.0)
     monkeypatch.setattr(CongestionWatch, "look", look)
     with pytest.raises(asyncio.CancelledError):
