@@ -313,9 +313,9 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
             f"of the offers, at most {longest:.0f} s; `--exchange-deadline`",
         ),
         (
-            "exchanges at once that peers of one address begin by a call; of a /24 or /48",
+            "exchanges of pairs at once that peers of one address begin by a call; of a /24 or /48",
             f"as many as are free, at least {few}; twice as many, at least {few_wide}; others are "
-            "refused as `full`",
+            "refused as `full`. Groups: no bound",
         ),
         ("members of a group", f"{MAX_GROUP}"),
         ("reason of `abandon`", f"{link.MAX_REASON} characters are shown"),
