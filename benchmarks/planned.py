@@ -9,7 +9,7 @@ peers are apart. Told are, predicted and measured:
 
     interval   steps between two merges of a fragment at a node
     bytes      of contents that a node sends in one exchange, the mean
-    on line    seconds for which an exchange fills the line: what receiving takes, the mean
+    on line    seconds that receiving takes, the mean
     merged     seconds from when it is due until it is merged, the mean
 
 Writes each to benchmarks/results/planned.json as soon as it is measured, and skips what is there.
@@ -86,6 +86,7 @@ def main() -> int:
 
 def predict(mbit: float, arguments: Any) -> dict[str, float]:
     """What the planner says."""
+    from lowcomm_node.planner.pace import START_TRIPS
     from lowcomm_node.planner.plan import as_written
     from lowcomm_node.planner.question import Line, Question
     from lowcomm_protocol.spec.run import parse_toml
@@ -98,7 +99,7 @@ def predict(mbit: float, arguments: Any) -> dict[str, float]:
     return {
         "interval": told.interval,
         "bytes": told.exchange.contents,
-        "line": told.exchange.line_seconds,
+        "line": told.exchange.line_seconds + START_TRIPS * line.latency,
         "merged": told.exchange.seconds,
     }
 

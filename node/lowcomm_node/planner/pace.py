@@ -25,8 +25,11 @@ ROUND_TRIPS = {kinds.PAIR.name: 2.0, kinds.GROUP.name: 4.5}
 """Waits for an answer: hello and confirmations; in groups the lists of members, too."""
 VALUES_A_SECOND = 5e7
 """That one core codes, decodes and averages in all (docs/performance.md)."""
-FILLED = 0.82
-"""Of a line's time, as much as real nodes fill that have more to send (docs/performance.md)."""
+START_TRIPS = 3.0
+"""Round trips that contents lose while TCP finds the line's rate: after a pause it begins anew."""
+FILLED = 0.79
+"""Of a line's time, as much as real nodes fill that have more to send: 70 to 88 %
+(docs/performance.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +47,11 @@ def line_seconds(load: Load, line: Line) -> float:
     return FRAMING * load.bytes / line.slower
 
 
+def contents_seconds(load: Load, line: Line) -> float:
+    """Seconds that contents take to come, if nothing else is on the line."""
+    return line_seconds(load, line) + START_TRIPS * line.latency
+
+
 def steps_of(load: Load, sync: SyncSettings, line: Line, step: float) -> int:
     """Inner steps of an exchange that nothing else disturbs, from when it is due until it is
     merged."""
@@ -55,7 +63,7 @@ def _ready(load: Load, sync: SyncSettings, line: Line) -> float:
     on the line."""
     kind = kinds.kind_of(sync)
     waits = ROUND_TRIPS[kind.name] * line.latency if kind else 0.0
-    return line_seconds(load, line) + waits + load.values / VALUES_A_SECOND
+    return contents_seconds(load, line) + waits + load.values / VALUES_A_SECOND
 
 
 def merged_seconds(load: Load, sync: SyncSettings, line: Line, step: float) -> float:

@@ -29,6 +29,7 @@ def test_interval_and_wait_are_those_of_peers_in_virtual_time(
     mbit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "FILLED", 1.0)  # its lines are never idle
+    monkeypatch.setattr(pace, "START_TRIPS", 0.0)  # and carry at once what they can
     swarm = Swarm((8 * mbit * MBIT, 80 * mbit * MBIT), (SIZE,) * 4, peers=2, first=1.0)
     swarm.train(SECONDS)
     taken = sum(peer.steps for peer in swarm.peers.values())
@@ -51,6 +52,19 @@ def test_half_the_line_twice_the_interval() -> None:
     load = pace.Load(bytes=SIZE, values=0)
     wide, narrow = (pace.interval_on(load, sync_of(), line_of(mbit), 0.1) for mbit in (4.0, 2.0))
     assert narrow == pytest.approx(2 * wide, rel=0.01)
+
+
+def test_contents_take_longer_than_they_fill_a_line_that_is_far_away() -> None:
+    load = pace.Load(bytes=SIZE, values=0)
+    near, far = line_of(100.0, latency=0.0), line_of(100.0, latency=0.2)
+    assert pace.line_seconds(load, near) == pace.line_seconds(load, far)
+    longer = pace.contents_seconds(load, far) - pace.contents_seconds(load, near)
+    assert longer == pytest.approx(0.2 * pace.START_TRIPS)
+    sync = sync_of(overlap=0)
+    waits = (pace.START_TRIPS + pace.ROUND_TRIPS["pair"]) * 0.2
+    assert pace.steps_of(load, sync, far, 0.01) - pace.steps_of(load, sync, near, 0.01) == (
+        pytest.approx(waits / 0.01, abs=1)
+    )
 
 
 def test_the_slower_direction_counts_whichever_it_is() -> None:
