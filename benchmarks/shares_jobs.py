@@ -119,7 +119,7 @@ GROUPS = tuple(
         GROUP | {"interval": interval},
         peers=(4, 8),
     )
-    for bytes_share, interval in ((60, 4), (220, 14), (550, 34))
+    for bytes_share, interval in ((60, 4), (220, 14), (550, 34), (2000, 125))
 )
 ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS)
 
