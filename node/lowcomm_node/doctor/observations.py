@@ -129,6 +129,8 @@ class UdpProbe:
     """Whether a call comes in; None if nobody tried."""
     by_stranger: bool = False
     """Whether that call came from somebody who had not been called before."""
+    refused: str = ""
+    """Why nobody tried to call."""
 
 
 @dataclass(frozen=True)

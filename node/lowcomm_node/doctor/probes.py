@@ -78,18 +78,19 @@ async def _probe_quic(
         try:
             first = await _observed(asker)
             peer_id, _ = await control.identify()
-        except LowcommError:
-            return UdpProbe(str(entry), gets_out=True)
+        except LowcommError as error:
+            return UdpProbe(str(entry), gets_out=True, refused=str(error))
         # A router may let in whom we have called. So another helper that sees the same address
         # calls; the one that was called does only if there is none.
         stranger = next((other for other, helper in askers[1:] if helper.sees == first.host), None)
-        called, _ = await ask_back(stranger or asker, peer_id, [Target(Kind.QUIC, first.port)])
+        own = [Target(Kind.QUIC, first.port)]
+        called, refused = await ask_back(stranger or asker, peer_id, own)
     observed = [first]
     for _, helper in askers[1:]:
         with suppress(LowcommError), await _call(control, over_quic(helper)[0]) as another:
             observed.append(await _observed(another))
     gets_in = called.get(Kind.QUIC)
-    return UdpProbe(str(entry), True, tuple(observed), gets_in, stranger is not None)
+    return UdpProbe(str(entry), True, tuple(observed), gets_in, stranger is not None, refused)
 
 
 async def _observed(asker: Asker) -> ObservedAddress:

@@ -35,8 +35,8 @@ from lowcomm_protocol.peers.probes import (
 )
 
 MAX_STREAMS = 64
-MAX_STREAMS_PER_CALLER = 4
-"""A household may have several nodes; each needs up to two."""
+MAX_STREAMS_PER_CALLER = 8
+"""A household may have several nodes: each needs up to two, and a ``doctor`` four."""
 MAX_DIALING = 1
 """Requests dialed for at once: each costs up to MAX_TARGETS processes for a moment."""
 STREAM_SECONDS = 120.0

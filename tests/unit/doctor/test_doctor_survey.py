@@ -14,7 +14,14 @@ import pytest
 from helpers.waiting import until_async
 from lowcomm_node.daemon import controls, daemon
 from lowcomm_node.doctor import probes, run, survey
-from lowcomm_node.doctor.observations import Helper, LargePackets, Observations, Subject
+from lowcomm_node.doctor.checks import network
+from lowcomm_node.doctor.observations import (
+    Helper,
+    LargePackets,
+    Observations,
+    Subject,
+    Survey,
+)
 from lowcomm_node.errors import LinkLost, RetryLater
 from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.libp2p.multiaddress import EntryPoint
@@ -161,6 +168,21 @@ async def test_only_a_helper_that_sees_the_same_address_is_asked_to_call_it():
         found = await probes._probe_quic(control, askers[:2], helpers[0].entry)
         assert (found.gets_in, found.by_stranger) == (True, False)
         assert called == [Target(Kind.QUIC, 7000)] and not callers[1].called
+
+
+async def test_a_call_that_nobody_tries_is_told_with_the_reason():
+    class Refusing(Caller):
+        async def dial_back(self, peer_id: str, targets: Sequence[Target]) -> tuple[bool, ...]:
+            raise LinkLost("calls nobody today")
+
+    askers: Any = [(Caller(), helper(0)), (Refusing(), helper(1))]
+    async with answering(f"/ip4/{OUTER}/udp/7000/quic-v1") as (streams, _):
+        control: Any = Control(streams)
+        found = await probes._probe_quic(control, askers, helper(0).entry)
+    assert found.gets_out and found.gets_in is None and found.refused == "calls nobody today"
+    asked = Survey(subject=SUBJECT, helpers=(helper(0),), udp=found)
+    told = network.udp(Observations(home=Path("unused"), survey=asked))
+    assert told is not None and told.value.endswith("nobody tried to call (calls nobody today)")
 
 
 async def test_a_probe_that_others_keep_waiting_ends(monkeypatch: pytest.MonkeyPatch):

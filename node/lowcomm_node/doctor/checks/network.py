@@ -68,7 +68,8 @@ def udp(survey: Survey) -> Finding:
         return unknown("udp", survey, why)
     figures = {"gets_out": seen.gets_out, "gets_in": seen.gets_in}
     if seen.gets_out:
-        calls = {True: ", and calls come in", False: "; calls do not come in", None: ""}
+        untried = f"; nobody tried to call ({seen.refused})" if seen.refused else ""
+        calls = {True: ", and calls come in", False: "; calls do not come in", None: untried}
         return Finding("udp", State.OK, f"gets out{calls[seen.gets_in]}", "", figures)
     dial = seen.helper.rpartition("/p2p/")[0]
     return Finding(
