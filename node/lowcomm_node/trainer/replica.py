@@ -63,6 +63,7 @@ from lowcomm_protocol.plan.rows import copy_flat, gather, paired, scatter
 from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.names import MAX_GROUP
+from lowcomm_protocol.spec.outer_settings import OuterSettings
 from lowcomm_protocol.spec.run import RunSpec
 
 SCRATCH = 8
@@ -425,7 +426,7 @@ class Replica:
             copy_flat(before, phi)
             if delta is not None:
                 copy_flat(self.delta[fragment], delta)
-        room = torch.empty(PIECE)
+        room, settings = torch.empty(PIECE), self._outer_of(fragment, capture)
         for start, stop in _pieces(capture.ranges):
             here = slice(start, stop)
             if pair is None:
@@ -443,10 +444,12 @@ class Replica:
                 slow.copy_(pooled)
                 if not capture.keep_momentum:
                     moved.zero_()
-            elif pair is None:
-                self.outer_step(slow, moved, pooled, *capture.ours(here))
+            elif pair is not None:
+                rule_step(settings, slow, moved, pooled)
+            elif type(self).outer_step is Replica.outer_step:
+                outer_step(settings, slow, moved, pooled, *capture.ours(here))
             else:
-                rule_step(self._outer, slow, moved, pooled)
+                self.outer_step(slow, moved, pooled, *capture.ours(here))
             if not are_finite(slow, moved):
                 raise NotFinite(
                     f"The outer step of fragment {fragment} gives values that are not finite: it "
@@ -458,6 +461,13 @@ class Replica:
         capture.release()
         if self.copies is not None and self.merges_there:
             capture.landing = self.copies.to_device(phi, capture.theta)
+
+    def _outer_of(self, fragment: int, capture: Capture[Any]) -> OuterSettings:
+        """The settings of an outer step. Without a consensus term all members must take the same
+        step, so theirs do not follow from the steps of one."""
+        if not self.spec.sync.consensus:
+            return self._outer
+        return self._outer.after(self.schedule.intervals_since(fragment, capture.steps))
 
     def _pooled(self, capture: Capture[Any], pair: Pair, start: int, out: Tensor) -> Tensor:
         """What moves slow weights, or in a realignment takes their place; what came is not needed

@@ -55,6 +55,12 @@ class SyncSchedule:
         """Which sync of this fragment a swarm step belongs to."""
         return sync_index(swarm_step, fragment, len(self), self.interval)
 
+    def intervals_since(self, fragment: int, steps: int) -> int:
+        """How many intervals of own inner steps lie between the last merge of a fragment and
+        ``steps``, rounded; 1 at least."""
+        since = steps - self._progress[fragment].merged_steps
+        return max(1, (2 * since + self.interval) // (2 * self.interval))
+
     def least_steps(self, fragment: int, least: int) -> int:
         """Own inner steps since the last merge of a fragment before another is accepted: ``least``
         of them.

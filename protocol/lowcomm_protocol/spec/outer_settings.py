@@ -18,6 +18,10 @@ if TYPE_CHECKING:  # NumPy is loaded where somebody computes
     Vector = npt.NDArray[np.float32]
 
 
+FORGOTTEN = 64
+"""Intervals after which a momentum fades no further: little is left of it."""
+
+
 @dataclass(frozen=True)
 class OuterSettings:
     """The outer optimizer and the merge of a run.
@@ -33,7 +37,8 @@ class OuterSettings:
     merge: Literal["mix", "shift"]
     mix: float
     memory: float = 0.0
-    """Share of the outer momentum that an outer step keeps; 0: it becomes the step itself."""
+    """Share of the outer momentum that an outer step keeps an interval after the one before; 0: it
+    becomes the step itself."""
 
     @property
     def rule(self) -> "OuterRule":
@@ -44,6 +49,18 @@ class OuterSettings:
     def gain(self) -> float:
         """Factor of the progress in a contribution."""
         return self.rule.gain(self)
+
+    def after(self, intervals: int) -> "OuterSettings":
+        """The settings of an outer step that comes so many intervals after the one before.
+
+        The momentum is to remember as many inner steps however rare exchanges are, as over a slow
+        line, so it fades in each interval. By products alone: powers may round differently
+        elsewhere.
+        """
+        memory = self.memory
+        for _ in range(min(intervals, FORGOTTEN) - 1):
+            memory *= self.memory
+        return replace(self, memory=memory)
 
 
 class OuterRule(ABC):
@@ -132,8 +149,10 @@ def validate_outer(settings: OuterSettings, group: int) -> None:
     groups of all peers.
     """
     _check_ranges(settings, group)
+    # Over a slow line there may be next to nothing left of the memory.
+    rare = replace(settings, memory=0.0)
     for size in sorted({2, group}) if settings.consensus else ():
-        if _diverges(settings, size):
+        if _diverges(settings, size) or _diverges(rare, size):
             raise SpecError(
                 f"{settings.kind} with consensus = {settings.consensus} and momentum = "
                 f"{settings.momentum} diverges in groups of {size}: use a consensus below "

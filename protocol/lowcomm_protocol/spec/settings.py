@@ -278,8 +278,9 @@ class SyncSettings(Settings):
     outer_lr: Annotated[float, Field(gt=0.0, le=10.0, allow_inf_nan=False)]
     momentum: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)]
     memory: Annotated[float, Field(ge=0.0, lt=1.0, allow_inf_nan=False)] = 0.0
-    """Share of the outer momentum that an outer step of ``noloco`` keeps (quasi-global momentum);
-    0: the momentum is the last step. A file that has ``momentum`` and no ``memory`` means 0."""
+    """Share of the outer momentum that an outer step of ``noloco`` keeps after an interval
+    (quasi-global momentum); 0: the momentum is the last step. A file that has ``momentum`` and no
+    ``memory`` means 0."""
     consensus: Annotated[float, Field(ge=0.0, le=10.0, allow_inf_nan=False)]
     """Pull of the slow weights towards those of the group (NoLoCo's gamma); 0 where all peers
     always meet."""

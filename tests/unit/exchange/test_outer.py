@@ -30,7 +30,12 @@ from lowcomm_protocol.exchange.outer import (
     token_weights,
     worst_block_spread,
 )
-from lowcomm_protocol.spec.outer_settings import OuterSettings, consensus_radius, validate_outer
+from lowcomm_protocol.spec.outer_settings import (
+    FORGOTTEN,
+    OuterSettings,
+    consensus_radius,
+    validate_outer,
+)
 
 NESTEROV = OuterSettings("nesterov", 0.7, 0.9, 0.0, "mix", 0.5)
 NOLOCO = OuterSettings("noloco", 0.7, 0.5, 0.7, "shift", 0.0)
@@ -125,6 +130,21 @@ def test_a_rule_that_remembers_rounds_every_operation(momentum, memory):
         exact_phi, exact_delta = exact_remembering(settings, exact_phi, exact_delta, pooled)
         outer_step(settings, phi, delta, mean, progress, sent)
         assert (phi.numpy() == exact_phi).all() and (delta.numpy() == exact_delta).all()
+
+
+def test_a_memory_fades_in_each_interval_that_passes_by_products_alone():
+    one = replace(REMEMBERING, memory=0.9)
+    assert one.after(1) == one and one.after(3) == replace(one, memory=0.9 * 0.9 * 0.9)
+    assert one.after(10**9) == one.after(FORGOTTEN), "a wait of any length takes no time"
+    assert 0.0 < one.after(10**9).memory < 0.002
+    assert NESTEROV.after(7) == NESTEROV
+
+
+def test_a_memory_that_holds_peers_together_is_not_enough_where_exchanges_are_rare():
+    held = replace(REMEMBERING, momentum=0.9, memory=0.99, consensus=1.0)
+    assert consensus_radius(held, 2) < 1.0 < consensus_radius(replace(held, memory=0.0), 2)
+    with pytest.raises(SpecError, match="diverges"):
+        validate_outer(held, 2)
 
 
 def test_without_memory_the_momentum_is_the_last_step():

@@ -141,3 +141,13 @@ def test_equal_steps_give_equal_rounds_whatever_was_done_before(swarm_step):
     assert [late.round_of(p, swarm_step) for p in range(4)] == [
         early.round_of(p, swarm_step) for p in range(4)
     ]
+
+
+@pytest.mark.parametrize(
+    ("steps", "intervals"), [(30, 1), (39, 1), (41, 1), (42, 2), (50, 2), (430, 40)]
+)
+def test_intervals_are_counted_since_the_last_merge_and_rounded(steps, intervals):
+    schedule = SyncSchedule(10, [FragmentProgress(), FragmentProgress()])
+    schedule.merged(0, swarm_step=90, steps=27, tokens=0)
+    assert schedule.intervals_since(0, steps) == intervals
+    assert schedule.intervals_since(1, steps) >= intervals, "another fragment has not met anybody"

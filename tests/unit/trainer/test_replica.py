@@ -2,17 +2,21 @@
 it may believe."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from lowcomm_node.ipc.messages import Merged
 from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish
+from lowcomm_node.trainer import replica as replicas
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.exchange import outer
 from lowcomm_protocol.exchange.plausible import HEAVY, HEAVY_IN_PAIRS, Bound, growth
 from lowcomm_protocol.plan.clock import largest_jump
+from lowcomm_protocol.spec.outer_settings import OuterSettings
 
 INTERVAL = 8
 SYNC = """
@@ -59,6 +63,31 @@ def rates(replica: Replica, first: int, count: int) -> float:
     return sum(
         learning_rate(spec.train, step, spec.run.steps) for step in range(first, first + count)
     )
+
+
+# How much of the momentum is kept
+
+
+@pytest.mark.parametrize(("codec", "kept"), [("mod4", "rule_step"), ("bf16", "outer_step")])
+def test_the_momentum_fades_in_each_interval_without_an_exchange(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, codec: str, kept: str
+) -> None:
+    memories = list[float]()
+
+    def recorded(settings: OuterSettings, *rest: Any) -> None:
+        memories.append(settings.memory)
+        step(settings, *rest)
+
+    step = getattr(outer, kept)
+    monkeypatch.setattr(replicas, kept, recorded)
+    more = settings("lowcomm", f'memory = 0.8\ncodec = "{codec}"\n')
+    with driven(folder, "a", "b", more=more) as both:
+        for steps, intervals in ((INTERVAL, 1), (INTERVAL + 2, 1), (3 * INTERVAL, 3)):
+            memories.clear()
+            for one in both:
+                one.steps(steps)
+            exchange(*both)
+            assert set(memories) == {0.8 if intervals == 1 else 0.8 * 0.8 * 0.8}
 
 
 # How much longer others may have trained
