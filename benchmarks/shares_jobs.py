@@ -117,7 +117,6 @@ GROUPS = tuple(
         bytes_share,
         "streaming-diloco",
         GROUP | {"interval": interval},
-        peers=(4, 8),
     )
     for bytes_share, interval in ((60, 4), (220, 14), (550, 34), (2000, 125))
 )
