@@ -47,7 +47,7 @@ class Bench:
         text = open_data("builtin:python", spec.data.tokenizer, cache)
         self.replica = Replica(spec, "me", text, torch.device("cpu"))
         largest = max(fragment.numel for fragment in self.replica.plan.fragments)
-        size = slot_bytes(spec.sync.codec, largest, spec.sync.group)
+        size = slot_bytes(self.replica.exchanged, spec.sync.codec, largest)
         self.arena = Arena(create_file(), 2, size)
         self.coder = ThreadPoolExecutor(1, "coder")
         self.waiting: list[Callable[[], None]] = []
