@@ -43,7 +43,7 @@ from lowcomm_protocol.exchange.outer import (
     Pair,
     are_finite,
     contribution,
-    merge,
+    merge_in_place,
     outer_step,
     pooled_of,
     rule_step,
@@ -500,8 +500,7 @@ class Replica:
         assert capture.outcome is not None
         phi, delta = capture.outcome
         self.readings.wait()
-        theta = self._merged(fragment, capture, phi)
-        if theta is None:
+        if not self._merge_into_weights(fragment, capture, phi):
             raise NotFinite(
                 f"The merge of fragment {fragment} gives weights that are not finite: it is not "
                 "applied."
@@ -510,7 +509,6 @@ class Replica:
         self.phi[fragment] = phi
         if delta is not None:
             self.delta[fragment] = delta
-        scatter(self.plan.fragments[fragment], theta, self.weights)
         capture.learn()
         if coder is None:
             capture.commit()
@@ -520,21 +518,36 @@ class Replica:
         self.clock.observe(swarm_step)
         self.schedule.merged(fragment, self.clock.step, capture.steps, capture.tokens)
 
-    def _merged(self, fragment: int, capture: Capture, phi: Tensor) -> Tensor | None:
-        """The new fast weights, in place of those that were captured; None if not finite."""
-        out = capture.theta
-        if list(capture.ranges) == [(0, capture.numel)] and self.copies is None:
-            # Straight from the weights: training waits.
-            parts = paired(self.plan.fragments[fragment], self.weights, out)
-            start = 0
-            for rows, into in parts:
-                here = slice(start, start + rows.numel())
-                start += rows.numel()
-                flat = into.view(-1)
-                if not merge(self._outer, rows.detach().reshape(-1), phi[here], flat, flat):
-                    return None
-            return out
-        theta = None
+    def _merge_into_weights(self, fragment: int, capture: Capture[Any], phi: Tensor) -> bool:
+        """Bring new slow weights into the fast weights; False, and they are as before, if the
+        outcome is not finite."""
+        whole = list(capture.ranges) == [(0, capture.numel)]
+        if whole and self.copies is None:
+            pairs = paired(self.plan.fragments[fragment], self.weights, capture.theta)
+            if all(rows.is_contiguous() for rows, _ in pairs):
+                return self._merge_in_place(pairs, phi)
+        theta = self._merged(fragment, capture, phi)
+        if theta is not None:
+            scatter(self.plan.fragments[fragment], theta, self.weights)
+        return theta is not None
+
+    def _merge_in_place(self, pairs: Sequence[tuple[Tensor, Tensor]], phi: Tensor) -> bool:
+        """Merge each of the weights, beside what was captured of it, in one pass: training
+        waits."""
+        start = 0
+        for place, (rows, captured) in enumerate(pairs):
+            here = slice(start, start + rows.numel())
+            start += rows.numel()
+            flat = rows.detach().view(-1)
+            if not merge_in_place(self._outer, flat, phi[here], captured.view(-1)):
+                for merged, before in pairs[: place + 1]:
+                    copy_flat(before, merged.detach())
+                return False
+        return True
+
+    def _merged(self, fragment: int, capture: Capture[Any], phi: Tensor) -> Tensor | None:
+        """The new fast weights in a vector of their own; None if not finite."""
+        out, theta = capture.theta, None
         if self.copies is not None and capture.landing is not None:
             theta = self.copies.room(capture.numel)
         if theta is None or capture.landing is None:

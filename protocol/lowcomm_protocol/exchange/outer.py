@@ -34,12 +34,14 @@ from lowcomm_protocol.exchange.outer_kernels import (
     both_finite,
     contributed,
     mixed,
+    mixed_in_place,
     pooled_of_mean,
     pooled_of_own,
     pooled_of_pair,
     scaled,
     scaled_sum,
     shifted,
+    shifted_in_place,
     square_and_product_of_apart,
     square_of_apart,
 )
@@ -214,6 +216,25 @@ def merge(
     if settings.merge == "mix":
         return bool(mixed(now, slow, np.float32(1.0 - settings.mix), into))
     return bool(shifted(now, slow, _array(theta_captured), into))
+
+
+def merge_in_place(
+    settings: OuterSettings,
+    theta: torch.Tensor,
+    phi_new: torch.Tensor,
+    theta_captured: torch.Tensor,
+) -> bool:
+    """`merge` in place on ``theta``, to the same bits; whether all values are finite.
+
+    ``theta_captured`` becomes what ``theta`` was, so that the merge can be undone: one pass does
+    what a merge into another vector and a copy back would do in two. Raises `PlanError` for vectors
+    that are not alike.
+    """
+    _check_alike(theta=theta, phi_new=phi_new, theta_captured=theta_captured)
+    now, slow, kept = _array(theta), _array(phi_new), _array(theta_captured)
+    if settings.merge == "mix":
+        return bool(mixed_in_place(now, slow, np.float32(1.0 - settings.mix), kept))
+    return bool(shifted_in_place(now, slow, kept))
 
 
 def are_finite(one: torch.Tensor, other: torch.Tensor) -> bool:

@@ -23,6 +23,7 @@ from lowcomm_protocol.exchange.outer import (
     contribution,
     mean_contribution,
     merge,
+    merge_in_place,
     outer_step,
     pooled_of,
     square_and_cosine_apart,
@@ -343,6 +344,8 @@ def test_vectors_that_torch_would_broadcast_or_promote_are_refused(wrong):
         lambda: mean_contribution([]),
         lambda: merge(NOLOCO, right, wrong, right),
         lambda: merge(NOLOCO, right, right, wrong),
+        lambda: merge_in_place(NOLOCO, right, wrong, right),
+        lambda: merge_in_place(NOLOCO, right, right, wrong),
         *[
             lambda at=at: outer_step(
                 NOLOCO, right, *[wrong if k == at else right.clone() for k in range(4)]
@@ -648,6 +651,21 @@ def test_a_merge_tells_whether_its_outcome_is_finite_and_may_replace_what_was_ca
     assert torch.equal(captured, expected)
     phi[999] = math.inf
     assert not merge(settings, theta, phi, captured)
+
+
+@pytest.mark.parametrize("settings", [NOLOCO, replace(NESTEROV, merge="mix", mix=0.25)])
+@pytest.mark.parametrize("last", [0.0, math.inf])
+def test_a_merge_in_place_gives_the_same_bits_and_keeps_what_the_weights_were(
+    settings: OuterSettings, last: float
+):
+    source = torch.Generator().manual_seed(0)
+    theta, phi, captured = (torch.randn(1000, generator=source) for _ in range(3))
+    captured[::7], phi[-1] = theta[::7], last
+    before, expected = theta.clone(), theta.clone()
+    finite = merge(settings, expected, phi, captured)
+    assert merge_in_place(settings, theta, phi, captured) == finite == (last == 0.0)
+    assert torch.equal(theta.view(torch.int32), expected.view(torch.int32))
+    assert torch.equal(captured, before)
 
 
 @pytest.mark.parametrize("consensus", [0.0, 0.7])

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers import merged_bits
 from lowcomm_node.ipc.messages import Merged
 from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.trainer import replica as replicas
@@ -274,3 +275,18 @@ def test_a_device_is_the_one_that_is_named_and_auto_a_gpu_where_there_is_one(
     assert [choose_device(name).type for name in ("auto", "cpu", "meta")] == ["cuda", "cpu", "meta"]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto").type == "cpu"
+
+
+def test_weights_that_are_not_contiguous_merge_to_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expected, begin = merged_bits.digest("noloco"), merged_bits.begin
+
+    def begin_transposed(replica: Replica) -> None:
+        for weight in replica.weights.values():
+            if weight.ndim == 2:
+                weight.data = weight.data.t().contiguous().t()
+        begin(replica)
+
+    monkeypatch.setattr(merged_bits, "begin", begin_transposed)
+    assert merged_bits.digest("noloco") == expected

@@ -368,8 +368,9 @@ def test_an_outer_step_or_a_merge_that_overflows_is_not_applied(folder: Path) ->
     with driven(folder, "a", "b", more=PAIRS.replace("overlap = 3", "overlap = 0")) as (one, other):
         for here in (one, other):
             here.steps(2)
-        for spoil in ("mean", "theta"):
+        for spoil, place in (("mean", 7), ("theta", 7), ("theta", -1)):
             begin(one, other)
+            kept = float(one.replica.phi[0][place])
             before = one.replica.fast(0), one.replica.phi[0].clone(), one.replica.delta[0].clone()
             if spoil == "mean":
                 one.replica.captures[0].received["b"][7] = 3.4e38
@@ -378,15 +379,17 @@ def test_an_outer_step_or_a_merge_that_overflows_is_not_applied(folder: Path) ->
                 lowest = np.full(numel, -3.4e38, dtype=np.float32)
                 one.replica.captures[0].source = Source(lowest)
             else:
-                one.replica.captures[0].theta[7] = -3.4e38
-                one.replica.phi[0][7] = 2e38
-                before[1][7] = 2e38
+                one.replica.captures[0].theta[place] = -3.4e38
+                one.replica.phi[0][place] = 2e38
+                before[1][place] = 2e38
             number, _ = finish(one, other)
-            assert "not finite" in one.refused(number).text, spoil
+            assert "not finite" in one.refused(number).text, (spoil, place)
             after = one.replica.fast(0), one.replica.phi[0], one.replica.delta[0]
             assert all(torch.equal(was, now) for was, now in zip(before, after, strict=True))
+            one.replica.phi[0][place] = kept
             one.ask(Drop(fragment=0))
-            one.steps(1)
+            for here in (one, other):
+                here.steps(1)
 
 
 def test_a_state_that_is_not_finite_is_not_resumed_from(folder: Path) -> None:
