@@ -50,6 +50,9 @@ class Footprint:
     """Values a token of ``kept`` that one of them keeps."""
     between: int = 0
     """Values a token that remain of it if it is computed again."""
+    looking: int | None = None
+    """Values a token that pass at the widest place of a forward pass alone, logits aside; None for
+    as many as ``passing``."""
 
     @property
     def parameters(self) -> int:

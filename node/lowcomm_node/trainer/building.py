@@ -28,6 +28,7 @@ from lowcomm_node.trainer.memory import at_once, is_mapped, moments_bytes, slow_
 from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_node.trainer.text import open_text
 from lowcomm_protocol.codecs import coder
+from lowcomm_protocol.codecs.kernels import compiled_here
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.exchange.outer import mean_contribution, outer_step
 from lowcomm_protocol.spec.amendments import newest
@@ -61,7 +62,9 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     prepare(device, Paths(Path(settings.home)).compiled)
     limits = (settings.max_memory, settings.max_vram)
     wanted = Wanted(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
-    fit = check_memory(spec, device, *limits, settings.exchanges, wanted)
+    warm_up(spec.sync.codec)  # first, as what compiling takes counts
+    compiled = compiled_here() > 0
+    fit = check_memory(spec, device, *limits, settings.exchanges, wanted, compiled)
     limit_vram(device, settings.max_vram)
     disk_quota = DiskQuota(Path(settings.home), settings.max_disk)
     dataset = open_text(spec, settings, disk_quota, tell)
@@ -71,7 +74,6 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     if settings.slow and is_mapped(spec):
         disk_quota.require(slow_bytes(spec), "Slow weights")
         replica.keep_in_files(Path(settings.slow))
-    warm_up(spec.sync.codec)
     store = CheckpointStore(Path(settings.checkpoints), settings.keep, disk_quota)
     found = store.load_newest_usable()
     if found.checkpoint is not None:

@@ -8,6 +8,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.memory_watch import GIB, memory_of_machine
 from lowcomm_node.trainer.inner.micro_batch import Cut, choose
 from lowcomm_node.trainer.memory import (
+    COMPILING,
     DAEMON,
     TRAINER,
     Reckoning,
@@ -52,15 +53,17 @@ def check_memory(
     max_vram: float | None = None,
     exchanges: int = 4,
     wanted: Wanted = Wanted(),
+    compiled: bool = False,
 ) -> Fit:
     """What training needs, and the largest micro-batch that is reckoned to fit. Raises ConfigError
     if even the smallest takes more memory than is free, or than the owner allows.
 
-    Limits are in GiB. ``exchanges``: how many may be under way at once.
+    Limits are in GiB. ``exchanges``: how many may be under way at once; ``compiled``: whether this
+    process has compiled kernels.
     """
     gpu = device.type == "cuda"
     # Without a limit: what is free, and what daemon and trainer have taken already.
-    free = memory_of_machine()[1] + DAEMON + TRAINER
+    free = memory_of_machine()[1] + DAEMON + TRAINER + (COMPILING if compiled else 0)
     allowed = free if max_memory is None else int(max_memory * GIB)
     vram = 0
     if gpu:
@@ -68,17 +71,17 @@ def check_memory(
         vram = vram if max_vram is None else min(vram, int(max_vram * GIB))
 
     def fits(cut: Cut) -> bool:
-        needed = reckon(spec, gpu, exchanges, cut)
+        needed = reckon(spec, gpu, exchanges, cut, compiled)
         return needed.host_bytes <= allowed and needed.device_bytes <= vram
 
     cut = choose(spec.train.batch, wanted.micro_batch, wanted.recompute, fits)
     if cut is None:
         smallest = Cut(wanted.micro_batch or 1, wanted.recompute is not False)
-        least = reckon(spec, gpu, exchanges, smallest)
+        least = reckon(spec, gpu, exchanges, smallest, compiled)
         _require(spec, least.host, allowed, "memory", "--max-memory", wanted)
         _require(spec, least.device, vram, "memory of the GPU", "--max-vram", wanted)
     cut = cut or Cut(1)
-    return Fit(reckon(spec, gpu, exchanges, cut), cut)
+    return Fit(reckon(spec, gpu, exchanges, cut, compiled), cut)
 
 
 def _require(

@@ -4,7 +4,8 @@ In all kinds, ``sent_of`` gives our contribution as the others decoded it, ``mea
 all, and ``ranges`` say where there is one. Vectors are flat, float32, in host memory. What follows
 from others, such as progress, is computed where it is needed and not kept: memory is what an
 exchange takes most of. So a pair that can holds two vectors alone, the weights as captured and what
-came, which the new slow weights replace piece by piece.
+came, which the new slow weights replace piece by piece. What came goes to where slow weights are
+kept: of a large model that is a file, and one vector in memory is all that is held.
 
 A kind of exchange has one entry in `CAPTURES`: a class that knows all that the trainer must know
 of it.
@@ -83,6 +84,9 @@ class Capture(ABC, Generic[AnyCoder]):
     """Our contribution; once it is coded, as the others decode it. Empty where it is computed."""
     source: Source | None = None
     """What our contribution is computed from where it is needed; None where ``sent`` is held."""
+    arriving: Scratch | None = None
+    """Lends the vector that what came is decoded into, where new slow weights take its place; else
+    ``scratch`` does."""
     realign: bool
     keep_momentum: bool = field(default=False, kw_only=True)
     """Whether a realignment leaves the outer momentum as it is."""
@@ -293,7 +297,7 @@ class PairCapture(Capture[Coder]):
 
         Raises CodecError or ImplausibleError if it can't be used.
         """
-        vector = self.scratch.take(self.numel)
+        vector = (self.arriving or self.scratch).take(self.numel)
         again = self.coder.decode(data, vector.numpy())
         self.received[peer] = vector
         if not again:

@@ -21,7 +21,10 @@ MIB, GIB = 1024**2, 1024**3
 DAEMON = 120 * MIB
 """The daemon."""
 TRAINER = 230 * MIB
-"""The trainer with its libraries and what they compile, without a model."""
+"""The trainer with its libraries and the kernels that they load, without a model."""
+COMPILING = 80 * MIB
+"""What numba and LLVM keep of compiling the kernels of a codec and of exchanges, which a start does
+that finds none on the disk. They give none of it back while the process lives."""
 CUDA_TRAINER = 2000 * MIB
 """The same where torch brings up a GPU."""
 CUDA_DEVICE = 600 * MIB
@@ -34,6 +37,8 @@ the mean, too."""
 RECALLING_VECTORS = 2
 """The same of a pair that computes its contribution again: weights, and what came, in whose place
 new slow weights go."""
+ARRIVING_VECTORS = 1
+"""Of these, what is in a file where slow weights are: what came."""
 KEPT_VECTORS = 1
 """The same of coders that owe: our contribution before it was coded, or its error."""
 PASSING_VECTORS = 1
@@ -74,10 +79,17 @@ class Reckoning:
         return sum(self.device.values())
 
 
-def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4, cut: Cut | None = None) -> Reckoning:
+def reckon(
+    spec: RunSpec,
+    gpu: bool,
+    exchanges: int = 4,
+    cut: Cut | None = None,
+    compiled: bool = False,
+) -> Reckoning:
     """What training takes with at most so many ``exchanges`` under way at once.
 
-    ``cut``: how a step goes through the model; None for the whole batch at once.
+    ``cut``: how a step goes through the model; None for the whole batch at once. ``compiled``:
+    whether this process compiles kernels that later ones find on the disk.
     """
     cut = cut or Cut(spec.train.batch)
     model = family_of(spec.model).footprint(spec.model)
@@ -95,19 +107,22 @@ def reckon(spec: RunSpec, gpu: bool, exchanges: int = 4, cut: Cut | None = None)
     }
     keeping = {
         "slow weights and momentum": 0 if is_mapped(spec) else slow_bytes(spec),
-        "exchanges": _exchanges(spec, model, exchanges),
         "checkpoint and state for joiners": states,
     }
+    # Vectors of fragments and slots are mapped one by one: there are no gaps between them.
+    mapped = {"exchanges": _exchanges(spec, model, exchanges)}
+    programs = DAEMON + (COMPILING if compiled else 0)
     if gpu:
         return Reckoning(
-            host={"programs": DAEMON + CUDA_TRAINER, **_with_gaps(keeping)},
+            host={"programs": programs + CUDA_TRAINER, **_with_gaps(keeping), **mapped},
             device={
                 "programs": CUDA_DEVICE,
                 **_with_gaps(training | {"captures and merges": _beside(spec, numel)}),
             },
         )
     return Reckoning(
-        host={"programs": DAEMON + TRAINER, **_with_gaps(training | keeping)}, device={}
+        host={"programs": programs + TRAINER, **_with_gaps(training | keeping), **mapped},
+        device={},
     )
 
 
@@ -192,10 +207,12 @@ def step_values(model: Footprint, tokens: int, again: bool = False) -> int:
     return kept + tokens * model.vocab + max(passing, 2 * tokens * model.vocab)
 
 
-def _look(model: Footprint, tokens: int) -> int:
+def _look(model: Footprint, tokens: int, gpu: bool) -> int:
     """Values of a forward pass without gradients."""
     held = chunk_tokens(tokens, model.vocab)
-    return tokens * model.passing + 2 * held * model.vocab
+    # On a GPU more is alive: what autocast has cast.
+    alive = model.passing if gpu or model.looking is None else model.looking
+    return tokens * alive + 2 * held * model.vocab
 
 
 def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int, cut: Cut) -> int:
@@ -208,7 +225,7 @@ def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int, cut: C
     looked_at = max(context, EVALUATION_TOKENS)
     # A GPU computes in bf16, but norms and the loss, and keeps a copy of the weights in bf16.
     copies = FLOAT // 2 * model.parameters if gpu else 0
-    look = FLOAT * _look(model, looked_at) - (0 if gpu else states)
+    look = FLOAT * _look(model, looked_at, gpu) - (0 if gpu else states)
     look -= FLOAT * model.parameters  # there are no gradients then
     return max(FLOAT * step_values(model, tokens, cut.recompute), look) + copies
 
@@ -222,7 +239,8 @@ def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:
     coding = coder(sync.codec, fragment, sync.error_feedback) if sync.group == 2 else None
     recalls = coding is not None and coding.recalls
     vectors = PAIR_VECTORS if sync.group == 2 else GROUP_VECTORS
-    vectors = RECALLING_VECTORS if recalls else vectors + KEPT_VECTORS * sync.error_feedback
+    recalling = RECALLING_VECTORS - (ARRIVING_VECTORS if is_mapped(spec) else 0)
+    vectors = recalling if recalls else vectors + KEPT_VECTORS * sync.error_feedback
     outcome = 0 if is_mapped(spec) else (2 if keeps_momentum(sync) else 1)
     # A slot holds the fragment in fp32, but of its pages only those are taken that were written.
     # Slow weights that may come apart are sent in fp32 then.

@@ -34,7 +34,7 @@ from lowcomm_node.trainer.device.kernels import merges_alike, outer_of
 from lowcomm_node.trainer.inner.ahead import Ahead
 from lowcomm_node.trainer.inner.gradient import Gradient
 from lowcomm_node.trainer.inner.outcome import Outcome, Taken, read_later
-from lowcomm_node.trainer.memory import keeps_momentum
+from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
@@ -261,7 +261,7 @@ class Replica:
         """
         sweep(folder)
         largest = max(fragment.numel for fragment in self.plan.fragments)
-        spare = 2 if self.keeps_momentum else 1
+        spare = FEWEST * (2 if self.keeps_momentum else 1)  # of all that may be under way
         self._slow = Scratch(largest, spare, partial(mapped_vector, folder))
         for vectors in (self.phi, self.delta):
             for p, held in enumerate(vectors):
@@ -340,7 +340,7 @@ class Replica:
             )
         capture.bound = replace(capture.bound, own=own)
         if capture.recalls and self._is_ours():
-            capture.source = self._source(capture)
+            capture.source, capture.arriving = self._source(capture), self._slow
         else:
             capture.sent = self._whole(capture)
 
@@ -419,8 +419,7 @@ class Replica:
         capture = self.capture_of(fragment)
         before, pair = self.phi[fragment], capture.pair()
         # Of a piece, what came is not needed once it is pooled.
-        used_up = None if pair is None or self._slow is not self.scratch else pair.theirs
-        phi = self.slow(fragment) if used_up is None else used_up
+        phi = self.slow(fragment) if pair is None else pair.theirs
         delta = self.slow(fragment) if self.keeps_momentum else None
         if sum(stop - start for start, stop in capture.ranges) < capture.numel:
             copy_flat(before, phi)

@@ -158,12 +158,7 @@ def _load(replica: Replica, form: StateForm, read: Read, moments: int) -> None:
     """Piece by piece: what is not copied to its place at once would be in memory twice."""
     replica.readings.wait()
     fragments = replica.plan.fragments
-    first = {name: torch.empty(weight.shape) for name, weight in replica.weights.items()}
-    second = {
-        name: torch.empty_like(one)
-        for name, one in first.items()
-        if replica.optimizer.has_second(name)
-    }
+    first, second = _room_for_moments(replica, moments > 0)
     # Slow weights are replaced, never changed in place: a snapshot under way keeps the old ones.
     phi = [replica.slow(p) for p in range(len(fragments))]
     delta = [replica.slow(p) for p in range(len(fragments))] if replica.keeps_momentum else []
@@ -184,6 +179,19 @@ def _load(replica: Replica, form: StateForm, read: Read, moments: int) -> None:
         coder.inherit({RANGE: learned} if RANGE in coder.lessons() else {})
     if moments:  # a donor that has not taken a step has none: we warm up anew
         replica.optimizer.adopt(first, second, moments)
+
+
+def _room_for_moments(
+    replica: Replica, in_place: bool
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """First and second moments by weight, which may hold anything; ``in_place``: ours, if there are
+    any."""
+    ours = replica.optimizer.moment_vectors()
+    if in_place and ours[0]:
+        return ours
+    weights, has_second = replica.weights, replica.optimizer.has_second
+    first = {name: torch.empty(weight.shape) for name, weight in weights.items()}
+    return first, {name: torch.empty_like(one) for name, one in first.items() if has_second(name)}
 
 
 def _place(fragment: Fragment, tensors: Mapping[str, Tensor], start: int, values: Vector) -> None:

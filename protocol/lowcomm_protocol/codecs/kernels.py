@@ -43,6 +43,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _njit = cast(
     "Callable[..., Callable[[Any], Any]]", numba.njit
 )  # numba does not say what its decorators return
+_kept: list[Any] = []
+"""Kernels that look for their code on the disk."""
+_in_memory: list[Any] = []
+"""The same kernels as they are compiled where nothing can be kept."""
 
 
 def part(function: _Function) -> _Function:
@@ -80,7 +84,10 @@ def kernel(function: _Function) -> _Function:
     try:
         cached = _njit(nogil=True, cache=True)(function)
     except RuntimeError:
+        _in_memory.append(in_memory)
         return in_memory
+    _kept.append(cached)
+    _in_memory.append(in_memory)
     chosen = [cached]
 
     def call(*arguments: Any) -> Any:
@@ -93,6 +100,12 @@ def kernel(function: _Function) -> _Function:
             return in_memory(*arguments)
 
     return cast("_Function", call)
+
+
+def compiled_here() -> int:
+    """How often this process has compiled a kernel, as none was found on the disk."""
+    missed = sum(sum(one.stats.cache_misses.values()) for one in _kept)
+    return missed + sum(len(one.signatures) for one in _in_memory)
 
 
 @part

@@ -4,6 +4,7 @@ allocated any more."""
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,12 @@ import torch
 
 from helpers.allocating import Tensors
 from helpers.merged_bits import Text, begin, train
-from lowcomm_node.trainer.memory import GROUP_VECTORS, KEPT_VECTORS, RECALLING_VECTORS
+from lowcomm_node.trainer.memory import (
+    ARRIVING_VECTORS,
+    GROUP_VECTORS,
+    KEPT_VECTORS,
+    RECALLING_VECTORS,
+)
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -150,6 +156,27 @@ def test_until_its_merge_an_exchange_holds_its_capture_and_its_outcome_alone(mom
         for replica in replicas.values():
             replica.merge(0, replica.clock.step)
         assert {held(one) for one in replicas.values()} == {kept - 1}, "what the merge put in place"
+
+
+@pytest.mark.parametrize("method", ["lowcomm", "noloco", "gossip"])
+def test_with_slow_weights_in_files_an_exchange_holds_its_capture_alone_in_memory(
+    method: str, tmp_path: Path
+):
+    replicas = replicas_of(method)
+    for peer, replica in replicas.items():
+        replica.phi = [one.clone() for one in replica.phi]  # none is of the scratch in memory
+        replica.keep_in_files(tmp_path / peer)
+    numel = replicas["a"].phi[0].numel()
+    buffers = {peer: memoryview(bytearray(4 * numel + 65_536)) for peer in replicas}
+    pairs(replicas, buffers, until=lambda replica, fragment: None)
+    alone = RECALLING_VECTORS - ARRIVING_VECTORS
+    assert {held(one) for one in replicas.values()} == {alone}, "what came is in a file"
+    for replica in replicas.values():
+        replica.outer(0)
+        assert held(replica) == alone
+        replica.merge(0, replica.clock.step)
+        assert held(replica) == 0
+        assert replica.scratch.made == alone
 
 
 def held(replica: Replica) -> int:

@@ -79,8 +79,8 @@ def busy(tmp_path: Path) -> Iterator[Callable[[Replica], Writing]]:
         one.thread.shutdown()
 
 
-def trained(dataset: Dataset) -> Replica:
-    one = Replica(SPEC, "peer", dataset, torch.device("cpu"))
+def trained(dataset: Dataset, spec: RunSpec = SPEC) -> Replica:
+    one = Replica(spec, "peer", dataset, torch.device("cpu"))
     for _ in range(3):
         one.inner_step()
     return one
@@ -175,6 +175,36 @@ def test_neither_writing_nor_adopting_a_state_takes_the_memory_of_a_fragment(
     assert {one.data_ptr() for one in moments.values()} <= {
         one.data_ptr() for one in parts["inner"].values()
     }
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_moments_of_others_go_to_the_place_of_ours(
+    dataset: Dataset, tmp_path: Path, optimizer: str
+):
+    spec = SPEC.model_copy(update={"train": SPEC.train.model_copy(update={"optimizer": optimizer})})
+    donor, joiner = trained(dataset, spec), trained(dataset, spec)
+    donor.inner_step()
+    name = transfer.Snapshot(donor).write(tmp_path)
+    before = places(joiner)
+    transfer.adopt_folder(joiner, tmp_path / name)
+    assert places(joiner) == before
+    for ours, theirs in zip(vectors(joiner), vectors(donor), strict=True):
+        assert torch.equal(ours, theirs)
+    fresh = Replica(spec, "peer", dataset, torch.device("cpu"))
+    young = transfer.Snapshot(fresh).write(tmp_path)
+    kept = [one.clone() for one in vectors(joiner)]
+    transfer.adopt_folder(joiner, tmp_path / young)
+    assert all(map(torch.equal, vectors(joiner), kept)), "a donor that took no step has none"
+
+
+def vectors(replica: Replica) -> list[torch.Tensor]:
+    """All moments."""
+    return [one for part in replica.optimizer.moment_vectors() for one in part.values()]
+
+
+def places(replica: Replica) -> list[int]:
+    """Where they are."""
+    return [one.data_ptr() for one in vectors(replica)]
 
 
 def test_slow_weights_in_files_are_those_in_memory_and_leave_no_file_behind(

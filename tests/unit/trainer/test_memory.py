@@ -5,11 +5,15 @@ import mmap
 import os
 import subprocess
 import sys
+import weakref
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models import evaluation
@@ -22,16 +26,20 @@ from lowcomm_node.system.memory_watch import (
 )
 from lowcomm_node.trainer import capacity as limits
 from lowcomm_node.trainer.capacity import check_memory
+from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_node.trainer.memory import (
     BETWEEN,
+    COMPILING,
     EVALUATION_TOKENS,
     FLOAT,
     at_once,
     count_parameters,
+    is_mapped,
     reckon,
 )
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.optimizer import InnerOptimizer
+from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
 from lowcomm_protocol.spec.transformer import TransformerSettings
@@ -103,6 +111,46 @@ def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model
     found = family_of(settings).footprint(settings)
     reckoned = FLOAT * batch * settings.context * (found.kept + found.vocab)
     assert sum(kept.values()) == pytest.approx(reckoned, rel=0.01)
+
+
+class Alive(TorchDispatchMode):
+    """The most bytes of new tensors that were alive at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.most = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        given = {_place(one) for one in tree_leaves((args, kwargs)) if torch.is_tensor(one)}
+        result = func(*args, **(kwargs or {}))
+        for one in tree_leaves(result):
+            if torch.is_tensor(one) and _place(one) not in given | self._known:
+                storage = one.untyped_storage()
+                self._known.add(_place(one))
+                self.now += storage.nbytes()
+                weakref.finalize(storage, self._gone, _place(one), storage.nbytes())
+        self.most = max(self.most, self.now)
+        return result
+
+    def _gone(self, place: int, size: int) -> None:
+        self._known.discard(place)
+        self.now -= size
+
+
+def _place(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_what_a_look_without_gradients_holds_is_counted_to_a_tenth(model):
+    settings = TransformerSettings.model_validate(model)
+    real, found = build_model(settings, 0), family_of(settings).footprint(settings)
+    tokens = torch.zeros(16, settings.context, dtype=torch.long)
+    assert found.looking is not None and found.looking < found.passing
+    with torch.no_grad(), Alive() as alive:
+        real._states(tokens, None)
+    assert alive.most == pytest.approx(FLOAT * tokens.numel() * found.looking, rel=0.1)
 
 
 def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(
@@ -219,6 +267,57 @@ def test_fragments_that_daemon_and_trainer_share_count_once():
 )
 def test_of_large_fragments_fewer_are_under_way_at_once(largest: int, fragments: int, count: int):
     assert at_once(4, fragments, largest) == count
+
+
+COMPILES = """
+import numpy as np
+from lowcomm_protocol.codecs import coder
+from lowcomm_protocol.codecs.kernels import compiled_here
+one = coder("int8", 256)
+assert compiled_here() == 0
+one.encode(np.ones(256, dtype=np.float32), memoryview(bytearray(one.max_size)))
+print(compiled_here())
+"""
+
+
+@pytest.mark.slow
+def test_a_process_knows_whether_it_has_compiled_what_later_ones_find_on_the_disk(
+    tmp_path: Path,
+):
+    where = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path)}
+    command = [sys.executable, "-c", COMPILES]
+    first, second = (
+        subprocess.run(command, env=where, check=True, timeout=300, capture_output=True).stdout
+        for _ in range(2)
+    )
+    assert int(first) > 0 == int(second)
+
+
+def test_what_compiling_takes_is_reckoned_where_it_was_needed():
+    spec = spec_of()
+    already, anew = (reckon(spec, False, compiled=one).host for one in (False, True))
+    assert anew.pop("programs") - already.pop("programs") == COMPILING
+    assert anew == already
+    needed = reckon(spec, False).host_bytes / GIB
+    check_memory(spec, CPU, needed)
+    with pytest.raises(ConfigError, match="raise --max-memory"):
+        check_memory(spec, CPU, reckon(spec, False, cut=Cut(1)).host_bytes / GIB, compiled=True)
+
+
+def test_what_comes_is_reckoned_as_in_a_file_where_slow_weights_are():
+    shape = {"layers": 12, "width": 576, "heads": 9, "feed_forward": 1536, "context": 64}
+    large = spec_of(shape, batch=1)
+    fragment = -(-count_parameters(large.model) // large.sync.fragments)
+    coded = coder(large.sync.codec, fragment, False).max_size / FLOAT
+    assert is_mapped(large)
+    exact = reckon(large, False).host["exchanges"] / FLOAT
+    assert exact == pytest.approx(2 * (fragment + 2 * coded), rel=0.01), "of two, one vector each"
+    small = spec_of(batch=1)
+    assert not is_mapped(small)
+    fragment = -(-count_parameters(small.model) // small.sync.fragments)
+    coded = coder(small.sync.codec, fragment, False).max_size / FLOAT
+    exact = reckon(small, False).host["exchanges"] / FLOAT
+    assert exact == pytest.approx(4 * (2 * fragment + 2 * coded) + fragment, rel=0.01)
 
 
 def test_a_large_model_is_reckoned_without_copies_and_with_slow_weights_in_files():

@@ -49,6 +49,10 @@ class TransformerFamily(Family):
         if model.qk_norm:
             layer += 2 * (queries + keys) + heads + groups
         widest = 4 * width + 6 * queries + 4 * inner
+        # Without gradients a block holds its input and that normed, and beside them in its second
+        # half silu(gate), up and their product; in its first half queries, keys and values, turned
+        # queries, and what turns keys.
+        looking = 2 * width + max(3 * inner, 2 * queries + 4 * keys)
         return Footprint(
             matrices=matrices,
             others=tables + norms + biases,
@@ -58,6 +62,7 @@ class TransformerFamily(Family):
             blocks=layers,
             in_block=layer,
             between=width,
+            looking=looking,
         )
 
     def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:
