@@ -9,19 +9,21 @@ Two daemons, each with a trainer process, exchange one fragment of --size MB (fp
 TLS on loopback. Beside them, in turn with them: gloo's all-reduce and hivemind's averager of a
 vector of that size. CPU is that of all processes of both ends. Memory is the sum of the peaks of
 all processes above what they held before the first exchange (*again*: before this one), memory that
-both map counted once. Medians of several runs; everything into benchmarks/results/exchange.json, by
-size."""
+both map counted once. *private* is the most that they hold at one moment beyond that, without the
+pages of files, which the kernel drops at need. Medians of several runs; everything into
+benchmarks/results/exchange.json, by size."""
 
 import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from subprocess import Popen
+from threading import Event, Thread
 from time import sleep
 from typing import Any
 
@@ -43,6 +45,8 @@ BOUNDS = {
 chunk is half of the fragment of CI, and how many are held at once differs from run to run."""
 WARM = 2
 """Exchanges before those that are measured: a modulo codec sends the first one in bf16."""
+LOOK = 0.01
+"""Seconds between two looks at what processes hold."""
 REST = 0.2
 """Seconds until what an exchange leaves behind is done: descriptors closed, memory given back."""
 
@@ -58,6 +62,8 @@ class Pair:
     extra: float = 0.0
     held: int = 0
     """Bytes before the first exchange."""
+    held_private: int = 0
+    """Those of them that are no pages of files."""
 
     @property
     def pids(self) -> list[int]:
@@ -178,16 +184,19 @@ def exchange_once(pair: Pair) -> dict[str, Any]:
         ask(other, ask(child, {"train": True}))
     now = resident(pair.pids)
     pair.held = pair.held or now
+    pair.held_private = pair.held_private or private(family(pair.pids), pair.pids)
     forget_peaks(pair.pids)
     cpu = cpu_of(pair.pids)
-    began = ask(first, {"go": True})["began"]
-    ended = pair.all({"end": True})
+    with most_private(pair.pids) as most:
+        began = ask(first, {"go": True})["began"]
+        ended = pair.all({"end": True})
     sleep(REST)
     peak = resident(pair.pids, "VmHWM")
     return figures_of(began, ended) | {
         "cpu": cpu_of(pair.pids) - cpu,
         "extra": peak - pair.held,
         "again": peak - now,
+        "private": max(most) - pair.held_private,
     }
 
 
@@ -244,12 +253,39 @@ def family(pids: list[int], children: bool = True) -> list[int]:
 
 def memory_of(pids: list[int], name: str, children: bool = True) -> list[int]:
     """A figure of /proc/PID/status, bytes, of each process."""
-    found = []
-    for pid in family(pids, children):
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-        kilobytes = next((line.split()[1] for line in lines if line.startswith(f"{name}:")), "0")
-        found.append(int(kilobytes) * 1024)
-    return found
+    return [figure_of(pid, name) for pid in family(pids, children)]
+
+
+def figure_of(pid: int, name: str) -> int:
+    """A figure of /proc/PID/status, bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    kilobytes = next((line.split()[1] for line in lines if line.startswith(f"{name}:")), "0")
+    return int(kilobytes) * 1024
+
+
+@contextmanager
+def most_private(pids: list[int]) -> Iterator[list[int]]:
+    """What `private` was, seen LOOK after LOOK until it is left."""
+    every, over, found = family(pids), Event(), [0]
+
+    def look() -> None:
+        while not over.wait(LOOK):
+            found.append(private(every, pids))
+
+    thread = Thread(target=look)
+    thread.start()
+    try:
+        yield found
+    finally:
+        over.set()
+        thread.join()
+
+
+def private(every: list[int], roots: list[int]) -> int:
+    """Bytes of processes that only swapping would free; what a daemon and its trainer share, both
+    map, and it counts once."""
+    anonymous = sum(figure_of(pid, "RssAnon") for pid in every)
+    return anonymous + sum(figure_of(pid, "RssShmem") for pid in roots)
 
 
 def forget_peaks(pids: list[int]) -> None:
@@ -291,7 +327,7 @@ def figures(runs: list[dict[str, Any]], extra: float = 0.0) -> dict[str, Any]:
         for name in ("seconds", "cpu", "bytes")
         if name in runs[0]
     }
-    for name, least in (("extra", extra), ("again", 0.0)):
+    for name, least in (("extra", extra), ("again", 0.0), ("private", 0.0)):
         row[name] = max(least, *(run.get(name, 0.0) for run in runs))
     if "stages" in runs[0]:
         row["stages"] = {stage: median(run["stages"][stage] for run in runs) for stage in STAGES}
@@ -301,12 +337,15 @@ def figures(runs: list[dict[str, Any]], extra: float = 0.0) -> dict[str, Any]:
 def show(rows: dict[str, Any], title: str) -> None:
     """The table; stages in milliseconds, of the end that took longer."""
     print(title)
-    print(f"{'':24} {'s':>6} {'CPU s':>6} {'+MB':>5} {'again':>5} {'MB sent':>8} ", end="")
+    print(
+        f"{'':24} {'s':>6} {'CPU s':>6} {'+MB':>5} {'again':>5} {'private':>7} {'MB sent':>8} ",
+        end="",
+    )
     print("".join(f"{stage:>8}" for stage in STAGES))
     for name, row in rows.items():
         print(
             f"{name:24} {row['seconds']:6.3f} {row.get('cpu', 0):6.2f} {row['extra'] / 1e6:5.0f} "
-            f"{row['again'] / 1e6:5.0f}",
+            f"{row['again'] / 1e6:5.0f} {row['private'] / 1e6:7.0f}",
             end="",
         )
         if "stages" in row:

@@ -98,6 +98,7 @@ class Node(End):
             spec=self.spec.canonical().decode(),
             peer_id=self.peer_id,
             checkpoints=str(self.folder / self.peer_id),
+            slow=str(self.folder / f"slow-{self.peer_id}"),
             data_cache=str(self.folder / f"cache-{self.peer_id}"),
             data=str(text),
             device="cpu",
