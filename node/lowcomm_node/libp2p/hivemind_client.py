@@ -172,6 +172,13 @@ def read_entry(entries: Mapping[Any, Any], subkey: str) -> bytes | None:
     return value if isinstance(value, bytes) else None
 
 
+def write_entry(value: bytes) -> bytes:
+    """A value as the DHT stores it; the counterpart of ``read_entry``."""
+    from lowcomm_node.libp2p.hivemind_parts import MSGPackSerializer
+
+    return MSGPackSerializer.dumps(value)
+
+
 def in_words(failure: str) -> str:
     """An owner's words for p2pd's error."""
     return next((words for sign, words in _FAILURES if sign in failure), failure)

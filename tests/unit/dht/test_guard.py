@@ -11,6 +11,7 @@ from lowcomm_node.dht import callers, guard
 from lowcomm_node.dht.answered import Answered
 from lowcomm_node.dht.eviction import Bringer
 from lowcomm_node.dht.guard import BoundedStorage, OwnRecords
+from lowcomm_node.dht.keepers import SEARCHED
 from lowcomm_node.dht.keys import (
     RUNS_KEY,
     Provenances,
@@ -20,7 +21,6 @@ from lowcomm_node.dht.keys import (
     provenance,
     removals_key,
 )
-from lowcomm_node.dht.records import SEARCHED
 from lowcomm_node.libp2p.hivemind_parts import (
     DHTID,
     DHTRecord,

@@ -1,4 +1,5 @@
-"""What must hold for searches in the DHT: however many peers there are, few of them are asked."""
+"""What must hold for requests to the DHT: however many peers there are, few are asked, and few
+bytes travel; yet nobody who is there is missed."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -6,11 +7,22 @@ from typing import Any
 
 import pytest
 
+from lowcomm_node.dht.keepers import ASKED, FOUND_FOR, LOOKS, REPLICAS, SEARCHED
 from lowcomm_node.dht.keys import Provenances, pack
-from lowcomm_node.dht.records import REPLICAS, SEARCHED, Records
-from lowcomm_node.libp2p.hivemind_parts import DHTID, DHTLocalStorage, DHTNode, MSGPackSerializer
+from lowcomm_node.dht.records import SEEN_FOR, Records
+from lowcomm_node.libp2p.hivemind_parts import (
+    DHTID,
+    DHTLocalStorage,
+    DHTNode,
+    MSGPackSerializer,
+)
+from lowcomm_node.swarm.membership import REMOVALS_EVERY, look_pause
+from lowcomm_node.swarm.watchdog import READ_BACK
 
-KEY = "peers"
+KEY, FAR = "peers", 2e9
+PLACE = DHTID.generate(source=KEY)
+NAME, RECORD = 58, 450
+"""Bytes of a peer's place and id in an answer, and of a record."""
 
 
 class Network:
@@ -21,74 +33,279 @@ class Network:
 
     def __init__(self, peers: int) -> None:
         self.near = {DHTID.generate(source=str(number)): str(number) for number in range(peers)}
+        self.met = dict(self.near)
+        self.kept = {peer: DHTLocalStorage() for peer in self.near.values()}
         self.storage, self.cache = DHTLocalStorage(), DHTLocalStorage()
-        self.routing_table = SimpleNamespace(
-            get_nearest_neighbors=lambda *_, **__: list(self.near.items())
-        )
-        self.asked, self.stored = Counter[str](), Counter[str]()
+        self.routing_table = SimpleNamespace(get_nearest_neighbors=self.nearest)
+        self.silent = set[str]()
+        self.named, self.asked, self.stored = Counter[str](), Counter[str](), Counter[str]()
+        self.bytes = 0
+
+    def nearest(self, place: DHTID, k: int, exclude: Any = None) -> list[tuple[DHTID, str]]:
+        return sorted(self.met.items(), key=lambda one: place.xor_distance(one[0]))[:k]
+
+    def keepers(self) -> set[str]:
+        return {peer for _, peer in self.nearest(PLACE, REPLICAS)}
+
+    def keep(self, subkey: str, value: bytes = b"record", keepers: Any = None) -> None:
+        for peer in keepers or self.keepers():
+            self.kept[peer].store_subkey(PLACE, subkey, stored(value), FAR)
 
     async def call_find(self, peer: str, keys: list[DHTID]) -> Any:
-        self.asked[peer] += 1
-        return dict.fromkeys(keys, (None, self.near))
+        [place] = keys
+        (self.asked if place == PLACE else self.named)[peer] += 1
+        if peer in self.silent:
+            return None
+        found: Any = self.kept[peer].get(place)
+        records = len(list(found.value.items())) if found is not None else 0
+        near = dict(self.nearest(place, self.bucket_size))
+        self.bytes += NAME * len(near) + RECORD * records
+        return {place: (found, near)}
 
-    async def call_store(self, peer: str, keys: list[DHTID], **_: Any) -> list[bool]:
+    async def call_store(
+        self, peer: str, keys: Any, values: Any, expires: Any, subkeys: Any
+    ) -> list[bool] | None:
+        if peer in self.silent:
+            return None
         self.stored[peer] += 1
-        return [True] * len(keys)
+        self.bytes += RECORD
+        return [self.kept[peer].store_subkey(keys[0], subkeys[0], values[0], expires[0])]
 
 
-class Nobody(set[str]):
+class Banned(set[str]):
     """A blacklist."""
 
     def register_success(self, peer: str) -> None:
         """Ignored."""
 
+    def register_failure(self, peer: str) -> None:
+        self.add(peer)
 
-def searching(peers: int) -> tuple[Network, Records]:
-    """A network of so many others, and the requests of the one in its middle."""
-    network, node = Network(peers), DHTNode(_initialized_with_create=True)
+
+class Trusting(Provenances):
+    """Believes everything; the order is the length of a value."""
+
+    def check(self, stored: bytes, subkey: str, now: float) -> Any:
+        return SimpleNamespace(key=KEY, order=len(stored))
+
+
+class Clock:
+    """A time that tests set."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def stored(value: bytes) -> bytes:
+    return MSGPackSerializer.dumps(pack(KEY, value))
+
+
+def node_of(network: Network) -> Any:
+    node: Any = DHTNode(_initialized_with_create=True)
     node.node_id, node.protocol, node.peer_id = DHTID.generate(source="me"), network, "me"
     node.num_replicas, node.num_workers, node.chunk_size = REPLICAS, 4, 16
-    node.cache_locally = node.cache_on_store = node.reuse_get_requests = False
-    node.cache_nearest = node.cache_refresh_before_expiry = 0
-    node.blacklist = Nobody()
-    return network, Records(lambda: node, Provenances(None))
+    node.blacklist = Banned()
+    return node
+
+
+def searching(peers: int) -> tuple[Network, Records, Clock]:
+    """A network of so many others, and the requests of the one in its middle."""
+    network, clock = Network(peers), Clock()
+    node = node_of(network)
+    return network, Records(lambda: node, Trusting(), clock=clock), clock
 
 
 @pytest.mark.parametrize("peers", [3, 8, 16, 40])
 async def test_a_search_asks_the_nearest_peers_alone(peers: int) -> None:
-    network, records = searching(peers)
+    network, records, _ = searching(peers)
     assert await records.lookup(KEY) == {}
-    assert len(network.asked) == min(peers, SEARCHED)
-    place = DHTID.generate(source=KEY)
-    nearest = sorted(network.near, key=place.xor_distance)[:SEARCHED]
-    assert set(network.asked) == {network.near[one] for one in nearest}
+    nearest = {peer for _, peer in network.nearest(PLACE, SEARCHED)}
+    assert set(network.named) == nearest and network.named.total() == min(peers, SEARCHED)
+    assert set(network.asked) <= network.keepers() and network.asked.total() <= REPLICAS
+
+
+async def test_a_search_brings_names_and_only_the_keepers_bring_records() -> None:
+    network, records, _ = searching(16)
+    for number in range(100):
+        network.keep(f"peer-{number}", keepers=network.kept)
+    await records.publish(KEY, "me", b"ours", 30.0)
+    assert not network.asked, "who is asked for the key answers with all records under it"
+    assert network.bytes <= SEARCHED**2 * NAME + REPLICAS * RECORD
+
+
+@pytest.mark.parametrize("peers", [3, 4, 8, 40])
+async def test_few_looks_have_asked_all_keepers(peers: int) -> None:
+    network, records, _ = searching(peers)
+    await records.lookup(KEY)
+    keepers = set(network.asked)
+    network.asked.clear()
+    network.named.clear()
+    for _ in range(-(-REPLICAS // ASKED)):
+        before = network.asked.total()
+        await records.lookup(KEY)
+        assert network.asked.total() - before == min(ASKED, len(keepers))
+    assert set(network.asked) == keepers and not network.named
+
+
+async def test_a_look_in_eight_searches_and_asks_all_keepers() -> None:
+    network, records, _ = searching(16)
+    asked, named = [], []
+    for _ in range(2 * LOOKS + 1):
+        network.asked.clear()
+        network.named.clear()
+        await records.lookup(KEY)
+        asked.append(network.asked.total())
+        named.append(network.named.total())
+    all_keepers = len(network.keepers()) - (asked[0] < REPLICAS)
+    few = [ASKED] * (LOOKS - 1)
+    assert asked == [all_keepers, *few, all_keepers, *few, all_keepers]
+    none = [0] * (LOOKS - 1)
+    assert named == [SEARCHED, *none, SEARCHED, *none, SEARCHED]
+
+
+async def test_where_a_keeper_is_silent_the_same_look_asks_the_others() -> None:
+    network, records, _ = searching(16)
+    await records.lookup(KEY)
+    network.silent = set(list(network.asked)[:4])
+    network.keep("ada", keepers=set(network.kept) - network.silent)
+    assert await records.lookup(KEY) == {"ada": b"record"}
+
+
+async def test_a_peer_that_comes_nearer_is_asked_at_the_next_look() -> None:
+    network, records, _ = searching(16)
+    nearest = network.nearest(PLACE, 1)[0]
+    del network.met[nearest[0]]
+    await records.lookup(KEY)
+    await records.lookup(KEY)
+    assert nearest[1] not in network.asked
+    network.met[nearest[0]] = nearest[1]
+    network.keep("ada", keepers=[nearest[1]])
+    assert await records.lookup(KEY) == {"ada": b"record"}
+    network.stored.clear()
+    await records.publish(KEY, "me", b"ours", 30.0)
+    assert network.stored[nearest[1]] == 1
+
+
+async def test_after_a_restart_of_p2pd_a_look_searches() -> None:
+    network, clock = Network(16), Clock()
+    nodes = [node_of(network)]
+    records = Records(lambda: nodes[-1], Trusting(), clock=clock)
+    await records.lookup(KEY)
+    network.named.clear()
+    nodes.append(node_of(network))
+    await records.lookup(KEY)
+    assert network.named
+
+
+async def test_the_newest_record_wins_whoever_keeps_it() -> None:
+    network, records, _ = searching(16)
+    first, *others = sorted(network.keepers())
+    network.keep("ada", b"old", keepers=others)
+    network.keep("ada", b"newer", keepers=[first])
+    assert await records.lookup(KEY) == {"ada": b"newer"}
+
+
+async def test_what_we_keep_ourselves_is_found_too() -> None:
+    _, records, _ = searching(0)
+    assert await records.publish(KEY, "me", b"ours", 30.0)
+    assert await records.lookup(KEY) == {"me": b"ours"}
+    assert await records.held_by_others(KEY, "me", newest=False) is None
 
 
 @pytest.mark.parametrize("peers", [8, 40])
-async def test_a_record_goes_to_its_replicas_after_such_a_search(peers: int) -> None:
-    network, records = searching(peers)
-    assert await records.publish(KEY, "me", b"record", 30.0)
-    assert network.asked.total() <= SEARCHED
-    ours = network.storage.get(DHTID.generate(source=KEY)) is not None
-    assert network.stored.total() + ours == REPLICAS
-
-
-async def test_to_see_whether_a_record_has_arrived_one_answer_is_enough(
-    monkeypatch: pytest.MonkeyPatch,
+async def test_a_record_goes_to_its_replicas_and_the_next_one_there_without_a_search(
+    peers: int,
 ) -> None:
-    _, records = searching(16)
-    answers = list[str]()
-    entry = SimpleNamespace(value=MSGPackSerializer.dumps(pack(KEY, b"ours")))
+    network, records, clock = searching(peers)
+    for _ in range(3):
+        assert await records.publish(KEY, "me", b"record", 30.0)
+        assert network.named.total() <= SEARCHED
+        ours = network.storage.get(PLACE) is not None
+        assert network.stored.total() + ours == REPLICAS
+        network.stored.clear()
+    clock.now += FOUND_FOR
+    network.named.clear()
+    assert await records.publish(KEY, "me", b"record", 30.0)
+    assert network.named.total() == min(peers, SEARCHED)
 
-    async def find_at(_: Records, peer: str, place: Any) -> dict[str, Any]:
-        answers.append(peer)
-        return {"me": entry} if held else {}
 
-    monkeypatch.setattr(Records, "_find_at", find_at)
-    valid = SimpleNamespace(key=KEY, order=1)
-    monkeypatch.setattr(records, "_provenances", SimpleNamespace(check=lambda *_: valid))
-    for held, newest, asked in ((True, False, 1), (True, True, REPLICAS), (False, False, None)):
-        answers.clear()
-        found = await records.held_by_others(KEY, "me", newest)
-        assert found == (b"ours" if held else None)
-        assert len(answers) == (asked or 1 + REPLICAS)
+async def test_where_a_keeper_does_not_take_a_record_the_next_nearest_does() -> None:
+    network, records, _ = searching(16)
+    assert await records.publish(KEY, "me", b"record", 30.0)
+    network.silent = set(list(network.stored)[:2])
+    network.stored.clear()
+    assert await records.publish(KEY, "me", b"record", 30.0)
+    ours = network.storage.get(PLACE) is not None
+    assert len(network.stored) + ours == REPLICAS and not network.silent & set(network.stored)
+
+
+async def test_a_record_that_all_answering_keepers_have_counts_as_published() -> None:
+    network, records, _ = searching(3)
+    assert await records.publish(KEY, "me", b"record", 30.0)
+    network.silent = {"0"}
+    assert await records.publish(KEY, "me", b"newer record", 30.0)
+
+
+async def test_a_look_that_has_found_our_record_shows_that_it_has_arrived() -> None:
+    network, records, clock = searching(16)
+    network.keep("me", b"ours")
+    assert await records.held_by_others(KEY, "me", newest=False) == b"ours"
+    assert network.asked.total() == 1, "one answer is enough"
+    await records.lookup(KEY)
+    network.asked.clear()
+    network.named.clear()
+    clock.now += SEEN_FOR - 1
+    assert await records.held_by_others(KEY, "me", newest=False) == b"ours"
+    assert not network.asked and not network.named
+    assert await records.held_by_others(KEY, "me") == b"ours"
+    assert network.asked.total() >= REPLICAS - 1, "the newest is with any of them"
+    clock.now += 2
+    network.asked.clear()
+    assert await records.held_by_others(KEY, "me", newest=False) == b"ours"
+    assert network.asked.total() == 1, "the look is too old"
+
+
+async def test_our_own_copy_of_our_record_does_not_show_that_others_have_it() -> None:
+    network, records, _ = searching(16)
+    network.storage.store_subkey(PLACE, "me", stored(b"ours"), FAR)
+    assert await records.held_by_others(KEY, "me", newest=False) is None
+    assert await records.lookup(KEY) == {"me": b"ours"}
+    assert await records.held_by_others(KEY, "me", newest=False) is None
+
+
+async def minutes(peers: int, count: int) -> Network:
+    """What a node of a swarm, with a bootstrap server, does for some minutes."""
+    network, records, clock = searching(peers)
+    for number in range(peers - 1):
+        network.keep(f"peer-{number}")
+    pause = look_pause(2.0, 30.0, peers)
+    due = {"look": 0.0, "publish": 0.0, "held": 0.0, "removals": 0.0}
+    while clock.now < 60 * count:
+        task = min(due, key=lambda name: due[name])
+        clock.now = due[task]
+        if task == "look":
+            await records.lookup(KEY)
+        elif task == "publish":
+            await records.publish(KEY, "me", b"ours", 30.0)
+        elif task == "held":
+            await records.held_by_others(KEY, "me", newest=False)
+        else:
+            await records.lookup("removals")
+            await records.lookup("amendments")
+        due[task] += {
+            "look": pause, "publish": 10.0, "held": READ_BACK, "removals": REMOVALS_EVERY
+        }[task]  # fmt: skip
+    return network
+
+
+async def test_a_minute_costs_no_more_calls_and_bytes_in_a_swarm_of_sixteen_than_of_four() -> None:
+    told = {peers: await minutes(peers, 10) for peers in (4, 8, 16)}
+    sizes = {peers: network.bytes for peers, network in told.items()}
+    calls = {
+        peers: (network.asked + network.named + network.stored).total()
+        for peers, network in told.items()
+    }
+    assert max(sizes.values()) < 1.15 * sizes[4], sizes
+    assert max(calls.values()) < 1.15 * calls[4], calls
