@@ -19,8 +19,10 @@ from typing import TypeVar
 
 ALIVE = 300.0
 """Seconds for which a sign of life counts."""
-REFRESH = 100.0
-"""Seconds without a sign of life before a peer is probed again. Three attempts fit in ``ALIVE``."""
+REFRESH, LONGEST_REFRESH = 100.0, 200.0
+"""Seconds without a sign of life before a peer is probed again: of ``FEW`` or fewer, and at most.
+Three attempts fit in ``ALIVE``."""
+FEW = 3
 PROBE_EVERY = 1.0
 """Mean seconds between two probes of unknown peers."""
 BURST = 16
@@ -52,6 +54,12 @@ class _Silence:
     count: int = 0
     due: float = float("-inf")
     """When the next attempt may be made."""
+
+
+def refresh_pause(known: int) -> float:
+    """Seconds of silence before a peer is probed again: longer among many, since each costs a
+    probe."""
+    return min(LONGEST_REFRESH, REFRESH * max(1.0, known / FEW))
 
 
 class Liveness:
@@ -132,11 +140,13 @@ class Liveness:
         self._tokens = min(saved, self._tokens + max(0.0, now - self._counted) / PROBE_EVERY)
         self._counted = now
         self._turn = self._turn + 1
+        known = list(known)
+        refresh = refresh_pause(len(known))
         old, unknown = list[str](), list[tuple[bool, bytes, str, Sequence[str]]]()
         for peer, places in known:
             heard = self._heard.get(peer)
             if heard is not None and now - heard < ALIVE:
-                if now - heard >= REFRESH and self._is_due(self._silent, peer, now):
+                if now - heard >= refresh and self._is_due(self._silent, peer, now):
                     old.append(peer)
             elif self._is_due(self._silent, peer, now) and (
                 peer in likely or self._is_open(places, now)

@@ -1,5 +1,6 @@
 """What must hold for who is alive, and for whom to probe next."""
 
+from collections import Counter
 from itertools import pairwise
 
 from lowcomm_protocol.peers.liveness import (
@@ -10,10 +11,11 @@ from lowcomm_protocol.peers.liveness import (
     FREE_MISSES,
     LONGEST_PAUSE,
     LONGEST_PLACE_PAUSE,
+    LONGEST_REFRESH,
     MAX_HELD,
     PROBE_EVERY,
-    REFRESH,
     Liveness,
+    refresh_pause,
 )
 
 NOW = 1000.0
@@ -80,11 +82,25 @@ def test_who_is_connected_already_is_probed_first_whatever_its_place():
 def test_who_is_alive_is_refreshed_before_it_counts_as_gone_and_takes_no_probe_from_others():
     liveness, known = Liveness(), [*strangers(100), ("ada", ())]
     liveness.heard("ada", NOW)
-    assert "ada" not in liveness.due(known, NOW + REFRESH - 1)
-    chosen = liveness.due(known, NOW + REFRESH, most=100)
+    assert "ada" not in liveness.due(known, NOW + LONGEST_REFRESH - 1)
+    chosen = liveness.due(known, NOW + LONGEST_REFRESH, most=100)
     assert chosen[0] == "ada" and len(chosen) == 2
-    assert "ada" not in liveness.due(known, NOW + REFRESH + 1), "it may still answer"
-    assert "ada" in liveness.due(known, NOW + REFRESH + FIRST_PAUSE)
+    assert "ada" not in liveness.due(known, NOW + LONGEST_REFRESH + 1), "it may still answer"
+    assert "ada" in liveness.due(known, NOW + LONGEST_REFRESH + FIRST_PAUSE)
+
+
+def test_among_many_a_peer_is_refreshed_more_rarely_but_three_times_before_it_counts_as_gone():
+    assert [refresh_pause(known) for known in (0, 3, 6, 100)] == [100.0, 100.0, 200.0, 200.0]
+    liveness, known = Liveness(), [(f"peer-{number}", ()) for number in range(15)]
+    for peer, _ in known:
+        liveness.heard(peer, NOW)
+    probed = [peer for second in range(int(ALIVE)) for peer in liveness.due(known, NOW + second)]
+    assert set(Counter(probed).values()) == {3}
+
+
+def test_a_node_of_a_swarm_of_eight_refreshes_about_as_many_peers_a_minute_as_one_of_four():
+    a_minute = [60 * known / refresh_pause(known) for known in (3, 7)]
+    assert max(a_minute) < 1.2 * min(a_minute)
 
 
 def test_what_is_kept_is_bounded():
