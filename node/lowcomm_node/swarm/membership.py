@@ -40,8 +40,8 @@ ACQUAINT_DEADLINE = 20.0
 RUN_LIFE = 1800.0
 CHECK_EVERY = 10.0
 SMALL_SWARM, LONGEST_POLL = 4, 15.0
-"""Swarm size above which lookups become rarer, since each brings all records from each peer that
-keeps them, and the longest pause in seconds between two of them."""
+"""Swarm size above which lookups become rarer, since each brings all records from each keeper that
+it asks, and the longest pause in seconds between two of them."""
 DEFECT_PAUSE = 10.0
 REMOVALS_EVERY = 10.0
 """Seconds between two looks for removed peers: a removal must take effect within a minute."""
@@ -52,7 +52,7 @@ MAX_TOLD_OFF = 8
 
 
 def look_pause(poll: float, record_life: float, peers: int) -> float:
-    """Seconds until the next lookup in a run with ``peers`` peers.
+    """Seconds until the next lookup in a run with ``peers`` peers, ourselves included.
 
     New peers introduce themselves, so lookups may be rare, but records must not expire in between.
     """
@@ -221,7 +221,7 @@ class Membership:
 
     def _look_pause(self) -> float:
         return look_pause(
-            self._settings.poll, self._settings.record_life, len(self.roster.known(time()))
+            self._settings.poll, self._settings.record_life, 1 + len(self.roster.known(time()))
         )
 
     async def _watch(self) -> None:
@@ -306,14 +306,18 @@ class Membership:
 
     async def _probe(self) -> None:
         """Call some of the peers without a recent sign of life."""
-        self._likely = await self._discovery.connected_peers()
-        now = time()
+        now, liveness = time(), self.roster.liveness
         known = {info.peer_id: info for info in self.roster.known(now)}
+        unproved = {peer for peer in known if not liveness.is_proved(peer, now)}
+        # Connections and places matter for unproved peers alone, and to list them costs the more,
+        # the larger the swarm is.
+        self._likely = await self._discovery.connected_peers() if unproved else frozenset()
         places = (
-            (peer, places_of(info.addresses, info.entry_points)) for peer, info in known.items()
+            (peer, places_of(info.addresses, info.entry_points) if peer in unproved else ())
+            for peer, info in known.items()
         )
-        room = max(0, self.roster.liveness.at_once(now) - len(self._greetings))
-        for peer in self.roster.liveness.due(places, now, self._likely, room):
+        room = max(0, liveness.at_once(now) - len(self._greetings))
+        for peer in liveness.due(places, now, self._likely, room):
             task = asyncio.create_task(self._greet(known[peer], PROBE_DEADLINE))
             self._greetings.add(task)
             task.add_done_callback(self._greeted)

@@ -547,6 +547,26 @@ def test_a_node_looks_up_as_many_records_a_minute_in_a_swarm_of_four_and_of_sixt
     assert len(set(a_minute.values())) == 1, a_minute
 
 
+async def test_connections_are_listed_only_while_a_peer_has_not_proved_to_be_there(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    await bob.membership.announce(Phase.TRAINING)
+    lists: list[int] = []
+    connected = ada.discovery.connected_peers
+
+    async def count() -> frozenset[str]:
+        lists.append(1)
+        return await connected()
+
+    monkeypatch.setattr(ada.discovery, "connected_peers", count)
+    await ada.look()
+    assert lists and ada.knows() == {BOB.peer_id}
+    lists.clear()
+    await ada.membership.look()
+    assert not lists
+
+
 async def test_peers_tell_each_other_which_release_they_run(parties: Parties) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
     await ada.membership.announce(Phase.TRAINING)
