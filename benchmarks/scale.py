@@ -7,7 +7,9 @@ a step each quarter of a second (``lowcomm_node.testing.light_process``), so tha
 two cores. The run has no exchanges: how many a node makes does not depend on the others. Once all
 see all, it counts for a window, for each node and minute, the middle one: CPU seconds of daemon and
 p2pd; bytes of p2pd's TCP connections, which are the DHT; and bytes of the daemon's, which are
-messages. The kernel counts bytes (``ss``), both ways. More nodes must cost each of them no more.
+messages. Five nodes keep the records of a run and answer for them, so of the DHT the mean is shown,
+too. The kernel counts bytes (``ss``), both ways; nodes listen over TCP alone, since it counts none
+of QUIC. More nodes must cost each of them no more.
 
 Prints and writes (benchmarks/results/scale.json)."""
 
@@ -18,7 +20,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from time import monotonic, sleep
 from typing import Any
 
@@ -32,8 +34,8 @@ SETTLE, TICK = 20.0, 1.0
 START = 300.0
 """Seconds until all see all."""
 HEAD = """
-nodes   daemon    p2pd        DHT   messages   load
-         CPU s   CPU s         kB         kB
+nodes   daemon    p2pd          DHT       mean   messages   load
+         CPU s   CPU s           kB         kB         kB
 """
 
 
@@ -51,8 +53,8 @@ def main() -> None:
         results["sizes"][str(size)] = row
         print(
             f"{size:5} {row['daemon_cpu_s']:8.2f} {row['p2pd_cpu_s']:7.2f} "
-            f"{row['dht_bytes'] / 1e3:10.1f} {row['message_bytes'] / 1e3:10.1f} "
-            f"{row['load']:6.1f}",
+            f"{row['dht_bytes'] / 1e3:12.1f} {row['mean_dht_bytes'] / 1e3:10.1f} "
+            f"{row['message_bytes'] / 1e3:10.1f} {row['load']:6.1f}",
             flush=True,
         )
         kit.write(arguments.out, results)
@@ -60,14 +62,14 @@ def main() -> None:
 
 def measure(size: int, seconds: float) -> dict[str, float]:
     """One swarm: what its middle node takes a minute."""
-    from helpers.processes import Node, Swarm
+    from helpers.processes import Node, Process, Swarm
     from lowcomm_node.swarm.run_template import write_template
 
     class Paced(Node):
         """A node whose trainer is a stand-in."""
 
         pace = ("--nice", "0")
-        launch = staticmethod(start_paced)
+        launch = staticmethod(start_here)
 
     with tempfile.TemporaryDirectory() as folder:
         swarm = Swarm(Path(folder))
@@ -75,6 +77,7 @@ def measure(size: int, seconds: float) -> dict[str, float]:
             run = Path(folder) / "run.toml"
             spec = write_template("scale", "local", 10_000_000, 0, size)
             run.write_text(spec)
+            Process.launch = staticmethod(start_here)
             swarm.bootstrap("--run", str(run))
             nodes = [Paced(Path(folder) / str(number), swarm.address) for number in range(size)]
             swarm.processes += nodes
@@ -90,9 +93,10 @@ def measure(size: int, seconds: float) -> dict[str, float]:
             swarm.close()
 
 
-def start_paced(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
-    """In place of ``python -m lowcomm_node``."""
-    return subprocess.Popen([sys.executable, __file__, "--node", *command[3:]], **options)
+def start_here(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes]:
+    """In place of ``python -m``: a node or a bootstrap server that speaks TCP."""
+    _, _, module, *arguments = command
+    return subprocess.Popen([sys.executable, __file__, f"--{module}", *arguments], **options)
 
 
 def node(arguments: Sequence[str]) -> None:
@@ -100,10 +104,27 @@ def node(arguments: Sequence[str]) -> None:
     from lowcomm_node.cli import main as cli
     from lowcomm_node.testing.light_trainer import LightTrainer
 
+    speak_tcp()
     for name in ("lowcomm_node.cli.join", "lowcomm_node.daemon.daemon"):
         import_module(name).TrainerProcess = lambda _: LightTrainer(f"pace:{STEP}")
     sys.argv = ["lowcomm-node", *arguments]
     cli()
+
+
+def server(arguments: Sequence[str]) -> None:
+    """The bootstrap server, in a process of its own."""
+    from lowcomm_bootstrap.cli import main as cli
+
+    speak_tcp()
+    sys.argv = ["lowcomm-bootstrap", *arguments]
+    cli()
+
+
+def speak_tcp() -> None:
+    """Listen over TCP alone: the kernel counts no bytes of UDP sockets, which QUIC uses."""
+    p2pd: Any = import_module("lowcomm_node.libp2p.p2pd")
+    both = p2pd.listeners
+    p2pd.listeners = lambda *place: tuple(one for one in both(*place) if "/tcp/" in one)
 
 
 def watch(nodes: Sequence[Any], seconds: float) -> dict[str, float]:
@@ -128,6 +149,7 @@ def watch(nodes: Sequence[Any], seconds: float) -> dict[str, float]:
         "daemon_cpu_s": cpu("daemon"),
         "p2pd_cpu_s": cpu("p2pd"),
         "dht_bytes": middle([sockets.bytes[one["p2pd"]] for one in families]),
+        "mean_dht_bytes": fmean(sockets.bytes[one["p2pd"]] for one in families) / minutes,
         "message_bytes": middle([sockets.bytes[one["daemon"]] for one in families]),
         "load": psutil.getloadavg()[0],
     }
@@ -173,7 +195,6 @@ class Sockets:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--node"]:
-        node(sys.argv[2:])
-    else:
-        main()
+    {"--lowcomm_node": node, "--lowcomm_bootstrap": server}.get(
+        sys.argv[1] if sys.argv[1:] else "", lambda _: main()
+    )(sys.argv[2:])
