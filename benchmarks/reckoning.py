@@ -71,7 +71,7 @@ def main() -> int:
     print("shape                     parameters  reckoned MiB  measured MiB  factor")
     for name in arguments.shapes:
         spec = spec_of((SHAPES | LARGE)[name], arguments.optimizer)
-        reckoned = reckon(spec, gpu=False).host_bytes - DAEMON
+        reckoned = reckon(spec, gpu=False, compiled=arguments.cold).host_bytes - DAEMON
         with tempfile.TemporaryDirectory() as folder, kernels(Path(folder), arguments.cold):
             phases = asyncio.run(peaks(spec, Path(folder)))
         measured = max(phases.values())

@@ -69,6 +69,7 @@ class BatchedMuon:
             updates.append(gradient.lerp(momentum, self._momentum))
         precision = torch.bfloat16 if self._gpu else torch.float32
         stacked = torch.stack([update.to(precision) for update in updates])
+        updates.clear()  # else each would be in memory twice in what follows
         orthogonal = orthogonalized(stacked, COEFFICIENTS, STEPS, EPSILON)
         rows, columns = weights[0].shape
         adjusted = rate * max(1.0, rows / columns) ** 0.5

@@ -1,6 +1,7 @@
 """What must hold for the inner optimizers: what each moves, on which schedule, and that a restored
 one goes on alike."""
 
+import gc
 from functools import partial
 from itertools import pairwise
 
@@ -140,6 +141,26 @@ def test_muon_of_a_gpu_moves_matrices_as_torch_does_and_as_one_in_fp32(shape, mo
     theirs = moved(torchs)
     assert (ours - exact).norm() < 0.03 * exact.norm()
     assert (ours - theirs).norm() < 0.03 * theirs.norm()
+
+
+def test_muon_holds_the_updates_of_matrices_once_while_it_moves_them(monkeypatch):
+    matrices = [nn.Parameter(torch.randn(37, 23)) for _ in range(5)]
+    for one in matrices:
+        one.grad = torch.randn(37, 23)
+
+    def alive() -> int:
+        every = (one for one in gc.get_objects() if issubclass(type(one), torch.Tensor))
+        return sum(one.shape == (37, 23) for one in every)
+
+    held, before = list[int](), alive()
+
+    def counted(stacked, *rest):
+        held.append(alive())
+        return orthogonalized(stacked, *rest)
+
+    monkeypatch.setattr(muon_module, "orthogonalized", counted)
+    BatchedMuon(matrices, 0.9, 0.0).step(0.1)
+    assert held == [before + 5], "matrices and gradients were there; momenta are new"
 
 
 def test_weight_decay_takes_its_part_of_a_matrix_besides_the_update():
