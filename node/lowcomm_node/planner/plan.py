@@ -323,9 +323,9 @@ def _beyond(question: Question, parameters: int, best: Choice) -> Iterator[str]:
         )
     if best.share is None:
         return
-    points = shares.points_of(best.method, best.optimizer, question.peers)
+    points = shares.points_of(best.method, best.optimizer, question.peers, best.interval)
     peers = sorted({p.peers for p in found.points if p.method == best.method})
-    if question.peers not in peers:
+    if question.peers != points[0].peers:
         yield (
             f"peers: measured with {' and '.join(map(str, peers))}, asked for {question.peers}; "
             f"figures are those with {points[0].peers}"

@@ -74,24 +74,30 @@ def measured() -> Measured:
     return Measured(parameters=found["parameters"], steps=found["steps"], points=points)
 
 
-def points_of(method: str, optimizer: str, peers: int) -> tuple[Point, ...]:
-    """What was measured of a method, by interval, with the number of peers nearest to ``peers``."""
+def points_of(method: str, optimizer: str, peers: int, interval: float = 0.0) -> tuple[Point, ...]:
+    """What was measured of a method, by interval, with the number of peers nearest to ``peers``.
+
+    Numbers with which intervals as long as ``interval`` were measured come first: with more peers
+    fewer intervals were.
+    """
     all_ = [p for p in measured().points if (p.method, p.optimizer) == (method, optimizer)]
     if not all_:
         return ()
-    nearest = min({p.peers for p in all_}, key=lambda count: abs(log(count / peers)))
+    reaching = {p.peers for p in all_ if interval <= FURTHER * p.interval}
+    counts = reaching or {p.peers for p in all_}
+    nearest = min(counts, key=lambda count: abs(log(count / peers)))
     return tuple(sorted((p for p in all_ if p.peers == nearest), key=lambda p: p.interval))
 
 
 def nearest_point(method: str, optimizer: str, peers: int, interval: float) -> Point | None:
     """What was measured nearest to an interval; None if nothing was."""
-    points = points_of(method, optimizer, peers)
+    points = points_of(method, optimizer, peers, interval)
     return min(points, key=lambda p: abs(log(p.interval / interval)), default=None)
 
 
 def estimate(method: str, optimizer: str, peers: int, interval: float) -> Estimate | None:
     """The share at an interval, between those that were measured; None if nothing was."""
-    points = points_of(method, optimizer, peers)
+    points = points_of(method, optimizer, peers, interval)
     if not points:
         return None
     longest = points[-1].interval

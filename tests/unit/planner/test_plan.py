@@ -88,6 +88,15 @@ def test_no_share_is_told_beyond_the_longest_interval_that_was_measured() -> Non
     assert found.longest == longest.interval
 
 
+def test_figures_with_fewer_peers_take_the_place_of_those_that_end_at_a_shorter_interval() -> None:
+    often = shares.points_of("lowcomm", "muon", 16, 5.0)
+    assert [(p.peers, p.interval) for p in often] == [(16, 5)], "at 16 only one was measured"
+    rarely = shares.points_of("lowcomm", "muon", 16, 40.0)
+    assert {p.peers for p in rarely} == {8} and rarely[-1].interval > 40
+    assert shares.estimate("lowcomm", "muon", 16, 40.0).share is not None
+    assert shares.points_of("lowcomm", "muon", 16, 10**6), "nothing is as long: the nearest number"
+
+
 def test_a_plan_says_in_words_how_far_it_goes_beyond_what_was_measured() -> None:
     said = plan(question(10**9, mbit=1.0, step=1.0, peers=16), from_file=False)
     assert [one.partition(":")[0] for one in said.beyond] == [

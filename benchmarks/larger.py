@@ -1,0 +1,166 @@
+"""Do the presets that are shipped hold on a larger model and another text? In simulation, with the
+protocol's own objects, on held-out text.
+
+    python benchmarks/larger.py                  all runs, half an hour of a core a seed; resumes
+    python benchmarks/larger.py --seeds 0 1      those of some seeds
+    python benchmarks/larger.py --report         what has been measured so far
+
+A model of two million parameters, in words of a byte-pair encoding of 1,024, on the C++ headers
+that come with torch: presets were chosen with a ninth of the parameters, on bytes of Python. Four
+peers, Muon, 300 steps. As in shares.py a method keeps so much of what all-reduce gains over one
+replica alone. All use the learning rates that the presets have, and all-reduce the momentum that
+was best for it there. Writes benchmarks/results/larger.json."""
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import kit
+
+OUT = kit.RESULTS / "larger.json"
+FOLDER = kit.OUT / "larger"
+PEERS, STEPS, WORDS = 4, 300, 1024
+TEXT_BYTES = 12_000_000
+MODEL = {"layers": 6, "width": 160, "heads": 5, "feed_forward": 432, "context": 64}
+ALLREDUCE = "all-reduce"
+STEADY = {"muon_momentum": 0.8}
+METHODS: dict[str, dict[str, Any]] = {
+    "local": STEADY,
+    ALLREDUCE: STEADY | {"learning_rate": 0.02},
+    "lowcomm": {},
+    "streaming-diloco": {},
+}
+"""Settings of training beside the preset of that name."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run to measure."""
+
+    method: str
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Its name in the results."""
+        return f"{self.method}/{self.seed}"
+
+
+def jobs(seeds: list[int]) -> Iterator[Job]:
+    """All runs, seed by seed."""
+    for seed in seeds:
+        for method in METHODS:
+            yield Job(method, seed)
+
+
+def prepare() -> None:
+    """Write text and tokenizer, once."""
+    import torch
+    from tokenizers import ByteLevelBPETokenizer
+
+    text, words = FOLDER / "text.jsonl", FOLDER / "tokenizer.json"
+    if words.exists():
+        return
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    left, lines = TEXT_BYTES, list[str]()
+    for path in sorted((Path(torch.__file__).parent / "include").rglob("*.h")):
+        content = path.read_text(errors="ignore")
+        if (left := left - len(content)) < 0:
+            break
+        lines.append(json.dumps({"text": content}))
+    text.write_text("\n".join(lines) + "\n")
+    tokenizer = ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator((json.loads(line)["text"] for line in lines), vocab_size=WORDS)
+    tokenizer.save(str(words))
+
+
+def measure(job: Job) -> dict[str, Any]:
+    """Run one job in this process; what came of it."""
+    import torch
+
+    from lowcomm_node.data import open_data
+    from lowcomm_node.simulation import allreduce, simulate
+    from lowcomm_protocol.spec.run import RunSpec
+
+    torch.set_num_threads(1)
+    method = "local" if job.method == ALLREDUCE else job.method
+    spec = RunSpec.model_validate(
+        {
+            "run": {"name": "larger", "seed": job.seed, "steps": STEPS},
+            "model": MODEL | {"vocab": WORDS},
+            "train": {"optimizer": "muon", "batch": 4} | METHODS[job.method],
+            "data": {"source": "local", "tokenizer": "local"},
+            "sync": {"method": method},
+        }
+    )
+    data = open_data(str(FOLDER / "text.jsonl"), str(FOLDER / "tokenizer.json"), FOLDER)
+    result = (allreduce if job.method == ALLREDUCE else simulate)(spec, data, PEERS)
+    told = {name: one for name, one in asdict(result).items() if name != "curve"}
+    return told | {"loss": result.loss}
+
+
+def report(results: dict[str, Any]) -> str:
+    """A table in Markdown of the seeds whose baselines are there."""
+    lines = [
+        "| method | loss by seed | % of all-reduce's gain | averaged | spread | of its bytes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for method in METHODS:
+        each = {
+            job.seed: results[job.key]
+            for job in jobs(list(range(6)))
+            if job.method == method and job.key in results
+        }
+        told = ", ".join(f"{seed}: {one['loss']:.4f}" for seed, one in each.items())
+        kept, averaged, sent = list[float](), list[float](), list[float]()
+        for seed, one in each.items():
+            alone, best = results.get(f"local/{seed}"), results.get(f"{ALLREDUCE}/{seed}")
+            if alone and best:
+                gain = alone["loss"] - best["loss"]
+                kept.append(100 * (alone["loss"] - one["loss"]) / gain)
+                averaged.append(100 * (alone["loss"] - one["average_loss"]) / gain)
+                sent.append(one["bytes_sent"] / best["bytes_sent"])
+        row = [method, told, "", "", "", ""]
+        if kept and method not in ("local", ALLREDUCE):
+            by_seed = " / ".join(f"{one:.0f}" for one in kept)
+            row[2:] = [f"{mean(kept):.1f} ({by_seed})", f"{mean(averaged):.1f}"]
+            row += [
+                f"{mean(one['spread'] for one in each.values()):.1e}",
+                f"1/{1 / mean(sent):.0f}",
+            ]
+        lines.append("| " + " | ".join(row) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Measure what is missing and print the table."""
+    parser = kit.parser(__doc__)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--report", action="store_true", help="run nothing")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    arguments = parser.parse_args()
+    if not arguments.report:
+        from lowcomm_node.supervision.host import die_with_parent
+
+        prepare()
+        left = [job for job in jobs(arguments.seeds) if job.key not in kit.read(OUT)]
+        context = get_context("spawn")
+        with ProcessPoolExecutor(arguments.processes, context, initializer=die_with_parent) as pool:
+            running = {pool.submit(measure, job): job for job in left}
+            for future in as_completed(running):
+                job, result = running[future], future.result()
+                kit.write(OUT, kit.read(OUT) | {job.key: result})
+                print(f"{job.key} {result['loss']:.4f}", file=sys.stderr, flush=True)
+    print(f"{kit.machine()}; means over the seeds.\n\n{report(kit.read(OUT))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
