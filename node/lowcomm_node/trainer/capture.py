@@ -4,8 +4,8 @@ In all kinds, ``sent_of`` gives our contribution as the others decoded it, ``mea
 all, and ``ranges`` say where there is one. Vectors are flat, float32, in host memory. What follows
 from others, such as progress, is computed where it is needed and not kept: memory is what an
 exchange takes most of. So a pair that can holds two vectors alone, the weights as captured and what
-came, which the new slow weights replace piece by piece. What came goes to where slow weights are
-kept: of a large model that is a file, and one vector in memory is all that is held.
+came, which the new slow weights replace piece by piece. The latter lies where slow weights are
+kept: of a large model that is a file, so memory holds one vector alone.
 
 A kind of exchange has one entry in `CAPTURES`: a class that knows all that the trainer must know
 of it.
