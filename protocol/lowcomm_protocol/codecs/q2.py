@@ -87,12 +87,18 @@ def _edge(scale: Any) -> Any:
 
 
 @part
-def _reach(bits: Any, edge: Any) -> Any:
-    """How many values of a block reach ``edge``."""
-    outer = np.uint32(0)
-    for i in range(np.uint64(BLOCK)):
-        outer = np.uint32(outer + np.uint32(np.uint32(bits[i] & MAGNITUDE) >= edge))
-    return outer
+def _outer(scale: Any) -> Any:
+    """Bits of the outer level."""
+    return np.float32(scale * np.float32(3.5)).view(np.uint32)
+
+
+@part
+def _all_reach(bits: Any, count: int, edge: Any) -> bool:
+    """Whether all values of a block reach ``edge``: of most blocks one of the first does not."""
+    reaching = 0
+    while reaching < count and np.uint32(bits[reaching] & MAGNITUDE) >= edge:
+        reaching += 1
+    return reaching == count
 
 
 @part
@@ -104,7 +110,7 @@ def _code(values: Vector, count: int, integers: Any, codes: Bytes, out: Bytes, a
     if peak >= SMALLEST_SCALE_BITS:
         total = integers_of(values, peak, integers)
         scale = _fitted(integers, count, total, peak)
-        if _reach(bits, _edge(scale)) == count:
+        if _all_reach(bits, count, _edge(scale)):
             # All would be outer: the inner level holds them as well, and codes them again.
             scale = short_scale(total, count, peak, LARGEST_SCALE)
     if scale == 0:
@@ -133,7 +139,7 @@ def _holds(data: Bytes, at: Any) -> Any:
 @part
 def _restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
     inner = np.uint32(short_scale_bits(data, at))
-    outer = np.float32(inner.view(np.float32) * np.float32(3.5)).view(np.uint32)
+    outer = np.uint32(_outer(inner.view(np.float32)))
     bits, begin = out.view(np.uint32), at + np.uint64(2)
     for i in range(np.uint64(BLOCK // 4)):
         byte, place = np.uint32(data[begin + i]), start + np.uint64(4) * i
@@ -143,7 +149,23 @@ def _restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
             bits[place + k] = level | (code & np.uint32(2)) << np.uint32(30)
 
 
-_encode, _send = encoder(_code, BLOCK_BYTES), sender(_code, _restore, BLOCK_BYTES)
+@part
+def _sent(block: Vector, data: Bytes, at: Any, out: Vector, start: Any) -> None:
+    """What `_restore` gives, without taking the codes apart."""
+    inner = np.uint32(short_scale_bits(data, at))
+    scale = inner.view(np.float32)
+    outer, edge = np.uint32(_outer(scale)), np.uint32(_edge(scale))
+    given, bits = block.view(np.uint32), out.view(np.uint32)
+    if inner == 0:
+        for i in range(np.uint64(BLOCK)):
+            bits[start + i] = np.uint32(0)
+        return
+    for i in range(np.uint64(BLOCK)):
+        level = outer if np.uint32(given[i] & MAGNITUDE) >= edge else inner
+        bits[start + i] = level | (SIGN if given[i] > SIGN else np.uint32(0))
+
+
+_encode, _send = encoder(_code, BLOCK_BYTES), sender(_code, _restore, BLOCK_BYTES, _sent)
 _check, _decode = checker(_holds, BLOCK_BYTES), decoder(_restore, BLOCK_BYTES)
 
 

@@ -265,6 +265,18 @@ def test_zeros_of_either_sign_are_positive_between_other_values(name, at):
     assert encoded(name, values) == data
 
 
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("numel", [1, 256, 300])
+def test_what_a_sender_keeps_is_what_others_decode(name, numel):
+    values = np.resize(np.float32([-0.0, 1.0, -3.0, 0.0, 2.25, -1e-40, 0.7]), numel)
+    for vector in (values, values * 2.0**-99, np.full(numel, np.float32(-2.0)), values * 0.0):
+        sent = vector.astype(np.float32)
+        out = bytearray(codec(name).coded_size(numel))
+        codec(name).send(sent, memoryview(out))
+        assert bytes(out) == encoded(name, vector)
+        assert sent.tobytes() == decoded(name, bytes(out), numel).tobytes()
+
+
 @pytest.mark.parametrize("name", LONG_SCALES)
 def test_a_small_negative_value_has_the_code_of_zero(name):
     assert encoded(name, [16.0, -1e-6]) == encoded(name, [16.0, 0.0]) == encoded(name, [16.0, 1e-6])
