@@ -110,11 +110,12 @@ def say(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)
 
 
-def cpu_of(pids: Sequence[int]) -> float:
-    """Seconds of CPU of processes and their children."""
+def cpu_of(pids: Sequence[int], name: str = "") -> float:
+    """Seconds of CPU of processes and their children, or of those of them with a name."""
     roots = [psutil.Process(pid) for pid in pids]
     every = roots + [below for root in roots for below in root.children(recursive=True)]
-    return sum(times.user + times.system for times in (one.cpu_times() for one in every))
+    chosen = [one for one in every if not name or one.name() == name]
+    return sum(times.user + times.system for times in (one.cpu_times() for one in chosen))
 
 
 def set_up() -> None:
