@@ -35,6 +35,14 @@ CASES: dict[str, dict[str, Any]] = {
                     "merge": "mix"},
     "remembering": {"method": "noloco", "outer_lr": 1.0, "momentum": 0.5, "memory": 0.9},
 }  # fmt: skip
+PRESETS = ("lowcomm", "streaming-diloco", "diloco-paper", "streaming-diloco-paper", "noloco-paper")
+CASES |= {f"{preset}, as shipped": {"method": preset} for preset in PRESETS}
+CODECS = {"lowcomm": ("mod3", "mod6", "mod8"), "streaming-diloco": ("q1", "int8")}
+CASES |= {
+    f"{preset}, {codec}": {"method": preset, "codec": codec}
+    for preset, codecs in CODECS.items()
+    for codec in codecs
+}
 ROUNDS = 3
 MODEL = {"vocab": 258, "context": 16, "width": 32, "heads": 2, "feed_forward": 64, "layers": 1}
 
@@ -102,7 +110,11 @@ def pairs(replicas: dict[str, Replica], fragment: int) -> None:
         coded[peer] = buffer[: replica.capture_of(fragment).encode(buffer)]
     for peer, replica in replicas.items():
         other = next(one for one in replicas if one != peer)
-        replica.capture_of(fragment).receive(other, coded[other])
+        wrapped = replica.capture_of(fragment).receive(other, coded[other])
+        if wrapped:
+            buffer = memoryview(bytearray(16 * replica.phi[fragment].numel() + 65_536))
+            size = replicas[other].capture_of(fragment).resend(wrapped, buffer)
+            replica.capture_of(fragment).patch(other, buffer[:size])
     for replica in replicas.values():
         replica.capture_of(fragment).pool({"a": 3, "b": 5})
         replica.outer(fragment)
