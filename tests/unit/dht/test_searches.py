@@ -21,6 +21,8 @@ from lowcomm_node.swarm.watchdog import READ_BACK
 
 KEY, FAR = "peers", 2e9
 PLACE = DHTID.generate(source=KEY)
+EACH_KEEPER = -(-REPLICAS // ASKED)
+"""Looks in which each keeper is asked."""
 NAME, RECORD = 58, 450
 """Bytes of a peer's place and id in an answer, and of a record."""
 
@@ -142,7 +144,7 @@ async def test_few_looks_have_asked_all_keepers(peers: int) -> None:
     keepers = set(network.asked)
     network.asked.clear()
     network.named.clear()
-    for _ in range(-(-REPLICAS // ASKED)):
+    for _ in range(EACH_KEEPER):
         before = network.asked.total()
         await records.lookup(KEY)
         assert network.asked.total() - before == min(ASKED, len(keepers))
@@ -205,6 +207,23 @@ async def test_the_newest_record_wins_whoever_keeps_it() -> None:
     network.keep("ada", b"old", keepers=others)
     network.keep("ada", b"newer", keepers=[first])
     assert await records.lookup(KEY) == {"ada": b"newer"}
+
+
+@pytest.mark.parametrize("honest", range(REPLICAS - 1))
+async def test_one_honest_keeper_is_heard_within_few_looks_whatever_the_others_hide(
+    honest: int,
+) -> None:
+    network, records, _ = searching(16)
+    await records.lookup(KEY)
+    keeper = list(network.asked)[honest]
+    network.keep("hidden", keepers=[keeper])
+    network.keep("held back", b"older", keepers=network.keepers() - {keeper})
+    network.keep("held back", b"the newest", keepers=[keeper])
+    looks = [await records.lookup(KEY) for _ in range(4 * LOOKS)]
+    for first in range(len(looks) - EACH_KEEPER + 1):
+        some = looks[first : first + EACH_KEEPER]
+        assert any("hidden" in one for one in some), first
+        assert any(one.get("held back") == b"the newest" for one in some), first
 
 
 async def test_what_we_keep_ourselves_is_found_too() -> None:
