@@ -6,11 +6,11 @@ from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import CHUNK_BYTES, MAX_REASON
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange.group.tally import SALT_BYTES
 from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
-PEER_ID = 52
-"""Characters of a peer id; names of simulated peers are shorter."""
+SALT = bytes(SALT_BYTES)
 
 
 def words_of(effect: base.Effect) -> tuple[str, str, Any] | None:
@@ -51,7 +51,10 @@ def event_of(peer: str, kind: str, payload: Any) -> Any:
 
 def control_bytes(kind: str, payload: Any) -> int:
     """Bytes of the frames that carry a message, less those of contents themselves: what gRPC,
-    HTTP/2 and TLS add is not counted."""
+    HTTP/2 and TLS add is not counted.
+
+    Members of a group are taken to see the same slice, and tell in brief.
+    """
     match kind:
         case "hello":
             return pb.Frame(hello=offers.to_message(payload)).ByteSize()
@@ -64,13 +67,13 @@ def control_bytes(kind: str, payload: Any) -> int:
         case "confirm":
             return pb.Frame(confirm=pb.Confirm(members=payload)).ByteSize()
         case "roll":
-            return frames.roll([peer.ljust(PEER_ID) for peer in payload]).ByteSize()
+            return frames.roll(payload, payload).ByteSize()
         case "members":
             return frames.members(payload, payload).ByteSize()
         case "held":
-            return frames.held(payload).ByteSize()
+            return frames.held(payload, SALT).ByteSize()
         case "commit":
-            return frames.commit(*payload).ByteSize()
+            return frames.commit(*payload, brief=True).ByteSize()
         case "content" | "again" | "resend" | "shard" | "mean":
             return _around(len(payload))
         case _:

@@ -2,8 +2,9 @@
 
 import pytest
 
-from lowcomm_node.simulation.words import PEER_ID, control_bytes
+from lowcomm_node.simulation.words import control_bytes
 from lowcomm_node.sync import frames, offers
+from lowcomm_protocol.exchange.group.tally import SALT_BYTES
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import Offer, Refusal
 
@@ -22,6 +23,7 @@ OFFER = Offer(
     slow_digest=b"",
 )
 PEERS = tuple(f"peer-{number}" for number in range(4))
+SALT = bytes(SALT_BYTES)
 
 
 @pytest.mark.parametrize(
@@ -31,10 +33,10 @@ PEERS = tuple(f"peer-{number}" for number in range(4))
         ("accept", OFFER, pb.Frame(accept=offers.to_message(OFFER))),
         ("refuse", Refusal.BUSY, offers.refuse(Refusal.BUSY)),
         ("confirm", b"m" * 32, pb.Frame(confirm=pb.Confirm(members=b"m" * 32))),
-        ("roll", PEERS, frames.roll(["p" * PEER_ID] * 4)),
+        ("roll", PEERS, frames.roll(PEERS, PEERS)),
         ("members", PEERS, frames.members(PEERS, PEERS)),
-        ("held", (b"d" * 32,) * 4, frames.held((b"d" * 32,) * 4)),
-        ("commit", ((True,) * 4, (False,) * 4), frames.commit((True,) * 4, (False,) * 4)),
+        ("held", (b"d" * 32,) * 4, frames.held((b"d" * 32,) * 4, SALT)),
+        ("commit", ((True,) * 4, (False,) * 4), frames.commit((True,) * 4, (False,) * 4, True)),
     ],
 )
 def test_a_message_costs_what_its_frame_has_in_bytes(kind, payload, frame):
