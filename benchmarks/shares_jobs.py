@@ -106,6 +106,10 @@ TRIED = (
     pair(220, "mod4", 21, remembering(0.5, 0.9), "momentum .5, memory .9", **TRYING),
     pair(220, "mod4", 21, remembering(0.7, 0.7), "momentum .7, memory .7", **TRYING),
     pair(550, "mod4", 52, remembering(0.7, 0.5), "momentum .7, memory .5", **TRYING),
+    pair(550, "mod6", 52, remembering(0.5, 0.3), "momentum .5, memory .3", **TRYING),
+    # What coding costs, at any number of bytes.
+    pair(220, "fp32", 21, remembering(0.5, 0.6), "momentum .5, memory .6", **TRYING),
+    pair(550, "fp32", 52, remembering(0.5, 0.3), "momentum .5, memory .3", **TRYING),
 )
 """Seen once, and not chosen or not measured further."""
 
