@@ -167,11 +167,12 @@ def sender(code: Any, restore: Any, size: int, sent: Any = None) -> Any:
     feedback both are empty. All is done block by block, while that is in the cache. ``sent`` gives
     what ``restore`` does, faster, from the values of the block and its coded scale.
     """
-    if sent is None:
 
-        @_loop_of(code)
-        def sent(block: Any, data: Any, at: Any, out: Any, start: Any) -> None:
-            restore(data, at, out, start)
+    @_loop_of(code)
+    def taken_apart(block: Any, data: Any, at: Any, out: Any, start: Any) -> None:
+        restore(data, at, out, start)
+
+    keep = sent or taken_apart
 
     @_loop_of(code)
     def send(vector: Any, residual: Any, error: Any, count: int, out: Any) -> Any:
@@ -187,7 +188,7 @@ def sender(code: Any, restore: Any, size: int, sent: Any = None) -> Any:
                     block[i] = vector[start + i]
             if not code(block, count, integers, codes, out, at):
                 return np.int64(number)
-            sent(block, out, at, vector, start)
+            keep(block, out, at, vector, start)
             if residual.size:
                 limit = residual_limit(block, residual[start : start + np.uint64(BLOCK)])
                 for i in range(np.uint64(BLOCK)):
