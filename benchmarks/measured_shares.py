@@ -18,6 +18,8 @@ from typing import Any
 import kit
 from convergence_jobs import ALLREDUCE, PARTS, SINGLE
 from convergence_report import gained, measured, under_the_same
+from shares_jobs import GROUPS as GROUP_ROWS
+from shares_jobs import PAIRS as PAIR_ROWS
 
 from lowcomm_node.planner.volume import contents, fragment_sizes, members_of
 from lowcomm_node.trainer.memory import count_parameters
@@ -127,15 +129,19 @@ def of_shares() -> Iterator[dict[str, Any]]:
             for seed, one in sorted(row.items())
             if seed in alone and seed in full
         }
-        method, sync, train = json.loads(settings)
-        if shares and not train and sync.get("fragments") == FRAGMENTS:
+        method, sync, _ = json.loads(settings)
+        if shares and settings in PROPOSED:
             yield point(method, sync, "muon", peers, shares, list(row.values()))
 
 
+PROPOSED = {
+    json.dumps([row.method, row.sync, row.train], sort_keys=True)
+    for row in (*PAIR_ROWS, *GROUP_ROWS)
+}
+"""Settings of shares.py that a run may be given; others show what limits these."""
 NEWER = {"memory"}
 """Settings that came after convergence.py had measured."""
 BASELINES = ("single", "all-reduce")
-FRAGMENTS = 4
 
 
 def point(

@@ -57,8 +57,8 @@ MUON = {"optimizer": "muon"}
 # tried.
 STEADY = {"muon_momentum": 0.8}
 RATES = (0.02, 0.03)
-"""Learning rates of all-reduce. With each number of peers the one that ended lowest on seed 0 is the
-baseline of all rows."""
+"""Learning rates of all-reduce. With each number of peers the one that ended lowest on seed 0 is
+the baseline of all rows."""
 BASELINES = (
     Row(SINGLE, train=STEADY, peers=(ALONE,)),
     *(Row(f"{ALLREDUCE}, {rate}", train=STEADY | {"learning_rate": rate}) for rate in RATES),
