@@ -106,8 +106,10 @@ GRID = [
     Run(bytes_like=34, interval=8, gathers=True, mix=0.0, momentum=0.0, fade=0.95, steps=300),
     Run(bytes_like=34, interval=16, gathers=True, mix=0.0, momentum=0.0, fade=0.95, steps=300),
     Run(bytes_like=34, interval=8, gathers=True, keeps=True, steps=300),
+    Run(bytes_like=125, interval=31, keeps=True),
+    Run(bytes_like=125, interval=16, keeps=True),
 ]
-"""On seed 0."""
+"""On seed 0. q2 every 14 and every 125 steps is in ``shares.json``."""
 
 
 def main() -> int:
