@@ -8,7 +8,7 @@ from typing import Any
 
 SEEDS = (0, 1, 2)
 SINGLE, ALLREDUCE = "single", "allreduce"
-QUICK_STEPS = 36
+QUICK_STEPS = 24
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ def test_the_quick_slice_measures_every_part_and_resumes(tmp_path):
     removed = next(key for key in results if "/single/" in key)
     out.write_text(json.dumps({key: one for key, one in results.items() if key != removed}))
     again = run(out, "--quick")
-    assert "1/1 " in again.stderr and "2/2" not in again.stderr, "only what is missing is measured"
+    assert "1/1 " in again.stderr and "2/2 " not in again.stderr, "only what is missing is run"
     assert again.stdout == first.stdout, "and the same comes out"
 
 

@@ -1,11 +1,10 @@
 """Exchanges whose every bit is known: weights from NumPy's generator, no inner step.
 
-    python tests/helpers/merged_bits.py [THREADS]
+    python tests/helpers/merged_bits.py [THREADS [CASE ...]]
 
 prints, as JSON, a digest of fast weights, slow weights and outer momentum, where there is any, for
-each case: three
-exchanges of two peers, or of three. Apart from pytest, so that each run of it can have a processor
-of its own (``ATEN_CPU_CAPABILITY``).
+each case: three exchanges of two peers, or of three. Apart from pytest, so that each run of it can
+have a processor of its own (``ATEN_CPU_CAPABILITY``).
 """
 
 import json
@@ -148,4 +147,4 @@ def groups(replicas: dict[str, Replica], fragment: int) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
-    print(json.dumps({name: digest(name) for name in CASES}))
+    print(json.dumps({name: digest(name) for name in sys.argv[2:] or CASES}))

@@ -55,13 +55,14 @@ def test_weights_are_those_that_were_recorded(capability: str, threads: int):
 
 @pytest.mark.slow
 def test_weights_are_the_same_where_codecs_are_compiled_for_any_processor():
-    assert merged(1, PLAIN | {"ATEN_CPU_CAPABILITY": "default"}) == RECORDED
+    shipped = {name: one for name, one in RECORDED.items() if "as shipped" in name}
+    assert merged(1, PLAIN | {"ATEN_CPU_CAPABILITY": "default"}, *shipped) == shipped
 
 
-def merged(threads: int, processor: dict[str, str]) -> dict[str, str]:
-    """What the script prints on such a processor."""
+def merged(threads: int, processor: dict[str, str], *cases: str) -> dict[str, str]:
+    """What the script prints on such a processor, of some cases or of all."""
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(threads)],
+        [sys.executable, str(SCRIPT), str(threads), *cases],
         env=os.environ | processor,
         capture_output=True,
         text=True,
