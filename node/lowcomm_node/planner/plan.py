@@ -327,7 +327,7 @@ def _beyond(question: Question, parameters: int, best: Choice) -> Iterator[str]:
     peers = sorted({p.peers for p in found.points if p.method == best.method})
     if question.peers != points[0].peers:
         yield (
-            f"peers: measured with {' and '.join(map(str, peers))}, asked for {question.peers}; "
+            f"peers: measured with {', '.join(map(str, peers))}, asked for {question.peers}; "
             f"figures are those with {points[0].peers}"
         )
     if best.interval < points[0].interval:

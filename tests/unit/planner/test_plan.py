@@ -98,7 +98,7 @@ def test_figures_with_fewer_peers_take_the_place_of_those_that_end_at_a_shorter_
 
 
 def test_a_plan_says_in_words_how_far_it_goes_beyond_what_was_measured() -> None:
-    said = plan(question(10**9, mbit=1.0, step=1.0, peers=16), from_file=False)
+    said = plan(question(10**9, mbit=1.0, step=1.0, peers=24), from_file=False)
     assert [one.partition(":")[0] for one in said.beyond] == [
         "model",
         "peers",
