@@ -277,6 +277,15 @@ def test_what_a_sender_keeps_is_what_others_decode(name, numel):
         assert sent.tobytes() == decoded(name, bytes(out), numel).tobytes()
 
 
+@pytest.mark.parametrize("count", [2, 256])
+def test_a_block_whose_values_would_all_take_the_outer_level_of_q2_takes_the_inner_one(count):
+    data = encoded("q2", np.resize(np.float32([1.0, -1.3]), count))
+    assert not any(byte & 0b01010101 for byte in data[2:])
+    restored = decoded("q2", data, count)
+    assert np.abs(restored) == pytest.approx(1.15, rel=0.01)
+    assert encoded("q2", restored) == data
+
+
 @pytest.mark.parametrize("name", LONG_SCALES)
 def test_a_small_negative_value_has_the_code_of_zero(name):
     assert encoded(name, [16.0, -1e-6]) == encoded(name, [16.0, 0.0]) == encoded(name, [16.0, 1e-6])
