@@ -157,7 +157,7 @@ class Flooded:
                 other.stdin.write(b"\n")
                 other.stdin.flush()
                 while time.monotonic() - began < seconds:
-                    time.sleep(min(POLL, seconds / 4))
+                    time.sleep(min(POLL, seconds / 4))  # between two looks at its memory
                     peak = max(peak, self.memory())
                 after, took = self.status(), time.monotonic() - began
                 of_daemon, of_p2pd = (
@@ -168,7 +168,7 @@ class Flooded:
                 told = b"" if kind == "calm" else other.stdout.readline()
             finally:
                 other.kill()
-        time.sleep(SETTLE)
+        time.sleep(SETTLE)  # what a phase left behind must not count in the next one
         phase = {
             "kind": kind, "daemon_cpu": of_daemon, "p2pd_cpu": of_p2pd, "other_cpu": share,
             "steps_per_second": (after["trainer"]["steps"] - before["trainer"]["steps"]) / took,

@@ -188,6 +188,7 @@ class Injection:
 
     def _sleep(self, fault: Fault | None) -> None:
         if fault is not None and fault.kind in (Kind.DELAY, Kind.STALL):
+            # The fault that was asked for: the test ends the process.
             time.sleep(FOREVER if fault.kind is Kind.STALL else fault.seconds)
 
     async def _bytes(self, fault: Fault | None, data: bytes) -> bytes:

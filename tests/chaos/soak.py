@@ -133,7 +133,7 @@ class Soak:
                 due = time.monotonic() + self.random.uniform(*PAUSE)
             self._wake()
             self._sample()
-            time.sleep(LOOK)
+            time.sleep(LOOK)  # between two looks; the end of the run is its deadline
 
     def leave_alone(self, steps: int, deadline: float) -> None:
         """Wait until each has done so many steps."""

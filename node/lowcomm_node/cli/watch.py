@@ -78,11 +78,11 @@ def _show_again(client: ControlClient, as_json: bool) -> NoReturn:
             now = client.status()
             show(now, as_json, progress_in_words(now))
             sys.stdout.flush()
-            time.sleep(WATCH_EVERY)
+            time.sleep(WATCH_EVERY)  # until Ctrl-C, or the node has gone
     with Live(auto_refresh=False) as live:
         while True:
             live.update(node_panel(client.status(), client.rounds(ROUNDS_SHOWN)), refresh=True)
-            time.sleep(WATCH_EVERY)
+            time.sleep(WATCH_EVERY)  # likewise
 
 
 class Order(StrEnum):

@@ -52,7 +52,7 @@ def main() -> None:
         steps = 0
         while True:
             training.wait()
-            time.sleep(pace)
+            time.sleep(pace)  # stands for a step's work
             steps += 1
             if what == "die" and steps == int(details[0]):
                 os.kill(os.getpid(), 9)
