@@ -12,7 +12,8 @@ them.
 BBR keeps about twice as much on its way as it has seen the path carry. Where several connections
 share a slow line with a short queue, much of that is dropped: up to 27 % of the bytes of a
 connection at 5 Mbit/s, where Reno sent 3 % again. So a connection that loses much with BBR, while
-packets wait in a queue, goes on without it.
+packets wait in a queue, goes on without it. All connections share our line, so for a while after
+that only losses without a queue have another one try BBR.
 
 The kernel takes up to 4 MiB of a connection before the line has carried any of it: 7 s at 5 Mbit/s,
 for which a content that has its turn next already goes beside the one before it. So each connection
@@ -45,6 +46,8 @@ WASTED = 0.05
 """The same share, of those sent while a queue is seen, above which a connection leaves BBR."""
 QUEUED = 1.5
 """Round trips, of the shortest, from which on packets wait in a queue of the path."""
+FULL_LOOKS = 600
+"""Looks for which losses at a queue have no connection change to BBR, after one has left it."""
 OTHERS = ("cubic", "reno")
 """Instead of BBR, the best first; every kernel has the last one."""
 UNSENT_SECONDS, LEAST_UNSENT, MOST_UNSENT = 0.2, 128 * 1024, 4 * 1024 * 1024
@@ -85,32 +88,38 @@ class Course:
 
     def __init__(self) -> None:
         self._last = Sending("", 0, 0, 0.0)
-        self._queued = (0, 0)
-        """Segments, and those resent, while a queue was seen, with the present congestion
-        control."""
-        self._left_bbr = False
+        self._queued = self._free = (0, 0)
+        """Segments, and those resent, while a queue was seen and while none was, with the present
+        congestion control."""
+        self.left_bbr = False
 
-    def better(self, sending: Sending, names: Sequence[str]) -> tuple[str, float] | None:
+    def better(
+        self, sending: Sending, names: Sequence[str], full: bool = False
+    ) -> tuple[str, float] | None:
         """What congestion control it should go on with, and the share of segments resent that says
         so; None if with the one that it has.
 
-        ``sending``: what it has sent so far; ``names``: those that may be chosen.
+        ``sending``: what it has sent so far; ``names``: those that may be chosen; ``full``: whether
+        our line is known to drop what a full queue does not take.
         """
         last, self._last = self._last, sending
         if sending.congestion != last.congestion:
-            self._queued = (0, 0)
+            self._queued = self._free = (0, 0)
+        news = (sending.segments - last.segments, sending.resent - last.resent)
         if sending.round_trips >= QUEUED:
-            segments, resent = self._queued
-            self._queued = (
-                segments + sending.segments - last.segments,
-                resent + sending.resent - last.resent,
-            )
+            self._queued = _sum(self._queued, news)
+        elif last.round_trips < QUEUED:  # nor was there any a look ago
+            self._free = _sum(self._free, news)
         if sending.congestion == BBR:
-            self._left_bbr = lost(*self._queued) > WASTED
+            self.left_bbr = lost(*self._queued) > WASTED
             other = next((name for name in OTHERS if name in names), OTHERS[-1])
-            return (other, lost(*self._queued)) if self._left_bbr else None
-        share = lost(sending.segments, sending.resent)
-        return (BBR, share) if share > LOSSY and not self._left_bbr and BBR in names else None
+            return (other, lost(*self._queued)) if self.left_bbr else None
+        share = lost(*self._free) if full else lost(sending.segments, sending.resent)
+        return (BBR, share) if share > LOSSY and not self.left_bbr and BBR in names else None
+
+
+def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
 
 
 def lost(segments: int, resent: int) -> float:
@@ -125,6 +134,8 @@ class CongestionWatch:
         """``tell`` receives an event for each connection that is switched."""
         self._tell = tell
         self._courses: dict[Ends, Course] = {}
+        self._full = 0
+        """Looks for which our line counts as one that drops at a full queue."""
 
     async def run(self) -> None:
         """Check every second. Returns at once where the kernel has neither."""
@@ -139,6 +150,7 @@ class CongestionWatch:
         """Bound what every connection keeps unsent, and have each go on with the congestion control
         that is better for it."""
         names, before, self._courses = allowed(), self._courses, {}
+        self._full = max(0, self._full - 1)
         for connection in connections():
             with connection, suppress(OSError):  # it may have ended meanwhile
                 bound_unsent(connection)
@@ -147,8 +159,10 @@ class CongestionWatch:
                 peer = connection.getpeername()
                 ends = (connection.getsockname(), peer)
                 course = self._courses[ends] = before.get(ends) or Course()
-                if (better := course.better(sending, names)) is None:
+                if (better := course.better(sending, names, self._full > 0)) is None:
                     continue
+                if course.left_bbr:
+                    self._full = FULL_LOOKS
                 name, resent = better
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
                 self._tell(

@@ -31,6 +31,9 @@ from lowcomm_node.transport.records import CongestionChanged
 
 CALM = Sending("reno", 10 * ENOUGH, 0, round_trips=1.0)
 LOSES = replace(CALM, resent=int(2 * LOSSY * 10 * ENOUGH))
+needs_bbr = pytest.mark.skipif(
+    BBR not in allowed(), reason="this kernel has no BBR, or does not let users choose it"
+)
 
 
 @pytest.fixture
@@ -86,6 +89,50 @@ def test_what_was_lost_before_bbr_or_without_a_queue_is_not_held_against_it():
     assert better(calm, replace(calm, segments=12 * ENOUGH, round_trips=QUEUED)) == []
 
 
+def test_where_a_full_queue_drops_only_losses_without_one_have_a_connection_try_bbr():
+    begun = Sending("reno", 0, 0, round_trips=1.0)
+    at_queue = replace(LOSES, round_trips=QUEUED)
+
+    def with_full(*told: Sending) -> list[str]:
+        course = Course()
+        found = [course.better(sending, NAMES, full=True) for sending in told]
+        return [change[0] for change in found if change is not None]
+
+    assert better(begun, at_queue) == [BBR], "nothing is known of the line"
+    assert with_full(begun, at_queue) == []
+    assert with_full(begun, LOSES) == [BBR]
+    assert with_full(replace(begun, round_trips=QUEUED), LOSES) == [], "there was one a look ago"
+
+
+@needs_bbr
+def test_one_connection_tries_for_all_whether_our_line_drops_at_a_full_queue(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+):
+    ends = [end.getsockname() for end in pair]
+    told: list[CongestionChanged] = []
+    sending: dict[Any, Sending] = {}
+    monkeypatch.setattr(congestion, "allowed", lambda: ("reno", BBR))
+    monkeypatch.setattr(congestion, "bound_unsent", lambda connection: None)
+    monkeypatch.setattr(
+        congestion, "read_sending", lambda connection: sending.get(connection.getsockname())
+    )
+    watch = CongestionWatch(told.append)
+
+    def look(**now: Sending) -> list[str]:
+        told.clear()
+        sending.clear()
+        sending.update({ends[int(name[1:])]: one for name, one in now.items()})
+        watch.look()
+        return [change.now for change in told]
+
+    at_queue = replace(LOSES, round_trips=QUEUED)
+    assert look(_0=FULL) == ["reno"]
+    assert look(_1=at_queue) == []
+    for _ in range(congestion.FULL_LOOKS - 2):
+        assert look() == []
+    assert look(_1=at_queue) == [BBR], "lines change"
+
+
 def test_what_a_connection_has_sent_is_read_from_the_kernel(
     pair: tuple[socket.socket, socket.socket],
 ):
@@ -137,9 +184,7 @@ def test_what_may_wait_to_be_sent_grows_with_the_rate():
     assert unsent(2**64 - 1) == MOST_UNSENT, "the kernel knows none"
 
 
-@pytest.mark.skipif(
-    BBR not in allowed(), reason="this kernel has no BBR, or does not let users choose it"
-)
+@needs_bbr
 @pytest.mark.parametrize(("sending", "wanted"), [(LOSES, "bbr"), (CALM, "reno"), (None, "reno")])
 def test_what_loses_goes_on_with_bbr_and_nothing_else_does(
     pair: tuple[socket.socket, socket.socket],
