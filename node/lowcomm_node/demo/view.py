@@ -1,6 +1,7 @@
 """Shows how the nodes of a demo get on: a panel in a terminal, elsewhere a line now and then."""
 
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +15,8 @@ from lowcomm_node.system.formatting import seconds
 
 LINE_EVERY = 10.0
 """Seconds between two lines on progress, where there is no terminal."""
+WIDTH = 80
+"""Columns; what is longer goes on below. Links stay whole."""
 
 Statuses = Sequence[Status | None]
 Show = Callable[[Statuses, float], None]
@@ -54,5 +57,13 @@ class Lines:
 
 
 def tell(text: str, elapsed: float) -> None:
-    """Print a line with the seconds since the start."""
-    print(f"{seconds(elapsed):>6} {text}", file=sys.stderr, flush=True)
+    """Print a text with the seconds since the start."""
+    lines = textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=f"{seconds(elapsed):>6} ",
+        subsequent_indent=7 * " ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    print(lines, file=sys.stderr, flush=True)

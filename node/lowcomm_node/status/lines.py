@@ -111,11 +111,11 @@ def swarm_in_words(statuses: Sequence[Status | None]) -> str:
     losses = [one for status in at_work if (one := status.trainer.val_loss_last) is not None]
     trainers = [status.trainer for status in at_work]
     parts = (
-        f"step {min(one.swarm_step or 0 for one in trainers)} of {trainers[0].total_steps}",
+        f"step {min(one.swarm_step or 0 for one in trainers)}/{trainers[0].total_steps}",
         f"held-out loss {loss(sum(losses) / len(losses) if losses else None)}",
         f"{quantity(sum(one.tokens_per_second or 0 for one in trainers))} tokens/s",
+        f"{size(sum(status.bytes_sent for status in at_work))} in "
         f"{sum(status.exchanges.completed for status in at_work)} exchanges",
-        f"{size(sum(status.bytes_sent for status in at_work))} sent",
     )
     return ", ".join(parts)
 

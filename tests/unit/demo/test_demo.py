@@ -17,7 +17,7 @@ from helpers.statuses import make_status
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.demo.demo import Child, Demo
 from lowcomm_node.demo.result import NodeResult, Result, bytes_in, render, tidy
-from lowcomm_node.demo.view import Lines
+from lowcomm_node.demo.view import Lines, tell
 from lowcomm_node.models import swarm_weights
 from lowcomm_node.status.lines import swarm_in_words
 from lowcomm_node.status.model import Status
@@ -152,8 +152,8 @@ def test_without_a_terminal_it_tells_at_once_and_then_now_and_then_how_far_it_is
     shown = capsys.readouterr().err.splitlines()
     assert len(shown) == 3
     assert shown[0].endswith("lowcomm: node 1 is training; node 2 is starting")
-    expected = "step 38 of 400, held-out loss 3.2500, 12.0k tokens/s, 28 exchanges, 680.0 kB sent"
-    assert shown[1] == f"10.2 s {expected.replace('680.0', '680')}", "the title is told once"
+    expected = "step 38/400, held-out loss 3.2500, 12.0k tokens/s, 680 kB in 28 exchanges"
+    assert shown[1] == f"10.2 s {expected}", "the title is told once"
 
 
 @pytest.mark.parametrize("show", [True, False])
@@ -315,3 +315,15 @@ def test_the_command_that_is_shown_is_one_that_the_shell_finds(
     assert program() == "lowcomm-node"
     script.unlink()
     assert program() == f"{script.parent}/python -m lowcomm_node"
+
+
+def test_what_is_told_fits_a_terminal_of_80_columns_and_links_stay_whole(
+    capsys: pytest.CaptureFixture[str],
+):
+    link = "http://127.0.0.1:43210/?key=" + 70 * "k"
+    tell("nodes 1, 2, 3 are waiting: " + 20 * "for a peer-to-peer swarm " + link, 61.0)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0].startswith("  1:01 nodes 1, 2, 3 are")
+    assert all(line.startswith(7 * " ") for line in lines[1:])
+    assert all(len(line) <= 80 for line in lines[:-1]) and lines[-1] == 7 * " " + link
+    assert "peer-to-\n" not in "\n".join(lines)
