@@ -9,8 +9,12 @@ peers are apart. Told are, predicted and measured:
 
     interval   steps between two merges of a fragment at a node
     bytes      of contents that a node sends in one exchange, the mean
-    on line    seconds that receiving takes, the mean
+    on line    seconds for which it fills the line: what the emulator carried one way, the other
+               frames of a node and all that was sent twice included, at the line's rate
     merged     seconds from when it is due until it is merged, the mean
+
+Contents take longer to come than they fill the line, as they wait in buffers behind those before
+them: ``stages`` of the results have that.
 
 Writes each to benchmarks/results/planned.json as soon as it is measured, and skips what is there.
 """
@@ -25,6 +29,7 @@ from typing import Any
 
 import kit
 import slow_lines
+from laboratory import Host
 from namespaces import missing
 from residents import START, Server
 
@@ -86,7 +91,6 @@ def main() -> int:
 
 def predict(mbit: float, arguments: Any) -> dict[str, float]:
     """What the planner says."""
-    from lowcomm_node.planner.pace import START_TRIPS
     from lowcomm_node.planner.plan import as_written
     from lowcomm_node.planner.question import Line, Question
     from lowcomm_protocol.spec.run import parse_toml
@@ -99,7 +103,7 @@ def predict(mbit: float, arguments: Any) -> dict[str, float]:
     return {
         "interval": told.interval,
         "bytes": told.exchange.contents,
-        "line": told.exchange.line_seconds + START_TRIPS * line.latency,
+        "line": told.exchange.line_seconds,
         "merged": told.exchange.seconds,
     }
 
@@ -122,7 +126,9 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
         for node in nodes:
             node.until(lambda s: s["exchanges"]["completed"] >= SETTLED * fragments, "it", START)
         began, first = time(), [slow_lines.steps_of(node) for node in nodes]
+        before = [carried(home) for home in homes[:PEERS]]
         sleep(arguments.seconds)
+        wire = sum(carried(home) for home in homes[:PEERS]) - sum(before)
         lasted, last = time() - began, [slow_lines.steps_of(node) for node in nodes]
         rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
         told = [node.status()["interval"] for node in nodes]
@@ -136,7 +142,7 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
         "told": told,
         "interval": steps * fragments / len(done),
         "bytes": mean(one["bytes_sent"] for one in done),
-        "line": mean(one["stages"]["receive"] for one in done),
+        "line": 8 * wire / len(done) / (mbit * 1e6),
         "merged": mean(one["seconds"] for one in done),
         "stages": {
             name: round(mean(one["stages"].get(name, 0.0) for one in done), 3)
@@ -147,6 +153,12 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
         "step": PEERS * lasted / steps,
         "load": os.getloadavg()[0],
     }
+
+
+def carried(home: Host) -> int:
+    """Bytes that a home's line has carried in the direction that carried more."""
+    now = home.link.traffic()
+    return max(now.up.delivered_bytes, now.down.delivered_bytes)
 
 
 def fragments_of(method: str) -> int:

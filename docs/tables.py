@@ -449,7 +449,7 @@ PLANNED = DOCS.parent / "benchmarks" / "results" / "planned.json"
 TRUTHS = {
     "interval": "interval, steps",
     "bytes": "MB of an exchange",
-    "line": "seconds on the line",
+    "line": "seconds for which it fills the line",
     "merged": "seconds until it is merged",
 }
 NARROW = Declared(up="20Mbit", step_seconds=2.0, peers=8)

@@ -27,9 +27,9 @@ VALUES_A_SECOND = 5e7
 """That one core codes, decodes and averages in all (docs/performance.md)."""
 START_TRIPS = 3.0
 """Round trips that contents lose while TCP finds the line's rate: after a pause it begins anew."""
-FILLED = 0.79
-"""Of a line's time, as much as real nodes fill that have more to send: 70 to 88 %
-(docs/performance.md)."""
+FILLED = 0.87
+"""Of a line's time, as much as real nodes fill that have more to send: 79 % at 5/20 Mbit/s, 88 at
+2/10, 94 at 5/5 (docs/planning.md)."""
 
 
 @dataclass(frozen=True, kw_only=True)
