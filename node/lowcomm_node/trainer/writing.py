@@ -151,6 +151,7 @@ def _end(reading: Reading | None) -> None:
     reading.end()
     if reading.is_void:
         raise CheckpointError(
-            "The disk is too slow: training has gone on before the state was written. Choose "
-            "another disk with --home, or save more rarely with --checkpoint-every."
+            "The state was not written in time, and training has gone on: the disk is too slow, or "
+            "other programs take the processor. Choose another disk with --home, or save more "
+            "rarely with --checkpoint-every."
         )
