@@ -142,7 +142,7 @@ def test_a_disk_that_takes_too_long_holds_training_no_longer_and_nothing_of_it_c
     asked = disk.ask(request_)
     replica.inner_step()
     disk.free.set()
-    with pytest.raises(CheckpointError, match="in time, and training has gone on: the disk is too slow"):
+    with pytest.raises(CheckpointError, match="training has gone on: the disk is too slow, or"):
         asked.result(60)
     assert disk.store.steps() == [] and not list(tmp_path.glob("snapshots/*"))
 
