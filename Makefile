@@ -22,7 +22,7 @@ demo: $(READY)  ## train a swarm of three nodes on this machine and show it
 	$(BIN)/lowcomm-node demo
 
 test: $(READY)  ## every test that CI runs. OPTIONS=--no-skips: a test that is skipped fails
-	$(BIN)/python -m pytest -m "not soak" --numprocesses 3 $(OPTIONS)
+	$(BIN)/python -m pytest -m "not soak" --numprocesses logical --maxprocesses 4 $(OPTIONS)
 
 test-quick: $(READY)  ## the tests that start no node: minutes, and nothing but Python is needed
 	$(BIN)/python -m pytest -m "not soak" --numprocesses logical --maxprocesses 4 $(OPTIONS) tests/unit
