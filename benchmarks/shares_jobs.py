@@ -111,16 +111,27 @@ TRIED = (
 """Seen once, and not chosen or not measured further."""
 
 GROUP = {"fragments": 4, "overlap": 1, "codec": "q2", "error_feedback": True, "consensus": 0.0}
-GROUP |= {"outer_lr": 1.0, "momentum": 0.5, "merge": "mix", "mix": 0.25}
-GROUPS = tuple(
-    Row(
-        f"groups, q2 every {interval}",
-        bytes_share,
-        "streaming-diloco",
-        GROUP | {"interval": interval},
-    )
-    for bytes_share, interval in ((60, 4), (220, 14), (550, 34), (2000, 125))
+GROUP |= {"outer_lr": 1.0, "merge": "mix", "mix": 0.25}
+
+
+def group(bytes_share: int, interval: int, momentum: float = 0.5, **more: Any) -> Row:
+    """A row of groups; ``momentum``: 0.5, that of the preset, goes without saying."""
+    name = f"groups, q2 every {interval}"
+    name += f", momentum {momentum}".replace("0.", ".") if momentum != 0.5 else ""
+    sync = GROUP | {"interval": interval, "momentum": momentum}
+    return Row(name, bytes_share, "streaming-diloco", sync, **more)
+
+
+GROUPS = (
+    group(60, 4),
+    group(220, 14, seeds=CHOOSE),
+    group(220, 14, 0.6, seeds=CHOOSE),
+    group(220, 14, 0.7),
+    group(550, 34, seeds=CHOOSE),
+    group(550, 34, 0.7),
+    group(2000, 125),
 )
+"""At each interval ``plan`` takes the row that keeps most."""
 ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS)
 
 
