@@ -114,8 +114,8 @@ def swarm_in_words(statuses: Sequence[Status | None]) -> str:
         f"step {min(one.swarm_step or 0 for one in trainers)}/{trainers[0].total_steps}",
         f"held-out loss {loss(sum(losses) / len(losses) if losses else None)}",
         f"{quantity(sum(one.tokens_per_second or 0 for one in trainers))} tokens/s",
-        f"{size(sum(status.bytes_sent for status in at_work))} in "
         f"{sum(status.exchanges.completed for status in at_work)} exchanges",
+        size(sum(status.bytes_sent for status in at_work)),
     )
     return ", ".join(parts)
 

@@ -152,7 +152,7 @@ def test_without_a_terminal_it_tells_at_once_and_then_now_and_then_how_far_it_is
     shown = capsys.readouterr().err.splitlines()
     assert len(shown) == 3
     assert shown[0].endswith("lowcomm: node 1 is training; node 2 is starting")
-    expected = "step 38/400, held-out loss 3.2500, 12.0k tokens/s, 680 kB in 28 exchanges"
+    expected = "step 38/400, held-out loss 3.2500, 12.0k tokens/s, 28 exchanges, 680 kB"
     assert shown[1] == f"10.2 s {expected}", "the title is told once"
 
 
