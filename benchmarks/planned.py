@@ -9,8 +9,8 @@ peers are apart. Told are, predicted and measured:
 
     interval   steps between two merges of a fragment at a node
     bytes      of contents that a node sends in one exchange, the mean
-    on line    seconds for which it fills the line: what the emulator carried one way, the other
-               frames of a node and all that was sent twice included, at the line's rate
+    on line    seconds for which it fills the line: what the emulator carried in the fuller
+               direction, other frames and what was sent twice included, at the line's rate
     merged     seconds from when it is due until it is merged, the mean
 
 Contents take longer to come than they fill the line, as they wait in buffers behind those before
@@ -128,11 +128,15 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
         began, first = time(), [slow_lines.steps_of(node) for node in nodes]
         before = [carried(home) for home in homes[:PEERS]]
         sleep(arguments.seconds)
-        wire = sum(carried(home) for home in homes[:PEERS]) - sum(before)
+        after = [carried(home) for home in homes[:PEERS]]
         lasted, last = time() - began, [slow_lines.steps_of(node) for node in nodes]
         rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
         told = [node.status()["interval"] for node in nodes]
     steps = sum(b - a for a, b in zip(first, last, strict=True))
+    wire = sum(
+        max(now - was for was, now in zip(*ways, strict=True))
+        for ways in zip(before, after, strict=True)
+    )
     done = [one for node in rounds for one in node if one["outcome"] == "applied"]
     reasons = Counter(
         slow_lines.plain(one["reason"]) for node in rounds for one in node if one not in done
@@ -155,10 +159,10 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
     }
 
 
-def carried(home: Host) -> int:
-    """Bytes that a home's line has carried in the direction that carried more."""
+def carried(home: Host) -> tuple[int, int]:
+    """Bytes that a home's line has carried up and down."""
     now = home.link.traffic()
-    return max(now.up.delivered_bytes, now.down.delivered_bytes)
+    return now.up.delivered_bytes, now.down.delivered_bytes
 
 
 def fragments_of(method: str) -> int:
