@@ -12,8 +12,8 @@ them.
 BBR keeps about twice as much on its way as it has seen the path carry. Where several connections
 share a slow line with a short queue, much of that is dropped: up to 27 % of the bytes of a
 connection at 5 Mbit/s, where Reno sent 3 % again. So a connection that loses much with BBR, while
-packets wait in a queue, goes on without it. All connections share our line, so for a while after
-that only losses without a queue have another one try BBR.
+packets wait in a queue, goes on without it. That may be our line, which all share, so for a while
+only losses without a queue have another one try BBR.
 
 The kernel takes up to 4 MiB of a connection before the line has carried any of it: 7 s at 5 Mbit/s,
 for which a content that has its turn next already goes beside the one before it. So each connection
