@@ -80,6 +80,13 @@ class Refused:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Crossed:
+    """A member called us while our own call to it was open, and was told that ours goes on."""
+
+    peer: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Captured:
     """Our contribution is coded and can be sent."""
 
@@ -111,7 +118,7 @@ class GaveUp:
     cause: Cause = Cause.STOPPED
 
 
-Event = Accepted | Refused | Captured | Lost | GatheringClosed | DeadlinePassed | GaveUp
+Event = Accepted | Refused | Crossed | Captured | Lost | GatheringClosed | DeadlinePassed | GaveUp
 """What every kind of exchange takes in; each has more of its own."""
 
 # Effects
@@ -174,6 +181,10 @@ class Member:
     offer: Offer | None = None
     reason: str = ""
     cause: Cause | Refusal | None = None
+    crossed: bool = False
+    """It has called us while our own call to it was open."""
+    again: bool = False
+    """We have called it a second time."""
 
 
 _OVER = (Stage.APPLIED, Stage.ENDED)
@@ -294,10 +305,19 @@ class Gathering(ABC):
         if reason is Refusal.CROSSED and wins_crossing(peer, self.me):
             # Their own call is on its way to us; until it comes the member counts as called.
             return []
+        if self.is_calling(peer) and self._members[peer].crossed and not self._members[peer].again:
+            # It refused before it called us, and waits for our call: its refusal was overtaken.
+            self._members[peer].again = True
+            return [Dial(peer=peer)]
         effects = self._advance(peer, REFUSED_INPUT)
         member = self._members[peer]
         member.reason, member.cause = member.reason or detail, member.cause or reason
         return effects + (self._gather() if self.stage is Stage.GATHERING else [])
+
+    def _on_crossed(self, peer: str) -> list[Effect]:
+        if self.is_calling(peer):
+            self._members[peer].crossed = True
+        return []
 
     def _on_gathering_closed(self) -> list[Effect]:
         if self.stage is not Stage.GATHERING:

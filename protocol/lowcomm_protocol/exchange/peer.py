@@ -300,6 +300,8 @@ class Peer:
         refusal = self._consider(call)
         if refusal is not None:
             self._effects.append(events.Refuse(call=call.call, peer=peer, reason=refusal))
+            if refusal is Refusal.CROSSED:
+                self._tell(self.running[theirs.fragment], base.Crossed(peer=peer))
             return
         one = self._exchange_for(call)
         self._allow(one, theirs.seconds)
@@ -375,7 +377,8 @@ class Peer:
             match effect:
                 case base.Dial(peer=peer):
                     one.calling.add(peer)
-                    one.story.called.append(peer)
+                    if peer not in one.story.called:
+                        one.story.called.append(peer)
                 case base.Capture(members=members):
                     self._prepare(one, members)
                 case base.Abandon(peer=peer, reason=reason):

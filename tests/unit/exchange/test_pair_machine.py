@@ -257,6 +257,30 @@ def test_a_loser_of_crossings_who_claims_to_have_won_is_a_plain_refusal():
     assert effects == [base.Dial(peer="b")]
 
 
+def test_a_peer_that_called_after_it_had_refused_is_called_once_more():
+    exchange = pair("z", "b")
+    assert told(exchange, base.Crossed(peer="z")) == []
+    refused = base.Refused(peer="z", reason=Refusal.FULL, detail="is full")
+    assert told(exchange, refused) == [base.Dial(peer="z")]
+    assert told(exchange, base.Crossed(peer="z")) == []
+    assert told(exchange, refused) == [base.Dial(peer="b")]
+    assert exchange.refusals == {"z": "is full"}
+
+
+def test_a_peer_that_was_given_up_is_not_called_again_for_its_crossing():
+    exchange = pair("z", "b")
+    told(exchange, base.Crossed(peer="z"), base.Lost(peer="z", reason="did not answer"))
+    refused = base.Refused(peer="z", reason=Refusal.FULL, detail="is full")
+    assert told(exchange, refused) == []
+
+
+def test_a_crossing_that_was_not_called_changes_nothing():
+    exchange = pair("z", "b")
+    assert told(exchange, base.Crossed(peer="c")) == []
+    refused = base.Refused(peer="z", reason=Refusal.FULL, detail="is full")
+    assert told(exchange, refused) == [base.Dial(peer="b")]
+
+
 def test_a_late_refusal_of_the_call_that_lost_the_crossing_changes_nothing():
     exchange = pair("a", "b")
     told(exchange, accepted("a", called_us=True))

@@ -21,6 +21,7 @@ from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
+from lowcomm_protocol.plan.matching import Refusal
 from lowcomm_protocol.plan.schedule import FragmentProgress
 from lowcomm_protocol.spec.names import CODECS, codec_in_offer, codec_of_offer
 from lowcomm_protocol.spec.run import RunSpec
@@ -42,11 +43,14 @@ def spec(method: str, seed: int = 0, steps: int = 40) -> RunSpec:
 class Alone:
     """Surroundings of one peer that knows one other."""
 
+    def __init__(self, other: str = "b") -> None:
+        self.other = other
+
     def partners(self) -> list[str]:
-        return ["b"]
+        return [self.other]
 
     def training(self) -> list[tuple[str, int]]:
-        return [("b", 8)]
+        return [(self.other, 8)]
 
     def furthest(self, but: str) -> int:
         return 8
@@ -64,10 +68,12 @@ class Alone:
         return 0.0
 
 
-def begun(deadlines: Deadlines, method: str = "noloco") -> tuple[Peer, Underway]:
+def begun(
+    deadlines: Deadlines, method: str = "noloco", me: str = "a", other: str = "b"
+) -> tuple[Peer, Underway]:
     """A peer that has begun an exchange at second 100."""
     settings = spec(method)
-    peer = Peer("a", settings, settings.run_id, Alone(), deadlines)
+    peer = Peer(me, settings, settings.run_id, Alone(other), deadlines)
     ready = events.TrainerReady(
         plan="00",
         sizes=((10, 10),),
@@ -91,6 +97,26 @@ def test_an_offer_names_the_codec_by_the_version_of_its_bytes():
     assert one.offer.codec == codec_in_offer("mod4") == "mod4/3"
     assert [codec_of_offer(codec_in_offer(name)) for name in CODECS] == list(CODECS)
     assert codec_in_offer("int8") == "int8"
+
+
+def test_a_peer_whose_refusal_was_overtaken_by_its_own_call_is_met_all_the_same():
+    """b had no room when a called. It has some now, and its call comes before its refusal does."""
+    (a, of_a), (b, of_b) = begun(Deadlines()), begun(Deadlines(), me="b", other="a")
+    called = events.Called(call=1, peer="b", offer=of_b.offer, place="")
+    assert a.handle(100.1, called) == [events.Refuse(call=1, peer="b", reason=Refusal.CROSSED)]
+
+    crossed = events.OfferRefused(
+        exchange=of_b.number, peer="a", reason=Refusal.CROSSED, detail="crossed"
+    )
+    assert b.handle(100.2, crossed) == [], "it waits for the call of a"
+    full = events.OfferRefused(exchange=of_a.number, peer="b", reason=Refusal.FULL, detail="full")
+    again = events.Do(exchange=of_a.number, effect=base.Dial(peer="b"))
+    assert a.handle(100.2, full) == [again]
+
+    called = events.Called(call=2, peer="a", offer=of_a.offer, place="")
+    accept, capture = b.handle(100.3, called)
+    assert accept == events.Accept(exchange=of_b.number, call=2, peer="a", offer=of_b.offer)
+    assert capture == events.Do(exchange=of_b.number, effect=base.Capture(members=("a", "b")))
 
 
 def told(one: Underway) -> list[str]:

@@ -37,6 +37,7 @@ from lowcomm_protocol.exchange.base import (
     Capture,
     Captured,
     Cause,
+    Crossed,
     DeadlinePassed,
     Dial,
     Effect,
@@ -143,6 +144,7 @@ class CommitCame:
 Event = (
     Accepted
     | Refused
+    | Crossed
     | GatheringClosed
     | RollCame
     | MembersCame
@@ -269,6 +271,8 @@ class GroupExchange(Gathering):
                 return self._on_accepted(event)
             case Refused(peer=peer, reason=reason, detail=detail):
                 return self._on_refused(peer, reason, detail)
+            case Crossed(peer=peer):
+                return self._on_crossed(peer)
             case GatheringClosed():
                 return self._on_gathering_closed()
             case RollCame(peer=peer, roll=roll):

@@ -26,6 +26,7 @@ from lowcomm_protocol.exchange.base import (
     Capture,
     Captured,
     Cause,
+    Crossed,
     DeadlinePassed,
     Dial,
     Effect,
@@ -109,6 +110,8 @@ class Exchange(Gathering):
                 return self._on_accepted(event)
             case Refused(peer=peer, reason=reason, detail=detail):
                 return self._on_refused(peer, reason, detail)
+            case Crossed(peer=peer):
+                return self._on_crossed(peer)
             case Captured():
                 return self._on_captured()
             case Verified(peer=peer):
