@@ -37,7 +37,10 @@ from shaping import Link
 # Not the ranges for documentation: what is not global by ipaddress or by libp2p is not told to
 # others, or not dialed.
 _PUBLIC4 = IPv4Network("44.128.0.0/16")
-_PUBLIC6 = IPv6Network("2a00:128::/64")
+_PUBLIC6 = IPv6Network("2a00:128::/32")
+_OWN = {4: 24, 6: 48}
+"""Prefix of the network that each public address has to itself, as those of volunteers are: a node
+counts what comes from one network together."""
 _HOMES6 = IPv6Network("2a00:128:1::/48")
 _HOME4 = IPv4Network("192.168.1.0/24")
 """The same in all homes, as it is outside of laboratories."""
@@ -172,6 +175,11 @@ class Router(Host):
         return router_rules(self.nat, version, self._blocks, only_host=str(_HOME4[_FIRST_AT_HOME]))
 
 
+def _public(network: IPv4Network | IPv6Network, number: int) -> str:
+    """The ``number``-th public address."""
+    return str(network[(number << network.max_prefixlen - _OWN[network.version]) + 1])
+
+
 class Lab:
     """A laboratory, as a context; several may exist at once, and know nothing of each other."""
 
@@ -244,7 +252,7 @@ class Lab:
     def move(self, host: Host) -> str:
         """Give a public host another address of IPv4, as providers do: nothing reaches the old one
         any more."""
-        old, new = host.addresses[4], str(_PUBLIC4[next(self._numbers)])
+        old, new = host.addresses[4], _public(_PUBLIC4, next(self._numbers))
         self._internet.ip(
             f"route del {old}/32 dev {host.far}", f"route add {new}/32 dev {host.far}"
         )
@@ -282,7 +290,7 @@ class Lab:
         for version, network, gateway in ((4, _PUBLIC4, _GATEWAY4), (6, _PUBLIC6, _GATEWAY6)):
             if version not in ip:
                 continue
-            address = machine.addresses[version] = str(network[number])
+            address = machine.addresses[version] = _public(network, number)
             whole = f"{address}/{network.max_prefixlen}"
             if version == 6:
                 # Neighbours look for each other under addresses of the link.
