@@ -122,6 +122,10 @@ class PeerDriver(ABC):
             peer = stream.other(self.name)
             self.heard(peer)
             self.stimulate(events.Called(call=self._called, peer=peer, offer=payload, place=peer))
+        elif kind == "closed" and stream in self._calls.values():
+            call = next(call for call, one in self._calls.items() if one is stream)
+            self.stimulate(events.CallDropped(call=call))
+            del self._calls[call]
         elif (exchange := self.by_stream.get(stream)) is not None:
             exchange.receive(stream, stream.other(self.name), kind, payload)
 

@@ -89,6 +89,16 @@ class Surroundings:
         return self.bandwidth.seconds(size, streams)
 
 
+class _Call:
+    """A call of a peer, and what the machine answers."""
+
+    def __init__(self, stream: CalleeStream) -> None:
+        self.stream = stream
+        self.answer: asyncio.Future[ExchangeDriver | Refusal] = (
+            asyncio.get_running_loop().create_future()
+        )
+
+
 class Exchanger:
     """Begins, accepts and carries out exchanges."""
 
@@ -118,10 +128,8 @@ class Exchanger:
         self._ready: Ready | None = None
         self._trainer: Trainer | None = None
         self._tell = tell
-        self._calls: dict[int, CalleeStream] = {}
+        self._calls: dict[int, _Call] = {}
         """Calls of peers that the machine considers."""
-        self._refused: dict[int, Refusal] = {}
-        self._accepted: dict[int, ExchangeDriver] = {}
         self._called = 0
         self._timer: asyncio.TimerHandle | None = None
         self._closing: set[asyncio.Task[None]] = set()
@@ -178,11 +186,11 @@ class Exchanger:
             case events.Do(exchange=number, effect=work):
                 self._drivers[number].carry_out(work)
             case events.Accept(exchange=number, call=call, peer=peer):
-                self._drivers[number].link(peer, self._calls[call])
-                self._accepted[call] = self._drivers[number]
+                self._drivers[number].link(peer, self._calls[call].stream)
+                self._calls[call].answer.set_result(self._drivers[number])
             case events.Refuse(call=call, peer=peer, reason=reason):
                 self.history.we_refused(peer, reason)
-                self._refused[call] = reason
+                self._calls[call].answer.set_result(reason)
             case events.CancelCall(exchange=number, peer=peer):
                 self._drivers[number].cancel_call(peer)
             case events.Decline(exchange=number, peer=peer, reason=reason):
@@ -342,17 +350,29 @@ class Exchanger:
         self._heard(peer)
         self._called += 1
         call = self._called
-        self._calls[call] = stream
+        self._calls[call] = one = _Call(stream)
         try:
             self.stimulate(events.Called(call=call, peer=peer, offer=theirs, place=stream.place))
+            # Mostly there already. It waits while our own call is open, which has a deadline; a
+            # caller that does not wait cancels this handler.
+            answer = await one.answer
+        except asyncio.CancelledError:
+            self._on_dropped(call, peer)
+            raise
         finally:
             del self._calls[call]
-        # Effects are carried out before ``stimulate`` returns: the answer is there.
-        refusal = self._refused.pop(call, None)
-        if refusal is not None:
-            await answer_in_time(stream, offers.refuse(refusal), self.peer.budget.deadlines.hello)
+        if isinstance(answer, ExchangeDriver):
+            await answer.answer(peer, stream)
             return
-        await self._accepted.pop(call).answer(peer, stream)
+        await answer_in_time(stream, offers.refuse(answer), self.peer.budget.deadlines.hello)
+
+    def _on_dropped(self, call: int, peer: str) -> None:
+        answer = self._calls[call].answer
+        accepted = answer.result() if answer.done() and not answer.cancelled() else None
+        if isinstance(accepted, ExchangeDriver):  # at the same moment
+            accepted.lose(peer, "ended the stream")
+        else:
+            self.stimulate(events.CallDropped(call=call))
 
     async def _hear_hello(self, peer: str, stream: CalleeStream) -> Any:
         try:

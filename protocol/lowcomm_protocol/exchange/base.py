@@ -87,6 +87,21 @@ class Crossed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Knocked:
+    """The peer that we would meet first calls us while our call to another is open. Its call waits
+    for that one's answer."""
+
+    peer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WentAway:
+    """A peer whose call waited has dropped it."""
+
+    peer: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Captured:
     """Our contribution is coded and can be sent."""
 
@@ -118,7 +133,18 @@ class GaveUp:
     cause: Cause = Cause.STOPPED
 
 
-Event = Accepted | Refused | Crossed | Captured | Lost | GatheringClosed | DeadlinePassed | GaveUp
+Event = (
+    Accepted
+    | Refused
+    | Crossed
+    | Knocked
+    | WentAway
+    | Captured
+    | Lost
+    | GatheringClosed
+    | DeadlinePassed
+    | GaveUp
+)
 """What every kind of exchange takes in; each has more of its own."""
 
 # Effects
@@ -131,6 +157,13 @@ class Effect:
 @dataclass(frozen=True, kw_only=True)
 class Dial(Effect):
     """Call a candidate with our offer."""
+
+    peer: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Admit(Effect):
+    """Accept the call of a peer that waits."""
 
     peer: str
 

@@ -121,6 +121,13 @@ class Called:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CallDropped:
+    """A peer has dropped its call before it was answered."""
+
+    call: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Answered:
     """A peer that we called has accepted."""
 
@@ -250,6 +257,7 @@ Event = (
     | Closed
     | GaveUpAll
     | Called
+    | CallDropped
     | Answered
     | OfferRefused
     | Failed

@@ -108,6 +108,8 @@ class Peer:
                     self._tell(one, base.GaveUp(reason=reason))
             case events.Called():
                 self._on_call(event)
+            case events.CallDropped(call=call):
+                self._on_call_dropped(call)
             case events.Misbehaved(peer=peer, deed=deed, reason=reason):
                 self._hold(peer, deed, reason)
             case events.StateCopied(seconds=seconds):
@@ -304,11 +306,48 @@ class Peer:
                 self._tell(self.running[theirs.fragment], base.Crossed(peer=peer))
             return
         one = self._exchange_for(call)
+        if one.machine.has_room_for(peer):
+            self._accept(one, call)
+        else:
+            one.waiting = call
+            self._tell(one, base.Knocked(peer=peer))
+
+    def _accept(self, one: Underway, call: events.Called) -> None:
+        peer, theirs = call.peer, call.offer
         self._allow(one, theirs.seconds)
         self._effects.append(
             events.Accept(exchange=one.number, call=call.call, peer=peer, offer=one.offer)
         )
         self._tell(one, base.Accepted(peer=peer, offer=theirs, called_us=True))
+
+    def _admit(self, one: Underway) -> None:
+        call, one.waiting = one.waiting, None
+        if call is not None:
+            self._accept(one, call)
+
+    def _turn_away(self, one: Underway) -> None:
+        """Refuse the call that waits: its exchange has begun without it, or is over."""
+        call, one.waiting = one.waiting, None
+        if call is not None:
+            refuse = events.Refuse(call=call.call, peer=call.peer, reason=Refusal.BUSY)
+            self._effects.append(refuse)
+
+    def _on_call_dropped(self, call: int) -> None:
+        for one in self.running.values():
+            if one.waiting is not None and one.waiting.call == call:
+                peer, one.waiting = one.waiting.peer, None
+                self._tell(one, base.WentAway(peer=peer))
+
+    def _may_wait(self, one: Underway, peer: str) -> bool:
+        """Whether a call may wait for the answer to ours: only that of whom we would meet first. No
+        ring of peers can wait for each other then, as the first is mutual."""
+        assert self.kind is not None
+        return (
+            not self.kind.all_call
+            and one.machine.stage is base.Stage.GATHERING
+            and one.waiting is None
+            and list(one.machine.candidates[:1]) == [peer]
+        )
 
     def _consider(self, call: events.Called) -> Refusal | None:
         peer, theirs = call.peer, call.offer
@@ -325,7 +364,9 @@ class Peer:
         )  # one that is unknown is refused
         ready = Readiness(
             training=self.open,
-            busy=one is not None and not one.machine.has_room_for(peer),
+            busy=one is not None
+            and not one.machine.has_room_for(peer)
+            and not self._may_wait(one, peer),
             has_room=one is not None or self._has_room_for(call.place),
             # A peer that waits for this very one takes part, however few steps ago it merged.
             min_steps=0
@@ -369,6 +410,8 @@ class Peer:
             self._fail(one, peer, str(error), base.Cause.VIOLATED, Deed.HEAVY)
             return
         self._carry_out(one, effects)
+        if one.machine.stage is not base.Stage.GATHERING:
+            self._turn_away(one)
         if one.machine.over:
             one.timers = []
 
@@ -385,6 +428,9 @@ class Peer:
                     if peer in one.calling and reason == base.UNANSWERED:
                         self._effects.append(events.Unanswered(peer=peer))
                     one.calling.discard(peer)
+                case base.Admit():
+                    self._admit(one)
+                    continue
                 case base.Apply():
                     one.decided = self._now
                 case _:

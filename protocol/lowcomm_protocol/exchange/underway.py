@@ -28,6 +28,8 @@ class Underway:
     """The call of a peer that began it; None where our own schedule did."""
     deadline: float = 0.0
     """Seconds from its beginning on."""
+    waiting: Called | None = None
+    """A call that waits for the answer to ours."""
     calling: set[str] = field(default_factory=set[str])
     """Peers that we called and that have not answered."""
     members: tuple[str, ...] = ()

@@ -281,6 +281,34 @@ def test_a_crossing_that_was_not_called_changes_nothing():
     assert told(exchange, refused) == [base.Dial(peer="b")]
 
 
+FULL = Refusal.FULL
+
+
+def test_who_knocks_while_another_is_called_is_admitted_before_anybody_else_is_called():
+    exchange = pair("a", "b", "c")
+    told(exchange, base.Refused(peer="a", reason=FULL, detail="is full"))
+    assert told(exchange, base.Knocked(peer="a")) == []
+    refused = base.Refused(peer="b", reason=FULL, detail="is full")
+    assert told(exchange, refused) == [base.Admit(peer="a")]
+    assert told(exchange, accepted("a", called_us=True)) == [CAPTURE_WITH_A]
+
+
+def test_who_knocks_is_admitted_where_the_one_that_is_called_does_not_answer():
+    exchange = pair("a", "b")
+    told(exchange, base.Refused(peer="a", reason=FULL, detail="is full"), base.Knocked(peer="a"))
+    abandon, admit = told(exchange, base.GatheringClosed())
+    assert abandon == base.Abandon(peer="b", reason="did not answer in time")
+    assert admit == base.Admit(peer="a")
+
+
+def test_the_next_is_called_where_who_has_knocked_went_away():
+    exchange = pair("a", "b", "c")
+    told(exchange, base.Refused(peer="a", reason=FULL, detail="is full"))
+    told(exchange, base.Knocked(peer="a"), base.WentAway(peer="a"))
+    refused = base.Refused(peer="b", reason=FULL, detail="is full")
+    assert told(exchange, refused) == [base.Dial(peer="c")]
+
+
 def test_a_late_refusal_of_the_call_that_lost_the_crossing_changes_nothing():
     exchange = pair("a", "b")
     told(exchange, accepted("a", called_us=True))

@@ -41,16 +41,16 @@ def spec(method: str, seed: int = 0, steps: int = 40) -> RunSpec:
 
 
 class Alone:
-    """Surroundings of one peer that knows one other."""
+    """Surroundings of one peer that knows others, one if not told otherwise."""
 
-    def __init__(self, other: str = "b") -> None:
-        self.other = other
+    def __init__(self, *others: str) -> None:
+        self.others = others or ("b",)
 
     def partners(self) -> list[str]:
-        return [self.other]
+        return list(self.others)
 
     def training(self) -> list[tuple[str, int]]:
-        return [(self.other, 8)]
+        return [(other, 8) for other in self.others]
 
     def furthest(self, but: str) -> int:
         return 8
@@ -69,11 +69,11 @@ class Alone:
 
 
 def begun(
-    deadlines: Deadlines, method: str = "noloco", me: str = "a", other: str = "b"
+    deadlines: Deadlines, method: str = "noloco", me: str = "a", others: tuple[str, ...] = ("b",)
 ) -> tuple[Peer, Underway]:
     """A peer that has begun an exchange at second 100."""
     settings = spec(method)
-    peer = Peer(me, settings, settings.run_id, Alone(other), deadlines)
+    peer = Peer(me, settings, settings.run_id, Alone(*others), deadlines)
     ready = events.TrainerReady(
         plan="00",
         sizes=((10, 10),),
@@ -101,7 +101,7 @@ def test_an_offer_names_the_codec_by_the_version_of_its_bytes():
 
 def test_a_peer_whose_refusal_was_overtaken_by_its_own_call_is_met_all_the_same():
     """b had no room when a called. It has some now, and its call comes before its refusal does."""
-    (a, of_a), (b, of_b) = begun(Deadlines()), begun(Deadlines(), me="b", other="a")
+    (a, of_a), (b, of_b) = begun(Deadlines()), begun(Deadlines(), me="b", others=("a",))
     called = events.Called(call=1, peer="b", offer=of_b.offer, place="")
     assert a.handle(100.1, called) == [events.Refuse(call=1, peer="b", reason=Refusal.CROSSED)]
 
@@ -117,6 +117,77 @@ def test_a_peer_whose_refusal_was_overtaken_by_its_own_call_is_met_all_the_same(
     accept, capture = b.handle(100.3, called)
     assert accept == events.Accept(exchange=of_b.number, call=2, peer="a", offer=of_b.offer)
     assert capture == events.Do(exchange=of_b.number, effect=base.Capture(members=("a", "b")))
+
+
+class Busy:
+    """A peer that its first candidate has refused, and that calls the second one now."""
+
+    def __init__(self) -> None:
+        self.peer, self.one = begun(Deadlines(), others=("b", "c", "d"))
+        self.first, self.second, self.third = self.one.machine.candidates
+        assert self.refused_by(self.first) == [self.dials(self.second)]
+
+    def refused_by(self, peer: str) -> list[base.Effect]:
+        refused = events.OfferRefused(
+            exchange=self.one.number, peer=peer, reason=Refusal.FULL, detail="full"
+        )
+        return self.peer.handle(100.1, refused)
+
+    def called_by(self, peer: str, call: int) -> list[base.Effect]:
+        called = events.Called(call=call, peer=peer, offer=self.one.offer)
+        return self.peer.handle(100.2, called)
+
+    def dials(self, peer: str) -> events.Do:
+        return events.Do(exchange=self.one.number, effect=base.Dial(peer=peer))
+
+    def captures_with(self, peer: str) -> events.Do:
+        members = tuple(sorted(["a", peer]))
+        return events.Do(exchange=self.one.number, effect=base.Capture(members=members))
+
+
+def test_the_call_of_whom_we_would_meet_first_waits_for_the_answer_to_our_own():
+    busy = Busy()
+    assert busy.called_by(busy.first, 1) == [], "it waits"
+    accept, capture = busy.refused_by(busy.second)
+    offer = busy.one.offer
+    assert accept == events.Accept(exchange=busy.one.number, call=1, peer=busy.first, offer=offer)
+    assert capture == busy.captures_with(busy.first)
+
+
+def test_a_call_that_waits_is_refused_where_ours_is_accepted():
+    busy = Busy()
+    busy.called_by(busy.first, 1)
+    offer = busy.one.offer
+    answered = events.Answered(exchange=busy.one.number, peer=busy.second, offer=offer)
+    assert busy.peer.handle(100.3, answered) == [
+        busy.captures_with(busy.second),
+        events.Refuse(call=1, peer=busy.first, reason=Refusal.BUSY),
+    ]
+
+
+def test_a_call_that_waits_is_refused_where_everything_is_given_up():
+    busy = Busy()
+    busy.called_by(busy.first, 1)
+    effects = busy.peer.handle(100.3, events.GaveUpAll(reason="stop"))
+    assert events.Refuse(call=1, peer=busy.first, reason=Refusal.BUSY) in effects
+
+
+def test_nobody_else_waits_so_that_no_ring_of_peers_waits_for_each_other():
+    busy = Busy()
+    refuse = events.Refuse(call=1, peer=busy.third, reason=Refusal.BUSY)
+    assert busy.called_by(busy.third, 1) == [refuse]
+    busy.called_by(busy.first, 2)
+    again = events.Refuse(call=3, peer=busy.first, reason=Refusal.BUSY)
+    assert busy.called_by(busy.first, 3) == [again]
+
+
+def test_a_call_that_is_dropped_while_it_waits_leaves_no_trace():
+    busy = Busy()
+    busy.called_by(busy.first, 1)
+    assert busy.peer.handle(100.3, events.CallDropped(call=1)) == []
+    assert busy.refused_by(busy.second) == [busy.dials(busy.third)]
+    refuse = events.Refuse(call=2, peer=busy.second, reason=Refusal.BUSY)
+    assert busy.called_by(busy.second, 2) == [refuse]
 
 
 def told(one: Underway) -> list[str]:

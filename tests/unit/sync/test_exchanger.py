@@ -2,19 +2,32 @@
 due, what waits."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import ceil
 from time import monotonic, time
 
 import pytest
 
-from helpers.exchanging import INTERVAL, MIN_STEPS, NUMEL, Node, eventually, say, swarm
+from helpers.exchanging import (
+    INTERVAL,
+    MIN_STEPS,
+    NUMEL,
+    Node,
+    Puppet,
+    eventually,
+    hear,
+    say,
+    swarm,
+)
 from lowcomm_node.errors import TrainerLost
 from lowcomm_node.sync import exchanger as exchanger_module
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.history import WE_REFUSED
 from lowcomm_node.testing.scripted_trainer import SIZE, ScriptedTrainer
-from lowcomm_node.testing.wire import cabled
+from lowcomm_node.testing.wire import cabled, soon
+from lowcomm_node.transport.stream import CalleeStream, CallerStream
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.budget import SLACK
 from lowcomm_protocol.exchange.drift import ENDURED
@@ -255,6 +268,60 @@ async def test_a_caller_that_is_gone_before_it_is_accepted_is_noticed(group: int
         stream.cancel()
         assert (await node.ended()).outcome == outcome
         assert node.exchanger.history.of(puppet.peer_id).failed == 1
+
+
+@asynccontextmanager
+async def calling_its_second() -> AsyncIterator[tuple[Node, Puppet, CalleeStream]]:
+    """A node that its first candidate has refused and that waits for its second one's answer; that
+    candidate, and the stream to the second."""
+    async with swarm(1) as one:
+        (node,) = one.nodes
+        puppets = {puppet.peer_id: puppet for puppet in [await one.puppet(), await one.puppet()]}
+        node.step(INTERVAL)
+        first, second = (
+            puppets[peer] for peer in node.exchanger.peer.running[0].machine.candidates
+        )
+        _, stream = await soon(first.calls.get())
+        assert (await hear(stream)).WhichOneof("kind") == "hello"
+        await say(stream, offers.refuse(Refusal.FULL))
+        stream.cancel()
+        _, stream = await soon(second.calls.get())
+        assert (await hear(stream)).WhichOneof("kind") == "hello"
+        yield node, first, stream
+        stream.cancel()
+
+
+async def knocks(puppet: Puppet, node: Node) -> CallerStream:
+    """The call of a puppet that waits."""
+    stream = await puppet.call(node)
+    await say(stream, pb.Frame(hello=offers.to_message(puppet.offer())))
+    await eventually(lambda: node.exchanger.peer.running[0].waiting, "it waits")
+    return stream
+
+
+@pytest.mark.parametrize("answer", ["refuse", "accept"])
+async def test_the_first_candidate_that_calls_meanwhile_is_answered_when_the_second_has_answered(
+    answer: str,
+):
+    async with calling_its_second() as (node, first, second):
+        stream = await knocks(first, node)
+        if answer == "refuse":
+            await say(second, offers.refuse(Refusal.FULL))
+            assert (await hear(stream)).WhichOneof("kind") == "accept"
+        else:
+            await say(second, pb.Frame(accept=offers.to_message(first.offer())))
+            assert (await hear(stream)).refuse.reason == offers.refuse(Refusal.BUSY).refuse.reason
+        stream.cancel()
+
+
+async def test_a_call_that_waits_and_is_dropped_is_forgotten():
+    async with calling_its_second() as (node, first, second):
+        stream = await knocks(first, node)
+        stream.cancel()
+        await eventually(lambda: not node.exchanger.peer.running[0].waiting, "it is forgotten")
+        await say(second, offers.refuse(Refusal.FULL))
+        assert (await node.ended()).outcome == "no-partner"
+        assert not node.exchanger._calls
 
 
 def seconds_of(node: Node, size: int = SIZE) -> int:

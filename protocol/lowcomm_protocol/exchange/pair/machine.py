@@ -22,6 +22,7 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.base import (
     Accepted,
+    Admit,
     Apply,
     Capture,
     Captured,
@@ -33,10 +34,12 @@ from lowcomm_protocol.exchange.base import (
     Gathering,
     GatheringClosed,
     GaveUp,
+    Knocked,
     Lost,
     Member,
     Refused,
     Stage,
+    WentAway,
     no_partner,
 )
 from lowcomm_protocol.exchange.pair.table import HOLDING, Input, Output, State, step
@@ -89,6 +92,8 @@ class Exchange(Gathering):
     effects to carry out."""
 
     _next: int = 0
+    _waiting: str = ""
+    """Who has knocked."""
     _late: bool = False
     _confirmed: dict[str, bytes] = field(default_factory=dict[str, bytes])
 
@@ -112,6 +117,12 @@ class Exchange(Gathering):
                 return self._on_refused(peer, reason, detail)
             case Crossed(peer=peer):
                 return self._on_crossed(peer)
+            case Knocked(peer=peer):
+                self._waiting = peer
+                return []
+            case WentAway():
+                self._waiting = ""
+                return []
             case Captured():
                 return self._on_captured()
             case Verified(peer=peer):
@@ -138,13 +149,19 @@ class Exchange(Gathering):
         return super()._gather()
 
     def _dial_next(self) -> list[Effect]:
-        while self._next < len(self.candidates):
+        while not self._waiting and self._next < len(self.candidates):
             peer = self.candidates[self._next]
             self._next += 1
             if peer not in self._members:
                 self._members[peer] = Member(State.OFFERED)
                 return [Dial(peer=peer)]
         return self._close_gathering()
+
+    def _close_gathering(self) -> list[Effect]:
+        if self._waiting and not self.partners:
+            peer, self._waiting = self._waiting, ""
+            return [Admit(peer=peer)]
+        return super()._close_gathering()
 
     def _begin(self) -> list[Effect]:
         self.stage = Stage.CAPTURING
