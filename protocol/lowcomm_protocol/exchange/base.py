@@ -133,19 +133,9 @@ class GaveUp:
     cause: Cause = Cause.STOPPED
 
 
-Event = (
-    Accepted
-    | Refused
-    | Crossed
-    | Knocked
-    | WentAway
-    | Captured
-    | Lost
-    | GatheringClosed
-    | DeadlinePassed
-    | GaveUp
-)
-"""What every kind of exchange takes in; each has more of its own."""
+Event = Accepted | Refused | Captured | Lost | GatheringClosed | DeadlinePassed | GaveUp
+"""What every kind of exchange takes in; each has more of its own. Only those are told of `Crossed`,
+`Knocked` and `WentAway` that name them."""
 
 # Effects
 

@@ -10,7 +10,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from lowcomm_protocol.exchange.base import DeadlinePassed, Gathering, GatheringClosed
+from lowcomm_protocol.exchange.base import (
+    Crossed,
+    DeadlinePassed,
+    Gathering,
+    GatheringClosed,
+    Knocked,
+    WentAway,
+)
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.spec.settings import SyncSettings
@@ -83,7 +90,7 @@ PAIR = Kind(
     contents=1,
     slots=2,  # our contribution, theirs
     all_call=False,
-    events=(pairs.Verified, pairs.Confirmed),
+    events=(Crossed, Knocked, WentAway, pairs.Verified, pairs.Confirmed),
 )
 GROUP = Kind(
     name="group",
@@ -98,6 +105,7 @@ GROUP = Kind(
     slots=3,
     all_call=True,
     events=(
+        Crossed,
         groups.RollCame,
         groups.MembersCame,
         groups.AgreeingClosed,

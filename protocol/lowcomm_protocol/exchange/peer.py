@@ -302,7 +302,7 @@ class Peer:
         refusal = self._consider(call)
         if refusal is not None:
             self._effects.append(events.Refuse(call=call.call, peer=peer, reason=refusal))
-            if refusal is Refusal.CROSSED:
+            if refusal is Refusal.CROSSED and self._knows(base.Crossed):
                 self._tell(self.running[theirs.fragment], base.Crossed(peer=peer))
             return
         one = self._exchange_for(call)
@@ -338,12 +338,15 @@ class Peer:
                 peer, one.waiting = one.waiting.peer, None
                 self._tell(one, base.WentAway(peer=peer))
 
+    def _knows(self, event: type) -> bool:
+        """Whether our kind of exchange takes in such an event."""
+        return self.kind is not None and event in self.kind.events
+
     def _may_wait(self, one: Underway, peer: str) -> bool:
         """Whether a call may wait for the answer to ours: only that of whom we would meet first. No
         ring of peers can wait for each other then, as the first is mutual."""
-        assert self.kind is not None
         return (
-            not self.kind.all_call
+            self._knows(base.Knocked)
             and one.machine.stage is base.Stage.GATHERING
             and one.waiting is None
             and list(one.machine.candidates[:1]) == [peer]

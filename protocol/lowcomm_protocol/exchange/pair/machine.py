@@ -63,7 +63,7 @@ class Confirmed:
     members: bytes
 
 
-Event = base.Event | Verified | Confirmed
+Event = base.Event | Crossed | Knocked | WentAway | Verified | Confirmed
 
 
 @dataclass(frozen=True, kw_only=True)
