@@ -185,7 +185,7 @@ class Peer:
         offer = self._offer(
             fragment, self.position.schedule.round_of(fragment, self.position.swarm_step)
         )
-        one = self._new(offer, self._candidates(offer))
+        one = self._new(offer, self._candidates(fragment, offer.round))
         self._carry_out(one, one.machine.start())
 
     def _new(
@@ -206,14 +206,14 @@ class Peer:
         """An exchange that is under way."""
         return next((one for one in self.running.values() if one.number == number), None)
 
-    def _candidates(self, offer: Offer) -> Sequence[str]:
+    def _candidates(self, fragment: int, round_: int) -> Sequence[str]:
         left_out = set(self.trust.left_out(self.position.steps))  # few, of what may be thousands
         trusted = [peer for peer in self._around.partners() if peer not in left_out]
         sync, seed = self.spec.sync, self.spec.run.seed
         return candidates(
             seed,
-            offer.fragment,
-            offer.round,
+            fragment,
+            round_,
             self.me,
             trusted,
             sync.group,
@@ -244,7 +244,7 @@ class Peer:
         undecided = sum(one.decided is None for one in self.running.values())
         return undecided >= self.budget.at_once(self._now)
 
-    def _has_room_for(self, place: str) -> bool:
+    def _has_room_for(self, call: events.Called, fragment: int) -> bool:
         assert self.kind is not None
         if self.kind.all_call:
             # A group would do without us, and slow weights that must be equal would part.
@@ -252,7 +252,13 @@ class Peer:
         if not self._has_memory or self._fills_line:
             return False
         callers = [one.call.place for one in self.running.values() if one.call]
-        return self._around.has_room_for(place, callers, self._free)
+        if self._around.has_room_for(call.place, callers, self._free):
+            return True
+        # Whom we would call ourselves takes no more than we would give it. The round is ours: a
+        # caller could choose one that suits it.
+        now = self.position.schedule.round_of(fragment, self.position.swarm_step)
+        firsts = (self._candidates(fragment, round_)[:1] for round_ in (now, now + 1))
+        return any(list(first) == [call.peer] for first in firsts)
 
     def _streams(self, fragment: int) -> int:
         """How many share the line while a fragment is exchanged."""
@@ -370,7 +376,7 @@ class Peer:
             busy=one is not None
             and not one.machine.has_room_for(peer)
             and not self._may_wait(one, peer),
-            has_room=one is not None or self._has_room_for(call.place),
+            has_room=one is not None or self._has_room_for(call, fragment),
             # A peer that waits for this very one takes part, however few steps ago it merged.
             min_steps=0
             if one is not None
@@ -393,7 +399,10 @@ class Peer:
         assert self.kind is not None
         offer = self._offer(theirs.fragment, theirs.round)
         # In a pair the caller is the partner. In a group everybody calls the rest of the slice.
-        one = self._new(offer, self._candidates(offer) if self.kind.all_call else [], call)
+        others: Sequence[str] = []
+        if self.kind.all_call:
+            others = self._candidates(offer.fragment, offer.round)
+        one = self._new(offer, others, call)
         one.machine.expect(peer)
         if self.kind.all_call:
             self._carry_out(one, one.machine.start())

@@ -214,16 +214,24 @@ async def test_who_is_full_refuses_and_does_not_begin(short: str):
 async def test_peers_of_one_address_do_not_take_all_exchanges():
     async with swarm(1, fragments=4, slots=8) as one:
         (node,) = one.nodes
-        near = [await one.puppet() for _ in range(3)]
-        far = await one.puppet()
-        called = [await puppet.hello(node, fragment=number) for number, puppet in enumerate(near)]
+        puppets = [await one.puppet() for _ in range(5)]
+        peer = node.exchanger.peer
+        now = peer.position.schedule.round_of(2, peer.position.swarm_step)
+        firsts = {peer._candidates(2, round_)[0] for round_ in (now, now + 1)}
+        *near, far = sorted(puppets, key=lambda puppet: puppet.peer_id in firsts)
+        suits = next(k for k in range(99) if peer._candidates(2, k)[0] == near[2].peer_id)
+        called = [
+            await puppet.hello(node, fragment=number, round=suits)
+            for number, puppet in enumerate(near[:3])
+        ]
         answers = [answer.WhichOneof("kind") for _, answer in called]
         assert answers == ["accept", "accept", "refuse"], "half of the four"
         assert called[2][1].refuse.reason == Refusal.FULL.value
+        called.append(await far.hello(node, fragment=2))
+        assert called[3][1].WhichOneof("kind") == "accept", "the node would call it itself"
         async with cabled(node.port, "127.9.0.1") as cable:
-            called.append(await far.hello(node, cable.port, fragment=2))
-            assert called[3][1].WhichOneof("kind") == "accept"
-            assert node.free == 2, "the slots of one exchange are left for one of our own"
+            called.append(await near[3].hello(node, cable.port, fragment=3))
+            assert called[4][1].WhichOneof("kind") == "accept"
             for stream, _ in called:
                 stream.cancel()
             await eventually(lambda: not node.exchanger.running, "all have ended")
