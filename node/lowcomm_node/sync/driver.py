@@ -213,7 +213,9 @@ class ExchangeDriver(ABC):
 
     def arrived(self, peer: str) -> None:
         """Tell the machine that a contribution has come whole."""
-        self.station.stimulate(events.ContentCame(exchange=self.one.number, peer=peer))
+        line = self.links[peer].line(monotonic())
+        came = events.ContentCame(exchange=self.one.number, peer=peer, line=line)
+        self.station.stimulate(came)
 
     # effects
 

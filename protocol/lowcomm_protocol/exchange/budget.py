@@ -62,6 +62,12 @@ class Budget:
         if measured.share is not None:
             self.shares.add(measured.share, now)
 
+    def came(self, line: float | None, now: float) -> None:
+        """Learn how fast the line is from the first content that has come, so that other exchanges
+        need not wait for the end of its own."""
+        if line is not None and self.lines.usual(now) is None:
+            self.lines.add(line, now)
+
     def bytes_of(self, most: int, now: float) -> int:
         """Bytes that an exchange carries one way, of ``most`` that it might carry."""
         share = self.shares.usual(now)

@@ -168,6 +168,8 @@ class ContentCame:
 
     exchange: int
     peer: str
+    line: float | None = None
+    """Seconds that contents took one way; None if that can't be told."""
 
 
 @dataclass(frozen=True, kw_only=True)

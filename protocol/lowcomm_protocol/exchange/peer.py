@@ -136,9 +136,10 @@ class Peer:
                 self._tell(one, base.Refused(peer=peer, reason=reason, detail=detail))
             case events.Failed():
                 self._on_failed(one, event)
-            case events.ContentCame(peer=peer):
+            case events.ContentCame(peer=peer, line=line):
                 one.come.add(peer)
                 self.own_line.came()
+                self.budget.came(line, self._now)
             case events.Merged():
                 self._on_merged(one, event)
             case events.Dropped(reason=reason, measured=measured):

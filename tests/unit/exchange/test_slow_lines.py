@@ -74,6 +74,36 @@ def test_as_many_are_under_way_as_fill_the_line():
     assert budget.at_once(1.0) > 4, "a fast line limits nothing"
 
 
+def test_a_contribution_that_has_come_tells_how_fast_the_line_is():
+    swarm = Swarm((20e6, 20e6), SIZES)
+    peer = swarm.peers["peer0"]
+    peer.on_effect = lambda effect: None
+    peer.new_exchange = lambda one: Idle()
+    peer.start()
+    machine = peer.machine
+
+    def step(number: int) -> None:
+        stepped = events.Stepped(swarm_step=number, steps=number, tokens=32 * number, seconds=1.0)
+        machine.handle(float(number), stepped)
+
+    step(20)
+    (first,) = machine.running.values()
+    step(21)
+    assert list(machine.running.values()) == [first], "nothing is known of the line"
+    machine.handle(21.5, events.ContentCame(exchange=first.number, peer="peer1", line=0.5))
+    step(22)
+    assert len(machine.running) == len(SIZES), "the others need not wait for its end"
+
+
+def test_only_the_first_contribution_that_comes_tells_it_before_its_exchange_is_over():
+    budget = Budget(Deadlines())
+    budget.came(None, 0.0)
+    assert budget.at_once(0.0) == 1
+    budget.came(4.0, 0.0)
+    budget.came(0.1, 0.0)
+    assert budget.lines.usual(0.0) == 4.0
+
+
 def test_a_line_that_nobody_measures_limits_nothing_once_an_exchange_went_well():
     budget = Budget(Deadlines())
     budget.durations.append(3.0)
