@@ -21,9 +21,9 @@ from lowcomm_protocol.exchange.company import Company
 from lowcomm_protocol.exchange.drift import Drift
 from lowcomm_protocol.exchange.events import Event, Outcome, Surroundings
 from lowcomm_protocol.exchange.kinds import kind_of
-from lowcomm_protocol.exchange.needs import Needs
 from lowcomm_protocol.exchange.own_line import OwnLine
 from lowcomm_protocol.exchange.position import Position
+from lowcomm_protocol.exchange.room import Room
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.peers.trust import Trust
 from lowcomm_protocol.plan.matching import (
@@ -39,6 +39,11 @@ from lowcomm_protocol.spec.run import RunSpec
 
 # Refusals by which a peer says that we are wrong. Enough of them, and we copy a state (drift.py).
 _LEAVES_US_OUT = (Refusal.NOT_TRUSTED, Refusal.IMPLAUSIBLE_STEP)
+
+
+def is_first(peer: str, candidates: Sequence[str]) -> bool:
+    """Whether a peer is the first of candidates; the others need not be put in order for that."""
+    return len(candidates) > 0 and candidates[0] == peer
 
 
 class Peer:
@@ -65,9 +70,8 @@ class Peer:
         """Whether we exchange now: training, and not leaving."""
         self.running: dict[int, Underway] = {}
         """By fragment."""
+        self.room = Room(self.kind, self.budget, self.position, surroundings, self.running)
         self._around = surroundings
-        self._closing: set[int] = set()
-        """Exchanges that are over, and whose memory is not free yet."""
         self._number = 0
         self._now = 0.0
         self._effects: list[base.Effect] = []
@@ -95,7 +99,7 @@ class Peer:
                 self.drift.restart()
                 self.company.forget()
                 self.budget.pace.clear()
-                self._closing.clear()  # they keep to the memory that they began with
+                self.room.closing.clear()  # they keep to the memory that they began with
             case events.Stepped():
                 self._on_step(event)
             case events.Opened():
@@ -119,7 +123,7 @@ class Peer:
             case events.Tick():
                 self._on_tick()
             case events.Released(exchange=number):
-                self._closing.discard(number)
+                self.room.closing.discard(number)
             case _:
                 one = self.exchange(event.exchange)
                 if one is not None:  # or it was over before
@@ -178,10 +182,10 @@ class Peer:
             return  # what others bring would look like lies to us
         # Callers alone, who may be slow on purpose, never keep us from one of our own.
         own = any(one.call is None and one.decided is None for one in self.running.values())
-        if not self._has_memory or (own and self._fills_line):
+        if not self.room.has_memory or (own and self.room.fills_line(self._now)):
             return  # as many are under way as fit; it stays due
         # It stays due, too. ``hindrance`` tells the owner which limit to raise.
-        if not self.budget.allows(self._needs(fragment, self._streams(fragment), self._now)):
+        if not self.budget.allows(self.room.needs_now(fragment, self._now)):
             return
         offer = self._offer(
             fragment, self.position.schedule.round_of(fragment, self.position.swarm_step)
@@ -223,62 +227,34 @@ class Peer:
         )
 
     def _offer(self, fragment: int, number: int) -> Offer:
-        seconds = self._needs(fragment, self._streams(fragment), self._now).told(
-            self.budget.deadlines.longest
-        )
+        needs = self.room.needs_now(fragment, self._now)
+        seconds = needs.told(self.budget.deadlines.longest)
         return self.position.offer(fragment, number, seconds)
 
     # room and time
-
-    @property
-    def _free(self) -> int:
-        """How many exchanges may begin beside those that run."""
-        return (self.position.ready.exchanges if self.position.ready else 0) - len(self.running)
-
-    @property
-    def _has_memory(self) -> bool:
-        return self._free > len(self._closing)
-
-    @property
-    def _fills_line(self) -> bool:
-        """Whether those under way take all that the line carries until one is decided."""
-        undecided = sum(one.decided is None for one in self.running.values())
-        return undecided >= self.budget.at_once(self._now)
 
     def _has_room_for(self, call: events.Called, fragment: int) -> bool:
         assert self.kind is not None
         if self.kind.all_call:
             # A group would do without us, and slow weights that must be equal would part.
-            return self._has_memory
-        if not self._has_memory or self._fills_line:
+            return self.room.has_memory
+        if not self.room.has_memory or self.room.fills_line(self._now):
             return False
-        callers = [one.call.place for one in self.running.values() if one.call]
-        if self._around.has_room_for(call.place, callers, self._free):
+        if self.room.has_place_for(call.place):
             return True
         # Whom we would call ourselves takes no more than we would give it. The round is ours: a
         # caller could choose one that suits it.
         now = self.position.schedule.round_of(fragment, self.position.swarm_step)
-        firsts = (self._candidates(fragment, round_)[:1] for round_ in (now, now + 1))
-        return any(list(first) == [call.peer] for first in firsts)
-
-    def _streams(self, fragment: int) -> int:
-        """How many share the line while a fragment is exchanged."""
-        return len(self.running | {fragment: None}) + self._around.sharing()
-
-    def _needs(self, fragment: int, streams: int, now: float) -> Needs:
-        """What an exchange needs here, while so many share the line."""
-        assert self.position.ready is not None
-        assert self.kind is not None
-        most = self.kind.contents * self.position.ready.sizes[fragment][1]
-        size = self.budget.bytes_of(most, now)
-        return self.budget.needs(size, self._around.transfer_seconds(size, streams), streams, now)
+        return any(
+            is_first(call.peer, self._candidates(fragment, round_)) for round_ in (now, now + 1)
+        )
 
     def hindrance(self, now: float) -> str | None:
         """Why no exchange can begin within the limits of our owner; None if one can."""
         if self.position.ready is None or self.kind is None:
             return None
         fragments = range(len(self.position.schedule))
-        return self.budget.hindrance(self._needs(fragment, 1, now) for fragment in fragments)
+        return self.budget.hindrance(self.room.needs(fragment, 1, now) for fragment in fragments)
 
     def _allow(self, one: Underway, seconds: float) -> None:
         """Wait as long as a member needs, within what our owner allows."""
@@ -356,7 +332,7 @@ class Peer:
             self._knows(base.Knocked)
             and one.machine.stage is base.Stage.GATHERING
             and one.waiting is None
-            and list(one.machine.candidates[:1]) == [peer]
+            and is_first(peer, one.machine.candidates)
         )
 
     def _consider(self, call: events.Called) -> Refusal | None:
@@ -546,7 +522,7 @@ class Peer:
         self.budget.measured(measured, self._now)
         del self.running[one.fragment]
         # Its tasks may still write to its slots.
-        self._closing.add(one.number)
+        self.room.closing.add(one.number)
         self._effects.append(events.Over(exchange=one.number, outcome=outcome, reason=reason))
         if self.drift.must_copy(self._now):
             self._effects.append(events.Drifted())

@@ -195,7 +195,7 @@ async def test_who_is_full_refuses_and_does_not_begin(short: str):
             first.exchanger.peer.position.ready = replace(
                 first.exchanger.peer.position.ready, exchanges=2
             )
-            first.exchanger.peer._closing.add(0)
+            first.exchanger.peer.room.closing.add(0)
         one.meet(first, third)
         third.step(INTERVAL + INTERVAL // 2)
         await refused_for_good(third, first, Refusal.FULL)
