@@ -314,8 +314,9 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         (
             "exchanges of pairs at once that peers of one address begin by a call; of a /24 or /48",
-            f"as many as are free, at least {few}; twice as many, at least {few_wide}; others are "
-            "refused as `full`. Groups: no bound",
+            f"as many as are free, at least {few}; twice as many, at least {few_wide}. Others are "
+            "refused as `full`, except the peer that we would call first ourselves, in this round "
+            "or the next. Groups: no bound",
         ),
         ("members of a group", f"{MAX_GROUP}"),
         ("reason of `abandon`", f"{link.MAX_REASON} characters are shown"),
