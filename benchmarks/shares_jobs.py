@@ -7,12 +7,13 @@ figures are reported for.
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 CHOOSE, CONFIRM = (0, 1, 2), (3, 4, 5)
 PEERS = (4, 8, 16)
-STEPS = 1000
+STEPS, LONG = 1000, 2800
+"""Inner steps of a run, and of one for what is exchanged rarely: every 69 steps 40 times."""
 SINGLE, ALLREDUCE = "single", "all-reduce"
 ALONE = 4
 """Replicas that never meet, whose mean loss is that of one alone: single ones differ by more than
@@ -34,6 +35,7 @@ class Row:
     train: dict[str, Any] = field(default_factory=dict)
     peers: tuple[int, ...] = PEERS
     seeds: tuple[int, ...] = CHOOSE + CONFIRM
+    steps: int = STEPS
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Job:
     row: Row
     peers: int
     seed: int
-    steps: int = STEPS
+    steps: int
 
     @property
     def key(self) -> str:
@@ -132,7 +134,18 @@ GROUPS = (
     group(2000, 125),
 )
 """At each interval ``plan`` takes the row that keeps most."""
-ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS)
+
+LONG_RUN: dict[str, Any] = {"peers": (4, 8), "seeds": (0, *CONFIRM), "steps": LONG}
+"""Of the seeds that chose settings, in shorter runs, only that which chooses the rate of
+all-reduce."""
+LONGER = (
+    *(replace(row, **LONG_RUN) for row in BASELINES if row.name != SINGLE),
+    *(replace(row, **LONG_RUN | {"peers": (ALONE,)}) for row in BASELINES if row.name == SINGLE),
+    pair(550, "mod4", 69, remembering(0.5, 0.3), "momentum .5, memory .3", **LONG_RUN),
+    group(550, 34, 0.7, **LONG_RUN),
+    group(2000, 125, 0.7, **LONG_RUN),
+)
+ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS, *LONGER)
 
 
 def jobs(rows: tuple[Row, ...] = ROWS) -> Iterator[Job]:
@@ -140,4 +153,4 @@ def jobs(rows: tuple[Row, ...] = ROWS) -> Iterator[Job]:
     for row in rows:
         for peers in row.peers:
             for seed in row.seeds:
-                yield Job(row, peers, seed)
+                yield Job(row, peers, seed, row.steps)

@@ -2,10 +2,21 @@
 that were measured, be it all of them or not."""
 
 from collections.abc import Iterator, Sequence
+from itertools import product
 from statistics import mean
 from typing import Any, NamedTuple
 
-from shares_jobs import ALLREDUCE, ALONE, BYTES_SHARES, CHOOSE, CONFIRM, PEERS, SINGLE, Job
+from shares_jobs import (
+    ALLREDUCE,
+    ALONE,
+    BYTES_SHARES,
+    CHOOSE,
+    CONFIRM,
+    PEERS,
+    SINGLE,
+    STEPS,
+    Job,
+)
 
 Results = dict[str, Any]
 """What came of each run, by the key of its job."""
@@ -68,15 +79,16 @@ class Baselines:
 
     def table(self) -> str:
         """Losses of the baselines."""
-        lines = ["| baseline | peers | loss by seed |", "|---|---|---|"]
-        for name, peers in sorted({(name, peers) for name, peers, *_ in self._there}):
+        lines = ["| baseline | peers | steps | loss by seed |", "|---|---|---|---|"]
+        every = {(steps, name, peers) for name, peers, _, steps in self._there}
+        for steps, name, peers in sorted(every):
             losses = {
                 seed: one["loss"]
-                for (other, count, seed, _), one in sorted(self._there.items())
-                if (other, count) == (name, peers)
+                for (other, count, seed, length), one in sorted(self._there.items())
+                if (length, other, count) == (steps, name, peers)
             }
             told = ", ".join(f"{seed}: {loss:.4f}" for seed, loss in losses.items())
-            lines.append(f"| {name} | {1 if name == SINGLE else peers} | {told} |")
+            lines.append(f"| {name} | {1 if name == SINGLE else peers} | {steps:,} | {told} |")
         return "\n".join(lines)
 
 
@@ -84,10 +96,11 @@ def tables(jobs: Sequence[Job], results: Results) -> str:
     """Markdown: the baselines, and a table for each share of all-reduce's bytes."""
     baselines = Baselines(jobs, results)
     parts = [baselines.table()]
-    for bytes_share in BYTES_SHARES:
-        of_share = [job for job in jobs if job.row.bytes_share == bytes_share]
+    for bytes_share, steps in product(BYTES_SHARES, sorted({job.steps for job in jobs})):
+        of_share = [job for job in jobs if (job.row.bytes_share, job.steps) == (bytes_share, steps)]
         if lines := list(_rows(of_share, results, baselines)):
-            heading = f"**About 1/{bytes_share} of all-reduce's bytes**"
+            length = "" if steps == STEPS else f", {steps:,} steps"
+            heading = f"**About 1/{bytes_share} of all-reduce's bytes{length}**"
             parts.append("\n".join([heading, "", HEADING, "|---" * 8 + "|", *lines]))
     return "\n\n".join(parts)
 
