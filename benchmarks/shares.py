@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import kit
-from shares_jobs import ALLREDUCE, CHOOSE, PEERS, Job, jobs
+from shares_jobs import ALLREDUCE, CHOOSE, PEERS, STEPS, Job, jobs
 from shares_report import tables
 
 CACHE = kit.OUT / "data"
@@ -74,7 +74,8 @@ def main() -> int:
     )
     every = list(jobs())
     if arguments.quick:
-        few = [one for one in every if one.peers == min(PEERS) and one.seed == CHOOSE[0]]
+        one_each = (min(PEERS), CHOOSE[0], STEPS)
+        few = [one for one in every if (one.peers, one.seed, one.steps) == one_each]
         every = [replace(one, steps=QUICK_STEPS) for one in few]
     chosen = [
         one
