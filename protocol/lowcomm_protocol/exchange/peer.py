@@ -326,8 +326,11 @@ class Peer:
         return self.kind is not None and event in self.kind.events
 
     def _may_wait(self, one: Underway, peer: str) -> bool:
-        """Whether a call may wait for the answer to ours: only that of whom we would meet first. No
-        ring of peers can wait for each other then, as the first is mutual."""
+        """Whether a call may wait for the answer to ours: only that of whom we would meet first.
+
+        First candidates are mutual where peers know the same swarm, so no ring of them waits for
+        each other there; elsewhere the end of gathering ends it.
+        """
         return (
             self._knows(base.Knocked)
             and one.machine.stage is base.Stage.GATHERING
