@@ -157,8 +157,10 @@ def write_template(
     if weights and optimizer in (None, FINE_TUNING["optimizer"]):
         train = dict(FINE_TUNING)
     joining = {"admission": admission} | ({"members": list(members)} if members else {})
-    bare = tomlkit.dumps({"run": {"name": name, **joining}, "train": train, "sync": sync})
-    spec = parse_toml(bare, "init")
+    known = weights.model if weights else model
+    of_model = {"model": known.model_dump()} if known else {}
+    bare = {"run": {"name": name, **joining}, "train": train, "sync": sync} | of_model
+    spec = parse_toml(tomlkit.dumps(bare), "init")
     run = {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers, **joining} | (
         {"work": 0} if admission == "open" else {}
     )

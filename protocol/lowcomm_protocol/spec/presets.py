@@ -24,15 +24,25 @@ class Preset:
     layers_a_fragment: int = 0
     """Where it is given, ``fragments`` follows from the layers of the model; that of ``sync`` is
     for models that tell no layers."""
+    even: bool = False
+    """Fragments that whole layers would leave uneven are cut by rows: over a slow line the largest
+    one takes longest."""
 
-    def settings(self, layers: int | None, interval: object = None) -> dict[str, Any]:
-        """Values of ``[sync]`` for a model of so many layers, which is exchanged every
-        ``interval`` steps unless that is not given: at most one fragment a step."""
-        if not self.layers_a_fragment or layers is None:
-            return dict(self.sync)
-        steps = interval if isinstance(interval, int) else int(self.sync["interval"])
-        count = -(-layers // self.layers_a_fragment)
-        return dict(self.sync) | {"fragments": max(1, min(count, steps))}
+    def settings(self, layers: int | None, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All values of ``[sync]`` for a model of so many layers: those that are ``given``, and of
+        the rest those of the preset."""
+        settings = dict(self.sync)
+        if layers is None:
+            return {**settings, **given}
+        if self.layers_a_fragment:
+            steps = given.get("interval")
+            most = steps if isinstance(steps, int) else int(self.sync["interval"])
+            # At most one fragment a step.
+            settings["fragments"] = max(1, min(-(-layers // self.layers_a_fragment), most))
+        fragments = given.get("fragments", settings["fragments"])
+        if self.even and isinstance(fragments, int) and 0 < fragments < layers:
+            settings["pattern"] = "even" if layers % fragments else settings["pattern"]
+        return {**settings, **given}
 
 
 _NOLOCO: dict[str, Any] = {
@@ -95,6 +105,7 @@ PRESETS: Table[Preset] = Table(
                 "memory": 0.9,
             },
             optimizer="muon",
+            even=True,
         ),
         "noloco": Preset(
             "pairs drawn anew each time average what they learned; nobody waits for more than one "
@@ -131,6 +142,7 @@ PRESETS: Table[Preset] = Table(
                 "mix": 0.25,
             },
             optimizer="muon",
+            even=True,
         ),
         "local": Preset(
             "no communication at all: the baseline that every method must beat",

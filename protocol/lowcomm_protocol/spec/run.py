@@ -86,12 +86,10 @@ class RunSpec(Settings):
         method = settings.get("method", "lowcomm")
         preset = PRESETS.get(method) if isinstance(method, str) else None
         if preset:
-            follows = preset.layers_a_fragment and "fragments" not in settings
-            layers = _layers_of(spec.get("model")) if follows else None
             if "momentum" in settings:
                 # Files of 0.1 write every setting, and know no memory.
                 settings = {"memory": 0.0} | settings
-            settings = preset.settings(layers, settings.get("interval")) | settings
+            settings = preset.settings(_layers_of(spec.get("model")), settings)
         interval = settings.get("interval")
         if "min_steps" not in settings and isinstance(interval, int):
             settings["min_steps"] = max(1, interval // 4)

@@ -53,6 +53,14 @@ def test_a_method_that_is_named_is_planned_alone(cli, tmp_path: Path) -> None:
     assert spec.sync.interval > 20
 
 
+def test_init_cuts_the_model_that_it_writes_into_fragments_of_one_size(cli, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    cli("init", str(file), "--parameters", "20M")
+    spec = parse_toml(file.read_text())
+    assert spec.model.layers % spec.sync.fragments, "whole layers would do, so this shows nothing"
+    assert spec.sync.pattern == "even"
+
+
 def test_the_line_of_a_run_is_not_signed(cli, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     cli("init", str(file), "--plan", *LINE)

@@ -99,6 +99,29 @@ def test_streaming_diloco_as_in_its_paper_has_fragments_of_three_layers(model, s
     assert parse_toml(text).sync.fragments == count
 
 
+@pytest.mark.parametrize(
+    ("method", "layers", "sync", "pattern"),
+    [
+        ("lowcomm", 6, "", "even"),
+        ("streaming-diloco", 22, "", "even"),
+        ("lowcomm", 24, "fragments = 5\ninterval = 5", "even"),
+        ("lowcomm", 4, "", "strided"),
+        ("lowcomm", 24, "", "strided"),
+        # Fewer layers than fragments are cut by rows anyway.
+        ("lowcomm", 2, "", "strided"),
+        ("lowcomm", 6, 'pattern = "sequential"', "sequential"),
+        ("noloco", 6, "fragments = 4", "strided"),
+        # As in its paper.
+        ("streaming-diloco-paper", 7, "", "strided"),
+    ],
+)
+def test_fragments_that_whole_layers_would_leave_uneven_are_cut_by_rows(
+    method, layers, sync, pattern
+):
+    text = with_sync(f'method = "{method}"', sync) + f"[model]\nlayers = {layers}\n"
+    assert parse_toml(text).sync.pattern == pattern
+
+
 def test_a_wrong_model_is_named_also_where_fragments_follow_from_its_layers():
     text = with_sync('method = "streaming-diloco-paper"') + '[model]\nlayers = "many"\n'
     with pytest.raises(SpecError, match=r"model\.layers = 'many'"):
