@@ -1,14 +1,17 @@
-"""Contributions as they travel: each codec, what is asked for again, shards."""
+"""Contributions as they travel: each codec, what is asked for again, shards, missed steps."""
 
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 
 import numpy as np
 from target import TARGETS, Made, Target, cut, fit, join
 
+from lowcomm_node.trainer import missed
 from lowcomm_protocol.codecs import CODECS, codec, coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import CodecError, PlanError
+from lowcomm_protocol.exchange.missed import KEPT
 from lowcomm_protocol.spec.names import codecs_for_groups
 
 NUMEL = 700
@@ -110,11 +113,31 @@ def _shards(name: str) -> Made:
     ]
 
 
+def _missed() -> Made:
+    def run(data: bytes) -> None:
+        if not data:
+            return
+        steps, one = 1 + data[0] % KEPT, shard_coder("q2", NUMEL)
+        with suppress(CodecError):
+            for moved, mean in missed.read(memoryview(data)[1:], one, NUMEL, steps):
+                for start, stop in moved:
+                    assert mean[start:stop].isfinite().all(), "a mean that is not finite"
+
+    one, means = shard_coder("q2", NUMEL), []
+    for shard, (start, stop) in enumerate(shard_bounds(NUMEL, 3)):
+        out = bytearray(one.coded_size(stop - start))
+        one.reduce(vector(numel=stop - start), start, memoryview(out))
+        means.append((shard, bytes(out)))
+    seeds = [missed.Step(3, means[:count]).pack() for count in (1, 3)]
+    return run, [b"\0" + seeds[0], b"\0" + seeds[1], b"\1" + b"".join(seeds)]
+
+
 for _name in CODECS:
     coder(_name, 1)  # loads it while imports are instrumented
 for _name in codecs_for_groups():
     TARGETS[f"codec-{_name}"] = Target(f"codec-{_name}", partial(_codec, _name))
 for _name in sorted({*CODECS} - {*codecs_for_groups()}):
     TARGETS[f"codec-{_name}"] = Target(f"codec-{_name}", partial(_modulo, _name))
+TARGETS["missed"] = Target("missed", _missed)
 for _name in ("q1", "q2", "e3m0"):
     TARGETS[f"shards-{_name}"] = Target(f"shards-{_name}", partial(_shards, _name))

@@ -37,6 +37,10 @@ EXCHANGES: Mapping[str, Message] = {
         "A peer did what the protocol does not allow.",
         "Nothing: it is held against the peer.",
     ),
+    Cause.MINORITY: Message(
+        "Most of the group were there and took no part at that moment.",
+        "Nothing, while it is rare: a part of the group leaves the exchange to the rest.",
+    ),
     Cause.DISAGREED: Message(
         "The members did not agree on who takes part, or on what they hold.",
         "Nothing, while it is rare: streams broke off at an unlucky moment.",

@@ -139,7 +139,7 @@ class Received(Answer, name="received"):
 
 
 class Resent(Answer, name="resent"):
-    """Blocks of our contribution, coded again into a slot."""
+    """Blocks of our contribution, coded again into a slot; or outer steps that another lacks."""
 
     size: int
     digest: bytes
@@ -300,6 +300,28 @@ class Reduce(Request[Reduced], name="reduce", at_boundary=False):
     """By contributor: its weight in the mean."""
     slot: int
     offset: int
+
+
+class Missed(Request[Resent], name="missed", at_boundary=False):
+    """Write the last outer steps of a fragment into a slot, for a member that lacks them."""
+
+    fragment: int
+    steps: int
+    slot: int
+    offset: int
+
+
+class TakeOver(Request[Done], name="take over", at_boundary=False):
+    """Let the outer step of an exchange follow steps that we lacked."""
+
+    fragment: int
+    steps: int
+    slot: int
+    offset: int
+    size: int
+    slow_digest: str
+    momentum_digest: str
+    """SHA-256 of what they lead to, hexadecimal; empty where no momentum is kept."""
 
 
 class Merge(Request[Merged], name="merge", at_boundary=False):

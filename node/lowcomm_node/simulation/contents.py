@@ -184,8 +184,8 @@ class PairContents(Contents):
 class GroupContents(Contents):
     """Every member averages one shard."""
 
-    CONTENTS = frozenset({"shard", "mean"})
-    WHOLE = CONTENTS
+    CONTENTS = frozenset({"shard", "mean", "missed"})
+    WHOLE = frozenset({"shard", "mean"})
     mean = b""
 
     def __init__(self, peer: SimulatedPeer, one: Underway) -> None:
@@ -199,6 +199,9 @@ class GroupContents(Contents):
 
     def decode(self, other: str, kind: str, data: bytes) -> Any:
         """See Contents."""
+        if kind == "missed":
+            self._take_over(memoryview(data))
+            return groups.MissedVerified(peer=other)
         if kind == "shard":
             self.captured_group.receive(other, memoryview(data))
             return groups.ShardVerified(peer=other)
@@ -208,6 +211,11 @@ class GroupContents(Contents):
     def effect(self, effect: base.Effect) -> None:
         """See ExchangeDriver."""
         match effect:
+            case groups.SendMissed(peer=other):
+                lacking = self.one.lacking
+                assert lacking is not None
+                missed = self.replica.missed(self.fragment, lacking.steps[other])
+                self.send(other, "missed", self.peer.altered(missed))
             case groups.SendShard(peer=other):
                 self.send(other, "shard", self.shares[other])
             case groups.Reduce(contributors=contributors):
@@ -224,6 +232,14 @@ class GroupContents(Contents):
         for owner, size in zip(capture.members, capture.encode(memoryview(out)), strict=True):
             self.shares[owner] = self.peer.altered(bytes(out[start : start + size]))
             start += size
+
+    def _take_over(self, data: memoryview) -> None:
+        lacking = self.one.lacking
+        assert lacking is not None
+        digests = lacking.slow_digest.hex(), lacking.momentum_digest.hex()
+        steps = lacking.steps[self.peer.name]
+        self.replica.take_over(self.fragment, data, steps, digests)
+        self.peer.taken_over += steps
 
     def _reduce(self, contributors: tuple[str, ...]) -> None:
         capture = self.captured_group

@@ -100,6 +100,7 @@ class SimulatedPeer(PeerDriver):
         self.failed = 0
         self.implausible = 0
         self.realigned = 0
+        self.taken_over = 0
         self.copied = 0
         """How often it has copied a state because it had drifted."""
         self.deeds: list[tuple[str, Deed, str]] = []

@@ -74,7 +74,7 @@ def control_bytes(kind: str, payload: Any) -> int:
             return frames.held(payload, SALT).ByteSize()
         case "commit":
             return frames.commit(*payload, brief=True).ByteSize()
-        case "content" | "again" | "resend" | "shard" | "mean":
+        case "content" | "again" | "resend" | "shard" | "mean" | "missed":
             return _around(len(payload))
         case _:
             return 0

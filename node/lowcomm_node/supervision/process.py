@@ -203,6 +203,35 @@ class Trainer(ABC):
             messages.Reduce(fragment=fragment, tokens=tokens, slot=slot, offset=offset)
         )
 
+    async def missed(self, fragment: int, steps: int, slot: int, offset: int) -> tuple[int, bytes]:
+        """Write the last outer steps into a slot, for a member that lacks them; size and digest."""
+        told = await self.ask(
+            messages.Missed(fragment=fragment, steps=steps, slot=slot, offset=offset)
+        )
+        return told.size, told.digest
+
+    async def take_over(
+        self,
+        fragment: int,
+        steps: int,
+        place: tuple[int, int, int],
+        digests: tuple[str, str],
+    ) -> None:
+        """Let our outer step follow steps that we lacked: ``place`` is a slot, offset and size,
+        ``digests`` of the slow weights and the momentum that they lead to."""
+        slot, offset, size = place
+        await self.ask(
+            messages.TakeOver(
+                fragment=fragment,
+                steps=steps,
+                slot=slot,
+                offset=offset,
+                size=size,
+                slow_digest=digests[0],
+                momentum_digest=digests[1],
+            )
+        )
+
     async def merge(
         self,
         fragment: int,

@@ -11,6 +11,7 @@ All contributions to our shard are of one size; so are all copies of a mean. A s
 refused unread."""
 
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import partial
 from secrets import token_bytes
 from typing import Any
@@ -23,6 +24,7 @@ from lowcomm_node.sync.link import GroupLink, Incoming
 from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.group.tally import SALT_BYTES
@@ -41,6 +43,8 @@ class GroupDriver(ExchangeDriver):
         self._shared: Shared | None = None
         self._mean: tuple[int, bytes] | None = None
         """Size and digest of the mean of our shard."""
+        self._missed: tuple[int, bytes] | None = None
+        """The same of outer steps that a member lacks."""
         self._rolls: dict[str, tuple[str, ...]] = {}
         """As they travelled, by who told them: lists of members are told by places in them."""
 
@@ -93,6 +97,8 @@ class GroupDriver(ExchangeDriver):
         await self._until(self._members_known)
         if peer not in self.one.members:
             raise LinkLost("is not in the list of members")
+        if part == pb.MISSED:
+            return self._room_for_missed(peer)
         _, received, means = self.slots
         return (
             self._view(received, *self._share_of(peer))
@@ -100,11 +106,32 @@ class GroupDriver(ExchangeDriver):
             else self._view(means, *self._mean_of(peer))
         )
 
+    def _room_for_missed(self, peer: str) -> memoryview:
+        """Where the steps go that we lack: beside our contributions to others, in a slot that a
+        realignment would fill."""
+        lacking = self.one.lacking
+        if lacking is None or lacking.donors.get(self.station.peer.me) != peer:
+            raise ProtocolViolation("hands over outer steps that we do not lack")
+        at = sum(self.sizes)
+        return self._view(self.slots[0], at, self.arena.slot_bytes - at)
+
+    async def _take_over(self, peer: str, size: int) -> None:
+        lacking, place = self.one.lacking, (self.slots[0], sum(self.sizes), size)
+        assert lacking is not None
+        digests = lacking.slow_digest.hex(), lacking.momentum_digest.hex()
+        with self.working():
+            steps = lacking.steps[self.station.peer.me]
+            await self.trainer.take_over(self.fragment, steps, place, digests)
+        self.tell(groups.MissedVerified(peer=peer))
+
     async def _take_in(self, peer: str, content: Incoming) -> None:
-        self.arrived(peer)
+        if content.part != pb.MISSED:
+            self.arrived(peer)
         await self._until(self._captured)
         _, received, means = self.slots
-        if content.part == pb.SHARE:
+        if content.part == pb.MISSED:
+            await self._take_over(peer, content.size)
+        elif content.part == pb.SHARE:
             with self.working():
                 await self.trainer.receive_share(
                     self.fragment, peer, received, *self._share_of(peer)
@@ -130,6 +157,12 @@ class GroupDriver(ExchangeDriver):
                 await link.send(frames.roll(roll, self._shared_slice(effect.peer)))
             case groups.SendMembers(members=members):
                 await link.send(frames.members(members, self._rolls[self.station.peer.me]))
+            case groups.SendMissed():
+                if self._missed is None:
+                    raise LinkLost("lacks outer steps that we have not kept")
+                size, digest = self._missed
+                data = self._view(self.slots[0], sum(self.sizes), size)
+                await link.send_content(data, digest, pb.MISSED, self.one.blake3)
             case groups.SendShard(peer=peer):
                 await self._send_share(link, self.one.members.index(peer))
             case groups.SendMean():
@@ -189,6 +222,15 @@ class GroupDriver(ExchangeDriver):
         self._shared = await self.trainer.share(
             self.fragment, self.slots[0], one.realign, one.members, one.ahead, one.blake3
         )
+        # Before our contribution goes, which must come after them.
+        if one.lacking is not None:
+            for peer in one.lacking.receivers(self.station.peer.me):
+                await self._write_missed(one.lacking.steps[peer])
+
+    async def _write_missed(self, steps: int) -> None:
+        place = self.slots[0], sum(self.sizes)
+        with suppress(TrainerError):
+            self._missed = await self.trainer.missed(self.fragment, steps, *place)
 
     async def _merge(self, effect: base.Apply) -> Merged:
         owners = [

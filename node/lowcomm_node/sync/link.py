@@ -315,12 +315,17 @@ class GroupLink(Link):
     _NEXT: ClassVar[dict[str, set[str]]] = {
         "": {"roll"},
         "roll": {"members"},
-        "members": {"members", "share"},
+        "members": {"members", "missed", "share"},
+        "missed": {"share"},
         "share": {"mean", "held"},
         "mean": {"held"},
         "held": {"commit"},
     }
-    _PARTS: ClassVar[dict[int, str]] = {pb.SHARE: "share", pb.MEAN: "mean"}
+    _PARTS: ClassVar[dict[int, str]] = {
+        pb.SHARE: "share",
+        pb.MEAN: "mean",
+        pb.MISSED: "missed",
+    }
 
     async def read(
         self,
@@ -330,7 +335,8 @@ class GroupLink(Link):
     ) -> None:
         """Read frames until the other end has committed.
 
-        ``place`` tells where a share or a mean goes, which must have exactly that size;
+        ``place`` tells where a content goes, which must have exactly that size, or at most if it is
+        of steps that we lack;
         ``on_content`` gets it when it has arrived whole, ``on_told`` gets every other frame, still
         to be checked. All are called in the order in which the other end has sent, each after the
         one before is done.
@@ -360,7 +366,8 @@ class GroupLink(Link):
             last = what
             if kind == "content":
                 into = await place(frame.content.part)
-                self._expect(Incoming(frame.content, into, len(into)))
+                least = 1 if what == "missed" else len(into)
+                self._expect(Incoming(frame.content, into, least))
                 continue
             on_told(frame)
             if kind == "commit":

@@ -1,6 +1,7 @@
 """Offers as messages, and back; nothing of a message is used before it is checked here."""
 
 from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.exchange.missed import KEPT, MARK_BYTES
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, SLICE_DIGEST_BYTES, Offer, Refusal
 
@@ -27,6 +28,7 @@ def to_message(offer: Offer) -> pb.Offer:
         seconds=offer.seconds,
         blake3=offer.blake3,
         slice_digest=offer.slice_digest,
+        previous=offer.previous,
     )
 
 
@@ -39,6 +41,8 @@ def from_message(message: pb.Offer) -> Offer:
     if len(message.slice_digest) not in (0, SLICE_DIGEST_BYTES):
         raise ProtocolViolation("sent an offer with a field out of bounds")
     if len(message.codec) > 32 or any(len(digest) not in (0, 32) for digest in digests):
+        raise ProtocolViolation("sent an offer with a field out of bounds")
+    if len(message.previous) > KEPT or any(len(one) != MARK_BYTES for one in message.previous):
         raise ProtocolViolation("sent an offer with a field out of bounds")
     return Offer(
         protocol=message.protocol,
@@ -57,6 +61,7 @@ def from_message(message: pb.Offer) -> Offer:
         seconds=message.seconds,
         blake3=message.blake3,
         slice_digest=message.slice_digest,
+        previous=tuple(message.previous),
     )
 
 

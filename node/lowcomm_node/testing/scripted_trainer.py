@@ -76,6 +76,8 @@ class ScriptedTrainer:
         """By the name of a request, or by that and a peer's id."""
         self.captures: Counter[int] = Counter()
         self.merges: list[Merge] = []
+        self.taken_over: list[tuple[bytes, tuple[str, str]]] = []
+        """Steps that it lacked, and the digests that they lead to."""
         self.again: Again | None = None
         """What the next contribution is asked for again."""
         self.bend: Callable[[Captured], Captured] = lambda captured: captured
@@ -180,6 +182,25 @@ class ScriptedTrainer:
         """See Trainer."""
         await self._asked("receive_mean", owner)
         self._shared(fragment).means[owner] = bytes(self._view(slot, offset + size)[offset:])
+
+    async def missed(self, fragment: int, steps: int, slot: int, offset: int) -> tuple[int, bytes]:
+        """See Trainer."""
+        await self._asked("missed")
+        data = b"step " * steps
+        self._view(slot, offset + len(data))[offset:] = data
+        return len(data), self._digest(fragment, data)
+
+    async def take_over(
+        self,
+        fragment: int,
+        steps: int,
+        place: tuple[int, int, int],
+        digests: tuple[str, str],
+    ) -> None:
+        """See Trainer."""
+        await self._asked("take_over")
+        slot, offset, size = place
+        self.taken_over.append((bytes(self._view(slot, offset + size)[offset:]), digests))
 
     async def merge(
         self,

@@ -23,6 +23,7 @@ from lowcomm_node.errors import TrainerError
 from lowcomm_node.ipc.messages import Again, Part
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer.device.copies import Landing
+from lowcomm_node.trainer.missed import Step
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.pieces import Source
@@ -119,6 +120,9 @@ class Capture(ABC, Generic[AnyCoder]):
     tokens: int
     ranges: Ranges = ()
     """Where the mean may be used: ``[start, stop)``."""
+    begins: tuple[Tensor, Tensor | None] | None = None
+    """Slow weights and momentum that the outer step begins with, where steps that we had missed
+    came first; None: our own."""
     outcome: tuple[Tensor, Tensor | None] | None = None
     """New slow weights and momentum, if any is kept, once the outer step is computed."""
     landing: Landing | None = None
@@ -183,6 +187,15 @@ class Capture(ABC, Generic[AnyCoder]):
                 "brings what it has brought before, as if it had not trained since"
             )
         self.brought[peer] = brought
+
+    @property
+    def merged(self) -> Ranges:
+        """Where slow weights are new."""
+        return self.ranges if self.begins is None else ((0, self.numel),)
+
+    def step(self) -> Step | None:
+        """What was applied, to hand it over to members that miss it; None where that can't be."""
+        return None
 
     def learn(self) -> None:
         """Keep what this exchange taught of the others: its outer step is applied."""
@@ -386,6 +399,8 @@ class GroupCapture(Capture[ShardCoder]):
     bounds: Bounds = ()
     mean: Tensor = field(default_factory=lambda: torch.empty(0))
     _inbox: Tensor = field(default_factory=lambda: torch.empty(0))
+    _coded: dict[str, bytes] = field(default_factory=dict[str, bytes])
+    """Means as they travelled, by the owner; none where slow weights may differ anyway."""
 
     def __post_init__(self) -> None:
         self.bounds = shard_bounds(self.numel, len(self.members))
@@ -482,7 +497,9 @@ class GroupCapture(Capture[ShardCoder]):
         if self.pull:
             apart(mean, self.phi[start:stop], -self.pull, mean)
         kept = self.scratch.take(mean.numel()).numpy()
-        return self.coder.reduce(mean.numpy(), start, out, kept)
+        size = self.coder.reduce(mean.numpy(), start, out, kept)
+        self._keep(self.me, out[:size])
+        return size
 
     def _against(self, contributors: Iterable[str]) -> dict[str, ImplausibleError]:
         others = [peer for peer in contributors if peer != self.me]
@@ -517,6 +534,21 @@ class GroupCapture(Capture[ShardCoder]):
         mean = self.mean[start:stop]
         self.coder.decode(data, mean.numpy())
         self.norms[owner] = self._check(owner, mean, self.members.index(owner), "sent a mean")
+        self._keep(owner, data)
+
+    def _keep(self, owner: str, coded: memoryview) -> None:
+        # A contribution that is all progress is what leads from equal weights to equal ones.
+        if self.pull == 0.0:
+            self._coded[owner] = bytes(coded)
+
+    def step(self) -> Step | None:
+        """See Capture."""
+        means = [
+            (shard, self._coded[owner])
+            for shard, owner in enumerate(self.members)
+            if self.bounds[shard] in self.ranges and owner in self._coded
+        ]
+        return Step(len(self.members), means) if means else None
 
     def mean_of(self, start: int, stop: int) -> Tensor:
         """See Capture."""

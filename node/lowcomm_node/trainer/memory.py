@@ -11,8 +11,9 @@ from lowcomm_node.models.base import Footprint, family_of
 from lowcomm_node.models.cross_entropy import chunk_tokens
 from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_node.trainer.muon import together
-from lowcomm_protocol.codecs import coder
+from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.exchange.kinds import kind_of
+from lowcomm_protocol.exchange.missed import kept
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.settings import ModelSettings, SyncSettings, TrainSettings
 
@@ -250,7 +251,15 @@ def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:
     each = FLOAT * fragment * (vectors + replaced) + kind.slots * slot
     passing = (0 if recalls else PASSING_VECTORS) + max(0, outcome - 1)
     debts = (1 if sync.group == 2 else 2) * model.parameters if sync.error_feedback else 0
-    return count * each + FLOAT * (passing * fragment + debts)
+    return count * each + FLOAT * (passing * fragment + debts) + _kept_steps(spec, model)
+
+
+def _kept_steps(spec: RunSpec, model: Footprint) -> int:
+    """Outer steps of all fragments, as they travelled, for members that miss them."""
+    if spec.sync.group == 2 or spec.sync.consensus:
+        return 0
+    coded = shard_coder(spec.sync.codec, model.parameters, False).max_size
+    return kept(coded, FLOAT * model.parameters) * coded
 
 
 def largest_fragment(model: Footprint, spec: RunSpec) -> int:

@@ -27,7 +27,7 @@ from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.models.precision import computing
 from lowcomm_node.storage.mapped import mapped_vector, sweep
 from lowcomm_node.system.reading import Readings
-from lowcomm_node.trainer.capture import Capture, capture_for
+from lowcomm_node.trainer.capture import FP32_BYTES, Capture, capture_for
 from lowcomm_node.trainer.device.compiling import can_compile, loss_of
 from lowcomm_node.trainer.device.copies import Copies
 from lowcomm_node.trainer.device.kernels import merges_alike, outer_of
@@ -35,10 +35,13 @@ from lowcomm_node.trainer.inner.ahead import Ahead
 from lowcomm_node.trainer.inner.gradient import Gradient
 from lowcomm_node.trainer.inner.outcome import Outcome, Taken, read_later
 from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
+from lowcomm_node.trainer.missed import Step, read
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
 from lowcomm_protocol.codecs.pieces import Source
+from lowcomm_protocol.errors import CodecError
+from lowcomm_protocol.exchange.missed import kept
 from lowcomm_protocol.exchange.outer import (
     Pair,
     are_finite,
@@ -142,6 +145,11 @@ class Replica:
             self.exchanged.new_coder(spec.sync.codec, fragment.numel, spec.sync.error_feedback)
             for fragment in self.plan.fragments
         ]
+        self.past = [
+            deque[Step](maxlen=kept(coder.max_size, FP32_BYTES * coder.numel))
+            for coder in self._coders
+        ]
+        """The last outer steps, for members that miss them, by fragment."""
         self._committing: dict[int, Future[None]] = {}
         """What coders keep of the last merge of a fragment, on the thread that codes."""
         self._outer = spec.sync.outer_settings
@@ -417,14 +425,14 @@ class Replica:
         and snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
-        before, pair = self.phi[fragment], capture.pair()
+        (before, momentum), pair = self._begins(fragment, capture), capture.pair()
         # Of a piece, what came is not needed once it is pooled.
         phi = self.slow(fragment) if pair is None else pair.theirs
         delta = self.slow(fragment) if self.keeps_momentum else None
         if sum(stop - start for start, stop in capture.ranges) < capture.numel:
             copy_flat(before, phi)
-            if delta is not None:
-                copy_flat(self.delta[fragment], delta)
+            if delta is not None and momentum is not None:
+                copy_flat(momentum, delta)
         room, settings = torch.empty(PIECE), self._outer_of(fragment, capture)
         for start, stop in _pieces(capture.ranges):
             here = slice(start, stop)
@@ -434,11 +442,11 @@ class Replica:
                 pooled = self._pooled(capture, pair, start, room[: stop - start])
             slow = phi[here]
             copy_flat(before[here], slow)
-            if delta is None:
+            if delta is None or momentum is None:
                 moved = torch.zeros(stop - start)
             else:
                 moved = delta[here]
-                copy_flat(self.delta[fragment][here], moved)
+                copy_flat(momentum[here], moved)
             if capture.realign:
                 slow.copy_(pooled)
                 if not capture.keep_momentum:
@@ -460,6 +468,41 @@ class Replica:
         capture.release()
         if self.copies is not None and self.merges_there:
             capture.landing = self.copies.to_device(phi, capture.theta)
+
+    def _begins(self, fragment: int, capture: Capture[Any]) -> tuple[Tensor, Tensor | None]:
+        """Slow weights and momentum that an outer step begins with."""
+        own = self.phi[fragment], self.delta[fragment] if self.keeps_momentum else None
+        return capture.begins or own
+
+    def missed(self, fragment: int, steps: int) -> bytes:
+        """The last outer steps, for a member that has missed them (``missed.py``).
+
+        Raises TrainerError if fewer are kept.
+        """
+        past = self.past[fragment]
+        if len(past) < steps:
+            raise TrainerError(f"Of fragment {fragment} {len(past)} outer steps are kept.")
+        return b"".join(one.pack() for one in list(past)[len(past) - steps :])
+
+    def take_over(
+        self, fragment: int, data: memoryview, steps: int, digests: tuple[str, str]
+    ) -> None:
+        """Let the outer step of the capture follow ``steps`` that we had missed.
+
+        ``digests``: SHA-256 of the slow weights and the momentum that these lead to, hexadecimal.
+        Raises CodecError, and the capture is as before, if they do not.
+        """
+        capture = self.capture_of(fragment)
+        phi = self.slow(fragment).copy_(self.phi[fragment])
+        delta = self.slow(fragment).copy_(self.delta[fragment]) if self.keeps_momentum else None
+        for moved, mean in read(data, capture.coder, capture.numel, steps):
+            for start, stop in _pieces(moved):
+                here = slice(start, stop)
+                beside = torch.zeros(stop - start) if delta is None else delta[here]
+                self.outer_step(phi[here], beside, mean[here])
+        if (_digest(phi), "" if delta is None else _digest(delta)) != digests:
+            raise CodecError("The outer steps that were handed over do not lead to what most hold.")
+        capture.begins = phi, delta
 
     def _outer_of(self, fragment: int, capture: Capture[Any]) -> OuterSettings:
         """The settings of an outer step. Without a consensus term all members must take the same
@@ -505,6 +548,7 @@ class Replica:
                 "applied."
             )
         del self.captures[fragment]
+        self._remember(fragment, capture)
         self.phi[fragment] = phi
         if delta is not None:
             self.delta[fragment] = delta
@@ -517,10 +561,22 @@ class Replica:
         self.clock.observe(swarm_step)
         self.schedule.merged(fragment, self.clock.step, capture.steps, capture.tokens)
 
+    def forget_past(self) -> None:
+        """Keep no outer steps: slow weights are others now."""
+        for past in self.past:
+            past.clear()
+
+    def _remember(self, fragment: int, capture: Capture[Any]) -> None:
+        step = capture.step()
+        if step is None or capture.begins is not None:
+            self.past[fragment].clear()
+        if step is not None:
+            self.past[fragment].append(step)
+
     def _merge_into_weights(self, fragment: int, capture: Capture[Any], phi: Tensor) -> bool:
         """Bring new slow weights into the fast weights; False, and they are as before, if the
         outcome is not finite."""
-        whole = list(capture.ranges) == [(0, capture.numel)]
+        whole = list(capture.merged) == [(0, capture.numel)]
         if whole and self.copies is None:
             pairs = paired(self.plan.fragments[fragment], self.weights, capture.theta)
             if all(rows.is_contiguous() for rows, _ in pairs):
@@ -555,7 +611,7 @@ class Replica:
             phi, out = capture.landing.wait()
         self.fast(fragment, theta)
         merge_here = outer_of(theta).merge
-        parts = (slice(*one) for one in capture.ranges)
+        parts = (slice(*one) for one in capture.merged)
         merged = [merge_here(self._outer, theta[here], phi[here], out[here]) for here in parts]
         return theta if all(merged) else None
 

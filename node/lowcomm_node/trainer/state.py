@@ -171,6 +171,7 @@ def _load(replica: Replica, parts: Parts) -> None:
     replica.phi = [replica.slow(p).copy_(outer[f"phi.{p}"]) for p in range(count)]
     if replica.keeps_momentum:  # 0.1 wrote one where none is needed, too
         replica.delta = [replica.slow(p).copy_(outer[f"delta.{p}"]) for p in range(count)]
+    replica.forget_past()
     for p, one in enumerate(replica.coders):
         one.restore({key: parts["outer"][f"{key}.{p}"].numpy() for key in one.state()})
     if parts.get("inner"):

@@ -175,6 +175,7 @@ def _load(replica: Replica, form: StateForm, read: Read, moments: int) -> None:
             delta[p][these] = torch.from_numpy(values.delta)
         ranges[p][slice(*piece.blocks)] = values.ranges
     replica.phi, replica.delta = phi, delta
+    replica.forget_past()
     for coder, learned in zip(replica.coders, ranges, strict=True):
         coder.inherit({RANGE: learned} if RANGE in coder.lessons() else {})
     if moments:  # a donor that has not taken a step has none: we warm up anew

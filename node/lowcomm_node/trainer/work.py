@@ -64,6 +64,8 @@ class ExchangeWork:
             messages.Receive: self._receive,
             messages.Resend: self._resend,
             messages.Reduce: self._reduce,
+            messages.Missed: self._missed,
+            messages.TakeOver: self._take_over,
             messages.Merge: self._merge,
             messages.Drop: self._drop,
         }
@@ -132,6 +134,29 @@ class ExchangeWork:
             return messages.Reduced(size=size, digest=digest, refused=refused)
 
         return self._unless_void(request.fragment, capture, work)
+
+    def _missed(self, request: messages.Missed) -> Future[messages.Resent]:
+        fragment, capture = request.fragment, self._replica.capture_of(request.fragment)
+
+        def work() -> messages.Resent:
+            steps = self._replica.missed(fragment, request.steps)
+            self._slot(request.slot, request.offset, len(steps))[:] = steps
+            digest = self._digest(capture, request.slot, request.offset, len(steps))
+            return messages.Resent(size=len(steps), digest=digest)
+
+        return self._unless_void(fragment, capture, work)
+
+    def _take_over(self, request: messages.TakeOver) -> Future[Done]:
+        fragment, capture = request.fragment, self._replica.capture_of(request.fragment)
+        data = self._slot(request.slot, request.offset, request.size)
+
+        def work() -> Done:
+            with capture.stages.during("outer"):
+                digests = request.slow_digest, request.momentum_digest
+                self._replica.take_over(fragment, data, request.steps, digests)
+            return Done()
+
+        return self._unless_void(fragment, capture, work)
 
     # the end of an exchange
 

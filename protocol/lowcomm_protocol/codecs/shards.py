@@ -57,6 +57,10 @@ class ShardCoder:
 
     min_size = max_size
 
+    def coded_size(self, values: int) -> int:
+        """Bytes of a coded shard of so many values."""
+        return self._codec.coded_size(values)
+
     def encode(
         self,
         vector: Vector,

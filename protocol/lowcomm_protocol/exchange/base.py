@@ -52,6 +52,8 @@ class Cause(StrEnum):
     UNUSABLE = "unusable"
     VIOLATED = "violated"
     DISAGREED = "disagreed"
+    MINORITY = "minority"
+    """Most of the group are there and take no part now."""
     STOPPED = "stopped"
     """We stopped: the node leaves, pauses, or goes on without its trainer."""
     REMOVED = "removed"
@@ -118,6 +120,25 @@ class Lost:
 @dataclass(frozen=True, kw_only=True)
 class GatheringClosed:
     """Time is up for candidates that have not answered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NeedsMost:
+    """More of a group must take part than are there and do not. Else its parts would take different
+    outer steps, and no part could hand its own over to the others."""
+
+    least: int = 0
+    """So many at least, as others may not be known yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Missed:
+    """Members lack outer steps that most have taken (``missed.py``)."""
+
+    receivers: tuple[str, ...] = ()
+    """Whom we hand them over to."""
+    donor: str = ""
+    """Who hands them over to us; empty where we lack none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,8 @@ from lowcomm_protocol.exchange.base import (
     Gathering,
     GatheringClosed,
     Knocked,
+    Missed,
+    NeedsMost,
     WentAway,
 )
 from lowcomm_protocol.exchange.group import machine as groups
@@ -106,9 +108,12 @@ GROUP = Kind(
     all_call=True,
     events=(
         Crossed,
+        Missed,
+        NeedsMost,
         groups.RollCame,
         groups.MembersCame,
         groups.AgreeingClosed,
+        groups.MissedVerified,
         groups.ShardVerified,
         groups.ReduceClosed,
         groups.Reduced,

@@ -9,6 +9,7 @@ does no I/O. What it may look up is in `Surroundings`. The daemon, the simulator
 it: they carry out effects and report what comes of them. When the time of ``next_timer`` has come
 they tell `Tick`."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,6 +38,8 @@ from lowcomm_protocol.plan.matching import (
 )
 from lowcomm_protocol.spec.run import RunSpec
 
+PATIENCE = 2
+"""Exchanges of a fragment in a row that are left to a larger part of the group."""
 # Refusals by which a peer says that we are wrong. Enough of them, and we copy a state (drift.py).
 _LEAVES_US_OUT = (Refusal.NOT_TRUSTED, Refusal.IMPLAUSIBLE_STEP)
 
@@ -71,6 +74,8 @@ class Peer:
         self.running: dict[int, Underway] = {}
         """By fragment."""
         self.room = Room(self.kind, self.budget, self.position, surroundings, self.running)
+        self._minority: Counter[int] = Counter()
+        """Exchanges of a fragment in a row that had too few members."""
         self._around = surroundings
         self._number = 0
         self._now = 0.0
@@ -205,7 +210,18 @@ class Peer:
         self.running[offer.fragment] = one
         one.set_timers(self.budget.deadlines.hello, self.budget.deadline_for(offer.seconds))
         self._effects.append(events.Began(exchange=one.number))
+        # Peers that refuse on purpose do not hold up a group for long.
+        if self.spec.sync.consensus == 0 and self._minority[offer.fragment] < PATIENCE:
+            self._ask_for_most(one)
         return one
+
+    def _ask_for_most(self, one: Underway) -> None:
+        if not self._knows(base.NeedsMost):
+            return
+        # When a run begins not all know each other yet.
+        begins = one.offer.version == 0
+        together = min(self.spec.run.start_peers, self.spec.sync.group) if begins else 1
+        self._tell(one, base.NeedsMost(least=together // 2 + 1))
 
     def exchange(self, number: int) -> Underway | None:
         """An exchange that is under way."""
@@ -436,8 +452,16 @@ class Peer:
         if self.spec.sync.consensus and len(members) == 2:
             (partner,) = one.partners
             one.apart = self.company.apart(one.fragment, partner)
+        offers = [one.offer, *one.machine.offers(members)]
+        if one.lacking is not None:
+            donor = one.lacking.donors.get(self.me, "")
+            missed = base.Missed(receivers=one.lacking.receivers(self.me), donor=donor)
+            self._tell(one, missed)
+            # All wait for whoever takes them over first.
+            longer = 1 + max(one.lacking.steps.values())
+            self._allow(one, longer * max(offer.seconds for offer in offers))
         if one.realign:  # in fp32, which takes longer
-            ready, offers = self.position.ready, [one.offer, *one.machine.offers(members)]
+            ready = self.position.ready
             usual = self.budget.bytes_of(ready.sizes[one.fragment][1], self._now)
             larger = ready.realign_sizes[one.fragment] / usual
             self._allow(one, larger * max(offer.seconds for offer in offers))
@@ -509,7 +533,8 @@ class Peer:
             self.trust.thank(peer, self.position.steps, one.realign)
         if len(one.partners) == 1:
             self.company.merged(one.fragment, one.partners[0], merged.steps)
-        self.position.merged(one.fragment, merged)
+        took = one.lacking if one.lacks(self.me) else None
+        self.position.merged(one.fragment, merged, one.realign, took)
         self.budget.durations.append(
             (self._now if one.decided is None else one.decided) - one.began
         )
@@ -522,6 +547,10 @@ class Peer:
         # Where the call of a peer began it, our own attempt is still due.
         if outcome is not Outcome.APPLIED and one.call is None:
             self.position.schedule.skip(one.fragment, self.position.swarm_step)
+        is_minority = one.machine.cause is base.Cause.MINORITY
+        self._minority[one.fragment] = self._minority[one.fragment] + 1 if is_minority else 0
+        if outcome is not Outcome.APPLIED and one.lacks(self.me):
+            self.position.failed_to_take_over(one.fragment)
         self.budget.measured(measured, self._now)
         del self.running[one.fragment]
         # Its tasks may still write to its slots.

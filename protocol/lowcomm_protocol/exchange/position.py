@@ -1,7 +1,10 @@
 """Where a peer stands in the run, what it offers of that, and whose claims it supports. Pure."""
 
+from collections import Counter
+
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.exchange.events import Merged, Stepped, Surroundings, TrainerReady
+from lowcomm_protocol.exchange.missed import TRIES, UNKNOWN, Lacking, kept, state_mark
 from lowcomm_protocol.plan.clock import is_supported, largest_jump
 from lowcomm_protocol.plan.matching import Offer
 from lowcomm_protocol.plan.schedule import SyncSchedule
@@ -26,6 +29,9 @@ class Position:
         self._around = surroundings
         self._slow_digests: list[bytes] = []
         self._momentum_digests: list[bytes] = []
+        self._previous: list[tuple[bytes, ...]] = []
+        """Marks of what we held before each of the last outer steps, by fragment."""
+        self._failed_to_take_over: Counter[int] = Counter()
 
     def take_over(self, ready: TrainerReady) -> None:
         """Begin with the counters of a trainer that has built, resumed or adopted its state."""
@@ -36,6 +42,8 @@ class Position:
         self.schedule = SyncSchedule(self.interval, ready.progress)
         self._slow_digests = list(ready.slow_digests)
         self._momentum_digests = list(ready.momentum_digests)
+        self._previous = [()] * len(ready.progress)
+        self._failed_to_take_over.clear()
 
     def stepped(self, step: Stepped) -> None:
         """Count an inner step."""
@@ -43,17 +51,39 @@ class Position:
         self.steps = step.steps
         self.tokens = step.tokens
 
-    def merged(self, fragment: int, merged: Merged) -> None:
-        """Count an outer step of a fragment."""
+    def merged(
+        self, fragment: int, merged: Merged, realigned: bool = False, took: Lacking | None = None
+    ) -> None:
+        """Count an outer step of a fragment; ``took``: what we had missed was taken over before."""
         self.swarm_step = max(self.swarm_step, merged.swarm_step)
         self.schedule.merged(fragment, merged.swarm_step, merged.steps, merged.tokens)
+        held, known = self._held(fragment), self._previous[fragment]
+        if took is not None:
+            held, known = (took.slow_digest, took.momentum_digest), ()
+        marks = () if realigned else (*known, state_mark(*held))
+        self._previous[fragment] = marks[len(marks) - min(len(marks), self._kept(fragment)) :]
+        del self._failed_to_take_over[fragment]
         self._slow_digests[fragment] = merged.slow_digest
         self._momentum_digests[fragment] = merged.momentum_digest
+
+    def failed_to_take_over(self, fragment: int) -> None:
+        """Count an exchange that ended before we had what we lack."""
+        self._failed_to_take_over[fragment] += 1
+
+    def _held(self, fragment: int) -> tuple[bytes, bytes]:
+        known = self._failed_to_take_over[fragment] < TRIES
+        slow = self._slow_digests[fragment] if known else UNKNOWN
+        return slow, self._momentum_digests[fragment]
+
+    def _kept(self, fragment: int) -> int:
+        assert self.ready is not None
+        return kept(self.ready.sizes[fragment][1], self.ready.realign_sizes[fragment])
 
     def offer(self, fragment: int, number: int, seconds: int) -> Offer:
         """What we bring to the ``number``-th exchange of a fragment, and the seconds we need."""
         assert self.ready is not None
         progress, by_digest = self.schedule[fragment], self._sync.consensus == 0
+        slow_digest, momentum_digest = self._held(fragment) if by_digest else (b"", b"")
         return Offer(
             protocol=PROTOCOL_VERSION,
             run_id=self._run_id,
@@ -66,10 +96,11 @@ class Position:
             steps=self.steps - progress.merged_steps,
             tokens=self.tokens - progress.merged_tokens,
             version=progress.version,
-            slow_digest=self._slow_digests[fragment] if by_digest else b"",
-            momentum_digest=self._momentum_digests[fragment] if by_digest else b"",
+            slow_digest=slow_digest,
+            momentum_digest=momentum_digest,
             seconds=seconds,
             blake3=True,
+            previous=self._previous[fragment] if by_digest else (),
         )
 
     def supports(self, peer: str, swarm_step: int) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 from lowcomm_protocol.exchange.base import Gathering
 from lowcomm_protocol.exchange.events import Called
 from lowcomm_protocol.exchange.kinds import Kind
+from lowcomm_protocol.exchange.missed import Lacking, lacking
 from lowcomm_protocol.exchange.story import Story
 from lowcomm_protocol.plan.matching import Offer, keeps_momentum, must_realign, steps_ahead
 
@@ -39,6 +40,8 @@ class Underway:
     realign: bool = False
     """Whether slow weights travel whole in fp32, because those of the members differ."""
     keep_momentum: bool = False
+    lacking: Lacking | None = None
+    """Members that lack outer steps, which others hand over to them; a realignment else."""
     ahead: int = 0
     """How many inner steps longer than we the other members claim to have trained."""
     apart: int = 0
@@ -70,6 +73,10 @@ class Underway:
         """The peers that take part with us so far, sorted."""
         return self.machine.partners
 
+    def lacks(self, peer: str) -> bool:
+        """Whether a member lacks outer steps, which another hands over to it."""
+        return self.lacking is not None and peer in self.lacking.steps
+
     def set_timers(self, hello: float, deadline: float) -> None:
         """Count its seconds; again with more of them, where a member needs those."""
         self.deadline = deadline
@@ -92,11 +99,16 @@ class Underway:
     def begin_capture(self, members: tuple[str, ...], interval: int) -> None:
         """Take in who the members are; what each of them brings is known, too."""
         others = self.machine.offers(members)
+        known = {peer: self.machine.offer_of(peer) for peer in members if peer != self.machine.me}
+        offers = {self.machine.me: self.offer} | {
+            peer: offer for peer, offer in known.items() if offer is not None
+        }
         self.members = members
         self.id = exchange_id(members, [self.offer, *others])
         # Everybody sees in the offers where slow weights should be equal and are not: somebody has
         # applied more.
-        self.realign = must_realign(self.offer, others)
+        self.lacking = lacking(offers)
+        self.realign = self.lacking is None and must_realign(self.offer, others)
         self.keep_momentum = self.realign and keeps_momentum(self.offer, others)
         self.ahead = steps_ahead(self.offer, others, interval)
         self.blake3 = self.offer.blake3 and all(offer.blake3 for offer in others)

@@ -12,9 +12,11 @@ class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WHOLE: _ClassVar[Part]
     SHARE: _ClassVar[Part]
     MEAN: _ClassVar[Part]
+    MISSED: _ClassVar[Part]
 WHOLE: Part
 SHARE: Part
 MEAN: Part
+MISSED: Part
 
 class Frame(_message.Message):
     __slots__ = ("hello", "accept", "refuse", "content", "chunk", "confirm", "abandon", "resend", "roll", "members", "held", "commit")
@@ -45,7 +47,7 @@ class Frame(_message.Message):
     def __init__(self, hello: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Offer, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "stage", "round", "swarm_step", "steps", "tokens", "version", "slow_digest", "seconds", "momentum_digest", "blake3", "slice_digest")
+    __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "stage", "round", "swarm_step", "steps", "tokens", "version", "slow_digest", "seconds", "momentum_digest", "blake3", "slice_digest", "previous")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +64,7 @@ class Offer(_message.Message):
     MOMENTUM_DIGEST_FIELD_NUMBER: _ClassVar[int]
     BLAKE3_FIELD_NUMBER: _ClassVar[int]
     SLICE_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run_id: bytes
     plan: bytes
@@ -78,7 +81,8 @@ class Offer(_message.Message):
     momentum_digest: bytes
     blake3: bool
     slice_digest: bytes
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., codec: _Optional[str] = ..., fragment: _Optional[int] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., version: _Optional[int] = ..., slow_digest: _Optional[bytes] = ..., seconds: _Optional[int] = ..., momentum_digest: _Optional[bytes] = ..., blake3: _Optional[bool] = ..., slice_digest: _Optional[bytes] = ...) -> None: ...
+    previous: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., codec: _Optional[str] = ..., fragment: _Optional[int] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., version: _Optional[int] = ..., slow_digest: _Optional[bytes] = ..., seconds: _Optional[int] = ..., momentum_digest: _Optional[bytes] = ..., blake3: _Optional[bool] = ..., slice_digest: _Optional[bytes] = ..., previous: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Refuse(_message.Message):
     __slots__ = ("reason", "detail")

@@ -69,9 +69,10 @@ class ExchangeServicer:
         caller: hello                     content chunk* (resend) confirm | abandon
         callee:       accept | refuse     content chunk* (resend) confirm | abandon
         A resend is answered with a second content and its chunks. In a group of three and more, each of its members with each:
-        caller: hello                     roll members+ (content chunk*){1,2} held commit | abandon
-        callee:       accept | refuse     roll members+ (content chunk*){1,2} held commit | abandon
-        The first content is a share, the second a mean; who could not make its mean in time sends none.
+        caller: hello                     roll members+ (content chunk*){1,3} held commit | abandon
+        callee:       accept | refuse     roll members+ (content chunk*){1,3} held commit | abandon
+        Contents are a share and a mean; a member that could not make its mean in time sends none. To a member that lacks
+        outer steps one other hands them over before its share.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

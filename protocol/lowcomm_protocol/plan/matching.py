@@ -80,6 +80,9 @@ class Offer:
     """Whether it knows BLAKE3 as the digest of contents."""
     slice_digest: bytes = b""
     """In a group: `slice_digest` of its slice, which says that it reads brief forms, too."""
+    previous: tuple[bytes, ...] = ()
+    """In a group: `state_mark` of what it held before each of its last outer steps, the oldest
+    first. It can hand over those steps."""
 
 
 @dataclass(frozen=True)

@@ -280,6 +280,10 @@ def events():
         st.builds(base.Refused, peer=peer, reason=st.sampled_from(Refusal), detail=st.just("no")),
         st.builds(groups.RollCame, peer=peer, roll=lists),
         st.builds(groups.MembersCame, peer=peer, members=lists),
+        st.builds(
+            base.Missed, receivers=st.lists(peer, max_size=1).map(tuple), donor=st.just("") | peer
+        ),
+        st.builds(groups.MissedVerified, peer=peer),
         st.builds(groups.ShardVerified, peer=peer),
         st.builds(groups.Reduced, digest=digest),
         st.builds(groups.MeanVerified, peer=peer, digest=digest),
@@ -288,7 +292,7 @@ def events():
         st.builds(base.Lost, peer=peer, reason=st.sampled_from(["broke", ""])),
         st.sampled_from(
             [
-                base.Captured(), base.GatheringClosed(), groups.AgreeingClosed(),
+                base.NeedsMost(), base.Captured(), base.GatheringClosed(), groups.AgreeingClosed(),
                 groups.ReduceClosed(), groups.ConfirmingClosed(),
                 base.DeadlinePassed(), base.GaveUp(reason="stop"),
             ]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from lowcomm_node.sync import frames, offers
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange.group.tally import SALT_BYTES, Tally, mark
+from lowcomm_protocol.exchange.missed import KEPT, MARK_BYTES
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import Offer, slice_digest
 from lowcomm_protocol.spec.names import MAX_GROUP
@@ -104,6 +105,7 @@ def told(count: int, brief: bool) -> int:
         momentum_digest=bytes(32),
         blake3=True,
         slice_digest=slice_digest(members) if brief else b"",
+        previous=(bytes(MARK_BYTES),) * KEPT if brief else (),
     )
     content = pb.Content(size=10_000, digest=bytes(32), part=pb.SHARE, blake3=True)
     all_of_them: Sequence[pb.Frame] = [

@@ -665,6 +665,7 @@ READY = Readiness(
         fragment=st.integers(0, 2**32 - 1),
         stage=st.integers(0, 2**32 - 1),
         slow_digest=st.just(b"") | st.binary(min_size=32, max_size=32),
+        previous=st.lists(st.binary(min_size=8, max_size=8), max_size=4).map(tuple),
         **{name: st.integers(0, 2**53 - 1) for name in NUMBERS},
     )
 )
@@ -696,6 +697,14 @@ def test_an_offer_with_a_field_out_of_bounds_is_refused(name):
     with pytest.raises(ProtocolViolation, match="out of bounds") as caught:
         offers.from_message(message)
     assert len(str(caught.value)) < 100
+
+
+@pytest.mark.parametrize("previous", [[bytes(8)] * 5, [bytes(7)], [b""], [bytes(1_000_000)]])
+def test_an_offer_with_marks_that_can_not_be_is_refused(previous):
+    message = offers.to_message(OFFER)
+    message.previous.extend(previous)
+    with pytest.raises(ProtocolViolation, match="out of bounds"):
+        offers.from_message(message)
 
 
 def test_an_offer_without_any_field_is_refused():

@@ -1,12 +1,13 @@
 """What must hold for trainers that share a fragment out: real replicas, real requests, without a
 network between them."""
 
+from collections.abc import Awaitable, Callable
 from itertools import accumulate
 from pathlib import Path
 
 import pytest
 
-from lowcomm_node.errors import TrainerError
+from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.ipc.messages import Stepped
 from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.testing.tiny import tiny_settings
@@ -44,20 +45,32 @@ async def step(trainers: dict[str, TrainerThread]) -> None:
         await trainer.train(False)
 
 
+Slots = dict[str, list[int]]
+
+
+async def nothing(slots: Slots) -> None:
+    """Nobody has missed anything."""
+
+
 async def exchange(
-    trainers: dict[str, TrainerThread], realign: bool, owners: list[str]
-) -> list[str]:
-    """Share fragment 0 out as a group does, and merge the shards of these owners; the slow weights'
-    digests."""
+    trainers: dict[str, TrainerThread],
+    realign: bool,
+    owners: list[str],
+    before: Callable[[Slots], Awaitable[None]] = nothing,
+) -> list[tuple[str, str]]:
+    """Share fragment 0 out as a group does, and merge the shards of these owners; digests of slow
+    weights and momenta. ``before``: what happens while it is captured."""
+    peers = tuple(trainers)
     slots = {peer: trainer.arena.take(GROUP.slots) for peer, trainer in trainers.items()}
     shared = {
-        peer: await trainer.share(0, slots[peer][0], realign, PEERS, ahead=0)
+        peer: await trainer.share(0, slots[peer][0], realign, peers, ahead=0)
         for peer, trainer in trainers.items()
     }
-    sizes = [max(one.sizes[shard] for one in shared.values()) for shard in range(3)]
-    assert [one.sizes[PEERS.index(peer)] for peer, one in shared.items()] == [0, 0, 0]
-    for mine, owner in enumerate(PEERS):
-        for place, peer in enumerate(PEERS):
+    await before(slots)
+    sizes = [max(one.sizes[shard] for one in shared.values()) for shard in range(len(peers))]
+    assert {one.sizes[peers.index(peer)] for peer, one in shared.items()} == {0}
+    for mine, owner in enumerate(peers):
+        for place, peer in enumerate(peers):
             if peer != owner:
                 offset, size = sum(shared[peer].sizes[:mine]), sizes[mine]
                 data = trainers[peer].arena.view(slots[peer][0], offset + size)[offset:]
@@ -65,8 +78,9 @@ async def exchange(
                     data
                 )
                 await trainers[owner].receive_share(0, peer, slots[owner][1], place * size, size)
-    for offset, size, owner in zip(accumulate(sizes[:-1], initial=0), sizes, PEERS, strict=True):
-        told = await trainers[owner].reduce(0, {"a": 10, "b": 20, "c": 30}, slots[owner][2], offset)
+    tokens = {peer: count for peer, count in {"a": 10, "b": 20, "c": 30}.items() if peer in peers}
+    for offset, size, owner in zip(accumulate(sizes[:-1], initial=0), sizes, peers, strict=True):
+        told = await trainers[owner].reduce(0, tokens, slots[owner][2], offset)
         assert (told.size, told.left_out) == (size, {})
         data = trainers[owner].arena.view(slots[owner][2], offset + size)[offset:]
         for peer, trainer in trainers.items():
@@ -77,7 +91,7 @@ async def exchange(
     for peer, trainer in trainers.items():
         for slot in slots[peer]:
             trainer.arena.give_back(slot)
-    return [one.slow_digest for one in merged]
+    return [(one.slow_digest, one.momentum_digest) for one in merged]
 
 
 async def test_all_hold_the_same_slow_weights_after_whole_and_partial_exchanges(tmp_path: Path):
@@ -94,6 +108,56 @@ async def test_all_hold_the_same_slow_weights_after_whole_and_partial_exchanges(
             digests.append(told[0])
             await step(trainers)
         assert len(set(digests)) == 3, "each of them has changed something"
+    finally:
+        for trainer in trainers.values():
+            await trainer.stop()
+
+
+async def test_a_trainer_that_missed_two_exchanges_takes_them_over_and_holds_the_same(
+    tmp_path: Path,
+):
+    trainers = await start(tmp_path)
+    owners, there = ["a", "b", "c"], {peer: trainers[peer] for peer in "ab"}
+    try:
+        await exchange(trainers, False, owners)
+        await step(trainers)
+        for shards in (["a", "b"], ["b"]):
+            (held,) = set(await exchange(there, False, shards))
+            await step(there)
+
+        async def hand_over(slots: Slots) -> None:
+            room = 4096
+            size, _ = await trainers["b"].missed(0, 2, slots["b"][0], room)
+            data = trainers["b"].arena.view(slots["b"][0], room + size)[room:]
+            trainers["c"].arena.view(slots["c"][0], room + size)[room:] = data
+            place = slots["c"][0], room, size
+            with pytest.raises(Unusable, match="do not lead to what most hold"):
+                await trainers["c"].take_over(0, 2, place, (held[0], "00" * 32))
+            await trainers["c"].take_over(0, 2, place, held)
+
+        told = await exchange(trainers, False, owners, hand_over)
+        assert len(set(told)) == 1, "equal to the bit, the momentum too"
+        await step(trainers)
+        assert len(set(await exchange(trainers, False, owners))) == 1
+    finally:
+        for trainer in trainers.values():
+            await trainer.stop()
+
+
+async def test_a_trainer_hands_over_no_more_than_it_has_kept(tmp_path: Path):
+    trainers = await start(tmp_path)
+    owners = ["a", "b", "c"]
+    try:
+        for realign, kept in ((False, 1), (False, 2), (True, 0), (False, 1)):
+            await exchange(trainers, realign, owners)
+            await step(trainers)
+            slots = trainers["a"].arena.take(GROUP.slots)
+            await trainers["a"].share(0, slots[0], False, PEERS, ahead=0)
+            with pytest.raises(TrainerError, match=f"{kept} outer steps are kept"):
+                await trainers["a"].missed(0, kept + 1, slots[0], 4096)
+            await trainers["a"].drop(0)
+            for slot in slots:
+                trainers["a"].arena.give_back(slot)
     finally:
         for trainer in trainers.values():
             await trainer.stop()

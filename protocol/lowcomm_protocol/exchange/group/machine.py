@@ -46,6 +46,8 @@ from lowcomm_protocol.exchange.base import (
     GaveUp,
     Lost,
     Member,
+    Missed,
+    NeedsMost,
     Refused,
     Stage,
     no_partner,
@@ -54,6 +56,10 @@ from lowcomm_protocol.exchange.group.table import HAVE_GIVEN, Input, State, step
 from lowcomm_protocol.exchange.group.tally import DIGEST_BYTES, Tally
 from lowcomm_protocol.plan.matching import Refusal
 
+_ELSEWHERE = frozenset(
+    {Refusal.BUSY, Refusal.TOO_SOON, Refusal.FULL, Cause.GAVE_UP, Cause.DISAGREED}
+)
+"""Why a peer takes no part that is there."""
 MAX_PEER_ID = 64
 """Characters of a peer id in a roll; ours have 52."""
 
@@ -85,6 +91,13 @@ class AgreeingClosed:
     The leader gives up at once who has sent no roll. The others let pass one more or two, because
     the leader may have waited until now itself: then they give up the leader, or who has not named
     the list."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MissedVerified:
+    """The steps that we had missed have arrived whole, and lead to what most hold."""
+
+    peer: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +163,9 @@ Event = (
     | MembersCame
     | AgreeingClosed
     | Captured
+    | NeedsMost
+    | Missed
+    | MissedVerified
     | ShardVerified
     | ReduceClosed
     | Reduced
@@ -180,6 +196,13 @@ class SendMembers(Effect):
 
     peer: str
     members: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SendMissed(Effect):
+    """Hand over to a member the steps that it has missed."""
+
+    peer: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,6 +268,12 @@ class GroupExchange(Gathering):
     """What every partner told us, and what we told ourselves, by peer id."""
     _proposed: tuple[str, ...] = ()
     """The list that we made ourselves, as leader."""
+    _least: int | None = None
+    """How many members are needed, besides more than are elsewhere; None: any."""
+    _receivers: tuple[str, ...] = ()
+    """Whom we hand over what they have missed."""
+    _donor: str = ""
+    """Who hands over what we have missed, until it has come."""
     _waited: int = 0
     _reduce_closed: bool = False
     _late: bool = False
@@ -283,6 +312,14 @@ class GroupExchange(Gathering):
                 return self._on_agreeing_closed()
             case Captured():
                 return self._on_captured()
+            case NeedsMost(least=least):
+                self._least = least
+                return []
+            case Missed(receivers=receivers, donor=donor):
+                self._receivers, self._donor = receivers, donor
+                return []
+            case MissedVerified(peer=peer):
+                return self._on_missed(peer)
             case ShardVerified(peer=peer):
                 return self._advance(peer, Input.SHARD) + self._settle()
             case ReduceClosed():
@@ -308,6 +345,8 @@ class GroupExchange(Gathering):
     # AGREEING
 
     def _begin(self) -> list[Effect]:
+        if not self._are_most(1 + len(self.partners)):
+            return self._end_as_minority()
         self.stage = Stage.AGREEING
         roll = self._rolls[self.me] = tuple(sorted([self.me, *self.partners]))
         return [*(SendRoll(peer=peer, roll=roll) for peer in self.partners), *self._agree()]
@@ -366,12 +405,23 @@ class GroupExchange(Gathering):
         others = self._others_in_list()
         if not others or any(self._lists.get(peer) != self.members for peer in others):
             return effects
+        left_out = [peer for peer in self.partners if peer not in others]
+        if not self._are_most(len(self.members), len(left_out)):
+            return effects + self._end_as_minority()
         self.stage, self.tally = Stage.CAPTURING, Tally(self.me, self.members)
         for peer in others:
             self._advance(peer, Input.AGREED)
-        left_out = [peer for peer in self.partners if peer not in others]
         effects += self._give_up(left_out, "is not in the list of members", Cause.DISAGREED)
         return [*effects, Capture(members=self.members)]
+
+    def _are_most(self, count: int, elsewhere: int = 0) -> bool:
+        """Whether so many may go on without those that are elsewhere; ``elsewhere``: besides those
+        that are out already."""
+        elsewhere += sum(cause in _ELSEWHERE for cause in self.causes.values())
+        return self._least is None or count >= max(self._least, elsewhere + 1)
+
+    def _end_as_minority(self) -> list[Effect]:
+        return self._give_in("most of the group take no part now", Cause.MINORITY)
 
     def _name(self) -> list[Effect]:
         leader = self._leader()
@@ -427,7 +477,18 @@ class GroupExchange(Gathering):
         if self.stage is not Stage.CAPTURING:
             raise ProtocolViolation(f"A capture is not expected while {self.stage.value}.")
         self.stage = Stage.REDUCING
-        return [*(SendShard(peer=peer) for peer in self.partners), *self._settle()]
+        missed = [SendMissed(peer=peer) for peer in self._receivers if peer in self.partners]
+        shards = [SendShard(peer=peer) for peer in self.partners]
+        return [*missed, *shards, *self._settle()]
+
+    def _on_missed(self, peer: str) -> list[Effect]:
+        if self._would(peer, Input.MISSED) is None:
+            return []
+        if peer != self._donor:
+            raise ProtocolViolation(f"{peer} handed over steps that we do not wait for.")
+        self._advance(peer, Input.MISSED)
+        self._donor = ""
+        return self._settle()
 
     def _on_reduced(self, digest: bytes) -> list[Effect]:
         if self.me in self.tally.helds:
@@ -484,7 +545,7 @@ class GroupExchange(Gathering):
         # One event may complete several stages, such as the loss of the member that all wait for.
         if self.stage is Stage.REDUCING and (self._reduce_closed or not self._in(State.MEMBER)):
             effects += self._reduce()
-        if self.stage in (Stage.REDUCING, Stage.AVERAGING) and not self._awaits_means():
+        if self.stage in (Stage.REDUCING, Stage.AVERAGING) and not self._awaits():
             effects += self._confirm()
         if self.stage is Stage.CONFIRMING and not self._in(
             State.MEMBER, State.GIVEN, State.AVERAGED
@@ -494,8 +555,9 @@ class GroupExchange(Gathering):
             effects += self._conclude()
         return effects
 
-    def _awaits_means(self) -> bool:
-        return any(self.tally.awaits(peer) for peer in (self.me, *self.partners))
+    def _awaits(self) -> bool:
+        means = any(self.tally.awaits(peer) for peer in (self.me, *self.partners))
+        return means or bool(self._donor)
 
     def _reduce(self) -> list[Effect]:
         self.stage = Stage.AVERAGING
@@ -536,6 +598,9 @@ class GroupExchange(Gathering):
         if not self.partners:
             why = f"nobody else is left of the group: {no_partner(self.refusals)}"
             return self._give_in(why, self._common_cause())
+        if self._donor and self._donor not in self.partners:
+            # What the others agree on means nothing to us without the steps before it.
+            return self._give_in("what we had missed does not come", Cause.LOST)
         return self._settle()
 
     def _lose(self, peer: str, reason: str, cause: Cause | Refusal) -> None:
@@ -547,6 +612,8 @@ class GroupExchange(Gathering):
 
     def _on_deadline(self) -> list[Effect]:
         first, self._late = not self._late, True
+        if self._donor:
+            return self._give_in("what we had missed did not come in time", Cause.LATE)
         if self.stage in (Stage.REDUCING, Stage.AVERAGING):
             if not set(self.tally.means) - {self.me}:
                 # To tell that we hold nothing would keep everybody from applying what they all

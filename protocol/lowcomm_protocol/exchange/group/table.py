@@ -4,6 +4,7 @@
     caller ◄───── accept | refuse ─ callee
     both   ── roll ───────────────► both              "I hold streams with these peers"
     both   ── members ────────────► both              "the members are"; a lower list may follow
+    donor  ── content, chunk* ────► receiver          outer steps that the receiver lacks, if any
     both   ── content, chunk* ────► both              our contribution to the shard of the other
     both   ── content, chunk* ────► both              the mean of our shard
     both   ── held ───────────────► both              "I hold the means with these digests"
@@ -42,6 +43,7 @@ class Input(StrEnum):
     ROLL = "roll"
     NAMED = "named"  # a list of members
     AGREED = "agreed"  # all members have named the same list
+    MISSED = "missed"  # outer steps that we had missed have come whole, and lead to what most hold
     SHARD = (
         "shard"  # their contribution to our shard has arrived whole, and decodes to what is allowed
     )
@@ -64,6 +66,8 @@ TRANSITIONS: dict[tuple[State, Input], State] = {
     (State.NAMED, Input.NAMED): State.NAMED,
     (State.MEMBER, Input.NAMED): State.LOST,
     (State.NAMED, Input.AGREED): State.MEMBER,
+    # Before its contribution, if it hands over any.
+    (State.MEMBER, Input.MISSED): State.MEMBER,
     (State.MEMBER, Input.SHARD): State.GIVEN,
     (State.GIVEN, Input.MEAN): State.AVERAGED,
     # Whoever was too slow to make its mean tells so, and sends none.

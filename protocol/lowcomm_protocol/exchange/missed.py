@@ -1,0 +1,78 @@
+"""Outer steps that a member of a group has missed, and takes over from another one.
+
+Where all must hold the same slow weights (``consensus = 0``), a member that missed an exchange
+would make all realign, which carries fp32. The means of the last exchanges are small beside that:
+members keep them as they travelled, and hand them over. Whoever takes the same steps holds the same
+bits, the outer momentum included.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+
+from lowcomm_protocol.plan.matching import Offer
+
+KEPT = 4
+"""Outer steps of a fragment that a member keeps for others, at most."""
+MARK_BYTES = 8
+UNKNOWN = bytes(32)
+"""In place of the digest of slow weights where a member has failed to take over what it lacks: as
+nobody knows it, all realign."""
+TRIES = 2
+"""Exchanges in which a member may fail so before it says that."""
+
+
+def kept(coded: int, whole: int) -> int:
+    """How many outer steps are kept, of so many bytes each, of a fragment of ``whole`` bytes in
+    fp32: with a contribution they are no larger than what a realignment sends."""
+    return max(0, min(KEPT, whole // coded - 1))
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """Members of a group that lack the last outer steps of most of them, and what they take over:
+    the means of those steps, in the bits that they travelled in."""
+
+    steps: Mapping[str, int]
+    """How many steps each lacks."""
+    donors: Mapping[str, str]
+    """Who hands them over to each."""
+    slow_digest: bytes
+    """Of what they hold then, as most do now."""
+    momentum_digest: bytes
+
+    def receivers(self, donor: str) -> tuple[str, ...]:
+        """Whom a member hands steps over to."""
+        return tuple(peer for peer, other in self.donors.items() if other == donor)
+
+
+def lacking(offers: Mapping[str, Offer]) -> Lacking | None:
+    """Who lacks outer steps, by the offers of all members; None where nobody does, or where it
+    can't be mended so.
+
+    More than half must hold the same: the others take their word for what they had missed.
+    """
+    states = {peer: (one.slow_digest, one.momentum_digest) for peer, one in offers.items()}
+    (state, count), *rest = Counter(states.values()).most_common()
+    if not rest or 2 * count <= len(offers):
+        return None
+    free = sorted(peer for peer, held in states.items() if held == state)
+    # Another one each time: if it fails, the next may not.
+    first = max(one.round for one in offers.values()) % len(free)
+    free = free[first:] + free[:first]
+    steps, donors = dict[str, int](), dict[str, str]()
+    for peer in sorted(peer for peer, held in states.items() if held != state):
+        mark = state_mark(*states[peer])
+        donor = next((one for one in free if mark in offers[one].previous), None)
+        if donor is None:
+            return None
+        free.remove(donor)
+        previous = offers[donor].previous
+        steps[peer], donors[peer] = len(previous) - previous.index(mark), donor
+    return Lacking(steps, donors, *state)
+
+
+def state_mark(slow_digest: bytes, momentum_digest: bytes) -> bytes:
+    """What tells one state of a fragment from its other ones, in `MARK_BYTES`."""
+    return sha256(slow_digest + momentum_digest).digest()[:MARK_BYTES]

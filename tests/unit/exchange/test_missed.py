@@ -1,0 +1,76 @@
+"""What must hold where members of a group have missed outer steps: who hands them over, by the
+offers of all."""
+
+from dataclasses import replace
+
+import pytest
+
+from helpers.virtual import OFFER
+from lowcomm_protocol.exchange.missed import KEPT, kept, lacking, state_mark
+from lowcomm_protocol.plan.matching import Offer
+
+STATES = [(bytes([number]) * 32, bytes([100 + number]) * 32) for number in range(9)]
+MARKS = [state_mark(*state) for state in STATES]
+
+
+def held(step: int, *, known: int = KEPT, round_: int = 0) -> Offer:
+    """The offer of a peer that has taken so many steps, and can hand over ``known`` of them."""
+    slow, momentum = STATES[step]
+    previous = tuple(MARKS[max(0, step - known) : step])
+    return replace(
+        OFFER, slow_digest=slow, momentum_digest=momentum, previous=previous, round=round_
+    )
+
+
+def test_a_member_that_missed_steps_gets_as_many_from_one_that_has_them():
+    found = lacking({"a": held(5), "b": held(3), "c": held(5)})
+    assert found is not None
+    assert (found.steps, found.donors) == ({"b": 2}, {"b": "a"})
+    assert (found.slow_digest, found.momentum_digest) == STATES[5]
+    assert [found.receivers(peer) for peer in "abc"] == [("b",), (), ()]
+
+
+def test_who_hands_over_changes_from_round_to_round():
+    donors = [
+        lacking({"a": held(5), "b": held(4), "c": held(5, round_=round_)}).donors["b"]
+        for round_ in range(4)
+    ]
+    assert donors == ["a", "c", "a", "c"]
+
+
+def test_nobody_hands_over_to_two():
+    found = lacking(dict(zip("abcde", map(held, (5, 4, 5, 3, 5)), strict=True)))
+    assert found.steps == {"b": 1, "d": 2}
+    assert len(set(found.donors.values())) == 2
+
+
+@pytest.mark.parametrize(
+    ("offers", "why"),
+    [
+        ((held(5), held(5), held(5)), "all hold the same"),
+        ((held(5), held(4)), "half is no majority: a liar could lead the other anywhere"),
+        ((held(5), held(5), held(4), held(4)), "neither is this"),
+        ((held(6), held(6), held(1)), "more steps than are kept"),
+        ((held(5, known=0), held(5, known=0), held(4)), "both have just begun"),
+        ((held(5, known=1), held(5, known=1), held(3)), "both keep too few"),
+        ((held(5), held(5, known=0), held(5), held(4), held(3, known=0)), ""),
+        ((held(5), held(5, known=0), held(5, known=0), held(4), held(4)), "one can't serve two"),
+        ((held(4), held(4), held(5)), "most are behind: they do not take the word of one"),
+    ],
+)
+def test_else_all_realign_if_they_differ(offers, why):
+    found = lacking(dict(zip("abcde", offers, strict=False)))
+    assert (found is None) == bool(why), why
+
+
+def test_another_momentum_is_another_state():
+    one = replace(held(4), momentum_digest=bytes(32))
+    assert lacking({"a": held(5), "b": one, "c": held(5)}) is None
+
+
+@pytest.mark.parametrize(
+    ("coded", "whole", "count"), [(10, 100, 4), (25, 100, 3), (50, 100, 1), (99, 100, 0)]
+)
+def test_what_is_kept_is_no_larger_than_a_realignment(coded, whole, count):
+    assert kept(coded, whole) == count
+    assert not count or (1 + count) * coded <= whole

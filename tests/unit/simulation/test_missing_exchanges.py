@@ -1,0 +1,78 @@
+"""What must hold for a simulated group of which a member misses exchanges, over lines that a
+realignment would fill for long."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from lowcomm_node.data import Dataset, open_data
+from lowcomm_node.simulation import Conditions, Member
+from lowcomm_node.simulation.swarm import Swarm
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.spec.run import RunSpec
+
+pytestmark = pytest.mark.slow
+MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
+STEPS = 60
+LINE = Conditions(latency=(0.024, 0.026), notice=(0.024, 0.026), line=(3e3, 12e3))
+"""A fragment in 2 bits takes a third of a second, in fp32 five seconds."""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    folder = tmp_path_factory.mktemp("text")
+    (folder / "one.txt").write_text("Some short sentences, and all of them much alike. " * 400)
+    return open_data(f"text:{folder}", "bytes", folder / "cache")
+
+
+def run(dataset: Dataset, members: Sequence[Member], seed: int = 0, **sync: object) -> Swarm:
+    """A swarm that has trained to its end."""
+    torch.set_num_threads(1)
+    spec = RunSpec.model_validate(
+        {
+            "run": {"name": "missed", "seed": seed, "steps": STEPS, "start_peers": 4},
+            "model": MODEL,
+            "train": {"batch": 4, "warmup": 5, "optimizer": "adamw"},
+            "sync": {"method": "streaming-diloco"} | sync,
+        }
+    )
+    swarm = Swarm(spec, dataset, members, LINE, Replica, False, 0)
+    swarm.network.run()
+    return swarm
+
+
+def states(swarm: Swarm) -> list[set[tuple[str, str]]]:
+    """What peers hold of each fragment, by digests."""
+    return [
+        {(peer.replica.slow_digest(p), peer.replica.momentum_digest(p)) for peer in swarm.peers}
+        for p in range(len(swarm.peers[0].replica.phi))
+    ]
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_member_that_stood_still_takes_over_what_it_has_missed(dataset, seed):
+    closed = Member(pauses=((20.2, 9.0),))
+    swarm = run(dataset, [Member(), Member(), Member(), closed], seed)
+    assert swarm.peers[3].taken_over > 0
+    assert sum(peer.realigned for peer in swarm.peers) == 0
+
+
+def test_after_more_steps_than_are_kept_all_realign_once_for_each_fragment(dataset):
+    closed = Member(pauses=((12.2, 26.0),))
+    swarm = run(dataset, [Member(), Member(), Member(), closed])
+    assert 0 < sum(peer.realigned for peer in swarm.peers) <= 4 * 4
+
+
+def test_a_late_member_joins_without_a_realignment(dataset):
+    swarm = run(dataset, [Member(), Member(), Member(), Member(joins=22.3)])
+    assert swarm.peers[3].taken_over > 0
+    assert sum(peer.realigned for peer in swarm.peers) == 0
+
+
+def test_two_halves_that_begin_apart_wait_for_each_other(dataset):
+    late = Member(pauses=((0.0, 1.5),))
+    swarm = run(dataset, [Member(), Member(), late, late])
+    assert sum(peer.realigned for peer in swarm.peers) == 0
+    assert sum(peer.applied for peer in swarm.peers) > 4 * 4 * (STEPS // 4 - 4)
+    assert all(len(one) == 1 for one in states(swarm))
