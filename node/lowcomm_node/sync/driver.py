@@ -477,6 +477,8 @@ class ExchangeDriver(ABC):
         for stage, seconds in merged.stages.items():
             self.stages.add(stage, seconds)
         told = ["realigned"] if self.one.realign else []
+        if self.one.lacking and (missed := self.one.lacking.steps.get(self.station.peer.me)):
+            told.append(f"took over {missed} missed before")
         if not all(effect.shards):
             told.append(f"{sum(effect.shards)} of {len(effect.shards)} shards")
         self._finish(
@@ -511,8 +513,8 @@ class ExchangeDriver(ABC):
 
     def _share(self) -> float | None:
         """Bytes that went one way, in those that the fragment has at most."""
-        if self.one.realign:
-            return None  # in fp32: it tells nothing of what others take
+        if self.one.realign or self.one.lacking:
+            return None  # in fp32, or with missed steps: it tells nothing of what others take
         most = self.one.kind.contents * self.station.ready.sizes[self.fragment][1]
         return max(self.bytes_sent, self.bytes_received) / most
 
