@@ -138,7 +138,13 @@ async def test_a_trainer_that_missed_two_exchanges_takes_them_over_and_holds_the
         told = await exchange(trainers, False, owners, hand_over)
         assert len(set(told)) == 1, "equal to the bit, the momentum too"
         await step(trainers)
-        assert len(set(await exchange(trainers, False, owners))) == 1
+
+        async def ask(slots: Slots) -> None:
+            # What came before those that it took over leads elsewhere.
+            with pytest.raises(TrainerError, match="1 outer steps are kept"):
+                await trainers["c"].missed(0, 2, slots["c"][0], 4096)
+
+        assert len(set(await exchange(trainers, False, owners, ask))) == 1
     finally:
         for trainer in trainers.values():
             await trainer.stop()
