@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 CHOOSE, CONFIRM = (0, 1, 2), (3, 4, 5)
-PEERS = (4, 8, 16)
+PEERS = (4, 8, 16, 32)
 STEPS, LONG = 1000, 2800
 """Inner steps of a run, and of one for what is exchanged rarely: every 69 steps 40 times."""
 SINGLE, ALLREDUCE = "single", "all-reduce"
@@ -134,6 +134,19 @@ GROUPS = (
     group(2000, 125),
 )
 """At each interval ``plan`` takes the row that keeps most."""
+KEPT_ROUNDS = 32
+SLICES = tuple(
+    Row(
+        f"groups of {size} for {KEPT_ROUNDS} rounds, q2 every 4",
+        60,
+        "streaming-diloco",
+        GROUP | {"interval": 4, "momentum": 0.5, "group": size, "slice_rounds": KEPT_ROUNDS},
+        peers=(16,),
+        seeds=CHOOSE,
+    )
+    for size in (4, 8)
+)
+"""Of a swarm that is larger than its groups, which change now and then."""
 
 LONG_RUN: dict[str, Any] = {"peers": (4, 8), "seeds": (0, *CONFIRM), "steps": LONG}
 """Of the seeds that chose settings, in shorter runs, only that which chooses the rate of
@@ -142,10 +155,11 @@ LONGER = (
     *(replace(row, **LONG_RUN) for row in BASELINES if row.name != SINGLE),
     *(replace(row, **LONG_RUN | {"peers": (ALONE,)}) for row in BASELINES if row.name == SINGLE),
     pair(550, "mod4", 69, remembering(0.5, 0.3), "momentum .5, memory .3", **LONG_RUN),
+    pair(2000, "mod4", 250, remembering(0.5, 0.3), "momentum .5, memory .3", **LONG_RUN),
     group(550, 34, 0.7, **LONG_RUN),
     group(2000, 125, 0.7, **LONG_RUN),
 )
-ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS, *LONGER)
+ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS, *SLICES, *LONGER)
 
 
 def jobs(rows: tuple[Row, ...] = ROWS) -> Iterator[Job]:
