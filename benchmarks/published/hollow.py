@@ -79,7 +79,8 @@ class Replica:
 class Contents(ExchangeDriver):
     """Names and sizes in place of contents."""
 
-    CONTENTS = WHOLE = frozenset({"content", "shard", "mean"})
+    WHOLE = frozenset({"content", "shard", "mean"})
+    CONTENTS = WHOLE | {"missed"}
     peer: "HollowPeer"
 
     def __init__(self, peer: "HollowPeer", one: Underway) -> None:
@@ -119,6 +120,10 @@ class Contents(ExchangeDriver):
                 self._say(other, "roll", lambda me: groups.RollCame(peer=me, roll=roll))
             case groups.SendMembers(peer=other, members=members):
                 self._say(other, "members", lambda me: groups.MembersCame(peer=me, members=members))
+            case groups.SendMissed(peer=other):
+                assert self.one.lacking is not None
+                missed = self.one.lacking.steps[other] * self.size
+                self._say(other, "missed", lambda me: groups.MissedVerified(peer=me), missed)
             case groups.SendShard(peer=other):
                 self._say(other, "shard", lambda me: groups.ShardVerified(peer=me), share)
             case groups.Reduce(contributors=contributors):
