@@ -156,8 +156,8 @@ class Contents(ExchangeDriver):
 
     def _merge(self, effect: base.Apply) -> None:
         replica, fragment = self.replica, self.one.fragment
-        told = f"{effect.members}{effect.shards}{self.one.offer.round}"
-        replica.histories[fragment] = told.encode()
+        # Rounds that members count may differ; what they call the exchange does not.
+        replica.histories[fragment] = f"{self.one.id}{effect.shards}".encode()
         replica.clock.observe(effect.swarm_step)
         shares = sum(effect.shards) / len(effect.shards) if effect.shards else 1.0
         since = max(replica.schedule[fragment].merged_steps, replica.begun)
