@@ -47,7 +47,7 @@ def read(
             raise CodecError(f"{len(data)} bytes are no {steps} outer steps.")
         members, applied = HEAD.unpack_from(data, at)
         at += HEAD.size
-        if not 2 <= members <= MAX_GROUP or not 0 < applied < 1 << members:
+        if not 2 <= members <= min(MAX_GROUP, numel) or not 0 < applied < 1 << members:
             raise CodecError(f"An outer step of {members} members, shards {applied:b}.")
         bounds = shard_bounds(numel, members)
         moved = tuple(one for shard, one in enumerate(bounds) if applied >> shard & 1)
