@@ -478,7 +478,7 @@ class ExchangeDriver(ABC):
             self.stages.add(stage, seconds)
         told = ["realigned"] if self.one.realign else []
         if self.one.lacking and (missed := self.one.lacking.steps.get(self.station.peer.me)):
-            told.append(f"took over {missed} missed before")
+            told.append(f"took over {missed} missed step{'s' if missed > 1 else ''}")
         if not all(effect.shards):
             told.append(f"{sum(effect.shards)} of {len(effect.shards)} shards")
         self._finish(

@@ -47,7 +47,7 @@ async def test_a_node_takes_over_what_it_has_missed():
         )
         for node in others:
             node.trainer.holds["missed"].set()
-        assert await meeting == {("applied", ""), ("applied", "took over 1 missed before")}
+        assert await meeting == {("applied", ""), ("applied", "took over 1 missed step")}
         assert behind.trainer.taken_over == [(b"step ", (NOW, ""))]
         assert sum(node.trainer.asked.count("missed") for node in others) == 1
         assert all(entry.bytes_sent < 4 * NUMEL for entry in behind.exchanger.history.rounds)
