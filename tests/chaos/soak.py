@@ -203,16 +203,20 @@ class Soak:
             except psutil.Error:
                 continue
 
-    def settle(self) -> tuple[list[Survivor], int]:
-        """Start what is dead, and wait until all are at the same swarm step: how far apart they
-        were then. They are asked one after the other, so on a busy machine another look may see
-        more."""
+    def settle(self) -> list[Survivor]:
+        """Start what is dead, and wait until all are at the same swarm step."""
         self._wake(all_of_them=True)
         for peer in self.peers:
             if not peer.alive:
                 self.start(peer)
         self.until_training()
         self.say("all train again")
+        self.together()
+        return [self._survivor(peer) for peer in self.peers]
+
+    def together(self) -> int:
+        """How far apart the nodes are, once that is no more than two intervals. On a busy machine
+        a single look may see more, as its answers come at different times."""
         seen: list[int] = []
 
         def are_together() -> bool:
@@ -220,7 +224,7 @@ class Soak:
             return seen[-1] <= 2 * INTERVAL
 
         until(are_together, SETTLE, "all within two intervals of each other")
-        return [self._survivor(peer) for peer in self.peers], seen[-1]
+        return seen[-1]
 
     def apart(self) -> int:
         """How many swarm steps are between the first and the last node."""
@@ -330,7 +334,8 @@ def soak(folder: Path, minutes: float, nodes: int, seed: int) -> dict[str, Any]:
         run.until_training()
         run.say(f"{nodes} nodes train: disturbing them for {minutes:g} minutes")
         run.disturb(60 * minutes)
-        survivors, apart = run.settle()
+        survivors = run.settle()
+        apart = run.together()
         broken = [*violations(run.told(), run.killed()), *run.grown(), *run.damaged]
         private = [peer.samples[-1]["private"] for peer in run.peers if peer.samples]
     finally:
