@@ -2,8 +2,8 @@
 
 Where all must hold the same slow weights (``consensus = 0``), a member that missed an exchange
 would make all realign, which carries fp32. The means of the last exchanges are small beside that:
-members keep them as they travelled, and hand them over. Whoever takes the same steps holds the same
-bits, the outer momentum included.
+members keep them as they travelled, and hand them over. A member that takes the same steps holds
+the same bits, the outer momentum included.
 """
 
 from collections import Counter
