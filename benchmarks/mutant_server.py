@@ -28,8 +28,9 @@ import torch  # noqa: F401
 from hypothesis import settings
 from mutants import OUT, TESTS, TREE
 
-from lowcomm_node.trainer import building
-from lowcomm_protocol.codecs import CODECS
+from lowcomm_node.trainer.rehearsal import rehearse
+from lowcomm_protocol.spec.presets import PRESETS
+from lowcomm_protocol.spec.run import parse_toml
 
 LEAST, MANY = 10.0, 2.0
 """A mutant hangs once it has taken so many seconds of a processor, and so many times what the tests
@@ -300,8 +301,8 @@ def run_tests(wanted: list[str], limit: float) -> str:
 
 def main() -> None:
     """Serve one module after the other, each in a fork, as the lines of standard input say."""
-    for name in CODECS:  # what it takes to load them is no test's
-        building.warm_up(name)
+    for method in PRESETS:  # what it takes to load kernels is no test's
+        rehearse(parse_toml(f'[run]\nname = "mutants"\n[sync]\nmethod = "{method}"').sync)
     child = 0
     for line in sys.stdin:
         end(child)

@@ -5,6 +5,7 @@ swarm is, becomes it.
 /state/0       the home of one: identity, checkpoints; /state/1 that of another, ...
 /state/0.slot  locked by the replica whose home it is, to its last process; says which container
 that was
+/state/numba   compiled kernels: the first replica compiles, the others load them
 /tmp/home      in each container leads to its own; LOWCOMM_HOME says so, also for
                `lowcomm-node status` in it
 

@@ -245,7 +245,9 @@ class Training:
         self._board.enter(phase, Waiting(WaitCode.RUN_FILES, "looking for the files of the run"))
         self.news.over.clear()  # what it has saved may be from before the end
         provided = await self._provider.provide()
-        starting = "starting the trainer: text, model, newest checkpoint"
+        starting = (
+            "starting the trainer: kernels (compiled the first time), text, model, checkpoint"
+        )
         self._board.show(Waiting(WaitCode.STARTING_TRAINER, starting))
         try:
             ready = await self._supervisor.start(self._trainer_settings(provided))

@@ -5,7 +5,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from lowcomm_node.errors import ConfigError
@@ -25,14 +24,13 @@ from lowcomm_node.trainer.inner.finding import RECOMPUTE, describe, find
 from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_node.trainer.inner.remembered import Remembered
 from lowcomm_node.trainer.memory import at_once, is_mapped, moments_bytes, slow_bytes
+from lowcomm_node.trainer.rehearsal import rehearse
 from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_node.trainer.text import open_text
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.codecs.kernels import compiled_here
 from lowcomm_protocol.exchange.kinds import kind_of
-from lowcomm_protocol.exchange.outer import mean_contribution, outer_step
 from lowcomm_protocol.spec.amendments import newest
-from lowcomm_protocol.spec.outer_settings import OuterSettings
 from lowcomm_protocol.spec.run import parse_canonical, run_id_of
 
 PAGE_BYTES = 4096
@@ -62,7 +60,7 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     prepare(device, Paths(Path(settings.home)).compiled)
     limits = (settings.max_memory, settings.max_vram)
     wanted = Wanted(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
-    warm_up(spec.sync.codec)  # first, as what compiling takes counts
+    rehearse(spec.sync)  # first, as what compiling takes counts
     compiled = compiled_here() > 0
     fit = check_memory(spec, device, *limits, settings.exchanges, wanted, compiled)
     limit_vram(device, settings.max_vram)
@@ -175,16 +173,3 @@ def _make_arena(replica: Replica, exchanges: int, memory: int) -> Arena:
     kind = kind_of(sync)
     slots = at_once(exchanges, len(fragments), largest) * kind.slots if kind else 0
     return Arena(memory, slots, slot_bytes(replica.exchanged, sync.codec, largest))
-
-
-def warm_up(codec_name: str) -> None:
-    """Compile a codec and the outer step now: in the first exchange a whole group would wait."""
-    chosen, vector = coder(codec_name, 1), np.ones(1, dtype=np.float32)
-    coded = memoryview(bytearray(chosen.max_size))
-    for _ in range(2):  # modulo codecs know no range in their first exchange
-        size = chosen.encode(vector, coded)
-        chosen.decode(coded[:size], vector)
-        chosen.commit()
-    one = torch.zeros(1)
-    settings = OuterSettings("nesterov", 1.0, 0.5, 0.0, "shift", 0.0)
-    outer_step(settings, one, one.clone(), mean_contribution([one] * 3, [1] * 3))

@@ -23,7 +23,7 @@ DAEMON = 120 * MIB
 """The daemon."""
 TRAINER = 230 * MIB
 """The trainer with its libraries and the kernels that they load, without a model."""
-COMPILING = 80 * MIB
+COMPILING = 90 * MIB
 """What numba and LLVM keep of compiling the kernels of a codec and of exchanges, which a start does
 that finds none on the disk. They give none of it back while the process lives."""
 CUDA_TRAINER = 2000 * MIB

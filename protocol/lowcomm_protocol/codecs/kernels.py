@@ -108,6 +108,11 @@ def compiled_here() -> int:
     return missed + sum(len(one.signatures) for one in _in_memory)
 
 
+def kept_in() -> str | None:
+    """The folder with what was compiled; None where nothing can be kept."""
+    return _kept[0].stats.cache_path if _kept else None
+
+
 @part
 def peak_of(bits: Any, start: int, stop: int) -> Any:
     """Bits of the largest magnitude in [start, stop).

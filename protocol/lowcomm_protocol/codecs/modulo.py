@@ -45,7 +45,7 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import Vector
+from lowcomm_protocol.codecs.base import Bytes, Vector
 from lowcomm_protocol.codecs.coder import (
     PIECE,
     Coder,
@@ -233,7 +233,7 @@ class ModuloCoder(Coder):
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """See Coder."""
         self._check_known()
-        coded = np.frombuffer(data, dtype=np.uint8)
+        coded = _bytes_of(data)
         blocks, end = modulo_check(coded, 0, self.numel, self.bits, self._codes)
         if blocks != self._blocks or coded.size != end + TOTAL or out.size != self.numel:
             raise self._no_fragment(coded.size)
@@ -336,7 +336,7 @@ class ModuloCoder(Coder):
 
     def patch(self, data: memoryview, out: Vector) -> None:
         """See Coder."""
-        coded = np.frombuffer(data, dtype=np.uint8)
+        coded = _bytes_of(data)
         body, end = coded[:-TOTAL], coded[-TOTAL:]
         size = modulo_patch(body, self._codes, self.bits, self._bad, out, self._hashes)
         if size != body.size or end.size != TOTAL:
@@ -453,7 +453,7 @@ class _ModuloDecoding(Decoding):
 
     def take(self, data: memoryview) -> int:
         """See Decoding."""
-        came = np.frombuffer(data, dtype=np.uint8)[self._at :]
+        came = _bytes_of(data)[self._at :]
         blocks, size = self._one.decode_blocks(self._blocks, came, self._out)
         self._blocks, self._at = self._blocks + blocks, self._at + size
         return min(self._one.numel, self._blocks * BLOCK)
@@ -461,7 +461,12 @@ class _ModuloDecoding(Decoding):
     def finish(self, data: memoryview) -> bytes:
         """See Decoding."""
         self.take(data)
-        return self._one.finish(np.frombuffer(data, dtype=np.uint8)[self._at :])
+        return self._one.finish(_bytes_of(data)[self._at :])
+
+
+def _bytes_of(data: memoryview | bytes) -> Bytes:
+    """What came, read-only wherever it lies: kernels are compiled for that alone."""
+    return np.frombuffer(memoryview(data).toreadonly(), dtype=np.uint8)
 
 
 MOD3, MOD4, MOD6, MOD8 = (partial(ModuloCoder, bits) for bits in (3, 4, 6, 8))
