@@ -5,7 +5,6 @@ from pathlib import Path
 
 from lowcomm_node.data.corpus import open_corpus
 from lowcomm_node.data.shards import Split, Tell, Tokenized, open_shards
-from lowcomm_node.data.stream import TrainStream, held_out_windows
 from lowcomm_node.data.tokenizer import Tokenizer, open_tokenizer
 from lowcomm_node.storage.disk_quota import DiskQuota
 
@@ -14,8 +13,6 @@ __all__ = [
     "Split",
     "Tokenized",
     "Tokenizer",
-    "TrainStream",
-    "held_out_windows",
     "open_data",
     "open_tokenizer",
 ]

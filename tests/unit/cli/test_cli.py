@@ -120,6 +120,12 @@ def test_small_commands_load_neither_torch_nor_hivemind(command: list[str], tmp_
     assert done.stderr.splitlines()[-1] == "[]", done.stderr
 
 
+def test_making_a_run_loads_no_torch() -> None:
+    code = "import sys, lowcomm_node.cli.new_run; print('torch' in sys.modules)"
+    done = python("-c", code)
+    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
+
+
 @pytest.mark.parametrize("command", [["ls"], ["verify"]])
 def test_listing_and_verifying_checkpoints_loads_no_torch(
     command: list[str], store: CheckpointStore, tmp_path: Path

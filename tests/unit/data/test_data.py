@@ -26,11 +26,12 @@ from numpy.typing import NDArray
 import lowcomm_node.data.corpus as corpus_module
 import lowcomm_node.data.shards as shards_module
 from helpers.disk import PowerLoss, is_killed_at, on_small_disk
-from lowcomm_node.data import Split, TrainStream, held_out_windows, open_data, open_tokenizer
+from lowcomm_node.data import Split, open_data, open_tokenizer
 from lowcomm_node.data.corpus import Document, PythonCorpus, open_corpus
 from lowcomm_node.data.documents import Reading, find_files, read_jsonl, read_parquet, read_text
 from lowcomm_node.data.kinds import kind_of
 from lowcomm_node.data.shards import Tokenized, open_shards
+from lowcomm_node.data.stream import TrainStream, held_out_windows
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.errors import ConfigError, DataError, DiskFull
 from lowcomm_node.storage.durable import write_sealed_json
