@@ -103,6 +103,7 @@ def check_all_is_well(nodes: list[Node], disturbed: list[str]) -> None:
     assert violations(told_by(nodes), disturbed) == []
 
 
+@pytest.mark.soak  # minutes; every fault of a frame is in test_chaos_exchanges.py
 def test_what_goes_wrong_on_the_way_of_one_node_costs_single_exchanges(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
     nodes = [
@@ -117,9 +118,8 @@ def test_what_goes_wrong_on_the_way_of_one_node_costs_single_exchanges(swarm: Sw
     check_all_is_well(nodes, [victim])
 
 
-@pytest.mark.parametrize(
-    "faults", [2, pytest.param(len(TO_ITS_SNAPSHOTS.faults), marks=pytest.mark.soak)]
-)
+@pytest.mark.soak  # minutes; copies that are damaged or cut off are in test_fetch.py
+@pytest.mark.parametrize("faults", [2, len(TO_ITS_SNAPSHOTS.faults)])
 def test_what_goes_wrong_at_a_donor_keeps_nobody_from_joining(swarm: Swarm, faults: int) -> None:
     swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))
     # Both at once: whichever begins later copies from the other, and may be the first to meet the

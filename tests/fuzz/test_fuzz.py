@@ -22,9 +22,9 @@ from lowcomm_node.trainer import state
 fuzz.load(instrumented=False)
 MUTANTS = 60
 """Of each seed. No coverage guides them: `fuzz.py` does that."""
-SECONDS, PROCESSES = 5, 7
+SECONDS, PROCESSES = 2, 7
 """Of each target in CI: seven share what other tests leave of the processor, so all of them take
-a minute or so. `make fuzz` goes on for longer."""
+half a minute or so. `make fuzz` goes on for longer."""
 
 
 def mutant(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
@@ -100,5 +100,5 @@ def test_fuzzers_that_are_guided_by_coverage_find_no_more_in_some_seconds_each(t
         executions, edges, _, seconds = (
             int(text.replace(",", "")) for text in lines[name].split()[1:5]
         )
-        # A busy machine runs few inputs in 8 seconds.
+        # A busy machine runs few inputs in such a time.
         assert executions > 0 and edges > 0 and seconds >= SECONDS, lines[name]

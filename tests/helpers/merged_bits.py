@@ -1,10 +1,10 @@
 """Exchanges whose every bit is known: weights from NumPy's generator, no inner step.
 
-    python tests/helpers/merged_bits.py [THREADS [CASE ...]]
+    python tests/helpers/merged_bits.py [THREADS[,THREADS] [CASE ...]]
 
-prints, as JSON, a digest of fast weights, slow weights and outer momentum, where there is any, for
-each case: three exchanges of two peers, or of three. Apart from pytest, so that each run of it can
-have a processor of its own (``ATEN_CPU_CAPABILITY``).
+prints, as a line of JSON for each number of threads, a digest of fast weights, slow weights and
+outer momentum, where there is any, for each case: three exchanges of two peers, or of three. Apart
+from pytest, so that each run of it can have a processor of its own (``ATEN_CPU_CAPABILITY``).
 """
 
 import json
@@ -146,5 +146,6 @@ def groups(replicas: dict[str, Replica], fragment: int) -> None:
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(int(sys.argv[1]) if len(sys.argv) > 1 else 1)
-    print(json.dumps({name: digest(name) for name in sys.argv[2:] or CASES}))
+    for threads in sys.argv[1].split(",") if len(sys.argv) > 1 else ("1",):
+        torch.set_num_threads(int(threads))
+        print(json.dumps({name: digest(name) for name in sys.argv[2:] or CASES}))

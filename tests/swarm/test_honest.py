@@ -97,6 +97,7 @@ def pause_until_missed(node: Node, others: list[Node]) -> None:
             other.until(lambda s, step=step: s["trainer"]["swarm_step"] >= step + 40, "training on")
 
 
+@pytest.mark.soak  # in virtual time test_simulation.py sees all of them
 def test_a_node_that_comes_late_and_stands_still_for_a_while_is_taken_for_no_liar(
     swarm: Swarm,
 ) -> None:

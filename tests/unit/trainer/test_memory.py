@@ -273,7 +273,7 @@ COMPILES = """
 import numpy as np
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.codecs.kernels import compiled_here
-one = coder("int8", 256)
+one = coder("fp32", 256)
 assert compiled_here() == 0
 one.encode(np.ones(256, dtype=np.float32), memoryview(bytearray(one.max_size)))
 print(compiled_here())
