@@ -104,8 +104,13 @@ class Counting:
             "hashed": self._counts["hashed"] / self._fragment,
             "python": peak / self._fragment,
             "wire": self._counts["wire"] / self._fragment,
-            "held": sum(one.made * one.bytes for one in self._lenders) / self._fragment,
+            "held": self._held() / self._fragment,
         }
+
+    def _held(self) -> int:
+        """Bytes of vectors; those of a rehearsal are of a toy model."""
+        least = LARGE * self._fragment
+        return sum(one.made * one.bytes for one in self._lenders if one.bytes >= least)
 
     # what is watched
 

@@ -25,6 +25,9 @@ MUTANTS = 60
 SECONDS, PROCESSES = 2, 7
 """Of each target in CI: seven share what other tests leave of the processor, so all of them take
 half a minute or so. `make fuzz` goes on for longer."""
+SLOWEST = 10
+"""Seconds that an input may take: at the lowest priority it may wait for seconds before it is
+run."""
 
 
 def mutant(rng: random.Random, data: bytes, others: list[bytes]) -> bytes:
@@ -70,10 +73,9 @@ def test_what_strangers_send_is_taken_or_refused_in_words_and_nothing_else(
 @pytest.mark.timeout(900)
 def test_fuzzers_that_are_guided_by_coverage_find_no_more_in_some_seconds_each(tmp_path: Path):
     pytest.importorskip("atheris", reason="atheris is not installed here")
-    # At the lowest priority an input may wait for seconds before it is run: that is not slow.
     script = (
         "import pathlib, sys, fuzz; fuzz.OUT, fuzz.SLOWEST = pathlib.Path(sys.argv.pop(1)), "
-        f"{SECONDS}; sys.exit(fuzz.main())"
+        f"{SLOWEST}; sys.exit(fuzz.main())"
     )
     options = ("--seconds", str(SECONDS), "--processes", str(PROCESSES), "--seed", "7")
     with (tmp_path / "errors").open("wb") as errors:
