@@ -121,6 +121,7 @@ def test_an_invite_lets_in_as_many_as_it_says_and_nobody_else(swarm: Swarm, stub
     assert status["peer_id"] == invited_id
 
 
+@pytest.mark.soak  # each end's part is in tests/unit/protocol/test_work.py
 def test_an_open_run_that_asks_for_work_takes_who_has_done_it_and_nobody_else(
     swarm: Swarm, stubborn: Any
 ) -> None:

@@ -220,7 +220,10 @@ def test_bytes_of_a_group_are_what_reduce_scatter_and_all_gather_cost(dataset, c
     assert sum(peer.bytes_sent for peer in swarm.peers) >= per_exchange
 
 
-@pytest.mark.parametrize(("method", "name"), [("diloco", "fp32"), ("streaming-diloco", "bf16")])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [("diloco", "fp32"), pytest.param("streaming-diloco", "bf16", marks=pytest.mark.soak)],
+)
 def test_groups_smaller_than_the_swarm_are_held_together_by_the_consensus_term(
     dataset, calm, method, name
 ):
@@ -237,7 +240,10 @@ def test_groups_smaller_than_the_swarm_are_held_together_by_the_consensus_term(
     assert sum(peer.realigned for peer in swarm.peers) == 0
 
 
-@pytest.mark.parametrize(("method", "name"), [("noloco", "bf16"), ("lowcomm", "mod4")])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [pytest.param("noloco", "bf16", marks=pytest.mark.soak), ("lowcomm", "mod4")],
+)
 def test_pairs_may_feed_errors_back_too(dataset, method, name):
     plain, fed = (
         simulate(spec(method, codec=name, error_feedback=on), dataset, 4) for on in (False, True)
@@ -418,7 +424,9 @@ def test_of_two_the_slower_one_is_refused_where_it_points_against_us_and_nothing
 # Attacks
 
 
-@pytest.mark.parametrize("attack", ["nan", "huge", "flipped-huge"])
+@pytest.mark.parametrize(
+    "attack", ["nan", pytest.param("huge", marks=pytest.mark.soak), "flipped-huge"]
+)
 @pytest.mark.parametrize("method", also("noloco", "diloco"))
 def test_honest_peers_end_where_they_would_without_the_liar(
     dataset, calm, monkeypatch, method, attack
