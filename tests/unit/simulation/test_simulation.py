@@ -347,7 +347,7 @@ def test_streams_that_break_cost_exchanges_and_no_more(dataset, method):
 
 @pytest.mark.parametrize("method", PAIRS)
 def test_two_halves_that_were_cut_off_from_each_other_come_together_again(dataset, calm, method):
-    """Measured with three seeds: at most 2.8 times the spread. Who was parted for 80 steps takes 200
+    """Measured with three seeds: at most 2.8 times the spread. After 80 steps apart they take 200
     more with some seeds."""
     settings = spec(method, steps=200)
     swarm = Swarm(
