@@ -4,7 +4,7 @@ Pure. Exchanges come by the second: the line on progress counts those that were 
 that failed get lines of their own.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from lowcomm_node.ipc.messages import (
     Evaluated,
@@ -108,16 +108,20 @@ def swarm_in_words(statuses: Sequence[Status | None]) -> str:
     ]
     if len(at_work) < len(statuses):
         return clean("; ".join(_alike([_doing(status) for status in statuses])))
-    losses = [one for status in at_work if (one := status.trainer.val_loss_last) is not None]
     trainers = [status.trainer for status in at_work]
+    held_out = _mean_loss(one.val_loss_last for one in trainers)
     parts = (
         f"step {min(one.swarm_step or 0 for one in trainers)}/{trainers[0].total_steps}",
-        f"held-out loss {loss(sum(losses) / len(losses) if losses else None)}",
-        f"{quantity(sum(one.tokens_per_second or 0 for one in trainers))} tokens/s",
+        f"loss {_mean_loss(one.loss for one in trainers)} (held out {held_out})",
         f"{sum(status.exchanges.completed for status in at_work)} exchanges",
         size(sum(status.bytes_sent for status in at_work)),
     )
     return ", ".join(parts)
+
+
+def _mean_loss(losses: Iterable[float | None]) -> str:
+    known = [one for one in losses if one is not None]
+    return loss(sum(known) / len(known) if known else None)
 
 
 def _doing(status: Status | None) -> str:

@@ -34,6 +34,7 @@ def status(phase: str = "training", step: int | None = 40, **more: Any) -> Statu
         "total_steps": 400,
         "tokens": 20_480,
         "tokens_per_second": 6000.0,
+        "loss": 3.125,
     }
     losses = {"val_loss_first": 5.6, "val_loss_last": 3.25}
     exchanges = {"completed": 14, "refused": 1057, "no_partner": 265, "failed": 4}
@@ -152,7 +153,7 @@ def test_without_a_terminal_it_tells_at_once_and_then_now_and_then_how_far_it_is
     shown = capsys.readouterr().err.splitlines()
     assert len(shown) == 3
     assert shown[0].endswith("lowcomm: node 1 is training; node 2 is starting")
-    expected = "step 38/400, held-out loss 3.2500, 12.0k tokens/s, 28 exchanges, 680 kB"
+    expected = "step 38/400, loss 3.1250 (held out 3.2500), 28 exchanges, 680 kB"
     assert shown[1] == f"10.2 s {expected}", "the title is told once"
 
 
