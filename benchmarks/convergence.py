@@ -57,7 +57,7 @@ def measure(job: Job) -> dict[str, Any]:
     # the run.
     options = {
         "compiled": long,
-        "evaluations": 10 if job.part == "methods" and job.seed == 0 else 0,
+        "evaluations": min(10, job.steps // 12) if job.part == "methods" and job.seed == 0 else 0,
     }
     if job.row.name == SINGLE:
         result = single(spec, dataset, **options)
