@@ -37,7 +37,6 @@ PATIENCE = 120.0
 LOOK = 0.1
 """Seconds between two looks at whether it is done: the kernel tells nobody."""
 
-
 _rehearsed: list[SyncSettings] = []
 """By this process."""
 
@@ -61,8 +60,8 @@ def rehearse(sync: SyncSettings) -> None:
 @contextmanager
 def alone(folder: Path | None, patience: float = PATIENCE) -> Iterator[bool]:
     """One process after the other: of trainers that start together the first compiles, and the
-    others find it all in ``folder``. False where one goes on beside others, after ``patience``
-    seconds or as nothing can be kept."""
+    others find it all in ``folder``. False where one goes on beside others: after ``patience``
+    seconds, or where nothing can be kept or locked."""
     try:
         if folder is None:
             raise FileNotFoundError
@@ -78,10 +77,13 @@ def alone(folder: Path | None, patience: float = PATIENCE) -> Iterator[bool]:
 
 
 def _locked(descriptor: int, give_up: float) -> bool:
-    while not lock(descriptor, fcntl.LOCK_EX, wait=False):
-        if monotonic() >= give_up:
-            return False
-        sleep(LOOK)
+    try:
+        while not lock(descriptor, fcntl.LOCK_EX, wait=False):
+            if monotonic() >= give_up:
+                return False
+            sleep(LOOK)
+    except OSError:  # a file system without locks
+        return False
     return True
 
 
