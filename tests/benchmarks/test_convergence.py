@@ -22,6 +22,7 @@ def run(out: Path, *options: str, check: bool = True) -> subprocess.CompletedPro
     )
 
 
+@pytest.mark.soak  # minutes; test_shares_benchmark.py has a slice of a benchmark of its kind
 @pytest.mark.timeout(900)
 def test_the_quick_slice_measures_every_part_and_resumes(tmp_path):
     out = tmp_path / "convergence.json"

@@ -85,6 +85,7 @@ def completed_with(node: Node, peer_id: str) -> int:
     return next((peer["completed"] for peer in node.peers() if peer["peer_id"] == peer_id), 0)
 
 
+@pytest.mark.soak  # test_guides.py joins by invite, test_run_admission.py has who is refused
 def test_an_invite_lets_in_as_many_as_it_says_and_nobody_else(swarm: Swarm, stubborn: Any) -> None:
     swarm.bootstrap()
     create(swarm, 'admission = "invite"')
