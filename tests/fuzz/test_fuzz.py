@@ -25,7 +25,7 @@ MUTANTS = 60
 SECONDS, PROCESSES = 2, 7
 """Of each target in CI: seven share what other tests leave of the processor, so all of them take
 half a minute or so. `make fuzz` goes on for longer."""
-SLOWEST = 10
+SLOWEST = 5
 """Seconds that an input may take: at the lowest priority it may wait for seconds before it is
 run."""
 
