@@ -22,7 +22,6 @@ Writes each to benchmarks/results/planned.json as soon as it is measured, and sk
 import os
 import sys
 from collections import Counter
-from pathlib import Path
 from statistics import mean
 from time import sleep, time
 from typing import Any
@@ -32,6 +31,8 @@ import slow_lines
 from laboratory import Host
 from namespaces import missing
 from residents import START, Server
+
+from helpers.pacing import SHORT_LOOK, pace
 
 OUT = kit.RESULTS / "planned.json"
 PEERS = 2
@@ -110,8 +111,7 @@ def predict(mbit: float, arguments: Any) -> dict[str, float]:
 
 def measure(mbit: float, arguments: Any) -> dict[str, Any]:
     """What two nodes do."""
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent / "paced")
-    os.environ["STEP_SECONDS"] = str(arguments.step)
+    pace(arguments.step, SHORT_LOOK)
     with slow_lines.star(mbit * 1e6, mbit * 1e6) as (lab, folder, homes):
         run = folder / "run.toml"
         run.write_text(SPEC.format(method=arguments.method))

@@ -19,7 +19,6 @@ the preset does not end below both others on the mean of the seeds.
 """
 
 import math
-import os
 import sys
 from pathlib import Path
 from statistics import mean
@@ -30,6 +29,8 @@ import kit
 import slow_lines
 from namespaces import missing
 from residents import START, Server
+
+from helpers.pacing import SHORT_LOOK, pace
 
 OUT = kit.RESULTS / "shipped.json"
 SPEC = """
@@ -97,8 +98,7 @@ def scene(arguments: Any) -> str:
 
 def measure(row: str, seed: int, arguments: Any) -> dict[str, Any]:
     """One row with one seed."""
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent / "paced")
-    os.environ["STEP_SECONDS"] = str(arguments.step)
+    pace(arguments.step, SHORT_LOOK)
     method, more = ROWS[row]
     steps = math.ceil(SPARE * arguments.seconds / arguments.step)
     spec = SPEC.format(

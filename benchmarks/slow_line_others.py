@@ -28,7 +28,7 @@ from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_protocol.spec.run import parse_toml
 
 WINDOWS = 64
-"""Of held-out text, for each look; as in `paced/`."""
+"""Of held-out text, for each look; as in `tests/helpers/pacing.py`."""
 
 Step = Callable[[Tensor], None]
 """What follows the gradients of a step, given its loss."""

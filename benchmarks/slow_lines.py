@@ -4,9 +4,9 @@
                                     [--only "20/20 ddp 1" ...] [--seconds N] [--again] [--missing]
 
 Lines are Mbit/s up and down, with 50 ms there and back between any two nodes. The model has 10.8
-million parameters. Every inner step takes ``--step`` seconds (`paced/`): the line is to limit
-exchanges, not the cores of this machine. Looks at held-out text, every ``--look`` seconds, take
-nobody's time. Methods are the presets, and beside them ``ddp`` and ``hivemind``
+million parameters. Every inner step takes ``--step`` seconds, so that the line limits exchanges,
+not the cores of this machine (`tests/helpers/pacing.py`). Looks at held-out text, every ``--look``
+seconds, take nobody's time. Methods are the presets, and beside them ``ddp`` and ``hivemind``
 (`slow_line_others.py`), which train the same model on the same text at the same pace. Seconds count
 from when all have begun to train. Told for each line, method and seed, of all nodes together:
 
@@ -56,6 +56,7 @@ from namespaces import missing
 from residents import START, Resident, Server
 from shaping import Link
 
+from helpers.pacing import SHORT_LOOK, pace
 from helpers.waiting import until
 
 NODES = 4
@@ -249,8 +250,7 @@ def of_nodes(
     spec: str, lab: Lab, folder: Path, homes: list[Host], rate: float, arguments: Any
 ) -> dict[str, Any]:
     """What nodes come to; ``rate``: bits a second of the slower direction."""
-    os.environ["PYTHONPATH"] = str(Path(__file__).parent / "paced")
-    os.environ["STEP_SECONDS"] = str(arguments.step)
+    pace(arguments.step, SHORT_LOOK)
     run = folder / "run.toml"
     run.write_text(spec)
     host = lab.public("server")

@@ -23,7 +23,9 @@ DEADLINE = 60
 _USER_AND_MOUNTS = 0x10000000 | 0x00020000
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["pytest", "safetensors.torch", "lowcomm_node.storage.checkpoint", "lowcomm_node.data"])
+_context.set_forkserver_preload(
+    ["pytest", "safetensors.torch", "lowcomm_node.storage.checkpoint", "lowcomm_node.data"]
+)
 
 
 def is_killed_at(point: int, act: Callable[..., None], *arguments: Any) -> bool:

@@ -1,8 +1,8 @@
-"""Gives every inner step a fixed time: a folder of PYTHONPATH, of the nodes of `slow_lines.py`.
+"""Gives every inner step a fixed time, see `pacing.py`.
 
 A step waits until its time is over, as for an accelerator, so that trainers that share cores train
-equally fast and the line alone limits exchanges. A look at held-out text takes few windows, and its
-time from no step.
+equally fast. A look at held-out text takes its time from no step, and few windows where these are
+told.
 """
 
 import importlib.abc
@@ -14,8 +14,8 @@ from time import monotonic, sleep
 from typing import Any
 
 SECONDS = float(os.environ.get("STEP_SECONDS", "0"))
-WINDOWS = 64
-"""Of held-out text, for each look; as in `slow_line_others.py`."""
+WINDOWS = int(os.environ.get("LOOK_WINDOWS", "0"))
+"""Of held-out text, for each look; 0: as many as the run says."""
 
 looked: list[float] = []
 """Seconds of the looks since the last step."""
@@ -54,12 +54,12 @@ def pace(module: Any) -> None:
 
 
 def shorten(module: Any) -> None:
-    """Every look takes ``WINDOWS`` at most, and is remembered."""
+    """Every look takes ``WINDOWS`` at most, if that says any, and is remembered."""
     evaluate: Callable[..., Any] = module.evaluate
 
     def short(*given: Any, **options: Any) -> Any:
         began = monotonic()
-        found = evaluate(*given, **options | {"most": WINDOWS})
+        found = evaluate(*given, **options | ({"most": WINDOWS} if WINDOWS else {}))
         looked.append(monotonic() - began)
         return found
 
