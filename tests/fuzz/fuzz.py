@@ -118,6 +118,8 @@ def fuzz(name: str, seconds: float, seed: int) -> None:
             print(f"Test unit written to {path}", flush=True)
             raise
 
+    for one in seeds:
+        kept(one)  # what is compiled at its first call takes longer than an input may
     atheris.Setup([sys.argv[0], *flags, str(corpus)], kept, enable_python_coverage=True)
     atheris.Fuzz()
 
