@@ -10,6 +10,7 @@ Prints what it does as it does it, then a table and what does not hold; writes J
 
 import argparse
 import json
+import math
 import os
 import platform
 import signal
@@ -94,8 +95,15 @@ class Survivor:
 class Soak:
     """The swarm and what happens to it."""
 
-    def __init__(self, swarm: Swarm, nodes: int, seed: int, evaluate_every: int = 100) -> None:
-        self.swarm, self.random = swarm, Random(f"soak:{seed}")
+    def __init__(
+        self,
+        swarm: Swarm,
+        nodes: int,
+        seed: int,
+        evaluate_every: int = 100,
+        pause: tuple[float, float] = PAUSE,
+    ) -> None:
+        self.swarm, self.random, self.pause = swarm, Random(f"soak:{seed}"), pause
         self.peers = [Peer(f"node{number}") for number in range(nodes)]
         self.happened = Counter[str]()
         self.damaged: list[str] = []
@@ -119,18 +127,19 @@ class Soak:
             assert peer.node is not None
             peer.node.until_completed(1, deadline=240)
 
-    def disturb(self, seconds: float) -> None:
-        """Kill, stop and start for so long."""
+    def disturb(self, seconds: float, kills: int = 0) -> None:
+        """Kill, stop and start for so long, and until so many nodes were killed."""
         end = time.monotonic() + seconds
         server_due = end - seconds / 2
-        due = time.monotonic() + self.random.uniform(*PAUSE)
-        while time.monotonic() < end:
+        due = time.monotonic() + self.random.uniform(*self.pause)
+        while time.monotonic() < end or self.happened["killed"] < kills:
+            assert time.monotonic() < end + SETTLE, f"not within {SETTLE:.0f} s: {kills} kills"
             if time.monotonic() >= server_due:
-                server_due = end
+                server_due = math.inf
                 self._kill_server()
             if time.monotonic() >= due:
                 self._one_disturbance()
-                due = time.monotonic() + self.random.uniform(*PAUSE)
+                due = time.monotonic() + self.random.uniform(*self.pause)
             self._wake()
             self._sample()
             time.sleep(LOOK)  # between two looks; the end of the run is its deadline
@@ -323,17 +332,25 @@ def closest_loss(node: Node, steps: int) -> float:
     )
 
 
-def soak(folder: Path, minutes: float, nodes: int, seed: int) -> dict[str, Any]:
-    """Disturb a swarm for so long; figures, and what does not hold."""
+def soak(
+    folder: Path,
+    minutes: float,
+    nodes: int,
+    seed: int,
+    kills: int = 0,
+    pause: tuple[float, float] = PAUSE,
+) -> dict[str, Any]:
+    """Disturb a swarm for so long, and until so many nodes were killed, with so many seconds
+    between two disturbances; figures, and what does not hold."""
     folder.mkdir(exist_ok=True)
     swarm = Swarm(folder)
     try:
-        run = Soak(swarm, nodes, seed)
+        run = Soak(swarm, nodes, seed, pause=pause)
         for peer in run.peers:
             run.start(peer)
         run.until_training()
         run.say(f"{nodes} nodes train: disturbing them for {minutes:g} minutes")
-        run.disturb(60 * minutes)
+        run.disturb(60 * minutes, kills)
         survivors = run.settle()
         apart = run.together()
         broken = [*violations(run.told(), run.killed()), *run.grown(), *run.damaged]
