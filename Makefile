@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Of tests that wait for nodes one more than there are cores, up to 4.
+WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
 .PHONY: setup demo test test-quick test-tools check format proto table tables picture screenshots soak memory gpu fuzz mutants installed release clean
 
@@ -22,10 +24,10 @@ demo: $(READY)  ## train a swarm of three nodes on this machine and show it
 	$(BIN)/lowcomm-node demo
 
 test: $(READY)  ## every test that CI runs. OPTIONS=--no-skips: a test that is skipped fails
-	$(BIN)/python -m pytest -m "not soak" --numprocesses logical --maxprocesses 4 $(OPTIONS)
+	$(BIN)/python -m pytest -m "not soak" --numprocesses $(WORKERS) $(OPTIONS)
 
 test-quick: $(READY)  ## the tests that start no node: minutes, and nothing but Python is needed
-	$(BIN)/python -m pytest -m "not soak" --numprocesses logical --maxprocesses 4 $(OPTIONS) tests/unit
+	$(BIN)/python -m pytest -m "not soak" --numprocesses $(WORKERS) $(OPTIONS) tests/unit
 
 test-tools:  ## what the tests need of the system: installs it with apt-get, as root, where something is missing
 	@$(PYTHON) tests/net/tools.py
@@ -52,7 +54,7 @@ check-dependencies:
 	$(BIN)/deptry .
 
 check-tests:
-	$(BIN)/python -m pytest -m "not soak and not slow" --numprocesses logical --maxprocesses 4 tests/unit
+	$(BIN)/python -m pytest -m "not soak and not slow" --numprocesses $(WORKERS) tests/unit
 
 format: $(READY)
 	$(BIN)/ruff format .
