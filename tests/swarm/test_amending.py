@@ -77,7 +77,7 @@ def test_all_follow_an_amendment_while_they_train_and_a_late_one_does_too(swarm:
     assert late.child.returncode == 77 and late.events("saved")[-1]["swarm_step"] >= step
     assert not ended(creator) and not ended(other)
 
-    end = (other.status() or {})["trainer"]["swarm_step"] + 300
+    end = (other.status() or {})["trainer"]["swarm_step"] + 100
     done = amend(
         swarm, "--set", f"run.steps={end}", "--set", "run.description=shorter", "--at", str(step)
     )
