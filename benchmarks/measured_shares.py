@@ -3,10 +3,11 @@ the results of shares.py and convergence.py.
 
     python benchmarks/measured_shares.py [--check]
 
-Of several rows of one method, interval and number of peers the one that keeps most is taken, on the
-seeds that they have in common: a mean over fewer seeds may be high by luck. Without any in common,
-the one with more seeds. A test keeps it up to date. ``--check`` writes nothing, and is 1 if it is
-stale.
+Of several rows of one method, interval, number of peers and length of the run the one that keeps
+most is taken, on the seeds that they have in common: a mean over fewer seeds may be high by luck.
+Without any in common, the one with more seeds. Short runs have room for few rare exchanges, so a
+row is left out where a longer run kept as much with exchanges as rare or rarer. A test keeps it up
+to date. ``--check`` writes nothing, and is 1 if it is stale.
 """
 
 import json
@@ -19,6 +20,7 @@ import kit
 from convergence_jobs import ALLREDUCE, PARTS, SINGLE
 from convergence_report import gained, measured, under_the_same
 from shares_jobs import GROUPS as GROUP_ROWS
+from shares_jobs import LONGER as LONG_ROWS
 from shares_jobs import PAIRS as PAIR_ROWS
 
 from lowcomm_node.planner.volume import contents, fragment_sizes, members_of
@@ -67,13 +69,14 @@ def content() -> str:
         name = tuple(str(one[key]) for key in ORDER)
         if name not in best or keeps_more(one["shares"], best[name]["shares"]):
             best[name] = one
-    points = [best[name] | {"shares": list(best[name]["shares"].values())} for name in sorted(best)]
+    kept = [one for _, one in sorted(best.items()) if not any(beats(o, one) for o in best.values())]
+    points = [one | {"shares": list(one["shares"].values())} for one in kept]
     lines = ",\n".join(f"  {json.dumps(point)}" for point in points)
-    head = f'{{\n "parameters": {parameters},\n "steps": {STEPS},\n "points": [\n'
-    return f"{head}{lines}\n ]\n}}\n"
+    return f'{{\n "parameters": {parameters},\n "points": [\n{lines}\n ]\n}}\n'
 
 
-ORDER = ("optimizer", "method", "peers", "interval")
+ALIKE = ("optimizer", "method", "peers")
+ORDER = (*ALIKE, "interval", "steps")
 Shares = dict[int, float]
 """Of all-reduce's gain, by seed."""
 
@@ -84,6 +87,17 @@ def keeps_more(one: Shares, other: Shares) -> bool:
         ours, theirs = (mean(row[seed] for seed in both) for row in (one, other))
         return (ours, len(one)) > (theirs, len(other))
     return len(one) > len(other)
+
+
+def beats(longer: dict[str, Any], one: dict[str, Any]) -> bool:
+    """Whether a longer run tells more of rare exchanges: it kept as much with exchanges that were
+    no more frequent."""
+    return (
+        all(longer[key] == one[key] for key in ALIKE)
+        and longer["steps"] > one["steps"]
+        and longer["interval"] >= one["interval"]
+        and mean(longer["shares"].values()) >= mean(one["shares"].values())
+    )
 
 
 def of_convergence() -> Iterator[dict[str, Any]]:
@@ -103,17 +117,24 @@ def of_convergence() -> Iterator[dict[str, Any]]:
             seeds = rows[SINGLE].keys() & rows[ALLREDUCE].keys() & row.keys()
             if shares := dict(zip(sorted(seeds), gained(rows, label), strict=True)):
                 sync = WAS.get(job.row.method, PRESETS[job.row.method].sync) | job.row.sync
-                yield point(job.row.method, sync, optimizer, peers, shares, list(row.values()))
+                yield point(
+                    job.row.method, sync, optimizer, peers, steps, shares, list(row.values())
+                )
 
 
 def of_shares() -> Iterator[dict[str, Any]]:
     """Points of shares.py: a key names all settings; of all-reduce's rates the best on seed 0."""
-    runs: dict[tuple[str, int], dict[int, Any]] = {}
+    runs: dict[int, dict[tuple[str, int], dict[int, Any]]] = {}
     for key, result in kit.read(kit.RESULTS / "shares.json").items():
         name, peers, steps, seed, settings = key.split("/", 4)
-        if int(steps) == STEPS:
-            row = name if name.startswith(BASELINES) else settings
-            runs.setdefault((row, int(peers)), {})[int(seed)] = result
+        row = name if name.startswith(BASELINES) else settings
+        runs.setdefault(int(steps), {}).setdefault((row, int(peers)), {})[int(seed)] = result
+    for steps, of_length in runs.items():
+        yield from of_runs(of_length, steps)
+
+
+def of_runs(runs: dict[tuple[str, int], dict[int, Any]], steps: int) -> Iterator[dict[str, Any]]:
+    """Points of runs of one length, by row, peers and seed."""
     alone = next((row for (name, _), row in runs.items() if name == BASELINES[0]), {})
     for (settings, peers), row in runs.items():
         rates = [
@@ -131,12 +152,12 @@ def of_shares() -> Iterator[dict[str, Any]]:
         }
         method, sync, _ = json.loads(settings)
         if shares and settings in PROPOSED:
-            yield point(method, sync, "muon", peers, shares, list(row.values()))
+            yield point(method, sync, "muon", peers, steps, shares, list(row.values()))
 
 
 PROPOSED = {
     json.dumps([row.method, row.sync, row.train], sort_keys=True)
-    for row in (*PAIR_ROWS, *GROUP_ROWS)
+    for row in (*PAIR_ROWS, *GROUP_ROWS, *LONG_ROWS)
 }
 """Settings of shares.py that a run may be given; others show what limits these."""
 NEWER = {"memory"}
@@ -149,6 +170,7 @@ def point(
     sync: dict[str, Any],
     optimizer: str,
     peers: int,
+    steps: int,
     shares: Shares,
     results: list[Any],
 ) -> dict[str, Any]:
@@ -168,6 +190,7 @@ def point(
         "peers": peers,
         "interval": sync.get("interval", preset["interval"]),
         "sync": changed,
+        "steps": steps,
         "shares": {seed: round(share, 3) for seed, share in shares.items()},
         "resent": round(max(1.0, resent(method, sync, peers, results)), 3),
     }

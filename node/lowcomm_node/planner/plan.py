@@ -337,10 +337,12 @@ def _beyond(question: Question, parameters: int, best: Choice) -> Iterator[str]:
             f"interval: measured up to every {best.share.longest} steps, this is every "
             f"{best.interval:.0f}"
         )
-    if question.spec.run.steps > 2 * found.steps:
+    shortest = min(point.steps for point in best.share.measured)
+    if question.spec.run.steps > 2 * shortest:
         yield (
-            f"length: measured over {found.steps:,} steps, this run has "
-            f"{question.spec.run.steps:,}; over 2,800 rare exchanges kept more (docs/methods.md)"
+            f"length: measured over {shortest:,} steps, this run has "
+            f"{question.spec.run.steps:,}; the longer a run, the more rare exchanges keep "
+            "(docs/methods.md)"
         )
 
 

@@ -29,6 +29,8 @@ class Point:
     """Steps between two exchanges of a fragment."""
     sync: Mapping[str, Any] = field(default_factory=dict)
     """Its other settings of `[sync]` that are not those of the preset."""
+    steps: int
+    """Of each run that was measured."""
     shares: tuple[float, ...]
     """Share of all-reduce's gain over one replica, seed by seed."""
     resent: float
@@ -46,8 +48,6 @@ class Measured:
 
     parameters: int
     """Of the model."""
-    steps: int
-    """Of each run."""
     points: tuple[Point, ...]
     """Each method at each interval."""
 
@@ -71,7 +71,7 @@ def measured() -> Measured:
     text = resources.files("lowcomm_node.planner").joinpath("measured.json").read_text()
     found = json.loads(text)
     points = tuple(Point(**one | {"shares": tuple(one["shares"])}) for one in found["points"])
-    return Measured(parameters=found["parameters"], steps=found["steps"], points=points)
+    return Measured(parameters=found["parameters"], points=points)
 
 
 def points_of(method: str, optimizer: str, peers: int, interval: float = 0.0) -> tuple[Point, ...]:

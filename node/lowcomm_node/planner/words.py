@@ -115,7 +115,7 @@ def _figures(best: Choice) -> Iterator[str]:
         seeds = f"{each}, by seed" if len(point.shares) > 1 else "one seed alone"
         yield (
             f"measured: {best.method} every {point.interval} steps, {point.peers} peers: "
-            f"{100 * point.share:.0f} % ({seeds})"
+            f"{100 * point.share:.0f} % ({seeds}) after {point.steps:,} steps"
         )
 
 
