@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+# Hundreds of processes import the same files: bytecode is kept, whatever the environment says.
+PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not soak" --numprocesses $(WORKERS) $(OPTIONS)
 # Of tests that wait for nodes one more than there are cores, up to 4.
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
@@ -24,10 +26,10 @@ demo: $(READY)  ## train a swarm of three nodes on this machine and show it
 	$(BIN)/lowcomm-node demo
 
 test: $(READY)  ## every test that CI runs. OPTIONS=--no-skips: a test that is skipped fails
-	$(BIN)/python -m pytest -m "not soak" --numprocesses $(WORKERS) $(OPTIONS)
+	$(PYTEST)
 
 test-quick: $(READY)  ## the tests that start no node: minutes, and nothing but Python is needed
-	$(BIN)/python -m pytest -m "not soak" --numprocesses $(WORKERS) $(OPTIONS) tests/unit
+	$(PYTEST) tests/unit
 
 test-tools:  ## what the tests need of the system: installs it with apt-get, as root, where something is missing
 	@$(PYTHON) tests/net/tools.py
