@@ -19,6 +19,7 @@ def test_rows_that_only_show_what_limits_a_method_are_no_points_of_a_plan() -> N
         (21, "mod4"),
         (52, "mod4"),
         (69, "mod4"),
+        (250, "mod4"),
     }
 
 
