@@ -13,13 +13,15 @@ WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1
 setup: $(READY)
 
 # pip, not a faster resolver: it finds a local build of torch where there is one. The lock pins every package; the
-# CUDA libraries that torch's CUDA build needs are pinned by that build itself.
+# CUDA libraries that torch's CUDA build needs are pinned by that build itself. pip would compile every module, on one
+# core, for a minute: only what nodes import is compiled, by importing it.
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lowcomm needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": run make PYTHON=python3.11 ...")'
 	@echo "setting up $(VENV): pip downloads gigabytes, which takes minutes, and is silent meanwhile"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import lowcomm_node.cli, lowcomm_node.daemon.daemon, lowcomm_node.trainer.loop'
 	@touch $(READY)
 
 demo: $(READY)  ## train a swarm of three nodes on this machine and show it
