@@ -78,7 +78,8 @@ def test_the_forge_runs_only_what_the_makefile_does_and_every_python_that_we_nam
     ours = re.findall(r"^make .*", (ROOT / ".ci/run").read_text(), re.M)
     made = [*ours, *(command for command in commands if command not in as_root)]
     assert {command.split()[0] for command in made} == {"make"}
-    assert {command.split()[1] for command in made} <= targets
+    goals = {word for command in made for word in command.split()[1:] if re.match(r"[a-z]", word)}
+    assert goals and goals <= targets
     assert [
         step["uses"]
         for step in steps
