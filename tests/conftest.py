@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings
 
 from helpers import keeping
-from helpers.pacing import pace
+from helpers.pacing import SHORT_LOOK, pace
 from helpers.skips import pytest_addoption, pytest_runtest_makereport  # noqa: F401 - hooks
 
 # Models of tests are no work for several threads, which spin while they wait for each other. Before
@@ -35,9 +35,9 @@ def pytest_configure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def paced() -> None:
-    """Nodes leave cores to what their test waits for: a step of a tiny model takes less than a
-    hundredth of a second, so two that train take both."""
-    pace(0.05)
+    """Nodes leave cores to what their test waits for: a step of a tiny model takes a hundredth of a
+    second, so two that train take both, and a look at held-out text a quarter of a second."""
+    pace(0.05, SHORT_LOOK)
 
 
 def _turn(file: str) -> int:

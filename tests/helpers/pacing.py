@@ -6,7 +6,7 @@ from pathlib import Path
 HOOK = Path(__file__).parent / "paced"
 """Its `sitecustomize` is found by every Python that is started with it on the path."""
 SHORT_LOOK = 64
-"""Windows of held-out text that a look of a benchmark takes."""
+"""Windows of held-out text that a look takes."""
 
 
 def pace(seconds: float, windows: int | None = None) -> None:

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from lowcomm_node.data import Dataset, open_data
+from lowcomm_node.models import evaluation
 from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.simulation import (
     ATTACKS,
@@ -50,6 +51,15 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def short_looks():
+    """The held-out text of these tests has a few hundred tokens: to look at it fifty times over
+    tells no more."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evaluation, "EVALUATION_TOKENS", 4096)
+        yield
 
 
 @pytest.fixture(scope="module")
