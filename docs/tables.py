@@ -52,7 +52,7 @@ from lowcomm_node.transport.guard import (
     unauthenticated,
 )
 from lowcomm_node.transport.tunnel import callee, dialer
-from lowcomm_protocol.exchange.budget import FIRST_DEADLINE
+from lowcomm_protocol.exchange.budget import FIRST_DEADLINE, FIRST_RATE
 from lowcomm_protocol.exchange.group import table as group_table
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
 from lowcomm_protocol.exchange.pair import table as pair_table
@@ -310,7 +310,8 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         (
             "an exchange",
             f"a deadline that each end sets itself: {FIRST_DEADLINE:.0f} s at first and `seconds` "
-            f"of the offers, at most {longest:.0f} s; `--exchange-deadline`",
+            f"of the offers, or what contents take at {FIRST_RATE // 1000} kB/s while no rate is "
+            f"known, at most {longest:.0f} s; `--exchange-deadline`",
         ),
         (
             "exchanges of pairs at once that peers of one address begin by a call; of a /24 or /48",

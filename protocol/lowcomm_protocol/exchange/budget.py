@@ -14,6 +14,8 @@ SLACK = 1.5
 """Times as long as contents take at the allowed rates: other exchanges begin meanwhile."""
 FIRST_DEADLINE = 60.0
 """Seconds for an exchange beyond what both ends need, until one has gone well that could tell."""
+FIRST_RATE = 250_000
+"""Bytes a second that a line is taken to carry until one is measured: 2 Mbit/s."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,8 +103,12 @@ class Budget:
             usual = 10.0 + 4 * median(self.durations)
         return min(self.deadlines.longest, usual)
 
-    def deadline_for(self, seconds: float) -> float:
-        """The same where a member needs so many seconds, as its offer tells."""
+    def deadline_for(self, seconds: float, size: int, now: float) -> float:
+        """The same where a member needs so many seconds, as its offer tells, for an exchange that
+        carries ``size`` bytes one way."""
+        if self.rates.usual(now) is None:
+            # No offer tells of it: a peer whose deadlines are short would refuse a guess.
+            seconds = max(seconds, size // FIRST_RATE)
         return min(self.deadlines.longest, self.deadline + seconds)
 
     def excess(self, seconds: float) -> str | None:

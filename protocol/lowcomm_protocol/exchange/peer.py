@@ -208,7 +208,7 @@ class Peer:
             offer = replace(offer, slice_digest=slice_digest([self.me, *peers]))
         one = Underway(self._number, self.kind, machine, offer, self._now, call)
         self.running[offer.fragment] = one
-        one.set_timers(self.budget.deadlines.hello, self.budget.deadline_for(offer.seconds))
+        one.set_timers(self.budget.deadlines.hello, self._deadline_of(one, offer.seconds))
         self._effects.append(events.Began(exchange=one.number))
         # Peers that refuse on purpose do not hold up a group for long.
         if self.spec.sync.consensus == 0 and self._minority[offer.fragment] < PATIENCE:
@@ -274,10 +274,14 @@ class Peer:
 
     def _allow(self, one: Underway, seconds: float) -> None:
         """Wait as long as a member needs, within what our owner allows."""
-        deadline = self.budget.deadline_for(seconds)
+        deadline = self._deadline_of(one, seconds)
         # Never shorter: another member may need what was set before.
         if deadline > one.deadline:
             one.set_timers(self.budget.deadlines.hello, deadline)
+
+    def _deadline_of(self, one: Underway, seconds: float) -> float:
+        size = self.room.bytes_of(one.fragment, self._now)
+        return self.budget.deadline_for(seconds, size, self._now)
 
     def _on_tick(self) -> None:
         for one in list(self.running.values()):

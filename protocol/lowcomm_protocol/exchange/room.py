@@ -59,9 +59,13 @@ class Room:
 
     def needs(self, fragment: int, streams: int, now: float) -> Needs:
         """What an exchange of a fragment needs while so many share the line."""
+        size = self.bytes_of(fragment, now)
+        seconds = self._around.transfer_seconds(size, streams)
+        return self._budget.needs(size, seconds, streams, now)
+
+    def bytes_of(self, fragment: int, now: float) -> int:
+        """What an exchange of a fragment carries one way."""
         assert self._position.ready is not None
         assert self._kind is not None
         most = self._kind.contents * self._position.ready.sizes[fragment][1]
-        size = self._budget.bytes_of(most, now)
-        seconds = self._around.transfer_seconds(size, streams)
-        return self._budget.needs(size, seconds, streams, now)
+        return self._budget.bytes_of(most, now)

@@ -111,6 +111,24 @@ def test_a_line_that_nobody_measures_limits_nothing_once_an_exchange_went_well()
     assert Budget(Deadlines(alone_first=False)).at_once(0.0) == float("inf")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("line", [(5e6, 20e6), (2e6, 10e6)])
+def test_first_exchanges_of_a_whole_model_in_fp32_end_in_time(line: tuple[float, float]):
+    """43 MB take 69 and 172 s, while nobody knows yet how fast the line is."""
+    swarm = Swarm(line, (43_000_000,), first=1.0, method="noloco").train(250)
+    assert swarm.applied > 0
+    assert not [reason for reason in swarm.reasons if "deadline" in reason], swarm.reasons
+
+
+def test_a_line_is_trusted_with_a_rate_until_one_is_measured():
+    budget = Budget(Deadlines())
+    assert budget.deadline_for(5, 10_000_000, 0.0) == 60.0 + 40.0
+    assert budget.deadline_for(50, 10_000_000, 0.0) == 60.0 + 50.0, "a member needs more"
+    assert budget.deadline_for(5, 1 << 40, 0.0) == 300.0, "what the owner allows"
+    budget.rates.add(1e6, 0.0)
+    assert budget.deadline_for(5, 10_000_000, 0.0) == 60.0 + 5.0
+
+
 def test_the_deadline_provides_for_others_on_the_line():
     budget = Budget(Deadlines())
     budget.rates.add(250_000.0, 0.0)
