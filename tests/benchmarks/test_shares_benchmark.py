@@ -22,7 +22,7 @@ def run(out: Path, *options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(400)
 def test_the_quick_slice_counts_contents_and_control_and_resumes(tmp_path):
     out = tmp_path / "shares.json"

@@ -56,7 +56,9 @@ fragments = 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["lowcomm", "noloco", "streaming-diloco"])
+@pytest.mark.parametrize(
+    "method", ["lowcomm", pytest.param("noloco", marks=pytest.mark.soak), "streaming-diloco"]
+)
 def test_exchanges_call_no_kernel_that_was_not_rehearsed(method: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", EXCHANGES, RUN.format(method=method), str(tmp_path)]
     told = subprocess.run(command, check=True, timeout=170, capture_output=True, text=True).stdout
