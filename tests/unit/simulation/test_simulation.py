@@ -134,6 +134,7 @@ def also(*methods: str) -> list:
 
 
 METHODS = also("noloco", "diloco", "gossip")
+OTHERS = ("streaming-diloco", "noloco", "diloco", "gossip")
 PAIRS = ["lowcomm", pytest.param("noloco", marks=pytest.mark.soak)]
 
 
@@ -340,10 +341,7 @@ def test_a_slow_peer_follows_the_clock_of_the_swarm(dataset):
 
 @pytest.mark.parametrize(
     "method",
-    [
-        "lowcomm",
-        *(pytest.param(one, marks=pytest.mark.soak) for one in ("streaming-diloco", "noloco")),
-    ],
+    ["lowcomm", *(pytest.param(one, marks=pytest.mark.soak) for one in OTHERS)],
 )
 def test_records_of_peers_that_are_not_there_cost_no_exchange(dataset, method):
     """330 of them, dead and silent, among 4 honest peers; one of these comes late."""
