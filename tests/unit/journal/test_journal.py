@@ -156,10 +156,11 @@ def test_it_stays_bounded_the_newest_exchanges_stay_and_old_samples_thin_out(
 def test_a_week_of_a_busy_node_takes_less_than_50_mb(path: Path):
     file = JournalFile(path)
     week = 7 * 86400
+    told = [row(exchange(number, peer=LONG), NOW + number) for number in range(600)]
     for hour in range(168):
         start = NOW + 3600.0 * hour
-        told = [row(exchange(number, peer=LONG), start + number) for number in range(600)]
-        file.add(told, [replace(SAMPLE, time=start + 10.0 * number) for number in range(360)])
+        notices = [(3600.0 * hour + time, name, content) for time, name, content in told]
+        file.add(notices, [replace(SAMPLE, time=start + 10.0 * number) for number in range(360)])
         file.prune(start + 3600)
     file.close()
     assert sum(one.stat().st_size for one in path.parent.iterdir()) < 50e6
