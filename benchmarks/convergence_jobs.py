@@ -53,7 +53,8 @@ AS_MEASURED: dict[str, dict[str, Any]] = {
         "outer_lr": 1.25,
         "momentum": 0.0,
         "memory": 0.0,
-    }
+    },
+    "streaming-diloco": {"outer": "nesterov", "memory": 0.0, "merge": "mix", "mix": 0.25},
 }
 """Settings of presets that have changed since: rows keep the ones that they were measured with."""
 EVERY_20 = {"interval": 20, "fragments": 4, "overlap": 1, "min_steps": 5}
@@ -142,10 +143,12 @@ def wire(quick: bool) -> Iterator[Job]:
 
 
 OFTEN = {"codec": "mod4", "interval": 5, "outer_lr": 1.0, "momentum": 0.5, "memory": 0.9}
+TOGETHER = OFTEN | {"codec": "q2", "interval": 4, "outer": "noloco", "merge": "shift", "mix": 0.0}
 BY_SCENE = (
     Row("streaming-diloco e3m0", "streaming-diloco", STREAMING | {"codec": "e3m0"}),
     Row("lowcomm mod4", "lowcomm", LOWCOMM | {"codec": "mod4"}),
     Row("lowcomm mod4, every 5, memory", "lowcomm", OFTEN),
+    Row("streaming-diloco q2, every 4, memory", "streaming-diloco", TOGETHER),
 )
 
 

@@ -68,6 +68,8 @@ BASELINES = (
 
 # Settings are written out, so that a preset that changes leaves what was measured as it is.
 PAIR = {"fragments": 4, "overlap": 1, "consensus": 1.0, "merge": "shift", "mix": 0.0}
+PROGRESS = {"consensus": 0.0}
+"""Nothing pulls slow weights together."""
 GAIN = {"outer_lr": 1.25, "momentum": 0.0, "memory": 0.0}
 RARELY = {"outer_lr": 0.7, "momentum": 0.3, "memory": 0.0}
 """What pairs were given until they had a memory: often, and from every 21 steps on."""
@@ -106,26 +108,47 @@ TRIED = (
     pair(220, "mod4", 21, remembering(0.7, 0.7), "momentum .7, memory .7", **TRYING),
     pair(550, "mod4", 52, remembering(0.7, 0.5), "momentum .7, memory .5", **TRYING),
     pair(550, "mod6", 52, remembering(0.5, 0.3), "momentum .5, memory .3", **TRYING),
-    # What coding costs, at any number of bytes.
-    pair(220, "fp32", 21, remembering(0.5, 0.6), "momentum .5, memory .6", **TRYING),
-    pair(550, "fp32", 52, remembering(0.5, 0.3), "momentum .5, memory .3", **TRYING),
+    # A sparse code of pairs could carry progress alone: this bounds it, at every density.
+    pair(
+        220,
+        "fp32",
+        5,
+        PROGRESS | remembering(0.5, 0.9),
+        "momentum .5, memory .9, progress alone",
+        **TRYING,
+    ),
 )
 """Seen once, and not chosen or not measured further."""
 
 GROUP = {"fragments": 4, "overlap": 1, "codec": "q2", "error_feedback": True, "consensus": 0.0}
-GROUP |= {"outer_lr": 1.0, "merge": "mix", "mix": 0.25}
+GROUP |= {"outer_lr": 1.0}
+NESTEROV = {"outer": "nesterov", "memory": 0.0, "merge": "mix", "mix": 0.25}
+"""What groups were given until they had a memory; at longer intervals they are still."""
 
 
 def group(bytes_share: int, interval: int, momentum: float = 0.5, **more: Any) -> Row:
-    """A row of groups; ``momentum``: 0.5, that of the preset, goes without saying."""
+    """A row of groups as they were; ``momentum``: 0.5 goes without saying."""
     name = f"groups, q2 every {interval}"
     name += f", momentum {momentum}".replace("0.", ".") if momentum != 0.5 else ""
-    sync = GROUP | {"interval": interval, "momentum": momentum}
+    sync = GROUP | NESTEROV | {"interval": interval, "momentum": momentum}
     return Row(name, bytes_share, "streaming-diloco", sync, **more)
 
 
+def remembering_group(
+    bytes_share: int, interval: int, momentum: float, memory: float, **more: Any
+) -> Row:
+    """A row of groups with quasi-global momentum."""
+    told = f"momentum {momentum}, memory {memory}".replace("0.", ".")
+    outer = remembering(momentum, memory) | {"outer": "noloco", "merge": "shift", "mix": 0.0}
+    sync = GROUP | outer | {"interval": interval}
+    return Row(
+        f"groups, q2 every {interval}, {told}", bytes_share, "streaming-diloco", sync, **more
+    )
+
+
 GROUPS = (
-    group(60, 4),
+    remembering_group(60, 4, 0.5, 0.9),
+    group(60, 4, seeds=CHOOSE),
     group(220, 14, seeds=CHOOSE),
     group(220, 14, 0.6, seeds=CHOOSE),
     group(220, 14, 0.7),
@@ -140,13 +163,36 @@ SLICES = tuple(
         f"groups of {size} for {KEPT_ROUNDS} rounds, q2 every 4",
         60,
         "streaming-diloco",
-        GROUP | {"interval": 4, "momentum": 0.5, "group": size, "slice_rounds": KEPT_ROUNDS},
+        GROUP
+        | NESTEROV
+        | {"interval": 4, "momentum": 0.5, "group": size, "slice_rounds": KEPT_ROUNDS},
         peers=(16,),
         seeds=CHOOSE,
     )
     for size in (4, 8)
 )
 """Of a swarm that is larger than its groups, which change now and then."""
+
+
+def limits(row: Row, *peers: int) -> Iterator[Row]:
+    """A row without what may limit it, on the first seed: without coding, then not in pairs but
+    all together, too."""
+    told = row.name.replace("mod4", "fp32").replace("q2", "fp32")
+    sync = row.sync | {"codec": "fp32"}
+    sync.pop("error_feedback", None)
+    changed = [(told, sync)]
+    if told.startswith("pairs"):
+        together = told.replace("pairs", "all together by the rule of pairs")
+        changed.append((together, sync | {"group": max(PEERS)}))
+    for name, settings in changed:
+        yield replace(row, name=name, sync=settings, peers=peers, seeds=CHOOSE[:1])
+
+
+LIMITS = (  # of what plan names
+    *limits(REMEMBERING[0], 4, 8),
+    *(one for row in REMEMBERING[1:] for one in limits(row, 4)),
+    *(one for row in (GROUPS[1], GROUPS[4], GROUPS[6]) for one in limits(row, 4)),
+)
 
 LONG_RUN: dict[str, Any] = {"peers": (4, 8), "seeds": (0, *CONFIRM), "steps": LONG}
 """Of the seeds that chose settings, in shorter runs, only that which chooses the rate of
@@ -159,7 +205,7 @@ LONGER = (
     group(550, 34, 0.7, **LONG_RUN),
     group(2000, 125, 0.7, **LONG_RUN),
 )
-ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS, *SLICES, *LONGER)
+ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS, *SLICES, *LIMITS, *LONGER)
 
 
 def jobs(rows: tuple[Row, ...] = ROWS) -> Iterator[Job]:

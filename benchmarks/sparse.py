@@ -66,6 +66,9 @@ def measure(run: Run) -> dict[str, Any]:
             "train": {"optimizer": "muon"},
             "sync": {
                 "method": "streaming-diloco",
+                "outer": "nesterov",
+                "memory": 0.0,
+                "merge": "mix",
                 "interval": run.interval,
                 "momentum": run.momentum,
                 "mix": run.mix,

@@ -20,6 +20,8 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.run import RunSpec
 
 OF_0_1 = {"interval": 4, "outer_lr": 1.25, "momentum": 0.0, "memory": 0.0}
+GROUPS_OF_0_1 = {"method": "streaming-diloco", "outer": "nesterov", "memory": 0.0,
+                 "merge": "mix", "mix": 0.25}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
     "lowcomm": {"method": "lowcomm", "codec": "fp32", **OF_0_1},
     "lowcomm, bf16": {"method": "lowcomm", "codec": "bf16", **OF_0_1},
@@ -27,8 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gossip": {"method": "gossip"},
     "diloco in pairs": {"method": "diloco", "group": 2},
     "diloco": {"method": "diloco"},
-    "streaming-diloco": {"method": "streaming-diloco", "codec": "fp32"},
-    "streaming-diloco, bf16": {"method": "streaming-diloco", "codec": "bf16"},
+    "streaming-diloco": {"codec": "fp32", **GROUPS_OF_0_1},
+    "streaming-diloco, bf16": {"codec": "bf16", **GROUPS_OF_0_1},
     "realigned": {"method": "noloco", "momentum": 0.5},
     "odd numbers": {"method": "noloco", "outer_lr": 0.37, "consensus": 0.3, "mix": 0.3,
                     "merge": "mix"},
@@ -36,11 +38,11 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 PRESETS = ("lowcomm", "streaming-diloco", "diloco-paper", "streaming-diloco-paper", "noloco-paper")
 CASES |= {f"{preset}, as shipped": {"method": preset} for preset in PRESETS}
-CODECS = {"lowcomm": ("mod3", "mod6", "mod8"), "streaming-diloco": ("q1", "int8")}
 CASES |= {
-    f"{preset}, {codec}": {"method": preset, "codec": codec}
-    for preset, codecs in CODECS.items()
-    for codec in codecs
+    f"lowcomm, {codec}": {"method": "lowcomm", "codec": codec} for codec in ("mod3", "mod6", "mod8")
+}
+CASES |= {
+    f"streaming-diloco, {codec}": GROUPS_OF_0_1 | {"codec": codec} for codec in ("q1", "q2", "int8")
 }
 ROUNDS = 3
 MODEL = {"vocab": 258, "context": 16, "width": 32, "heads": 2, "feed_forward": 64, "layers": 1}

@@ -125,7 +125,7 @@ PRESETS: Table[Preset] = Table(
             "swarms of up to 32 average a quarter of the model at a time, in 2 bits: nearest to a "
             "cluster",
             # Every parameter often, in few bits: that leaves more of all-reduce's gain than more
-            # bits more rarely (docs/results.md).
+            # bits more rarely (docs/results.md). Quasi-global momentum: benchmarks/shares.py.
             {
                 "interval": 4,
                 "fragments": 4,
@@ -134,12 +134,13 @@ PRESETS: Table[Preset] = Table(
                 "codec": "q2",
                 "error_feedback": True,
                 "group": MAX_GROUP,
-                "outer": "nesterov",
+                "outer": "noloco",
                 "outer_lr": 1.0,
                 "momentum": 0.5,
+                "memory": 0.9,
                 "consensus": 0.0,
-                "merge": "mix",
-                "mix": 0.25,
+                "merge": "shift",
+                "mix": 0.0,
             },
             optimizer="muon",
             even=True,

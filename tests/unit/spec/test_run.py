@@ -322,7 +322,8 @@ def test_nobody_takes_over_a_run_by_signing_a_copy_of_it():
 def test_the_canonical_form_is_stable():
     text = (
         '[run]\nname = "golden"\ndescription = "Größe"\nseed = 7\n[sync]\nmethod = '
-        '"streaming-diloco"\ngroup = 8\n'
+        '"streaming-diloco"\ngroup = 8\nouter = "nesterov"\nmemory = 0.0\nmerge = "mix"\nmix = '
+        "0.25\n"
     )
     spec = parse_toml(text)
     assert spec.canonical().startswith(
