@@ -36,8 +36,20 @@ METHODS: dict[str, dict[str, Any]] = {
     ALLREDUCE: STEADY | {"learning_rate": 0.02},
     "lowcomm": {},
     "streaming-diloco": {},
+    "streaming-diloco of 0.1": {},
 }
 """Settings of training beside the preset of that name."""
+NO_PRESETS: dict[str, dict[str, Any]] = {
+    ALLREDUCE: {"method": "local"},
+    "streaming-diloco of 0.1": {
+        "method": "streaming-diloco",
+        "outer": "nesterov",
+        "memory": 0.0,
+        "merge": "mix",
+        "mix": 0.25,
+    },
+}
+"""Settings of exchanges of the other rows."""
 
 
 @dataclass(frozen=True)
@@ -90,14 +102,13 @@ def measure(job: Job) -> dict[str, Any]:
     from lowcomm_protocol.spec.run import RunSpec
 
     torch.set_num_threads(1)
-    method = "local" if job.method == ALLREDUCE else job.method
     spec = RunSpec.model_validate(
         {
             "run": {"name": "larger", "seed": job.seed, "steps": STEPS},
             "model": MODEL | {"vocab": WORDS},
             "train": {"optimizer": "muon", "batch": 4} | METHODS[job.method],
             "data": {"source": "local", "tokenizer": "local"},
-            "sync": {"method": method},
+            "sync": NO_PRESETS.get(job.method, {"method": job.method}),
         }
     )
     data = open_data(str(FOLDER / "text.jsonl"), str(FOLDER / "tokenizer.json"), FOLDER)
