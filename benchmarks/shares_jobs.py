@@ -157,6 +157,18 @@ GROUPS = (
     group(2000, 125),
 )
 """At each interval ``plan`` takes the row that keeps most."""
+TRIED_GROUPS = (
+    *(remembering_group(60, 4, *both, **TRYING) for both in ((0.4, 0.9), (0.6, 0.9), (0.5, 0.95))),
+    replace(
+        remembering_group(60, 4, 0.5, 0.9, **TRYING),
+        name="groups, q2 every 4, momentum .5, memory .9, mix .25",
+        sync=GROUPS[0].sync | {"merge": "mix", "mix": 0.25},
+    ),
+    *(remembering_group(220, 14, 0.4, memory, **TRYING) for memory in (0.72, 0.85)),
+    *(remembering_group(220, 14, 0.5, memory, **TRYING) for memory in (0.72, 0.9)),
+    remembering_group(220, 14, 0.7, 0.72, **TRYING),
+)
+"""Seen once, like `TRIED`."""
 KEPT_ROUNDS = 32
 SLICES = tuple(
     Row(
@@ -205,7 +217,7 @@ LONGER = (
     group(550, 34, 0.7, **LONG_RUN),
     group(2000, 125, 0.7, **LONG_RUN),
 )
-ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS, *SLICES, *LIMITS, *LONGER)
+ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS, *TRIED_GROUPS, *SLICES, *LIMITS, *LONGER)
 
 
 def jobs(rows: tuple[Row, ...] = ROWS) -> Iterator[Job]:
