@@ -10,12 +10,14 @@ each target is written to benchmarks/results/fuzz.json, from a minute on: the lo
 Exits with 1 if there is a finding."""
 
 import argparse
+import contextlib
 import json
 import os
 import re
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -87,8 +89,20 @@ def names() -> list[str]:
     return list(TARGETS)
 
 
-def fuzz(name: str, seconds: float, seed: int) -> None:
-    """Fuzz one target in this process; does not return."""
+def warm_up(chosen: Sequence[str]) -> None:
+    """Compile once, for all children, what is compiled at its first call: it takes longer than an
+    input may."""
+    from target import TARGETS
+
+    for name in chosen:
+        run, seeds = TARGETS[name].make()
+        for one in seeds:
+            with contextlib.suppress(Exception):  # the child finds it again, and writes it down
+                run(one)
+
+
+def fuzz(name: str, seconds: float, runs: int, seed: int) -> None:
+    """Fuzz one target in this process, for so long or so many inputs; does not return."""
     import atheris
     from target import MAX_BYTES, TARGETS
 
@@ -99,6 +113,7 @@ def fuzz(name: str, seconds: float, seed: int) -> None:
         (corpus / f"seed-{number}").write_bytes(one)
     flags = [
         f"-max_total_time={max(1, round(seconds))}",
+        f"-runs={runs}",
         f"-max_len={MAX_BYTES // 4}",
         f"-timeout={SLOWEST}",
         "-print_final_stats=1",
@@ -119,12 +134,12 @@ def fuzz(name: str, seconds: float, seed: int) -> None:
             raise
 
     for one in seeds:
-        kept(one)  # what is compiled at its first call takes longer than an input may
+        kept(one)
     atheris.Setup([sys.argv[0], *flags, str(corpus)], kept, enable_python_coverage=True)
     atheris.Fuzz()
 
 
-def fuzz_in_child(name: str, seconds: float, seed: int) -> Found:
+def fuzz_in_child(name: str, seconds: float, runs: int, seed: int) -> Found:
     """Fuzz one target in a child process; what came of it."""
     folder = OUT / name
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +150,7 @@ def fuzz_in_child(name: str, seconds: float, seed: int) -> Found:
             try:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
-                fuzz(name, seconds, seed)
+                fuzz(name, seconds, runs, seed)
             except BaseException:
                 import traceback
 
@@ -196,6 +211,7 @@ def main() -> int:
     )
     parser.add_argument("target", nargs="*", help="default: all")
     parser.add_argument("--seconds", type=float, default=600.0, help="for each target")
+    parser.add_argument("--runs", type=int, default=-1, help="inputs of each target; -1: no limit")
     parser.add_argument("--processes", type=int, default=min(2, os.cpu_count() or 1))
     parser.add_argument("--seed", type=int, default=0, help="0: another each time")
     parser.add_argument("--again", type=Path, help="run one input that was found")
@@ -220,8 +236,10 @@ def main() -> int:
     ):
         tempfile.tempdir = scratch
         chosen = arguments.target or names()
+        warm_up(chosen)
         for found in pool.map(
-            lambda name: fuzz_in_child(name, arguments.seconds, arguments.seed), chosen
+            lambda name: fuzz_in_child(name, arguments.seconds, arguments.runs, arguments.seed),
+            chosen,
         ):
             print(found.line(), flush=True)
             if arguments.seconds >= WORTH:

@@ -22,9 +22,9 @@ from lowcomm_node.trainer import state
 fuzz.load(instrumented=False)
 MUTANTS = 60
 """Of each seed. No coverage guides them: `fuzz.py` does that."""
-SECONDS, PROCESSES = 2, 7
-"""Of each target in CI: seven share what other tests leave of the processor, so all of them take
-half a minute or so. `make fuzz` goes on for longer."""
+RUNS, SECONDS = 1000, 50
+"""Of each target in CI: so many inputs, whatever else the processor does, and an end in any case.
+`make fuzz` goes on for longer."""
 SLOWEST = 5
 """Seconds that an input may take: at the lowest priority it may wait for seconds before it is
 run."""
@@ -71,13 +71,13 @@ def test_what_strangers_send_is_taken_or_refused_in_words_and_nothing_else(
 
 
 @pytest.mark.timeout(900)
-def test_fuzzers_that_are_guided_by_coverage_find_no_more_in_some_seconds_each(tmp_path: Path):
+def test_fuzzers_that_are_guided_by_coverage_find_no_more_in_a_thousand_inputs_each(tmp_path: Path):
     pytest.importorskip("atheris", reason="atheris is not installed here")
     script = (
         "import pathlib, sys, fuzz; fuzz.OUT, fuzz.SLOWEST = pathlib.Path(sys.argv.pop(1)), "
         f"{SLOWEST}; sys.exit(fuzz.main())"
     )
-    options = ("--seconds", str(SECONDS), "--processes", str(PROCESSES), "--seed", "7")
+    options = ("--runs", str(RUNS), "--seconds", str(SECONDS), "--seed", "7")
     with (tmp_path / "errors").open("wb") as errors:
         child = subprocess.Popen(
             ("nice", "-n", "19", sys.executable, "-c", script, str(tmp_path), *options),
@@ -99,8 +99,5 @@ def test_fuzzers_that_are_guided_by_coverage_find_no_more_in_some_seconds_each(t
     )
     lines = {line.split()[0]: line for line in table.splitlines() if line.strip()}
     for name in TARGETS:
-        executions, edges, _, seconds = (
-            int(text.replace(",", "")) for text in lines[name].split()[1:5]
-        )
-        # A busy machine runs few inputs in such a time.
-        assert executions > 0 and edges > 0 and seconds >= SECONDS, lines[name]
+        executions, edges = (int(text.replace(",", "")) for text in lines[name].split()[1:3])
+        assert executions >= RUNS and edges > 0, lines[name]
