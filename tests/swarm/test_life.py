@@ -159,7 +159,7 @@ def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(
     ],
 )
 def test_three_nodes_finish_a_run_together(swarm: Swarm, method: str) -> None:
-    swarm.bootstrap("--run", str(swarm.spec(method, steps=200, start_peers=3)))
+    swarm.bootstrap("--run", str(swarm.spec(method, steps=120, start_peers=3)))
     nodes = [swarm.node(name) for name in "abc"]
     for node in nodes:
         assert node.child.wait(240) == 0, node.output[-3000:]
