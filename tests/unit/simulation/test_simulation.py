@@ -532,7 +532,8 @@ def test_where_nobody_can_outvote_a_liar_an_honest_peer_ends_no_worse_than_alone
             assert not [deed for deed in peer.deeds if deed[0] != "peer-1"], (
                 "an honest peer is blamed"
             )
-    costs = attack in ("nan", "huge", "shapes", "endless")
+    # What a partner sends after both have all that they need is not read.
+    costs = attack in ("nan", "huge", "shapes") or (attack == "endless" and method not in PAIRS)
     assert not costs or scene is of_three_one_late or swarm.peers[0].deeds, (
         "it costs the liar nothing"
     )
