@@ -12,7 +12,7 @@ import json
 import re
 import shutil
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import kit
@@ -30,6 +30,8 @@ class Run:
     interval: int
     bits: int = 2
     momentum: float = 0.5
+    memory: float = 0.0
+    """Of quasi-global momentum; 0: Nesterov's."""
     fade: float = 1.0
     first: float = 0.5
     """Share of the bytes that the contributions take; the means take the rest."""
@@ -66,8 +68,9 @@ def measure(run: Run) -> dict[str, Any]:
             "train": {"optimizer": "muon"},
             "sync": {
                 "method": "streaming-diloco",
-                "outer": "nesterov",
-                "memory": 0.0,
+                "outer": "noloco" if run.memory else "nesterov",
+                "consensus": 0.0,
+                "memory": run.memory,
                 "merge": "mix",
                 "interval": run.interval,
                 "momentum": run.momentum,
@@ -111,8 +114,21 @@ GRID = [
     Run(bytes_like=34, interval=8, gathers=True, keeps=True, steps=300),
     Run(bytes_like=125, interval=31, keeps=True),
     Run(bytes_like=125, interval=16, keeps=True),
+    Run(bytes_like=14, interval=4, keeps=True),
+    Run(bytes_like=14, interval=4, keeps=True, memory=0.9),
+    Run(bytes_like=14, interval=4, mix=0.0, memory=0.9),
+    Run(bytes_like=14, interval=4, keeps=True, momentum=0.7),
+    Run(bytes_like=14, interval=8, keeps=True, momentum=0.7),
 ]
 """On seed 0. q2 every 14 and every 125 steps is in ``shares.json``."""
+CONFIRMED = (
+    Run(bytes_like=14, interval=4, keeps=True),
+    Run(bytes_like=34, interval=34, codec="q2", steps=300),
+    Run(bytes_like=34, interval=8, keeps=True, steps=300),
+    Run(bytes_like=125, interval=31, keeps=True),
+)
+"""What lost least at each number of bytes, and what it is compared with."""
+GRID += [replace(run, seed=seed) for run in CONFIRMED for seed in (1, 2)]
 
 
 def main() -> int:
