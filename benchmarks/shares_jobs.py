@@ -100,6 +100,8 @@ PAIRS = (
     pair(220, "mod4", 21, RARELY, "momentum .3", seeds=CHOOSE),
     pair(550, "mod4", 52, RARELY, "momentum .3", seeds=CHOOSE),
     *REMEMBERING,
+    # All-reduce sends more, the more peers there are, up to a third: so may pairs.
+    pair(60, "mod4", 4, remembering(0.5, 0.9), "momentum .5, memory .9", peers=(8, 16, 32)),
 )
 
 TRYING: dict[str, Any] = {"peers": (4,), "seeds": (0,)}
@@ -167,17 +169,19 @@ TRIED_GROUPS = (
     *(remembering_group(220, 14, 0.4, memory, **TRYING) for memory in (0.72, 0.85)),
     *(remembering_group(220, 14, 0.5, memory, **TRYING) for memory in (0.72, 0.9)),
     remembering_group(220, 14, 0.7, 0.72, **TRYING),
+    # With more peers means are less noisy: whether they bear a longer momentum.
+    *(
+        remembering_group(60, 4, *both, **TRYING | {"peers": (16,)})
+        for both in ((0.6, 0.9), (0.7, 0.9))
+    ),
 )
 """Seen once, like `TRIED`."""
 KEPT_ROUNDS = 32
 SLICES = tuple(
-    Row(
-        f"groups of {size} for {KEPT_ROUNDS} rounds, q2 every 4",
-        60,
-        "streaming-diloco",
-        GROUP
-        | NESTEROV
-        | {"interval": 4, "momentum": 0.5, "group": size, "slice_rounds": KEPT_ROUNDS},
+    replace(
+        GROUPS[0],
+        name=f"groups of {size} for {KEPT_ROUNDS} rounds, q2 every 4, momentum .5, memory .9",
+        sync=GROUPS[0].sync | {"group": size, "slice_rounds": KEPT_ROUNDS},
         peers=(16,),
         seeds=CHOOSE,
     )
@@ -216,6 +220,11 @@ LONGER = (
     pair(2000, "mod4", 250, remembering(0.5, 0.3), "momentum .5, memory .3", **LONG_RUN),
     group(550, 34, 0.7, **LONG_RUN),
     group(2000, 125, 0.7, **LONG_RUN),
+    # The rest of what plan names: whether a longer run lets it keep more, too.
+    *(
+        replace(row, **LONG_RUN | {"peers": (4,)})
+        for row in (REMEMBERING[0], REMEMBERING[1], GROUPS[0], GROUPS[4])
+    ),
 )
 ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS, *TRIED_GROUPS, *SLICES, *LIMITS, *LONGER)
 

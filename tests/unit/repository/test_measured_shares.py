@@ -15,6 +15,7 @@ def test_rows_that_only_show_what_limits_a_method_are_no_points_of_a_plan() -> N
     points = [one for one in script.of_shares() if one["method"] == "lowcomm"]
     assert {(one["interval"], one["sync"].get("codec", "mod4")) for one in points} == {
         (4, "mod3"),
+        (4, "mod4"),
         (5, "mod4"),
         (21, "mod4"),
         (52, "mod4"),
