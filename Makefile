@@ -12,15 +12,18 @@ WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1
 
 setup: $(READY)
 
-# pip, not a faster resolver: it finds a local build of torch where there is one. The lock pins every package; the
-# CUDA libraries that torch's CUDA build needs are pinned by that build itself. pip would compile every module, on one
-# core, for a minute: only what nodes import is compiled, by importing it.
+# pip, not a faster resolver: it finds a local build of torch where there is one. It unpacks on one core, so two of them
+# take half of the lock each; the third run adds what the lock does not pin: the CUDA libraries, which torch's CUDA build
+# pins itself. pip would compile every module, for a minute: only what nodes import is compiled, by importing it.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile
 $(READY): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "lowcomm needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": run make PYTHON=python3.11 ...")'
 	@echo "setting up $(VENV): pip downloads gigabytes, which takes minutes, and is silent meanwhile"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -r requirements.lock
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@for half in 0 1; do awk "NR % 2 == $$half" requirements.lock > $(VENV)/half-$$half.txt; done
+	printf '%s\n' 0 1 | xargs -P 2 -I {} $(PIP) --no-deps -r $(VENV)/half-{}.txt
+	$(PIP) -r requirements.lock
+	$(PIP) --no-deps --no-build-isolation -e .
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import lowcomm_node.cli, lowcomm_node.daemon.daemon, lowcomm_node.trainer.loop'
 	@touch $(READY)
 
