@@ -151,15 +151,16 @@ def of_runs(runs: dict[tuple[str, int], dict[int, Any]], steps: int) -> Iterator
             if seed in alone and seed in full
         }
         method, sync, _ = json.loads(settings)
-        if shares and settings in PROPOSED:
+        if shares and (settings, steps) in PROPOSED:
             yield point(method, sync, "muon", peers, steps, shares, list(row.values()))
 
 
 PROPOSED = {
-    json.dumps([row.method, row.sync, row.train], sort_keys=True)
+    (json.dumps([row.method, row.sync, row.train], sort_keys=True), row.steps)
     for row in (*PAIR_ROWS, *GROUP_ROWS, *LONG_ROWS)
 }
-"""Settings of shares.py that a run may be given; others show what limits these."""
+"""Settings of shares.py that a run may be given, and the length at which they were measured; others
+show what limits these."""
 NEWER = {"memory"}
 """Settings that came after convergence.py had measured."""
 BASELINES = ("single", "all-reduce")

@@ -220,13 +220,24 @@ LONGER = (
     pair(2000, "mod4", 250, remembering(0.5, 0.3), "momentum .5, memory .3", **LONG_RUN),
     group(550, 34, 0.7, **LONG_RUN),
     group(2000, 125, 0.7, **LONG_RUN),
-    # The rest of what plan names: whether a longer run lets it keep more, too.
-    *(
-        replace(row, **LONG_RUN | {"peers": (4,)})
-        for row in (REMEMBERING[0], REMEMBERING[1], GROUPS[0], GROUPS[4])
-    ),
 )
-ROWS = (*BASELINES, *PAIRS, *TRIED, *GROUPS, *TRIED_GROUPS, *SLICES, *LIMITS, *LONGER)
+LONGER_OFTEN = tuple(
+    replace(row, **LONG_RUN | {"peers": (4,)})
+    for row in (REMEMBERING[0], REMEMBERING[1], GROUPS[0], GROUPS[4])
+)
+"""Whether a longer run lets frequent exchanges keep more, too: no points of a plan, which compares
+runs of 1,000 steps."""
+ROWS = (
+    *BASELINES,
+    *PAIRS,
+    *TRIED,
+    *GROUPS,
+    *TRIED_GROUPS,
+    *SLICES,
+    *LIMITS,
+    *LONGER,
+    *LONGER_OFTEN,
+)
 
 
 def jobs(rows: tuple[Row, ...] = ROWS) -> Iterator[Job]:
