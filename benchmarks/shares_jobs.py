@@ -110,7 +110,8 @@ TRIED = (
     pair(220, "mod4", 21, remembering(0.7, 0.7), "momentum .7, memory .7", **TRYING),
     pair(550, "mod4", 52, remembering(0.7, 0.5), "momentum .7, memory .5", **TRYING),
     pair(550, "mod6", 52, remembering(0.5, 0.3), "momentum .5, memory .3", **TRYING),
-    # A sparse code of pairs could carry progress alone: this bounds it, at every density.
+    # Slow weights that nothing pulls together part, and pairs realign: nearly each of these
+    # exchanges averages weights in fp32.
     pair(
         220,
         "fp32",
