@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from time import time
 
+import grpc
 import pytest
 
-from helpers.waiting import until_async
 from lowcomm_node.state_transfer import donor_session, queue
 from lowcomm_node.state_transfer import fetch as fetch_module
 from lowcomm_node.state_transfer.queue import LEAST, WINDOW
@@ -36,12 +36,15 @@ def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queue, "LEAST", LEAST / 10)
 
 
-async def _idle(giver: Giver, stub: ExchangeStub, who: Identity) -> None:
+async def _idle(giver: Giver, stub: ExchangeStub, who: Identity, entered: asyncio.Event) -> None:
     """Stand in line, be served, and ask for nothing; begin anew when that ends."""
     keeper = Gatekeeper(who, RUN, time)
     while True:
         call = stub.Fetch(metadata=keeper.credential_for(giver.peer_id))
         await call.write(pb.FetchRequest(enter=pb.Enter()))
+        with suppress(grpc.RpcError):  # refused
+            if await call.read() is not grpc.aio.EOF:
+                entered.set()
         await call.code()
         await asyncio.sleep(0.1)
 
@@ -51,18 +54,17 @@ async def crowded(givers: Sequence[Giver]) -> AsyncIterator[None]:
     """All places of all donors are taken by identities of one address, which come again whenever
     they are dropped."""
     tasks: list[asyncio.Task[None]] = []
+    all_entered: list[asyncio.Event] = []
     async with AsyncExitStack() as stack:
         for number, giver in enumerate(givers):
             stub = ExchangeStub(await stack.enter_async_context(calling_raw(giver.callee.info())))
             keys = [Identity(bytes([100 + number, one]) * 16) for one in range(AT_EACH)]
-            tasks += [asyncio.create_task(_idle(giver, stub, one)) for one in keys]
-        for giver in givers:
-            await until_async(
-                lambda giver=giver: asyncio.sleep(0, len(giver.donor._queue) == AT_EACH),
-                30,
-                "it is full",
-            )
+            for one in keys:
+                all_entered.append(asyncio.Event())
+                tasks.append(asyncio.create_task(_idle(giver, stub, one, all_entered[-1])))
         try:
+            # Not "all at once": on a busy machine some are always on their way back.
+            await soon(asyncio.gather(*(entered.wait() for entered in all_entered)))
             yield
         finally:
             for task in tasks:
