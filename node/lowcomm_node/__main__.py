@@ -1,5 +1,9 @@
-"""``python -m lowcomm_node``."""
+"""The command ``lowcomm-node``, also as ``python -m lowcomm_node``."""
 
-from lowcomm_node.cli import main
+from lowcomm_node.system.imports import importing
 
-main()
+with importing():
+    from lowcomm_node.cli import main
+
+if __name__ == "__main__":
+    main()

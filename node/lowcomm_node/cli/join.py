@@ -7,6 +7,7 @@ import typer
 from lowcomm_node.cli.common import Json, Quiet, Verbose, read_settings
 from lowcomm_node.cli.options import takes_settings
 from lowcomm_node.supervision.process import TrainerProcess
+from lowcomm_node.system.imports import importing
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.systemd import ServiceManager
 
@@ -46,9 +47,10 @@ def join(
     trainer = TrainerProcess(settings.nice)
     if availability.hold is None:
         trainer.launch()  # it imports torch while the daemon imports its own
-    from lowcomm_node.catalogue.warnings import WarningCode
-    from lowcomm_node.cli.running import run_daemon
-    from lowcomm_node.daemon.daemon import Daemon
+    with importing():
+        from lowcomm_node.catalogue.warnings import WarningCode
+        from lowcomm_node.cli.running import run_daemon
+        from lowcomm_node.daemon.daemon import Daemon
 
     daemon = Daemon(settings, trainer, availability)
     for warning in loaded.warnings:

@@ -1,7 +1,6 @@
 """Runs the daemon of ``join``: signals, the service manager, and what is printed meanwhile.
 
-``join`` imports this once its trainer starts: it loads torch, gRPC and the DHT, which takes
-seconds."""
+``join`` imports this once its trainer starts: it loads gRPC and the DHT, which takes a second."""
 
 import asyncio
 import json

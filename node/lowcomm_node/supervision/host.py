@@ -10,12 +10,14 @@ import traceback
 from pathlib import Path
 
 from lowcomm_node.ipc.error_reports import failure_of, is_foreseen
+from lowcomm_node.system.imports import importing
 from lowcomm_node.system.priority import step_back
 
 
 def load() -> None:
     """Import what training needs."""
-    import lowcomm_node.trainer.loop  # noqa: F401  # torch is imported only where it is used
+    with importing():
+        import lowcomm_node.trainer.loop  # noqa: F401  # torch is imported only where it is used
 
 
 def serve(sock: socket.socket, memory: int) -> int:
