@@ -1,5 +1,6 @@
 """What all tests share."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -28,9 +29,31 @@ FOLDERS = ("unit", "long", "net", "chaos", "images")
 """In this order, the fast ones first; ``LONG`` counts as a folder."""
 
 
-def pytest_configure() -> None:
+# Modules, test items and what they hold stay: nothing is searched for garbage until all are there.
+gc.disable()
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Nothing outlives us."""
     keeping.start()
+    _begin_elsewhere(config)
+
+
+def _begin_elsewhere(config: pytest.Config) -> None:
+    """Where several workers collect all tests, each begins with other files: pytest rewrites the
+    asserts of a file where nobody has yet, which takes longer than all else."""
+    worker = getattr(config, "workerinput", None)
+    if worker is None or config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return
+    files = sorted(map(str, Path("tests").rglob("test_*.py")))
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    config.args[:] = files[first:] + files[:first]
+
+
+def pytest_collection_finish() -> None:
+    """See ``gc.disable``."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -53,13 +76,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Fast tests first. Where several workers share them, swarms first of all: one worker has all
     of them, and takes longest."""
     alone = not hasattr(config, "workerinput")
-    items.sort(
-        key=lambda item: (
-            (_turn(item.nodeid.split("::")[0]) or len(FOLDERS))
-            if alone
-            else _turn(item.nodeid.split("::")[0])
-        )
-    )
+
+    def place(item: pytest.Item) -> tuple[int, str]:
+        file = item.nodeid.split("::")[0]
+        return _turn(file) or (len(FOLDERS) if alone else 0), file
+
+    items.sort(key=place)
 
 
 @pytest.hookimpl(optionalhook=True)
