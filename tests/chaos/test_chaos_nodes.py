@@ -9,7 +9,7 @@ from faults import Boundary, Fault, Kind, Plan
 from invariants import Events, violations
 from soak import INTERVAL
 
-from helpers.processes import START, Node, Swarm
+from helpers.processes import START, Node, Swarm, until_exchanged
 from helpers.waiting import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.swarm, pytest.mark.timeout(900)]
@@ -111,8 +111,7 @@ def test_what_goes_wrong_on_the_way_of_one_node_costs_single_exchanges(swarm: Sw
         swarm.node("b"),
         faulty_node(swarm, "c", ON_THE_WAY, "--checkpoint-every", "50"),
     ]
-    for node in nodes:
-        node.until_completed(1)
+    until_exchanged(nodes, 1)
     victim = nodes[2].until(bool, "answering")["peer_id"]
     until_all_has_happened(nodes[2], 200)
     check_all_is_well(nodes, [victim])

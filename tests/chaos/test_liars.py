@@ -10,7 +10,7 @@ import pytest
 from disguised import DisguisedNode, start
 from liar import LIES
 
-from helpers.processes import Node, Swarm, lonely_swarm
+from helpers.processes import Node, Swarm, lonely_swarm, until_exchanged
 from helpers.waiting import until
 
 pytestmark = [pytest.mark.chaos, pytest.mark.swarm, pytest.mark.timeout(600)]
@@ -58,8 +58,7 @@ def run_with(swarm: Swarm, lie: str, check: Callable[[list[Node], str], None]) -
     honest = [swarm.node(name) for name in "abc"]
     liar = start(DisguisedNode, swarm, "liar", (LIAR, lie))
     peer_id = liar.until(lambda s: s["phase"] == "training", "the liar training")["peer_id"]
-    for node in honest:
-        node.until_completed(1)
+    until_exchanged(honest, 1)
     check(honest, peer_id)
 
 
@@ -72,7 +71,7 @@ def test_a_liar_is_refused_by_all_and_the_others_go_on(swarm: Swarm, lie: str) -
         for node in honest:
             peer = until_refused(node, liar)
             assert peer["completed"] <= MOST, peer
-            node.until_completed(5)
+        until_exchanged(honest, 5)
         for node in honest:
             assert seen_by(node, liar).get("completed", 0) <= MOST, (
                 f"a liar ({lie}) is let in again and again"

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,20 @@ class Node(Process):
             f"{wanted} exchanges completed",
             deadline,
         )
+
+    def completed(self) -> int:
+        """Exchanges that it has applied; 0 while it does not answer."""
+        status = self.status()
+        return status["exchanges"]["completed"] if status else 0
+
+
+def until_exchanged(
+    nodes: Collection[Node], more: int, deadline: float = START, what: str = "exchanges are applied"
+) -> None:
+    """Wait until each of these has completed so many more exchanges than it has now."""
+    wanted = {node: node.completed() + more for node in nodes}
+    # All are asked: one that has ended is told at once.
+    until(lambda: min(node.completed() - wanted[node] for node in nodes) >= 0, deadline, what)
 
 
 class Swarm:

@@ -95,18 +95,3 @@ class Swarm:
     def node(self, host: Host, *arguments: str) -> Resident:
         """Start a node."""
         return Resident(host, self.folder / host.name, self.address, *arguments)
-
-
-def until_exchanged(
-    nodes: list[Resident], more: int, deadline: float, what: str = "exchanges are applied"
-) -> None:
-    """Wait until each of these has completed so many more exchanges than it has now."""
-    wanted = {node: completed(node) + more for node in nodes}
-    # All are asked: one that has ended is told at once.
-    until(lambda: min(completed(node) - wanted[node] for node in nodes) >= 0, deadline, what)
-
-
-def completed(node: Resident) -> int:
-    """Exchanges that a node has applied; 0 while it does not answer."""
-    status = node.status()
-    return status["exchanges"]["completed"] if status else 0

@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 from laboratory import Host, Lab
 from nat import Block, Nat
-from residents import START, Resident, Swarm, until_exchanged
+from residents import START, Resident, Swarm
 from shaping import Link
 
+from helpers.processes import until_exchanged
 from helpers.waiting import until
 
 # What CI sees of this is in test_holes.py, without training.

@@ -11,6 +11,7 @@ from laboratory import Host, Lab
 from residents import Swarm
 
 from helpers.dht_peers import Peer
+from helpers.processes import until_exchanged
 from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.libp2p.p2pd import listeners
 from lowcomm_node.swarm.rejoin import Rejoin
@@ -151,13 +152,11 @@ def test_nodes_that_exchange_over_ipv4_do_not_notice(lab: Lab, tmp_path: Path) -
     swarm = Swarm(tmp_path, method="noloco")
     swarm.serve(server, "--relay-peers", "0", deadline=START)
     a, b = [swarm.node(host, "--record-life", "15") for host in (home, other)]
-    for node in (a, b):
-        node.until_completed(2, START)
+    until_exchanged((a, b), 2, START)
     before = a.until(bool, "an answer")
     change_ipv6(home)
     a.until(lambda _: a.events("addresses.changed"), "it sees its new address", START)
-    for node in (a, b):
-        node.until_completed(4, START)
+    until_exchanged((a, b), 4, START)
     after = a.until(bool, "an answer")
     assert after["exchanges"]["failed"] == before["exchanges"]["failed"], "no exchange broke off"
     assert not a.events("swarm.lost") and after["swarm"]["state"] == "connected"

@@ -11,6 +11,7 @@ from laboratory import Host, Lab
 from residents import Resident, Swarm
 from shaping import Link
 
+from helpers.processes import until_exchanged
 from helpers.waiting import until
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(600)]
@@ -42,8 +43,7 @@ def test_training_outlives_an_outage_and_a_change_of_address(
 ) -> None:
     near = lab.public("near", link=Link())
     a, b = started(tmp_path, [lab.public("server"), near, lab.public("far")])
-    for node in (a, b):
-        node.until_completed(1, START)
+    until_exchanged((a, b), 1, START)
     a_id = a.until(bool, "answering")["peer_id"]
 
     before = steps(a)
@@ -87,8 +87,7 @@ def test_a_pair_that_has_only_ipv6_exchanges_directly(lab: Lab, tmp_path: Path) 
     a, b = started(
         tmp_path, [lab.public(name, ip=(6,)) for name in ("server", "one", "other")], version=6
     )
-    for node in (a, b):
-        node.until_completed(1, START)
+    until_exchanged((a, b), 1, START)
     b_id, a_id = (node.until(bool, "answering")["peer_id"] for node in (b, a))
     routes = until(
         lambda: [

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from laboratory import Lab
 from nat import Nat
-from residents import START, Swarm, until_exchanged
+from residents import START, Swarm
 from shaping import Link
 
+from helpers.processes import until_exchanged
 from helpers.waiting import until
 
 # Four processes and minutes for each pair: what CI sees of them is in test_holes.py, without

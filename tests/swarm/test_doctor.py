@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from helpers.processes import Swarm, run
+from helpers.processes import Swarm, run, until_exchanged
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
 
@@ -35,8 +35,7 @@ def assert_seen_from_loopback(found: dict[str, dict[str, Any]]) -> None:
 def test_doctor_and_ping_find_what_is_there(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec("noloco")))
     a, b = swarm.node("a"), swarm.node("b")
-    for node in (a, b):
-        node.until_completed(1)
+    until_exchanged((a, b), 1)
 
     home = swarm.folder / "none"
     with ThreadPoolExecutor() as pool:

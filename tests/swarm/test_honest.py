@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.processes import Node, Swarm
+from helpers.processes import Node, Swarm, until_exchanged
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 BUSY = 300.0
@@ -103,13 +103,11 @@ def test_a_node_that_comes_late_and_stands_still_for_a_while_is_taken_for_no_lia
 ) -> None:
     swarm.bootstrap("--run", str(swarm.spec("lowcomm")))
     first = [swarm.node(name) for name in "ab"]
-    for node in first:
-        node.until_completed(2)
+    until_exchanged(first, 2)
     late = swarm.node("c")
     late.until_completed(2)
     pause_until_missed(late, first)
-    for node in (*first, late):
-        node.until_completed(3)
+    until_exchanged((*first, late), 3)
     nothing_is_held([*first, late])
 
 
@@ -122,8 +120,7 @@ def test_on_a_busy_machine_honest_nodes_that_are_slow_late_or_stand_still_are_ta
     swarm.bootstrap("--run", str(swarm.spec(method)))
     with busy_machine():
         usual, slow = (swarm.node(name) for name in ("usual", "slow"))
-        for node in (usual, slow):
-            node.until_completed(2, BUSY)
+        until_exchanged((usual, slow), 2, BUSY)
         with a_tenth_of_the_speed(slow):
             slow.until_completed(2, BUSY)
             late = swarm.node("late")
@@ -132,8 +129,7 @@ def test_on_a_busy_machine_honest_nodes_that_are_slow_late_or_stand_still_are_ta
             with paused(late):
                 began = usual.until(bool, "an answer")["uptime"]
                 usual.until(lambda s: s["uptime"] > began + 20, "20 s over", BUSY)
-            for node in nodes:
-                node.until_completed(5, BUSY)
+            until_exchanged(nodes, 5, BUSY)
             told = {node.home.name: (node.status() or {}).get("exchanges") for node in nodes}
             print(f"{method}: {told}; states copied: {[copies(node) for node in nodes]}")
         nothing_is_held(nodes)

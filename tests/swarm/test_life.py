@@ -6,7 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from helpers.processes import Node, Notified, Swarm, alive, descendants, environments, run
+from helpers.processes import (
+    Node,
+    Notified,
+    Swarm,
+    alive,
+    descendants,
+    environments,
+    run,
+    until_exchanged,
+)
 from helpers.waiting import until
 from lowcomm_node.control.queries import ROOT
 from lowcomm_node.libp2p.p2pd import runtime_folder
@@ -27,8 +36,7 @@ def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
     )
     assert created.returncode == 0, created.stderr
     a, b, c = (swarm.node(name) for name in "abc")
-    for node in (a, b, c):
-        node.until_completed(2)
+    until_exchanged((a, b, c), 2)
 
     # One dies: the others go on within one exchange deadline, and nobody hangs.
     c.until(lambda s: s["checkpoint"], "a checkpoint to resume from")
@@ -92,8 +100,7 @@ def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(
     a, b = (swarm.node(name, "--record-life", "600", address=by_name) for name in "ab")
     with notified.manages(monkeypatch):
         c = swarm.node("c", "--record-life", "600", address=by_name)
-    for node in (a, b, c):
-        node.until_completed(1)
+    until_exchanged((a, b, c), 1)
     check_json(a)
     # The service manager of one of them is kept informed, by it alone.
     notified.until("STATUS=training")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.processes import Node, Swarm, command, environment
+from helpers.processes import Node, Swarm, command, environment, until_exchanged
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.export.byte_tokenizer import tokenizer_json
 from lowcomm_node.models.base import build_model
@@ -80,8 +80,7 @@ class Reader:
             more = [str(self.swarm.folder / word) if word[0] != "-" else word for word in more]
         self.nodes.append(self.swarm.node("ab"[len(self.nodes)], *more))
         if len(self.nodes) == 2:
-            for node in self.nodes:
-                node.until_completed(1)
+            until_exchanged(self.nodes, 1)
 
     def run(self, arguments: list[str]) -> str:
         """One command to its end; what it printed."""

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from helpers.processes import Swarm, run
+from helpers.processes import Swarm, run, until_exchanged
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
@@ -13,8 +13,7 @@ pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 def test_limits_are_taken_shown_changed_and_kept(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     a, b = swarm.node("a", "--max-down", "100Mbit"), swarm.node("b")
-    for node in (a, b):
-        node.until_completed(1)
+    until_exchanged((a, b), 1)
 
     def limits(*arguments: str) -> dict[str, object]:
         told = run("lowcomm_node", "limits", "--json", "--home", str(a.home), *arguments)

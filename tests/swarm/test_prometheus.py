@@ -13,7 +13,7 @@ import httpx
 import pytest
 import yaml
 
-from helpers.processes import START, Node, Swarm, free_port
+from helpers.processes import START, Node, Swarm, free_port, until_exchanged
 from helpers.waiting import until
 
 pytestmark = [
@@ -101,8 +101,7 @@ def test_the_dashboard_has_data_and_a_stopped_node_is_missed(swarm: Swarm, prome
     metrics = {name: f"127.0.0.1:{free_port()}" for name in ("a", "b")}
     nodes = {name: join(swarm, name, address) for name, address in metrics.items()}
     prometheus.look_at(list(metrics.values()))
-    for node in nodes.values():
-        node.until_completed(1, LATE)
+    until_exchanged(nodes.values(), 1, LATE)
 
     for question in QUESTIONS:
         told = until(lambda: prometheus.ask(question), 60, question)  # noqa: B023

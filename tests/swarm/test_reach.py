@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from helpers.processes import Node, Swarm
+from helpers.processes import Node, Swarm, until_exchanged
 from helpers.waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
@@ -23,8 +23,7 @@ def id_of(node: Node) -> str:
 def test_a_node_whose_address_is_dead_exchanges_through_tunnels_and_says_so(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec("noloco")))
     a, b = swarm.node("a"), swarm.node("b", "--announce", "127.0.0.1:1")
-    for node in (a, b):
-        node.until_completed(3)
+    until_exchanged((a, b), 3)
     to_b = until(
         lambda: (peer := told(a, id_of(b))).get("round_trip") and peer,
         60,

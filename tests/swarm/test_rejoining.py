@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from helpers.dht_peers import KEY, Dht
-from helpers.processes import Node, Process, Swarm, environment, free_port, run
+from helpers.processes import Node, Process, Swarm, environment, free_port, run, until_exchanged
 from helpers.waiting import until, until_async
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_protocol.identity import Identity
@@ -50,8 +50,7 @@ def test_training_goes_on_while_the_door_is_shut_and_a_node_comes_back_without_i
     boot = swarm.bootstrap("--run", str(swarm.spec()))
     boot_id = swarm.address.rpartition("/")[2]
     a, b = swarm.node("a"), swarm.node("b")
-    for node in (a, b):
-        node.until_completed(1)
+    until_exchanged((a, b), 1)
     step = a.until(lambda s: s["trainer"]["swarm_step"], "training")["trainer"]["swarm_step"]
 
     boot.end(signal.SIGKILL)
@@ -101,8 +100,7 @@ def test_a_node_that_nobody_answers_trains_alone_says_why_and_joins_when_somebod
 
     swarm.bootstrap()
     b = swarm.node("b")
-    for node in (a, b):
-        node.until_completed(1)
+    until_exchanged((a, b), 1)
     assert (
         a.until(lambda s: s["swarm"]["state"] == "connected", "connected")["swarm"]["reason"]
         is None
@@ -146,8 +144,7 @@ def test_two_servers_are_one_service_and_a_dead_address_beside_a_good_one_is_onl
         lambda s: s["phase"] == "training", "training"
     )  # or both might begin alone, thousands of quick steps apart
     b = swarm.node("b", address=ready["addresses"][0])
-    for node in (a, b):
-        node.until_completed(1)
+    until_exchanged((a, b), 1)
     told = a.until(lambda s: door(s, NOBODY).get("reason"), "the dead one is told")
     assert "connection refused" in door(told, NOBODY)["reason"]
     assert door(told, NOBODY)["next_attempt"] is not None
@@ -244,8 +241,7 @@ def test_hiveminds_own_program_is_a_door_of_the_swarm(
     assert "/p2p/Qm" in address
     boot = swarm.bootstrap("--run", str(swarm.spec()))
     a, b = (swarm.node(name, "--peers", address) for name in "ab")
-    for node in (a, b):
-        node.until_completed(1)
+    until_exchanged((a, b), 1)
     boot.end(signal.SIGKILL)
     late = swarm.node("late", address=address)
     late.until(lambda s: s["peers"] == 2, "it finds both through hivemind-dht alone")

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from helpers.processes import START, Node, Swarm, alive, run
+from helpers.processes import START, Node, Swarm, alive, run, until_exchanged
 from helpers.waiting import until
 from lowcomm_node.ipc.failures import MOST
 
@@ -36,8 +36,7 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
 ) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     a, b = (swarm.node(name, *OFTEN, "--record-life", "600") for name in "ab")
-    for node in (a, b):
-        node.until_completed(1)
+    until_exchanged((a, b), 1)
 
     # Killed in the midst of training: the node stays, and goes on from its checkpoint.
     saved = a.until(lambda s: s["checkpoint"], "a checkpoint")["checkpoint"]["step"]
@@ -113,8 +112,7 @@ def test_a_trainer_that_dies_again_and_again_takes_its_node_along_with_a_reason(
 ) -> None:
     swarm.bootstrap("--run", str(swarm.spec()))
     a, b = (swarm.node(name, "--record-life", "600") for name in "ab")
-    for node in (a, b):
-        node.until_completed(1)
+    until_exchanged((a, b), 1)
     leaver = (b.status() or {})["peer_id"]
     killed: list[int] = []
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.dht_peers import Dht
-from helpers.processes import Node, Swarm, free_port
+from helpers.processes import Node, Swarm, free_port, until_exchanged
 from helpers.sybils import silent_door, store_sybils
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
@@ -61,8 +61,7 @@ async def test_records_of_peers_that_are_dead_or_silent_stop_no_exchange(
     def begin() -> tuple[list[Node], float]:
         swarm.bootstrap("--run", str(swarm.spec(method, start_peers=peers)))
         nodes = [swarm.node(name) for name in "abcdef"[:peers]]
-        for node in nodes:
-            node.until_completed(2)
+        until_exchanged(nodes, 2)
         return nodes, exchanges(nodes, steps)
 
     nodes, before = await asyncio.to_thread(begin)
@@ -100,8 +99,7 @@ async def test_among_records_of_nobody_a_newcomer_exchanges_as_often_as_the_othe
     def begin() -> tuple[list[Node], tuple[float, int]]:
         swarm.bootstrap("--run", str(swarm.spec("noloco", start_peers=3)))
         nodes = [swarm.node(name) for name in "abc"]
-        for node in nodes:
-            node.until_completed(2, 300)
+        until_exchanged(nodes, 2, 300)
         early = swarm.node("early")
         took = first_exchange(early)
         early.end()
