@@ -184,8 +184,11 @@ class Node(Process):
 def until_exchanged(
     nodes: Collection[Node], more: int, deadline: float = START, what: str = "exchanges are applied"
 ) -> None:
-    """Wait until each of these has completed so many more exchanges than it has now."""
-    wanted = {node: node.completed() + more for node in nodes}
+    """Wait until each of these has completed so many more exchanges than when it answers first."""
+    wanted = {
+        node: node.until(bool, "an answer", deadline)["exchanges"]["completed"] + more
+        for node in nodes
+    }
     # All are asked: one that has ended is told at once.
     until(lambda: min(node.completed() - wanted[node] for node in nodes) >= 0, deadline, what)
 
