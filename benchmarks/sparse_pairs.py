@@ -5,8 +5,8 @@ at equal bytes.
     python benchmarks/sparse_pairs.py --only /0/  runs whose key matches
     python benchmarks/sparse_pairs.py --report    what has been measured
 
-Demo model, Muon, 1000 steps; held-out loss. Settings are chosen on seed 0. What pairs keep with
-mod4 is in ``shares.json``. Contents travel whole in the simulator, so bytes are reckoned, as
+The demo model learns for 1000 steps with Muon; losses are held out. Seed 0 chooses settings.
+``shares.json`` has pairs with mod4. The simulator carries contents whole, so bytes are reckoned, as
 `Run.density` says. Results: benchmarks/results/sparse_pairs.json."""
 
 import json
@@ -17,11 +17,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import kit
-from sparse_codec import chunk_bits
+from shares_jobs import MUON, PAIR, remembering
+from sparse_codec import CHUNK, chunk_bits
 
 CACHE = kit.OUT / "data"
 OUT = kit.RESULTS / "sparse_pairs.json"
-CHUNK = 4096
 MOD4_BITS = {21: 4.86, 52: 6.46, 250: 8.5}
 """Bits a value that mod4 sends at an interval, with blocks that come again (``shares.json``)."""
 MORE_BITS = MOD4_BITS[21] - 4
@@ -82,14 +82,10 @@ def measure(run: Run) -> dict[str, Any]:
     spec = RunSpec.model_validate(
         {
             "run": {"name": "shares", "seed": run.seed, "steps": run.steps},
-            "train": {"optimizer": "muon"},
-            "sync": {
-                "method": "lowcomm",
-                "codec": "fp32",
-                "interval": run.interval,
-                "momentum": run.momentum,
-                "memory": run.memory,
-            },
+            "train": MUON,
+            "sync": PAIR
+            | remembering(run.momentum, run.memory)
+            | {"method": "lowcomm", "codec": "fp32", "interval": run.interval},
         }
     )
     dataset = open_data("builtin:python", "bytes", CACHE)

@@ -13,12 +13,13 @@ import math
 from typing import Any
 
 import torch
+from sparse_codec import CHUNK
 from torch import Tensor
 
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.codecs import BLOCK
 from lowcomm_protocol.exchange.plausible import Bound
 
-CHUNK, BLOCK = 4096, 256
 MARGIN = 1.5
 """Of what stands in for modulo codecs, but knows how far both are apart: they have to learn it."""
 APART = 2
