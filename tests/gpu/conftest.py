@@ -16,6 +16,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from lowcomm_node.trainer.replica import choose_device
+
 HERE = Path(__file__).parent
 
 
@@ -40,4 +42,4 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture
 def device() -> torch.device:
     """The GPU, or what the interpreter computes on."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return choose_device("auto")

@@ -47,6 +47,16 @@ def test_the_largest_micro_batch_fits_and_one_more_does_not(device: torch.device
         torch.cuda.set_per_process_memory_fraction(1.0, device)
 
 
+def test_a_trainer_takes_no_more_memory_than_its_owner_allows(tmp_path: Path) -> None:
+    try:
+        with driven(tmp_path, "a", device="cuda", max_vram=1.0) as (one,):
+            one.steps(1)
+            with pytest.raises(torch.OutOfMemoryError):
+                torch.empty(1 << 30, dtype=torch.uint8, device=one.replica.device)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, 0)
+
+
 def test_a_trainer_tells_what_it_found_and_remembers_it(one: Driven) -> None:
     assert [event.why for event in one.events(MicroBatch)] == ["found by trying"]
     one.steps(3)

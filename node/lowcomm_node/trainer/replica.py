@@ -26,9 +26,10 @@ from lowcomm_node.models.base import Model, build_model, family_of, tensor_specs
 from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.models.precision import computing
 from lowcomm_node.storage.mapped import mapped_vector, sweep
+from lowcomm_node.system.compiler import can_compile
 from lowcomm_node.system.reading import Readings
 from lowcomm_node.trainer.capture import FP32_BYTES, Capture, capture_for
-from lowcomm_node.trainer.device.compiling import can_compile, loss_of
+from lowcomm_node.trainer.device.compiling import loss_of
 from lowcomm_node.trainer.device.copies import Copies
 from lowcomm_node.trainer.device.kernels import merges_alike, outer_of
 from lowcomm_node.trainer.inner.ahead import Ahead
@@ -640,10 +641,11 @@ def _digest(vector: Tensor) -> str:
 
 
 def choose_device(name: str) -> torch.device:
-    """``auto`` takes a GPU where there is one."""
+    """``auto`` takes a GPU where there is one; ``cuda`` is the first one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(name)
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    # torch limits the memory of a GPU only where it is told which.
+    return torch.device("cuda:0" if name == "cuda" else name)
 
 
 def _built(spec: RunSpec) -> Model:

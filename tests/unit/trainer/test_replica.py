@@ -300,7 +300,8 @@ def test_a_device_is_the_one_that_is_named_and_auto_a_gpu_where_there_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert [choose_device(name).type for name in ("auto", "cpu", "meta")] == ["cuda", "cpu", "meta"]
+    named = {"auto": "cuda:0", "cuda": "cuda:0", "cuda:1": "cuda:1", "cpu": "cpu", "meta": "meta"}
+    assert {name: str(choose_device(name)) for name in named} == named
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert choose_device("auto").type == "cpu"
 
