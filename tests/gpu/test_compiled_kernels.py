@@ -17,7 +17,9 @@ POINTERS = {
     **dict.fromkeys(("theta", "phi", "delta", "pooled", "captured", "progress", "sent"), "*fp32"),
     **dict.fromkeys(("mean", "one", "other", "sums", "vector", "own", "wanted"), "*fp32"),
     **dict.fromkeys(("steps", "inverses"), "*fp32"),
-    **dict.fromkeys(("gain", "pull", "share", "rest", "rate", "momentum", "count"), "fp32"),
+    **dict.fromkeys(
+        ("gain", "pull", "share", "rest", "rate", "momentum", "memory", "new", "count"), "fp32"
+    ),
     **dict.fromkeys(("numel",), "i32"),
 }
 CONSTANTS = {"ROWS": 4, "PART": 1024, "BLOCK": 256, "BITS": 3, "GROUP": 8, "FROM_THETA": True}

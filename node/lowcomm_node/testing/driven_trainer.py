@@ -113,11 +113,12 @@ class Driven:
         return [one for one in self.heard.told if isinstance(one, kind)]
 
     def steps(self, count: int) -> None:
-        """Take inner steps, and do between them what is due."""
+        """Take inner steps, do between them what is due, and tell of all of them."""
         self.ask(messages.Train(on=True))
         for _ in range(count):
             self.loop._serve(wait=False)
             self.loop._step()
+        self.loop._settle()  # of the last one, which a GPU may still compute
         self.loop._serve(wait=False)
 
     def slot(self, slot: int, size: int) -> memoryview:
