@@ -20,10 +20,11 @@ from typing import Any
 import kit
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from lowcomm_node.models.base import build_model
-from lowcomm_node.trainer.device.compiling import can_compile
+from lowcomm_node.system.compiler import can_compile
 from lowcomm_node.trainer.device.copies import Copies
 from lowcomm_node.trainer.device.kernels import blocks_of, outer_of
 from lowcomm_node.trainer.memory import count_parameters, reckon
@@ -154,8 +155,12 @@ def plain(replica: Replica, device: torch.device, clock: Clock, steps: int) -> f
     """Seconds of a step as one would write it for this GPU alone."""
     model = build_model(replica.spec.model, 0).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-4, fused=True)
-    compiled = torch.compile(model.loss) if device.type == "cuda" and can_compile() else model.loss
     kind = device.type
+
+    def loss_of(tokens: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(model(tokens).float().flatten(0, 1), targets.flatten())
+
+    compiled = torch.compile(loss_of) if kind == "cuda" and can_compile() else loss_of
 
     def run() -> None:
         for _ in range(steps):

@@ -9,22 +9,29 @@ autocast. On a processor, 2,048 tokens over 32,000 words took 84 MiB and 1.0 s, 
 1.7 s, the plain loss 736 MiB and 1.3 s.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lowcomm_node.system.compiler import can_compile
+
 WHOLE = 1 << 24
 """Logits up to which all are computed at once: 64 MiB in fp32. Below, chunks save little, and small
 models keep the bits of their losses."""
+CHUNK, CHUNK_ON_GPU = WHOLE, 1 << 26
+"""Logits of a chunk. A GPU holds them in bf16, and large products keep it busy."""
 FEWEST = 256
 """Tokens of a chunk at least: each chunk reads and writes a gradient as large as the head."""
 
 
-def chunk_tokens(tokens: int, vocab: int) -> int:
-    """Tokens whose logits are held at once, of so many."""
-    return tokens if tokens * vocab <= WHOLE else min(tokens, max(FEWEST, WHOLE // vocab))
+def chunk_tokens(tokens: int, vocab: int, gpu: bool = False) -> int | None:
+    """Tokens whose logits are held at once, of so many; None where the plain loss holds all."""
+    if tokens * vocab <= WHOLE:
+        return None
+    return min(tokens, max(FEWEST, (CHUNK_ON_GPU if gpu else CHUNK) // vocab))
 
 
 def cross_entropy(states: Tensor, head: Tensor, targets: Tensor) -> Tensor:
@@ -33,8 +40,8 @@ def cross_entropy(states: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     ``states``: what the head reads, ``[..., width]``; ``head``: its matrix ``[vocab, width]``;
     ``targets``: ``[...]``. It can be differentiated once, by these two.
     """
-    chunk = chunk_tokens(targets.numel(), len(head))
-    if chunk == targets.numel():
+    chunk = chunk_tokens(targets.numel(), len(head), states.is_cuda)
+    if chunk is None:
         return F.cross_entropy(F.linear(states, head).float().flatten(0, -2), targets.flatten())
     if torch.is_autocast_enabled(states.device.type):
         states = states.to(torch.get_autocast_dtype(states.device.type))
@@ -54,31 +61,51 @@ class _Chunked(torch.autograd.Function):
         by_states = torch.empty_like(states) if learns else None
         by_head = torch.zeros_like(head) if learns else None
         total = torch.zeros((), device=states.device)
+        slopes_of = _slopes_for(states)
         for start in range(0, len(targets), chunk):
             here = slice(start, start + chunk)
-            # From logits to their gradient in place: one copy of them is alive.
-            slope = (states[here] @ matrix.T).float()
-            slope -= slope.amax(-1, keepdim=True)
-            places = targets[here, None]
-            total -= slope.gather(1, places).sum()
-            sums = slope.exp_().sum(-1, keepdim=True)
-            total += sums.log().sum()
+            loss, slopes = slopes_of(states[here] @ matrix.T, targets[here], learns)
+            total += loss
             if by_states is None or by_head is None:
                 continue
-            slope /= sums * len(targets)
-            slope.scatter_add_(1, places, torch.full_like(sums, -1 / len(targets)))
-            slope = slope.to(states.dtype)
-            torch.mm(slope, matrix, out=by_states[here])
+            torch.mm(slopes, matrix, out=by_states[here])
             if head.dtype == states.dtype:
-                by_head.addmm_(slope.T, states[here])
+                by_head.addmm_(slopes.T, states[here])
             else:
-                by_head += slope.T @ states[here]
-            del slope
-        ctx.slopes = by_states, by_head
+                by_head += slopes.T @ states[here]
+            del slopes
+        ctx.slopes, ctx.count = (by_states, by_head), len(targets)
         return total / len(targets)
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         # Handed on, not kept: the head's becomes its gradient without a copy.
         (by_states, by_head), ctx.slopes = ctx.slopes, None
-        return by_states.mul_(slopes[0]), by_head.mul_(slopes[0]), None, None, None
+        each = slopes[0] / ctx.count
+        return by_states.mul_(each), by_head.mul_(each), None, None, None
+
+
+def _slopes_for(states: Tensor) -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]:
+    """What computes slopes where these are: see ``slopes``."""
+    if states.is_cuda and can_compile():
+        from lowcomm_node.models import slopes_on_gpu
+
+        return slopes_on_gpu.slopes
+    return slopes
+
+
+def slopes(logits: Tensor, targets: Tensor, learns: bool) -> tuple[Tensor, Tensor]:
+    """The sum of the losses of rows, and the slopes of each loss by its logits.
+
+    ``logits``: ``[rows, vocab]``, which nobody needs any more: in fp32 the slopes take their place.
+    ``targets``: ``[rows]``. Without ``learns`` the slopes hold anything.
+    """
+    values, places = logits.float(), targets[:, None]
+    values -= values.amax(-1, keepdim=True)
+    total = -values.gather(1, places).sum()
+    sums = values.exp_().sum(-1, keepdim=True)
+    total += sums.log().sum()
+    if learns:
+        values /= sums
+        values.scatter_add_(1, places, torch.full_like(sums, -1.0))
+    return total, values.to(logits.dtype)

@@ -193,7 +193,7 @@ def _muon_scratch(model: Footprint, train: TrainSettings, gpu: bool) -> int:
     return MUON_VECTORS * FLOAT * most
 
 
-def step_values(model: Footprint, tokens: int, again: bool = False) -> int:
+def step_values(model: Footprint, tokens: int, again: bool = False, gpu: bool = False) -> int:
     """Values that one forward and backward pass over so many tokens takes, beside weights and
     gradients.
 
@@ -201,8 +201,8 @@ def step_values(model: Footprint, tokens: int, again: bool = False) -> int:
     """
     saved = model.blocks * (model.in_block - model.between) - model.in_block if again else 0
     kept, passing = tokens * (model.kept - max(0, saved)), tokens * model.passing
-    held = chunk_tokens(tokens, model.vocab)
-    if held < tokens:
+    held = chunk_tokens(tokens, model.vocab, gpu)
+    if held is not None:
         return kept + max(passing, 2 * held * model.vocab)
     # One copy of the logits is kept, two more pass with the loss.
     return kept + tokens * model.vocab + max(passing, 2 * tokens * model.vocab)
@@ -210,7 +210,7 @@ def step_values(model: Footprint, tokens: int, again: bool = False) -> int:
 
 def _look(model: Footprint, tokens: int, gpu: bool) -> int:
     """Values of a forward pass without gradients."""
-    held = chunk_tokens(tokens, model.vocab)
+    held = chunk_tokens(tokens, model.vocab, gpu) or tokens
     # On a GPU more is alive: what autocast has cast.
     alive = model.passing if gpu or model.looking is None else model.looking
     return tokens * alive + 2 * held * model.vocab
@@ -228,7 +228,7 @@ def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int, cut: C
     copies = FLOAT // 2 * model.parameters if gpu else 0
     look = FLOAT * _look(model, looked_at, gpu) - (0 if gpu else states)
     look -= FLOAT * model.parameters  # there are no gradients then
-    return max(FLOAT * step_values(model, tokens, cut.recompute), look) + copies
+    return max(FLOAT * step_values(model, tokens, cut.recompute, gpu), look) + copies
 
 
 def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:

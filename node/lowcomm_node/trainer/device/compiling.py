@@ -1,13 +1,10 @@
-"""torch's compiler for a GPU: where it can run, what it compiles, and where it keeps that.
+"""torch's compiler for a GPU: what it compiles, and where it keeps that.
 
 It compiles blocks, one by one: all are alike, so one of them is compiled, and the others use it. A
 whole model takes minutes where a block takes seconds.
 """
 
-import importlib.util
 import os
-import shutil
-import sysconfig
 from collections.abc import Callable
 from functools import cache, partial
 from pathlib import Path
@@ -20,18 +17,6 @@ from lowcomm_node.models.base import Model
 
 FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 """Where torch and Triton look for what they compiled: folders within the one of the home."""
-
-
-def can_compile() -> bool:
-    """Whether torch can compile for a GPU here.
-
-    It needs Triton, which builds with a C compiler and Python's headers.
-    """
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
-    headers = Path(sysconfig.get_paths()["include"], "Python.h")
-    return (
-        compiler is not None and headers.exists() and importlib.util.find_spec("triton") is not None
-    )
 
 
 def prepare(device: torch.device, folder: Path) -> None:
