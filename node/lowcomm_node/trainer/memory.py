@@ -53,6 +53,9 @@ MAPPED = 64 * MIB
 COPIED = 256 * MIB
 """Bytes of weights and moments that are copied to be written, so that no disk holds up training.
 More of them would take too much memory twice: they are written from where they are."""
+ON_GPU = 2
+"""Bytes of a value that a step keeps or passes on a GPU, where products are in bf16 and norms in
+fp32: 2.0 on the mean, and 1.5 where blocks are compiled (docs/gpu.md)."""
 DEVICE_VECTORS = 4
 """Of a fragment on a GPU: one that is captured, and three of a merge (device/copies.py)."""
 MUON_VECTORS = 5
@@ -224,11 +227,12 @@ def _activations(spec: RunSpec, model: Footprint, gpu: bool, states: int, cut: C
     context = spec.model.context
     tokens = min(cut.windows, spec.train.batch) * context
     looked_at = max(context, EVALUATION_TOKENS)
-    # A GPU computes in bf16, but norms and the loss, and keeps a copy of the weights in bf16.
+    value = ON_GPU if gpu else FLOAT
+    # A GPU keeps a copy of the weights in bf16.
     copies = FLOAT // 2 * model.parameters if gpu else 0
-    look = FLOAT * _look(model, looked_at, gpu) - (0 if gpu else states)
+    look = value * _look(model, looked_at, gpu) - (0 if gpu else states)
     look -= FLOAT * model.parameters  # there are no gradients then
-    return max(FLOAT * step_values(model, tokens, cut.recompute, gpu), look) + copies
+    return max(value * step_values(model, tokens, cut.recompute, gpu), look) + copies
 
 
 def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:

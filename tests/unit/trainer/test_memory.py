@@ -197,16 +197,16 @@ def test_a_gpu_takes_the_training_and_the_host_the_rest(monkeypatch: pytest.Monk
     found = reckon(spec, gpu=True)
     assert not set(found.host) & set(found.device) - {"programs"}
     assert found.device_bytes > found.host_bytes / 2
-    card = SimpleNamespace(free=2 * GIB)
+    card = SimpleNamespace(free=GIB)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (card.free, 80 * GIB))
     with pytest.raises(
-        ConfigError, match=r"GiB of memory of the GPU, 2\.0 GiB are allowed here .*raise --max-vram"
+        ConfigError, match=r"GiB of memory of the GPU, 1\.0 GiB are allowed here .*raise --max-vram"
     ):
         check_memory(spec, cuda, 64.0)
     card.free = 79 * GIB
     check_memory(spec, cuda, 64.0)
-    with pytest.raises(ConfigError, match=r"1\.5 GiB are allowed here"):
-        check_memory(spec, cuda, 64.0, max_vram=1.5)
+    with pytest.raises(ConfigError, match=r"0\.9 GiB are allowed here"):
+        check_memory(spec, cuda, 64.0, max_vram=0.9)
 
 
 def test_a_new_run_has_a_bound_on_the_tokens_of_a_step_and_a_signed_one_is_read_all_the_same():
