@@ -94,6 +94,7 @@ memory: $(READY)  ## memory of the daemon over hundreds of exchanges, and of nod
 
 gpu: $(READY)  ## on a machine with a GPU: what it makes of a trainer, in less than ten minutes
 	$(BIN)/python benchmarks/gpu.py
+	$(BIN)/python benchmarks/gpu_nodes.py
 	$(BIN)/python -m pytest tests/gpu
 
 SECONDS ?= 600

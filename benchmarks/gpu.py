@@ -46,6 +46,8 @@ LARGE = {
 }
 SMALL = {"layers": 2, "width": 32, "heads": 2, "feed_forward": 64, "context": 32, "vocab": 300}
 MIB = 1024**2
+BESIDE = ("programs", "captures and merges")
+"""Parts of a reckoning that loops without exchanges do not take."""
 
 
 class Words:
@@ -146,7 +148,9 @@ def loops(
         "first step, s": round(first, 1),
         "compiled": device.type == "cuda" and can_compile(),
         "memory, MiB": held // MIB,
-        "reckoned without programs, MiB": (reckoned.device_bytes - reckoned.device["programs"])
+        "reckoned for a step, MiB": sum(
+            amount for part, amount in reckoned.device.items() if part not in BESIDE
+        )
         // MIB,
     }
 

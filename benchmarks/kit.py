@@ -54,20 +54,35 @@ def write(path: Path, content: Any, indent: int | None = 1) -> None:
 
 
 @contextmanager
-def two_nodes(name: str, interval: int, *options: str) -> Iterator[list[Any]]:
-    """Two nodes (``helpers.processes.Node``) of a run that does not end, and a bootstrap server."""
+def two_nodes(
+    name: str,
+    interval: int | None,
+    *options: str,
+    method: str = "noloco",
+    model: Any = None,
+    optimizer: str | None = None,
+    cores: int = 1,
+) -> Iterator[list[Any]]:
+    """Two nodes (``helpers.processes.Node``) of a run that does not end, and a bootstrap server.
+
+    ``interval`` and ``optimizer``: None for those of the method's preset; ``model``: None for the
+    demo's; ``cores``: that each trainer computes on."""
     # Not above: most benchmarks start no nodes, and importing these takes a second.
     from helpers.processes import Node, Swarm
     from lowcomm_node.swarm.run_template import write_template
 
     class AsUsers(Node):
         pace = ("--nice", "5")  # or whatever else this machine does would decide
+        threads = str(cores)
 
     with tempfile.TemporaryDirectory() as folder:
         swarm = Swarm(Path(folder))
         try:
             run = Path(folder) / "run.toml"
-            run.write_text(write_template(name, "noloco", 10_000_000, 0, 2, interval=interval))
+            written = write_template(
+                name, method, 10_000_000, 0, 2, interval=interval, optimizer=optimizer, model=model
+            )
+            run.write_text(written)
             swarm.bootstrap("--run", str(run))
             nodes = [AsUsers(Path(folder) / str(k), swarm.address, *options) for k in (1, 2)]
             swarm.processes += nodes
