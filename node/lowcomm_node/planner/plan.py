@@ -190,13 +190,14 @@ def _with(spec: RunSpec, method: str, optimizer: str, changes: Mapping[str, Any]
 
 
 def _fitted(question: Question, spec: RunSpec) -> RunSpec:
-    """A method at the shortest interval that the line carries, with the settings that were measured
-    nearest to it."""
+    """A method at the shortest interval that the line carries and that pays, with the settings that
+    were measured nearest to it."""
     method, optimizer = spec.sync.method, spec.train.optimizer
     parameters, preset = count_parameters(spec.model), PRESETS[method].sync
+    shortest = shares.keeps_most(method, optimizer, question.peers, preset["interval"])
     least = -(-parameters // MOST_VALUES) if preset["fragments"] > 1 else 1
     for _ in range(TRIES):
-        sync = spec.sync.model_copy(update={"interval": max(preset["interval"], least)})
+        sync = spec.sync.model_copy(update={"interval": max(shortest, least)})
         interval = pace.fitting_interval(
             _load(question, spec), sync, question.line, question.step_seconds
         )

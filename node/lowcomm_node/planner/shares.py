@@ -95,6 +95,15 @@ def nearest_point(method: str, optimizer: str, peers: int, interval: float) -> P
     return min(points, key=lambda p: abs(log(p.interval / interval)), default=None)
 
 
+def keeps_most(method: str, optimizer: str, peers: int, usual: int) -> int:
+    """The interval that keeps most with so many peers: ``usual``, or a shorter one that was
+    measured."""
+    points = points_of(method, optimizer, peers, usual)
+    shorter = [point for point in points if point.interval <= usual]
+    best = max(shorter, key=lambda point: point.share, default=None)
+    return usual if best is None else best.interval
+
+
 def estimate(method: str, optimizer: str, peers: int, interval: float) -> Estimate | None:
     """The share at an interval, between those that were measured; None if nothing was."""
     points = points_of(method, optimizer, peers, interval)

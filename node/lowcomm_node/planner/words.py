@@ -103,7 +103,8 @@ def _sentences(told: Plan) -> Iterator[str]:
     yield ""
     yield from _wrapped(
         "share: of all-reduce's gain over one replica alone, as measured at such an interval "
-        f"({UNKNOWN}: longer than any that was). every: as the preset is -> as the line carries it."
+        f"({UNKNOWN}: longer than any that was). every: as the preset is -> as the line carries "
+        "it, or as keeps most with so many peers."
     )
     for one in [*_figures(best), *told.beyond]:
         yield from _wrapped(f"- {one}", "  ")

@@ -11,6 +11,7 @@ from lowcomm_node.planner.words import interval_in_words, plan_in_words
 from lowcomm_node.status.wire import to_json
 from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_node.trainer.memory import reckon
+from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
 
 MBIT = 1e6 / 8
@@ -52,6 +53,20 @@ def test_a_narrower_line_takes_a_longer_interval_and_keeps_less() -> None:
     wide, narrow = (plan(question(mbit=mbit), from_file=False).best for mbit in (20.0, 2.0))
     assert narrow.interval > wide.interval
     assert narrow.share.share < wide.share.share
+
+
+def test_a_large_swarm_meets_more_often_than_the_preset_where_that_keeps_more() -> None:
+    preset = PRESETS["lowcomm"].sync["interval"]
+    found = {}
+    for peers in (4, 16):
+        told = plan(question(mbit=1000.0, peers=peers), from_file=False)
+        pairs = next(choice for choice in told.choices if choice.method == "lowcomm")
+        usual = shares.estimate("lowcomm", "muon", peers, preset)
+        assert pairs.share.share >= usual.share
+        found[peers] = pairs.interval
+        again = with_choice(question(peers=peers).spec, pairs)
+        assert again.sync.interval == pairs.interval, "it is what `init --plan` would write"
+    assert found == {4: preset, 16: preset - 1}
 
 
 def test_memory_is_what_a_node_reckons_before_it_trains(told: Plan) -> None:
