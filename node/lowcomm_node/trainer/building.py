@@ -20,6 +20,7 @@ from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.capacity import Wanted, check_memory, limit_vram
 from lowcomm_node.trainer.capture import Capture
 from lowcomm_node.trainer.device.compiling import prepare
+from lowcomm_node.trainer.device.current import use
 from lowcomm_node.trainer.inner.finding import RECOMPUTE, describe, find
 from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_node.trainer.inner.remembered import Remembered
@@ -58,6 +59,7 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     family_of(spec.model).check(spec.model)
     device = choose_device(settings.device)
     prepare(device, Paths(Path(settings.home)).compiled)
+    use(device)
     limits = (settings.max_memory, settings.max_vram)
     wanted = Wanted(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
     rehearse(spec.sync)  # first, as what compiling takes counts

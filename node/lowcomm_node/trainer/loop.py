@@ -35,6 +35,7 @@ from lowcomm_node.models.sampling import TOP_K, generate
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.building import build, ready_of
+from lowcomm_node.trainer.device.current import use
 from lowcomm_node.trainer.inner.ahead import Ahead
 from lowcomm_node.trainer.inner.outcome import Outcome
 from lowcomm_node.trainer.optimizer import learning_rate
@@ -167,6 +168,8 @@ class TrainerLoop:
     def _build(self, request: messages.Build) -> messages.Ready:
         settings = request.settings
         built = build(settings, self._memory, self._pipe.tell)
+        for executor in (self._coder, self._writer, self._batches):
+            executor.submit(use, built.replica.device)
         self.replica = built.replica
         self.replica.ahead = Ahead(self._batches, built.replica.device)
         self.store = built.store

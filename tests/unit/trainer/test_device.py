@@ -1,10 +1,16 @@
-"""Which kernels compute with a vector."""
+"""Which kernels compute with a vector, and on which GPU a thread works."""
 
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
+import pytest
 import torch
 
+from lowcomm_node.testing.driven_trainer import driven
+from lowcomm_node.trainer import building, loop
+from lowcomm_node.trainer.device.current import use
 from lowcomm_node.trainer.device.kernels import blocks_of, outer_of
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.exchange import outer
@@ -31,3 +37,27 @@ def test_without_a_gpu_nothing_imports_triton() -> None:
         "assert 'triton' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_a_gpu_is_named_to_torch_and_a_processor_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    named: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", named.append)
+    for name in ("cpu", "cuda:1"):
+        use(torch.device(name))
+    assert named == [torch.device("cuda:1")]
+
+
+def test_all_threads_of_a_trainer_work_on_its_device(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, torch.device]] = []
+    for module in (building, loop):
+        monkeypatch.setattr(
+            module, "use", lambda device: told.append((threading.current_thread().name, device))
+        )
+    with driven(tmp_path, "a") as (one,):
+        for executor in (one.loop._coder, one.loop._writer, one.loop._batches):
+            executor.submit(lambda: None).result()
+        own = threading.current_thread().name
+        threads = {own, "coder_0", "writer_0", "batches_0"}
+        assert dict(told) == dict.fromkeys(threads, one.replica.device)
