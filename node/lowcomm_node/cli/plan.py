@@ -1,8 +1,10 @@
 """``plan``: what a run costs on a line, before it begins."""
 
+import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +12,7 @@ from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.errors import ConfigError
 
 if TYPE_CHECKING:
+    from lowcomm_node.planner.question import Question
     from lowcomm_protocol.spec.run import RunSpec
 
 UP = typer.Option(help="What a peer's line sends, a second.", metavar="20Mbit")
@@ -24,6 +27,9 @@ Down = Annotated[
 Latency = Annotated[
     float, typer.Option(help="Milliseconds there and back between two peers.", metavar="MS")
 ]
+LATENCY = typer.Option(
+    help="Milliseconds there and back between two peers; default: 50.", metavar="MS"
+)
 Parameters = Annotated[
     str | None, typer.Option(help="A model of about so many parameters.", metavar="1B")
 ]
@@ -51,23 +57,23 @@ def register(app: typer.Typer) -> None:
 
 
 def plan(
-    up: Annotated[str, UP],
-    step_seconds: Annotated[float, STEP_SECONDS],
-    peers: Annotated[int, PEERS],
     file: Annotated[Path | None, typer.Argument(help="A run.toml.", metavar="[RUN.TOML]")] = None,
     parameters: Parameters = None,
+    up: Annotated[str | None, UP] = None,
     down: Down = None,
-    latency: Latency = 50.0,
+    step_seconds: Annotated[float | None, STEP_SECONDS] = None,
+    peers: Annotated[int | None, PEERS] = None,
+    latency: Annotated[float | None, LATENCY] = None,
     home: Home = None,
     json_: Json = False,
     quiet: Quiet = 0,
     verbose: Verbose = 0,
 ) -> None:
-    """Reckon what each method costs on a line, and what of all-reduce's gain it keeps there.
+    """Reckon what each method costs on a line, and what of all-reduce's gain it keeps there. A
+    run.toml that was written for a line needs no options.
 
     Example: lowcomm-node plan run.toml --up 20Mbit --step-seconds 2 --peers 8
     """
-    from lowcomm_node.planner.declared import Declared, option
     from lowcomm_node.planner.plan import plan as reckon
     from lowcomm_node.planner.words import plan_in_words
 
@@ -77,9 +83,32 @@ def plan(
             "both."
         )
     spec = run_of_parameters(parameters, peers) if parameters is not None else run_in(file)
-    line = Declared(up=up, down=down, step_seconds=step_seconds, peers=peers, latency=latency)
-    told = reckon(line.question(spec, option), from_file=file is not None)
+    options = {
+        "up": up, "down": down, "step_seconds": step_seconds, "peers": peers, "latency": latency
+    }  # fmt: skip
+    told = reckon(question_of(spec, file, options), from_file=file is not None)
     show(told, json_, plan_in_words(told))
+
+
+def question_of(spec: "RunSpec", file: Path | None, options: Mapping[str, Any]) -> "Question":
+    """A run on the line that options tell, and for the rest the section ``[plan]`` of its file.
+
+    Raises ConfigError.
+    """
+    from lowcomm_node.planner.declared import NEEDED, SECTION, Declared, key_in, option, values_in
+
+    given = {key: value for key, value in options.items() if value is not None}
+    section = tomllib.loads(file.read_text()).get(SECTION) if file is not None else None
+    told = values_in(section, str(file)) | given
+    if missing := [option(key) for key in NEEDED if key not in told]:
+        raise ConfigError(
+            f"plan lacks {', '.join(missing)}: --up is what a peer's line sends, --step-seconds "
+            "how long it takes for an inner step, --peers how many are expected. A run.toml of "
+            "`init --plan` has them."
+        )
+    return Declared(**told).question(
+        spec, lambda key: option(key) if key in given else key_in(str(file), key)
+    )
 
 
 def run_of_parameters(text: str, peers: int | None) -> "RunSpec":

@@ -1,7 +1,7 @@
 """The line that a run is planned for, as options give it, and as the section ``[plan]`` of a
 run.toml keeps it for `create`. It is never signed. Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,8 @@ LATENCY = 50.0
 MOST_PEERS = 1024
 LEAST_STEP, MOST_STEP, MOST_LATENCY = 1e-4, 86_400.0, 10_000.0
 _KEYS = ("up", "down", "step_seconds", "peers", "latency")
+NEEDED = ("up", "step_seconds", "peers")
+"""What has no default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,17 +60,28 @@ def section_of(question: Question) -> dict[str, Any]:
 
 def question_in(section: object, spec: RunSpec, source: str) -> Question:
     """The line of a run.toml. Raises ConfigError."""
+    told = values_in(section, source)
+    if missing := [key for key in NEEDED if key not in told]:
+        raise ConfigError(f"{source}: [plan] lacks {', '.join(missing)}: add it, or remove [plan].")
+    return Declared(**told).question(spec, lambda key: key_in(source, key))
+
+
+def values_in(section: object, source: str) -> dict[str, Any]:
+    """What a run.toml tells of its line, all of it or a part. Raises ConfigError."""
     kinds = {"up": str, "down": str, "step_seconds": float, "peers": int, "latency": float}
-    told: Mapping[str, Any] = section if isinstance(section, dict) else {}
+    told: dict[str, Any] = dict(section) if isinstance(section, dict) else {}
     for key, value in told.items():
         if key not in kinds or not _is(value, kinds[key]):
             raise ConfigError(
                 f"{source}: [plan] {key} = {value!r}: it has {', '.join(_KEYS)}, as `init --plan` "
                 "writes them; correct or remove it."
             )
-    if missing := [key for key in ("up", "step_seconds", "peers") if key not in told]:
-        raise ConfigError(f"{source}: [plan] lacks {', '.join(missing)}: add it, or remove [plan].")
-    return Declared(**told).question(spec, lambda key: f"{source}: [plan] {key} =")
+    return told
+
+
+def key_in(source: str, key: str) -> str:
+    """A value as a run.toml has it."""
+    return f"{source}: [plan] {key} ="
 
 
 def _is(value: object, kind: type) -> bool:
