@@ -4,9 +4,10 @@ meet.
     python benchmarks/gpu_nodes.py [--device cuda] [--small] [--seconds N]
 
 `make gpu` runs it. Both train 85 million parameters (12 layers, 768, bytes, context 1024) with
-Muon, once with `lowcomm` and once with `local`, which exchanges nothing. What is measured goes to
-benchmarks/results/gpu_nodes.json: steps a second, seconds that training waited between two steps
-and what for, and exchanges. ``--small`` with ``--device cpu`` only shows that the script works.
+Muon, once with `lowcomm` and once with `local`, which exchanges nothing. It writes steps a second,
+seconds that training waited between two steps and what for, and exchanges to
+benchmarks/results/gpu_nodes.json. ``--small`` with ``--device cpu`` only shows that the script
+works.
 """
 
 import sys

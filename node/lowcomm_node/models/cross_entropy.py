@@ -10,6 +10,7 @@ autocast. On a processor, 2,048 tokens over 32,000 words took 84 MiB and 1.0 s, 
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ class _Chunked(torch.autograd.Function):
         by_states = torch.empty_like(states) if learns else None
         by_head = torch.zeros_like(head) if learns else None
         total = torch.zeros((), device=states.device)
-        slopes_of = _slopes_for(states)
+        slopes_of = _slopes_on_gpu() if states.is_cuda else slopes_on_host
         for start in range(0, len(targets), chunk):
             here = slice(start, start + chunk)
             loss, slopes = slopes_of(states[here] @ matrix.T, targets[here], learns)
@@ -85,16 +86,21 @@ class _Chunked(torch.autograd.Function):
         return by_states.mul_(each), by_head.mul_(each), None, None, None
 
 
-def _slopes_for(states: Tensor) -> Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]:
-    """What computes slopes where these are: see ``slopes``."""
-    if states.is_cuda and can_compile():
-        from lowcomm_node.models import slopes_on_gpu
-
-        return slopes_on_gpu.slopes
-    return slopes
+SlopesOf = Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]
+"""See ``slopes_on_host``."""
 
 
-def slopes(logits: Tensor, targets: Tensor, learns: bool) -> tuple[Tensor, Tensor]:
+@cache
+def _slopes_on_gpu() -> SlopesOf:
+    """Chosen once: to see whether Triton compiles is to look at the disk, and steps are many."""
+    if not can_compile():
+        return slopes_on_host
+    from lowcomm_node.models import slopes_on_gpu
+
+    return slopes_on_gpu.slopes
+
+
+def slopes_on_host(logits: Tensor, targets: Tensor, learns: bool) -> tuple[Tensor, Tensor]:
     """The sum of the losses of rows, and the slopes of each loss by its logits.
 
     ``logits``: ``[rows, vocab]``, which nobody needs any more: in fp32 the slopes take their place.

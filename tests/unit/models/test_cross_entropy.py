@@ -129,3 +129,16 @@ def test_a_gpu_has_larger_chunks_and_of_no_more_tokens_than_there_are() -> None:
     assert chunk_tokens(8192, 32_768, gpu=True) == 2048
     assert chunk_tokens(1024, 32_768, gpu=True) == 1024
     assert chunk_tokens(512, 512, gpu=True) is None
+
+
+def test_a_gpu_without_a_compiler_takes_the_loops_of_the_host_and_asks_for_one_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[bool] = []
+    monkeypatch.setattr(module, "can_compile", lambda: bool(asked.append(True)))
+    module._slopes_on_gpu.cache_clear()
+    try:
+        chosen = [module._slopes_on_gpu() for _ in range(3)]
+    finally:
+        module._slopes_on_gpu.cache_clear()
+    assert chosen == [module.slopes_on_host] * 3 and asked == [True]
