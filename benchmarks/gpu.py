@@ -1,4 +1,4 @@
-"""What a GPU makes of a trainer: our loop beside a plain one, copies, kernels, Muon, memory.
+"""What a GPU makes of a trainer: our loop beside a plain one, copies, merges, Muon, memory.
 
     python benchmarks/gpu.py [--device cuda] [--small] [--steps N]
 
@@ -26,11 +26,10 @@ from torch import Tensor
 from lowcomm_node.models.base import build_model
 from lowcomm_node.system.compiler import can_compile
 from lowcomm_node.trainer.device.copies import Copies
-from lowcomm_node.trainer.device.kernels import blocks_of, outer_of
+from lowcomm_node.trainer.device.merging import merge
 from lowcomm_node.trainer.memory import count_parameters, reckon
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.plan.fragments import Fragment, Slice
 from lowcomm_protocol.spec.outer_settings import OuterSettings
 from lowcomm_protocol.spec.run import RunSpec
@@ -213,14 +212,13 @@ def copies(device: torch.device, clock: Clock, numel: int) -> dict[str, float]:
 
     phi, captured = to_device()
     landing, gigabytes = snapshot(), 4e-9 * numel
-    merging = outer_of(source)
 
     def merge_there() -> None:
-        merging.merge(settings, source, phi, captured)
+        merge(settings, source, phi, captured)
 
     def merge_here() -> None:
         fast = source.cpu()
-        outer_of(fast).merge(settings, fast, host, host)
+        merge(settings, fast, host, host)
         source.copy_(fast)
 
     return {
@@ -239,38 +237,6 @@ def copies(device: torch.device, clock: Clock, numel: int) -> dict[str, float]:
         "merge at the boundary, ms": round(1e3 * clock.seconds(merge_there), 3),
         "merge that training waits for, ms": round(1e3 * clock.seconds(merge_here), 3),
     }
-
-
-def coding(device: torch.device, clock: Clock, numel: int) -> dict[str, dict[str, Any]]:
-    """Codecs on the device and in host memory, each with its copy over PCIe."""
-    told: dict[str, dict[str, Any]] = {}
-    there = torch.randn(numel, device=device) * 0.02
-    here = there.cpu()
-    for name in ("int8", "e3m0", "q2"):
-        size = codec(name).coded_size(numel)
-        coded, landed = torch.empty(size, dtype=torch.uint8, device=device), bytearray(size)
-        expected = np.frombuffer(landed, dtype=np.uint8)
-        out = torch.empty(numel, device=device)
-
-        def encode_there(name: str = name, coded: Tensor = coded) -> Tensor:
-            blocks_of(there).encode(name, there, coded)
-            return coded.cpu()
-
-        def encode_here(name: str = name, landed: bytearray = landed) -> None:
-            codec(name).encode(there.cpu().numpy(), memoryview(landed))
-
-        def decode_there(name: str = name, coded: Tensor = coded, out: Tensor = out) -> None:
-            blocks_of(out).decode(name, coded, out)
-
-        encode_here()
-        told[name] = {
-            "same bytes": bool((encode_there().numpy() == expected).all()),
-            "encode there and copy, ms": round(1e3 * clock.seconds(encode_there), 2),
-            "copy and encode here, ms": round(1e3 * clock.seconds(encode_here), 2),
-            "decode there, ms": round(1e3 * clock.seconds(decode_there), 2),
-        }
-    del here
-    return told
 
 
 def main() -> None:
@@ -299,7 +265,6 @@ def main() -> None:
         "training": trained,
         "muon": muon(device, clock, model),
         "copies": copies(device, clock, numel),
-        "coding": coding(device, clock, numel),
     }
     for part, found in told.items():
         print(f"{part}: {found}")

@@ -31,7 +31,7 @@ from lowcomm_node.system.reading import Readings
 from lowcomm_node.trainer.capture import FP32_BYTES, Capture, capture_for
 from lowcomm_node.trainer.device.compiling import loss_of
 from lowcomm_node.trainer.device.copies import Copies
-from lowcomm_node.trainer.device.kernels import merges_alike, outer_of
+from lowcomm_node.trainer.device.merging import merge, merges_alike
 from lowcomm_node.trainer.inner.ahead import Ahead
 from lowcomm_node.trainer.inner.gradient import Gradient
 from lowcomm_node.trainer.inner.outcome import Outcome, Taken, read_later
@@ -611,9 +611,8 @@ class Replica:
         else:
             phi, out = capture.landing.wait()
         self.fast(fragment, theta)
-        merge_here = outer_of(theta).merge
         parts = (slice(*one) for one in capture.merged)
-        merged = [merge_here(self._outer, theta[here], phi[here], out[here]) for here in parts]
+        merged = [merge(self._outer, theta[here], phi[here], out[here]) for here in parts]
         return theta if all(merged) else None
 
     def slow_digest(self, fragment: int) -> str:

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from helpers import merged_bits
-from lowcomm_node.trainer.device import copies, kernels
+from lowcomm_node.trainer.device import copies, merging
 from lowcomm_node.trainer.device.copies import Copies
-from lowcomm_node.trainer.device.kernels import merges_alike
+from lowcomm_node.trainer.device.merging import merges_alike
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.outer_settings import OuterSettings
 from lowcomm_protocol.spec.run import RunSpec
@@ -66,19 +66,16 @@ def test_a_capture_holds_the_weights_of_its_step_though_training_goes_on() -> No
 
 
 def test_a_device_that_merges_otherwise_does_not_merge(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings, host = OuterSettings("noloco", 0.7, 0.5, 0.2, "shift", 0.0), kernels.outer_of
+    settings = OuterSettings("noloco", 0.7, 0.5, 0.2, "shift", 0.0)
     assert merges_alike(CPU, settings)
 
-    class Rounds:
-        def merge(self, *arguments: Any) -> bool:
-            arguments[1][4321] += 1e-6
-            return True
+    def rounds(*arguments: Any) -> bool:
+        arguments[1][4321] += 1e-6
+        return True
 
-    class Fails:
-        def merge(self, *arguments: Any) -> bool:
-            raise RuntimeError("ptxas")
+    def fails(*arguments: Any) -> bool:
+        raise RuntimeError("ptxas")
 
-    for other in (Rounds(), Fails()):
-        given = iter((host(torch.zeros(1)), other))
-        monkeypatch.setattr(kernels, "outer_of", lambda vector, given=given: next(given))
+    for other in (rounds, fails):
+        monkeypatch.setattr(merging, "merge", other)
         assert not merges_alike(CPU, settings)
