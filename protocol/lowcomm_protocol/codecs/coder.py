@@ -2,8 +2,6 @@
 
     expect      how far the vector that is coded next has moved: what is not known yet is guessed
     encode      own vector -> bytes; the vector becomes what the others will decode
-    encoding    the same in pieces, to send the first bytes while the rest is coded
-    decoding    likewise
     decode      a member's bytes -> vector; which blocks have to be sent again (only of codecs
                 that decode next to our own vector)
     resend      the blocks that a member asks for, in more bytes and safe
@@ -20,8 +18,7 @@ follows compute our values again, block by block.
                 in place of what ``settle`` would look at
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -63,24 +60,6 @@ class Recalling:
         return replace(self, codes=codes, plain=plain, ranges=ranges)
 
 
-class Decoding(ABC):
-    """Decodes one contribution while it comes."""
-
-    @abstractmethod
-    def take(self, data: memoryview) -> int:
-        """Decode what is new in ``data``, which holds all bytes that have come, from the first on.
-
-        Returns how many values are decoded by now. Raises `CodecError` for what no encoder writes.
-        """
-
-    @abstractmethod
-    def finish(self, data: memoryview) -> bytes:
-        """Decode the rest of the whole ``data``; a bitmap as `Coder.decode` returns it.
-
-        Raises `CodecError` if it is not a whole contribution.
-        """
-
-
 class Coder:
     """A codec that remembers nothing. Vectors are flat float32 of ``numel`` values."""
 
@@ -120,27 +99,7 @@ class Coder:
         coder may use until ``settle``, ``commit`` or ``forget``, in place of a new one. Raises
         `CodecError` if not finite.
         """
-        return max(self.encoding(vector, out, scratch))
-
-    def encoding(
-        self,
-        vector: Vector,
-        out: memoryview,
-        scratch: Vector | None = None,
-        piece: int | None = None,
-    ) -> Iterator[int]:
-        """Code as ``encode`` does, to the same bytes, ``piece`` values (whole blocks) at a time.
-
-        Yields after each piece how many bytes at the beginning of ``out`` are there to be sent, at
-        last all. Run it to its end.
-        """
-        codec, at = self._codec, 0
-        if not (isinstance(codec, FixedCodec) and codec.in_blocks):
-            piece = None
-        for start, stop in pieces_of(self.numel, piece):
-            part = vector[start:stop]
-            at += codec.send(part, out[at : at + codec.most_size(stop - start)])
-            yield at
+        return self._codec.send(vector, out[: self.max_size])
 
     @property
     def recalls(self) -> bool:
@@ -177,16 +136,6 @@ class Coder:
         """
         self._codec.decode(data, out)
         return b""
-
-    def decoding(self, out: Vector) -> Decoding:
-        """Decode into ``out`` as ``decode`` does, while the bytes come.
-
-        What has been written to ``out`` holds only once all of it is finished.
-        """
-        codec = self._codec
-        if isinstance(codec, FixedCodec) and codec.in_blocks and out.size == self.numel:
-            return _BlockDecoding(codec, out)
-        return _WholeDecoding(self, out)
 
     def resend(self, blocks: bytes, vector: Vector | None, out: memoryview) -> int:
         """Write the blocks of this bitmap again.
@@ -242,46 +191,3 @@ class Coder:
 def room_for(numel: int) -> Vector:
     """Room for one piece of a vector of ``numel`` values."""
     return np.empty(min(numel, PIECE), dtype=np.float32)
-
-
-class _WholeDecoding(Decoding):
-    """Of a codec that decodes nothing before all of it is there."""
-
-    def __init__(self, one: Coder, out: Vector) -> None:
-        self._one = one
-        self._out = out
-
-    def take(self, data: memoryview) -> int:
-        """See Decoding."""
-        return 0
-
-    def finish(self, data: memoryview) -> bytes:
-        """See Decoding."""
-        return self._one.decode(data, self._out)
-
-
-class _BlockDecoding(Decoding):
-    """Of a codec whose blocks stand one after the other, each of the same size."""
-
-    def __init__(self, codec: FixedCodec, out: Vector) -> None:
-        self._codec = codec
-        self._out = out
-        self._done = 0
-
-    def take(self, data: memoryview) -> int:
-        """See Decoding."""
-        came = min(len(data) // self._codec.coded_size(BLOCK) * BLOCK, self._out.size)
-        if self._done < came < self._out.size:
-            self._decode(data, came)
-        return self._done
-
-    def finish(self, data: memoryview) -> bytes:
-        """See Decoding."""
-        self._decode(data, self._out.size)
-        return b""
-
-    def _decode(self, data: memoryview, stop: int) -> None:
-        at, end = self._codec.coded_size(self._done), self._codec.coded_size(stop)
-        whole = stop == self._out.size
-        self._codec.decode(data[at:] if whole else data[at:end], self._out[self._done : stop])
-        self._done = stop

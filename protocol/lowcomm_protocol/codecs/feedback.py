@@ -19,13 +19,13 @@ without feedback can be coded with it. An error that is not finite becomes 0.
 Source: Seide et al., 1-bit SGD, Interspeech 2014; Karimireddy et al., 1901.09847.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 import numpy as np
 
 from lowcomm_protocol.codecs.base import FixedCodec, Vector
 from lowcomm_protocol.codecs.blocks import BlockCodec
-from lowcomm_protocol.codecs.coder import Coder, Decoding, State
+from lowcomm_protocol.codecs.coder import Coder, State
 from lowcomm_protocol.codecs.kernels import (
     LARGEST_RESIDUAL,
     error_of,
@@ -201,21 +201,16 @@ class FeedbackCoder(Coder):
         """See Coder."""
         self.inner.expect(before, now, gain)
 
-    def encoding(
-        self,
-        vector: Vector,
-        out: memoryview,
-        scratch: Vector | None = None,
-        piece: int | None = None,
-    ) -> Iterator[int]:
+    def encode(self, vector: Vector, out: memoryview, scratch: Vector | None = None) -> int:
         """See Coder."""
         self._drop()
         self._residual.add(vector, 0, self.numel)
         wanted = scratch_for("feedback", self.numel, scratch)
         np.copyto(wanted, vector)
-        yield from self.inner.encoding(vector, out, piece=piece)
+        size = self.inner.encode(vector, out)
         self._wanted = wanted
         self._sent = vector
+        return size
 
     @property
     def recalls(self) -> bool:
@@ -225,10 +220,6 @@ class FeedbackCoder(Coder):
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """See Coder."""
         return self.inner.decode(data, out)
-
-    def decoding(self, out: Vector) -> Decoding:
-        """See Coder."""
-        return self.inner.decoding(out)
 
     def resend(self, blocks: bytes, vector: Vector | None, out: memoryview) -> int:
         """See Coder."""

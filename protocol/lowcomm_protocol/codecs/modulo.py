@@ -39,7 +39,7 @@ peer that is told how far its own values have moved since the last exchange (``e
 for that much in the first exchanges: the others have moved about as far.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,6 @@ from lowcomm_protocol.codecs.base import Bytes, Vector
 from lowcomm_protocol.codecs.coder import (
     PIECE,
     Coder,
-    Decoding,
     Flags,
     Recalling,
     State,
@@ -145,22 +144,13 @@ class ModuloCoder(Coder):
         modulo_ranges(now, before, 0.0, self._moved)
         self._moved *= np.float32(MOVED * gain)
 
-    def encoding(
-        self,
-        vector: Vector,
-        out: memoryview,
-        scratch: Vector | None = None,
-        piece: int | None = None,
-    ) -> Iterator[int]:
+    def encode(self, vector: Vector, out: memoryview, scratch: Vector | None = None) -> int:
         """See Coder."""
         target, wanted = self._begin(out, vector.size)
-        own, at = scratch_for(self.name, self.numel, scratch), 0
-        for start, stop in pieces_of(self.numel, piece):
-            at += self._encode(start, vector[start:stop], wanted, own[start:stop], target[at:])
-            if stop < self.numel:
-                yield at
+        own = scratch_for(self.name, self.numel, scratch)
+        size = self._encode(vector, wanted, own, target)
         self._own = own
-        yield self._end(target, at, self._sent_hashes, self._plain)
+        return self._end(target, size, self._sent_hashes, self._plain)
 
     @property
     def recalls(self) -> bool:
@@ -205,15 +195,13 @@ class ModuloCoder(Coder):
     def _blocks_of(self, start: int, stop: int) -> slice:
         return slice(start // BLOCK, -(-stop // BLOCK))
 
-    def _encode(self, start: int, vector: Vector, wanted: Vector, own: Vector, out: Flags) -> int:
-        """Code a piece that begins with a block; its bytes."""
-        first, whole = start // BLOCK, vector.size // BLOCK
-        size = self._encode_blocks(first, vector, wanted[first : first + whole], BLOCK, own, out)
-        rest = vector.size % BLOCK
+    def _encode(self, vector: Vector, wanted: Vector, own: Vector, out: Flags) -> int:
+        whole, rest = divmod(self.numel, BLOCK)
+        size = self._encode_blocks(0, vector, wanted[:whole], BLOCK, own, out)
         if rest:
             padded, copied = np.zeros((2, BLOCK), dtype=np.float32)
-            padded[:rest], last = vector[-rest:], first + whole
-            size += self._encode_blocks(last, padded, wanted[last:], rest, copied, out[size:])
+            padded[:rest] = vector[-rest:]
+            size += self._encode_blocks(whole, padded, wanted[whole:], rest, copied, out[size:])
             vector[-rest:], own[-rest:] = padded[:rest], copied[:rest]
         return size
 
@@ -238,53 +226,21 @@ class ModuloCoder(Coder):
         if blocks != self._blocks or coded.size != end + TOTAL or out.size != self.numel:
             raise self._no_fragment(coded.size)
         self._theirs = out
-        self._decode(0, blocks, coded, out)
+        self._decode(coded, out)
         return self._wrapped(coded[end:])
 
-    def decoding(self, out: Vector) -> Decoding:
-        """See Coder."""
-        self._check_known()
-        if out.size != self.numel:
-            raise self._no_fragment(0)
-        self._theirs = out
-        return _ModuloDecoding(self, out)
-
-    def decode_blocks(self, first: int, data: Flags, out: Vector) -> tuple[int, int]:
-        """Decode what ``data`` holds whole of the blocks from ``first`` on; their number and
-        bytes."""
-        blocks, size = modulo_check(data, first, self.numel, self.bits, self._codes)
-        if blocks < 0:
-            raise self._no_fragment(data.size)
-        if blocks:
-            self._decode(first, blocks, data, out)
-        return blocks, size
-
-    def finish(self, end: Flags) -> bytes:
-        """The blocks that must come again, by the check behind all blocks."""
-        if end.size != TOTAL:
-            raise self._no_fragment(end.size)
-        return self._wrapped(end)
-
-    def _decode(self, first: int, blocks: int, data: Flags, out: Vector) -> None:
-        begin = first * BLOCK
-        here = slice(begin, min(self.numel, begin + blocks * BLOCK))
-        if self._source is None:
-            assert self._own is not None
-            self._decode_beside(first, data, self._own[here], out[here])
-        else:
-            seen = slice(first, first + blocks)
-            hashes, bad = self._hashes[seen], self._bad[seen]
-            given = self._source.part(here).arguments
-            modulo_decode_beside(data, *given, first, self.bits, out[here], hashes, bad)
-
-    def _decode_beside(self, first: int, data: Flags, own: Vector, out: Vector) -> None:
-        """Decode what stands beside these values of ours, from the block ``first`` on."""
-        whole, rest = divmod(own.size, BLOCK)
-        size = self._decode_blocks(first, first + whole, data, BLOCK, own, out)
+    def _decode(self, data: Flags, out: Vector) -> None:
+        if self._source is not None:
+            given = self._source.arguments
+            modulo_decode_beside(data, *given, 0, self.bits, out, self._hashes, self._bad)
+            return
+        assert self._own is not None
+        own, (whole, rest) = self._own, divmod(self.numel, BLOCK)
+        size = self._decode_blocks(0, whole, data, BLOCK, own, out)
         if rest:
             padded, decoded = np.zeros((2, BLOCK), dtype=np.float32)
-            padded[:rest], last = own[-rest:], first + whole
-            self._decode_blocks(last, last + 1, data[size:], rest, padded, decoded)
+            padded[:rest] = own[-rest:]
+            self._decode_blocks(whole, whole + 1, data[size:], rest, padded, decoded)
             out[-rest:] = decoded[:rest]
 
     def _decode_blocks(
@@ -444,24 +400,6 @@ class ModuloCoder(Coder):
 
     def _total(self, hashes: Any, bad: Flags) -> bytes:
         return int(modulo_total(hashes, bad)).to_bytes(TOTAL, "little")
-
-
-class _ModuloDecoding(Decoding):
-    def __init__(self, one: ModuloCoder, out: Vector) -> None:
-        self._one, self._out = one, out
-        self._blocks = self._at = 0
-
-    def take(self, data: memoryview) -> int:
-        """See Decoding."""
-        came = _bytes_of(data)[self._at :]
-        blocks, size = self._one.decode_blocks(self._blocks, came, self._out)
-        self._blocks, self._at = self._blocks + blocks, self._at + size
-        return min(self._one.numel, self._blocks * BLOCK)
-
-    def finish(self, data: memoryview) -> bytes:
-        """See Decoding."""
-        self.take(data)
-        return self._one.finish(_bytes_of(data)[self._at :])
 
 
 def _bytes_of(data: memoryview | bytes) -> Bytes:
