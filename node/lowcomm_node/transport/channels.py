@@ -44,6 +44,8 @@ _OPTIONS: Options = (
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 500),
     ("grpc.max_reconnect_backoff_ms", 5_000),
+    # gRPC asks a proxy of the environment even for a unix socket, and no proxy leads to a peer.
+    ("grpc.enable_http_proxy", 0),
 )
 
 _TLS_OPTIONS: Options = (

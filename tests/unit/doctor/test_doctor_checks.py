@@ -1,6 +1,7 @@
 """Checks say what was seen, and remedies have this machine's own values in them."""
 
 import json
+import os
 import socket
 from collections.abc import Callable
 from dataclasses import replace
@@ -249,11 +250,20 @@ async def test_a_check_is_a_function_and_a_line_in_the_table():
     assert [one.name for one in found] == ["weather", "dht"]
 
 
-async def test_a_network_that_was_not_looked_at_says_how_it_can_be(tmp_path: Path):
+async def test_a_network_that_was_not_looked_at_says_how_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for variable in [one for one in os.environ if one.lower() in access.PROXIES]:
+        monkeypatch.delenv(variable)
     found = {one.name: one for one in await check(Observations(home=tmp_path, absent="start it"))}
     assert set(found) == {"node", "dht", "congestion", "disk", "memory", "gpu"}
     assert (found["node"].state, found["node"].remedy) == (UNKNOWN, "start it")
     assert found["dht"].state is UNKNOWN and "doctor --peers ADDR" in found["dht"].remedy
+    monkeypatch.setenv("https_proxy", "http://ada:secret@10.0.0.1:3128")
+    monkeypatch.setenv("no_proxy", "localhost")
+    found = {one.name: one for one in await check(Observations(home=tmp_path))}
+    assert found["proxy"].value == "ignores https_proxy: peers are called directly"
+    assert "secret" not in str(found["proxy"])
 
 
 # reach

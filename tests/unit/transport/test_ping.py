@@ -64,6 +64,16 @@ async def test_each_route_is_measured_by_itself(tmp_path: Path):
         )
 
 
+async def test_a_proxy_of_the_environment_carries_no_route(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for variable in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    async with pair(tmp_path) as (ada, bob):
+        routes = await soon(ada.channels.ping(reachable(bob), Bandwidth()))
+        assert [route.reason for route in routes] == ["", ""]
+
+
 async def test_a_route_that_is_not_there_says_why(tmp_path: Path):
     async with pair(tmp_path) as (ada, bob):
         direct, tunnel = await soon(ada.channels.ping(bob.info(), Bandwidth()))

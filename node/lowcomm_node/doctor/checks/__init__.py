@@ -16,6 +16,7 @@ CHECKS: tuple[Check, ...] = (
     node.node,
     node.dht,
     access.names,
+    access.proxy,
     access.portal,
     network.clock,
     reach.nat,

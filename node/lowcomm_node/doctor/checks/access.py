@@ -1,5 +1,6 @@
-"""Checks of what lies before the internet: name servers that do not answer, and login pages."""
+"""Checks of what lies before the internet: name servers that do not answer, proxies, login pages."""
 
+import os
 import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,7 @@ HTTP_PORT = 80
 LOGIN = 511
 """Network Authentication Required, RFC 6585."""
 RESOLV = Path("/etc/resolv.conf")
+PROXIES = {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy"}
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,16 @@ def names(seen: Observations) -> Finding | None:
         return Finding("names", State.FAULT, value, remedy, figures)
     remedy += "; this node's addresses are numbers, so it trains, but can fetch nothing by name"
     return Finding("names", State.WARNING, value, remedy, figures)
+
+
+def proxy(seen: Observations) -> Finding | None:
+    """Variables that name a proxy, which nothing here uses; None without any."""
+    # Only the names: a value may hold a password.
+    found = sorted(name for name in os.environ if name.lower() in PROXIES and os.environ[name])
+    if not found:
+        return None
+    value = f"ignores {', '.join(found)}: peers are called directly"
+    return Finding("proxy", State.OK, value, "", {"ignored": found})
 
 
 def portal(seen: Observations) -> Finding | None:
