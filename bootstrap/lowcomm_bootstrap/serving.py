@@ -23,6 +23,7 @@ from lowcomm_node.probing.prober import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.storage.files import HomeLock, load_or_create_identity
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.signals import ending_signals
 from lowcomm_node.system.systemd import ServiceManager
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import Identity
@@ -54,7 +55,7 @@ class ServeSettings:
 
 
 def run_server(settings: ServeSettings) -> int:
-    """Serve until SIGINT or SIGTERM; the exit code. Raises LowcommError that ended it."""
+    """Serve until SIGINT, SIGTERM or SIGHUP; the exit code. Raises LowcommError that ended it."""
     try:
         import uvloop
     except ImportError:
@@ -178,14 +179,14 @@ class Printer:
     def tell(self, event: dict[str, Any]) -> None:
         """Print one event. If nobody reads our output any more, we serve on."""
         if not self._quiet:
-            with suppress(BrokenPipeError):
+            with suppress(OSError):  # a pipe without a reader, a terminal that has closed
                 print(json.dumps(event) if self._as_json else _in_words(event), flush=True)
 
 
 def _stop_on_signal(serving: asyncio.Task[Any] | None, manager: ServiceManager) -> None:
-    """The first SIGINT or SIGTERM stops cleanly, the second at once (p2pd ends with us)."""
+    """The first signal stops cleanly, the second at once (p2pd ends with us)."""
     assert serving is not None
-    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM)
+    loop, numbers = asyncio.get_running_loop(), (signal.SIGINT, *ending_signals())
 
     def stop() -> None:
         for number in numbers:

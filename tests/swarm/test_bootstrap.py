@@ -27,6 +27,7 @@ from helpers.waiting import until, until_async
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.dht.hivemind import HivemindDiscovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
+from lowcomm_node.system.signals import ending_signals
 from lowcomm_protocol.identity import Identity, identity_from_libp2p
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
@@ -143,7 +144,7 @@ def test_create_tells_whether_the_server_keeps_a_run_and_why_not(
 def test_it_stops_cleanly_at_the_first_signal_and_keeps_its_service_manager_informed(
     swarm: Swarm, notified: Notified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, ending_signals()[-1]):
         with notified.manages(monkeypatch):
             door = swarm.bootstrap()
         children = descendants(door.child.pid)

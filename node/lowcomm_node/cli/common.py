@@ -1,6 +1,7 @@
 """What all commands share: options, output, and exit codes."""
 
 import asyncio
+import errno
 import json
 import os
 import re
@@ -60,8 +61,11 @@ def run(app: typer.Typer) -> int:
     try:
         code = _run(app)
         sys.stdout.flush()  # what is buffered must fail here, not in Python's own exit
-    except BrokenPipeError:
-        # The reader of our output has gone; Python would complain about it once more at exit.
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.EIO):
+            raise
+        # The reader of our output, or the terminal, has gone; Python would complain about it once
+        # more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     return code

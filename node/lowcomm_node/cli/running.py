@@ -28,6 +28,7 @@ from lowcomm_node.status.lines import (
 from lowcomm_node.status.panel import ROUNDS, node_panel
 from lowcomm_node.system.formatting import clean
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.signals import ending_signals
 from lowcomm_node.system.systemd import ServiceManager
 
 REFRESH = 0.5
@@ -76,8 +77,8 @@ async def _run(
 
 
 def _finish_on_signal(daemon: Daemon, manager: ServiceManager) -> None:
-    """SIGINT finishes. SIGTERM, whose sender may kill us in 10 s, saves and leaves. A second: stop
-    now."""
+    """SIGINT finishes. SIGTERM, whose sender may kill us in 10 s, and SIGHUP save and leave. A
+    second: stop now."""
     loop = asyncio.get_running_loop()
     told: list[int] = []
 
@@ -86,12 +87,12 @@ def _finish_on_signal(daemon: Daemon, manager: ServiceManager) -> None:
         manager.stopping()
         if len(told) > 1:
             daemon.controls.request_stop()
-        elif number == signal.SIGTERM:
-            daemon.controls.request_stop(now=False)
-        else:
+        elif number == signal.SIGINT:
             daemon.controls.request_finish()
+        else:
+            daemon.controls.request_stop(now=False)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in (signal.SIGINT, *ending_signals()):
         loop.add_signal_handler(number, on_signal, number)
     loop.add_signal_handler(signal.SIGTSTP, _suspend, daemon)
 

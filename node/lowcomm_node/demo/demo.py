@@ -20,6 +20,7 @@ from lowcomm_node.report.write import write_report
 from lowcomm_node.status.model import Status
 from lowcomm_node.supervision.host import die_with_parent
 from lowcomm_node.swarm.run_template import TEXTS, write_template
+from lowcomm_node.system.signals import ending_signals
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
 POLL = 1.0
@@ -265,13 +266,14 @@ def _status(home: Path) -> Status | None:
 
 @contextmanager
 def _terminated_as_interrupt() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that no child is left behind."""
+    """SIGTERM and SIGHUP unwind like Ctrl-C, so that no child is left behind."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    before = {number: signal.signal(number, interrupt) for number in ending_signals()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

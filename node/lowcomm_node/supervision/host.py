@@ -51,9 +51,10 @@ def main() -> int:
     # Coding threads wait for the interpreter's lock. With turns of 5 ms, the default, exchanges
     # would last for several steps.
     sys.setswitchinterval(0.0005)
-    # The daemon decides when to stop; a Ctrl-C at the terminal reaches the whole process group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The daemon decides when to stop; a Ctrl-C at the terminal, or its end, reaches the whole
+    # process group.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     code = serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Checks of what lies before the internet: name servers that do not answer, proxies, login pages."""
+"""Checks of what lies before the internet: name servers, proxies, and login pages."""
 
 import os
 import socket

@@ -1,0 +1,54 @@
+"""What must hold when a terminal closes: SIGHUP ends a process as SIGTERM does, but for nohup."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lowcomm_node.demo.demo import _terminated_as_interrupt
+
+TELL = (
+    "from lowcomm_node.system.signals import ending_signals; print([*map(int, ending_signals())])"
+)
+
+
+@pytest.mark.parametrize("handler", [signal.SIG_DFL, signal.SIG_IGN])
+def test_a_closed_terminal_ends_it_unless_that_was_ignored_before(handler: signal.Handlers):
+    done = subprocess.run(
+        [sys.executable, "-c", TELL],
+        capture_output=True,
+        text=True,
+        check=True,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, handler),
+    )
+    expected = [signal.SIGTERM, signal.SIGHUP][: 1 if handler is signal.SIG_IGN else 2]
+    assert done.stdout == f"{[*map(int, expected)]}\n"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_demo_unwinds_so_that_it_leaves_no_child(number: signal.Signals):
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        with pytest.raises(KeyboardInterrupt), _terminated_as_interrupt():
+            os.kill(os.getpid(), number)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_closed_terminal_that_takes_no_more_words_is_no_crash(tmp_path: Path):
+    ours, theirs = os.openpty()
+    program = "import sys; from lowcomm_node.__main__ import main; input(); sys.exit(main())"
+    child = subprocess.Popen(
+        [sys.executable, "-c", program, "config", "--home", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+    )
+    os.close(theirs)
+    os.close(ours)
+    _, complaints = child.communicate(b"\n", timeout=60)
+    assert b"Traceback" not in complaints and child.returncode == 1, complaints
