@@ -18,9 +18,9 @@ from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import NodeError
 from lowcomm_node.swarm.rejoin import Rejoin
-from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import prefixes_of
 from lowcomm_node.system.systemd import Condition
+from lowcomm_node.system.tasks import Enduring
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.peers.records import read_record
@@ -100,13 +100,12 @@ class BootstrapServer:
     async def run(self) -> None:
         """Serve until cancelled."""
         self._looked_at = monotonic()
+        enduring = Enduring("a look at the swarm has failed")
         while True:
             await asyncio.sleep(self._look_every)
-            try:
+            with enduring:
                 await self.look()
                 self._looked()
-            except Exception as error:  # a defect must not cost the swarm its entry point
-                log.error("server.defect", error=repr(error), exc_info=error)
             self._looked_at = monotonic()
 
     def condition(self, now: float) -> Condition:

@@ -19,6 +19,7 @@ from lowcomm_node.swarm.hosts import listening
 from lowcomm_node.swarm.proofs_of_work import Prover
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
+from lowcomm_node.system.tasks import start
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.spec.amendments import Amendment
@@ -101,7 +102,7 @@ class Entry:
         """
         if self._kept is None or self._kept.run_id != run.run_id:
             self.rejoin.keep(self._peers_of(run))
-        self._rejoining = asyncio.create_task(self.rejoin.run())
+        self._rejoining = start(self.rejoin.run())
         peer_id = self.identity.peer_id
         admission = RunAdmission(self.settings, run, peer_id, time())
         admission.amending.on_news = self.tell_amendments

@@ -2,8 +2,10 @@
 
 import asyncio
 from contextlib import suppress
+from functools import partial
 from time import time
 
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.daemon.departure import GOODBYE_DEADLINE, Departure
 from lowcomm_node.daemon.entry import Entry
 from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, LEAVE_PATIENCE, Training
@@ -24,6 +26,7 @@ from lowcomm_node.swarm.membership import Listeners, Membership
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.release import release
+from lowcomm_node.system.tasks import endure, start
 from lowcomm_node.transport.endpoint import Endpoint
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.exchange.budget import Deadlines
@@ -192,14 +195,16 @@ class Participation:
         self._entry.rejoin.on_move(self._move)
         self._entry.prober.keep_to(self._bandwidth.up, self._bandwidth.down)
         self._admission.amending.on_news = self._hear_amendments
+        warn = self._board.warning(WarningCode.DEFECT)
         works = [
             membership.run(),
-            self._availability.run(),
-            self.endpoint.watch(self._board.tell),
+            self._availability.run(warn),
+            self.endpoint.watch(self._board.tell, warn),
         ]
         if self._entry.prover is not None:
-            works.append(self._entry.prover.renew(self._show_proof))
-        self._tasks += [asyncio.create_task(work) for work in works]
+            renew = partial(self._entry.prover.renew, self._show_proof)
+            works.append(endure("the next proof of work is not looked for", renew, warn))
+        self._tasks += map(start, works)
 
     # the end
 
@@ -248,7 +253,7 @@ class Participation:
         """Tell the owner, and have the trainer follow."""
         self._entry.tell_amendments(news)
         if self.training is not None:
-            self._tasks.append(asyncio.create_task(self.training.amend()))
+            self._tasks.append(start(self.training.amend()))
 
     def _move(self) -> None:
         """Publish the new addresses of this machine, unless the owner decides what is published."""

@@ -18,6 +18,7 @@ from lowcomm_node.status.board import Board
 from lowcomm_node.status.events import Notice
 from lowcomm_node.status.model import Status
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.tasks import Enduring, start
 
 WRITE_EVERY, SAMPLE_EVERY, PRUNE_EVERY = 1.0, 10.0, 3600.0
 """Seconds."""
@@ -50,7 +51,7 @@ class Recorder:
     def open(self, path: Path) -> None:
         """Write to this file from now on."""
         self._path = path
-        self._running = asyncio.create_task(self._run())
+        self._running = start(self._run())
 
     async def close(self) -> None:
         """Write what is left."""
@@ -63,6 +64,7 @@ class Recorder:
         self._board.unsubscribe(self._queue)
 
     async def _run(self) -> None:
+        enduring = Enduring(NOT_WRITTEN, self._board.warning(WarningCode.DEFECT))
         last = False
         while not last:
             with suppress(TimeoutError):
@@ -71,9 +73,11 @@ class Recorder:
             last = self._closing.is_set()
             if last or monotonic() - self._sampled >= SAMPLE_EVERY:
                 self._sampled = monotonic()
-                self._samples = [*self._samples, sample(time(), self._look())][-MAX_SAMPLES:]
+                with enduring:
+                    self._samples = [*self._samples, sample(time(), self._look())][-MAX_SAMPLES:]
             if self._samples or not self._queue.empty():
-                await self._write()
+                with enduring:
+                    await self._write()
         if self._file is not None:
             self._file.close()
 

@@ -38,6 +38,7 @@ from lowcomm_node.libp2p.relay import fields
 from lowcomm_node.libp2p.targets import Targets
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
+from lowcomm_node.system.tasks import log_defect
 
 PROTOCOL = "/lowcomm/punch/1"
 IDENTIFY = "/ipfs/id/1.0.0"
@@ -197,8 +198,7 @@ class Puncher:
     def _done(self, task: asyncio.Task[None], stream: OpenStream) -> None:
         self._tasks.discard(task)
         stream.socket.close()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("hole.defect", error=repr(error), exc_info=error)
+        log_defect(task)
 
     async def close(self) -> None:
         """Take part no more."""

@@ -17,6 +17,7 @@ from lowcomm_node.libp2p.control import Control, read_message
 from lowcomm_node.libp2p.interface import OpenStream, TakeStream
 from lowcomm_node.libp2p.multiaddress import decode
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.tasks import endure, log_defect
 
 HEADER_DEADLINE = 5.0
 MAX_HEADER = 4096
@@ -52,7 +53,8 @@ class StreamListener:
 
     def start(self) -> None:
         """Begin to accept."""
-        self._accepting = asyncio.create_task(self._accept())
+        accept = endure("streams of other peers are not accepted", self._accept)
+        self._accepting = asyncio.create_task(accept)
 
     async def close(self) -> None:
         """Accept no more. Streams already handed over stay open."""
@@ -81,8 +83,7 @@ class StreamListener:
     def _greeted(self, task: asyncio.Task[None]) -> None:
         self._greeting.discard(task)
         self._room.release()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("stream.defect", error=repr(error), exc_info=error)
+        log_defect(task)
 
     async def _greet(self, stream: socket.socket) -> None:
         from google.protobuf.message import DecodeError

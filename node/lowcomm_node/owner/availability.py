@@ -15,8 +15,10 @@ from lowcomm_node.owner.rules import FOREVER, Hold, MachineUse, Rule, Rules, hol
 from lowcomm_node.owner.schedule import Schedule
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.system.tasks import Enduring, Warn
 
 LOOK_EVERY = 5.0
+NOT_LOOKED = "nobody looks at the use and the battery of this machine"
 
 
 class Availability:
@@ -43,7 +45,9 @@ class Availability:
         """Why it may not train; None if it may."""
         self._held = asyncio.Event()
         self._free = asyncio.Event()
-        self._machine = look()
+        self._machine = MachineUse()
+        with Enduring(NOT_LOOKED):
+            self._machine = look()
         self.update()
 
     @classmethod
@@ -97,12 +101,15 @@ class Availability:
         for event, is_set in ((self._held, self.hold is not None), (self._free, self.hold is None)):
             (event.set if is_set else event.clear)()
 
-    async def run(self) -> None:
-        """Look at the machine every few seconds until cancelled."""
+    async def run(self, warn: Warn = lambda text: None) -> None:
+        """Look at clock and machine every few seconds until cancelled."""
+        enduring = Enduring(NOT_LOOKED, warn)
         while True:
             await asyncio.sleep(LOOK_EVERY)
-            self._machine = await asyncio.to_thread(self._look)
-            self.update()
+            with enduring:
+                self._machine = await asyncio.to_thread(self._look)
+            with enduring:  # pause and schedule need no look at the machine
+                self.update()
 
     async def wait_held(self) -> None:
         """Return once it may not train."""

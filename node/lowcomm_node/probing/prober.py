@@ -21,6 +21,7 @@ from lowcomm_node.probing.dialing import is_reached
 from lowcomm_node.probing.measuring import OVERHEAD, TOO_MUCH, answer_to
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Allowed, Quota, network_of
+from lowcomm_node.system.tasks import start
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import (
@@ -135,7 +136,7 @@ class Prober:
             stream.socket.close()
             return
         self._open[caller] += 1
-        task = asyncio.create_task(self._serve(stream, host, caller))
+        task = start(self._serve(stream, host, caller))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 

@@ -15,6 +15,7 @@ from lowcomm_node.run_files.shelf import Shelf, link
 from lowcomm_node.run_files.wanted import RunFile, start_of, tokenizer_of
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.start_files import check
+from lowcomm_node.system.tasks import start
 from lowcomm_protocol.spec.run import SignedRun
 from lowcomm_protocol.spec.start import PIECE_BYTES, StartFile
 
@@ -59,7 +60,7 @@ class Provider:
         tokenizer = await self._tokenizer()
         if self._has_checkpoint():
             if self._looking is None:
-                self._looking = asyncio.create_task(self._look())
+                self._looking = start(self._look())
             return Provided(tokenizer, ())
         found = [str(await self._weights(*both)) for both in self._start()]
         return Provided(tokenizer, tuple(found))

@@ -46,6 +46,7 @@ from lowcomm_node.ipc.messages import (
 from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.supervision.host import serve
 from lowcomm_node.system.priority import LAST
+from lowcomm_node.system.tasks import start
 
 BUILD_DEADLINE = 3600.0
 """Seconds that building may be silent: while text is tokenized it reports its progress."""
@@ -99,7 +100,7 @@ class Trainer(ABC):
             assert self._ours is not None
         self._ours.setblocking(False)
         reader, self._writer = await asyncio.open_connection(sock=self._ours, limit=MAX_LINE)
-        self._reading = asyncio.create_task(self._read(reader))
+        self._reading = start(self._read(reader))
         ready = await self.ask(Build(settings=settings), BUILD_DEADLINE)
         self.arena = Arena(self._memory, ready.slots, ready.slot_bytes)
         return ready
@@ -349,7 +350,7 @@ class Trainer(ABC):
                 self._take_in(*decode(line))
         except OSError:
             pass  # it was killed: how it ended tells more
-        except (ValueError, TrainerError) as error:  # ValueError: a line longer than MAX_LINE
+        except Exception as error:  # ValueError: a line longer than MAX_LINE
             reason = f"The trainer can't be understood: {error}"
         finally:
             self._is_gone = True

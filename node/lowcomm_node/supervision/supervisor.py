@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
@@ -24,6 +25,7 @@ from lowcomm_node.supervision.process import STEP_DEADLINE, Trainer
 from lowcomm_node.system.accelerator import Accelerator, Meter, meter_of
 from lowcomm_node.system.memory_watch import NodeMemory, memory_of_node, too_much
 from lowcomm_node.system.priority import waited
+from lowcomm_node.system.tasks import Enduring, Warn, endure, start
 
 TICK = 1.0
 END_DEADLINE = 180.0
@@ -44,8 +46,10 @@ class Supervisor:
         on_news: Callable[[Event], None],
         first: Trainer | None = None,
         least_silence: float = LEAST,
+        warn: Warn = lambda text: None,
     ) -> None:
         """``first``: one that is launched already."""
+        self._warn = warn
         self._make = make
         self._on_news = on_news
         self._least_silence = least_silence
@@ -113,8 +117,11 @@ class Supervisor:
         trainer = self._trainer = self._trainer or self._make()
         self._pace = Pace(monotonic(), self._least_silence)
         self._memory = NodeMemory(reckoned=0, taken=0, most=0)
-        watch = self._watch(trainer, settings.max_memory)
-        self._tasks = [asyncio.create_task(self._follow(trainer)), asyncio.create_task(watch)]
+        watch = partial(self._watch, trainer, settings.max_memory)
+        self._tasks = [
+            start(self._follow(trainer)),
+            start(endure("nobody sees whether the trainer hangs", watch, self._warn)),
+        ]
         ready = await trainer.start(settings)
         self._built = True
         self._meter = meter_of(ready.device, ready.gpu, trainer.pid)
@@ -179,6 +186,7 @@ class Supervisor:
         self._lost.clear()
 
     async def _follow(self, trainer: Trainer) -> None:
+        enduring = Enduring("news of the trainer is lost", self._warn)
         while True:
             event = await trainer.news.get()
             match event:
@@ -195,7 +203,8 @@ class Supervisor:
                     return
                 case _:
                     pass
-            self._on_news(event)
+            with enduring:
+                self._on_news(event)
 
     async def _watch(self, trainer: Trainer, max_memory: float | None) -> None:
         while not self._lost.is_set():

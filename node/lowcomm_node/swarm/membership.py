@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic, time
 
 import grpc
@@ -18,8 +19,8 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.swarm.rejoin import Rejoin
-from lowcomm_node.system.logs import log
 from lowcomm_node.system.release import release
+from lowcomm_node.system.tasks import endure, log_defect, repeat
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.peer_channel import OTHER_CERTIFICATE
 from lowcomm_protocol.errors import LowcommError
@@ -42,7 +43,6 @@ CHECK_EVERY = 10.0
 SMALL_SWARM, LONGEST_POLL = 4, 15.0
 """Swarm size above which lookups become rarer, since each brings all records from each keeper that
 it asks, and the longest pause in seconds between two of them."""
-DEFECT_PAUSE = 10.0
 REMOVALS_EVERY = 10.0
 """Seconds between two looks for removed peers: a removal must take effect within a minute."""
 MAX_RELEASE = 32
@@ -198,26 +198,9 @@ class Membership:
     async def _forever(
         self, trouble: str, work: Callable[[], Awaitable[None]], pause: Callable[[], float]
     ) -> None:
-        """Repeat ``work``; ``pause``: seconds in between.
-
-        A defect must not cost the node its swarm.
-        """
-        told = None
-        while True:
-            try:
-                await work()
-                wait = pause()
-            except Exception as error:
-                log.error("membership.defect", error=repr(error), exc_info=error)
-                if repr(error) != told:
-                    told = repr(error)
-                    again = f"tried again in {DEFECT_PAUSE:.0f} s"
-                    self._listeners.warn(
-                        WarningCode.DEFECT,
-                        f"{trouble} ({again}), because of a defect: {error!r}"[:300],
-                    )
-                wait = DEFECT_PAUSE
-            await asyncio.sleep(wait)
+        """Repeat ``work``; ``pause``: seconds in between."""
+        warn = partial(self._listeners.warn, WarningCode.DEFECT)
+        await endure(trouble, partial(repeat, work, pause), warn)
 
     def _look_pause(self) -> float:
         return look_pause(
@@ -325,8 +308,7 @@ class Membership:
     def _greeted(self, task: asyncio.Task[None]) -> None:
         self._greetings.discard(task)
         self._changed.set()
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("membership.defect", error=repr(error), exc_info=error)
+        log_defect(task)
 
     def sign_of_life(self, peer_id: str) -> None:
         """A peer has answered us, or called us, and has authenticated."""

@@ -31,9 +31,9 @@ from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.swarm.watchdog import MAX_ENTRY_POINTS, State, SwarmStatus, Watchdog
 from lowcomm_node.system.events import Event
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.tasks import DEFECT_PAUSE, Enduring
 
 SAVE_EVERY = 30.0
-DEFECT_PAUSE = 10.0
 
 Tell = Callable[[Event], None]
 _EVENTS = {
@@ -82,6 +82,7 @@ class Rejoin:
         self._told: dict[str, str | None] = {}
         self._state = State.LOOKING
         self._clock_told = False
+        self._enduring = Enduring("the node does not look whether it is in the swarm")
 
     # what is told to it
 
@@ -165,11 +166,9 @@ class Rejoin:
 
     async def step(self) -> float:
         """Look once, and do what is due. Returns the seconds until the next step. Never raises."""
-        try:
+        with self._enduring:
             return await self._step()
-        except Exception as error:  # a defect here must not cost the node its swarm
-            log.error("rejoin.defect", error=repr(error), exc_info=error)
-            return DEFECT_PAUSE
+        return DEFECT_PAUSE
 
     async def _step(self) -> float:
         self._look_at_ourselves()

@@ -23,6 +23,7 @@ from lowcomm_node.sync.interval import Circumstances, interval_of
 from lowcomm_node.sync.records import ExchangeEnded, IntervalStatus
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
+from lowcomm_node.system.tasks import start
 from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.stream import CalleeStream, CallerStream
@@ -235,7 +236,7 @@ class Exchanger:
     def _on_over(self, driver: ExchangeDriver, outcome: events.Outcome, reason: str) -> None:
         entry = self.history.record(driver, outcome, reason, self.peer.position.swarm_step)
         self._tell(entry)
-        task = asyncio.create_task(self._close(driver))
+        task = start(self._close(driver))
         self._closing.add(task)
         task.add_done_callback(self._closing.discard)
 

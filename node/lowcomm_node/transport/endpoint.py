@@ -7,9 +7,11 @@ channels ── TLS, or a tunnel ──► callees
 import asyncio
 import datetime
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.system.tasks import Warn, endure
 from lowcomm_node.transport.bandwidth import Bandwidth, flow_options
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.congestion import CongestionWatch
@@ -73,11 +75,13 @@ class Endpoint:
         await self._tunnels.serve(self._server.local)
         return self.port
 
-    async def watch(self, tell: Callable[[CongestionChanged], None]) -> None:
+    async def watch(self, tell: Callable[[CongestionChanged], None], warn: Warn) -> None:
         """Watch over its connections, until cancelled. ``tell`` hears of lossy ones."""
         assert self.port is not None, "it does not listen yet"
+        guard = partial(self._service.unauthenticated.run, self.port)
         await asyncio.gather(
-            CongestionWatch(tell).run(), self._service.unauthenticated.run(self.port)
+            endure("lossy connections stay as they are", CongestionWatch(tell).run, warn),
+            endure("connections without a call are not ended", guard, warn),
         )
 
     def on_sign_of_life(self, hear: Callable[[str], None]) -> None:

@@ -17,6 +17,7 @@ from grpc import aio
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.targets import MAX_ADDRESSES
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.tasks import start
 from lowcomm_node.transport.certificates import ELSEWHERE
 from lowcomm_node.transport.connected import (
     Connected,
@@ -347,8 +348,8 @@ class PeerChannel:
         self._open[route] = connected
         self._choice.opened(route, self._clock(), seconds)
         connected.tasks = (
-            asyncio.create_task(self._watch(route, connected)),
-            asyncio.create_task(self._measure(connected)),
+            start(self._watch(route, connected)),
+            start(self._measure(connected)),
         )
         log.info(
             "route.opened",
@@ -409,7 +410,7 @@ class PeerChannel:
             return
         if self._looking is None or self._looking.done():
             self._looked = now
-            self._looking = asyncio.create_task(self._look())
+            self._looking = start(self._look())
 
     async def _look(self) -> None:
         addresses = await self._tunnels.connected_at(self._info.peer_id)

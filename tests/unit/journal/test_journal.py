@@ -215,6 +215,33 @@ async def test_a_disk_that_takes_nothing_is_warned_of_once_and_nothing_is_lost_m
     assert board.warnings == []
 
 
+async def test_a_status_that_fails_costs_no_notice_and_no_later_sample(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(recorders, "WRITE_EVERY", 0.01)
+    monkeypatch.setattr(recorders, "SAMPLE_EVERY", 0.02)
+    looks = iter((RuntimeError("no status"), RuntimeError("no status")))
+    sampled = asyncio.Event()
+
+    def look() -> Any:
+        if (error := next(looks, None)) is not None:
+            raise error
+        sampled.set()
+        return make_status()
+
+    board = Board()
+    recorder = Recorder(board, look)
+    recorder.open(path)
+    board.tell(exchange(1))
+    async with asyncio.timeout(30):
+        await sampled.wait()
+    await recorder.close()
+    journal = Journal(path)
+    assert exchange(1) in [entry.notice.event for entry in journal.notices()]
+    assert journal.samples(0, 10)
+    assert [warning.code for warning in board.warnings] == ["defect"]
+
+
 async def test_a_disk_that_hangs_does_not_hold_up_a_node_that_leaves(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ):

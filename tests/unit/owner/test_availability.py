@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from helpers.disk import on_small_disk
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.owner import availability
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.idle import (
     BUSY_SECONDS,
@@ -355,3 +356,37 @@ async def test_hours_can_change_while_a_node_runs(tmp_path: Path) -> None:
     assert free.hold is not None, "new hours hold again"
     free.follow(None)
     assert free.hold is None and free.schedule is None
+
+
+async def test_a_look_that_fails_keeps_neither_hours_nor_later_looks_from_their_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(availability, "LOOK_EVERY", 0.001)
+    clock = [datetime(2026, 1, 5, 21, 59).astimezone().timestamp()]
+    looks: list[MachineUse | Exception] = [RuntimeError("no such sensor")] * 3
+    warnings: list[str] = []
+
+    def look() -> MachineUse:
+        found = looks.pop() if len(looks) > 1 else looks[0]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    rules = Rules(schedule=read_schedule("00:00-22:00"), on_battery=False)
+    one = Availability(rules, tmp_path / "pause.json", look, lambda: clock[0])
+    running = asyncio.create_task(one.run(warnings.append))
+    try:
+        async with asyncio.timeout(20):
+            await one.wait_free()
+            clock[0] += 120
+            await one.wait_held()
+            assert one.hold is not None and one.hold.rule is Rule.SCHEDULE
+            clock[0] += 7200
+            await one.wait_free()
+            looks[0] = MachineUse(on_battery=True)
+            await one.wait_held()
+            assert one.hold is not None and one.hold.rule is Rule.BATTERY
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+    assert len(warnings) == 1 and "no such sensor" in warnings[0]

@@ -23,6 +23,7 @@ from lowcomm_node.supervision import supervisor as supervisor_module
 from lowcomm_node.supervision.hang import FACTOR, FIRST_STEP, Pace
 from lowcomm_node.supervision.process import fate
 from lowcomm_node.supervision.supervisor import END_DEADLINE, Supervisor
+from lowcomm_node.system import tasks
 from lowcomm_node.system.memory_watch import GIB, memory_of
 from lowcomm_node.testing.light_trainer import LightTrainer
 
@@ -67,6 +68,33 @@ async def test_one_that_takes_more_memory_than_is_allowed_is_ended_with_the_reas
         error = await lost(one)
         assert "--max-memory allows" in str(error) and steps_of(told)[:4] == [1, 2, 3, 4]
         assert (await one.explain(error)).kind is Kind.MEMORY
+
+
+async def test_a_defect_in_news_or_in_a_look_ends_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor_module, "TICK", 0.02)
+    monkeypatch.setattr(tasks, "DEFECT_PAUSE", 0.01)
+    failures = [RuntimeError("no such process")] * 2
+    warnings: list[str] = []
+    heard: list[Event] = []
+
+    def look(*pids: int) -> int:
+        if failures:
+            raise failures.pop()
+        return 2 * GIB if heard else 0
+
+    def hear(event: Event) -> None:
+        heard.append(event)
+        raise RuntimeError("an odd event")
+
+    monkeypatch.setattr(supervisor_module, "memory_of_node", look)
+    one = Supervisor(lambda: LightTrainer(""), hear, warn=warnings.append)
+    try:
+        await one.start(replace(SETTINGS, max_memory=1.0))
+        await one.train(True)
+        assert "--max-memory allows" in str(await lost(one))
+        assert sorted("odd" in text for text in warnings) == [False, True], warnings
+    finally:
+        await one.stop()
 
 
 async def test_the_most_that_daemon_and_trainer_have_taken_is_told(

@@ -25,6 +25,7 @@ from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.hosts import in_numbers
 from lowcomm_node.swarm.membership import Listeners, Membership, look_pause
 from lowcomm_node.swarm.own_record import OwnRecord
+from lowcomm_node.system import tasks
 from lowcomm_node.system.release import release
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.testing.wire import new_certificate
@@ -476,7 +477,7 @@ async def test_one_look_that_fails_is_warned_of_once_and_not_the_last(
 ) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
     await bob.membership.announce(Phase.TRAINING)
-    monkeypatch.setattr(membership_module, "DEFECT_PAUSE", 0.01)
+    monkeypatch.setattr(tasks, "DEFECT_PAUSE", 0.01)
     lookup, failures = ada.discovery.lookup, ["first", "first"]
 
     async def fail_twice(key: str) -> Any:

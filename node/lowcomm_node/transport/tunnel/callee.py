@@ -24,8 +24,9 @@ from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.libp2p.multiaddress import place_in
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Shares
+from lowcomm_node.system.tasks import endure, log_defect
 from lowcomm_node.transport.guard.eviction import Arrivals, choose_evicted
-from lowcomm_node.transport.tunnel.dialer import KEEP, OPEN_DEADLINE, log_defect
+from lowcomm_node.transport.tunnel.dialer import KEEP, OPEN_DEADLINE
 from lowcomm_node.transport.tunnel.frames import OPENING, Opening, Signal, numbered, read_opening
 from lowcomm_node.transport.tunnel.pump import Pump
 from lowcomm_node.transport.tunnel.pumps import SWEEP_EVERY, Pumps
@@ -87,7 +88,7 @@ class Callee:
     def start(self, server: str) -> None:
         """Carry the sessions to the gRPC server's unix socket ``server`` from now on."""
         self._server = server
-        self._start(self._sweep())
+        self._start(endure("useless tunnels are not ended", self._sweep))
 
     def peer_of(self, name: str) -> str | None:
         """The peer whose session has this unix socket name; None: not one of ours."""

@@ -19,6 +19,7 @@ from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.libp2p.multiaddress import relay_of
 from lowcomm_node.libp2p.streams import caller
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.tasks import endure, log_defect
 from lowcomm_node.transport.tunnel.frames import SESSION
 from lowcomm_node.transport.tunnel.pump import Pump
 from lowcomm_node.transport.tunnel.pumps import Pumps
@@ -77,8 +78,8 @@ class TunnelDialer:
         self._pumps: dict[asyncio.Task[None], Pump] = {}
         self._news = asyncio.Event()
         """Set when a session gets a stream, or ends."""
-        self._accepting = asyncio.create_task(self._accept())
-        self._accepting.add_done_callback(log_defect)
+        accept = endure("gRPC connections to a peer are not accepted", self._accept)
+        self._accepting = asyncio.create_task(accept)
 
     def carries(self, peer_id: str) -> bool:
         """Whether it has a stream to a peer."""
@@ -202,9 +203,3 @@ class TunnelDialer:
                     return
         except TimeoutError:
             raise LinkLost(f"{why}, and could not be resumed within {KEEP:.0f} s: {last}") from None
-
-
-def log_defect(task: asyncio.Task[None]) -> None:
-    """Log a task that ended with an exception."""
-    if not task.cancelled() and (error := task.exception()) is not None:
-        log.error("tunnel.defect", error=repr(error), exc_info=error)

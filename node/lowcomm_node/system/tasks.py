@@ -1,0 +1,72 @@
+"""Tasks that run beside the rest: a defect in one is logged and warned of, and never lost."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from types import TracebackType
+from typing import Any
+
+from lowcomm_node.system.logs import log
+
+DEFECT_PAUSE = 10.0
+"""Seconds after which work that met a defect is begun again."""
+MAX_WARNING = 300
+
+Warn = Callable[[str], object]
+
+
+class Enduring:
+    """Context in which a defect is logged and warned of, and ends nothing. Enter it repeatedly."""
+
+    def __init__(self, trouble: str, warn: Warn = lambda text: None) -> None:
+        """``trouble``: the consequence of a defect, for the owner."""
+        self._trouble = trouble
+        self._warn = warn
+        self._last = ""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        if repr(error) != self._last:  # else a loop would fill log and board
+            self._last = repr(error)
+            log.error("task.defect", trouble=self._trouble, error=repr(error), exc_info=error)
+            self._warn(f"{self._trouble}, because of a defect: {error!r}"[:MAX_WARNING])
+        return True
+
+
+async def endure(
+    trouble: str, work: Callable[[], Awaitable[Any]], warn: Warn = lambda text: None
+) -> None:
+    """Run ``work`` to its end; after a defect begin it again."""
+    enduring = Enduring(trouble, warn)
+    while True:
+        with enduring:
+            await work()
+            return
+        await asyncio.sleep(DEFECT_PAUSE)
+
+
+async def repeat(work: Callable[[], Awaitable[Any]], pause: Callable[[], float]) -> None:
+    """Repeat ``work`` until cancelled; ``pause``: seconds in between."""
+    while True:
+        await work()
+        await asyncio.sleep(pause())
+
+
+def start(work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Start a task whose result nobody awaits."""
+    task = asyncio.create_task(work)
+    task.add_done_callback(log_defect)
+    return task
+
+
+def log_defect(task: asyncio.Task[Any]) -> None:
+    """Log a task that ended with an exception."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("task.defect", error=repr(error), exc_info=error)
