@@ -3,6 +3,8 @@
 ``SCREENSHOTS=docs`` writes the pictures of docs/page.md: ``make screenshots``."""
 
 import os
+import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,9 @@ import pytest
 from playwright.sync_api import Browser
 
 from helpers.browser import PHONE, Visit, browsing, visiting
-from helpers.processes import Node, Swarm, lonely_swarm
+from helpers.processes import Node, Swarm, lonely_swarm, run
 from helpers.waiting import until
-from lowcomm_node.control.client import ControlClient
+from lowcomm_node.control.client import ControlClient, read_endpoint
 from lowcomm_node.system import formatting
 
 pytestmark = [pytest.mark.swarm, pytest.mark.page, pytest.mark.timeout(400)]
@@ -26,6 +28,7 @@ GROWING = (
     "bytes_received", "uptime",
 )  # fmt: skip
 """Figures that only grow."""
+SAVES_ARGUMENTS = Path(__file__).parents[1] / "helpers" / "saves_arguments.py"
 MOVING = ("uptime", "limits.up", "limits.down", "trainer.accelerator.load")
 """Those of a node that rests, too."""
 
@@ -193,17 +196,26 @@ def test_everybody_can_read_it_on_every_screen(
             visit.page.screenshot(path=Path(SCREENSHOTS) / name)
 
 
-def test_an_open_page_says_that_its_node_is_away_and_knows_it_again(
-    browser: Browser, swarm: Swarm, node: Node
+def test_an_open_page_knows_its_node_again_after_a_crash_and_hears_how_it_ends(
+    browser: Browser, swarm: Swarm, node: Node, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    opened = tmp_path / "opened"
+    monkeypatch.setenv("BROWSER", f"{sys.executable} {SAVES_ARGUMENTS} {opened} %s &")
+    done = run("lowcomm_node", "web", "--home", str(node.home))
+    link = done.stdout.strip()
+    until(opened.exists, 30, "the browser is started")
+    assert link.partition("#")[2] not in opened.read_text(), "all users may read this"
     with visiting(browser) as visit:
-        visit.open(node.ask(ControlClient.link))
+        visit.page.goto(opened.read_text().split()[-1])
+        visit.page.wait_for_url("http://127.0.0.1:*/")
+        visit.wait("document.querySelector('[data-figure=uptime]').dataset.value")
         seen = visit.page.evaluate("document.querySelectorAll('#exchanges tr').length")
-        assert node.end() == 0
+        assert visit.page.locator("#finish").is_visible()
+        node.end(signal.SIGKILL)
         visit.page.locator("#line").wait_for(state="visible")
         visit.wait("document.getElementById('line').textContent.includes('does not answer')")
-        visit.page.click("#pause")
-        visit.wait("document.getElementById('line').textContent.includes('does not answer')")
+        for steering in ("#pause", "#finish", "#limits", "#export", "#write"):
+            assert not visit.page.locator(steering).is_visible()
         again = swarm.node("a")
         visit.page.locator("#line").wait_for(state="hidden", timeout=150_000)
         again.until(lambda s: s["phase"] == "training", "it trains again")
@@ -213,3 +225,24 @@ def test_an_open_page_says_that_its_node_is_away_and_knows_it_again(
         assert visit.figures()["uptime"][0] < 150
         known = [one for one in visit.complaints if "Failed to load" not in one]
         assert [one for one in known if "ERR_" not in one] == []
+
+        tokens = [
+            read_endpoint(node.home).token,
+            visit.page.evaluate("JSON.parse(sessionStorage.getItem('lowcomm-browser')).token"),
+        ]
+        visit.page.click("#finish")
+        visit.page.click("#sure [value=finish]")
+        visit.page.locator("#end").wait_for(state="visible", timeout=90_000)
+        assert again.child.wait(60) == 0
+        farewell = visit.text("#end")
+        assert farewell.startswith("The node has left") and "contributed: " in farewell
+        (model,) = again.events("contributed")
+        assert (
+            f"the model:   {model['checkpoint']}\n" in farewell and "checkpoint export" in farewell
+        )
+        tried = len(visit.requests)
+        until(lambda: len(visit.requests) > tried + 1, 30, "the page looks whether it is back")
+        assert not visit.page.locator("#line").is_visible() and visit.text("#end") == farewell
+        assert not visit.page.locator("#finish").is_visible()
+    assert "Traceback" not in again.output
+    assert not [one for one in tokens if one in again.output]

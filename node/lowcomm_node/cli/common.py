@@ -5,7 +5,6 @@ import errno
 import json
 import os
 import re
-import shlex
 import sys
 import traceback
 from collections.abc import Coroutine
@@ -17,8 +16,7 @@ import typer
 from lowcomm_node.catalogue.message import code_of
 from lowcomm_node.cli.options import setting
 from lowcomm_node.errors import NodeError
-from lowcomm_node.owner.sources import LoadedSettings, find_home, load_settings
-from lowcomm_node.status.model import Contribution
+from lowcomm_node.owner.sources import LoadedSettings, load_settings
 from lowcomm_node.status.wire import to_json
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
@@ -37,15 +35,6 @@ _VERBOSE = re.compile(r"-v+|--verbose")
 def show(content: object, as_json: bool, text: str) -> None:
     """Print a result, a record or what JSON has words for, for a program or for a person."""
     print(json.dumps(to_json(content)) if as_json else text)
-
-
-def tell_farewell(given: Contribution, home: Path) -> str:
-    """What a node of this home gave, where the model lies, and commands that use it."""
-    from lowcomm_node.status.lines import farewell
-    from lowcomm_node.system.support import program
-
-    option = "" if find_home() == home else f" --home {shlex.quote(str(home))}"
-    return farewell(given, program(), option)
 
 
 def read_settings(flags: dict[str, Any]) -> LoadedSettings:

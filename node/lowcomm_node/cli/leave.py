@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show, tell_farewell
+from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.owner.sources import find_home
-from lowcomm_node.status.lines import contribution
+from lowcomm_node.status.lines import contribution, tell_farewell
 from lowcomm_node.status.model import Contribution, RunStatus
 from lowcomm_node.storage.paths import Paths
 

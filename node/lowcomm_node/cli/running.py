@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.live import Live
 
-from lowcomm_node.cli.common import run_async, tell_farewell
+from lowcomm_node.cli.common import run_async
 from lowcomm_node.daemon.daemon import Daemon
 from lowcomm_node.status.events import Contributed, Notice
 from lowcomm_node.status.health import condition
@@ -24,6 +24,7 @@ from lowcomm_node.status.lines import (
     event_in_words,
     progress_in_words,
     summary,
+    tell_farewell,
 )
 from lowcomm_node.status.panel import ROUNDS, node_panel
 from lowcomm_node.system.formatting import clean

@@ -8,6 +8,15 @@ import typer
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.owner.sources import find_home
+from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.storage.paths import Paths
+
+_LEADS_THERE = """<!doctype html>
+<meta charset="utf-8" />
+<title>lowcomm node</title>
+<meta http-equiv="refresh" content="0; url={link}" />
+<a href="{link}">The page of the node</a>
+"""
 
 
 def register(app: typer.Typer) -> None:
@@ -27,8 +36,13 @@ def web(
     """Show the node in a browser: loss, exchanges, peers, limits. The link works once, on this
     machine.
     """
-    with ControlClient(find_home(home)) as client:
+    folder = find_home(home)
+    with ControlClient(folder) as client:
         link = client.link()
     show({"link": link}, json_, link)
     if open_ and not json_:
-        webbrowser.open(link)
+        # Every user of the machine can read the command line of the browser, and nobody else this
+        # file with the key.
+        page = Paths(folder).page_link
+        write_atomic(page, _LEADS_THERE.format(link=link).encode(), 0o600)
+        webbrowser.open(page.as_uri())

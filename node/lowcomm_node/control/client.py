@@ -1,7 +1,7 @@
-"""What commands ask the daemon of this machine, over its loopback API.
+"""What commands ask the daemon of this machine, over its API.
 
-    read home/control.json {"port", "token", "pid", "peer_id"} -> HTTP on 127.0.0.1 with the token
-    -> JSON
+    read home/control.json {"socket", "port", "token", "pid", "peer_id"} -> HTTP with the token, at
+    the socket file, or on 127.0.0.1 where that is missing -> JSON
 
 The daemon removes the file when it ends; after a crash it stays, so its pid is checked.
 """
@@ -42,6 +42,8 @@ class Endpoint:
     token: str
     pid: int
     peer_id: str
+    socket: str = ""
+    """Path of the socket file; empty if there is none."""
 
     def __repr__(self) -> str:
         return f"Endpoint(port={self.port}, pid={self.pid}, peer_id={self.peer_id!r})"
@@ -60,6 +62,7 @@ def read_endpoint(home: Path) -> Endpoint:
             str(content["token"]),
             int(content["pid"]),
             str(content.get("peer_id", "")),
+            str(content.get("socket", "")),
         )
     except FileNotFoundError:
         raise NotRunning(
@@ -98,9 +101,13 @@ class ControlClient:
             timeout=timeout,
             # A proxy of the environment has no business between two processes of one machine.
             trust_env=False,
-            # Plain HTTP on loopback: loading the machine's certificates for nothing takes longer
-            # than the call.
-            verify=False,
+            transport=httpx.HTTPTransport(
+                # Somebody may have removed it, such as a cleaner of /tmp.
+                uds=self.endpoint.socket if Path(self.endpoint.socket).is_socket() else None,
+                # Plain HTTP: loading the machine's certificates for nothing takes longer than the
+                # call.
+                verify=False,
+            ),
         )
 
     def __enter__(self) -> Self:

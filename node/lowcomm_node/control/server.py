@@ -27,12 +27,14 @@ POST /proof                  {"name", "nonce"}: that this is its node still; nee
 """
 
 import asyncio
+import hashlib
 import json
 import os
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import suppress
 from inspect import isawaitable
+from pathlib import Path
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
@@ -42,20 +44,22 @@ from starlette.routing import Route
 
 from lowcomm_node.control.access import Access, OwnRequests
 from lowcomm_node.control.browsers import Browsers
-from lowcomm_node.control.listening import Listening, bind
+from lowcomm_node.control.listening import Listening, bind, bind_own
 from lowcomm_node.control.openapi import WRITES, describe
 from lowcomm_node.control.page import page_routes
 from lowcomm_node.control.queries import QUERIES, ROOT, Query
 from lowcomm_node.control.viewers import MAX_VIEWERS, Viewers, read_last
-from lowcomm_node.errors import PortInUse
+from lowcomm_node.errors import NodeError, PortInUse
 from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.reader import Entry
+from lowcomm_node.libp2p.p2pd import runtime_folder
 from lowcomm_node.status.events import Notice
 from lowcomm_node.status.model import Limits, PeerStatus, Status
 from lowcomm_node.status.wire import to_json
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.release import release
+from lowcomm_node.system.tasks import Warn
 from lowcomm_protocol.errors import LowcommError
 
 MAX_BODY = 64 * 1024
@@ -84,34 +88,45 @@ class Controlled(Protocol):
 class ControlServer:
     """Runs in the daemon's own event loop."""
 
-    def __init__(self, node: Controlled, paths: Paths, feed: Feed | None = None) -> None:
+    def __init__(
+        self,
+        node: Controlled,
+        paths: Paths,
+        feed: Feed | None = None,
+        warn: Warn = lambda text: None,
+    ) -> None:
         """``feed``: of what the journal writes down."""
         self._node = node
-        self._file = paths.control
+        self._paths = paths
+        self._files = [paths.control, paths.page_link]
+        """Those that go with the node."""
         self._access = Access(browsers=Browsers(paths.browsers))
         self._viewers = Viewers(
-            feed or Feed(), self._state, lambda number, most: node.missed(number, most)
+            feed or Feed(), self._state, lambda number, most: node.missed(number, most), warn
         )
-        self._reading = 0
-        """Who gets events line by line."""
+        self._readers: set[asyncio.Queue[Any]] = set()
+        """Who gets events line by line; None ends them."""
         self.on_link: Callable[[str], None] | None = None
         """Told a link to the page once it is served, if somebody wants one."""
         self._port = 0
         self._listening: Listening | None = None
 
     async def start(self, port: int, peer_id: str) -> None:
-        """Listen, and tell port and token in the control file (0600). Raises PortInUse."""
+        """Listen, and tell socket, port and token in the control file (0600). Raises PortInUse."""
         sock = self._bind(port)  # before the control file tells of it
         self._port = sock.getsockname()[1]
         self._access.browsers.serve_at(self._port)
-        self._listening = Listening(self._app(), sock)
+        own = self._bind_own()
+        self._listening = Listening(self._app(), *own, sock)
+        self._files += [Path(one.getsockname()) for one in own]
         content = {
+            "socket": own[0].getsockname() if own else "",
             "port": self._port,
             "token": self._access.token,
             "pid": os.getpid(),
             "peer_id": peer_id,
         }
-        write_atomic(self._file, json.dumps(content).encode(), 0o600)
+        write_atomic(self._paths.control, json.dumps(content).encode(), 0o600)
         if self.on_link is not None:
             self.on_link(f"http://{LOOPBACK}:{self._port}/#{self._access.issue_link()}")
 
@@ -123,9 +138,32 @@ class ControlServer:
                 return bind(LOOPBACK, known, "--control-port")
         return bind(LOOPBACK, port, "--control-port")
 
-    async def close(self) -> None:
-        """Stop listening, and remove the control file."""
-        self._file.unlink(missing_ok=True)
+    def _bind_own(self) -> list[socket.socket]:
+        """A socket file for commands, which other users can't fill with connections.
+
+        None where neither home nor runtime folder takes one: the port serves commands then.
+        """
+        in_home = self._paths.control_socket
+        with suppress(OSError):  # such as a path longer than the address of a socket may be
+            return [bind_own(in_home)]
+        with suppress(OSError, NodeError):
+            digest = hashlib.sha256(os.fsencode(in_home)).hexdigest()[:16]
+            return [bind_own(runtime_folder() / f"control-{digest}.sock")]
+        return []
+
+    async def close(self, farewell: str = "") -> None:
+        """Tell those who watch the end, stop listening, and remove the control file.
+
+        ``farewell``: words on the end, in lines.
+        """
+        for file in self._files:
+            file.unlink(missing_ok=True)
+        if len(self._viewers):
+            self._viewers.end({**self._state(), "text": farewell})
+        for queue in self._readers:
+            if queue.full():
+                queue.get_nowait()
+            queue.put_nowait(None)
         if self._listening is not None:
             await self._listening.close()
 
@@ -178,7 +216,7 @@ class ControlServer:
         return answer
 
     async def _events(self, request: Request) -> Response:
-        if len(self._viewers) + self._reading >= MAX_VIEWERS:
+        if len(self._viewers) + len(self._readers) >= MAX_VIEWERS:
             told = f"{MAX_VIEWERS} others follow the events: close some pages, or try again."
             return JSONResponse({"error": told}, 503, {"Retry-After": "10", "Connection": "close"})
         if "text/event-stream" not in request.headers.get("accept", ""):
@@ -191,13 +229,13 @@ class ControlServer:
         )
 
     async def _lines(self) -> AsyncIterator[bytes]:
-        queue = self._node.subscribe()
-        self._reading += 1
+        queue: asyncio.Queue[Any] = self._node.subscribe()
+        self._readers.add(queue)
         try:
-            while True:
-                yield json.dumps((await queue.get()).to_json()).encode() + b"\n"
+            while (notice := await queue.get()) is not None:
+                yield json.dumps(notice.to_json()).encode() + b"\n"
         finally:
-            self._reading -= 1
+            self._readers.discard(queue)
             self._node.unsubscribe(queue)
 
     def _state(self) -> dict[str, Any]:

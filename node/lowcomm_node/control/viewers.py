@@ -5,6 +5,7 @@ the state of the node every two seconds.
     event: notice   id: N   an event, as in `lowcomm-node logs --json`
     event: sample           figures of this moment, as /samples has them
     event: state            {"status", "peers"}
+    event: end              the last: {"status", "peers", "text"}, where the text is a farewell
 
 Whoever comes back with Last-Event-ID gets each notice behind it once. Nothing waits for a viewer:
 each has a place in the journal, no queue, and what all see is coded once.
@@ -20,6 +21,7 @@ from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.reader import Entry
 from lowcomm_node.journal.sample import Sample
 from lowcomm_node.status.wire import to_json
+from lowcomm_node.system.tasks import Warn, endure
 
 MAX_VIEWERS = 100
 """At once; more are told to come back later."""
@@ -39,13 +41,15 @@ class Viewers:
         feed: Feed,
         state: Callable[[], dict[str, Any]],
         missed: Callable[[int, int], Awaitable[list[Entry]]],
+        warn: Warn = lambda text: None,
     ) -> None:
         """``missed``: so many entries of the journal behind a number."""
+        self._warn = warn
         self._feed = feed
         self._look = state
         self._missed = missed
         self._watching: dict[asyncio.Event, None] = {}
-        self._state = b""
+        self._state = self._end = b""
         self._sample: tuple[Sample | None, bytes] = (None, b"")
         self._looking: asyncio.Task[None] | None = None
         self._deafen: Callable[[], None] | None = None
@@ -58,8 +62,13 @@ class Viewers:
         """Whether there is no place for another one."""
         return len(self) >= MAX_VIEWERS
 
+    def end(self, told: dict[str, Any]) -> None:
+        """Tell all that the node ends, after all notices, and end their streams."""
+        self._end = _coded("end", told)
+        self._wake()
+
     async def watch(self, last: int | None) -> AsyncIterator[bytes]:
-        """What one viewer is sent, without end. ``last``: the last number that it knows."""
+        """What one viewer is sent, until the node ends. ``last``: the last number that it knows."""
         news = asyncio.Event()
         self._enter(news)
         state = sample = b""
@@ -73,8 +82,11 @@ class Viewers:
                 if self._state is not state:
                     state = self._state
                     told += state
-                if told:
-                    yield told
+                end = self._end
+                if told or end:
+                    yield told + end
+                if end:
+                    return
                 with suppress(TimeoutError):
                     async with asyncio.timeout(QUIET):
                         await news.wait()
@@ -100,7 +112,8 @@ class Viewers:
         self._watching[news] = None
         if self._looking is None:
             self._deafen = self._feed.listen(self._wake)
-            self._looking = asyncio.create_task(self._keep_looking())
+            look = endure("open pages show old figures", self._keep_looking, self._warn)
+            self._looking = asyncio.create_task(look)
 
     def _leave(self, news: asyncio.Event) -> None:
         self._watching.pop(news, None)

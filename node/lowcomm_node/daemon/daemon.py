@@ -12,9 +12,11 @@ left        goodbye is said
 """
 
 import asyncio
+import sys
 from contextlib import ExitStack
 from time import monotonic
 
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.control.listening import Listening
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.daemon.controls import Controls
@@ -30,6 +32,7 @@ from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.board import Board
+from lowcomm_node.status.lines import contribution, tell_farewell
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
 from lowcomm_node.supervision.process import Trainer, TrainerProcess
 from lowcomm_node.supervision.supervisor import Supervisor
@@ -53,7 +56,10 @@ class Daemon:
         """
         self.settings = settings
         self.board = Board()
-        self.supervisor = Supervisor(lambda: TrainerProcess(settings.nice), self._on_news, trainer)
+        warn = self.board.warning(WarningCode.DEFECT)
+        self.supervisor = Supervisor(
+            lambda: TrainerProcess(settings.nice), self._on_news, trainer, warn=warn
+        )
         self._availability = availability or Availability.of(settings)
         self._allowance = Allowance(settings)
         self._refusals = Refusals()
@@ -65,7 +71,7 @@ class Daemon:
         self._departure = Departure(self._leave_seconds)
         self.controls = Controls(settings, self._view, self._departure)
         feed = Feed()
-        self.control = ControlServer(self.controls, settings.paths, feed)
+        self.control = ControlServer(self.controls, settings.paths, feed, warn)
         self._recorder = Recorder(self.board, self.controls.status, feed)
 
     @property
@@ -120,12 +126,24 @@ class Daemon:
                 return 130
             finally:
                 await self.supervisor.stop()  # also if it was launched and nothing came of it
-                await self.control.close()
+                await self.control.close(self._farewell(sys.exception()))
                 if metrics is not None:
                     await metrics.close()
         if self._part is not None and self._part.barred is not None:
             raise self._part.barred
         return 0
+
+    def _farewell(self, error: BaseException | None) -> str:
+        """Why the node ends, and what to do with the model, for those who watch its page."""
+        why = "The node has left: `lowcomm-node join` goes on where it stopped."
+        if error is not None:
+            why = f"The node has ended: {error}"
+        elif self.training is not None and self.training.is_over:
+            why = "The run is over, and the node has left it."
+        if self.training is None or self.training.ready is None:
+            return why
+        given = contribution(self.controls.status())
+        return f"{why}\n{tell_farewell(given, self.settings.home)}"
 
     def _serve_metrics(self) -> Listening | None:
         if self.settings.metrics is None:

@@ -224,7 +224,7 @@ class Training:
         """Whether the creator has made the run longer. A node that stays waits for that."""
         stay = self._settings.stay
         serving = Waiting(WaitCode.RUN_OVER, "the run is over: serving its state to others")
-        while self._has_ended():
+        while self.is_over:
             self._board.enter("finished", serving if stay else None)
             await self._membership.announce(Phase.FINISHED)
             if not stay:
@@ -234,7 +234,9 @@ class Training:
         self.news.over.clear()
         return True
 
-    def _has_ended(self) -> bool:
+    @property
+    def is_over(self) -> bool:
+        """Whether this node has come to the end of the run."""
         return self.course.is_over(self._board.position()[0])
 
     async def _start_trainer(self) -> None:

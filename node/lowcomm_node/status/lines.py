@@ -1,10 +1,12 @@
 """What a node prints where there is no terminal: a line an event, and now and then its progress.
 
-Pure. Exchanges come by the second: the line on progress counts those that were applied, and those
+Exchanges come by the second: the line on progress counts those that were applied, and those
 that failed get lines of their own.
 """
 
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 
 from lowcomm_node.ipc.messages import (
     Evaluated,
@@ -14,6 +16,7 @@ from lowcomm_node.ipc.messages import (
     Skipped,
     Tokenizing,
 )
+from lowcomm_node.owner.sources import find_home
 from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.status.events import (
     LimitsChanged,
@@ -38,6 +41,7 @@ from lowcomm_node.swarm.records import (
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.events import Event
 from lowcomm_node.system.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
+from lowcomm_node.system.support import program
 from lowcomm_protocol.exchange.events import Outcome
 
 
@@ -98,6 +102,12 @@ def farewell(given: Contribution, command: str, home: str = "") -> str:
             f"export it:   {command} checkpoint export FOLDER{home}",
         ]
     return "\n".join(lines)
+
+
+def tell_farewell(given: Contribution, home: Path) -> str:
+    """The farewell of the node of a home, with the commands as its owner types them."""
+    option = "" if find_home() == home else f" --home {shlex.quote(str(home))}"
+    return farewell(given, program(), option)
 
 
 def swarm_in_words(statuses: Sequence[Status | None]) -> str:

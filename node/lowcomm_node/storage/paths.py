@@ -22,13 +22,23 @@ class Paths:
 
     @property
     def control(self) -> Path:
-        """Port and token of the control API, 0600; exists while the daemon runs."""
+        """Socket, port and token of the control API, 0600; exists while the daemon runs."""
         return self.home / "control.json"
+
+    @property
+    def control_socket(self) -> Path:
+        """Where the control API listens for commands, 0600, if the file system takes sockets."""
+        return self.home / "control.sock"
 
     @property
     def browsers(self) -> Path:
         """Hashes of what browsers were let in with, 0600, so that they outlive a restart."""
         return self.home / "browsers.json"
+
+    @property
+    def page_link(self) -> Path:
+        """A page that leads a browser to that of the node, 0600: its link has a key."""
+        return self.home / "open.html"
 
     @property
     def config(self) -> Path:

@@ -18,6 +18,19 @@ _SHARED: list[Processor] = [
 ]
 
 
+def _renderer(colors: bool) -> structlog.dev.ConsoleRenderer:
+    return structlog.dev.ConsoleRenderer(
+        colors=colors,
+        timestamp_key="time",
+        pad_event_to=24,
+        # The other ones print local variables, among them the tokens of requests.
+        exception_formatter=structlog.dev.plain_traceback,
+    )
+
+
+structlog.configure(processors=[*_SHARED, _renderer(colors=False)])  # until ``configure_logs``
+
+
 class _StderrHandler(logging.StreamHandler[TextIO]):
     """Looks up stderr for every line, because a live panel replaces it for a while."""
 
@@ -71,9 +84,7 @@ def _formatter(as_json: bool, colors: bool) -> logging.Formatter:
             structlog.processors.JSONRenderer(default=str),
         ]
     else:
-        last.append(
-            structlog.dev.ConsoleRenderer(colors=colors, timestamp_key="time", pad_event_to=24)
-        )
+        last.append(_renderer(colors))
     return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=last)
 
 

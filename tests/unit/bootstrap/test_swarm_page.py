@@ -1,6 +1,7 @@
 """What must hold for the swarm's page: strangers choose words and numbers on it, and anybody may
 look."""
 
+import asyncio
 import gzip
 import json
 from dataclasses import replace
@@ -15,6 +16,7 @@ from lowcomm_bootstrap.badges import badge
 from lowcomm_bootstrap.history import MOST_POINTS, History, Series
 from lowcomm_bootstrap.swarms import Swarm
 from lowcomm_bootstrap.web import JSON, SwarmDoor, SwarmPage
+from lowcomm_node.control.listening import MAX_CONNECTIONS
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, Told, write_record
 from lowcomm_protocol.spec.run import parse_toml, sign_run
@@ -212,6 +214,40 @@ async def test_it_answers_at_a_socket_and_ends(page: SwarmPage) -> None:
     finally:
         await door.close()
     assert Path(page._history._path).exists(), "the history is kept"
+
+
+async def test_one_address_that_holds_all_connections_keeps_no_other_out(
+    page: SwarmPage,
+) -> None:
+    door = SwarmDoor(page, "127.0.0.1", 0)
+    door.open()
+    request = b"GET /swarm.css HTTP/1.1\r\nHost: x\r\n\r\n"
+
+    async def connect(source: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", door.port, local_addr=(source, 0)
+        )
+        writer.write(request)
+        return reader, writer
+
+    writers = []
+    async with asyncio.timeout(60):
+        try:
+            visitor, asking = await connect("127.0.0.2")
+            writers.append(asking)
+            for _ in range(MAX_CONNECTIONS + 20):
+                _, writer = await connect("127.0.0.1")
+                writers.append(writer)
+            another, writer = await connect("127.0.0.3")
+            writers.append(writer)
+            assert (await another.readline()).startswith(b"HTTP/1.1 200")
+            asking.write(request)  # still connected
+            for _ in range(2):
+                await visitor.readuntil(b"HTTP/1.1 200 OK")
+        finally:
+            for writer in writers:
+                writer.close()
+            await door.close()
 
 
 def test_a_peer_that_left_is_not_counted() -> None:

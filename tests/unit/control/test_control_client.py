@@ -7,18 +7,21 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from helpers.statuses import make_exchange, make_peer, make_status
-from helpers.waiting import until
-from lowcomm_node.control import half_open
+from helpers.waiting import until, until_async
+from lowcomm_node.cli.web import web
+from lowcomm_node.control import listening
 from lowcomm_node.control.client import ControlClient, Endpoint, read_endpoint
 from lowcomm_node.control.queries import ROOT
 from lowcomm_node.control.server import ControlServer
@@ -134,7 +137,9 @@ def node(tmp_path: Path) -> Iterator[StandIn]:
         loop.call_soon_threadsafe(stop.set)
         thread.join(20)
     assert not thread.is_alive()
-    assert not Paths(tmp_path).control.exists()
+    assert not {"control.json", "control.sock", "open.html"} & {
+        one.name for one in tmp_path.iterdir()
+    }
 
 
 def listens(port: int) -> bool:
@@ -392,11 +397,11 @@ def test_an_error_keeps_the_exit_code_that_the_node_gives(tmp_path: Path) -> Non
     assert caught.value.exit_code == 75
 
 
-HALVES = {
+ASKED = {
     "nothing": b"",
-    "half a line": b"GET /v1/sta",
-    "half of the headers": b"GET /v1/status HTTP/1.1\r\nHost: x\r\n",
-    "half a body": b"POST /v1/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+    "half a line": b"GET /page.css",
+    "half a body": b"POST /api/v1/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+    "a stylesheet": b"GET /page.css HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n\r\n",
 }
 
 
@@ -404,7 +409,7 @@ def is_ended(connection: socket.socket) -> bool:
     """Whether the other end has closed it, whatever it has said before."""
     connection.setblocking(False)
     try:
-        while connection.recv(4096):
+        while connection.recv(65536):
             pass
     except BlockingIOError:
         return False
@@ -413,41 +418,116 @@ def is_ended(connection: socket.socket) -> bool:
     return True
 
 
-@pytest.mark.parametrize("sent", HALVES)
-def test_a_request_that_never_ends_loses_its_connection_and_one_that_waits_for_events_does_not(
-    sent: str, node: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("asked", ASKED)
+def test_another_user_who_holds_all_connections_keeps_the_owner_out_of_nothing(
+    asked: str, node: StandIn, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(half_open, "REQUEST_DEADLINE", 0.2)
     port = read_endpoint(tmp_path).port
-    with (
-        ControlClient(tmp_path) as client,
-        closing(socket.create_connection(("127.0.0.1", port), 10)) as half,
-    ):
+    with ControlClient(tmp_path) as client:
         events = client.events()
         assert next(events).event.name == "new.kind"
-        half.sendall(HALVES[sent])
-        until(lambda: is_ended(half), 10, "it is ended")
-        assert next(events) == FINISHED
+        held = [
+            socket.create_connection(("127.0.0.1", port), 10)
+            for _ in range(listening.MAX_CONNECTIONS + 20)
+        ]
+        try:
+            for one in held:
+                with suppress(ConnectionError):  # it was ended already
+                    one.sendall(ASKED[asked].replace(b"PORT", str(port).encode()))
+            until(lambda: sum(map(is_ended, held)) >= 20, 10, "those that are too many are ended")
+            with ControlClient(tmp_path) as other:
+                assert other.status() == STATUS
+                other.finish()
+            for _ in range(3):  # a browser
+                with closing(HTTPConnection("127.0.0.1", port, timeout=20)) as browser:
+                    browser.request("GET", "/page.css")
+                    assert browser.getresponse().status == 200
+            assert next(events) == FINISHED
+        finally:
+            for one in held:
+                one.close()
+    assert node.calls == ["finish"]
+
+
+def test_commands_go_through_a_socket_file_of_the_owner_alone(
+    node: StandIn, tmp_path: Path
+) -> None:
+    path = Paths(tmp_path).control_socket
+    assert path.stat().st_mode & 0o777 == 0o600
+    with ControlClient(tmp_path) as client:
+        assert client.status() == STATUS
+        used = {one.raddr.port for one in psutil.Process().net_connections("tcp") if one.raddr}
+        assert client.endpoint.port not in used
+
+
+def test_where_the_socket_file_was_removed_commands_go_through_the_port(
+    node: StandIn, tmp_path: Path
+) -> None:
+    Paths(tmp_path).control_socket.unlink()
+    with ControlClient(tmp_path) as client:
         assert client.status() == STATUS
 
 
-def test_many_half_open_requests_keep_nobody_out(
-    node: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_key_of_a_link_stands_on_no_command_line(
+    node: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    port = read_endpoint(tmp_path).port
-    half = [
-        socket.create_connection(("127.0.0.1", port), 10)
-        for _ in range(half_open.MAX_CONNECTIONS + 20)
-    ]
-    try:
-        until(
-            lambda: sum(map(is_ended, half)) >= 20,
-            10,
-            "those that are too many are ended, the oldest first",
-        )
-        assert all(map(is_ended, half[:20])) and not any(map(is_ended, half[21:]))
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    web(home=tmp_path)
+    link = capsys.readouterr().out.strip()
+    assert opened == [Paths(tmp_path).page_link.as_uri()]
+    assert Paths(tmp_path).page_link.stat().st_mode & 0o777 == 0o600
+    assert f'url={link}"' in Paths(tmp_path).page_link.read_text()
+
+
+async def test_a_home_whose_path_no_socket_can_have_has_it_in_the_runtime_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        home = tmp_path / ("long" * 40)
+        home.mkdir()
+        server = ControlServer(StandIn(), Paths(home))
+        await server.start(0, "me")
+        path = Path(read_endpoint(home).socket)
+        assert path.is_relative_to(runtime) and path.stat().st_mode & 0o777 == 0o600
+
+        def ask() -> Status:
+            with ControlClient(home) as client:
+                return client.status()
+
+        assert await asyncio.to_thread(ask) == STATUS
+        await server.close()
+        assert not path.exists()
+
+
+async def test_requests_under_way_when_the_node_ends_leave_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "CLOSE_DEADLINE", 0.5)
+    node, begun = StandIn(), asyncio.Event()
+
+    async def generate(*asked: Any) -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(node, "generate", generate)
+    server = ControlServer(node, Paths(tmp_path))
+    await server.start(0, "me")
+
+    def follow() -> int:
         with ControlClient(tmp_path) as client:
-            assert client.status() == STATUS
-    finally:
-        for one in half:
-            one.close()
+            return len(list(client.events()))
+
+    def write() -> None:
+        with ControlClient(tmp_path) as client, pytest.raises(NotRunning):
+            client.generate("x", 1, 0.0, 0)
+
+    working = [asyncio.create_task(asyncio.to_thread(one)) for one in (follow, write)]
+    async with asyncio.timeout(20):
+        await begun.wait()
+        await until_async(lambda: asyncio.sleep(0, node.queues), 20, "somebody follows")
+        await server.close()
+        assert await asyncio.gather(*working) == [2, None]
+    assert not caplog.records, caplog.text

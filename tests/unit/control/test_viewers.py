@@ -13,7 +13,7 @@ import pytest
 
 from helpers.statuses import make_peer, make_status
 from helpers.waiting import until_async
-from lowcomm_node.control import half_open, viewers
+from lowcomm_node.control import listening, viewers
 from lowcomm_node.control.queries import ROOT
 from lowcomm_node.control.server import ControlServer
 from lowcomm_node.control.viewers import MAX_VIEWERS, MISSED, Viewers, read_last
@@ -22,6 +22,7 @@ from lowcomm_node.journal.reader import Entry
 from lowcomm_node.journal.sample import sample
 from lowcomm_node.status.events import Notice, Warned
 from lowcomm_node.storage.paths import Paths
+from lowcomm_node.system import tasks
 
 
 def entry(number: int) -> Entry:
@@ -152,6 +153,38 @@ async def test_the_state_is_looked_up_once_for_all_and_not_at_all_for_nobody(
     assert len(looks) == 1
 
 
+async def test_the_end_comes_last_and_ends_the_stream():
+    node = Node()
+    watched = node.watched()
+    stream = watched.watch(0)
+    node.tell(2)
+    assert await notices(stream, 2) == [1, 2]
+    node.tell(1)
+    watched.end({"text": "the run is over"})
+    rest = [one async for one in stream]
+    found = told(b"".join(rest))
+    assert [number for number, kind, _ in found if kind == "notice"] == [3]
+    assert found[-1] == (None, "end", {"text": "the run is over"})
+    assert len(watched) == 0
+
+
+async def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(tasks, "DEFECT_PAUSE", 0.001)
+    node, failures = Node(), [RuntimeError("no status")] * 2
+    warnings: list[str] = []
+
+    def look() -> dict[str, Any]:
+        if failures:
+            raise failures.pop()
+        return {}
+
+    watched = Viewers(node.feed, look, node.missed, warnings.append)
+    stream = watched.watch(None)
+    assert told(await asyncio.wait_for(anext(stream), 20)) == [(None, "state", {})]
+    assert len(warnings) == 1
+    await stream.aclose()  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize("text", ["", None, "x", "-1", "1e3", "９", "1" * 30, "7;8"])
 def test_numbers_that_no_stream_has_told_count_as_none(text: str | None):
     assert read_last(text) is None
@@ -207,7 +240,7 @@ async def test_a_thousand_viewers_who_never_read_are_turned_away_or_cut_off(
     served: tuple[Node, ControlServer, int, str], monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(viewers, "STATE_EVERY", 0.02)
-    monkeypatch.setattr(half_open, "READ_DEADLINE", 0.5)
+    monkeypatch.setattr(listening, "READ_DEADLINE", 0.5)
     _, server, port, token = served
     sleepers: list[socket.socket] = []
     try:

@@ -25,6 +25,7 @@ let peers = [];
 let samples = [];
 let exchanges = [];
 let catalogue = {}; // what each code means, and what to do
+let hasEnded = false; // in order, as the node said itself
 
 function text(element, content) {
   if (element.textContent !== content) element.textContent = content;
@@ -174,9 +175,21 @@ async function lookBack(since = 0) {
   showPast();
 }
 
+// Only a node that answers can be steered.
+function offer(isThere) {
+  for (const element of document.querySelectorAll("[data-steers]")) element.hidden = !isThere;
+}
+
 function heard(kind, data) {
   $("line").hidden = true;
-  if (kind === "state") {
+  hasEnded = kind === "end";
+  $("end").hidden = !hasEnded;
+  offer(!hasEnded);
+  if (kind === "end") {
+    peers = data.peers;
+    show(data.status);
+    text($("end"), data.text.split("\n").map(clean).join("\n"));
+  } else if (kind === "state") {
     peers = data.peers;
     show(data.status);
     showPast();
@@ -194,16 +207,22 @@ function heard(kind, data) {
   }
 }
 
+function isSilence(error) {
+  return error instanceof TypeError || error.name === "AbortError";
+}
+
 function whyNothing(error) {
   if (error instanceof NotLetIn || error instanceof Refused) return error.message;
   if (error instanceof Stranger) return "another program answers at the port of the node";
-  if (error instanceof TypeError || error.name === "AbortError") {
+  if (isSilence(error)) {
     return "the node does not answer: what is shown is its last word, and the page looks again";
   }
   throw error;
 }
 
 function trouble(error) {
+  if (hasEnded && isSilence(error)) return; // which is no news
+  offer(false);
   text($("line"), whyNothing(error));
   $("line").hidden = false;
 }
