@@ -184,7 +184,7 @@ class NodeSettings(BaseModel):
     threads: Annotated[
         Annotated[int, Field(ge=1, le=4096)] | None,
         Setting(
-            Section.MACHINE, "CPU threads of the trainer", "COUNT", unset="as many as torch likes"
+            Section.MACHINE, "CPU threads of the trainer", "COUNT", unset="as many as it has cores"
         ),
     ] = None
     nice: Annotated[

@@ -14,6 +14,8 @@ from typing import Protocol
 
 import psutil
 
+from lowcomm_node.system.control_groups import cores_allowed
+
 WINDOW = 10
 """Looks, one a second, over which a load is told."""
 EVERY = 1.0
@@ -21,7 +23,6 @@ STALE = 5.0
 """Seconds after which what a driver told last is no news: it hangs, or has lost the GPU."""
 _LIBRARY = "libnvidia-ml.so.1"
 _CPUINFO = Path("/proc/cpuinfo")
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,15 +182,6 @@ def meter_of(device: str, gpu: str, pid: int | None) -> Meter | None:
     if gpu:
         return Gpu(Driver(), gpu)
     return Processor(pid) if device == "cpu" and pid is not None else None
-
-
-def cores_allowed() -> float:
-    """Cores' worth of time that a container may take; infinity if it is not bounded."""
-    try:
-        quota, period = _QUOTA.read_text().split()
-        return int(quota) / int(period)
-    except (OSError, ValueError):  # no limit is written as "max"
-        return float("inf")
 
 
 def processor_name() -> str:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import psutil
 
+from lowcomm_node.system.control_groups import memory_limits
+
 GIB = 1024**3
-_CGROUP, _PROC = Path("/sys/fs/cgroup"), Path("/proc")
+_PROC = Path("/proc")
 _PRIVATE, _SHARED = "RssAnon:", "RssShmem:"
 
 
@@ -23,14 +25,10 @@ class NodeMemory:
 
 
 def memory_of_machine() -> tuple[int, int]:
-    """Bytes in all, and those that are free: of this container, if it is one."""
+    """Bytes in all, and those that are free: within the control groups around us, too."""
     found = psutil.virtual_memory()
-    try:
-        limit = int((_CGROUP / "memory.max").read_text())
-        used = int((_CGROUP / "memory.current").read_text())
-    except (OSError, ValueError):  # no limit is written as "max"
-        return found.total, found.available
-    return min(found.total, limit), min(found.available, max(0, limit - used))
+    bounds = [(found.total, found.available), *memory_limits()]
+    return min(total for total, _ in bounds), min(free for _, free in bounds)
 
 
 def memory_of_node(daemon: int, trainer: int) -> int:

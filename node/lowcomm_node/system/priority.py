@@ -20,12 +20,14 @@ from pathlib import Path
 from threading import get_native_id
 from time import sleep
 
+from lowcomm_node.system.control_groups import folders_of
+
 LAST = 19
 """The level at which training gets only what nobody else wants (SCHED_IDLE)."""
 LIGHT = 0.05
 """A group with this part of the usual weight, or less, makes way for others."""
 EVERYBODY, NOBODY, ITS_SESSION = "all", "nobody", "session"
-_PROC, _GROUPS = Path("/proc"), Path("/sys/fs/cgroup")
+_PROC = Path("/proc")
 _IDLE_CLASS = 5
 """SCHED_IDLE, as stat(5) of a process shows it."""
 _IDLE_WEIGHT = 0.003
@@ -151,40 +153,18 @@ def _session_level(pid: int) -> int:
 def _weights(pid: int) -> list[tuple[str, float]]:
     """The control groups around a process that share out processors, outermost first, each with its
     part of the usual weight."""
-    try:
-        lines = (_PROC / str(pid) / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        number, controllers, path = line.split(":", 2)
-        if number == "0":
-            found = _chain(_unified(), path, "cpu.weight", 100)
-        elif "cpu" in controllers.split(","):
-            found = _chain(_GROUPS / "cpu", path, "cpu.shares", 1024)
-        else:
-            continue
+    v2, v1 = folders_of("cpu", pid)
+    # The root has no weight of its own; a container that sees itself as the root of version 2 has.
+    for folders, first, file, usual in ((v2, 0, "cpu.weight", 100), (v1, 1, "cpu.shares", 1024)):
+        found: list[tuple[str, float]] = []
+        for group in folders[first:]:
+            with suppress(OSError, ValueError):
+                weight = int((group / file).read_text(encoding="utf-8")) / usual
+                name = "/" + group.relative_to(folders[0]).as_posix().removeprefix(".")
+                found.append((name, _IDLE_WEIGHT if _is_idle(group) else weight))
         if found:
             return found
     return []
-
-
-def _unified() -> Path:
-    hybrid = _GROUPS / "unified"
-    return hybrid if hybrid.is_dir() else _GROUPS
-
-
-def _chain(mount: Path, path: str, file: str, usual: int) -> list[tuple[str, float]]:
-    """The groups on a path that have the file. The root has none, but in a container's view."""
-    names = [name for name in path.split("/") if name]
-    found: list[tuple[str, float]] = []
-    for depth in range(0 if file == "cpu.weight" else 1, len(names) + 1):
-        group = mount.joinpath(*names[:depth])
-        with suppress(OSError, ValueError):
-            weight = int((group / file).read_text()) / usual
-            found.append(
-                ("/" + "/".join(names[:depth]), _IDLE_WEIGHT if _is_idle(group) else weight)
-            )
-    return found
 
 
 def _is_idle(group: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from lowcomm_node.models.base import family_of
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.paths import Paths
+from lowcomm_node.system.control_groups import cores_allowed
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.capacity import Wanted, check_memory, limit_vram
 from lowcomm_node.trainer.capture import Capture
@@ -54,8 +56,10 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     ``memory`` is the descriptor of the shared memory file. Raises ConfigError, DataError, DiskFull.
     """
     spec = parse_canonical(settings.spec)
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
+    cores = cores_allowed()
+    if settings.threads or cores < torch.get_num_threads():
+        # Torch counts the machine's cores; threads beyond a limit on them only slow each other.
+        torch.set_num_threads(settings.threads or ceil(cores))
     family_of(spec.model).check(spec.model)
     device = choose_device(settings.device)
     prepare(device, Paths(Path(settings.home)).compiled)

@@ -3,7 +3,6 @@ the kernel, and no driver in trouble holds up or ends a node."""
 
 import os
 import threading
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -49,15 +48,6 @@ def test_the_load_of_a_processor_is_the_share_of_its_cores_that_the_trainer_took
     assert told.load == pytest.approx(4.0 / 2.0 / 4, abs=0.1)
     assert told.name
     meter.close()
-
-
-@pytest.mark.parametrize(("told", "cores"), [("200000 100000", 2.0), ("max 100000", float("inf"))])
-def test_a_container_may_take_less_than_all_cores(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: str, cores: float
-):
-    (tmp_path / "cpu.max").write_text(told)
-    monkeypatch.setattr(accelerator, "_QUOTA", tmp_path / "cpu.max")
-    assert accelerator.cores_allowed() == cores
 
 
 def test_a_process_that_has_gone_has_no_load():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from lowcomm_node.system import priority
+from lowcomm_node.system import control_groups, priority
 from lowcomm_node.system.priority import Priority, look, step_back, waited
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -19,7 +19,9 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine on whose files this process finds itself: nice 19, in no group, no sessions."""
     for name in ("_PROC", "_GROUPS"):
         (tmp_path / name).mkdir()
-        monkeypatch.setattr(priority, name, tmp_path / name)
+    monkeypatch.setattr(priority, "_PROC", tmp_path / "_PROC")
+    monkeypatch.setattr(control_groups, "PROC", tmp_path / "_PROC")
+    monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "_GROUPS")
     monkeypatch.setattr(priority.os, "getpriority", lambda *_: 19)
     write(tmp_path / f"_PROC/{ME}/stat", f"{ME} (a name) with) R " + " ".join(["0"] * 37 + ["5"]))
     return tmp_path

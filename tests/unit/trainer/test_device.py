@@ -45,3 +45,14 @@ def test_all_threads_of_a_trainer_work_on_its_device(
         own = threading.current_thread().name
         threads = {own, "coder_0", "writer_0", "batches_0"}
         assert dict(told) == dict.fromkeys(threads, one.replica.device)
+
+
+def test_a_trainer_takes_no_more_threads_than_it_has_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
+    monkeypatch.setattr(building, "cores_allowed", lambda: 1.5)
+    taken: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", taken.append)
+    with driven(tmp_path, "a", threads=None):
+        assert taken[0] == 2
