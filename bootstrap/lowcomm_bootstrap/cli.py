@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Any
 
-import platformdirs
 import typer
 
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
@@ -187,9 +186,12 @@ def healthy(
 
 
 def main() -> None:
-    """Entry point: errors become one line and an exit code."""
+    """Run a command; errors become one line and an exit code."""
     try:
-        app(standalone_mode=True)
+        app()
+        sys.stdout.flush()
+    except BrokenPipeError:  # nobody reads our output any more
+        raise SystemExit(1) from None
     except (LowcommError, OSError) as error:
         if os.environ.get(_TRACEBACK):
             raise
@@ -223,11 +225,12 @@ def _size(text: str) -> int:
 
 def _home(given: Path | None) -> Path:
     from lowcomm_node.storage.durable import disk_full_error
+    from lowcomm_node.storage.paths import absolute, data_folder
 
     if given is None and os.environ.get("STATE_DIRECTORY"):
         # systemd joins several state directories by colons; the first is the unit's main one.
         given = Path(os.environ["STATE_DIRECTORY"].split(":")[0])
-    home = (given or Path(platformdirs.user_data_dir("lowcomm-bootstrap"))).expanduser().absolute()
+    home = absolute(given) if given is not None else data_folder("lowcomm-bootstrap")
     try:
         with disk_full_error(home.parent):
             home.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -5,7 +5,6 @@ import json
 import os
 import signal
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
@@ -17,11 +16,12 @@ from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.libp2p.p2pd import listeners
+from lowcomm_node.libp2p.p2pd import listeners, numeric
 from lowcomm_node.libp2p.relay import RelayLimits
 from lowcomm_node.probing.prober import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.storage.files import HomeLock, load_or_create_identity
 from lowcomm_node.swarm.rejoin import Rejoin
+from lowcomm_node.system.command import say
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.signals import ending_signals
 from lowcomm_node.system.systemd import ServiceManager
@@ -70,7 +70,7 @@ async def _serve(settings: ServeSettings) -> int:
         registry = Registry(settings.home / "runs", settings.max_runs)
         for file in settings.runs:
             registry.add(read_run(file, identity), own=True)
-        host = settings.host.strip("[]")
+        host = numeric(settings.host)
         discovery = HivemindDiscovery(
             identity,
             settings.home / "identity.key",
@@ -160,7 +160,7 @@ def read_run(path: Path, creator: Identity) -> SignedRun:
             data = file.read(MAX_RUN_FILE)
         if data.lstrip().startswith(b"{"):
             return read_signed_run(data, str(path))
-        return sign_run(parse_toml(data.decode(), str(path)), creator)
+        return sign_run(parse_toml(data.decode("utf-8-sig"), str(path)), creator)
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror}: name a run.toml or a signed run.") from None
     except SignatureError as error:
@@ -177,10 +177,9 @@ class Printer:
         self._quiet = quiet
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Print one event. If nobody reads our output any more, we serve on."""
+        """Print one event."""
         if not self._quiet:
-            with suppress(OSError):  # a pipe without a reader, a terminal that has closed
-                print(json.dumps(event) if self._as_json else _in_words(event), flush=True)
+            say(json.dumps(event) if self._as_json else _in_words(event))
 
 
 def _stop_on_signal(serving: asyncio.Task[Any] | None, manager: ServiceManager) -> None:

@@ -60,7 +60,7 @@ def read_addresses(file: Path, patience: float = PATIENCE) -> str:
                 f"{file} is not there after {patience:.0f} s: does the bootstrap server run?"
             )
         time.sleep(POLL)
-    return ",".join(file.read_text().split())
+    return ",".join(file.read_text(encoding="utf-8").split())
 
 
 def spread(home: str, devices: Path = Path("/dev")) -> str | None:
@@ -91,7 +91,7 @@ def prepare() -> None:
 
 def _holder(slot: Path) -> str:
     try:
-        return slot.read_text()
+        return slot.read_text(encoding="utf-8")
     except OSError:
         return ""
 

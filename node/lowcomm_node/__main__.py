@@ -1,9 +1,12 @@
 """The command ``lowcomm-node``, also as ``python -m lowcomm_node``."""
 
-from lowcomm_node.system.imports import importing
+from lowcomm_node.system.command import run_command
 
-with importing():
-    from lowcomm_node.cli import main
+
+def main() -> None:
+    """Run the command line."""
+    run_command("lowcomm_node.cli")
+
 
 if __name__ == "__main__":
     main()

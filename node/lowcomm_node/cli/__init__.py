@@ -1,7 +1,5 @@
 """The command line ``lowcomm-node``: one file a group of commands."""
 
-import os
-import sys
 from typing import Annotated
 
 import typer
@@ -28,6 +26,7 @@ from lowcomm_node.cli import (
     watch,
     web,
 )
+from lowcomm_node.system.command import end
 
 app = typer.Typer(
     help="Train one model together with peers that you do not know, over ordinary internet links.",
@@ -76,7 +75,4 @@ def version(
 
 def main() -> None:
     """Entry point: an error on purpose becomes one line and its exit code."""
-    code = common.run(app)
-    sys.stderr.flush()
-    # All is closed by now. Unloading torch and gRPC takes seconds, which Docker may not wait.
-    os._exit(code)
+    end(common.run(app))

@@ -18,6 +18,7 @@ from lowcomm_node.cli.options import setting
 from lowcomm_node.errors import NodeError
 from lowcomm_node.owner.sources import LoadedSettings, load_settings
 from lowcomm_node.status.wire import to_json
+from lowcomm_node.system.command import INTERRUPTED
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
 Home = Annotated[Path | None, setting("home")]
@@ -28,7 +29,6 @@ Quiet = Annotated[
 Verbose = Annotated[
     int, typer.Option("--verbose", "-v", count=True, help="Log more, and show tracebacks.")
 ]
-INTERRUPTED = 130
 _VERBOSE = re.compile(r"-v+|--verbose")
 
 
@@ -57,6 +57,8 @@ def run(app: typer.Typer) -> int:
         # more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        return _tell(_in_words(error), 1, code_of(NodeError))
     return code
 
 
@@ -78,17 +80,19 @@ def _run(app: typer.Typer) -> int:
         raise
     except KeyboardInterrupt:
         return INTERRUPTED
-    except OSError as error:
-        if error.filename is None:
-            raise
-        return _tell(
-            f"{error.filename}: {error.strerror}: name another path, or correct its permissions.",
-            1,
-            "node-error",
-        )
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     return 0
+
+
+def _in_words(error: OSError) -> str:
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    if error.filename is not None:
+        remedy = "name another path, or " + ("free some" if is_full else "correct its permissions")
+        return f"{error.filename}: {error.strerror}: {remedy}."
+    if is_full:
+        return f"{error.strerror}: free some where this command writes, or where its output goes."
+    return f"{error.strerror or error}: --verbose shows where."
 
 
 def _tell(message: str, status: int, code: str) -> int:

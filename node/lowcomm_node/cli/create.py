@@ -18,6 +18,7 @@ from lowcomm_node.cli.plan import (
     Parameters,
     Wishes,
     run_of_parameters,
+    text_of,
 )
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.system.logs import configure_logs
@@ -142,7 +143,7 @@ def init(
     elif wishes.any:
         raise ConfigError("--up, --step-seconds and --peers are for --plan: give that, too.")
     spec = parse_toml(text, str(file))
-    file.write_text(text)
+    file.write_text(text, encoding="utf-8")
     show(
         {"file": str(file), "name": spec.run.name, "method": spec.sync.method},
         json_,
@@ -185,11 +186,8 @@ def create(
 
     configure_logs(verbose - quiet - 1)
     settings = read_settings({"home": home, "peers": peers, "tokenizer": tokenizer}).settings
-    try:
-        text = file.read_text()
-        spec = parse_toml(text, str(file), parameters_of)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: {error}: write one with `lowcomm-node init`.") from None
+    text = text_of(file)
+    spec = parse_toml(text, str(file), parameters_of)
     if tokenizer is not None and spec.data.tokenizer != "local":
         raise ConfigError(
             f'--tokenizer {tokenizer}: {file} says data.tokenizer = "bytes": set "local", or leave '

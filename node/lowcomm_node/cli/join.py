@@ -7,7 +7,7 @@ import typer
 from lowcomm_node.cli.common import Json, Quiet, Verbose, read_settings
 from lowcomm_node.cli.options import takes_settings
 from lowcomm_node.supervision.process import TrainerProcess
-from lowcomm_node.system.imports import importing
+from lowcomm_node.system.command import importing
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.systemd import ServiceManager
 

@@ -98,7 +98,7 @@ def question_of(spec: "RunSpec", file: Path | None, options: Mapping[str, Any]) 
     from lowcomm_node.planner.declared import NEEDED, SECTION, Declared, key_in, option, values_in
 
     given = {key: value for key, value in options.items() if value is not None}
-    section = tomllib.loads(file.read_text()).get(SECTION) if file is not None else None
+    section = tomllib.loads(text_of(file)).get(SECTION) if file is not None else None
     told = values_in(section, str(file)) | given
     if missing := [option(key) for key in NEEDED if key not in told]:
         raise ConfigError(
@@ -127,7 +127,15 @@ def run_in(file: Path | None) -> "RunSpec":
     from lowcomm_protocol.spec.run import parse_toml
 
     assert file is not None
+    return parse_toml(text_of(file), str(file), parameters_of)
+
+
+def text_of(file: Path) -> str:
+    """Read a run.toml, with or without a byte order mark. Raises ConfigError."""
     try:
-        return parse_toml(file.read_text(), str(file), parameters_of)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file}: {error}: write one with `lowcomm-node init`.") from None
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = error.strerror
+    except UnicodeDecodeError:
+        reason = "not text in UTF-8: save it so"
+    raise ConfigError(f"{file}: {reason}. `lowcomm-node init` writes one.")

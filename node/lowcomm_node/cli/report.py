@@ -9,6 +9,7 @@ import typer
 from lowcomm_node.cli.checkpoints import Run
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.owner.sources import find_home
+from lowcomm_node.storage.paths import absolute
 
 
 def register(app: typer.Typer) -> None:
@@ -39,6 +40,6 @@ def report(
     """
     from lowcomm_node.report.write import write_report
 
-    homes = write_report((folder or find_home(home)).expanduser().absolute(), output, run)
+    homes = write_report(absolute(folder or find_home(home)), output, run)
     told = {"file": str(output.absolute()), "homes": homes, "written": time.time()}
     show(told, json_, f"{output} written: open it in a browser")

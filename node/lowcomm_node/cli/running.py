@@ -12,6 +12,7 @@ from contextlib import suppress
 from time import localtime, monotonic, strftime, time
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.live import Live
 
@@ -27,6 +28,7 @@ from lowcomm_node.status.lines import (
     tell_farewell,
 )
 from lowcomm_node.status.panel import ROUNDS, node_panel
+from lowcomm_node.system.command import say
 from lowcomm_node.system.formatting import clean
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.signals import ending_signals
@@ -55,7 +57,7 @@ def _tell_contribution(daemon: Daemon, as_json: bool) -> None:
         return
     given = contribution(daemon.controls.status())
     told = json.dumps(Notice(time(), Contributed(**vars(given))).to_json())
-    print(told if as_json else tell_farewell(given, daemon.settings.home), flush=True)
+    say(told if as_json else tell_farewell(given, daemon.settings.home))
 
 
 async def _run(
@@ -95,27 +97,26 @@ def _finish_on_signal(daemon: Daemon, manager: ServiceManager) -> None:
 
     for number in (signal.SIGINT, *ending_signals()):
         loop.add_signal_handler(number, on_signal, number)
-    loop.add_signal_handler(signal.SIGTSTP, _suspend, daemon)
+    loop.add_signal_handler(signal.SIGTSTP, _suspend)
 
 
-def _suspend(daemon: Daemon) -> None:
-    """Ctrl-Z: stop with the trainer, which has a session of its own and does not hear of it, and go
-    on with it."""
-    pid = daemon.supervisor.pid
-    for process, number in (
-        (pid, signal.SIGSTOP),
-        (os.getpid(), signal.SIGSTOP),  # returns once we go on
-        (pid, signal.SIGCONT),
-    ):
-        if process is not None:
-            with suppress(ProcessLookupError):
-                os.kill(process, number)
+def _suspend() -> None:
+    """Ctrl-Z: stop with trainer and p2pd, which the terminal does not reach, and go on with
+    them."""
+    children = psutil.Process().children()
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.suspend()
+    os.kill(os.getpid(), signal.SIGSTOP)  # returns once we go on
+    for child in children:
+        with suppress(psutil.NoSuchProcess):
+            child.resume()
 
 
 async def _print_events(daemon: Daemon) -> None:
     events = daemon.board.subscribe(every_step=False)
     while True:
-        print(json.dumps((await events.get()).to_json()), flush=True)
+        say(json.dumps((await events.get()).to_json()))
 
 
 async def _print_words(daemon: Daemon) -> None:
@@ -140,7 +141,7 @@ async def _print_words(daemon: Daemon) -> None:
 
 
 def _print_line(text: str) -> None:
-    print(f"{strftime('%H:%M:%S', localtime())} {text}", flush=True)
+    say(f"{strftime('%H:%M:%S', localtime())} {text}")
 
 
 async def _show_panel(daemon: Daemon) -> None:

@@ -288,6 +288,9 @@ def _alive(pid: int) -> bool:
 def _is_zombie(pid: int) -> bool:
     """A daemon whose parent has not reaped it yet has ended, though its number still exists."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            == "Z"
+        )
     except (OSError, IndexError):
         return False

@@ -11,6 +11,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lowcomm_node.errors import PortInUse
+from lowcomm_node.system.formatting import place
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import prefixes_of
 
@@ -37,7 +38,7 @@ def bind(host: str, port: int, option: str) -> socket.socket:
         sock.close()
         why = error.strerror or str(error)
         raise PortInUse(
-            f"{host}:{port} can't be listened at ({why}): choose another with {option}."
+            f"{place(host, port)} can't be listened at ({why}): choose another with {option}."
         ) from None
     return sock
 

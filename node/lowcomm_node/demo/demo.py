@@ -18,6 +18,7 @@ from lowcomm_node.errors import ConfigError, NodeError, RetryLater
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.report.write import write_report
 from lowcomm_node.status.model import Status
+from lowcomm_node.storage.paths import absolute
 from lowcomm_node.supervision.host import die_with_parent
 from lowcomm_node.swarm.run_template import TEXTS, write_template
 from lowcomm_node.system.signals import ending_signals
@@ -76,8 +77,7 @@ class Demo:
         Raises NodeError if a process dies, RetryLater past the timeout, ConfigError if the folder
         holds a former demo. All processes have ended when this returns or raises.
         """
-        home = self.folder or find_home() / "demo" / time.strftime("%Y%m%d-%H%M%S")
-        home = home.expanduser().absolute()
+        home = absolute(self.folder or find_home() / "demo" / time.strftime("%Y%m%d-%H%M%S"))
         home.mkdir(parents=True, exist_ok=True)
         spec = home / "run.toml"
         if spec.exists():
@@ -94,7 +94,7 @@ class Demo:
             self.optimizer,
             builtin=TEXTS[self.text],
         )
-        spec.write_text(text)
+        spec.write_text(text, encoding="utf-8")
         with _terminated_as_interrupt():
             try:
                 address = self._start_bootstrap(home / "bootstrap", spec)
@@ -119,7 +119,7 @@ class Demo:
         child = self._start("bootstrap", home, "lowcomm_bootstrap", *flags, "--run", str(spec))
         deadline = time.monotonic() + START_DEADLINE
         while time.monotonic() < deadline:
-            for line in child.log.read_text(errors="replace").splitlines():
+            for line in child.log.read_text(errors="replace", encoding="utf-8").splitlines():
                 if line.startswith("{") and '"ready"' in line:
                     ready = json.loads(line)
                     self._tell_page(ready["web"])
@@ -156,7 +156,11 @@ class Demo:
         for child in self._children:
             code = child.process.poll()
             if code is not None:
-                last = child.log.read_text(errors="replace").strip().splitlines()[-3:]
+                last = (
+                    child.log.read_text(errors="replace", encoding="utf-8")
+                    .strip()
+                    .splitlines()[-3:]
+                )
                 words = " | ".join(last)[-600:]
                 raise NodeError(f"{child.name} ended with code {code}: {words} (log: {child.log})")
 

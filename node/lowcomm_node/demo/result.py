@@ -1,5 +1,6 @@
 """The result of a demo, for people and for programs, and the files that stay."""
 
+import os
 import shlex
 import shutil
 import textwrap
@@ -143,7 +144,7 @@ def _table(nodes: Sequence[NodeResult]) -> Iterator[str]:
 
 def _in_a_shell(path: Path) -> str:
     """A path as it is typed; relative to the user's own folder if it lies there, to be short."""
-    own = Path.home()
+    own = Path(os.environ.get("HOME", ""))
     if path.is_relative_to(own) and path != own:
         return f"~/{shlex.quote(str(path.relative_to(own)))}"
     return shlex.quote(str(path))

@@ -39,10 +39,12 @@ from lowcomm_node.libp2p.hivemind_client import (
     CALL_DEADLINE,
     CLOSE_DEADLINE,
     KNOCK_DEADLINE,
+    NO_WAY,
     attach,
     detach,
     in_words,
     load_hivemind,
+    lookup_failure,
     ping,
     wait_routing,
 )
@@ -469,7 +471,8 @@ class HivemindDiscovery:
                 await self._control().connect(peer_id, entries, KNOCK_DEADLINE)
                 ahead = await ping(self._node, peer_id)
         except LinkLost as error:
-            return Knock(self._why(peer_id, in_words(str(error))))
+            reason = self._why(peer_id, in_words(str(error)))
+            return Knock((reason == NO_WAY and await lookup_failure(entries)) or reason)
         return (
             Knock(None, ahead)
             if ahead is not None

@@ -17,12 +17,13 @@ from lowcomm_node.doctor.checks import CHECKS, Check
 from lowcomm_node.doctor.observations import Observations, Subject
 from lowcomm_node.doctor.report import Finding
 from lowcomm_node.doctor.survey import ask_others
-from lowcomm_node.errors import NodeError, NoPeers, PortInUse
+from lowcomm_node.errors import NodeError, NoPeers
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.storage.files import ephemeral_identity
 from lowcomm_node.swarm.find_run import open_discovery
 from lowcomm_node.swarm.hosts import listening
+from lowcomm_node.transport.server import find_free
 from lowcomm_node.transport.tls import make_certificate
 
 
@@ -146,12 +147,8 @@ async def _serving(settings: NodeSettings) -> AsyncIterator[tuple[int, bytes, Se
     certificate = make_certificate(datetime.datetime.now(datetime.UTC))
     server = aio.server(options=(("grpc.so_reuseport", 0),))
     host, hosts = listening(settings)
-    try:
-        credentials = certificate.server_credentials()
-        port = server.add_secure_port(f"{host}:{settings.port}", credentials)
-    except RuntimeError:
-        where = f"Port {settings.port} of {host}"
-        raise PortInUse(f"{where} is in use: choose another with --port.") from None
+    port = find_free(host, settings.port)
+    server.add_secure_port(f"{host}:{port}", certificate.server_credentials())
     await server.start()
     try:
         yield port, certificate.der, settings.announce or [f"{host}:{port}" for host in hosts]

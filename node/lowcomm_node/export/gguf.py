@@ -54,7 +54,9 @@ def write_file(contents: Contents, folder: Path, dtype: str) -> None:
     writer.write_tensors_to_file()
     writer.close()
     # The model continues text; a template for chats would only confuse it.
-    (folder / "Modelfile").write_text(f'FROM ./{path.name}\nTEMPLATE "{{{{ .Prompt }}}}"\n')
+    (folder / "Modelfile").write_text(
+        f'FROM ./{path.name}\nTEMPLATE "{{{{ .Prompt }}}}"\n', encoding="utf-8"
+    )
 
 
 def _add_settings(writer: Any, library: Any, contents: Contents, dtype: str) -> None:

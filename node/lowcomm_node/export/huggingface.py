@@ -33,7 +33,7 @@ def write_folder(contents: Contents, folder: Path, dtype: str, most: int = SHARD
     _write_json(folder / "generation_config.json", ends)
     _write_weights(contents.tensors, folder, DTYPES[dtype], most)
     write_tokenizer(contents.tokenizer, folder, contents.settings.context)
-    (folder / "README.md").write_text(card(contents))
+    (folder / "README.md").write_text(card(contents), encoding="utf-8")
 
 
 def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
@@ -88,4 +88,4 @@ def _shards(tensors: Mapping[str, Tensor], itemsize: int, most: int) -> Iterator
 
 
 def _write_json(path: Path, content: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -4,13 +4,14 @@ import asyncio
 import logging
 import math
 import os
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
+from socket import AF_INET, AF_INET6
 from time import time
 from typing import Any
 
 from lowcomm_node.errors import NodeError
-from lowcomm_node.libp2p.multiaddress import EntryPoint, also_over_quic
+from lowcomm_node.libp2p.multiaddress import EntryPoint, also_over_quic, name_of
 from lowcomm_node.libp2p.p2pd import P2pDaemon
 from lowcomm_node.system.logs import log
 from lowcomm_protocol.identity import peer_id_of
@@ -25,6 +26,7 @@ ASKED = 0.5
 """Seconds: p2pd tells in far less that its routing table is empty. An attempt that lasts longer
 asks peers of the table, and waits for those that have left."""
 BACKED_OFF = "no answer (p2pd waits before it dials there again)"
+NO_WAY = "no address of it can be dialed from here"
 _FAILURES = (
     ("connection refused", "connection refused: nothing listens there"),
     ("peer id mismatch", "somebody else answers there: check the peer id"),
@@ -32,7 +34,7 @@ _FAILURES = (
     ("no route to host", "no route to host"),
     ("no such host", "its name is not known to DNS"),
     ("dial backoff", BACKED_OFF),
-    ("no good addresses", "no address of it can be dialed from here"),
+    ("no good addresses", NO_WAY),
     ("i/o timeout", "no answer in time"),
     ("deadline exceeded", "no answer in time"),
     ("no recent network activity", "no answer in time"),
@@ -109,6 +111,25 @@ async def dial(p2p: Any, peer_id: str, *entries: EntryPoint) -> bool:
     except (ControlFailure, TimeoutError, OSError, EOFError):
         return False
     return True
+
+
+async def lookup_failure(entries: Sequence[EntryPoint]) -> str | None:
+    """Why none of the names in these addresses can be looked up; None if one can, or an address is
+    a number."""
+    failure = None
+    for entry in entries:
+        name, kind = name_of(entry.dial), entry.dial.split("/")[1]
+        if name is None:
+            return None
+        family = {"dns4": AF_INET, "dns6": AF_INET6}.get(kind, 0)
+        try:
+            async with asyncio.timeout(DIAL_DEADLINE):
+                await asyncio.get_running_loop().getaddrinfo(name, None, family=family)
+            return None
+        except (OSError, TimeoutError) as error:
+            reason = getattr(error, "strerror", None) or "no answer in time"
+            failure = f"its name {name} can't be looked up: {reason}"
+    return failure
 
 
 async def wait_routing(p2p: Any) -> None:

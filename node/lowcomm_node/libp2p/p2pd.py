@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import errno
 import importlib.util
+import ipaddress
 import os
 import secrets
 import signal
@@ -28,6 +29,7 @@ STOP_DEADLINE = 5.0
 RELAY_BUFFER = 256 * 1024
 """Bytes that a relay buffers per circuit and direction. p2pd's default of 16 MiB makes it no
 faster."""
+ANY_HOSTS = ("0.0.0.0", "::")
 _SOCKET_LIMIT = 100
 """Bytes of a unix socket's path that every platform accepts."""
 
@@ -139,6 +141,7 @@ class P2pDaemon:
                     **self._environment,
                 },
                 preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
+                start_new_session=True,  # a Ctrl-C at the terminal is ours to answer
             )
         except OSError as error:
             raise NodeError(
@@ -211,10 +214,27 @@ async def _drain(process: asyncio.subprocess.Process) -> None:
         log.debug("p2pd", line=line[:500])
 
 
+def numeric(host: str) -> str:
+    """The IP address of this machine that an owner means: by an address, with brackets or without,
+    or by a name. Raises ConfigError."""
+    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
+    try:
+        answers = socket.getaddrinfo(bare or "?", None, type=socket.SOCK_STREAM)
+        # Most peers have IPv4.
+        number = min((str(answer[4][0]) for answer in answers), key=lambda one: ":" in one)
+        return str(ipaddress.ip_address(number.partition("%")[0]))
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no name"
+        raise ConfigError(
+            f"--host {host} can't be looked up ({reason}): give an address of this machine, such "
+            "as 0.0.0.0 or :: for all."
+        ) from None
+
+
 def listeners(host: str, port: int) -> tuple[str, ...]:
-    """Listening addresses for a host, over TCP and QUIC. "0.0.0.0" includes IPv6 if the machine has
-    it."""
-    hosts = ("0.0.0.0", "::") if host == "0.0.0.0" and has_ipv6() else (host,)
+    """Listening addresses for a host, over TCP and QUIC. "0.0.0.0" and "::" include the other
+    version if the machine has IPv6."""
+    hosts = ANY_HOSTS if host in ANY_HOSTS and has_ipv6() else (host,)
     places = [f"/{'ip6' if ':' in one else 'ip4'}/{one}" for one in hosts]
     return tuple(
         f"{place}/{rest}" for place in places for rest in (f"tcp/{port}", f"udp/{port}/quic-v1")

@@ -132,7 +132,11 @@ def ask_logind() -> float | None:
     """Unix time since which logind says it is idle, now if it is in use; None without logind."""
     try:
         done = subprocess.run(
-            _LOGIND, capture_output=True, text=True, timeout=LOGIND_DEADLINE, check=True
+            _LOGIND,
+            capture_output=True,
+            timeout=LOGIND_DEADLINE,
+            check=True,
+            encoding="utf-8",
         )
     except (OSError, subprocess.SubprocessError):
         return None

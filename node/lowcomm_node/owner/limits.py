@@ -57,7 +57,7 @@ def keep_settings(path: Path, changes: Mapping[str, Any]) -> None:
     """Write changes into ``config.toml``; its comments stay."""
     try:
         path = path.resolve()  # it may be a link into its owner's collection of such files
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
+        text = path.read_text(encoding="utf-8-sig") if path.exists() else ""
         tomllib.loads(text)
         document = tomlkit.parse(text)
         document.update(changes)

@@ -11,12 +11,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
-import platformdirs
 from pydantic import SecretStr, ValidationError
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.settings import NodeSettings, flag_of, kind_of
-from lowcomm_node.storage.paths import Paths
+from lowcomm_node.storage.paths import Paths, absolute, data_folder
 
 PREFIX = "LOWCOMM_"
 OTHERS = "LOWCOMM_BOOTSTRAP_"
@@ -86,8 +85,11 @@ def _home(flags: Mapping[str, Any], env: Mapping[str, str]) -> tuple[Path, str]:
         # systemd joins several state directories by colons; the first is the unit's main one.
         chosen, source = env["STATE_DIRECTORY"].split(":")[0], "environment STATE_DIRECTORY"
     else:
-        chosen, source = platformdirs.user_data_dir("lowcomm"), "default"
-    return Path(chosen).expanduser().absolute(), source
+        return data_folder("lowcomm"), "default"
+    try:
+        return absolute(chosen), source
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
 
 
 def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
@@ -121,10 +123,12 @@ def _unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
 
 def _from_file(path: Path) -> list[tuple[str, Any, str]]:
     try:
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
         return []
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: not text in UTF-8: save it so.") from None
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path}: not valid TOML: {error}. Correct that line.") from None
     except OSError as error:
         raise ConfigError(

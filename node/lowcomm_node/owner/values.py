@@ -6,7 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.schedule import Schedule, read_schedule
+from lowcomm_node.storage.paths import absolute
 from lowcomm_node.system.units import NONE, read_duration, read_rate, write_duration, write_rate
 from lowcomm_protocol.errors import AdmissionError
 
@@ -17,7 +19,10 @@ _DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
 
 
 def _absolute(folder: Path) -> Path:
-    return folder.expanduser().absolute()
+    try:
+        return absolute(folder)
+    except ConfigError as error:
+        raise ValueError(str(error).rstrip(".")) from None
 
 
 def _check_run(run: str) -> str:

@@ -68,7 +68,11 @@ class Estimate:
 @cache
 def measured() -> Measured:
     """The figures that this release brings."""
-    text = resources.files("lowcomm_node.planner").joinpath("measured.json").read_text()
+    text = (
+        resources.files("lowcomm_node.planner")
+        .joinpath("measured.json")
+        .read_text(encoding="utf-8")
+    )
     found = json.loads(text)
     points = tuple(Point(**one | {"shares": tuple(one["shares"])}) for one in found["points"])
     return Measured(parameters=found["parameters"], points=points)

@@ -14,6 +14,7 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.run_files.shelf import Shelf, link
 from lowcomm_node.run_files.wanted import RunFile, start_of, tokenizer_of
 from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.paths import absolute
 from lowcomm_node.storage.start_files import check
 from lowcomm_node.system.tasks import start
 from lowcomm_protocol.spec.run import SignedRun
@@ -93,7 +94,7 @@ class Provider:
         if file is None:
             return named
         if named is not None:
-            await self._shelf.try_(file, Path(named).expanduser())
+            await self._shelf.try_(file, absolute(named))
             return named  # if it is another, the trainer says so
         kept = self._paths.tokenizer(self._fingerprint)
         places = [kept, self._settings.weights / file.name] if self._settings.weights else [kept]

@@ -435,7 +435,9 @@ def _write_export(info: CheckpointInfo, folder: Path) -> None:
     config = folder / "config.json"
     shutil.copyfile(info.path / weights.name, weights)
     config.write_text(
-        json.dumps({"step": info.step, "created_at": info.created_at, **info.meta}, indent=2) + "\n"
+        json.dumps({"step": info.step, "created_at": info.created_at, **info.meta}, indent=2)
+        + "\n",
+        encoding="utf-8",
     )
     tokenizer = info.path.parent.parent / "tokenizer.json"  # as data.tokenizer keeps it
     if tokenizer.is_file():

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lowcomm_node.errors import DiskFull
+from lowcomm_node.errors import ConfigError, DiskFull
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -118,11 +118,17 @@ def folder_lock(folder: Path, *, wait: bool = True) -> Iterator[bool]:
 
 def lock(descriptor: int, kind: int, *, wait: bool) -> bool:
     """Lock an open file or folder (``fcntl.LOCK_SH`` or ``LOCK_EX``) until it is closed; False if
-    taken."""
+    taken. Raises ConfigError on a file system without locks."""
     try:
         fcntl.flock(descriptor, kind if wait else kind | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
+    except OSError as error:
+        path = Path(f"/proc/self/fd/{descriptor}")
+        raise ConfigError(
+            f"{path.readlink() if path.is_symlink() else 'The home'} can't be locked "
+            f"({error.strerror}): choose a folder on a local disk with --home."
+        ) from None
     return True
 
 

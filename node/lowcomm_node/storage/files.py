@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 
 from lowcomm_node.errors import ConfigError, RetryLater
-from lowcomm_node.storage.durable import disk_full_error, sync_folder
+from lowcomm_node.storage.durable import disk_full_error, lock, sync_folder
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import KEY_BYTES, Identity, identity_from_libp2p
 
@@ -158,22 +158,24 @@ class HomeLock:
         """Take the lock.
 
         Raises RetryLater if another daemon has it, ConfigError if home or lock belong to another
-        user.
+        user or can't be locked, DiskFull.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
         _check_owner(self._path.parent)
         self._descriptor = _open_own(self._path)
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.read(self._descriptor, 20).decode(errors="replace").strip() or "unknown"
+            if not lock(self._descriptor, fcntl.LOCK_EX, wait=False):
+                holder = os.read(self._descriptor, 20).decode(errors="replace").strip() or "unknown"
+                raise RetryLater(
+                    f"{self._path.parent} is in use by process {holder}: stop that first (a node "
+                    "with `lowcomm-node stop`), or use another --home."
+                )
+            os.ftruncate(self._descriptor, 0)
+            with disk_full_error(self._path.parent):
+                os.write(self._descriptor, str(os.getpid()).encode())
+        except BaseException:
             os.close(self._descriptor)
-            raise RetryLater(
-                f"{self._path.parent} is in use by process {holder}: stop that first (a node with "
-                "`lowcomm-node stop`), or use another --home."
-            ) from None
-        os.ftruncate(self._descriptor, 0)
-        os.write(self._descriptor, str(os.getpid()).encode())
+            raise
         return self
 
     def __exit__(

@@ -3,6 +3,33 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import platformdirs
+
+from lowcomm_node.errors import ConfigError
+
+
+def absolute(path: Path | str) -> Path:
+    """Expand ``~`` and make a path absolute. Raises ConfigError if that needs a folder that does
+    not exist."""
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError:
+        user = Path(path).parts[0]
+        reason = f"no home folder of {user} is known: write the whole path, or set HOME"
+    except FileNotFoundError:
+        reason = "the current folder has been removed: change to another one"
+    raise ConfigError(f"{path}: {reason}.")
+
+
+def data_folder(program: str) -> Path:
+    """The folder of a program among the user's data. Raises ConfigError."""
+    try:
+        return absolute(platformdirs.user_data_dir(program))
+    except RuntimeError:
+        raise ConfigError(
+            "No home folder of this user is known: name a folder with --home, or set HOME."
+        ) from None
+
 
 @dataclass(frozen=True)
 class Paths:

@@ -10,7 +10,7 @@ import traceback
 from pathlib import Path
 
 from lowcomm_node.ipc.error_reports import failure_of, is_foreseen
-from lowcomm_node.system.imports import importing
+from lowcomm_node.system.command import importing
 from lowcomm_node.system.priority import step_back
 
 
@@ -42,6 +42,9 @@ def serve(sock: socket.socket, memory: int) -> int:
 def main() -> int:
     """Entry of the child process."""
     die_with_parent()
+    # The daemon decides when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Two seconds that the owner waits for: behind ten busy programs they would take a minute.
     load()
     # Training takes every core that it gets: the daemon, and whatever else its owner does, come
@@ -51,10 +54,6 @@ def main() -> int:
     # Coding threads wait for the interpreter's lock. With turns of 5 ms, the default, exchanges
     # would last for several steps.
     sys.setswitchinterval(0.0005)
-    # The daemon decides when to stop; a Ctrl-C at the terminal, or its end, reaches the whole
-    # process group.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
     code = serve(socket.socket(fileno=int(sys.argv[2])), int(sys.argv[3]))
     sys.stdout.flush()
     sys.stderr.flush()
@@ -65,7 +64,7 @@ def main() -> int:
 def die_first() -> None:
     """Ask Linux to kill this process before others if memory runs out: the daemon restarts it."""
     with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("800")
+        Path("/proc/self/oom_score_adj").write_text("800", encoding="utf-8")
 
 
 def die_with_parent() -> None:

@@ -399,6 +399,7 @@ class TrainerProcess(Trainer):
             stdin=subprocess.DEVNULL,
             stdout=STDERR,
             pass_fds=descriptors,
+            start_new_session=True,  # a Ctrl-C at the terminal is the daemon's to answer
         )
         self.pid = self._process.pid
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from socket import SOCK_STREAM
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.libp2p.p2pd import has_ipv6
+from lowcomm_node.libp2p.p2pd import ANY_HOSTS, has_ipv6, numeric
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.rejoin import own_addresses
 from lowcomm_protocol.peers.records import MAX_ADDRESSES
@@ -18,14 +18,14 @@ def listening(
     """The host to listen on, and the hosts to announce: loopback only if all known peers are on
     loopback.
 
-    ``remembered``: earlier addresses of the swarm, which decide if the owner gave none.
+    ``remembered``: earlier addresses of the swarm, which decide if the owner gave none. Raises
+    ConfigError for a name that can't be looked up.
     """
     peers = settings.peers or tuple(remembered)
     if settings.host is not None:
-        return settings.host, (settings.host,) if settings.host not in (
-            "0.0.0.0",
-            "[::]",
-        ) else _own_hosts()
+        number = numeric(settings.host)
+        host = f"[{number}]" if ":" in number else number
+        return host, _own_hosts() if number in ANY_HOSTS else (host,)
     if peers and all("/ip4/127." in peer or "/ip6/::1/" in peer for peer in peers):
         return "127.0.0.1", ("127.0.0.1",)
     return "0.0.0.0", _own_hosts()

@@ -187,7 +187,7 @@ def meter_of(device: str, gpu: str, pid: int | None) -> Meter | None:
 def processor_name() -> str:
     """As the kernel calls the processor of this machine."""
     try:
-        lines = _CPUINFO.read_text(errors="replace").splitlines()
+        lines = _CPUINFO.read_text(errors="replace", encoding="utf-8").splitlines()
     except OSError:
         lines = []
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

@@ -43,7 +43,7 @@ def memory_of(pid: int, shared: bool = True) -> int:
     """
     counted = (_PRIVATE, _SHARED) if shared else (_PRIVATE,)
     try:
-        lines = (_PROC / str(pid) / "status").read_text().splitlines()
+        lines = (_PROC / str(pid) / "status").read_text(encoding="utf-8").splitlines()
         return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(counted))
     except (OSError, ValueError, IndexError):
         pass

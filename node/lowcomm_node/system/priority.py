@@ -65,8 +65,9 @@ def step_back(level: int) -> None:
             _lower(int(thread.name), level)
     if _weights(os.getpid()) or not _sessions_count():
         return
-    with suppress(OSError):  # it leads a session already
-        os.setsid()
+    with suppress(OSError):  # it leads a group
+        if os.getsid(0) != os.getpid():
+            os.setsid()
         _give_session(level)
 
 
@@ -82,7 +83,7 @@ def _lower(thread: int, level: int) -> None:
 def _give_session(level: int) -> None:
     for attempt in range(_TRIES):
         try:
-            (_PROC / "self" / "autogroup").write_text(str(level))
+            (_PROC / "self" / "autogroup").write_text(str(level), encoding="utf-8")
             return
         except BlockingIOError:
             if attempt + 1 < _TRIES:
@@ -128,26 +129,28 @@ def waited(pid: int) -> float:
     longest = 0
     for thread in (_PROC / str(pid)).glob("task/*/schedstat"):
         with suppress(OSError, ValueError, IndexError):
-            longest = max(longest, int(thread.read_text().split()[1]))
+            longest = max(longest, int(thread.read_text(encoding="utf-8").split()[1]))
     return longest / 1e9
 
 
 def _is_idle_class(pid: int) -> bool:
     """Of the main thread, which starts the others."""
-    after_name = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    after_name = (_PROC / str(pid) / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     return int(after_name[38]) == _IDLE_CLASS
 
 
 def _sessions_count() -> bool:
     try:
-        return (_PROC / "sys/kernel/sched_autogroup_enabled").read_text().strip() == "1"
+        return (_PROC / "sys/kernel/sched_autogroup_enabled").read_text(
+            encoding="utf-8"
+        ).strip() == "1"
     except OSError:
         return False
 
 
 def _session_level(pid: int) -> int:
     """From a line such as ``/autogroup-75 nice 19``."""
-    return int((_PROC / str(pid) / "autogroup").read_text().split()[-1])
+    return int((_PROC / str(pid) / "autogroup").read_text(encoding="utf-8").split()[-1])
 
 
 def _weights(pid: int) -> list[tuple[str, float]]:
@@ -169,6 +172,6 @@ def _weights(pid: int) -> list[tuple[str, float]]:
 
 def _is_idle(group: Path) -> bool:
     try:
-        return (group / "cpu.idle").read_text().strip() == "1"
+        return (group / "cpu.idle").read_text(encoding="utf-8").strip() == "1"
     except OSError:
         return False

@@ -38,7 +38,9 @@ def commit(package: Path = Path(__file__).parents[1]) -> str | None:
         f"--abbrev={_DIGITS}",
     ]
     try:
-        told = subprocess.run(ask, capture_output=True, text=True, timeout=GIT_DEADLINE, check=True)
+        told = subprocess.run(
+            ask, capture_output=True, timeout=GIT_DEADLINE, check=True, encoding="utf-8"
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return told.stdout.strip() or None

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from lowcomm_node.errors import Incompatible
@@ -35,8 +36,10 @@ def program(name: str = "lowcomm-node") -> str:
         return name
     if not script.exists():
         return shlex.join([sys.executable, "-m", "lowcomm_node"])
-    here = Path.cwd()
-    return shlex.quote(str(script.relative_to(here) if script.is_relative_to(here) else script))
+    with suppress(OSError):  # the current folder has been removed
+        here = Path.cwd()
+        script = script.relative_to(here) if script.is_relative_to(here) else script
+    return shlex.quote(str(script))
 
 
 def raise_descriptors(wanted: int = DESCRIPTORS) -> int:

@@ -55,7 +55,7 @@ class Driven:
             ("b.txt", "One that is held out. "),
         ):
             if not (text / name).exists():
-                (text / name).write_text(words * 300)
+                (text / name).write_text(words * 300, encoding="utf-8")
         told = tiny_settings(
             folder, peer, more + '\n[data]\nsource = "local"\n', data=f"text:{text}", **settings
         )

@@ -12,5 +12,5 @@ def replay_file(file: Path) -> list[tuple[float, list[Effect]]]:
 
     ``file``: a story, or a line of a log in JSON that carries one.
     """
-    told = json.loads(file.read_text())
+    told = json.loads(file.read_text(encoding="utf-8"))
     return story.replay(json.loads(told["story"]) if "story" in told else told)

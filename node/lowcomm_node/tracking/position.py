@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lowcomm_node.errors import ConfigError, RetryLater
+from lowcomm_node.storage.durable import lock
 from lowcomm_node.storage.files import read_small, write_atomic
 
 MAX_BYTES = 64 * 1024
@@ -50,13 +51,12 @@ class PositionFile:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._lock, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not lock(descriptor, fcntl.LOCK_EX, wait=False):
+                raise RetryLater(
+                    f"Another `lowcomm-node track` writes from this home to the same place "
+                    f"({self._lock} is held): end that one first, or name another place with --to."
+                )
             yield
-        except BlockingIOError:
-            raise RetryLater(
-                f"Another `lowcomm-node track` writes from this home to the same place "
-                f"({self._lock} is held): end that one first, or name another place with --to."
-            ) from None
         finally:
             os.close(descriptor)
 

@@ -191,7 +191,7 @@ def unsent(rate: int) -> int:
 def allowed() -> Sequence[str]:
     """The congestion controls that this user may choose here."""
     try:
-        return _ALLOWED.read_text().split()
+        return _ALLOWED.read_text(encoding="utf-8").split()
     except OSError:
         return ()
 

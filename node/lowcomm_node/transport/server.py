@@ -1,6 +1,7 @@
 """The gRPC server that listens for peers: over TLS, and on a unix socket for tunnels."""
 
 import asyncio
+import errno
 import os
 import secrets
 import socket
@@ -9,7 +10,7 @@ from typing import Any
 
 from grpc import aio
 
-from lowcomm_node.errors import PortInUse
+from lowcomm_node.errors import ConfigError, PortInUse
 from lowcomm_node.transport.bandwidth import FREE_FLOW
 from lowcomm_node.transport.guard.rate_limits import MAX_CALLS
 from lowcomm_node.transport.service import ExchangeService
@@ -73,10 +74,10 @@ class ExchangeServer:
         self._folder = folder
 
     async def start(self, host: str, port: int) -> int:
-        """Listen; returns the port. Raises PortInUse."""
+        """Listen; returns the port. Raises PortInUse, ConfigError."""
         # gRPC shares the port (SO_REUSEPORT) so that ``renew`` leaves no gap. Check that no other
         # program listens there.
-        port = _find_free(host, port)
+        port = find_free(host, port)
         self._address = f"{host}:{port}"
         await self._start(self._server)
         return port
@@ -165,8 +166,9 @@ def _listen_locally(server: aio.Server, folder: Path) -> int:
         path.unlink()
 
 
-def _find_free(host: str, port: int) -> int:
-    """A port that nobody listens on: ``port``, or any if that is 0. Raises PortInUse."""
+def find_free(host: str, port: int) -> int:
+    """A port that nobody listens on: ``port``, or any if that is 0. Raises PortInUse, ConfigError
+    for an address that is not of this machine."""
     name = host.strip("[]")
     try:
         family, _, _, _, address = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
@@ -175,8 +177,13 @@ def _find_free(host: str, port: int) -> int:
             probe.bind(address)
             probe.listen()
             return probe.getsockname()[1]
-    except OSError:
-        raise _in_use(host, port) from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _in_use(host, port) from None
+        raise ConfigError(
+            f"{host}:{port} can't be listened on ({error.strerror}): choose an address of this "
+            "machine with --host, such as 0.0.0.0 for all, and another --port, or 0 for any."
+        ) from None
 
 
 def _in_use(host: str, port: int) -> PortInUse:

@@ -101,7 +101,7 @@ def test_a_change_that_the_kernel_takes_later_is_tried_again(
 ) -> None:
     tries: list[str] = []
 
-    def busy_once(_: Path, text: str) -> None:
+    def busy_once(_: Path, text: str, encoding: str) -> None:
         tries.append(text)
         if len(tries) == 1:
             raise BlockingIOError

@@ -111,7 +111,10 @@ def resolve(names: Sequence[str]) -> dict[str, str]:
 
 def _name_servers() -> list[str]:
     try:
-        lines = [line.split() for line in RESOLV.read_text(errors="replace").splitlines()]
+        lines = [
+            line.split()
+            for line in RESOLV.read_text(errors="replace", encoding="utf-8").splitlines()
+        ]
     except OSError:
         return []
     return [words[1] for words in lines if len(words) > 1 and words[0] == "nameserver"]

@@ -66,7 +66,11 @@ def congestion_controls() -> tuple[str, list[str]]:
     try:
         with socket.socket() as probe:
             raw = probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
-        allowed = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control").read_text().split()
+        allowed = (
+            Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+            .read_text(encoding="utf-8")
+            .split()
+        )
     except (OSError, AttributeError):  # not Linux
         return "", []
     return raw.rstrip(b"\0").decode(), allowed
@@ -75,7 +79,7 @@ def congestion_controls() -> tuple[str, list[str]]:
 def resent_share(counters: Path = Path("/proc/net/snmp")) -> float | None:
     """The share of TCP segments that were sent again; None if too few were sent, or not told."""
     try:
-        lines = [line.split() for line in counters.read_text().splitlines()]
+        lines = [line.split() for line in counters.read_text(encoding="utf-8").splitlines()]
         names, counts = (words for words in lines if words[0] == "Tcp:")
     except (OSError, ValueError):
         return None

@@ -10,6 +10,7 @@ from typing import Any, BinaryIO
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.durable import disk_full_error
+from lowcomm_node.storage.paths import absolute
 from lowcomm_node.tracking.names import LOSSES
 from lowcomm_node.tracking.sink import Batch, Kept, Library, Point, Tracked
 
@@ -25,7 +26,7 @@ class TensorBoard:
 
     def __init__(self, target: str | None) -> None:
         """``target``: the folder that `tensorboard --logdir` reads."""
-        self._root = Path(target or DEFAULT).expanduser().absolute()
+        self._root = absolute(target or DEFAULT)
         self.target = str(self._root)
         library = Library("tensorboard", "tensorboard")
         records = "tensorboard.summary.writer.record_writer"

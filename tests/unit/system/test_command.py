@@ -4,7 +4,7 @@ import gc
 
 import pytest
 
-from lowcomm_node.system.imports import importing
+from lowcomm_node.system.command import importing
 
 
 def test_the_collector_rests_while_modules_are_imported():
