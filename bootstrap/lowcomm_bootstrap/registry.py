@@ -15,7 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from time import time
+from time import monotonic, time
 
 from lowcomm_node.dht.eviction import Kept, Rank, first_to_go
 from lowcomm_node.errors import ConfigError
@@ -34,6 +34,13 @@ FORGOTTEN_FOR = 7200.0
 """Seconds in which a run that has left is not adopted again: the DHT keeps it for an hour."""
 MAX_FORGOTTEN = 1024
 TOUCH_EVERY = 600.0
+_BEGAN = time() - monotonic()
+
+
+def steady_time() -> float:
+    """Unix time that no later change of the clock moves: a clock that is ahead for a moment must
+    not end a day."""
+    return _BEGAN + monotonic()
 
 
 @dataclass(frozen=True)
@@ -57,7 +64,9 @@ class Held:
 class Registry:
     """Signed runs on disk, at most ``max_runs`` and MAX_BYTES, each verified once, when read."""
 
-    def __init__(self, folder: Path, max_runs: int = 64, clock: Callable[[], float] = time) -> None:
+    def __init__(
+        self, folder: Path, max_runs: int = 64, clock: Callable[[], float] = steady_time
+    ) -> None:
         """Reads the folder. A damaged file is renamed to ``NAME.damaged``.
 
         A run of another version is left for the release that reads it: an upgrade may be reverted.

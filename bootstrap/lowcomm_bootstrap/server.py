@@ -27,6 +27,9 @@ from lowcomm_protocol.peers.records import read_record
 from lowcomm_protocol.spec.run import SignedRun, read_signed_run
 
 RUN_LIFE = 1800.0
+LOST_AFTER = 30.0
+"""Seconds after which a run is published again that nobody has any more: a clock that was ahead has
+made all records expire."""
 LOOK_EVERY = 5.0
 LOOK_DEADLINE = 300.0
 """Seconds after which a look must have ended: all that it waits for has deadlines of its own."""
@@ -125,9 +128,11 @@ class BootstrapServer:
     async def look(self) -> None:
         """Do once what is due every LOOK_EVERY seconds."""
         await self._rejoin.step()
+        published = await self._discovery.lookup(RUNS_KEY)
         if not self._closed:
-            await self._adopt()
-        if monotonic() - self._published >= RUN_LIFE / 3:
+            await self._adopt(published)
+        lost = any(run.run_id not in published for run in self._registry.runs())
+        if monotonic() - self._published >= (LOST_AFTER if lost else RUN_LIFE / 3):
             await self._publish()
         await self._count()
 
@@ -170,8 +175,8 @@ class BootstrapServer:
             reason = "no peer took it; tried again"
             self._tell({"event": "run.not_published", **_names(run), "reason": reason})
 
-    async def _adopt(self) -> None:
-        for data in (await self._discovery.lookup(RUNS_KEY)).values():
+    async def _adopt(self, published: Mapping[str, bytes]) -> None:
+        for data in published.values():
             run = _read(data)
             if run is None or self._registry.has_left(run.run_id):
                 continue

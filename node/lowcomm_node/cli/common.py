@@ -52,13 +52,11 @@ def run(app: typer.Typer) -> int:
         sys.stdout.flush()  # what is buffered must fail here, not in Python's own exit
     except OSError as error:
         if error.errno not in (errno.EPIPE, errno.EIO):
-            raise
+            return _tell(_in_words(error), 1, code_of(NodeError))
         # The reader of our output, or the terminal, has gone; Python would complain about it once
         # more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
-        return _tell(_in_words(error), 1, code_of(NodeError))
     return code
 
 

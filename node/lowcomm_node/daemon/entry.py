@@ -63,7 +63,12 @@ class Entry:
             fresh_identity=fresh_identity,
         )
         self.rejoin = Rejoin(
-            self.discovery, settings.peers, known, board.tell, board.warning(WarningCode.CLOCK)
+            self.discovery,
+            settings.peers,
+            known,
+            board.tell,
+            board.warning(WarningCode.CLOCK),
+            withdraw=lambda: board.withdraw(WarningCode.CLOCK),
         )
         self.prober = Prober(self.discovery, self.discovery.addresses, FOR_A_NODE)
         """Answers others who ask how they are reached."""

@@ -156,7 +156,10 @@ class Participation:
             run_admission=self._admission,
             refusals=self._entry.refusals,
             listeners=Listeners(
-                warn=self._board.warn, on_removals=self._drop_removed, on_barred=leave
+                warn=self._board.warn,
+                withdraw=self._board.withdraw,
+                on_removals=self._drop_removed,
+                on_barred=leave,
             ),
             rejoin=self._entry.rejoin,
         )

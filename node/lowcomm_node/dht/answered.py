@@ -1,4 +1,4 @@
-"""Peers that have proved recently to be there."""
+"""Peers that have answered recently, or have not."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,16 +12,30 @@ MAX_ANSWERED = 8192
 class Answered:
     """The newest answers, bounded in number."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic, lasts: float = LASTS) -> None:
         self._clock = clock
-        self._at: OrderedDict[str, float] = OrderedDict()
+        self._lasts = lasts
+        self._at: OrderedDict[object, float] = OrderedDict()
 
-    def add(self, peer_id: str) -> None:
+    def add(self, peer: object) -> None:
         """A peer has answered, or has called and authenticated."""
-        self._at[peer_id] = self._clock()
-        self._at.move_to_end(peer_id)
+        self._at[peer] = self._clock()
+        self._at.move_to_end(peer)
         if len(self._at) > MAX_ANSWERED:
             self._at.popitem(last=False)
 
-    def __contains__(self, peer_id: str) -> bool:
-        return self._clock() < self._at.get(peer_id, float("-inf")) + LASTS
+    def __contains__(self, peer: object) -> bool:
+        return self._clock() < self._at.get(peer, float("-inf")) + self._lasts
+
+
+class Silent(Answered):
+    """Peers that hivemind avoids, in place of its ``Blacklist``, whose bans would last longer when
+    the clock of this machine is set back."""
+
+    def register_failure(self, peer: object) -> None:
+        """A peer has not answered."""
+        self.add(peer)
+
+    def register_success(self, peer: object) -> None:
+        """A peer has answered."""
+        self._at.pop(peer, None)

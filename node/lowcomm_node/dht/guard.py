@@ -23,7 +23,7 @@ can dial us:
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from time import time
+from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.dht.answered import Answered
@@ -257,7 +257,7 @@ class BoundedStorage(DHTLocalStorage):
     def _evict(
         self, key: DHTID, records: DictionaryDHTValue, new: Kept, others: set[Any], excess: int
     ) -> bool:
-        kept, ranked, now = self._kept.get(key, {}), self._ranked(new), time()
+        kept, ranked, now = self._kept.get(key, {}), self._ranked(new), monotonic()
         kind = (key, ranked.rank, ranked.networks)
         refused_at, size = self._refused.get(kind, (float("-inf"), 0))
         if now < refused_at + REFUSED_FOR and new.size >= size and new.name not in kept:

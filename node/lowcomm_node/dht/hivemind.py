@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowcomm_node.dht.answered import Answered
+from lowcomm_node.dht.answered import Answered, Silent
 from lowcomm_node.dht.callers import Callers
 from lowcomm_node.dht.duplicate_identity import refuse_duplicate_identity
 from lowcomm_node.dht.interface import Knock
@@ -423,13 +423,12 @@ class HivemindDiscovery:
                     node_id=place_of(self.peer_id),
                     cache_locally=False,
                     cache_nearest=0,
-                    blacklist_time=_BAN,
-                    backoff_rate=1.0,
                 )
         except TimeoutError:
             raise NodeError(
                 "p2pd started, but does not answer: is this machine overloaded? Try again."
             ) from None
+        node.blacklist = Silent(lasts=_BAN)
         named = {entry.peer_id for entry in self._entry_points.named}
         guard(node.protocol, self._provenances, named, self._answered)
         return node

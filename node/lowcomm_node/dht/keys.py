@@ -23,7 +23,7 @@ from typing import Any
 from lowcomm_node.dht.interface import MAX_VALUE
 from lowcomm_protocol.errors import LowcommError, RecordError, VersionError
 from lowcomm_protocol.peers.admission import Rules
-from lowcomm_protocol.peers.records import read_record
+from lowcomm_protocol.peers.records import is_from_future, read_record
 from lowcomm_protocol.peers.removals import read_removals
 from lowcomm_protocol.refusals import Reason, Refusals, What
 from lowcomm_protocol.spec.amendments import Chain, read_chain
@@ -50,6 +50,8 @@ class Provenance:
     order: int = 0
     """Of two values of one signer the higher order wins, whichever expires later, so that an old
     one can't be replayed."""
+    issued: float = -math.inf
+    """Unix time, seconds; of records that live for seconds or minutes only."""
 
 
 def peers_key(run_id: str) -> str:
@@ -131,7 +133,8 @@ class Provenances:
                     _remember(self._refused, digest, None, _REMEMBERED)
                 return None
             _remember(self._known, digest, found, _REMEMBERED)
-        return found if found.expires > now else None
+        # A record that was taken while our own clock was ahead as well must not hide newer ones.
+        return found if found.expires > now and not is_from_future(found.issued, now) else None
 
     def refuse(self, reason: Reason) -> None:
         """Count a refused record."""
@@ -188,7 +191,7 @@ class Provenances:
                 claim.verify(rules.creator)
             expires = min(info.expires, claim.invite.expires if claim is not None else math.inf)
             key, order, signed_for = peers_key(info.run_id), int(info.issued * 1000), info.peer_id
-            found = Provenance(key, expires, info.peer_id, order)
+            found = Provenance(key, expires, info.peer_id, order, info.issued)
         elif kind == _REMOVALS:
             removals, signed_for = read_removals(value, subkey), subkey
             found = Provenance(

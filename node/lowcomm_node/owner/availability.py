@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from time import time
+from time import CLOCK_BOOTTIME, clock_gettime, time
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.idle import IdleDetector
@@ -19,6 +19,12 @@ from lowcomm_node.system.tasks import Enduring, Warn
 
 LOOK_EVERY = 5.0
 NOT_LOOKED = "nobody looks at the use and the battery of this machine"
+_ENDLESS = {"until": None}
+
+
+def _elapsed() -> float:
+    """Seconds that go on while the machine sleeps, and that no change of its clock moves."""
+    return clock_gettime(CLOCK_BOOTTIME)
 
 
 class Availability:
@@ -33,13 +39,16 @@ class Availability:
         file: Path,
         look: Callable[[], MachineUse],
         clock: Callable[[], float] = time,
+        elapsed: Callable[[], float] = _elapsed,
     ) -> None:
         """``file`` keeps the owner's pause over restarts. Raises ConfigError if it is damaged."""
         self._rules = rules
         self._file = file
         self._look = look
         self._clock = clock
-        self._paused_until = _read(file)
+        self._elapsed = elapsed
+        left = _read(file, clock())
+        self._pause_ends = None if left is None else elapsed() + left
         self._overruled: set[Rule] = set()
         self.hold: Hold | None = None
         """Why it may not train; None if it may."""
@@ -68,17 +77,17 @@ class Availability:
 
         Raises DiskFull, OSError.
         """
-        until = FOREVER if seconds is None else self._clock() + seconds
-        content = {"until": until if isfinite(until) else None}
+        left = FOREVER if seconds is None else seconds
+        content = {"until": self._clock() + left, "seconds": left} if isfinite(left) else _ENDLESS
         write_atomic(self._file, json.dumps(content).encode())
-        self._paused_until = until
+        self._pause_ends = self._elapsed() + left
         self._overruled.clear()
         self.update()
 
     def resume(self) -> None:
         """End the owner's pause, and overrule each rule that holds now until it has let go once."""
         self._file.unlink(missing_ok=True)
-        self._paused_until = None
+        self._pause_ends = None
         self._overruled = {hold.rule for hold in self._holds()}
         self.update()
 
@@ -120,17 +129,23 @@ class Availability:
         await self._free.wait()
 
     def _holds(self) -> list[Hold]:
-        now = datetime.fromtimestamp(self._clock()).astimezone()
-        return holds(self._rules, self._paused_until, self._machine, now)
+        now, ends = self._clock(), self._pause_ends
+        until = None if ends is None else now + (ends - self._elapsed())
+        local = datetime.fromtimestamp(now).astimezone()
+        return holds(self._rules, until, self._machine, local)
 
 
-def _read(file: Path) -> float | None:
+def _read(file: Path, now: float) -> float | None:
+    """The seconds that are left of the pause in a file; None without one."""
     try:
-        until = json.loads(file.read_bytes())["until"]
-        return FOREVER if until is None else float(until)
+        content = json.loads(file.read_bytes())
+        if (until := content["until"]) is None:
+            return FOREVER
+        # The clock may have been ahead when the pause began.
+        return min(float(until) - now, float(content.get("seconds", FOREVER)))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         raise ConfigError(
             f"{file} can't be read: remove it to let the node train, or say `lowcomm-node pause` "
             "again once it runs."

@@ -64,6 +64,8 @@ class Listeners:
     """What the daemon hears from its membership."""
 
     warn: Callable[[WarningCode, str], None]
+    withdraw: Callable[[WarningCode], None]
+    """Warnings of this kind hold no longer."""
     on_removals: Callable[[], None]
     """Peers were removed, or admission was amended."""
     on_barred: Callable[[NotAdmitted], None]
@@ -99,7 +101,8 @@ class Membership:
         self._listeners = listeners
         self._rejoin = rejoin
         self._removals_due = 0.0
-        self._told_off = 0
+        self._refusing: set[str] = set()
+        """Peers that do not take us, as the owner was warned."""
         self._run_due = 0.0
         self._has_looked = False
         self._is_too_large = False
@@ -407,6 +410,10 @@ class Membership:
                     timeout=deadline,
                 )
             self._hear_introduction(info.peer_id, answer)
+            if info.peer_id in self._refusing:
+                self._refusing.discard(info.peer_id)
+                if not self._refusing:
+                    self._listeners.withdraw(WarningCode.NOT_TAKEN)
             self._discovery.answered(info.peer_id)
             self.sign_of_life(info.peer_id)
             self.roster.liveness.reached(places_of(info.addresses, info.entry_points))
@@ -424,8 +431,12 @@ class Membership:
             # Somebody else answers at its address, perhaps in between us, so the text of the
             # refusal counts for nothing.
             self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
-        elif code is grpc.StatusCode.UNAUTHENTICATED and self._told_off < MAX_TOLD_OFF:
-            self._told_off += 1
+        elif (
+            code is grpc.StatusCode.UNAUTHENTICATED
+            and info.peer_id not in self._refusing
+            and len(self._refusing) < MAX_TOLD_OFF
+        ):
+            self._refusing.add(info.peer_id)
             told = f"{info.peer_id[-6:]} does not take us: {details[:200]}"
             self._listeners.warn(WarningCode.NOT_TAKEN, told)
 

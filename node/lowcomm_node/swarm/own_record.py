@@ -12,6 +12,7 @@ from lowcomm_protocol.peers.records import (
     PeerInfo,
     Phase,
     Told,
+    next_issue,
     read_record,
     write_record,
 )
@@ -49,9 +50,7 @@ class OwnRecord:
     def sign(self, life: float, entry_points: tuple[str, ...], claim: bytes) -> bytes:
         """A serialized SignedRecord that is valid for ``life`` seconds from now."""
         swarm_step, steps, speed = self.progress()
-        # The later of two records wins: never issue two in the same millisecond, nor one before the
-        # last.
-        self.last_issued = max(time(), self.last_issued + 0.001)
+        self.last_issued = next_issue(time(), self.last_issued)
         info = PeerInfo(
             peer_id=self.peer_id,
             run_id=self.run_id,

@@ -57,15 +57,18 @@ class Rejoin:
         addresses: Callable[[], tuple[str, ...]] | None = None,
         restarts: bool = True,
         held: Callable[[], tuple[str, ...]] | None = None,
+        withdraw: Callable[[], None] = lambda: None,
     ) -> None:
         """``named``: the owner's entry points; ``restarts``: see Watchdog.
 
+        ``warn``: this machine's clock is off; ``withdraw``: it is right again.
         ``addresses``: this machine's addresses in use; ``held``: all that it has.
         """
         self._discovery = discovery
         self._remembered = remembered
         self._tell = tell
         self._warn = warn
+        self._withdraw = withdraw
         self._addresses = addresses or own_addresses
         self._held = held or held_addresses
         self._named = by_peer(named)
@@ -216,6 +219,8 @@ class Rejoin:
             await self._discovery.find_neighbours()
 
     def _look_at_clock(self, knocks: Mapping[str, Knock]) -> None:
+        if all(knock.reason for knock in knocks.values()):
+            return
         try:
             check_clock(knocks)
         except Unhealthy as error:
@@ -223,6 +228,8 @@ class Rejoin:
                 self._clock_told = True
                 self._warn(str(error))
         else:
+            if self._clock_told:
+                self._withdraw()
             self._clock_told = False
 
     def _tell_entry_point(self, peer_id: str, reason: str | None) -> None:

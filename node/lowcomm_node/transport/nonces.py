@@ -55,7 +55,8 @@ class Nonces:
     def was_used(self, peer: str, nonce: bytes, issued: float, now: float) -> bool:
         """Whether a peer's credential was used before, or may have been; ``issued``: when the peer
         made it."""
-        while self._used and next(iter(self._used.values())).at < now - self._life:
+        # One from the far future was used while the clock was ahead.
+        while self._used and abs(now - next(iter(self._used.values())).at) > self._life:
             self._drop(next(iter(self._used)))
         return _key(peer, nonce) in self._used or issued <= self._floors.get(peer, float("-inf"))
 

@@ -52,8 +52,18 @@ class _Silence:
     """Unanswered attempts."""
 
     count: int = 0
-    due: float = float("-inf")
-    """When the next attempt may be made."""
+    since: float = float("-inf")
+    pause: float = 0.0
+    """Seconds after ``since`` before the next attempt may be made."""
+
+    def is_due(self, now: float) -> bool:
+        """Whether the pause is over. A pause that begins in the future has come from a clock that
+        was ahead, and is none."""
+        return not 0.0 <= now - self.since < self.pause
+
+    def rest(self, now: float, pause: float) -> None:
+        """Begin a pause."""
+        self.since, self.pause = now, pause
 
 
 def refresh_pause(known: int) -> float:
@@ -98,27 +108,25 @@ class Liveness:
         missed = self._missed.get(peer) or _Silence()
         missed.count += 1
         if missed.count >= MAX_MISSED:
-            missed.due = now + min(
-                FIRST_REST * 2 ** min(missed.count - MAX_MISSED, 20), LONGEST_REST
-            )
+            doublings = min(missed.count - MAX_MISSED, 20)
+            missed.rest(now, min(FIRST_REST * 2**doublings, LONGEST_REST))
         _keep(self._missed, peer, missed)
 
     def is_alive(self, peer: str, now: float) -> bool:
         """Whether a peer has proved recently to be there, and answers offers."""
-        heard, missed = self._heard.get(peer), self._missed.get(peer)
-        return heard is not None and now - heard < ALIVE and (missed is None or missed.due <= now)
+        return self.is_proved(peer, now) and self._is_due(self._missed, peer, now)
 
     def is_proved(self, peer: str, now: float) -> bool:
         """Whether a peer has proved recently to be there. It may still leave offers unanswered."""
         heard = self._heard.get(peer)
-        return heard is not None and now - heard < ALIVE
+        return heard is not None and _is_recent(heard, now)
 
     # probes
 
     def at_once(self, now: float) -> int:
         """Concurrent probes allowed: more while no peer has proved recently to be there."""
         newest = next(reversed(self._heard.values()), float("-inf"))
-        return BURST if now - newest < ALIVE else FIRST_BURST
+        return BURST if _is_recent(newest, now) else FIRST_BURST
 
     def is_untried(self, peer: str, now: float) -> bool:
         """Whether a peer is known by its record only."""
@@ -145,7 +153,7 @@ class Liveness:
         old, unknown = list[str](), list[tuple[bool, bytes, str, Sequence[str]]]()
         for peer, places in known:
             heard = self._heard.get(peer)
-            if heard is not None and now - heard < ALIVE:
+            if heard is not None and _is_recent(heard, now):
                 if now - heard >= refresh and self._is_due(self._silent, peer, now):
                     old.append(peer)
             elif self._is_due(self._silent, peer, now) and (
@@ -173,7 +181,7 @@ class Liveness:
 
     def _is_due(self, kept: "OrderedDict[str, _Silence]", name: str, now: float) -> bool:
         silence = kept.get(name)
-        return silence is None or silence.due <= now
+        return silence is None or silence.is_due(now)
 
     def _is_open(self, places: Sequence[str], now: float) -> bool:
         return all(self._is_due(self._places, place, now) for place in places)
@@ -181,7 +189,7 @@ class Liveness:
     def _postpone(self, peer: str, now: float) -> None:
         """Count a probe as unanswered until its answer comes."""
         silence = self._silent.get(peer) or _Silence()
-        silence.due = now + min(FIRST_PAUSE * 2 ** min(silence.count, 20), LONGEST_PAUSE)
+        silence.rest(now, min(FIRST_PAUSE * 2 ** min(silence.count, 20), LONGEST_PAUSE))
         silence.count += 1
         _keep(self._silent, peer, silence)
 
@@ -189,10 +197,15 @@ class Liveness:
         silence = self._places.get(place) or _Silence()
         silence.count += 1
         if silence.count > FREE_MISSES:
-            silence.due = now + min(
-                2.0 ** min(silence.count - FREE_MISSES - 1, 20), LONGEST_PLACE_PAUSE
-            )
+            doublings = min(silence.count - FREE_MISSES - 1, 20)
+            silence.rest(now, min(2.0**doublings, LONGEST_PLACE_PAUSE))
         _keep(self._places, place, silence)
+
+
+def _is_recent(heard: float, now: float) -> bool:
+    """Whether a sign of life still counts. One from the far future has come from a clock that was
+    ahead."""
+    return abs(now - heard) < ALIVE
 
 
 def _keep(kept: "OrderedDict[str, Value]", name: str, value: Value) -> None:

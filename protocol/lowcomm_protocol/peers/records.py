@@ -106,6 +106,21 @@ class Caller:
     """When it was made, by the caller's clock; Unix time, seconds."""
 
 
+def next_issue(now: float, last: float) -> float:
+    """The time of issue of a peer's next record at Unix time ``now``; ``last``: that of its last.
+
+    The later of two records wins, so no record is issued before the last, even if the clock was
+    set back a little. A last record that others would refuse as from the future counts for nothing:
+    the clock was ahead when it was issued.
+    """
+    return now if is_from_future(last, now) else max(now, last + 0.001)
+
+
+def is_from_future(issued: float, now: float) -> bool:
+    """Whether a record was issued too far ahead of Unix time ``now``."""
+    return issued > now + MAX_CLOCK_SKEW
+
+
 def write_record(info: PeerInfo, identity: Identity) -> bytes:
     """Sign a record; returns the serialized SignedRecord.
 
@@ -252,7 +267,7 @@ def read_credential(data: bytes, callee: str, run_id: str, now: float) -> Caller
 
 def _check_times(record: pb.PeerRecord, now: float) -> None:
     issued, expires = record.issued_ms / 1000, record.expires_ms / 1000
-    if issued > now + MAX_CLOCK_SKEW:
+    if is_from_future(issued, now):
         raise RecordError(
             f"The record of {record.peer_id} is from {issued - now:.0f} s ahead: set both clocks "
             "right.",

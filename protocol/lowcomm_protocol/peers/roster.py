@@ -6,7 +6,14 @@ from hashlib import sha256
 from lowcomm_protocol.errors import LowcommError, RecordError
 from lowcomm_protocol.peers.admission import Admission, Rules
 from lowcomm_protocol.peers.liveness import Liveness
-from lowcomm_protocol.peers.records import MAX_LIFE, MAX_RECORD_BYTES, PeerInfo, Phase, read_record
+from lowcomm_protocol.peers.records import (
+    MAX_LIFE,
+    MAX_RECORD_BYTES,
+    PeerInfo,
+    Phase,
+    is_from_future,
+    read_record,
+)
 from lowcomm_protocol.refusals import Reason, Refusals, What
 
 MAX_PEERS = 4096
@@ -59,11 +66,14 @@ class Roster:
                 self._remember(digest)
             return None
         known = self._records.get(info.peer_id)
+        if known is not None and is_from_future(known.issued, now):
+            known = None  # both clocks were ahead when it came
         if info.peer_id == self.own_peer_id or (known is not None and info.issued <= known.issued):
             self._remember(digest)
             return None
         self._sweep(now)
-        if known is None and len(self._records) >= MAX_PEERS and not self._make_room(now, sender):
+        is_full = info.peer_id not in self._records and len(self._records) >= MAX_PEERS
+        if is_full and not self._make_room(now, sender):
             return None
         self._remember(digest)
         self._records[info.peer_id] = info

@@ -189,6 +189,20 @@ async def test_a_run_that_its_creator_publishes_is_adopted_for_good(tmp_path: Pa
     assert Registry(tmp_path).runs() == [make_run("a")]
 
 
+async def test_runs_that_a_clock_ahead_has_made_expire_are_published_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Registry(tmp_path).add(make_run("a"))
+    door = Door(tmp_path)
+    await door.server.start()
+    door.network.records.clear()
+    await door.server.look()
+    assert not door.network.records, "not at each look"
+    monkeypatch.setattr("lowcomm_bootstrap.server.LOST_AFTER", 0.0)
+    await door.server.look()
+    assert set(await door.creator.lookup(RUNS_KEY)) == {make_run("a").run_id}
+
+
 async def test_a_defect_does_not_end_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lowcomm_node.dht import callers, guard
-from lowcomm_node.dht.answered import Answered
+from lowcomm_node.dht.answered import Answered, Silent
 from lowcomm_node.dht.eviction import Bringer
 from lowcomm_node.dht.guard import BoundedStorage, OwnRecords
 from lowcomm_node.dht.keepers import SEARCHED
@@ -297,6 +297,39 @@ def test_an_older_record_never_replaces_a_newer_one_however_long_it_is_to_be_kep
     assert not store(new, 10), "no longer than it is kept already"
     assert store(new, 25)
     assert kept() == new
+
+
+def test_a_record_from_when_both_clocks_were_ahead_hides_no_newer_one(monkeypatch):
+    run_id, ahead, provenances = "ab" * 32, NOW + 3600, Provenances()
+    storage, key = BoundedStorage(provenances), DHTID.generate(source=peers_key(run_id))
+
+    def store(data: bytes, expires: float) -> bool:
+        value = MSGPackSerializer.dumps(pack(peers_key(run_id), data))
+        return storage.store_subkey(key, ADA.peer_id, value, expires)
+
+    early, right = record(run_id, issued=ahead), record(run_id)
+    with monkeypatch.context() as patch:
+        patch.setattr(guard, "time", lambda: ahead)
+        assert store(early, ahead + 30)
+    assert provenances.check(pack(peers_key(run_id), early), ADA.peer_id, NOW) is None
+    assert store(right, NOW + 30)
+    found = storage.get(key)
+    assert found is not None and MSGPackSerializer.loads(found.value.get(ADA.peer_id).value)[
+        1:
+    ] == (right)
+
+
+def test_a_silent_peer_is_avoided_for_seconds_that_no_clock_makes_longer():
+    clock = [0.0]
+    silent = Silent(lambda: clock[0], lasts=10.0)
+    silent.register_failure("ada")
+    clock[0] = 9.0
+    assert "ada" in silent and "bob" not in silent
+    clock[0] = 10.0
+    assert "ada" not in silent
+    silent.register_failure("ada")
+    silent.register_success("ada")
+    assert "ada" not in silent
 
 
 def test_where_there_is_no_more_room_a_record_is_still_renewed(monkeypatch):

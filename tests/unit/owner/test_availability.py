@@ -181,12 +181,16 @@ class World:
             home / "pause.json",
         )
         self.rules = rules or Rules()
+        self.elapsed = 100.0
 
     def start(self) -> Availability:
-        return Availability(self.rules, self.file, lambda: self.machine, lambda: self.now)
+        return Availability(
+            self.rules, self.file, lambda: self.machine, lambda: self.now, lambda: self.elapsed
+        )
 
     def later(self, one: Availability, seconds: float) -> Rule | None:
         self.now += seconds
+        self.elapsed += seconds
         one._machine = self.machine
         one.update()
         return one.hold.rule if one.hold else None
@@ -206,6 +210,22 @@ def test_a_pause_lasts_as_long_as_it_was_told_also_over_a_restart(tmp_path: Path
     assert world.later(world.start(), 1e9) is Rule.OWNER
     one.resume()
     assert world.start().hold is None and not world.file.exists()
+
+
+def test_a_pause_lasts_as_long_as_it_was_told_whatever_becomes_of_the_clock(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    world.now += 3600.0  # ahead when the pause begins
+    one = world.start()
+    one.pause(1800.0)
+    world.now -= 3600.0
+    assert world.later(one, 1799.0) is Rule.OWNER
+    assert one.hold is not None and one.hold.until == world.now + 1
+    restarted = world.start()
+    assert world.later(one, 1.0) is None
+    assert world.later(restarted, 1799.0) is None, "no longer than the whole pause after a restart"
+    one.pause(1800.0)
+    world.now += 3600.0  # ahead while it lasts
+    assert world.later(one, 1799.0) is Rule.OWNER
 
 
 def test_a_pause_replaces_the_one_before(tmp_path: Path) -> None:
@@ -253,7 +273,9 @@ async def test_who_waits_is_told_at_once(tmp_path: Path) -> None:
     await asyncio.wait_for(free, 1)
 
 
-@pytest.mark.parametrize("content", ["", "{}", "[]", '{"until": "x"}'])
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", '{"until": "x"}', '{"until": 1, "seconds": "x"}']
+)
 def test_a_damaged_pause_is_named_with_its_remedy(tmp_path: Path, content: str) -> None:
     world = World(tmp_path)
     world.file.write_text(content)

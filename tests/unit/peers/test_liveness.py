@@ -33,6 +33,18 @@ def test_who_gives_a_sign_of_life_is_alive_for_a_while():
     assert liveness.is_alive("ada", NOW + ALIVE - 1) and not liveness.is_alive("ada", NOW + ALIVE)
 
 
+def test_a_clock_that_was_ahead_for_a_moment_leaves_no_trace():
+    liveness, ahead = Liveness(), NOW + 3600
+    liveness.heard("gone", ahead)
+    assert liveness.due([("silent", ())], ahead) == ["silent"]
+    for _ in range(10):
+        liveness.missed("mute", ahead)
+    assert not liveness.is_alive("gone", NOW), "an hour would pass before anybody notices"
+    assert liveness.due([("silent", ())], NOW) == ["silent"]
+    liveness.heard("mute", NOW)
+    assert liveness.is_alive("mute", NOW)
+
+
 def test_unknown_peers_are_probed_at_a_rate_and_each_of_them_ever_more_rarely():
     liveness, known, probed = Liveness(), strangers(1), list[float]()
     for second in range(4000):

@@ -52,6 +52,13 @@ def test_the_newest_record_holds_in_whatever_order_they_come(roster):
     assert steps(roster, NOW + 20) == {ALICE.peer_id: 19}
 
 
+def test_a_record_from_when_both_clocks_were_ahead_hides_no_newer_one(roster):
+    assert roster.hear(record(issued=NOW + 3600, swarm_step=5), NOW + 3600) is not None
+    assert roster.hear(record(swarm_step=6), NOW) is not None
+    assert steps(roster) == {ALICE.peer_id: 6}
+    assert roster.hear(record(issued=NOW - 1, swarm_step=7), NOW) is None
+
+
 def test_an_older_or_equal_record_is_no_news(roster):
     assert roster.hear(record(swarm_step=5), NOW) is not None
     assert roster.hear(record(swarm_step=6), NOW) is None

@@ -95,6 +95,7 @@ class Party:
         )  # fmt: skip
         listeners = Listeners(
             warn=lambda code, text: self.warnings.append(text),
+            withdraw=lambda code: self.warnings.clear(),
             on_removals=self._on_removals,
             on_barred=self.barred.append,
         )
@@ -320,6 +321,32 @@ def test_an_address_of_a_provider_s_own_network_is_told_after_a_public_one(
 ) -> None:
     monkeypatch.setattr(hosts, "own_addresses", lambda: ("100.64.0.1", "192.168.1.2", "44.1.1.1"))
     assert hosts._own_hosts()[0] == "44.1.1.1"
+
+
+async def test_a_node_whose_clock_was_ahead_for_a_moment_is_believed_at_once(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    with monkeypatch.context() as patch:
+        patch.setattr("lowcomm_node.swarm.own_record.time", lambda: time() + 3600)
+        assert bob.roster.hear(ada.membership._record(), time()) is None
+    assert bob.roster.hear(ada.membership._record(), time()) is not None
+
+
+async def test_a_warning_that_a_peer_does_not_take_us_goes_when_it_does(
+    parties: Parties, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, bob = await parties(ADA), await parties(BOB)
+    assert ada.roster.hear(bob.membership._record(), time()) is not None
+    info = ada.roster.get(BOB.peer_id, time())
+    assert info is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(ada.channels._gatekeeper, "_clock", lambda: time() + 3600)
+        for _ in range(2):
+            await ada.membership._greet(info)
+    assert len(ada.warnings) == 1 and "set both clocks right" in ada.warnings[0]
+    await ada.membership._greet(info)
+    assert ada.warnings == []
 
 
 async def test_a_record_of_ours_from_the_far_future_does_not_lead_us_there(

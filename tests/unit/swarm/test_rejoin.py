@@ -62,6 +62,7 @@ class Node:
             self.warnings.append,
             lambda: self.addresses,
             held=lambda: self.held or self.addresses,
+            withdraw=self.warnings.clear,
         )
         self.rejoin.publish_with(self._publish, None)
         self.rejoin.on_move(self._move)
@@ -134,16 +135,26 @@ async def test_a_change_of_address_is_told_and_ends_connections(node: Node) -> N
     assert AddressesChanged(addresses=("198.51.100.1",)) in node.events
 
 
-async def test_a_clock_that_is_off_is_warned_of_once(node: Node) -> None:
+async def test_a_clock_that_is_off_is_warned_of_once_until_it_is_right_again(node: Node) -> None:
+    async def knock() -> None:
+        node.addresses = (*node.addresses, f"192.0.2.{len(node.addresses) + 1}")  # so it is due
+        await node.rejoin.step()
+
     node.network.peers.add(BOOT.peer_id)
     node.discovery.ahead = 20.0
-    for _ in range(2):
-        node.addresses = (
-            *node.addresses,
-            f"192.0.2.{len(node.addresses) + 1}",
-        )  # so that it knocks again at once
-        await node.rejoin.step()
+    await knock()
+    await knock()
     assert len(node.warnings) == 1 and "20 s behind" in node.warnings[0]
+    node.network.peers.clear()
+    node.discovery.ahead = 0.0
+    await knock()
+    assert node.warnings, "nobody has answered"
+    node.network.peers.add(BOOT.peer_id)
+    await knock()
+    assert not node.warnings
+    node.discovery.ahead = 20.0
+    await knock()
+    assert node.warnings
 
 
 async def test_an_address_of_ipv6_that_is_replaced_ends_no_connection_while_it_is_there(
