@@ -10,6 +10,7 @@ class WarningCode(StrEnum):
     """What a warning is about."""
 
     SETTINGS = "settings"
+    RUN_CHOSEN = "run-chosen"
     STARTED_ALONE = "started-alone"
     CLOCK = "clock"
     AMENDMENT = "amendment"
@@ -36,6 +37,11 @@ WARNINGS: Mapping[str, Message] = {
     WarningCode.SETTINGS: Message(
         "A setting was given that means nothing, and is ignored.",
         "Correct the name that the sentence tells; `lowcomm-node config` shows what holds.",
+    ),
+    WarningCode.RUN_CHOSEN: Message(
+        "Several published runs fit, so the node has taken the one that the operator of the "
+        "bootstrap server serves, or whose peers answer.",
+        "For another: `--run NAME@FINGERPRINT`.",
     ),
     WarningCode.STARTED_ALONE: Message(
         "No peer answered at the start, so the node trains on what its home knows of the run.",

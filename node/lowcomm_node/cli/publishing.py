@@ -6,6 +6,7 @@ Commands import this when they run: it loads the DHT, which takes seconds.
 import asyncio
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any, Protocol, TypeVar
@@ -14,13 +15,13 @@ from lowcomm_node.control.client import ControlClient
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, removals_key
 from lowcomm_node.dht.knocks import by_peer
-from lowcomm_node.errors import ConfigError, NoPeers, NotRunning, Unhealthy
+from lowcomm_node.errors import ConfigError, LinkLost, NoPeers, NotRunning, Unhealthy
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.probing.asker import CONNECT_DEADLINE, Asker
+from lowcomm_node.probing.asker import CONNECT_DEADLINE
 from lowcomm_node.storage.files import ephemeral_identity, read_small, write_atomic
 from lowcomm_node.swarm.admission import REMOVALS_LIFE, newest_removals
 from lowcomm_node.swarm.amendments import AMENDMENTS_LIFE
-from lowcomm_node.swarm.find_run import open_discovery
+from lowcomm_node.swarm.find_run import ask_server, open_discovery
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import Keeping
@@ -180,12 +181,9 @@ async def _ask(discovery: Discovery, peer: str, addresses: Sequence[str], run_id
     """Whether a server keeps a run, asked until it has received it."""
     keeping = Keeping(reason="it did not answer")
     for _ in range(ASKED):
-        try:
+        with suppress(LinkLost):
             await discovery.connect(peer, addresses, CONNECT_DEADLINE)
-            with await Asker.open(discovery, peer) as asker:
-                keeping = await asker.keeps(run_id)
-        except LowcommError as error:
-            keeping = Keeping(reason=str(error))
+        keeping = await ask_server(discovery, peer, run_id)
         if keeping.kept:
             break
         await asyncio.sleep(ASK_EVERY)

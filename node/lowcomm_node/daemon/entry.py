@@ -93,7 +93,8 @@ class Entry:
         if await self.rejoin.enter(0.0 if kept is not None else self.settings.join_deadline):
             show = self.board.showing(WaitCode.LOOKING_FOR_RUN)
             show("looking for the run")
-            return await find_run(self.discovery, self.settings, kept, show)
+            chosen = self.board.warning(WarningCode.RUN_CHOSEN)
+            return await find_run(self.discovery, self.settings, kept, show, chosen)
         if kept is None:
             raise NoPeers(nobody_answers(self.rejoin.unanswered()))
         alone = "training alone on what this home knows of the run, until a peer answers"

@@ -3,7 +3,7 @@
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.swarm.find_run import choose
+from lowcomm_node.swarm.find_run import matching, the_only
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
@@ -26,7 +26,7 @@ def created_run(paths: Paths, wanted: str | None) -> tuple[Identity, SignedRun]:
                 continue
             if run.creator == identity.peer_id:
                 runs.append(run)
-        chosen = choose(runs, wanted)
+        chosen = the_only(matching(runs, wanted))
         if chosen is not None:
             return identity, chosen
     known = ", ".join(sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in runs))

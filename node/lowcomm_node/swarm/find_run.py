@@ -1,22 +1,29 @@
 """Enters the DHT and finds the owner's run: in the swarm, or in the home from an earlier start."""
 
 import asyncio
+import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from time import monotonic, time
 
 from lowcomm_node.dht.interface import Discovery
-from lowcomm_node.dht.keys import RUNS_KEY
+from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.dht.knocks import by_peer
-from lowcomm_node.errors import ConfigError, NoPeers
+from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
+from lowcomm_node.libp2p.multiaddress import place_in
 from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.probing.asker import Asker
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.swarm.admission import given_token
 from lowcomm_node.swarm.hosts import listening
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_protocol.errors import LowcommError, VersionError
+from lowcomm_node.system.quota import prefixes_of
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation, VersionError
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.peers.probes import Keeping
+from lowcomm_protocol.peers.records import Phase, read_record
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
@@ -28,6 +35,13 @@ NAMED = 8
 KEPT_AFTER = 5.0
 """Seconds before a run kept in the home is used although no answering peer publishes it; we publish
 it then."""
+MAX_COMPARED = 64
+"""Published runs of which one is chosen by its peers. Anybody may publish any number."""
+MAX_ASKED = 8
+"""Runs that a bootstrap server is asked about: it answers 32 questions of one address an hour."""
+MAX_KNOCKED = 8
+"""Peers of one run that are called to see whether they answer."""
+COMPARE_DEADLINE = 30.0
 
 
 def open_discovery(
@@ -73,16 +87,17 @@ def remembered_run(settings: NodeSettings) -> SignedRun | None:
     """The run that this home knows and that is meant, if there is one.
 
     ``--run`` or the invite names it. Without them, it is the run found at the addresses in
-    ``--peers``; without any address, the only one. Raises ConfigError if it is ambiguous.
+    ``--peers``; without any address, the only one. Raises ConfigError if it is ambiguous, and there
+    is no address whose peers could decide.
     """
     invited_to = token.invite.run_id if (token := given_token(settings)) is not None else None
-    runs = _kept(settings)
-    if settings.run is None and invited_to is None and settings.peers:
+    runs = matching(_kept(settings), settings.run, invited_to)
+    if settings.peers and (len(runs) > 1 or (settings.run is None and invited_to is None)):
         # Otherwise a mistyped address of another swarm would train an old run.
         given, now = by_peer(settings.peers), time()
         runs = [run for run in runs if _was_entered_at(settings, run, list(given), now)]
         return runs[0] if len(runs) == 1 else None
-    return choose(runs, settings.run, invited_to)
+    return the_only(runs)
 
 
 async def find_run(
@@ -90,31 +105,47 @@ async def find_run(
     settings: NodeSettings,
     kept: SignedRun | None = None,
     show: Callable[[str], None] = lambda reason: None,
+    tell_choice: Callable[[str], None] = lambda text: None,
 ) -> SignedRun:
     """The run named by ``--run`` or the invite, or the only one; kept in the home.
 
-    ``kept``, the home's run, is taken if it is among several, or if none is published; ``show``
-    receives what is missing. Raises NoPeers if none is found within the deadline, which is short if
-    others are published; ConfigError if several are and none was named.
+    ``kept``, the home's run, is taken if it is among several, or if none is published. Among others
+    the operator of the entry point decides, or the peers that answer: anybody may publish one more
+    run, also under the same name. ``show`` receives what is missing; ``tell_choice``, which run was
+    taken and why. Raises NoPeers if none is found within the deadline, which is short if others are
+    published; ConfigError if nothing tells several apart.
     """
     invited_to = token.invite.run_id if (token := given_token(settings)) is not None else None
     began, deadline = monotonic(), FIND_DEADLINE
-    missing = missing_run([], settings.run, invited_to)
+    missing, fitting = missing_run([], settings.run, invited_to), list[SignedRun]()
     while monotonic() < began + deadline:
         found, unread = await _published(discovery)
         is_kept = kept is not None and (
             any(run.run_id == kept.run_id for run in found) or _is_late(began, found)
         )
-        chosen = kept if is_kept else choose(found, settings.run, invited_to)
+        fitting = matching(found, settings.run, invited_to)
+        chosen = kept if is_kept else fitting[0] if len(fitting) == 1 else None
+        if chosen is None and fitting:
+            chosen, why = await _preferred(discovery, settings, fitting)
+            if chosen is not None:
+                tell_choice(
+                    f"{_names(fitting)} are published: taking {name_of(chosen)}, {why}; for "
+                    "another, --run NAME@FINGERPRINT"
+                )
         if chosen is not None:
             path = settings.paths.signed_run(chosen.fingerprint)
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(path, chosen.to_bytes(), 0o600)
             return chosen
-        missing = missing_run(found, settings.run, invited_to, unread)
+        missing = (
+            f"nothing tells {_names(fitting)} apart yet"
+            if fitting
+            else missing_run(found, settings.run, invited_to, unread)
+        )
         deadline = OTHERS_DEADLINE if found else FIND_DEADLINE
         show(missing)
         await asyncio.sleep(1.0)
+    the_only(fitting)
     remedy = (
         "correct --run"
         if settings.run
@@ -145,10 +176,7 @@ def missing_run(
         )
     if not found:
         return f"the run {wanted!r} is not published yet" if wanted else "no run is published yet"
-    names = sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in found)
-    told = ", ".join(names[:NAMED]) + (
-        f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-    )
+    names, told = sorted(map(name_of, found)), _names(found)
     if wanted is None:
         return (
             f"the run {(invited_to or '')[:12]} of the invite is not published; there are: {told}"
@@ -161,11 +189,10 @@ def missing_run(
     return f"no run {wanted!r} is published; there are: {told}{meant}"
 
 
-def choose(
+def matching(
     runs: list[SignedRun], wanted: str | None, invited_to: str | None = None
-) -> SignedRun | None:
-    """The run that is meant; None if it is not among ``runs``. Raises ConfigError if it is
-    ambiguous.
+) -> list[SignedRun]:
+    """Those of the runs that may be meant. Raises ConfigError if run and invite disagree.
 
     ``wanted``: NAME or NAME@FINGERPRINT; ``invited_to``: the id of the run that an invite is for.
     """
@@ -181,10 +208,91 @@ def choose(
                 f"--invite is for another run ({invited_to[:12]}) than --run {wanted}: leave --run "
                 "away, or use the invite that you were given for it."
             )
+    return runs
+
+
+def the_only(runs: list[SignedRun]) -> SignedRun | None:
+    """The only one of these runs; None if there is none. Raises ConfigError if there are more."""
     if len(runs) > 1:
-        names = ", ".join(sorted(f"{run.spec.run.name}@{run.fingerprint}" for run in runs)[:8])
-        raise ConfigError(f"There are several runs: choose one with --run: {names}.")
+        raise ConfigError(f"There are several runs: choose one with --run: {_names(runs)}.")
     return runs[0] if runs else None
+
+
+def name_of(run: SignedRun) -> str:
+    """NAME@FINGERPRINT, as ``--run`` takes it."""
+    return f"{run.spec.run.name}@{run.fingerprint}"
+
+
+def _names(runs: list[SignedRun]) -> str:
+    names = sorted(map(name_of, runs))
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more
+
+
+async def _preferred(
+    discovery: Discovery, settings: NodeSettings, runs: list[SignedRun]
+) -> tuple[SignedRun | None, str]:
+    """The run that the operator of an entry point serves, or else the run whose peers answer, from
+    most networks, and why; None if nothing tells the runs apart."""
+    servers = by_peer(settings.peers)
+    # Of too many a random part is compared, so that a flood can't choose which.
+    runs = sorted(random.sample(runs, len(runs)), key=lambda run: run.creator not in servers)
+    runs = runs[:MAX_COMPARED]
+    counts = dict[str, tuple[int, int]]()
+
+    async def count(run: SignedRun) -> None:
+        counts[run.run_id] = await _count_answering(discovery, run.run_id)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(COMPARE_DEADLINE):
+            await asyncio.gather(*map(count, runs))
+    runs.sort(key=lambda run: counts.get(run.run_id, (0, 0)), reverse=True)
+    own = [run for run in runs if run.creator in servers]
+    with suppress(TimeoutError):
+        async with asyncio.timeout(COMPARE_DEADLINE):
+            for run in [] if own else runs[:MAX_ASKED]:
+                answers = [await ask_server(discovery, one, run.run_id) for one in servers]
+                # What a server keeps for good is its operator's.
+                own += [run] if any(one.kept and one.seconds is None for one in answers) else []
+    best = (own or runs)[0]
+    networks, peers = counts.get(best.run_id, (0, 0))
+    if len(own) == 1:
+        return best, "which the operator of the bootstrap server serves"
+    if not peers:
+        return None, ""
+    answer = "1 peer of it answers" if peers == 1 else f"{peers} peers of it answer"
+    return best, f"as {answer}, from {networks} network{'s' if networks != 1 else ''}"
+
+
+async def _count_answering(discovery: Discovery, run_id: str) -> tuple[int, int]:
+    """The number of networks, and of peers, of a run that answer. A record alone proves nothing,
+    and one machine may have any number of identities."""
+    infos = {}
+    for peer, data in (await discovery.lookup(peers_key(run_id))).items():
+        with suppress(LowcommError):
+            info = read_record(data, time())
+            if info.phase not in (Phase.LEFT, Phase.FINISHED):
+                infos[peer] = info
+    there = await discovery.connected_peers() & set(infos)
+    others = sorted(set(infos) - there)
+    some = random.sample(others, min(MAX_KNOCKED, len(others)))
+    knocks = await discovery.knock({peer: infos[peer].entry_points for peer in some})
+    there |= {peer for peer, knock in knocks.items() if knock.reason is None}
+    networks = {
+        prefixes_of(place_in(address))[-1]
+        for peer in sorted(there)[:MAX_COMPARED]
+        for address in await discovery.connected_at(peer)
+    }
+    return len(networks), len(there)
+
+
+async def ask_server(discovery: Discovery, server: str, run_id: str) -> Keeping:
+    """What a peer says of a run that it may keep. Only bootstrap servers keep any."""
+    try:
+        with await Asker.open(discovery, server) as asker:
+            return await asker.keeps(run_id)
+    except (LinkLost, ProtocolViolation) as error:
+        return Keeping(reason=str(error))
 
 
 def _is_late(began: float, found: list[SignedRun]) -> bool:

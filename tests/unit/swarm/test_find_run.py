@@ -6,10 +6,11 @@ from time import time
 
 import pytest
 
-from lowcomm_node.dht.keys import RUNS_KEY
+from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import load_settings
+from lowcomm_node.probing.prober import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.swarm import find_run as find_run_module
@@ -17,14 +18,16 @@ from lowcomm_node.swarm.find_run import find_run, missing_run, open_discovery, r
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.peers.probes import Keeping
+from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.spec.document import encode
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, run_id_of, sign_run
 
 CREATOR, BOOT, OTHER = (Identity(seed * 32) for seed in (b"c", b"b", b"o"))
 
 
-def run_of(name: str) -> SignedRun:
-    return sign_run(parse_toml(f'[run]\nname = "{name}"\n'), CREATOR)
+def run_of(name: str, creator: Identity = CREATOR) -> SignedRun:
+    return sign_run(parse_toml(f'[run]\nname = "{name}"\n'), creator)
 
 
 def address(peer: Identity) -> str:
@@ -100,8 +103,103 @@ async def test_a_run_that_the_home_knows_is_taken_if_the_swarm_has_several_or_no
     )
     await discovery.publish(RUNS_KEY, first.run_id, first.to_bytes(), 60)
     assert await find_run(discovery, settings(tmp_path), first) == first
-    with pytest.raises(ConfigError, match="several runs"):
-        await find_run(discovery, settings(tmp_path))
+
+
+class Published:
+    """A swarm with several runs of one name; what a newcomer is told."""
+
+    def __init__(self, home: Path) -> None:
+        self.network = MemoryNetwork(time)
+        self.newcomer = MemoryDiscovery(Identity(b"n" * 32).peer_id, self.network)
+        self.home = home
+        self.told: list[str] = []
+
+    async def publish(self, *runs: SignedRun) -> None:
+        for run in runs:
+            data = run.to_bytes()
+            assert await self.newcomer.publish(RUNS_KEY, run.run_id, data, 60)
+
+    async def train(self, run: SignedRun, *peers: Identity, there: bool = True) -> None:
+        for peer in peers:
+            now, key = time(), peers_key(run.run_id)
+            info = PeerInfo(
+                peer_id=peer.peer_id, run_id=run.run_id, phase=Phase.TRAINING, issued=now,
+                expires=now + 60,
+            )  # fmt: skip
+            discovery = MemoryDiscovery(peer.peer_id, self.network)
+            assert await discovery.publish(key, peer.peer_id, write_record(info, peer), 60)
+            if there:
+                await discovery.start()
+
+    async def find(self, **given: object) -> SignedRun:
+        options = {"peers": [address(BOOT)]} | given
+        return await find_run(
+            self.newcomer, settings(self.home, **options), tell_choice=self.told.append
+        )
+
+
+@pytest.fixture
+def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Published:
+    monkeypatch.setattr(find_run_module, "OTHERS_DEADLINE", 0.1)
+    return Published(tmp_path)
+
+
+@pytest.mark.parametrize("named", [{}, {"run": "tea"}])
+async def test_of_several_runs_the_one_whose_peers_answer_is_taken_and_told(
+    published: Published, named: dict[str, str]
+) -> None:
+    ours, twin = run_of("tea"), run_of("tea", OTHER)
+    await published.publish(ours, twin)
+    await published.train(ours, CREATOR)
+    await published.train(twin, *(Identity(bytes([number]) * 32) for number in range(9)), there=False)
+    assert await published.find(**named) == ours
+    (told,) = published.told
+    assert f"taking tea@{ours.fingerprint}, as 1 peer of it answers" in told
+    assert f"tea@{twin.fingerprint}" in told and "for another, --run NAME@FINGERPRINT" in told
+    assert await published.find(run=f"tea@{twin.fingerprint}") == twin
+
+
+async def test_of_several_runs_that_of_the_operator_is_taken_whoever_trains_others(
+    published: Published,
+) -> None:
+    signed, served = run_of("tea", BOOT), run_of("coffee")
+    stranger, kept = run_of("tea", OTHER), dict[str, Keeping]()
+    await published.publish(signed, served, stranger)
+    await published.train(stranger, OTHER, Identity(b"p" * 32))
+    assert await published.find() == signed, "the server itself has signed it"
+
+    async def keep(run_id: str, place: str) -> Keeping:
+        return kept.get(run_id, Keeping(kept=True, seconds=100.0))
+
+    server = MemoryDiscovery(BOOT.peer_id, published.network)
+    prober = Prober(server, server.addresses, FOR_A_BOOTSTRAP, keep=keep)
+    await prober.serve()
+    published.network.records.pop((RUNS_KEY, signed.run_id))
+    assert await published.find() == stranger
+    kept[served.run_id] = Keeping(kept=True)
+    assert await published.find() == served, "`serve --run`"
+    await prober.close()
+
+
+async def test_several_runs_that_nothing_tells_apart_are_listed(published: Published) -> None:
+    ours, twin = run_of("tea"), run_of("tea", OTHER)
+    await published.publish(ours, twin)
+    await published.train(twin, OTHER, there=False)
+    with pytest.raises(ConfigError, match="several runs: choose one with --run: tea@"):
+        await published.find()
+    assert published.told == []
+
+
+def test_of_twins_that_a_home_knows_the_swarm_decides(tmp_path: Path) -> None:
+    ours, twin = keep(tmp_path, run_of("tea"), BOOT), keep(tmp_path, run_of("tea", OTHER), BOOT)
+    given = {"run": "tea", "peers": [address(BOOT)]}
+    assert remembered_run(settings(tmp_path, **given)) is None
+    elsewhere = {"run": "tea", "peers": [address(OTHER)]}
+    keep(tmp_path, twin, OTHER)
+    assert remembered_run(settings(tmp_path, **elsewhere)) == twin
+    with pytest.raises(ConfigError, match="choose one with --run"):
+        remembered_run(settings(tmp_path, run="tea"))
+    assert remembered_run(settings(tmp_path, run=f"tea@{ours.fingerprint}")) == ours
 
 
 def test_with_neither_an_address_nor_a_memory_of_one_the_owner_is_asked_for_it(
