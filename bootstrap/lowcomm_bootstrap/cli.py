@@ -145,8 +145,10 @@ def runs(
             "fingerprint": run.fingerprint,
             "run_id": run.run_id,
             "creator": run.creator,
+            "ended": registry.ended(run.run_id) or None,
         }
-        line = f"{entry['name']}@{run.fingerprint}  {method}  by {run.creator}"
+        over = f"  over at swarm step {entry['ended']}" if entry["ended"] else ""
+        line = f"{entry['name']}@{run.fingerprint}  {method}  by {run.creator}{over}"
         print(json.dumps(entry) if json_ else line)
 
 

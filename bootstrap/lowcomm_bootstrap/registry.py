@@ -7,7 +7,8 @@ If there is no room, ``dht.eviction`` names the run that leaves:
 2. of equals, one of the network that published most, then of the creator that signed most,
 3. of these, the one with the fewest peers.
 
-A file is as old as the last answer of a peer of its run, so a restart forgets nothing.
+A file is as old as the last answer of a peer of its run, so a restart forgets nothing. Beside it,
+``RUN.ended`` holds the swarm step at which the peers of a run have finished it.
 """
 
 import os
@@ -18,7 +19,7 @@ from pathlib import Path
 from time import monotonic, time
 
 from lowcomm_node.dht.eviction import Kept, Rank, first_to_go
-from lowcomm_node.errors import ConfigError
+from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_protocol.errors import LowcommError, VersionError
 from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
@@ -59,6 +60,8 @@ class Held:
     """Whether the operator wants it kept."""
     networks: tuple[str, ...] = ()
     """Where it was published from, the narrowest first; empty if that is not known."""
+    ended: int = 0
+    """Swarm step at which its peers have finished it, as they say; 0: they have not."""
 
 
 class Registry:
@@ -130,6 +133,25 @@ class Registry:
             with suppress(OSError):
                 os.utime(self._path(run_id), (now, now))
 
+    def end(self, run_id: str, swarm_step: int) -> bool:
+        """Keep where the peers of a run have finished it; 0: they train. Returns whether that is
+        news. A disk that can't take it costs only a restart's memory."""
+        held = self._held.get(run_id)
+        if held is None or held.ended == swarm_step:
+            return False
+        self._held[run_id] = replace(held, ended=swarm_step)
+        with suppress(OSError, NodeError):
+            if swarm_step:
+                write_atomic(self._path(run_id).with_suffix(".ended"), b"%d\n" % swarm_step)
+            else:
+                self._path(run_id).with_suffix(".ended").unlink(missing_ok=True)
+        return True
+
+    def ended(self, run_id: str) -> int:
+        """The swarm step at which the peers of a run have finished it; 0: they have not."""
+        held = self._held.get(run_id)
+        return held.ended if held is not None else 0
+
     def expire(self) -> list[SignedRun]:
         """Remove the runs of which no peer has answered for KEPT_EMPTY, and return them."""
         now = self._clock()
@@ -171,8 +193,9 @@ class Registry:
         self._left[run_id] = now
         while len(self._left) > MAX_FORGOTTEN:
             del self._left[next(iter(self._left))]
-        with suppress(OSError):
-            self._path(run_id).unlink()
+        for path in (self._path(run_id), self._path(run_id).with_suffix(".ended")):
+            with suppress(OSError):
+                path.unlink()
 
     def _path(self, run_id: str) -> Path:
         return self._folder / f"{run_id}.json"
@@ -199,13 +222,21 @@ class Registry:
         if len(self._held) < self._max_runs and used + stat.st_size <= MAX_BYTES:
             # Its peers could not answer while we were away.
             alive = min(now, max(stat.st_mtime, now - KEPT_EMPTY + GRACE))
-            self._held[run.run_id] = Held(run, stat.st_size, stat.st_mtime, alive)
+            held = Held(run, stat.st_size, stat.st_mtime, alive)
+            self._held[run.run_id] = replace(held, ended=_read_ended(path))
 
 
 def _ranked(held: Held, place: int, now: float) -> Kept:
     has_claim = held.peers > 0 or now < held.added + GRACE
     rank = Rank.OWN if held.own else Rank.ANSWERED if has_claim else Rank.TOLD
     return Kept(held.run.run_id, held.size, rank, held.run.creator, held.networks, place)
+
+
+def _read_ended(path: Path) -> int:
+    try:
+        return max(0, int(path.with_suffix(".ended").read_bytes()[:20]))
+    except (OSError, ValueError):
+        return 0
 
 
 def _read(path: Path) -> SignedRun:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.dht.interface import Discovery
-from lowcomm_node.dht.keys import RUNS_KEY, peers_key
+from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, peers_key
 from lowcomm_node.errors import NodeError
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.quota import prefixes_of
@@ -23,7 +23,8 @@ from lowcomm_node.system.systemd import Condition
 from lowcomm_node.system.tasks import Enduring
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.peers.probes import Keeping
-from lowcomm_protocol.peers.records import read_record
+from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record
+from lowcomm_protocol.spec.amendments import newest
 from lowcomm_protocol.spec.run import SignedRun, read_signed_run
 
 RUN_LIFE = 1800.0
@@ -37,6 +38,8 @@ PROBE_EVERY = 600.0
 """Seconds between two calls to peers of a run of which none has proved to be there."""
 PROBES = 3
 """Peers that are called then."""
+COMPARED = 16
+"""Peers of a run that are looked at to see whether it is over."""
 MAX_PROBED = 4096
 MAX_REFUSED = 100
 """Runs whose refusal is told: a flood of them must not fill the log."""
@@ -159,7 +162,8 @@ class BootstrapServer:
         stays = self._registry.stays(run_id)
         if stays is None:
             return Keeping(reason="this server is closed to runs of others")
-        return Keeping(kept=True, seconds=None if math.isinf(stays) else stays)
+        seconds, ended = None if math.isinf(stays) else stays, self._registry.ended(run_id)
+        return Keeping(kept=True, seconds=seconds, swarm_step=ended)
 
     async def close(self) -> None:
         """Leave the DHT."""
@@ -203,6 +207,7 @@ class BootstrapServer:
             records = await self._discovery.lookup(peers_key(run.run_id))
             count = counts[run.run_id] = len(records)
             self._registry.saw(run.run_id, await self._answering(run.run_id, records))
+            await self._look_for_end(run, records)
             if self._watcher is not None:
                 proved = self._discovery.proved(peers_key(run.run_id))
                 self._watcher.saw(run, records, proved)
@@ -214,6 +219,25 @@ class BootstrapServer:
         reason = "no peer of it has answered for a day"
         for run in self._registry.expire():
             self._tell({"event": "run.left", **_names(run), "reason": reason})
+
+    async def _look_for_end(self, run: SignedRun, records: Mapping[str, bytes]) -> None:
+        """Keep whether the peers of a run that have proved to be there have finished it."""
+        proved = sorted(self._discovery.proved(peers_key(run.run_id)) & set(records))
+        some = random.sample(proved, min(COMPARED, len(proved)))
+        infos = [info for peer in some if (info := _read_record(records[peer])) is not None]
+        gone = {Phase.FINISHED, Phase.LEFT}
+        reached = max((info.swarm_step for info in infos if info.phase in gone), default=0)
+        before = self._registry.ended(run.run_id)
+        reached = max(reached, before)
+        if not reached:
+            return
+        chain = await self._discovery.lookup(amendments_key(run.run_id, run.creator))
+        is_over = newest(run.spec, run.run_id, list(chain.values())).is_over
+        training = (info.swarm_step for info in infos if info.phase is Phase.TRAINING)
+        if not all(is_over(swarm_step) for swarm_step in (*training, reached)):
+            self._registry.end(run.run_id, 0)
+        elif not before and self._registry.end(run.run_id, reached):
+            self._tell({"event": "run.over", **_names(run), "swarm_step": reached})
 
     async def _answering(self, run_id: str, records: Mapping[str, bytes]) -> int:
         """How many peers of a run have proved to be there, which a record alone does not.
@@ -241,10 +265,15 @@ def _names(run: SignedRun) -> dict[str, str]:
 
 
 def _entry_points(record: bytes) -> tuple[str, ...]:
+    info = _read_record(record)
+    return info.entry_points if info is not None else ()
+
+
+def _read_record(record: bytes) -> PeerInfo | None:
     try:
-        return read_record(record, time()).entry_points
+        return read_record(record, time())
     except LowcommError:
-        return ()
+        return None
 
 
 def _read(data: bytes) -> SignedRun | None:

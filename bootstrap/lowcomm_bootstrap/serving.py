@@ -211,6 +211,8 @@ def _in_words(event: dict[str, Any]) -> str:
             return f"keeping run {run} published"
         case "run.peers":
             return f"run {run} has {event['peers']} peers"
+        case "run.over":
+            return f"run {run} is over: its peers have finished it at step {event['swarm_step']}"
         case "run.not_kept" | "run.not_published":
             return f"warning: run {run}: {event['reason']}"
         case "door.closed":

@@ -141,6 +141,49 @@ def test_create_tells_whether_the_server_keeps_a_run_and_why_not(
     assert "no room" in told[1]["reason"]
 
 
+def test_a_twin_of_the_operators_run_misleads_nobody_and_a_run_that_is_over_is_not_begun_again(
+    swarm: Swarm,
+) -> None:
+    spec = swarm.spec(steps=20)
+    door = swarm.bootstrap("--run", str(spec))
+    for name in ("stranger", "other"):
+        done = run(
+            *("lowcomm_node", "create", str(spec), "--peers", swarm.address),
+            *("--home", str(swarm.folder / name)),
+        )
+        assert done.returncode == 0, done.stderr
+    first = swarm.node("first", "--stay")
+    (chosen,) = until(lambda: codes(first, "run-chosen"), 60, "it tells which run it takes")
+    assert "the operator of the bootstrap server serves" in chosen
+    assert "for another, --run NAME@FINGERPRINT" in chosen
+    first.until(lambda s: s["phase"] == "finished", "it has trained the run to its end")
+
+    # While somebody serves the last state, it is to be had.
+    late = swarm.node("late", "--run", "test")
+    assert late.child.wait(90) == 0, late.output[-2000:]
+    (told,) = codes(late, "run-ended")
+    assert "swarm step 20" in told and "join --stay" in told and "1 of them serve" in told
+    assert not list(late.home.glob("runs/*/checkpoints/step-*")), "it has trained nothing"
+    copy = swarm.node("copy", "--stay")
+    copy.until(lambda s: s["phase"] == "finished", "it serves the last state, too")
+    assert copy.events("state.adopted") and copy.end() == 0
+
+    # When all have gone, the server still knows it.
+    assert first.end() == 0
+    until(lambda: door.events("run.over"), 60, "the server says that the run is over")
+    listed = run("lowcomm_bootstrap", "runs", "--json", "--home", str(door.home))
+    assert 20 in [json.loads(line)["ended"] for line in listed.stdout.splitlines()], listed.stdout
+    last = swarm.node("last", "--stay")
+    assert last.child.wait(90) == 0, last.output[-2000:]
+    (told,) = codes(last, "run-ended")
+    assert "nobody serves its last state any more" in told
+
+
+def codes(node: Process, code: str) -> list[str]:
+    """The warnings of one kind that a node has printed."""
+    return [one["text"] for one in node.events("warning") if one.get("code") == code]
+
+
 def test_it_stops_cleanly_at_the_first_signal_and_keeps_its_service_manager_informed(
     swarm: Swarm, notified: Notified, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ class WarningCode(StrEnum):
 
     SETTINGS = "settings"
     RUN_CHOSEN = "run-chosen"
+    RUN_ENDED = "run-ended"
     STARTED_ALONE = "started-alone"
     CLOCK = "clock"
     AMENDMENT = "amendment"
@@ -42,6 +43,10 @@ WARNINGS: Mapping[str, Message] = {
         "Several published runs fit, so the node has taken the one that the operator of the "
         "bootstrap server serves, or whose peers answer.",
         "For another: `--run NAME@FINGERPRINT`.",
+    ),
+    WarningCode.RUN_ENDED: Message(
+        "The peers of the run have trained it to its end, so there is nothing left to train.",
+        "`lowcomm-node join --stay` copies the last state while anybody serves it.",
     ),
     WarningCode.STARTED_ALONE: Message(
         "No peer answered at the start, so the node trains on what its home knows of the run.",

@@ -22,7 +22,6 @@ from lowcomm_node.storage.files import ephemeral_identity, read_small, write_ato
 from lowcomm_node.swarm.admission import REMOVALS_LIFE, newest_removals
 from lowcomm_node.swarm.amendments import AMENDMENTS_LIFE
 from lowcomm_node.swarm.find_run import ask_server, open_discovery
-from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.peers.removals import Removals, write_removals

@@ -11,6 +11,7 @@ from lowcomm_node.daemon.entry import Entry
 from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, LEAVE_PATIENCE, Training
 from lowcomm_node.daemon.peer_calls import PeerCalls
 from lowcomm_node.dht.keys import peers_key
+from lowcomm_node.dht.knocks import by_peer
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.ipc.lines import Event
 from lowcomm_node.ipc.messages import Stepped
@@ -21,6 +22,7 @@ from lowcomm_node.run_files.giving import FileGiver
 from lowcomm_node.run_files.shelf import Shelf
 from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.swarm.admission import RunAdmission
+from lowcomm_node.swarm.find_run import ask_server, name_of
 from lowcomm_node.swarm.hosts import any_host, in_numbers
 from lowcomm_node.swarm.membership import Listeners, Membership
 from lowcomm_node.swarm.own_record import OwnRecord
@@ -31,7 +33,7 @@ from lowcomm_node.transport.endpoint import Endpoint
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
-from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, Told
+from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, PeerInfo, Phase, Told
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.spec.amendments import Amendment
 from lowcomm_protocol.spec.run import SignedRun
@@ -111,7 +113,8 @@ class Participation:
             self.membership = self._make_membership(addresses, departure)
             self.training = self._make_training(self.membership)
             self._begin(self.membership, self.training)
-            await departure.unless_wanted(self.training.run())
+            if not await departure.unless_wanted(self._is_over(self.membership)):
+                await departure.unless_wanted(self.training.run())
         finally:
             try:
                 await self._leave(departure)
@@ -130,6 +133,40 @@ class Participation:
     def leave_seconds(self) -> float:
         """How long leaving may take."""
         return self.training.leave_seconds if self.training is not None else LEAVE_DEADLINE
+
+    async def _is_over(self, membership: Membership) -> bool:
+        """Whether others have trained the run to its end, and this home has not begun it: training
+        it alone from its beginning would help nobody. The owner is told."""
+        run, is_over = self._run, self._admission.amending.course.is_over
+        has_begun = any(self._settings.paths.checkpoints(run.fingerprint).glob("step-*"))
+        if has_begun or run.spec.sync.group == 1:  # alone: what others have reached is theirs
+            return False
+        await membership.look()
+        known, served, step = self._roster.known(time()), list[PeerInfo](), 0
+        if any(info.phase is Phase.FINISHED for info in known):
+            await membership.acquaint()
+            served = membership.finished(is_over)
+            step = max((info.swarm_step for info in served), default=0)
+        elif not known and run.creator != self._peer_id:
+            # A server may believe what a single peer told it before anybody had begun. Then the
+            # creator begins all the same, and those who find it training join it.
+            servers = by_peer(self._settings.peers)
+            asking = (ask_server(self._entry.discovery, one, run.run_id) for one in servers)
+            step = max((one.swarm_step for one in await asyncio.gather(*asking)), default=0)
+        if not is_over(step) or (served and self._settings.stay):
+            return False
+        rest = (
+            f"`lowcomm-node join --stay` copies its last state, which {len(served)} of them serve"
+            if served
+            else "nobody serves its last state any more"
+        )
+        self._board.warn(
+            WarningCode.RUN_ENDED,
+            f"the run {name_of(run)} is over: its peers have trained it to its end, swarm step "
+            f"{step}; {rest}",
+        )
+        self._board.enter("finished", None)
+        return True
 
     # its parts
 

@@ -428,7 +428,7 @@ class HivemindDiscovery:
             raise NodeError(
                 "p2pd started, but does not answer: is this machine overloaded? Try again."
             ) from None
-        node.blacklist = Silent(lasts=_BAN)
+        setattr(node, "blacklist", Silent(lasts=_BAN))  # noqa: B010 - of another class
         named = {entry.peer_id for entry in self._entry_points.named}
         guard(node.protocol, self._provenances, named, self._answered)
         return node

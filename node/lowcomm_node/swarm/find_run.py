@@ -247,13 +247,23 @@ async def _preferred(
         async with asyncio.timeout(COMPARE_DEADLINE):
             await asyncio.gather(*map(count, runs))
     runs.sort(key=lambda run: counts.get(run.run_id, (0, 0)), reverse=True)
-    own = [run for run in runs if run.creator in servers]
+    answers = dict[str, list[Keeping]]()
     with suppress(TimeoutError):
         async with asyncio.timeout(COMPARE_DEADLINE):
-            for run in [] if own else runs[:MAX_ASKED]:
-                answers = [await ask_server(discovery, one, run.run_id) for one in servers]
-                # What a server keeps for good is its operator's.
-                own += [run] if any(one.kept and one.seconds is None for one in answers) else []
+            for run in sorted(runs, key=lambda run: run.creator not in servers)[:MAX_ASKED]:
+                asking = (ask_server(discovery, one, run.run_id) for one in servers)
+                answers[run.run_id] = await asyncio.gather(*asking)
+
+    def is_own(run: SignedRun) -> bool:
+        # What a server keeps for good is its operator's.
+        kept = any(one.kept and one.seconds is None for one in answers.get(run.run_id, ()))
+        return kept or run.creator in servers
+
+    def goes_on(run: SignedRun) -> bool:
+        return all(one.swarm_step < run.spec.run.steps for one in answers.get(run.run_id, ()))
+
+    own = [run for run in runs if is_own(run)]
+    own = [run for run in own if goes_on(run)] or own
     best = (own or runs)[0]
     networks, peers = counts.get(best.run_id, (0, 0))
     if len(own) == 1:

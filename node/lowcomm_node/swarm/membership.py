@@ -147,9 +147,18 @@ class Membership:
 
     def donors(self) -> list[PeerInfo]:
         """Peers that can provide their state, the most advanced first."""
-        return sorted(
-            self.roster.in_phase(Phase.TRAINING, time()), key=lambda info: -info.swarm_step
-        )
+        alive, can = self.roster.alive(time()), (Phase.TRAINING, Phase.FINISHED)
+        there = [info for info in alive if info.phase in can]
+        return sorted(there, key=lambda info: -info.swarm_step)
+
+    def finished(self, is_over: Callable[[int], bool]) -> list[PeerInfo]:
+        """The alive peers that have trained the run to its end; empty while another still trains.
+
+        ``is_over``: whether the run ends at a swarm step, or has ended before.
+        """
+        alive = [info for info in self.roster.alive(time()) if info.phase is not Phase.JOINING]
+        ended = [info for info in alive if is_over(info.swarm_step)]
+        return ended if len(ended) == len(alive) else []
 
     async def wait_changed(self, seconds: float) -> None:
         """Wait until the roster changes, or for ``seconds``."""
@@ -333,7 +342,7 @@ class Membership:
     def _tell_rejoin(self, info: PeerInfo, entry_points: Sequence[str]) -> None:
         if self._rejoin is None:
             return
-        if info.phase in (Phase.LEFT, Phase.FINISHED):
+        if info.phase is Phase.LEFT:
             self._rejoin.left(info.peer_id)
         else:
             self._rejoin.learned(info.peer_id, entry_points)

@@ -441,14 +441,16 @@ class Keep(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ...) -> None: ...
 
 class Kept(_message.Message):
-    __slots__ = ("kept", "seconds", "reason")
+    __slots__ = ("kept", "seconds", "reason", "swarm_step")
     KEPT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    SWARM_STEP_FIELD_NUMBER: _ClassVar[int]
     kept: bool
     seconds: int
     reason: str
-    def __init__(self, kept: _Optional[bool] = ..., seconds: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    swarm_step: int
+    def __init__(self, kept: _Optional[bool] = ..., seconds: _Optional[int] = ..., reason: _Optional[str] = ..., swarm_step: _Optional[int] = ...) -> None: ...
 
 class Look(_message.Message):
     __slots__ = ()

@@ -96,16 +96,24 @@ class Keeping:
     """How long it stays without an answering peer; None: for good."""
     reason: str = ""
     """Why it is not kept."""
+    swarm_step: int = 0
+    """At which its peers have finished it, as they say; 0: they have not."""
 
     def to_message(self) -> pb.Kept:
         """Encode the answer."""
         seconds = 0 if self.seconds is None else max(1, round(self.seconds))
-        return pb.Kept(kept=self.kept, seconds=seconds, reason=self.reason[:MAX_REASON])
+        return pb.Kept(
+            kept=self.kept,
+            seconds=seconds,
+            reason=self.reason[:MAX_REASON],
+            swarm_step=self.swarm_step,
+        )
 
 
 def read_kept(message: pb.Kept) -> Keeping:
     """A bootstrap server's answer."""
-    return Keeping(message.kept, message.seconds or None, in_words(message.reason))
+    seconds, reason = message.seconds or None, in_words(message.reason)
+    return Keeping(message.kept, seconds, reason, message.swarm_step)
 
 
 def read_keep(message: pb.Keep) -> str:

@@ -20,7 +20,6 @@ MAX_PEERS = 4096
 SWEEP_EVERY = 5.0
 """Seconds between two sweeps of useless records."""
 _REMEMBERED = 2 * MAX_PEERS
-_GONE = (Phase.LEFT, Phase.FINISHED)
 
 
 class Roster:
@@ -142,7 +141,7 @@ class Roster:
         # Checked each time: removals, expired invites and earlier claims take effect at once.
         return (
             info.expires > now
-            and info.phase not in _GONE
+            and info.phase is not Phase.LEFT
             and not self.admission.barred(info.peer_id, now)
         )
 

@@ -12,13 +12,14 @@ from helpers.waiting import until_async
 from lowcomm_bootstrap.registry import GRACE, KEPT_EMPTY, Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_bootstrap.serving import read_run
-from lowcomm_node.dht.keys import RUNS_KEY, peers_key
+from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, peers_key
 from lowcomm_node.errors import ConfigError, DiskFull
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.errors import SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.spec.amendments import Chain, write_amendment
 from lowcomm_protocol.spec.run import SPEC_VERSION, SignedRun, parse_toml, sign_run
 
 CREATOR, SERVER = Identity(b"c" * 32), Identity(b"s" * 32)
@@ -404,6 +405,44 @@ async def test_a_run_that_has_left_does_not_come_back_from_what_the_dht_still_ho
     ] and door.registry.runs() == []
     kept = await door.server.keep(make_run("a").run_id, "203.0.113.1")
     assert kept.kept and kept.seconds == pytest.approx(DAY), "its creator asks for it again"
+
+
+async def test_a_run_that_its_peers_have_finished_is_over_until_one_trains_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lowcomm_bootstrap.server.time", lambda: NOW)
+    door, run, now = Door(tmp_path), make_run("a"), NOW
+    door.registry.add(run)
+    await door.server.start()
+
+    async def look(peer: Identity, phase: Phase, swarm_step: int) -> int:
+        nonlocal now
+        now += 0.01
+        info = PeerInfo(
+            peer_id=peer.peer_id, run_id=run.run_id, phase=phase, issued=now, expires=NOW + 30,
+            swarm_step=swarm_step,
+        )  # fmt: skip
+        discovery, key = MemoryDiscovery(peer.peer_id, door.network), peers_key(run.run_id)
+        await discovery.start()
+        assert await discovery.publish(key, peer.peer_id, write_record(info, peer), 30)
+        await door.server.look()
+        return (await door.server.keep(run.run_id, "203.0.113.1")).swarm_step
+
+    ada, bob, steps = CREATOR, Identity(b"b" * 32), run.spec.run.steps
+    assert await look(ada, Phase.LEFT, steps - 1) == 0, "it has left before the end"
+    assert await look(bob, Phase.TRAINING, steps - 1) == 0
+    assert await look(ada, Phase.FINISHED, steps) == 0, "another trains yet"
+    assert await look(bob, Phase.LEFT, steps) == steps
+    assert [event["swarm_step"] for event in door.told("run.over")] == [steps]
+    again = Registry(tmp_path)
+    assert again.ended(run.run_id) == steps and again.runs() == [run]
+    assert await look(bob, Phase.TRAINING, 7) == 0
+    assert Registry(tmp_path).ended(run.run_id) == 0
+    chain = write_amendment(CREATOR, run, Chain(run.run_id), 0, {"run.steps": 2 * steps})
+    key = amendments_key(run.run_id, CREATOR.peer_id)
+    assert await door.creator.publish(key, CREATOR.peer_id, chain.data, 30)
+    assert await look(bob, Phase.FINISHED, steps) == 0, "its creator has made it longer"
+    assert await look(bob, Phase.FINISHED, 2 * steps) == 2 * steps
 
 
 async def test_a_peer_that_answers_keeps_its_run(tmp_path: Path) -> None:

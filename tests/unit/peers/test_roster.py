@@ -66,10 +66,16 @@ def test_an_older_or_equal_record_is_no_news(roster):
     assert steps(roster) == {ALICE.peer_id: 5}
 
 
-@pytest.mark.parametrize("phase", [Phase.LEFT, Phase.FINISHED])
-def test_a_peer_that_left_is_not_brought_back_by_an_older_record(roster, phase):
+def test_a_peer_that_has_finished_is_there_for_its_state_and_exchanges_no_more(roster):
+    roster.hear(record(phase=Phase.FINISHED), NOW)
+    roster.liveness.heard(ALICE.peer_id, NOW)
+    assert [info.peer_id for info in roster.alive(NOW)] == [ALICE.peer_id]
+    assert roster.partners(NOW) == ()
+
+
+def test_a_peer_that_left_is_not_brought_back_by_an_older_record(roster):
     roster.hear(record(issued=NOW - 1), NOW)
-    assert roster.hear(record(phase=phase), NOW) is not None
+    assert roster.hear(record(phase=Phase.LEFT), NOW) is not None
     assert roster.hear(record(issued=NOW - 1), NOW) is None
     assert roster.known(NOW) == ()
     assert roster.get(ALICE.peer_id, NOW) is None

@@ -151,7 +151,9 @@ async def test_of_several_runs_the_one_whose_peers_answer_is_taken_and_told(
     ours, twin = run_of("tea"), run_of("tea", OTHER)
     await published.publish(ours, twin)
     await published.train(ours, CREATOR)
-    await published.train(twin, *(Identity(bytes([number]) * 32) for number in range(9)), there=False)
+    await published.train(
+        twin, *(Identity(bytes([number]) * 32) for number in range(9)), there=False
+    )
     assert await published.find(**named) == ours
     (told,) = published.told
     assert f"taking tea@{ours.fingerprint}, as 1 peer of it answers" in told
