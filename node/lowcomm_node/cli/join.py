@@ -1,15 +1,23 @@
 """``join``: take part in a run. The command is the daemon."""
 
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from lowcomm_node.cli.common import Json, Quiet, Verbose, read_settings
 from lowcomm_node.cli.options import takes_settings
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.storage.files import HomeLock, write_atomic
 from lowcomm_node.supervision.process import TrainerProcess
 from lowcomm_node.system.command import importing
 from lowcomm_node.system.logs import configure_logs
+from lowcomm_node.system.support import check_port
 from lowcomm_node.system.systemd import ServiceManager
+
+ROOM = 64 * 1024
+"""Bytes that a home must have room for."""
 
 
 def register(app: typer.Typer) -> None:
@@ -42,6 +50,7 @@ def join(
     raise_descriptors()
     from lowcomm_node.owner.availability import Availability
 
+    _refuse_at_once(settings)
     manager = ServiceManager.of()
     availability = Availability.of(settings)
     trainer = TrainerProcess(settings.nice)
@@ -56,3 +65,26 @@ def join(
     for warning in loaded.warnings:
         daemon.board.warn(WarningCode.SETTINGS, warning)
     raise SystemExit(run_daemon(daemon, manager, json_, web))
+
+
+def _refuse_at_once(settings: NodeSettings) -> None:
+    """Raise what would end the node only once its trainer has started: a home in use, a full disk,
+    a file that is not there, a port in use. Raises NodeError."""
+    with HomeLock(settings.paths.lock):
+        room = settings.home / ".room"
+        write_atomic(room, bytes(ROOM))
+        room.unlink()
+    for option, named in (("tokenizer", settings.tokenizer), ("weights", settings.weights)):
+        if named is not None and not Path(named).expanduser().exists():
+            raise ConfigError(f"--{option} {named}: nothing is there: correct the path.")
+    if settings.data is not None and not settings.data.startswith("builtin:"):
+        from lowcomm_node.data.corpus import KINDS
+        from lowcomm_node.data.documents import is_there  # loads numpy
+
+        kind, _, path = settings.data.partition(":")
+        if not is_there(path if path and kind in KINDS else settings.data):
+            raise ConfigError(f"--data {settings.data}: nothing is there: correct the path.")
+    host = settings.host or "127.0.0.1"
+    for option, port in (("port", settings.port), ("dht-port", settings.dht_port)):
+        check_port(host, port, option)
+    check_port("127.0.0.1", settings.control_port, "control-port")

@@ -31,6 +31,7 @@ from lowcomm_node.journal.recorder import Recorder
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.run_files.provider import check_named
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.lines import contribution, tell_farewell
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
@@ -157,6 +158,7 @@ class Daemon:
             await entry.open()
             self._run = await self._departure.unless_wanted(entry.find_run())
             if self._run is not None:
+                check_named(self._run.spec, self.settings)  # before anything is downloaded
                 self._recorder.open(self.settings.paths.journal(self._run.fingerprint))
                 await self._take_part(self._run, entry)
         finally:

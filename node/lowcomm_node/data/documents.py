@@ -62,6 +62,12 @@ def find_files(path: str) -> list[Path]:
     )
 
 
+def is_there(path: str) -> bool:
+    """Whether a path, or a glob, names anything."""
+    root = _expanded(path)
+    return root.exists() or next(glob.iglob(str(root), recursive=True), None) is not None  # noqa: PTH207
+
+
 def is_folder(path: str) -> bool:
     """Whether a path names a folder."""
     return _expanded(path).is_dir()

@@ -2,12 +2,13 @@
 
 import asyncio
 import json
+import time as clock
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
-from time import CLOCK_BOOTTIME, clock_gettime, time
+from time import time
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.idle import IdleDetector
@@ -24,7 +25,7 @@ _ENDLESS = {"until": None}
 
 def _elapsed() -> float:
     """Seconds that go on while the machine sleeps, and that no change of its clock moves."""
-    return clock_gettime(CLOCK_BOOTTIME)
+    return clock.clock_gettime(getattr(clock, "CLOCK_BOOTTIME", clock.CLOCK_MONOTONIC))
 
 
 class Availability:

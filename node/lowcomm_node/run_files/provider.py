@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.run_files.shelf import Shelf, link
 from lowcomm_node.run_files.wanted import RunFile, start_of, tokenizer_of
@@ -17,7 +18,7 @@ from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.paths import absolute
 from lowcomm_node.storage.start_files import check
 from lowcomm_node.system.tasks import start
-from lowcomm_protocol.spec.run import SignedRun
+from lowcomm_protocol.spec.run import RunSpec, SignedRun
 from lowcomm_protocol.spec.start import PIECE_BYTES, StartFile
 
 
@@ -28,6 +29,15 @@ class Provided:
     tokenizer: str | None
     start: tuple[str, ...]
     """Weights to begin with; none where there is a checkpoint."""
+
+
+def check_named(spec: RunSpec, settings: NodeSettings) -> None:
+    """Raise ConfigError unless the owner has named the files that a run leaves to each peer."""
+    data = spec.data
+    if data.source == "local" and settings.data is None:
+        raise ConfigError("This run trains on text of your own: name it with --data PATH.")
+    if data.tokenizer == "local" and not data.tokenizer_sha256 and settings.tokenizer is None:
+        raise ConfigError("This run needs its tokenizer file: name it with --tokenizer PATH.")
 
 
 class Provider:

@@ -17,6 +17,7 @@ from time import monotonic, time
 from lowcomm_node.dht.interface import Discovery, Knock
 from lowcomm_node.dht.knocks import by_peer, check_clock
 from lowcomm_node.errors import NodeError, Unhealthy
+from lowcomm_node.libp2p.multiaddress import host_of, port_of, relay_of
 from lowcomm_node.libp2p.targets import held_addresses
 from lowcomm_node.swarm.records import (
     AddressesChanged,
@@ -206,7 +207,7 @@ class Rejoin:
             now = monotonic()
             if knock.reason is None:
                 found = found or not was_connected or self._told.get(peer_id, "") is not None
-                self._watchdog.answered(peer_id, now)
+                self._watchdog.answered(peer_id, now, await self._answers_at(peer_id))
                 if self._remembered is not None:
                     self._remembered.answered(
                         peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named
@@ -217,6 +218,18 @@ class Rejoin:
         self._look_at_clock(knocks)
         if found:
             await self._discovery.find_neighbours()
+
+    async def _answers_at(self, peer_id: str) -> str:
+        """The address to which our connection to a peer leads; empty if that is not known. The
+        first one that is known of it may be another, where nobody is."""
+        connected = await self._discovery.connected_at(peer_id)
+        known = self._watchdog.addresses(peer_id)
+        # A name is looked up by p2pd alone, which does not tell what it has found.
+        by_name = [text for text in known if host_of(text) is None and relay_of(text) is None]
+        places = {(host_of(one), port_of(one), relay_of(one)) for one in connected}
+        exact = [text for text in known if (host_of(text), port_of(text), relay_of(text)) in places]
+        other = [f"{one}/p2p/{peer_id}" for one in connected if relay_of(one) is None]
+        return next(iter((*exact, *by_name, *other)), "")
 
     def _look_at_clock(self, knocks: Mapping[str, Knock]) -> None:
         if all(knock.reason for knock in knocks.values()):
@@ -240,7 +253,7 @@ class Rejoin:
             del self._told[next(iter(self._told))]
         if before == reason:
             return
-        address = next(iter(self._watchdog.addresses(peer_id)), None)
+        address = self._watchdog.place(peer_id)
         if reason is None:
             event: Event = EntryPointAnswers(peer_id=peer_id, address=address)
         else:

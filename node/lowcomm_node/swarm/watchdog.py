@@ -132,6 +132,8 @@ class _EntryPoint:
     due: float = float("-inf")
     reason: str = ""
     missing: bool = False
+    at: str = ""
+    """The address where it answered last."""
 
 
 class Watchdog:
@@ -185,8 +187,8 @@ class Watchdog:
         if (entry := self._entries.get(peer_id)) is not None and not entry.named:
             del self._entries[peer_id]
 
-    def answered(self, peer_id: str, now: float) -> None:
-        """An entry point answered."""
+    def answered(self, peer_id: str, now: float, at: str = "") -> None:
+        """An entry point answered; ``at``: the address, if it is known."""
         entry = self._entries.get(peer_id)
         if entry is None:
             return
@@ -195,6 +197,7 @@ class Watchdog:
         if not self._connected(now):
             self._since = now
         entry.answers, entry.answered, entry.failures, entry.reason = True, now, 0, ""
+        entry.at = at
         entry.due, entry.seen, entry.missing = now + HEARTBEAT, now, False
         self._quiet_since = now
         self._ever = True
@@ -275,6 +278,13 @@ class Watchdog:
         entry = self._entries.get(peer_id)
         return entry.addresses if entry is not None else ()
 
+    def place(self, peer_id: str) -> str | None:
+        """The address where an entry point answers, or else the first that is known of it."""
+        entry = self._entries.get(peer_id)
+        if entry is None:
+            return None
+        return (entry.answers and entry.at) or next(iter(entry.addresses), None)
+
     def plan(self, now: float, isolated: bool = False) -> Plan:
         """What to do now; ``isolated``: p2pd has no connection at all."""
         connected = self._connected(now)
@@ -335,7 +345,7 @@ class Watchdog:
             doors=tuple(
                 EntryPointStatus(
                     peer_id=entry.peer_id,
-                    address=entry.addresses[0] if entry.addresses else None,
+                    address=self.place(entry.peer_id),
                     named=entry.named,
                     answers=entry.answers,
                     reason=entry.reason or None,

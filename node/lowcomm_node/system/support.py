@@ -3,16 +3,18 @@
 Checked before anything is loaded, so that the answer is one line.
 """
 
+import errno
 import os
 import platform
 import shlex
 import shutil
+import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from lowcomm_node.errors import Incompatible
+from lowcomm_node.errors import Incompatible, PortInUse
 from lowcomm_node.system.logs import log
 
 ONLY_ELSEWHERE = ("fcntl", "hivemind")
@@ -85,3 +87,21 @@ def check_system(find_p2pd: Callable[[], Path]) -> None:
             system=here,
             told="lowcomm is tried on Linux only: tell us how it went",
         )
+
+
+def check_port(host: str, port: int, option: str) -> None:
+    """Raise PortInUse if another program listens at a port of a host. Other troubles with it show
+    when it is used."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM
+        )[0]
+        with socket.socket(family) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise PortInUse(
+                f"Port {port} of {host} is in use: choose another with --{option}, or 0 for any "
+                "free one."
+            ) from None

@@ -1,6 +1,7 @@
 """The command line: what it prints, what it exits with, what it loads; never a traceback for a
 mistake."""
 
+import errno
 import json
 import os
 import re
@@ -30,6 +31,7 @@ from lowcomm_node.status.model import Limits, PeerStatus, Status
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
+from lowcomm_node.supervision.process import TrainerProcess
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import issue_invite, read_token, verify_token
 from lowcomm_protocol.spec.presets import PRESETS
@@ -371,6 +373,37 @@ def test_a_mistake_gives_one_line_that_names_the_remedy(
     assert ended.err.startswith("error: ")
     assert len(ended.err.splitlines()) == 1
     assert told in ended.err
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        ("--data {tmp}/none", 78, "/none: nothing is there"),
+        ("--data jsonl:{tmp}/none*", 78, "nothing is there"),
+        ("--tokenizer {tmp}/none", 78, "--tokenizer {tmp}/none: nothing is there"),
+        ("--weights {tmp}/none", 78, "--weights {tmp}/none: nothing is there"),
+        ("--port {taken}", 75, "{taken} of 127.0.0.1 is in use: choose another with --port"),
+        ("--dht-port {taken}", 75, "with --dht-port"),
+        ("--control-port {taken}", 75, "with --control-port"),
+        ("", 75, "No room in {tmp}"),
+    ],
+)
+def test_a_node_that_can_not_work_is_refused_before_its_trainer_starts(
+    options: str, code: int, told: str, cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(TrainerProcess, "launch", lambda _: pytest.fail("it has started"))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        given = {"tmp": tmp_path, "taken": taken.getsockname()[1]}
+        if not options:
+            monkeypatch.setattr(os, "fsync", full)
+        ended = cli(*f"join --peers {NOWHERE} {options.format(**given)}".split())
+    assert ended.code == code, ended.err
+    assert told.format(**given) in ended.err and len(ended.err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
