@@ -22,7 +22,7 @@ from lowcomm_node.supervision.process import Trainer
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.channels import Channels
-from lowcomm_protocol.peers.records import PeerInfo
+from lowcomm_protocol.peers.records import PeerInfo, Phase
 from lowcomm_protocol.plan.clock import is_supported, largest_jump
 from lowcomm_protocol.spec.run import SignedRun
 from lowcomm_protocol.state.snapshot import StateForm, tolerated_lag
@@ -113,7 +113,9 @@ class CatchUp:
         drift."""
         believed, lag = self._believed(own, drifted), tolerated_lag(self.run.spec.sync)
         reached = _reached(believed)
-        if not drifted and reached <= own + lag:
+        # Nobody merges any more with peers that have finished.
+        is_over = not own and all(info.phase is Phase.FINISHED for info in believed)
+        if not drifted and reached <= own + (0 if is_over else lag):
             return []
         near = [info for info in believed if abs(info.swarm_step - reached) <= lag]
         return Random().sample(near, len(near))  # so that not all joiners ask the same one

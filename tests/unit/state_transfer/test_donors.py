@@ -4,15 +4,22 @@ from types import SimpleNamespace
 from typing import Any
 
 from lowcomm_node.state_transfer.catch_up import CatchUp
+from lowcomm_protocol.peers.records import Phase
 
 NOTHING: Any = None
 OWN = 100
 
 
-def donors(*claims: int, distrusted: tuple[int, ...] = (), drifted: bool = False) -> list[int]:
+def donors(
+    *claims: int,
+    distrusted: tuple[int, ...] = (),
+    drifted: bool = False,
+    own: int = OWN,
+    phase: Phase = Phase.TRAINING,
+) -> list[int]:
     """The claims of those that are asked, of peers that claim these swarm steps."""
     infos = [
-        SimpleNamespace(peer_id=f"peer{number}", swarm_step=claim)
+        SimpleNamespace(peer_id=f"peer{number}", swarm_step=claim, phase=phase)
         for number, claim in enumerate(claims)
     ]
     run: Any = SimpleNamespace(
@@ -25,7 +32,13 @@ def donors(*claims: int, distrusted: tuple[int, ...] = (), drifted: bool = False
         trusts=lambda peer: int(peer.removeprefix("peer")) not in distrusted, show=NOTHING,
         warn=NOTHING, tell=NOTHING,
     )  # fmt: skip
-    return sorted((one.swarm_step for one in catch_up._donors(OWN, drifted)), reverse=True)
+    return sorted((one.swarm_step for one in catch_up._donors(own, drifted)), reverse=True)
+
+
+def test_of_peers_that_have_finished_a_newcomer_copies_what_no_merge_can_bring_it():
+    assert donors(20, 20, own=0) == []
+    assert donors(20, 20, own=0, phase=Phase.FINISHED) == [20, 20]
+    assert donors(20, 20, own=10, phase=Phase.FINISHED) == [], "it has learned something itself"
 
 
 def test_who_claims_what_nobody_comes_near_to_is_no_donor():

@@ -333,6 +333,29 @@ async def test_a_node_whose_clock_was_ahead_for_a_moment_is_believed_at_once(
     assert bob.roster.hear(ada.membership._record(), time()) is not None
 
 
+async def test_a_run_is_over_when_all_that_are_there_have_finished_it(parties: Parties) -> None:
+    ada, steps = await parties(ADA), parties.run.spec.run.steps
+
+    def finished(bob: tuple[Phase, int], cleo: tuple[Phase, int]) -> int:
+        for peer, (phase, swarm_step) in ((BOB, bob), (CLEO, cleo)):
+            now = time()
+            info = PeerInfo(
+                peer_id=peer.peer_id, run_id=parties.run.run_id, phase=phase, issued=now,
+                expires=now + 30, swarm_step=swarm_step,
+            )  # fmt: skip
+            ada.roster.hear(write_record(info, peer), now)
+            ada.roster.liveness.heard(peer.peer_id, now)
+        return len(ada.membership.finished(lambda swarm_step: swarm_step >= steps))
+
+    done = (Phase.FINISHED, steps)
+    assert finished(done, (Phase.TRAINING, steps - 1)) == 0
+    assert [info.peer_id for info in ada.membership.donors()] == [BOB.peer_id, CLEO.peer_id]
+    assert finished(done, (Phase.PAUSED, steps - 1)) == 0
+    assert finished((Phase.FINISHED, steps - 1), done) == 0, "it can't have"
+    assert finished(done, (Phase.JOINING, 0)) == 1
+    assert finished(done, done) == 2
+
+
 async def test_a_warning_that_a_peer_does_not_take_us_goes_when_it_does(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
