@@ -77,7 +77,6 @@ def manifest(
         moments=step,
         versions=(7, 8),
         slow_digests=tuple(bytes([number]) * 32 for number in slow),
-        usual=(0.5, 0.25),
         digests=tuple(digests),
     )
 

@@ -63,7 +63,6 @@ class Snapshot:
             "swarm_step": replica.clock.step,
             "moments": replica.optimizer.steps,
             "versions": tuple(replica.schedule[p].version for p in range(len(self._fragments))),
-            "usual": tuple(usual.learned for usual in replica.usual),
         }
 
     @property
@@ -121,17 +120,20 @@ def adopt(replica: Replica, manifest: Manifest, read: Read, back: bool = False) 
     form = form_of(replica)
     for piece in form.pieces:
         read_piece(piece, read(piece))
-    _load(replica, form, read, manifest.moments)
+    # Nothing that trains takes more outer steps, or counts more in its moments, than swarm steps.
+    most = manifest.swarm_step
+    _load(replica, form, read, min(manifest.moments, most))
     for fragment in tuple(replica.captures):
         replica.drop(fragment)
-    replica.usual = [UsualNorm(one) for one in manifest.usual]
+    # What is usual each peer learns itself: a donor could make any norm plausible.
+    replica.usual = [UsualNorm(one.learned) for one in replica.usual]
     if back:
         replica.clock.step = 0
     replica.clock.observe(manifest.swarm_step)
     synced = replica.schedule
     progress = [
         FragmentProgress(
-            version=version,
+            version=min(version, most),
             merged_steps=replica.steps,
             merged_tokens=replica.tokens,
             synced=synced.round_of(p, replica.clock.step),

@@ -209,14 +209,13 @@ class Opened(_message.Message):
     def __init__(self, snapshot: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Manifest(_message.Message):
-    __slots__ = ("run_id", "plan", "swarm_step", "moments", "versions", "slow_digests", "usual", "digests")
+    __slots__ = ("run_id", "plan", "swarm_step", "moments", "versions", "slow_digests", "digests")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     SWARM_STEP_FIELD_NUMBER: _ClassVar[int]
     MOMENTS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
     SLOW_DIGESTS_FIELD_NUMBER: _ClassVar[int]
-    USUAL_FIELD_NUMBER: _ClassVar[int]
     DIGESTS_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     plan: bytes
@@ -224,9 +223,8 @@ class Manifest(_message.Message):
     moments: int
     versions: _containers.RepeatedScalarFieldContainer[int]
     slow_digests: _containers.RepeatedScalarFieldContainer[bytes]
-    usual: _containers.RepeatedScalarFieldContainer[float]
     digests: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., moments: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., slow_digests: _Optional[_Iterable[bytes]] = ..., usual: _Optional[_Iterable[float]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., swarm_step: _Optional[int] = ..., moments: _Optional[int] = ..., versions: _Optional[_Iterable[int]] = ..., slow_digests: _Optional[_Iterable[bytes]] = ..., digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Introduction(_message.Message):
     __slots__ = ("record", "release", "uses", "amendments")

@@ -96,8 +96,6 @@ class Manifest:
     """Steps in the inner optimizer's moments; 0: there are none yet."""
     versions: tuple[int, ...]
     slow_digests: tuple[bytes, ...]
-    usual: tuple[float, ...]
-    """Norms of usual progress; implausible claims of a donor are read as zeros."""
     digests: tuple[bytes, ...]
 
     @property
@@ -114,7 +112,6 @@ class Manifest:
             moments=self.moments,
             versions=self.versions,
             slow_digests=self.slow_digests,
-            usual=self.usual,
             digests=self.digests,
         ).SerializeToString(deterministic=True)
 
@@ -154,12 +151,10 @@ def read_manifest(data: bytes, form: StateForm) -> Manifest:
         raise ProtocolViolation("a manifest of other fragments or pieces than the plan's")
     if any(len(digest) != _DIGEST for digest in (*told.slow_digests, *told.digests)):
         raise ProtocolViolation("a manifest with digests that are none")
-    fine = len(told.usual) == count and all(0.0 <= one < 1e6 for one in told.usual)
     return Manifest(
         swarm_step=told.swarm_step,
         moments=told.moments,
         versions=tuple(told.versions),
         slow_digests=tuple(told.slow_digests),
-        usual=tuple(told.usual) if fine else (0.0,) * count,
         digests=tuple(told.digests),
     )

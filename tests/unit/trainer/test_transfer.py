@@ -19,11 +19,15 @@ from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
 from lowcomm_node.supervision.process import TrainerThread
+from lowcomm_node.sync.offers import from_message, to_message
 from lowcomm_node.testing.donors import Joiner, identity
 from lowcomm_node.testing.wire import calling, listening, soon
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.exchange.plausible import MAX_CLAIM, PLAUSIBLE, UsualNorm
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.plan.matching import Offer
 from lowcomm_protocol.plan.schedule import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.state.pieces import (
@@ -122,7 +126,6 @@ def test_a_joiner_goes_on_exactly_where_its_donor_was(tmp_path: Path, dataset, k
     data = (tmp_path / name / "manifest").read_bytes()
     assert name_of(data).hex() == name
     manifest = read_manifest(data, transfer.form_of(joiner))
-    assert manifest.usual == tuple(usual.learned for usual in expected.usual)
     assert len(data) <= taken.form.largest_manifest
     assert (tmp_path / name / "state").stat().st_size == taken.form.size
     transfer.adopt_folder(joiner, tmp_path / name)
@@ -177,7 +180,40 @@ def test_who_copies_a_state_has_all_that_it_trained_merged_and_its_exchanges_are
         assert joiner.schedule[p] == FragmentProgress(
             version, own, own * joiner.spec.tokens_per_step, synced
         )
-    assert [one.learned for one in joiner.usual] == [0.5, 1.5]
+    assert [one.learned for one in joiner.usual] == [0.5, 1.5], "of its own exchanges"
+
+
+def claiming(taken: transfer.Snapshot, usual: float, versions: int, moments: int) -> bytes:
+    """The manifest of a donor that claims what it likes of norms and counters."""
+    form = taken.form
+    message = pb.Manifest.FromString(taken.manifest([bytes(32)] * len(form.pieces)).to_bytes(form))
+    message.versions[:] = [versions] * len(form.fragments)
+    message.moments = moments
+    norms = np.full(len(form.fragments), usual, dtype="<f4").tobytes()
+    # The norms as a field that this release does not read any more.
+    return message.SerializeToString() + bytes([7 << 3 | 2, len(norms)]) + norms
+
+
+def test_no_claim_of_a_donor_makes_a_norm_plausible_or_a_newcomer_s_offer_invalid(dataset):
+    donor, joiner = trained("lowcomm", dataset), trained("lowcomm", dataset, "joiner", steps=0)
+    joiner.usual = [UsualNorm() for _ in joiner.usual]
+    taken = transfer.Snapshot(donor)
+    lies = claiming(taken, usual=9.9e5, versions=2**53 - 1, moments=2**24 - 1)
+    transfer.adopt(joiner, read_manifest(lies, taken.form), taken.piece)
+    assert [usual.value for usual in joiner.usual] == [0.0, 0.0]
+    joiner.inner_step()
+    joiner.capture(0)
+    joiner.contribute(0)
+    bound = joiner.captures[0].bound
+    assert bound.limit <= PLAUSIBLE * MAX_CLAIM * joiner.spec.sync.interval * bound.own
+    assert joiner.optimizer.steps <= taken.swarm_step + 1
+    merged = joiner.schedule.merged(0, joiner.clock.step, joiner.steps, joiner.tokens)
+    assert merged.version <= taken.swarm_step + 1
+    offer = Offer(
+        protocol=1, run_id=joiner.run_id, plan=joiner.plan.digest, codec="x", fragment=0, stage=0,
+        round=0, swarm_step=4, steps=1, tokens=1, version=merged.version, slow_digest=b"", seconds=1,
+    )  # fmt: skip
+    assert from_message(to_message(offer)).version == merged.version, "no deed at anybody"
 
 
 @pytest.mark.parametrize("kind", ["lowcomm", "muon"])
