@@ -11,9 +11,9 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 
-from lowcomm_node.errors import DiskFull, LinkLost, RetryLater
 from lowcomm_node.run_files.session import Session
 from lowcomm_node.run_files.wanted import RunFile
+from lowcomm_node.state_transfer.asking import Sessions
 from lowcomm_node.storage.partial_file import PartialFile
 from lowcomm_node.transport.bandwidth import BandwidthLimit, Use
 from lowcomm_node.transport.channels import Channels
@@ -53,10 +53,7 @@ class Fetching:
         self._opening = asyncio.Lock()
         self._taken: dict[int, tuple[str, float]] = {}
         """Who was asked for a piece last, and when."""
-        self._sessions: dict[str, tuple[Session, asyncio.Task[None]]] = {}
-        self._later: dict[str, float] = {}
-        """When a peer may be asked again; infinity: never."""
-        self._reasons: dict[str, str] = {}
+        self._sessions: Sessions[Session] = Sessions(LATER, self._refused)
         self._use = Use()
 
     async def fetch(self, path: Path, show: Callable[[str], None]) -> tuple[bytes, ...]:
@@ -73,17 +70,15 @@ class Fetching:
             await asyncio.to_thread(self._partial.conclude)
             return self._partial.digests
         finally:
-            tasks = [task for _, task in self._sessions.values()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await self._sessions.close()
             if self._partial is not None:
                 self._partial.close()
 
     def describe(self) -> str:
         """The progress, for people."""
         name = self.file.name
-        serving = sum(session.position == 0 for session, _ in self._sessions.values())
+        running = self._sessions.running
+        serving = sum(session.served is not None for session in running.values())
         if self._partial is not None and serving:
             done = self._partial.size - sum(
                 stop - start for start, stop in map(self._partial.bounds, self._partial.missing)
@@ -94,10 +89,10 @@ class Fetching:
             return f"fetching {name}: {told} from {serving} {peers}, {rate:.2f} MB/s"
         queued = [
             f"number {session.position} in the queue of {peer[-6:]}"
-            for peer, (session, _) in self._sessions.items()
+            for peer, session in running.items()
             if session.position
         ]
-        reasons = [f"{peer[-6:]} {reason}" for peer, reason in self._reasons.items()]
+        reasons = [f"{peer[-6:]} {reason}" for peer, reason in self._sessions.reasons.items()]
         why = "; ".join((queued or reasons)[:SHOWN]) or "no peer that could give it is here yet"
         return f"waiting for {name}, which the run needs: {why}"
 
@@ -142,35 +137,16 @@ class Fetching:
     # sessions
 
     def _begin_sessions(self) -> None:
-        now = monotonic()
         known = self._peers()
-        for peer in Random().sample(known, len(known)):  # so that not all ask the same one
-            if len(self._sessions) >= MOST_SESSIONS:
-                return
-            if peer.peer_id not in self._sessions and self._later.get(peer.peer_id, 0.0) <= now:
-                session = Session(self, peer)
-                self._sessions[peer.peer_id] = (session, asyncio.create_task(session.run()))
+        peers = Random().sample(known, len(known))  # so that not all ask the same one
+        self._sessions.begin(peers, MOST_SESSIONS, lambda peer: Session(self, peer), self.down.rate)
 
     async def _wait(self) -> None:
-        tasks = [task for _, task in self._sessions.values()]
-        if tasks:
+        if tasks := self._sessions.tasks:
             await asyncio.wait(tasks, timeout=TICK, return_when=asyncio.FIRST_COMPLETED)
         else:
             await asyncio.sleep(TICK)
-        for name, (_, task) in list(self._sessions.items()):
-            if task.done():
-                del self._sessions[name]
-                self._take_in(name, task)
+        self._sessions.take_in()
 
-    def _take_in(self, name: str, task: asyncio.Task[None]) -> None:
-        self._later[name] = monotonic() + LATER
-        try:
-            task.result()
-        except DiskFull:
-            raise
-        except (RetryLater, LinkLost) as error:
-            self._reasons[name] = str(error)
-        except LowcommError as error:
-            self._reasons[name] = str(error)
-            self._later[name] = float("inf")
-            self._warn(f"{self.file.name} of {name[-6:]}: {error}: it is not asked again")
+    def _refused(self, name: str, error: LowcommError) -> None:
+        self._warn(f"{self.file.name} of {name[-6:]}: {error}: it is not asked again")

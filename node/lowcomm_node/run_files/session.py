@@ -5,6 +5,8 @@ A broken stream is reopened, and goes on at the byte that it had reached.
 
 import asyncio
 from collections import deque
+from hashlib import sha256
+from time import monotonic
 from typing import Protocol
 
 import grpc
@@ -63,13 +65,15 @@ class Session:
     def __init__(self, receiver: Receiver, peer: PeerInfo) -> None:
         self.peer = peer
         self.position: int | None = None
-        """In its queue; 0: it serves us; None: unknown yet."""
+        """In its queue; None: unknown yet."""
+        self.served: float | None = None
+        self.preparing = False
+        self.bytes_received = 0
         self._receiver = receiver
         self._name = peer.peer_id
         self._asked: deque[int] = deque()
         self._begun = bytearray()
         """Of the first piece that is asked for."""
-        self._count = 0
 
     async def run(self) -> None:
         """Take pieces until none is missing.
@@ -79,15 +83,15 @@ class Session:
         failures = 0
         try:
             while True:
-                before = self._count
+                before = self.bytes_received
                 try:
                     return await self._session()
                 except LinkLost:
                     # A peer that has given anything gets all its attempts again.
-                    failures = 1 if self._count > before else failures + 1
+                    failures = 1 if self.bytes_received > before else failures + 1
                     if failures == ATTEMPTS:
                         raise
-                    self.position = None
+                    self.position = self.served = None
                     await asyncio.sleep(RETRY_PAUSE)
         finally:
             for index in self._asked:
@@ -102,6 +106,9 @@ class Session:
             await stream.send(pb.FetchRequest(enter=enter))
             replies = Replies(stream, self._receiver.down, self._took)
             size = await self._opened(replies)
+            if self._receiver.file.size is None:
+                await self._take_whole(stream, replies, size)
+                return
             into = await self._receiver.open(size, await self._digests(replies, size))
             await self._take_pieces(stream, replies, into)
             await stream.close()
@@ -124,7 +131,7 @@ class Session:
             if reply.WhichOneof("kind") != "position" or not 0 < reply.position <= most:
                 raise ProtocolViolation("sent something else before it was our turn")
             most = self.position = reply.position
-        self.position = 0
+        self.position, self.served = None, monotonic()
         file, opened = self._receiver.file, reply.opened
         if opened.snapshot != file.sha256 or not file.takes(opened.size):
             raise ProtocolViolation(f"offers another file than {file.name}")
@@ -143,6 +150,19 @@ class Session:
         if digest_of_pieces(digests) != file.pieces:
             raise ProtocolViolation(f"tells digests that are not those of {file.name}")
         return digests
+
+    async def _take_whole(self, stream: CallerStream, replies: Replies, size: int) -> None:
+        """Take a file whose specification does not tell its size: nothing that this peer says of it
+        counts beyond this session."""
+        file, self._begun = self._receiver.file, self._begun[:size]
+        if len(self._begun) < size:
+            await self._ask(stream, 0, len(self._begun))
+            await replies.read(self._begun, size)
+        if await asyncio.to_thread(lambda: sha256(self._begun).digest()) != file.sha256:
+            raise ProtocolViolation(f"sent another file than {file.name}")
+        into = await self._receiver.open(size, (file.sha256,))
+        if into.missing:
+            await asyncio.to_thread(into.put, 0, self._begun)
 
     async def _take_pieces(self, stream: CallerStream, replies: Replies, into: PartialFile) -> None:
         for index in self._asked:  # of the stream before
@@ -171,5 +191,5 @@ class Session:
         await stream.send(pb.FetchRequest(wanted=wanted))
 
     def _took(self, count: int) -> None:
-        self._count += count
+        self.bytes_received += count
         self._receiver.received(count)

@@ -90,7 +90,9 @@ class DonorSession:
     def __init__(self, joiner: Joiner, donor: PeerInfo) -> None:
         self.donor = donor
         self.position: int | None = None
-        """In its queue; 0: it serves us; None: unknown yet."""
+        """In its queue; 0: it is our turn; None: unknown yet."""
+        self.served: float | None = None
+        self.bytes_received = 0
         self.since = monotonic()
         """Time of the last position, or of the last bytes."""
         self.began: float | None = None
@@ -102,6 +104,11 @@ class DonorSession:
         self._known: tuple[bytes, Manifest] | None = None
         self._partial: tuple[bytes, Asked, bytearray] | None = None
         """The received part of a piece when the stream broke, and its snapshot."""
+
+    @property
+    def preparing(self) -> bool:
+        """Whether it makes a snapshot for us."""
+        return self.position == 0 and self.served is None
 
     async def run(self) -> None:
         """Take pieces until nothing is left.
@@ -158,7 +165,7 @@ class DonorSession:
             raise
         finally:
             stream.cancel()
-            self.began = None
+            self.began = self.served = None
             self.idle = False
             if source is not None:
                 self._download.close_source(source)
@@ -181,7 +188,7 @@ class DonorSession:
                 raise RetryLater("takes too long to make a snapshot")
             most = self.position = reply.position
             self.since = monotonic()
-        self.position = 0
+        self.position, self.served = 0, monotonic()
         name, form = reply.opened.snapshot, self._download.form
         if self._known is not None and self._known[0] == name:
             return self._known
@@ -274,4 +281,5 @@ class DonorSession:
 
     def _received(self, count: int) -> None:
         self.since = monotonic()
+        self.bytes_received += count
         self._joiner.received(count)

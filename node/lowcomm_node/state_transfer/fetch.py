@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from statistics import median
 from time import monotonic
 
-from lowcomm_node.errors import DiskFull, LinkLost, RetryLater
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.state_transfer.asking import Sessions
 from lowcomm_node.state_transfer.donor_session import LATER, TICK, DonorSession, Plausible
 from lowcomm_node.state_transfer.download import Download
 from lowcomm_node.state_transfer.replies import QUEUE_DEADLINE
@@ -60,10 +61,7 @@ class Fetcher:
         self.bytes_received = 0
         self._donors = donors
         self._warn = warn
-        self._sessions: dict[str, tuple[DonorSession, asyncio.Task[None]]] = {}
-        self._later: dict[str, float] = {}
-        """When a donor may be asked again; infinity: never."""
-        self._reasons: dict[str, str] = {}
+        self._sessions: Sessions[DonorSession] = Sessions(LATER, self._refused, self.changed)
         self._seconds: deque[float] = deque(maxlen=32)
         self._changed = asyncio.Event()
         self._use = Use()
@@ -82,23 +80,23 @@ class Fetcher:
                 self._look_after_version()
                 self._leave_slow()
                 await self.wait_changed(TICK)
-                await self._end_sessions()
+                self._end_sessions()
                 if self._progress() != before:
                     last = monotonic()
-                queued = any(session.position for session, _ in self._sessions.values())
+                queued = any(session.position for session in self._sessions.running.values())
                 if monotonic() - last > (QUEUE_DEADLINE if queued else STALL_DEADLINE) or not (
                     self._sessions or self._hope()
                 ):
                     raise LinkLost(self.why_not())
         finally:
-            await self._cancel(list(self._sessions))
+            await self._sessions.close()
 
     def describe(self) -> str:
         """The progress, for people."""
         form, serving = self.download.form, self._serving()
         queued = sorted(
             (session.position, name[-6:])
-            for name, (session, _) in self._sessions.items()
+            for name, session in self._sessions.running.items()
             if session.position
         )
         if not serving and queued:
@@ -113,7 +111,7 @@ class Fetcher:
 
     def why_not(self) -> str:
         """Why no donor gives what is missing."""
-        reasons = [f"{peer[-6:]}: {reason}" for peer, reason in self._reasons.items()]
+        reasons = [f"{peer[-6:]}: {reason}" for peer, reason in self._sessions.reasons.items()]
         return "; ".join(reasons[:4]) or "nobody has what is missing"
 
     # reported by sessions
@@ -126,7 +124,7 @@ class Fetcher:
     def took(self, peer: str, seconds: float) -> None:
         """A piece has come."""
         self._seconds.append(seconds)
-        self._reasons.pop(peer, None)
+        self._sessions.reasons.pop(peer, None)
 
     def disputed(self, peer: str) -> None:
         """A donor's piece has nothing in common with another's."""
@@ -154,49 +152,22 @@ class Fetcher:
 
     def _begin_sessions(self) -> None:
         enough = self._enough()
-        wanted = enough if len(self._serving()) >= enough else MOST_SESSIONS
-        now = monotonic()
-        for donor in self._donors():
-            if len(self._sessions) >= wanted:
-                return
-            if donor.peer_id not in self._sessions and self._later.get(donor.peer_id, 0.0) <= now:
-                session = DonorSession(self, donor)
-                task = asyncio.create_task(session.run())
-                task.add_done_callback(lambda _: self.changed())
-                self._sessions[donor.peer_id] = (session, task)
+        most = enough if len(self._serving()) >= enough else MOST_SESSIONS
+        self._sessions.begin(
+            self._donors(), most, lambda donor: DonorSession(self, donor), self.down.rate
+        )
 
-    async def _end_sessions(self) -> None:
+    def _end_sessions(self) -> None:
         """Process ended sessions, and leave the queues that are not needed."""
-        for name, (_, task) in list(self._sessions.items()):
-            if task.done():
-                del self._sessions[name]
-                self._take_in(name, task)
+        self._sessions.take_in()
         if len(self._serving()) >= self._enough():
-            await self._cancel(
-                [name for name, (session, _) in self._sessions.items() if session.position != 0]
-            )
+            for name, session in self._sessions.running.items():
+                if session.served is None:
+                    self._sessions.cancel(name)
 
-    def _take_in(self, name: str, task: asyncio.Task[None]) -> None:
-        self._later[name] = monotonic() + LATER
-        if task.cancelled():  # it was slow
-            return
-        try:
-            task.result()
-        except DiskFull:
-            raise
-        except (RetryLater, LinkLost) as error:
-            self._reasons[name] = str(error)
-        except LowcommError as error:
-            self._reasons[name] = str(error)
-            self._later[name] = float("inf")
-            self.download.strike(name)
-            self._warn(f"state of {name[-6:]}: {error}")
-
-    async def _cancel(self, names: list[str]) -> None:
-        tasks = [self._sessions.pop(name)[1] for name in names]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    def _refused(self, name: str, error: LowcommError) -> None:
+        self.download.strike(name)
+        self._warn(f"state of {name[-6:]}: {error}")
 
     def _look_after_version(self) -> None:
         if not self.download.is_stuck():
@@ -210,16 +181,16 @@ class Fetcher:
 
     def _leave_slow(self) -> None:
         """Cancel slow donors when others are idle and can take over."""
-        if not any(session.idle for session, _ in self._sessions.values()):
+        running = self._sessions.running
+        if not any(session.idle for session in running.values()):
             return
         most, now = max(SLOW, 8 * median(self._seconds or [0.0])), monotonic()
-        for session, task in self._sessions.values():
+        for name, session in running.items():
             if session.began is not None and not session.idle and now - session.began > most:
-                task.cancel()
-                self._reasons[session.donor.peer_id] = "sends too slowly"
+                self._sessions.cancel(name, "sends too slowly")
 
     def _serving(self) -> list[str]:
-        return [name for name, (session, _) in self._sessions.items() if session.position == 0]
+        return [name for name, one in self._sessions.running.items() if one.served is not None]
 
     def _enough(self) -> int:
         """How many donors should serve us: with a low limit each would take bandwidth from the
@@ -228,11 +199,11 @@ class Fetcher:
         return MOST_SERVING if rate is None or rate >= MOST_SERVING * SHARED_RATE else 1
 
     def _progress(self) -> tuple[float, ...]:
-        return (self.bytes_received, *(session.since for session, _ in self._sessions.values()))
+        return (self.bytes_received, *(session.since for session in self._sessions.running.values()))
 
     def _hope(self) -> bool:
         """Whether any donor may be asked again."""
-        return any(self._later.get(donor.peer_id, 0.0) < float("inf") for donor in self._donors())
+        return any(self._sessions.may_be_asked(donor) for donor in self._donors())
 
 
 async def _anything(donor: PeerInfo, swarm_step: int) -> bool:

@@ -17,7 +17,7 @@ CHUNK_BYTES = 256 * 1024
 SILENCE = 30.0
 """Seconds for a giver to send something, once it is our turn."""
 SLOWEST = 2_000.0
-"""Least bytes a second over a piece."""
+"""Least bytes a second, after the first seconds of a piece."""
 QUEUE_DEADLINE = 3600.0
 """Seconds in a queue that does not move."""
 MOST_POSITION = 1000
@@ -58,12 +58,12 @@ class Replies:
         Raises LinkLost, RetryLater if they come too slowly, ProtocolViolation.
         """
         arrival = Arrival(self._down, size - len(data), CHUNK_BYTES)
-        # A giver that drips bytes never runs into SILENCE.
-        patience = SILENCE + (size - len(data)) / SLOWEST
+        # A giver that drips bytes never runs into SILENCE: what it has sent buys it time.
+        patience = SILENCE
         while len(data) < size:
             await arrival.make_room()
             began = monotonic()
-            reply = await self.next(min(SILENCE, patience))
+            reply = await self.next(SILENCE)
             patience -= monotonic() - began
             if patience < 0:
                 raise RetryLater("sends too slowly")
@@ -72,6 +72,7 @@ class Replies:
                 raise ProtocolViolation("sent bytes out of place")
             if len(data) + len(chunk.data) > size:
                 raise ProtocolViolation("sent more than was asked for")
+            patience += len(chunk.data) / SLOWEST
             arrival.took(len(chunk.data))
             data += chunk.data
             self._took(len(chunk.data))

@@ -119,6 +119,19 @@ class Callee:
         return record(self.identity, self.port, self.certificate.digest, **changes)
 
 
+async def never_serve(peer: str, stream: CalleeStream) -> None:
+    """A handler of Fetch and File with a queue that never ends."""
+    await stream.send(pb.FetchReply(position=5))
+    await asyncio.Event().wait()
+
+
+async def drip(peer: str, stream: CalleeStream) -> None:
+    """A handler of Fetch and File that is always about to begin."""
+    while True:
+        await stream.send(pb.FetchReply(position=0))
+        await asyncio.sleep(0.05)
+
+
 class Rogue:
     """A callee with a good certificate that answers with whatever bytes the test gives it."""
 

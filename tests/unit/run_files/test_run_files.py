@@ -21,17 +21,27 @@ from lowcomm_node.run_files.giving import FileGiver
 from lowcomm_node.run_files.provider import Provider
 from lowcomm_node.run_files.shelf import Shelf
 from lowcomm_node.run_files.wanted import RunFile, start_of
+from lowcomm_node.state_transfer import asking
 from lowcomm_node.storage import start_files
 from lowcomm_node.storage.partial_file import PartialFile
 from lowcomm_node.storage.start_files import pin
 from lowcomm_node.testing.donors import identity
-from lowcomm_node.testing.wire import Cable, Callee, cabled, calling, listening, misbehaving, soon
+from lowcomm_node.testing.wire import (
+    Cable,
+    Callee,
+    cabled,
+    calling,
+    listening,
+    misbehaving,
+    never_serve,
+    soon,
+)
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec import start
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
-from lowcomm_protocol.spec.start import StartSettings
+from lowcomm_protocol.spec.start import StartSettings, digest_of_pieces
 
 STEP = 100_000
 SIZE = 10 * STEP - 7
@@ -172,6 +182,77 @@ async def test_a_file_of_unknown_size_has_one_piece_at_most(original: Path, tmp_
         callee.filing = FileGiver(held).serve
         await soon(Fetching(file, channels, lambda: [callee.info()]).fetch(into, print))
     assert into.read_bytes() == DATA[:STEP]
+
+
+LIES = {
+    "its size is smaller": [pb.Opened(snapshot=sha256(DATA[:STEP]).digest(), size=5), b"liars"],
+    "its size is larger": [pb.Opened(snapshot=sha256(DATA[:STEP]).digest(), size=STEP)],
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("is_told", [True, False])
+async def test_what_one_giver_claims_of_a_size_binds_no_other(
+    lie: str, is_told: bool, tmp_path: Path
+) -> None:
+    """Must be seen. The first claim held for all, who were barred for good for sending more."""
+    data, small, warnings = DATA[: STEP - 10], tmp_path / "small", list[str]()
+    small.write_bytes(data)
+    digest = sha256(data).digest()
+    file = RunFile("tokenizer.json", digest)
+    if is_told:
+        file = RunFile("tokenizer.json", digest, len(data), digest_of_pieces([digest]))
+    opened, *sent = LIES[lie]
+    into = tmp_path / "home" / file.name
+    async with (
+        misbehaving() as liar,
+        listening(identity(3)) as honest,
+        calling(identity(9)) as channels,
+    ):
+        opened.snapshot = digest
+        liar.opening = [pb.FetchReply(opened=opened).SerializeToString()]
+        chunks = [pb.FetchReply(chunk=pb.Chunk(offset=0, data=one)) for one in sent]
+        liar.answers = [chunk.SerializeToString() for chunk in chunks]
+        held = Shelf()
+        assert await held.try_(file, small)
+        honest.filing = FileGiver(held).serve
+        known = [liar.info()]
+        one = Fetching(file, channels, lambda: known, warn=warnings.append)
+        work = asyncio.create_task(one.fetch(into, lambda text: None))
+        await until_async(
+            lambda: asyncio.sleep(0, bool(liar.requests or warnings)), 30, "the liar was asked"
+        )
+        known.append(honest.info())
+        await soon(work)
+    assert into.read_bytes() == data
+    assert all(honest.identity.peer_id[-6:] not in one for one in warnings)
+
+
+async def test_givers_whose_queue_never_ends_give_way_to_those_not_asked_yet(
+    file: RunFile, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Must be seen. Three of them kept every newcomer waiting for an hour."""
+    monkeypatch.setattr(asking, "PATIENCE", 0.5)
+    into = tmp_path / "home" / file.name
+    async with (
+        AsyncExitStack() as stack,
+        givers(file, original) as [honest],
+        calling(identity(9)) as channels,
+    ):
+        known: list[PeerInfo] = []
+        for number in range(fetching.MOST_SESSIONS):
+            callee = await stack.enter_async_context(listening(identity(20 + number)))
+            callee.filing = never_serve
+            known.append(callee.info())
+        one, shown = Fetching(file, channels, lambda: known), list[str]()
+        work = asyncio.create_task(one.fetch(into, shown.append))
+        in_queue = "number 5 in the queue of"
+        await until_async(
+            lambda: asyncio.sleep(0, any(text.count(in_queue) == 3 for text in shown)), 30, "full"
+        )
+        known.append(honest.info())
+        await soon(work)
+    assert into.read_bytes() == DATA
 
 
 async def test_who_waits_is_told_why_and_goes_on_as_soon_as_a_peer_has_it(

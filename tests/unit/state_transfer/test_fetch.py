@@ -15,7 +15,7 @@ import pytest
 from helpers.waiting import until_async
 from lowcomm_node.errors import DiskFull, LinkLost
 from lowcomm_node.state_transfer import donor as donor_module
-from lowcomm_node.state_transfer import donor_session, queue, replies
+from lowcomm_node.state_transfer import asking, donor_session, queue, replies
 from lowcomm_node.state_transfer import fetch as fetch_module
 from lowcomm_node.state_transfer.donor import MAX_JOINERS
 from lowcomm_node.state_transfer.download import Download
@@ -32,8 +32,18 @@ from lowcomm_node.testing.donors import (
     manifest,
     sync_of,
 )
-from lowcomm_node.testing.wire import Cable, cabled, calling, misbehaving, soon
+from lowcomm_node.testing.wire import (
+    Cable,
+    cabled,
+    calling,
+    drip,
+    listening,
+    misbehaving,
+    never_serve,
+    soon,
+)
 from lowcomm_node.transport.bandwidth import BandwidthLimit
+from lowcomm_node.transport.stream import CalleeStream
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
@@ -89,7 +99,7 @@ async def test_a_state_comes_from_several_donors_at_once(tmp_path):
         assert joiner.download.peers == sorted(giver.peer_id for giver in givers)
         assert joiner.bytes_received < 1.05 * LARGE.size, "manifests, and a few pieces to compare"
         base = read_manifest((tmp_path / "incoming" / "manifest").read_bytes(), LARGE)
-        assert base.swarm_step == STEP and base.usual == (0.5, 0.25)
+        assert base.swarm_step == STEP
 
 
 async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_killed_it_completes(
@@ -554,7 +564,7 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
             while True:
                 for number, joiner in enumerate(joiners):
                     position = next(
-                        (session.position for session, _ in joiner._sessions.values()), None
+                        (session.position for session in joiner._sessions.running.values()), None
                     )
                     if position is not None and position not in told[number]:
                         told[number].append(position)
@@ -628,6 +638,54 @@ async def test_a_full_queue_sends_joiners_elsewhere(tmp_path, monkeypatch):
         donors.append(good.info())
         await soon(task)
         assert late.given_by([good]) == [len(SMALL.pieces)]
+
+
+@pytest.mark.parametrize("way", [never_serve, drip])
+async def test_donors_that_never_serve_give_way_to_those_not_asked_yet(tmp_path, monkeypatch, way):
+    """Must be seen. Six of them kept every newcomer waiting for an hour; three that were always
+    about to begin counted as serving, and the queues of others were left."""
+    monkeypatch.setattr(asking, "PATIENCE", 0.5)
+    monkeypatch.setattr(asking, "PREPARING", 1)
+    async with AsyncExitStack() as stack:
+        channels = await stack.enter_async_context(calling())
+        good = await stack.enter_async_context(giving(tmp_path, 12))
+        donors: list[PeerInfo] = []
+        for number in range(fetch_module.MOST_SESSIONS):
+            callee = await stack.enter_async_context(listening(identity(20 + number)))
+            callee.fetching = way
+            donors.append(callee.info())
+        joiner = Joiner(channels, tmp_path / "incoming", lambda: donors)
+        task = asyncio.create_task(joiner.fetch())
+        await reached(
+            lambda: [one.position is not None for one in joiner._sessions.running.values()]
+            == [True] * len(donors),
+            "all of them keep it waiting",
+        )
+        donors.append(good.info())
+        await soon(task)
+        assert joiner.given_by([good]) == [len(SMALL.pieces)]
+
+
+async def test_a_donor_that_drips_bytes_is_left_within_a_silence(tmp_path, monkeypatch):
+    """What a giver has sent buys it time, not what it still owes."""
+    monkeypatch.setattr(replies, "SILENCE", 0.5)
+    monkeypatch.setattr(replies, "SLOWEST", 200.0)
+
+    async def drip_bytes(peer: str, stream: CalleeStream) -> None:
+        for one in opened():
+            await stream.send(pb.FetchReply.FromString(one))
+        for at in range(10_000):
+            await stream.send(pb.FetchReply(chunk=pb.Chunk(offset=at, data=b"x")))
+            await asyncio.sleep(0.05)
+
+    async with listening(identity(20)) as slow, giving(tmp_path, 12) as good, calling() as channels:
+        slow.fetching = drip_bytes
+        donors = [slow.info()]
+        joiner = Joiner(channels, tmp_path / "incoming", lambda: donors)
+        task = asyncio.create_task(joiner.fetch())
+        await reached(lambda: "sends too slowly" in joiner.why_not(), "it is left")
+        donors.append(good.info())
+        await soon(task)
 
 
 async def test_who_is_served_enough_leaves_the_queues_of_others(tmp_path, monkeypatch):
