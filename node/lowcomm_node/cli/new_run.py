@@ -3,6 +3,7 @@
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from pydantic import ValidationError
 from lowcomm_node.cli.plan import Wishes
 from lowcomm_node.data.tokenizer import (
     KEPT,
-    Tokenizer,
+    FileTokenizer,
     check_of,
     check_tokenizer,
     keep_tokenizer,
@@ -25,7 +26,7 @@ from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
 from lowcomm_protocol.spec.settings import RARELY, ModelSettings
-from lowcomm_protocol.spec.start import StartSettings
+from lowcomm_protocol.spec.start import PIECE_BYTES, StartSettings, digest_of_pieces
 from lowcomm_protocol.spec.transformers import TransformersSettings
 
 
@@ -122,16 +123,23 @@ def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:
     if spec.data.tokenizer != "local":
         return spec
     if path is None:
-        if not spec.data.tokenizer_sha256:
+        if not spec.data.tokenizer_size:
             raise ConfigError(
-                'data.tokenizer = "local", but nobody knows which file: name yours with '
-                "--tokenizer PATH, so that the run carries its SHA-256 and refuses others."
+                'data.tokenizer = "local", but nobody knows which file, or how large it is: name '
+                "yours with --tokenizer PATH, so that the run carries its SHA-256 and size, and "
+                "refuses others."
             )
         return spec
     found = open_tokenizer_file(path)
     data = spec.data
     check_tokenizer(found, data.tokenizer_sha256, spec.model.vocab, data.tokenizer_check)
-    named = {"tokenizer_sha256": found.sha256, "tokenizer_check": check_of(found)}
+    file = _file_of(found)
+    named = {
+        "tokenizer_sha256": file.sha256,
+        "tokenizer_size": file.size,
+        "tokenizer_pieces": file.pieces,
+        "tokenizer_check": file.check,
+    }
     data = data.model_copy(update=named)
     return spec.model_copy(update={"data": data})
 
@@ -148,10 +156,10 @@ def name_layout(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"model": spec.model.model_copy(update=told)})
 
 
-def open_tokenizer_file(path: str) -> Tokenizer:
+def open_tokenizer_file(path: str) -> FileTokenizer:
     """The tokenizer of a file that a run can name by its SHA-256. Raises ConfigError."""
     found = open_tokenizer(path)
-    if not found.sha256:
+    if not isinstance(found, FileTokenizer):
         raise ConfigError(
             "--tokenizer bytes needs no file: leave it away, runs use bytes unless they say "
             "otherwise."
@@ -161,8 +169,21 @@ def open_tokenizer_file(path: str) -> Tokenizer:
 
 def tokenizer_file(path: str) -> TokenizerFile:
     """What a run says of a tokenizer's file. Raises ConfigError."""
-    found = open_tokenizer_file(path)
-    return TokenizerFile(found.vocab, found.sha256, check_of(found))
+    return _file_of(open_tokenizer_file(path))
+
+
+def _file_of(found: FileTokenizer) -> TokenizerFile:
+    digests = [
+        sha256(found.content[start : start + PIECE_BYTES]).digest()
+        for start in range(0, len(found.content), PIECE_BYTES)
+    ]
+    return TokenizerFile(
+        vocab=found.vocab,
+        sha256=found.sha256,
+        size=len(found.content),
+        pieces=digest_of_pieces(digests),
+        check=check_of(found),
+    )
 
 
 def open_weights(folder: Path) -> OpenWeights:

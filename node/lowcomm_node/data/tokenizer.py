@@ -15,12 +15,11 @@ from lowcomm_node.data.stories.words import StoryTokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.durable import sha256_file
 from lowcomm_node.storage.files import write_atomic
+from lowcomm_protocol.spec.settings import MAX_TOKENIZER_BYTES
 
 KEPT = "tokenizer.json"
 """Name of the copy in the folder of a run."""
 
-MAX_FILE_BYTES = 16 * 1024 * 1024
-"""Of a tokenizer.json."""
 CHECKED = (
     "The quick brown fox can't jump over 13 lazy dogs...\n\n\tdef f(x_1):  # 3.14e-10\r\n"
     "        return x_1 ** 2 != 1234567890\n Größe, naïve œuvre, Ελλάδα, Жизнь прекрасна! "
@@ -233,13 +232,13 @@ def use_threads(count: int | None) -> None:
 def _read(path: Path) -> bytes:
     try:
         with path.open("rb") as file:
-            content = file.read(MAX_FILE_BYTES + 1)
+            content = file.read(MAX_TOKENIZER_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path} can't be read ({error.strerror}): see its rights.") from None
-    if len(content) > MAX_FILE_BYTES:
+    if len(content) > MAX_TOKENIZER_BYTES:
         raise ConfigError(
-            f"{path} has more than {MAX_FILE_BYTES:,} bytes, too many for a tokenizer.json: name "
-            "one with --tokenizer."
+            f"{path} has more than {MAX_TOKENIZER_BYTES:,} bytes, too many for a tokenizer.json: "
+            "name one with --tokenizer."
         )
     return content
 

@@ -30,8 +30,11 @@ class RunFile:
 
 def tokenizer_of(spec: RunSpec) -> RunFile | None:
     """The tokenizer of a run; None if it has none, or one that nobody checks."""
-    digest = spec.data.tokenizer_sha256
-    return RunFile("tokenizer.json", bytes.fromhex(digest)) if digest else None
+    data = spec.data
+    if not data.tokenizer_sha256:
+        return None
+    digest, size = bytes.fromhex(data.tokenizer_sha256), data.tokenizer_size or None
+    return RunFile("tokenizer.json", digest, size, data.tokenizer_pieces)
 
 
 def start_of(spec: RunSpec) -> tuple[RunFile, ...]:

@@ -29,6 +29,10 @@ class TokenizerFile:
     """Exclusive upper bound of the tokens."""
     sha256: str
     """Of its file; empty if it has none."""
+    size: int = 0
+    """Bytes of its file."""
+    pieces: str = ""
+    """Digest of the list of its pieces' digests."""
     check: str = ""
     """Of its tokens of a fixed text."""
 
@@ -83,7 +87,9 @@ _COMMENTS = {
     "tokenizer": '"bytes"; "builtin:stories": words of these; or "local": every owner names a'
     " tokenizer.json with --tokenizer",
     "tokenizer_sha256": "of that file; others are refused. `create --tokenizer PATH` fills it in",
-    "tokenizer_check": "of its tokens of a fixed text; filled in likewise",
+    "tokenizer_size": "its bytes; filled in likewise, as is what follows",
+    "tokenizer_pieces": "of the list of its pieces",
+    "tokenizer_check": "of its tokens of a fixed text",
     "optimizer": '"adamw", or "muon" for the matrices of the blocks',
     "learning_rate": "peak",
     "adamw_share": "of learning_rate, for what Muon does not take",
@@ -222,11 +228,13 @@ def _model(settings: ModelSettings) -> dict[str, object]:
     return told
 
 
-def _file_of(tokenizer: TokenizerFile | None) -> dict[str, str]:
+def _file_of(tokenizer: TokenizerFile | None) -> dict[str, object]:
     return (
         {
             "tokenizer": "local",
             "tokenizer_sha256": tokenizer.sha256,
+            "tokenizer_size": tokenizer.size,
+            "tokenizer_pieces": tokenizer.pieces,
             "tokenizer_check": tokenizer.check,
         }
         if tokenizer and tokenizer.sha256

@@ -56,6 +56,8 @@ ADDED: Mapping[str, Added] = MappingProxyType(
         "model.rope_high": Added(since="0.2.0", before=4.0),
         "model.rope_original": Added(since="0.2.0", before=8192),
         "data.tokenizer_sha256": Added(since="0.2.0", before=""),
+        "data.tokenizer_size": Added(since="0.2.0", before=0),
+        "data.tokenizer_pieces": Added(since="0.2.0", before=""),
         "data.tokenizer_check": Added(since="0.2.0", before=""),
         "start.files": Added(since="0.2.0", before=()),
         "train.schedule": Added(since="0.2.0", before="cosine"),

@@ -37,6 +37,8 @@ STORY_TOKENS = 672
 """Room for the tokens of ``tokenizer = "builtin:stories"``."""
 BUILTIN_TOKENS = {"bytes": BYTES, "builtin:stories": STORY_TOKENS}
 """Tokens of the tokenizers that need no file."""
+MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
+"""Of a tokenizer.json; the largest that are published have half of it."""
 MAX_MEMBERS = 256
 
 Positive = Annotated[int, Field(ge=1)]
@@ -182,18 +184,28 @@ class DataSettings(Settings):
     tokenizer_sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the one tokenizer.json that all peers use with ``tokenizer = "local"``; empty:
     nobody checks it."""
+    tokenizer_size: Annotated[int, Field(ge=0, le=MAX_TOKENIZER_BYTES)] = 0
+    """Bytes of that file; 0: nobody knows, as in runs that were signed before."""
+    tokenizer_pieces: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
+    """SHA-256 of the SHA-256s of its pieces, as of ``start.files``."""
     tokenizer_check: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the tokens that it makes of a fixed text, which another release of its library
     might read in another way; empty: nobody checks them."""
 
     @model_validator(mode="after")
     def _sha256_is_of_a_file(self) -> Self:
-        for name in ("tokenizer_sha256", "tokenizer_check"):
+        for name in ("tokenizer_sha256", "tokenizer_size", "tokenizer_pieces", "tokenizer_check"):
             if getattr(self, name) and self.tokenizer != "local":
                 raise ValueError(
                     f'{name} is given, but tokenizer = "{self.tokenizer}": set "local", or remove '
                     "it"
                 )
+        pinned = [bool(self.tokenizer_size), bool(self.tokenizer_pieces)]
+        if any(pinned) and not (all(pinned) and self.tokenizer_sha256):
+            raise ValueError(
+                "tokenizer_sha256, tokenizer_size and tokenizer_pieces go together: "
+                "`create --tokenizer PATH` fills them in"
+            )
         return self
 
 

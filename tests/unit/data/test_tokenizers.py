@@ -15,12 +15,15 @@ from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.inference import generate_from
+from lowcomm_node.run_files.wanted import RunFile, tokenizer_of
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.swarm.run_template import write_template
 from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
+from lowcomm_protocol.spec.settings import MAX_TOKENIZER_BYTES
+from lowcomm_protocol.spec.start import PIECE_BYTES, digest_of_pieces
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
 VOCAB = 264
@@ -57,6 +60,12 @@ def local(sha: str = "", vocab: int = VOCAB) -> str:
     return f'[data]\ntokenizer = "local"\ntokenizer_sha256 = "{sha}"\n[model]\nvocab = {vocab}\n'
 
 
+def whole(path: Path) -> RunFile:
+    """What a run says of a tokenizer's file of one piece: its size binds every giver."""
+    digest = hashlib.sha256(path.read_bytes()).digest()
+    return RunFile("tokenizer.json", digest, path.stat().st_size, digest_of_pieces([digest]))
+
+
 # The specification
 
 
@@ -71,6 +80,9 @@ def test_a_run_of_a_release_before_the_setting_says_nothing_of_its_tokenizer() -
     [
         ('[data]\ntokenizer = "local"\ntokenizer_sha256 = "ab"\n', "tokenizer_sha256 = 'ab'"),
         (f'[data]\ntokenizer_sha256 = "{"a" * 64}"\n', 'set "local", or remove it'),
+        ("[data]\ntokenizer_size = 5\n", 'set "local", or remove it'),
+        ('[data]\ntokenizer = "local"\ntokenizer_size = 5\n', "go together"),
+        (f'[data]\ntokenizer = "local"\ntokenizer_pieces = "{"a" * 64}"\n', "go together"),
         ("[model]\nvocab = 255\n", 'too small for tokenizer = "bytes": set vocab = 256'),
     ],
 )
@@ -85,11 +97,31 @@ def test_init_names_the_tokenizer_and_takes_its_size(files: tuple[Path, Path]) -
     spec = parse_toml(text)
     assert (spec.data.tokenizer, spec.data.tokenizer_sha256) == ("local", sha256(files[0]))
     assert spec.model.vocab == open_tokenizer(str(files[0])).vocab == VOCAB
+    assert tokenizer_of(spec) == whole(files[0])
+
+
+def test_a_tokenizer_above_a_piece_of_weights_is_taken_and_cut_as_they_are(
+    files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    large = tmp_path / "large.json"
+    content = files[0].read_bytes()
+    large.write_bytes(content + b"\n" * (PIECE_BYTES + 5 - len(content)))
+    spec = name_tokenizer(parse_toml(RUN + local()), str(large))
+    data = large.read_bytes()
+    digests = [hashlib.sha256(one).digest() for one in (data[:PIECE_BYTES], data[PIECE_BYTES:])]
+    assert tokenizer_of(spec) == replace(
+        whole(large), size=PIECE_BYTES + 5, pieces=digest_of_pieces(digests)
+    )
+    with large.open("ab") as file:
+        file.truncate(MAX_TOKENIZER_BYTES + 1)
+    with pytest.raises(ConfigError, match="more than 67,108,864 bytes"):
+        open_tokenizer(str(large))
 
 
 def test_create_writes_the_tokenizer_of_the_creator_into_the_run(files: tuple[Path, Path]) -> None:
     named = name_tokenizer(parse_toml(RUN + local()), str(files[0]))
     assert named.data.tokenizer_sha256 == sha256(files[0])
+    assert tokenizer_of(named) == whole(files[0])
     assert name_tokenizer(named, str(files[0])) == named
     assert name_tokenizer(named, None) == named, "the run names it already"
     assert name_tokenizer(parse_toml(RUN), str(files[0])) == parse_toml(RUN), (
@@ -104,6 +136,7 @@ def test_create_refuses_a_run_whose_peers_could_not_train_it(files: tuple[Path, 
         return str(caught.value)
 
     assert "name yours with --tokenizer PATH" in refusal(local(), None)
+    assert "how large it is" in refusal(local(sha256(files[0])), None), "of an earlier release"
     assert f"model.vocab = 263 is too small for the tokenizer {files[0]}" in refusal(
         local(vocab=263), files[0]
     )
