@@ -3,6 +3,8 @@
 import hashlib
 import importlib
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,6 +30,10 @@ CHECKED = (
 )
 """The text of ``data.tokenizer_check``: scripts, spaces, numbers, code, special tokens."""
 
+TRIAL_SECONDS = 600.0
+"""For the process that tries a file, which also has limits of its own."""
+_TRIED = set[bytes]()
+"""SHA-256 of files that have passed."""
 _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
@@ -94,6 +100,7 @@ class FileTokenizer:
     def __init__(self, path: Path) -> None:
         library = _tokenizers(path)
         content = _read(path)
+        _try_out(content, path)
         self.path = path
         with self._explained("is not a tokenizer.json"):
             self._tokenizer = library.Tokenizer.from_str(content.decode())
@@ -227,6 +234,31 @@ def use_threads(count: int | None) -> None:
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
     if count is not None:
         os.environ["RAYON_NUM_THREADS"] = str(count)
+
+
+def _try_out(content: bytes, path: Path) -> None:
+    """Raise ConfigError where a file, perhaps a stranger's, takes too much memory or time."""
+    if (digest := hashlib.sha256(content).digest()) in _TRIED:
+        return
+    alone = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
+    try:
+        tried = subprocess.run(
+            [sys.executable, "-P", str(Path(__file__).with_name("trial.py"))],
+            input=content,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | alone,
+            timeout=TRIAL_SECONDS,
+            check=False,
+        )
+        problem = "takes too much memory or time" if tried.returncode else tried.stdout.decode()
+    except subprocess.TimeoutExpired:
+        problem = f"can't be read within {TRIAL_SECONDS:.0f} s"
+    except OSError as error:
+        problem = f"can't be tried in a process of its own ({error.strerror})"
+    if problem.strip():
+        raise ConfigError(f"{path} {problem.strip()}: name another file with --tokenizer.")
+    _TRIED.add(digest)
 
 
 def _read(path: Path) -> bytes:
