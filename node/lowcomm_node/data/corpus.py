@@ -13,11 +13,12 @@ import sysconfig
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from io import BytesIO
 from pathlib import Path, PurePosixPath
 
 from lowcomm_node.data import documents
-from lowcomm_node.data.documents import Reading
-from lowcomm_node.data.kinds import JSONL, KINDS, TEXT, one_kind, refuse_binary, sort_by_kind
+from lowcomm_node.data.documents import Reading, Text
+from lowcomm_node.data.kinds import JSONL, KINDS, TEXT, choose
 from lowcomm_node.data.source import Corpus, Document
 from lowcomm_node.data.stories.telling import NAME, StoryCorpus
 from lowcomm_node.errors import ConfigError, DataError
@@ -90,8 +91,11 @@ class PythonCorpus:
 
 @dataclass(frozen=True)
 class FileCorpus:
-    """Files of one kind named by this machine's owner; one document in 100, by content, is held
-    out."""
+    """Files of one kind named by this machine's owner.
+
+    Of long text files the end is held out, the last hundredth; of other documents one in 100, by
+    content.
+    """
 
     kind: str
     origin: str
@@ -110,29 +114,41 @@ class FileCorpus:
         return sum(path.stat().st_size for path in self.files)
 
     def documents(self, reading: Reading | None = None) -> Iterator[Document]:
-        """At least one document is held out, with all its copies."""
+        """At least one document, or the end of one, is held out, with all its copies."""
         spare = self._spare()
-        for text, ends in self._texts(reading or Reading()):
-            held_out = _one_in(_HELD_OUT_DOCUMENTS, text) or (
-                spare is not None and _hash(text) == spare
-            )
-            yield Document(text, held_out, ends)
+        for text in self._texts(reading or Reading()):
+            if text.held_out is not None:
+                yield Document(text.text, text.held_out, text.ends, text.file)
+                continue
+            number = _hash(text.text)
+            held_out, end = number % _HELD_OUT_DOCUMENTS == 0, len(text.text)
+            if number == spare and self.kind == TEXT:
+                end = documents.cut_before(text.text, max(end // 2, end - self._tail))
+            parts = [(text.text[:end], held_out or (number == spare and self.kind != TEXT))]
+            parts += [(text.text[end:], True)] if text.text[end:] else []
+            for content, out in parts:
+                for part, is_last in documents.in_parts(BytesIO(content)):
+                    yield Document(part, out, is_last, text.file)
+
+    @property
+    def _tail(self) -> int:
+        return max(documents.SHORTEST_TAIL, self.size // _HELD_OUT_DOCUMENTS)
 
     def _spare(self) -> int | None:
         """The hash of the document to hold out if no other is. Of a large corpus it reads only the
         beginning."""
         smallest: int | None = None
-        for text, _ in self._texts(Reading()):
-            if _one_in(_HELD_OUT_DOCUMENTS, text):
+        for text in self._texts(Reading()):
+            if text.held_out is not None or _one_in(_HELD_OUT_DOCUMENTS, text.text):
                 return None
-            smallest = _hash(text) if smallest is None else min(smallest, _hash(text))
+            smallest = _hash(text.text) if smallest is None else min(smallest, _hash(text.text))
         return smallest
 
-    def _texts(self, reading: Reading) -> Iterable[tuple[bytes, bool]]:
+    def _texts(self, reading: Reading) -> Iterable[Text]:
         if self.kind == TEXT:
             return documents.read_text(self.files, reading)
         read = documents.read_jsonl if self.kind == JSONL else documents.read_parquet
-        return ((text, True) for text in read(self.files, self.field, reading))
+        return (Text(text) for text in read(self.files, self.field, reading))
 
 
 def open_corpus(source: str, field: str = "text") -> Corpus:
@@ -157,28 +173,14 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
             "--data PATH."
         )
     told, separator, path = source.partition(":")
-    if separator and told in KINDS:
-        kind, files = told, _of_kind(told, path)
-    else:
-        kind, path, files = TEXT, source, documents.find_files(source)
-        if files:
-            kind = one_kind(source, files)
+    wanted = told if separator and told in KINDS else None
+    path = path if wanted else source
+    kind, files = choose(path, documents.find_files(path), wanted, documents.is_folder(path))
     if not files:
         raise ConfigError(
             f"data source = {source!r} names no {kind} file: check the path that --data gives."
         )
     return FileCorpus(kind, source, f"{kind}:{PurePosixPath(path).name}", tuple(files), field)
-
-
-def _of_kind(kind: str, path: str) -> list[Path]:
-    """The files of a kind in a folder. A file or a glob is taken at the owner's word, unless
-    binary."""
-    files = documents.find_files(path)
-    if documents.is_folder(path):
-        return sort_by_kind(files).get(kind, [])
-    if kind == TEXT:
-        refuse_binary(path, sort_by_kind(files), (TEXT, JSONL))
-    return files
 
 
 def _belongs(name: str) -> bool:

@@ -15,10 +15,14 @@ from typing import Any, BinaryIO, cast
 from lowcomm_node.data.kinds import is_packed
 from lowcomm_node.errors import ConfigError, DataError
 
-LARGEST_PIECE = 64 << 10
-"""Bytes of a text that are held out or trained on as one. A longer text is cut at line ends."""
-SMALLEST_PIECE = 1 << 10
-_PIECES = 256
+PART_BYTES = 1 << 20
+"""Bytes of a text that are tokenized at once. A longer one is cut after lines, where the next part
+follows as if it had not been cut."""
+LONG_BYTES = 256 << 10
+"""Of a text file whose end is held out, rather than all of it or nothing."""
+SHORTEST_TAIL = 4 << 10
+"""Bytes of such an end."""
+_TAIL_SHARE = 100
 _LONGEST_LINE = 64 << 20
 _LONGEST_CHARACTER = 4
 _ROWS = 256
@@ -44,22 +48,62 @@ class Reading:
         self.done = self.finished
 
 
+@dataclass(frozen=True)
+class Text:
+    """A text of a file, or a part of a long one."""
+
+    text: bytes
+    held_out: bool | None = None
+    """Of a long file; None: to be decided by the content."""
+    ends: bool = True
+    """Whether the text ends here, rather than in the next part."""
+    file: Path | None = None
+
+
 def find_files(path: str) -> list[Path]:
-    """Sorted files: the path itself, those in the folder at any depth (not hidden), or a glob's."""
+    """Sorted files: the path itself, those in the folder at any depth (not hidden), or a glob's.
+
+    Links are followed; a folder or file that several of them lead to is read once. Raises
+    ConfigError if a folder can't be read.
+    """
     root = _expanded(path)
     if root.is_file():
         return [root]
+    before, deep, after = f"/{root}/".partition("/**/")
     if root.is_dir():
-        return sorted(
-            file
-            for file in root.rglob("*")
-            if file.is_file() and not _is_hidden(file.relative_to(root))
+        found = _walk(root)
+    elif deep:
+        folders = sorted(map(Path, glob.glob(f"{before[1:]}/" if before else "./")))  # noqa: PTH207
+        last = after.rstrip("/") or "*"
+        found = (file for folder in folders for file in _walk(folder) if file.match(last))
+    else:
+        found = map(Path, glob.glob(str(root)))  # noqa: PTH207
+    once: dict[tuple[int, int], Path] = {}
+    for file in sorted(found):
+        if file.is_file():
+            status = file.stat()
+            once.setdefault((status.st_dev, status.st_ino), file)
+    return list(once.values())
+
+
+def _walk(root: Path) -> Iterator[Path]:
+    """The files in a folder at any depth, also behind links, each folder once."""
+
+    def refuse(error: OSError) -> None:
+        raise ConfigError(
+            f"{error.filename} can't be read ({error.strerror}): correct its permissions, or name "
+            "a folder without it."
         )
-    return sorted(
-        file
-        for file in map(Path, glob.glob(str(root), recursive=True))  # noqa: PTH207
-        if file.is_file()
-    )
+
+    seen = set[tuple[int, int]]()
+    for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
+        status = Path(folder).stat()
+        if (place := (status.st_dev, status.st_ino)) in seen:
+            folders.clear()
+            continue
+        seen.add(place)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, name) for name in files if not name.startswith("."))
 
 
 def is_there(path: str) -> bool:
@@ -73,29 +117,49 @@ def is_folder(path: str) -> bool:
     return _expanded(path).is_dir()
 
 
-def read_text(
-    files: Sequence[Path], reading: Reading | None = None
-) -> Iterator[tuple[bytes, bool]]:
-    """Pieces of text files, and whether each is the last of its file.
+def read_text(files: Sequence[Path], reading: Reading | None = None) -> Iterator[Text]:
+    """The texts of files, long ones in parts, of which the last hundredth is held out.
 
     A file packed with gzip is unpacked.
     """
-    # A small corpus gets small pieces, so that one in a hundred can be held out.
-    total = sum(path.stat().st_size for path in files)
-    size = min(LARGEST_PIECE, max(SMALLEST_PIECE, total // _PIECES))
     reading = reading or Reading()
     for path in files:
         with _open(path) as (file, raw):
-            piece = file.read(size)
-            while piece:
-                following = file.read(size)
-                cut = (piece.rfind(b"\n") + 1 or _last_character(piece)) if following else 0
-                if cut:
-                    piece, following = piece[:cut], piece[cut:] + following
+            size = path.stat().st_size
+            if file is not raw:  # the size that it has unpacked is known only at its end
+                size = sum(map(len, iter(lambda: file.read(PART_BYTES), b"")))
+                file.seek(0)
+            left = size - max(SHORTEST_TAIL, size // _TAIL_SHARE)
+            for part, is_last in in_parts(file):
                 reading.at(raw.tell())
-                yield piece, not following
-                piece = following
+                if size < LONG_BYTES:
+                    yield Text(part, None, is_last, path)
+                elif 0 < left <= len(part):
+                    end = cut_before(part, left)
+                    yield Text(part[:end], False, True, path)
+                    yield Text(part[end:], True, is_last, path)
+                else:
+                    yield Text(part, left <= 0, is_last, path)
+                left -= len(part)
             reading.end(raw.tell())
+
+
+def in_parts(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
+    """A text in parts, and whether each is the last."""
+    part = file.read(PART_BYTES)
+    while part:
+        following = file.read(PART_BYTES)
+        end = cut_before(part, len(part)) if following else len(part)
+        yield part[:end], not following
+        part = part[end:] + following
+
+
+def cut_before(text: bytes, end: int) -> int:
+    """Where to cut a text, at ``end`` or before it: after a line, or else between characters."""
+    if line := text.rfind(b"\n", 0, end) + 1:
+        return line
+    last = range(max(1, end - _LONGEST_CHARACTER), min(end, len(text) - 1) + 1)
+    return max((place for place in last if text[place] & 0xC0 != 0x80), default=end)
 
 
 def read_jsonl(
@@ -154,18 +218,13 @@ def read_parquet(
             ) from error
 
 
-def _last_character(piece: bytes) -> int:
-    """Where the last character in UTF-8 begins; 0 if there is none."""
-    last = range(max(0, len(piece) - _LONGEST_CHARACTER), len(piece))
-    return max((place for place in last if piece[place] & 0xC0 != 0x80), default=0)
-
-
 def _field_of(line: bytes, field: str, where: str) -> str:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
         raise DataError(
-            f"{where} is not a JSON object ({error}): correct or remove that line."
+            f"{where} is not a JSON object ({error}): correct or remove that line, or read the "
+            "file as text with --data text:PATH."
         ) from None
     if not isinstance(record, dict) or field not in record:
         raise DataError(
@@ -216,7 +275,3 @@ def _open(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
 
 def _expanded(path: str) -> Path:
     return Path(os.path.expanduser(path))  # noqa: PTH111, Path's own raises RuntimeError on a user it does not know
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)

@@ -14,7 +14,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from lowcomm_node.data.corpus import Corpus, Document
 from lowcomm_node.data.documents import Reading
-from lowcomm_node.data.tokenizer import Tokenizer
+from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
 from lowcomm_node.errors import DataError
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.durable import (
@@ -38,7 +38,7 @@ from lowcomm_node.storage.durable import (
     write_sealed_json,
 )
 
-FORMAT = 2
+FORMAT = 3
 SHARD_BYTES = 256 << 20
 CHECKED_BYTES = 1 << 30
 """Up to this size data is hashed at every start. Beyond it only the sizes are compared, since
@@ -48,6 +48,7 @@ BATCH_BYTES = (256 << 10) * (os.cpu_count() or 1)
 second."""
 _MANIFEST = "manifest.json"
 _WRITING = ".writing-"
+_LINE_END = b"\n"
 _SPLITS = ("train", "held_out")
 
 
@@ -179,8 +180,10 @@ def _tokenize(
     train, held_out = (_ShardWriter(folder, split, dtype) for split in _SPLITS)
     reading, total = Reading(), corpus.size
     with closing(train), closing(held_out):
+        begins = True
         for batch in _batches(corpus.documents(reading)):
-            encoded = tokenizer.encode_all([document.text for document in batch])
+            encoded = _encode(tokenizer, batch, begins)
+            begins = batch[-1].ends
             for document, tokens in zip(batch, encoded, strict=True):
                 writer = held_out if document.held_out else train
                 writer.write(tokens)
@@ -209,6 +212,44 @@ def _tokenize(
         "shards": train.shards + held_out.shards,
     }
     write_sealed_json(folder / _MANIFEST, content)
+
+
+def _encode(tokenizer: Tokenizer, batch: Sequence[Document], begins: bool) -> list[NDArray[Any]]:
+    """The tokens of documents; ``begins``: whether the first one is the beginning of a text.
+
+    A later part of a text is encoded behind a line end, as many tokenizers put a blank before what
+    they take for a beginning. Raises DataError.
+    """
+    if isinstance(tokenizer, FileTokenizer):
+        _check_utf8(batch)
+    begin = [begins, *(document.ends for document in batch[:-1])]
+    texts = [
+        document.text if first else _LINE_END + document.text
+        for document, first in zip(batch, begin, strict=True)
+    ]
+    encoded = tokenizer.encode_all(texts)
+    line_end = [] if all(begin) else tokenizer.encode(_LINE_END)
+    for place, first in enumerate(begin):
+        if not first:
+            tokens, skipped = encoded[place], len(line_end)
+            encoded[place] = (
+                tokens[skipped:]
+                if np.array_equal(tokens[:skipped], line_end)
+                else tokenizer.encode(batch[place].text)
+            )
+    return encoded
+
+
+def _check_utf8(batch: Sequence[Document]) -> None:
+    for document in batch:
+        try:
+            document.text.decode()
+        except UnicodeDecodeError as error:
+            if document.file is not None:
+                raise DataError(
+                    f"{document.file} is not UTF-8 (byte 0x{document.text[error.start]:02x}): "
+                    "convert it, such as by `iconv -f WINDOWS-1252 -t UTF-8`, or remove it."
+                ) from None
 
 
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:

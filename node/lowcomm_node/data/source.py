@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 from lowcomm_node.data.documents import Reading
@@ -9,12 +10,14 @@ from lowcomm_node.data.documents import Reading
 
 @dataclass(frozen=True)
 class Document:
-    """A text, or a piece of a long one."""
+    """A text, or a part of a long one."""
 
     text: bytes
     held_out: bool
     ends: bool = True
-    """Whether the text ends here, rather than in a later piece."""
+    """Whether the text ends here, rather than in the next part."""
+    file: Path | None = None
+    """The owner's file that it comes from."""
 
 
 class Corpus(Protocol):
