@@ -73,6 +73,10 @@ class HuggingFaceForm:
     """Its ``config.json``, but for the dtype and the tokens that begin and end a text."""
     names: Mapping[str, str]
     """Names of its tensors by ours; each is the same tensor."""
+    base: str = "model"
+    """Its ``base_model_prefix``, without which a folder may name tensors."""
+    ignored: tuple[str, ...] = ()
+    """Regular expressions of stored tensors that it does not read."""
 
 
 class Model(nn.Module, ABC):

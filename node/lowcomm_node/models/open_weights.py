@@ -7,6 +7,7 @@ No code and no pickle is read, and no file outside of the folder.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -32,8 +33,8 @@ CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.
 MAX_CONFIG, MAX_INDEX = 1024 * 1024, 16 * 1024 * 1024
 """Bytes."""
 _DTYPES = ("F32", "F16", "BF16")
-_IDLE = "rotary_emb.inv_freq"
-"""End of names of tensors that older files have, and that follow from the settings."""
+_IGNORED = (r"rotary_emb\.inv_freq$", r"\.masked_bias$", r"^(lm_head|embed_out)\.weight$")
+"""Tensors that older files have, and that follow from the settings; a tied head may be stored."""
 
 
 def read_json(path: Path, most: int) -> dict[str, Any]:
@@ -137,7 +138,7 @@ class _Opened:
                 f"model.kind = {self._settings.kind!r}: transformers has no such model, so it "
                 "can't begin with weights from elsewhere."
             )
-        self._names = form.names
+        self._ignored = re.compile("|".join((*_IGNORED, *form.ignored)))
         with self._stack:
             for file in self._files:
                 opened = self._stack.enter_context(_mapped(file))
@@ -145,6 +146,10 @@ class _Opened:
                     if name in self._homes:
                         raise ConfigError(f"{file}: {name} is in another file, too: load it anew.")
                     self._homes[name] = opened
+            self._names = form.names
+            if not any(name.startswith(f"{form.base}.") for name in self._homes):
+                bare = ((ours, name.removeprefix(f"{form.base}.")) for ours, name in form.names.items())
+                self._names = dict(bare)
             self._check_names()
             self._stack = self._stack.pop_all()
         return self
@@ -186,9 +191,8 @@ class _Opened:
             raise ConfigError(
                 f"The weights lack {_some(missing)}: name a folder with all files of the model."
             )
-        # A tied head may be stored all the same.
-        idle = {name for name in self._homes if name == "lm_head.weight" or name.endswith(_IDLE)}
-        if more := sorted(self._homes.keys() - wanted - idle):
+        unwanted = self._homes.keys() - wanted
+        if more := sorted(name for name in unwanted if not self._ignored.search(name)):
             raise ConfigError(
                 f"The weights hold {_some(more)}, which [model] has no place for: it is another "
                 "model than config.json says."

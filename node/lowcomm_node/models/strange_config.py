@@ -1,10 +1,16 @@
-"""What every ``config.json`` of a stranger is judged by, whatever the family of its model."""
+"""Rules for the ``config.json`` of a stranger, whatever the family of its model.
 
-from collections.abc import Mapping
+What changes the computation of a model must be what a run can have, or the file is refused. A key
+that the class of its type in transformers does not read changes nothing: it is left out, and named.
+"""
+
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_protocol.spec.architectures import is_mixture
 from lowcomm_protocol.spec.settings import ModelSettings
+from lowcomm_protocol.spec.transformers import NO_MIXTURES
 
 CONTEXT = 1024
 """Tokens of a sequence in a new run, unless the model reads fewer: its creator may choose more."""
@@ -16,23 +22,15 @@ IDLE = frozenset(
         "dtype",
         "eos_token_id",
         "initializer_range",
-        "is_llama_config",
         "model_type",
         "pad_token_id",
         "torch_dtype",
-        "transformers.js_config",
         "transformers_version",
-        "unk_token_id",
         "use_cache",
     }
 )
-"""Keys that say nothing of what the model computes, beside its type."""
-ALARMING = {
-    "auto_map": "it names code of its own, which lowcomm never runs: choose a model that "
-    "transformers knows without it",
-    "quantization_config": "its weights are quantized: name the folder of the original ones",
-}
-_SHOWN = 60
+"""Keys of every file that say nothing of what the model computes, beside its type."""
+_SHOWN, _SHOWN_KEYS = 60, 20
 
 
 @dataclass(frozen=True)
@@ -43,12 +41,27 @@ class Read:
     longest: int
     """Tokens that the model reads at most: its positions, or a sliding window, which would matter
     beyond that."""
+    left_out: tuple[str, ...] = ()
+    """Keys that transformers does not read for this type."""
 
 
 def refuse_alarming(config: Mapping[str, object], source: str) -> None:
     """Raise ConfigError for what no model of any family may say."""
-    for key in config.keys() & ALARMING.keys():
-        raise wrong(source, key, config[key], ALARMING[key])
+    if config.get("quantization_config"):
+        raise wrong(
+            source,
+            "quantization_config",
+            config["quantization_config"],
+            "its weights are quantized: name the folder of the original ones",
+        )
+    for key, value in config.items():
+        if is_mixture(key) and value:
+            raise wrong(source, key, value, NO_MIXTURES)
+
+
+def left_out(config: Mapping[str, object], known: Set[str]) -> tuple[str, ...]:
+    """The keys of a file that are not known, sorted, short; the first few of them."""
+    return tuple(key[:_SHOWN] for key in sorted(config.keys() - known - IDLE)[:_SHOWN_KEYS])
 
 
 def equal(value: object, wanted: object) -> bool:

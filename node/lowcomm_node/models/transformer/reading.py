@@ -1,7 +1,7 @@
 """A ``config.json`` of transformers as settings of ours: the way back from ``huggingface.py``.
 
 The file is a stranger's. Each of its keys is one that settings are read from, one that must have
-the value that our model has, or one that changes nothing; any other is refused.
+the value that our model has, or one that transformers does not read for this type.
 """
 
 from collections.abc import Mapping
@@ -12,14 +12,14 @@ from pydantic import ValidationError
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.strange_config import (
     CONTEXT,
-    IDLE,
     Read,
     equal,
+    left_out,
     refuse_alarming,
     show,
     wrong,
 )
-from lowcomm_node.models.transformer.huggingface import FIXED, PLAIN, ROPE, TYPES
+from lowcomm_node.models.transformer.huggingface import PLAIN, ROPE, TYPES
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
 KINDS = {**TYPES, "mistral": TYPES["llama"]}
@@ -32,15 +32,18 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
 }
 """What transformers takes where a key is missing."""
 _NEEDED = ("vocab", "width", "feed_forward", "layers", "heads")
-_FIXED = FIXED | {
+_FIXED: dict[str, Any] = {
+    "hidden_act": "silu",
+    "attention_bias": False,
     "mlp_bias": False,
-    "pretraining_tp": 1,
     "partial_rotary_factor": 1.0,
     "rope_interleaved": False,
     "use_mrope": False,
 }
 _WINDOWS = ("sliding_window", "use_sliding_window", "max_window_layers", "layer_types")
 _ROPES = ("rope_theta", "rope_scaling", "rope_parameters")
+_TRAINING = ("attention_dropout", "pretraining_tp")
+"""How it was trained, which no run repeats."""
 
 
 def read_config(config: Mapping[str, Any], source: str) -> Read:
@@ -48,7 +51,10 @@ def read_config(config: Mapping[str, Any], source: str) -> Read:
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in KINDS:
         raise wrong(source, "model_type", kind, f"known are {', '.join(sorted(KINDS))}")
-    _check_keys(config, source)
+    refuse_alarming(config, source)
+    for key, value in config.items():
+        if key in _FIXED and value is not None and not equal(value, _FIXED[key]):
+            raise wrong(source, key, value, f"only {_FIXED[key]!r} is there: choose another model")
     told = _DEFAULTS[kind] | {key: value for key, value in config.items() if value is not None}
     longest = _longest(told, kind, source)
     values: dict[str, Any] = {
@@ -58,26 +64,12 @@ def read_config(config: Mapping[str, Any], source: str) -> Read:
         if ours not in values:
             raise ConfigError(f"{source}: {PLAIN[ours]} is missing: the file is not whole.")
     values |= KINDS[kind] | _rope(told, source) | {"context": min(CONTEXT, longest)}
+    known = {"max_position_embeddings", *PLAIN.values(), *_ROPES, *_WINDOWS, *_FIXED, *_TRAINING}
     try:
-        return Read(TransformerSettings.model_validate(values), longest)
+        settings = TransformerSettings.model_validate(values)
     except ValidationError as error:
         raise _explained(error, source) from None
-
-
-def _check_keys(config: Mapping[str, Any], source: str) -> None:
-    known = {"max_position_embeddings", *PLAIN.values(), *_ROPES, *_WINDOWS}
-    refuse_alarming(config, source)
-    for key, value in config.items():
-        if key in _FIXED and not equal(value, _FIXED[key]):
-            raise wrong(source, key, value, f"only {_FIXED[key]!r} is there: choose another model")
-        if key not in known | IDLE | _FIXED.keys():
-            raise wrong(
-                source,
-                key,
-                value,
-                "unknown, and may change what the model computes: remove it if it does not, or "
-                "choose another model",
-            )
+    return Read(settings, longest, left_out(config, known))
 
 
 def _longest(told: Mapping[str, Any], kind: str, source: str) -> int:

@@ -34,7 +34,7 @@ def configuration(settings: TransformersSettings) -> dict[str, Any]:
         told[type_.kv_heads] = sizes.kv_heads
     if type_.head:
         told[type_.head] = sizes.head
-    told[type_.inner] = sizes.inner
+    told[type_.inner] = values[type_.inner] or None
     if "sliding_window" in told:
         told["sliding_window"] = told["sliding_window"] or None
     if settings.type in _FULL_EVERY:

@@ -18,6 +18,8 @@ from lowcomm_protocol.spec.settings import ModelSettings
 from lowcomm_protocol.spec.transformers import TransformersSettings
 
 _PREFIX = "causal."
+_STORED = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
+"""Names in files, where releases of 5 name a parameter in another way."""
 
 
 class TransformersFamily(Family):
@@ -63,8 +65,10 @@ class TransformersFamily(Family):
         for name in ("_name_or_path", "transformers_version", "dtype"):
             config.pop(name, None)
         config["architectures"] = [type(causal).__name__]
-        names = {_PREFIX + name: name for name, _ in model.named()}
-        return HuggingFaceForm(config, names)
+        stored = _STORED.get(model.causal.config.model_type, {})
+        names = {_PREFIX + name: stored.get(name, name) for name, _ in model.named()}
+        ignored = tuple(causal._keys_to_ignore_on_load_unexpected or ())
+        return HuggingFaceForm(config, names, causal.base_model_prefix, ignored)
 
 
 def _norms(model: TransformersSettings) -> int:

@@ -1,7 +1,7 @@
 """A ``config.json`` of a model that the library computes, as settings of a run.
 
-The library's own class reads the file, with all its older names, and is compared with the one that
-a run of these settings has: whatever else the file says changes the model, and is refused.
+The library's own class reads the keys that it knows, with their older names, and is compared with
+the one that a run of these settings has: what differs changes the model, and is refused.
 """
 
 from collections.abc import Mapping
@@ -15,6 +15,7 @@ from lowcomm_node.models.strange_config import (
     IDLE,
     Read,
     equal,
+    left_out,
     refuse_alarming,
     wrong,
 )
@@ -28,16 +29,18 @@ _LAYERS = ("num_hidden_layers", "n_layer")
 """Names by which a type may count layers: the library makes lists as long as that."""
 _COUNT = Key(int, None, 1, 512)
 _LARGEST = 1 << 31
-_IDLE = IDLE | {
-    "n_ctx",
-    "summary_activation",
-    "summary_first_dropout",
-    "summary_proj_to_labels",
-    "summary_type",
-    "summary_use_proj",
-    "task_specific_params",
+_OLDER = {
+    "partial_rotary_factor",
+    "rope_local_base_freq",
+    "rope_scaling",
+    "rope_theta",
+    "rotary_emb_base",
+    "rotary_pct",
+    "sliding_window_pattern",
 }
-"""Keys that change no logits: of other heads, and of the past."""
+"""Names of earlier releases, which the classes of 5 still read."""
+_IDLE = IDLE | {"is_decoder", "original_max_position_embeddings"}
+"""Keys of the classes that change no logits: a rope that uses the last is refused by its type."""
 
 
 def read_config(config: Mapping[str, Any], source: str) -> Read:
@@ -46,7 +49,8 @@ def read_config(config: Mapping[str, Any], source: str) -> Read:
     architecture = ARCHITECTURES[type_]
     refuse_alarming(config, source)
     _check_numbers(config, architecture, source)
-    theirs = _of_library(type_, config, source)
+    known = _known(type_)
+    theirs = _of_library(type_, {key: config[key] for key in known & config.keys()}, source)
     longest = theirs.get(architecture.context)
     if type(longest) is not int or longest < 8:
         raise wrong(source, architecture.context, longest, "a number of tokens is expected")
@@ -66,7 +70,14 @@ def read_config(config: Mapping[str, Any], source: str) -> Read:
         message = first["msg"].removeprefix("Value error, ")
         raise ConfigError(f"{source}: {message[:300]}.") from None
     _compare(theirs, settings, source)
-    return Read(cast("ModelSettings", settings), longest)
+    return Read(cast("ModelSettings", settings), longest, left_out(config, known))
+
+
+def _known(type_: str) -> frozenset[str]:
+    """Keys that the library's class of a type reads, but for those of every class."""
+    class_ = library().CONFIG_MAPPING[type_]
+    of_all = library().PreTrainedConfig().to_dict().keys()
+    return frozenset(class_().to_dict().keys() - of_all | _OLDER | class_.attribute_map.keys())
 
 
 def _check_numbers(config: Mapping[str, Any], architecture: Architecture, source: str) -> None:
@@ -78,10 +89,17 @@ def _check_numbers(config: Mapping[str, Any], architecture: Architecture, source
             problem = problem or f"must be below {_LARGEST:,}"
         if problem:
             raise wrong(source, name, value, problem)
+    for name in ("rope_parameters", "rope_scaling"):
+        told = config.get(name)
+        rope = cast("dict[str, Any]", told) if isinstance(told, dict) else {}
+        for one in (rope, *(part for part in rope.values() if isinstance(part, dict))):
+            kind = one.get("rope_type", one.get("type", "default"))
+            if kind != "default":
+                raise wrong(source, f"{name}.rope_type", kind, 'only "default" is known here')
 
 
 def _of_library(type_: str, config: Mapping[str, Any], source: str) -> dict[str, Any]:
-    given = {name: value for name, value in config.items() if name not in _IDLE}
+    given = {name: value for name, value in config.items() if name not in IDLE}
     try:
         return library().AutoConfig.for_model(type_, **given).to_dict()
     except ConfigError:
@@ -105,8 +123,10 @@ def _compare(theirs: Mapping[str, Any], settings: TransformersSettings, source: 
     """Raise ConfigError where the model of a run would differ from that of the file."""
     told = configuration(settings)
     ours = library().AutoConfig.for_model(settings.type, **told).to_dict()
-    free = _IDLE | {settings.architecture.context, *(n for n in told if "drop" in n)}
-    for name in sorted((theirs.keys() | ours.keys()) - free):
+    free = _IDLE | {settings.architecture.context}
+    for name in sorted(_known(settings.type) & ours.keys() - free):
+        if "drop" in name or name.startswith("summary_"):
+            continue
         mine, other = ours.get(name), theirs.get(name)
         if not equal(mine, other) and not (name == "sliding_window" and not (mine or other)):
             raise wrong(
