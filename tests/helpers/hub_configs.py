@@ -70,7 +70,11 @@ def _gpt2(**keys: Any) -> dict[str, Any]:
 
 
 def _neox(**keys: Any) -> dict[str, Any]:
-    named = {"architectures": ["GPTNeoXForCausalLM"], "model_type": "gpt_neox", "hidden_act": "gelu"}
+    named = {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "hidden_act": "gelu",
+    }
     rotary = {"rotary_emb_base": 10000, "rotary_pct": 0.25, "use_parallel_residual": True}
     told = {**_OLD, **_SIZES, **named, **rotary, "layer_norm_eps": 1e-5, "bos_token_id": 0}
     del told["num_key_value_heads"]
@@ -100,7 +104,9 @@ def _gemma3(**keys: Any) -> dict[str, Any]:
     told = {**_OLD, **_SIZES, **named, **soft, **rope, **window, **ends, "head_dim": 16}
     told |= {"num_hidden_layers": 7, "num_key_value_heads": 1, "rms_norm_eps": 1e-6}
     told |= {"attention_bias": False, "attention_dropout": 0.0, "cache_implementation": "hybrid"}
-    return told | {"hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 32768} | keys
+    return (
+        told | {"hidden_activation": "gelu_pytorch_tanh", "max_position_embeddings": 32768} | keys
+    )
 
 
 def _olmo(**keys: Any) -> dict[str, Any]:
@@ -165,7 +171,10 @@ READ: dict[str, dict[str, Any]] = {
         rope_scaling=LLAMA3, eos_token_id=[91, 92, 93], max_position_embeddings=131072
     ),
     "Llama-3.2-1B": llama(
-        rope_scaling={**LLAMA3, "factor": 32.0}, head_dim=8, mlp_bias=False, tie_word_embeddings=True
+        rope_scaling={**LLAMA3, "factor": 32.0},
+        head_dim=8,
+        mlp_bias=False,
+        tie_word_embeddings=True,
     ),
     "Llama-3.3-70B": llama(rope_scaling=LLAMA3, head_dim=8, mlp_bias=False, rope_theta=500000.0),
     "TinyLlama-1.1B": llama(max_position_embeddings=2048),

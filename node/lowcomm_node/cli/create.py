@@ -105,7 +105,7 @@ def init(
     if tokenizer is not None:
         from lowcomm_node.cli.new_run import tokenizer_file  # loads numpy
 
-        chosen = tokenizer_file(str(tokenizer))
+        chosen = tokenizer_file(str(tokenizer), weights, from_)
     if parameters is not None:
         whole = run_of_parameters(parameters, peers)
         model, steps = whole.model, steps or whole.run.steps
@@ -143,12 +143,19 @@ def init(
     elif wishes.any:
         raise ConfigError("--up, --step-seconds and --peers are for --plan: give that, too.")
     spec = parse_toml(text, str(file))
+    warnings = [text for one in (weights, chosen) if one for text in one.warnings]
     file.write_text(text, encoding="utf-8")
     show(
-        {"file": str(file), "name": spec.run.name, "method": spec.sync.method},
+        {
+            "file": str(file),
+            "name": spec.run.name,
+            "method": spec.sync.method,
+            "warnings": [*warnings],
+        },
         json_,
         f"{told}{spec.sync.method}: {PRESETS[spec.sync.method].purpose}\n{file} written: edit it, "
-        f"then publish it with\n  lowcomm-node create {file} --peers ADDR",
+        f"then publish it with\n  lowcomm-node create {file} --peers ADDR"
+        + "".join(f"\nwarning: {warning}" for warning in warnings),
     )
 
 

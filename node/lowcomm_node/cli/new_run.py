@@ -133,13 +133,15 @@ def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:
     found = open_tokenizer_file(path)
     data = spec.data
     check_tokenizer(found, data.tokenizer_sha256, spec.model.vocab, data.tokenizer_check)
-    file = _file_of(found)
-    named = {
+    file = tokenizer_file(path)
+    named: dict[str, object] = {
         "tokenizer_sha256": file.sha256,
         "tokenizer_size": file.size,
         "tokenizer_pieces": file.pieces,
         "tokenizer_check": file.check,
     }
+    if not data.tokenizer_sha256 and not {"begin_tokens", "end_token"} & data.model_fields_set:
+        named |= {"begin_tokens": file.begin_tokens, "end_token": file.end_token}
     data = data.model_copy(update=named)
     return spec.model_copy(update={"data": data})
 
@@ -167,22 +169,32 @@ def open_tokenizer_file(path: str) -> FileTokenizer:
     return found
 
 
-def tokenizer_file(path: str) -> TokenizerFile:
-    """What a run says of a tokenizer's file. Raises ConfigError."""
-    return _file_of(open_tokenizer_file(path))
+def tokenizer_file(
+    path: str, weights: OpenWeights | None = None, folder: Path | None = None
+) -> TokenizerFile:
+    """What a run says of a tokenizer's file, and of the folder of weights that it is for.
 
-
-def _file_of(found: FileTokenizer) -> TokenizerFile:
+    Raises ConfigError.
+    """
+    found = open_tokenizer_file(path)
     digests = [
         sha256(found.content[start : start + PIECE_BYTES]).digest()
         for start in range(0, len(found.content), PIECE_BYTES)
     ]
+    from lowcomm_node.models.conventions import conventions_of  # loads torch
+
+    vocab, positions = (weights.model.vocab, weights.longest) if weights else (found.vocab, 0)
+    read = conventions_of(folder or found.path.parent, found, vocab, positions)
     return TokenizerFile(
         vocab=found.vocab,
         sha256=found.sha256,
         size=len(found.content),
         pieces=digest_of_pieces(digests),
         check=check_of(found),
+        begin_tokens=read.begin_tokens,
+        end_token=read.end_token,
+        export=read.export,
+        warnings=read.warnings,
     )
 
 
@@ -202,7 +214,8 @@ def open_weights(folder: Path) -> OpenWeights:
             f"{folder}: {first['input']!r}: {first['msg']}: rename the file, and its entry in the "
             "index."
         ) from None
-    return OpenWeights(read.settings, read.longest, start)
+    ignored = f"{folder}: left out {', '.join(read.left_out)}, which transformers does not read"
+    return OpenWeights(read.settings, read.longest, start, (ignored,) if read.left_out else ())
 
 
 def keep_for_the_first_node(settings: NodeSettings, run: SignedRun) -> None:

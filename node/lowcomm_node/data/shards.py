@@ -177,6 +177,7 @@ def _tokenize(
     room = disk_quota.room()
     dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
     separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype)
+    begins, is_first = np.array(tokenizer.begins, dtype), True
     train, held_out = (_ShardWriter(folder, split, dtype) for split in _SPLITS)
     reading, total = Reading(), corpus.size
     with closing(train), closing(held_out):
@@ -186,6 +187,9 @@ def _tokenize(
             begins = batch[-1].ends
             for document, tokens in zip(batch, encoded, strict=True):
                 writer = held_out if document.held_out else train
+                if is_first:
+                    writer.write(begins)
+                is_first = document.ends
                 writer.write(tokens)
                 if document.ends:
                     writer.write(separator)

@@ -51,6 +51,11 @@ class Tokenizer(Protocol):
         ...
 
     @property
+    def begins(self) -> tuple[int, ...]:
+        """The tokens before each document and each prompt."""
+        ...
+
+    @property
     def separator(self) -> int | None:
         """The token after each document."""
         ...
@@ -79,6 +84,7 @@ class BytesTokenizer:
 
     name = "bytes"
     vocab = 256
+    begins = ()
     separator = 0
     sha256 = ""
 
@@ -97,7 +103,8 @@ class FileTokenizer:
     """A tokenizer.json of Hugging Face's ``tokenizers``, at a path named by this machine's
     owner."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, begins: Sequence[int] = (), end: int | None = None) -> None:
+        """Open it; ``begins``, ``end``: the tokens around each document."""
         library = _tokenizers(path)
         content = _read(path)
         _try_out(content, path)
@@ -112,8 +119,30 @@ class FileTokenizer:
         self.content = content
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.name = f"tokenizers:{self.sha256[:16]}"
-        known = (self._tokenizer.token_to_id(token) for token in _SEPARATORS)
+        self.begins = tuple(begins)
+        known = (self.number_of(token) for token in _SEPARATORS)
         self.separator: int | None = next((token for token in known if token is not None), None)
+        self.marks: dict[str, Any] = {}
+        """What differs from a file alone, for checkpoints."""
+        if self.begins or end not in (None, self.separator):
+            self.separator = self.separator if end is None else end
+            self.marks = {"begin_tokens": [*self.begins], "end_token": self.separator}
+            self.name += f":{self.begins}{self.separator}"
+            self.vocab = max(self.vocab, *(token + 1 for token in (*self.begins, end or 0)))
+
+    def number_of(self, token: str) -> int | None:
+        """The number of a token; None if there is none of this text."""
+        return self._tokenizer.token_to_id(token)
+
+    @property
+    def template(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The tokens that the file's template puts before and after a text."""
+        with self._explained("can't tokenize a text"):
+            encoding = self._tokenizer.encode("a")
+        added = "".join(str(one) for one in encoding.special_tokens_mask)
+        before = len(added) - len(added.lstrip("1"))
+        after = len(added[before:]) - len(added[before:].rstrip("1"))
+        return tuple(encoding.ids[:before]), tuple(encoding.ids[len(added) - after :])
 
     def encode(self, text: bytes) -> NDArray[Any]:
         decoded = text.decode(errors="replace")
@@ -147,8 +176,9 @@ class FileTokenizer:
             raise
 
 
-def open_tokenizer(name: str) -> Tokenizer:
-    """``bytes``, ``builtin:stories``, or the path of a tokenizer.json.
+def open_tokenizer(name: str, begins: Sequence[int] = (), end: int | None = None) -> Tokenizer:
+    """``bytes``, ``builtin:stories``, or the path of a tokenizer.json; ``begins``, ``end``: the
+    tokens around each document, if not those of older runs.
 
     Raises ConfigError if it can't be opened.
     """
@@ -167,7 +197,13 @@ def open_tokenizer(name: str) -> Tokenizer:
             f"tokenizer = {name!r} is neither 'bytes' nor a file: name a tokenizer.json with "
             "--tokenizer."
         )
-    return FileTokenizer(path)
+    return FileTokenizer(path, begins, end)
+
+
+def prompt_of(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens that a model continues a text from; never none."""
+    tokens = tokenizer.encode((text or ("" if tokenizer.begins else "\n")).encode())
+    return [*tokenizer.begins, *(int(token) for token in tokens)]
 
 
 def check_of(tokenizer: Tokenizer) -> str:
@@ -211,11 +247,11 @@ def describe(tokenizer: Tokenizer) -> str:
     return str(tokenizer.path) if isinstance(tokenizer, FileTokenizer) else tokenizer.name
 
 
-def identify(tokenizer: Tokenizer) -> dict[str, str]:
+def identify(tokenizer: Tokenizer) -> dict[str, Any]:
     """A checkpoint's entry for its tokenizer: file name without folder, or the name of one that is
-    built in; and SHA-256, which ``bytes`` has not."""
+    built in; SHA-256, which ``bytes`` has not; and the tokens around documents."""
     if isinstance(tokenizer, FileTokenizer):
-        return {"file": tokenizer.path.name, "sha256": tokenizer.sha256}
+        return {"file": tokenizer.path.name, "sha256": tokenizer.sha256, **tokenizer.marks}
     return {"file": tokenizer.name, "sha256": tokenizer.sha256}
 
 

@@ -17,7 +17,7 @@ from lowcomm_node.models.inference import load_model, tokenizer_of
 from lowcomm_node.storage.checkpoint import Checkpoint
 from lowcomm_protocol.plan.fragments import FragmentPlan, plan_fragments
 from lowcomm_protocol.spec.run import SignedRun
-from lowcomm_protocol.spec.settings import ModelSettings
+from lowcomm_protocol.spec.settings import ExportSettings, ModelSettings
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,25 @@ class Contents:
     """The specification that it was trained by, where the home has it."""
     peers: tuple[str, ...] = ()
     """Whose slow weights were averaged with ours."""
+
+    @property
+    def says(self) -> ExportSettings:
+        """Tokens that begin and end a text, and what else its run keeps for other programs."""
+        told = self.run.spec.export if self.run else ExportSettings()
+        end, begins = self.tokenizer.separator, self.tokenizer.begins
+        found = {
+            "bos_token_id": begins[0]
+            if begins and told.bos_token_id is None
+            else told.bos_token_id,
+            "eos_token_id": told.eos_token_id or (() if end is None else (end,)),
+        }
+        return told.model_copy(update=found)
+
+    @property
+    def positions(self) -> int:
+        """Tokens that the model reads at most."""
+        learned = "max_position_embeddings" not in self.form.config  # a table of as many rows
+        return self.settings.context if learned else max(self.settings.context, self.says.positions)
 
     @property
     def name(self) -> str:

@@ -53,16 +53,15 @@ def write_file(contents: Contents, folder: Path, dtype: str) -> None:
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    # The model continues text; a template for chats would only confuse it.
-    (folder / "Modelfile").write_text(
-        f'FROM ./{path.name}\nTEMPLATE "{{{{ .Prompt }}}}"\n', encoding="utf-8"
-    )
+    # Without a template of its own the model continues text; one for chats would only confuse it.
+    plain = "" if contents.says.chat_template else 'TEMPLATE "{{ .Prompt }}"\n'
+    (folder / "Modelfile").write_text(f"FROM ./{path.name}\n{plain}", encoding="utf-8")
 
 
 def _add_settings(writer: Any, library: Any, contents: Contents, dtype: str) -> None:
     config = contents.form.config
     writer.add_name(contents.name)
-    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_context_length(contents.positions)
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_feed_forward_length(config["intermediate_size"])
@@ -118,28 +117,48 @@ def _slowing(contents: Contents) -> NDArray[np.float32]:
 def _add_tokenizer(writer: Any, library: Any, contents: Contents) -> None:
     told = _content_of(contents.tokenizer)
     model = told["model"]
-    special = {one["id"]: one["content"] for one in told["added_tokens"]}
-    tokens = {number: token for token, number in model["vocab"].items()} | special
+    added = {one["id"]: one for one in told["added_tokens"]}
+    tokens = {number: token for token, number in model["vocab"].items()}
+    tokens |= {number: one["content"] for number, one in added.items()}
     size = contents.settings.vocab
     kinds = library.TokenType
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(_pre_tokenizer(told, contents.tokenizer))
     # A model may have room for more tokens than its tokenizer has.
     writer.add_token_list([tokens.get(number, f"[unused{number}]") for number in range(size)])
-    writer.add_token_types([_token_type(number, tokens, special, kinds) for number in range(size)])
+    writer.add_token_types([_token_type(number, tokens, added, kinds) for number in range(size)])
     writer.add_token_merges(_merges(model))
-    writer.add_add_bos_token(False)
-    separator = contents.tokenizer.separator
-    if separator is not None:
-        writer.add_eos_token_id(separator)
+    _add_ends(writer, contents, [number for number in range(size) if number not in tokens])
+
+
+def _add_ends(writer: Any, contents: Contents, unused: list[int]) -> None:
+    """The tokens that begin and end a text, by llama.cpp's names, and the template of chats."""
+    says, begins = contents.says, contents.tokenizer.begins
+    writer.add_add_bos_token(len(begins) == 1)
+    bos = begins[0] if len(begins) == 1 else says.bos_token_id
+    if bos is not None:
+        writer.add_bos_token_id(bos)
+    # Without an end llama.cpp takes token 11: one that no text has is better.
+    ends = says.eos_token_id or unused[:1]
+    for number, add in zip(
+        ends, (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+    ):
+        add(number)
+    if says.pad_token_id is not None:
+        writer.add_pad_token_id(says.pad_token_id)
+    if says.chat_template:
+        writer.add_chat_template(says.chat_template)
 
 
 def _token_type(
-    number: int, tokens: Mapping[int, str], special: Mapping[int, str], kinds: Any
+    number: int, tokens: Mapping[int, str], added: Mapping[int, dict[str, Any]], kinds: Any
 ) -> int:
     if number not in tokens:
         return kinds.UNUSED
-    return kinds.CONTROL if number in special else kinds.NORMAL
+    if number not in added:
+        return kinds.NORMAL
+    # llama.cpp prints no CONTROL token, and reads one only where it is asked to.
+    return kinds.CONTROL if added[number]["special"] else kinds.USER_DEFINED
 
 
 def _merges(model: Mapping[str, Any]) -> list[str]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
+from lowcomm_node.data.tokenizer import FileTokenizer
 from lowcomm_node.export.byte_tokenizer import tokenizer_json
 from lowcomm_node.export.card import card
 from lowcomm_node.export.contents import Contents
@@ -27,29 +27,42 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 def write_folder(contents: Contents, folder: Path, dtype: str, most: int = SHARD_BYTES) -> None:
     """Write everything into a folder that exists. ``dtype`` is a key of `DTYPES`, ``most`` the
     bytes of a shard."""
-    separator = contents.tokenizer.separator
-    ends = {"bos_token_id": None, "eos_token_id": separator, "pad_token_id": None}
-    _write_json(folder / "config.json", {**contents.form.config, **ends, "dtype": dtype})
-    _write_json(folder / "generation_config.json", ends)
+    says, eos = contents.says, contents.says.eos_token_id
+    ends = {
+        "bos_token_id": says.bos_token_id,
+        "eos_token_id": [*eos] if len(eos) > 1 else next(iter(eos), None),
+        "pad_token_id": says.pad_token_id,
+    }
+    config = {**contents.form.config, **ends, "dtype": dtype}
+    if "max_position_embeddings" in config:
+        config["max_position_embeddings"] = contents.positions
+    _write_json(folder / "config.json", config)
+    _write_json(folder / "generation_config.json", ends | says.generation)
     _write_weights(contents.tensors, folder, DTYPES[dtype], most)
-    write_tokenizer(contents.tokenizer, folder, contents.settings.context)
+    write_tokenizer(contents, folder)
     (folder / "README.md").write_text(card(contents), encoding="utf-8")
 
 
-def write_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
+def write_tokenizer(contents: Contents, folder: Path) -> None:
     """Write tokenizer.json, and what transformers needs to open it."""
+    tokenizer, says = contents.tokenizer, contents.says
+    told: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": contents.positions,
+        "clean_up_tokenization_spaces": False,
+    }
     if isinstance(tokenizer, FileTokenizer):
         (folder / "tokenizer.json").write_bytes(tokenizer.content)
+        # transformers adds a token that is not among the added ones, which would change others.
+        added = {one["id"]: one["content"] for one in json.loads(tokenizer.content)["added_tokens"]}
+        numbers = (says.bos_token_id, next(iter(says.eos_token_id), None), says.pad_token_id)
+        names = zip(("bos_token", "eos_token", "pad_token"), numbers, strict=True)
+        told |= {name: added[number] for name, number in names if number in added}
     else:
         _write_json(folder / "tokenizer.json", tokenizer_json(tokenizer))
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "model_max_length": context,
-            "clean_up_tokenization_spaces": False,
-        },
-    )
+    if says.chat_template:
+        told["chat_template"] = says.chat_template
+    _write_json(folder / "tokenizer_config.json", told)
 
 
 def _write_weights(

@@ -5,16 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
+from pydantic import ValidationError
+
 from lowcomm_node.data import Tokenizer, open_tokenizer
 from lowcomm_node.data.stories.words import StoryTokenizer
-from lowcomm_node.data.tokenizer import KEPT, check_vocabulary
+from lowcomm_node.data.tokenizer import KEPT, check_vocabulary, prompt_of
 from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.models.base import Model, build_model
 from lowcomm_node.models.sampling import TOP_K, generate
 from lowcomm_node.storage.checkpoint import Checkpoint, CheckpointStore
 from lowcomm_node.storage.durable import sha256_file
 from lowcomm_node.system.formatting import clean
-from lowcomm_protocol.spec.settings import BYTES, read_model
+from lowcomm_protocol.spec.settings import BYTES, DataSettings, read_model
 
 _STEP = re.compile(r"step-(\d{10})")
 
@@ -66,7 +68,7 @@ def generate_from(
     encoder = tokenizer_of(checkpoint, tokenizer)
     model = load_model(checkpoint)
     check_vocabulary(encoder, model.settings.vocab)
-    start = [int(token) for token in encoder.encode((prompt or "\n").encode())]
+    start = prompt_of(encoder, prompt)
     return encoder.decode(list(generate(model, start, tokens, temperature, TOP_K, seed)))
 
 
@@ -84,10 +86,10 @@ def tokenizer_of(checkpoint: Checkpoint, given: str | None = None) -> Tokenizer:
         if wanted.file == StoryTokenizer.name and StoryTokenizer().sha256 == wanted.sha256:
             return StoryTokenizer()
         if kept.is_file() and sha256_file(kept) == wanted.sha256:
-            return open_tokenizer(str(kept))
+            return open_tokenizer(str(kept), *wanted.marks)
     if given is None:
         raise ConfigError(f"{checkpoint.info.path} {wanted}: name it with --tokenizer.")
-    found = open_tokenizer(given)
+    found = open_tokenizer(given, *wanted.marks)
     if wanted.is_known and found.sha256 != wanted.sha256:
         raise ConfigError(
             f"{given} has the SHA-256 {found.sha256 or 'none'}, but {checkpoint.info.path} "
@@ -104,6 +106,8 @@ class _Wanted:
     sha256: str
     is_known: bool
     """Checkpoints of 0.1 do not say."""
+    marks: tuple[tuple[int, ...], int | None] = ((), None)
+    """Tokens before each document, and the one after it."""
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
@@ -113,7 +117,18 @@ class _Wanted:
             and isinstance(told.get("sha256"), str)
             and isinstance(told.get("file"), str)
         ):
-            return cls(clean(told["file"])[:80], clean(told["sha256"])[:64], is_known=True)
+            file, digest = clean(told["file"])[:80], clean(told["sha256"])[:64]
+            try:
+                ends = DataSettings.model_validate(
+                    {"tokenizer": "local"}
+                    | {name: told[name] for name in ("begin_tokens", "end_token") if name in told}
+                )
+            except ValidationError:
+                raise CheckpointError(
+                    f"{checkpoint.info.path} names no tokens that documents begin and end with: "
+                    "use another checkpoint."
+                ) from None
+            return cls(file, digest, is_known=True, marks=(ends.begin_tokens, ends.end_token))
         model = checkpoint.meta.get("model")
         is_bytes = isinstance(model, dict) and model.get("vocab") == BYTES
         return cls("bytes" if is_bytes else "", "", is_known=is_bytes)

@@ -148,7 +148,9 @@ class _Opened:
                     self._homes[name] = opened
             self._names = form.names
             if not any(name.startswith(f"{form.base}.") for name in self._homes):
-                bare = ((ours, name.removeprefix(f"{form.base}.")) for ours, name in form.names.items())
+                bare = (
+                    (ours, name.removeprefix(f"{form.base}.")) for ours, name in form.names.items()
+                )
                 self._names = dict(bare)
             self._check_names()
             self._stack = self._stack.pop_all()

@@ -9,6 +9,7 @@ import torch
 
 from lowcomm_node.data import Tokenizer, open_data
 from lowcomm_node.data.stories.telling import NAME as STORIES
+from lowcomm_node.data.tokenizer import prompt_of
 from lowcomm_node.models.base import Model
 from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.models.inference import load_checkpoint, load_model
@@ -87,7 +88,7 @@ def _held_out(model: Model, data_cache: Path, data: DataSettings) -> tuple[float
 
 def stories_of(model: Model, tokenizer: Tokenizer, tokens: int) -> str:
     """The stories that a model ends within some tokens; what there is if it ends none."""
-    prompt = [int(token) for token in tokenizer.encode(STORY_PROMPT.encode())]
+    prompt = prompt_of(tokenizer, STORY_PROMPT)
     written = generate(model, prompt, tokens, STORY_TEMPERATURE, SAMPLE_TOP_K)
     text = STORY_PROMPT + tokenizer.decode(list(written))
     ended, _, rest = text.rpartition("\n\n")
@@ -100,7 +101,7 @@ def sample_of(model: Model, tokenizer: Tokenizer, tokens: int) -> str:
     Indentation is the likeliest text after indentation, so at low temperatures a small model writes
     only blanks. At 0.8 of 20 tokens it writes words, and few of the bytes that it hardly knows.
     """
-    prompt = [int(token) for token in tokenizer.encode(PYTHON_PROMPT.encode())]
+    prompt = prompt_of(tokenizer, PYTHON_PROMPT)
     samples = (
         PYTHON_PROMPT
         + tokenizer.decode(list(generate(model, prompt, tokens, TEMPERATURE, SAMPLE_TOP_K, seed)))

@@ -199,7 +199,10 @@ class Fetcher:
         return MOST_SERVING if rate is None or rate >= MOST_SERVING * SHARED_RATE else 1
 
     def _progress(self) -> tuple[float, ...]:
-        return (self.bytes_received, *(session.since for session in self._sessions.running.values()))
+        return (
+            self.bytes_received,
+            *(session.since for session in self._sessions.running.values()),
+        )
 
     def _hope(self) -> bool:
         """Whether any donor may be asked again."""

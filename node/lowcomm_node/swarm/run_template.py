@@ -10,7 +10,12 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.spec.names import CODECS, codecs_for_groups
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import parse_toml
-from lowcomm_protocol.spec.settings import STORY_TOKENS, DataSettings, ModelSettings
+from lowcomm_protocol.spec.settings import (
+    STORY_TOKENS,
+    DataSettings,
+    ExportSettings,
+    ModelSettings,
+)
 from lowcomm_protocol.spec.start import StartSettings
 
 FINE_TUNING: Mapping[str, object] = {
@@ -35,6 +40,11 @@ class TokenizerFile:
     """Digest of the list of its pieces' digests."""
     check: str = ""
     """Of its tokens of a fixed text."""
+    begin_tokens: tuple[int, ...] = ()
+    end_token: int | None = None
+    export: ExportSettings = ExportSettings()
+    warnings: tuple[str, ...] = ()
+    """What the run can't keep of it."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,8 @@ class OpenWeights:
     longest: int
     """Largest ``context`` that the model reads."""
     start: StartSettings
+    warnings: tuple[str, ...] = ()
+    """What the run can't keep of them."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +102,9 @@ _COMMENTS = {
     "tokenizer_size": "its bytes; filled in likewise, as is what follows",
     "tokenizer_pieces": "of the list of its pieces",
     "tokenizer_check": "of its tokens of a fixed text",
+    "begin_tokens": "before each document and each prompt, as the tokenizer's template has them",
+    "end_token": "after each document",
+    "positions": "tokens that the model reads at most; this section is for exports alone",
     "optimizer": '"adamw", or "muon" for the matrices of the blocks',
     "learning_rate": "peak",
     "adamw_share": "of learning_rate, for what Muon does not take",
@@ -186,7 +201,7 @@ def write_template(
             **(builtin.model if builtin else {}),
         },
         "data": {
-            **DataSettings().model_dump(),
+            **DataSettings().model_dump(exclude={"begin_tokens", "end_token"}),
             **_file_of(tokenizer),
             **(builtin.data if builtin else {}),
         },
@@ -202,6 +217,9 @@ def write_template(
         document.add(title, _table(values, comments))
     if weights:
         document.add("start", _start(weights.start))
+    export = tokenizer.export.model_dump(exclude_defaults=True) if tokenizer else {}
+    if export:
+        document.add("export", _table(export, _COMMENTS))
     if plan:
         document.add("plan", _table(plan, _COMMENTS))
     return tomlkit.dumps(document)
@@ -236,6 +254,8 @@ def _file_of(tokenizer: TokenizerFile | None) -> dict[str, object]:
             "tokenizer_size": tokenizer.size,
             "tokenizer_pieces": tokenizer.pieces,
             "tokenizer_check": tokenizer.check,
+            "begin_tokens": tokenizer.begin_tokens,
+            "end_token": tokenizer.end_token,
         }
         if tokenizer and tokenizer.sha256
         else {}
@@ -245,6 +265,8 @@ def _file_of(tokenizer: TokenizerFile | None) -> dict[str, object]:
 def _table(values: Mapping[str, object], comments: Mapping[str, str]) -> Table:
     table = tomlkit.table()
     for key, value in values.items():
+        if value is None:  # which TOML has not
+            continue
         item = tomlkit.item(value)
         if key in comments:
             item.comment(comments[key])

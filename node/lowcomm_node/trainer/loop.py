@@ -24,6 +24,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from lowcomm_node.data.tokenizer import prompt_of
 from lowcomm_node.errors import Diverged, TrainerError
 from lowcomm_node.ipc import messages
 from lowcomm_node.ipc.error_reports import refusal_of
@@ -209,7 +210,7 @@ class TrainerLoop:
     def _generate(self, request: messages.Generate) -> messages.Generated:
         count = min(MAX_GENERATED, request.tokens)
         model, tokenizer = self.replica.model, self.replica.dataset.tokenizer
-        prompt = [int(token) for token in tokenizer.encode((request.prompt or "\n").encode())]
+        prompt = prompt_of(tokenizer, request.prompt)
         tokens = generate(model, prompt, count, request.temperature, TOP_K, request.seed)
         return messages.Generated(text=tokenizer.decode(list(tokens)))
 

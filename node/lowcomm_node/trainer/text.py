@@ -42,8 +42,8 @@ def _tokenizer_of(spec: RunSpec, settings: TrainerSettings) -> Tokenizer:
     name = spec.data.tokenizer if spec.data.tokenizer != "local" else settings.tokenizer
     if name is None:
         raise ConfigError("This run needs its tokenizer file: name it with --tokenizer PATH.")
-    tokenizer = open_tokenizer(name)
     data = spec.data
+    tokenizer = open_tokenizer(name, data.begin_tokens, data.end_token)
     check_tokenizer(tokenizer, data.tokenizer_sha256, spec.model.vocab, data.tokenizer_check)
     keep_tokenizer(tokenizer, Path(settings.checkpoints).parent)
     return tokenizer

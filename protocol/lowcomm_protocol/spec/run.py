@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache
-from typing import Annotated, Any, cast, get_args
+from typing import Annotated, Any, Self, cast, get_args
 
 from pydantic import (
     BaseModel,
@@ -37,7 +37,9 @@ from lowcomm_protocol.spec.names import MODELS
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.settings import (
     BUILTIN_TOKENS,
+    GENERATION_TOKENS,
     DataSettings,
+    ExportSettings,
     ModelSettings,
     RunSettings,
     Settings,
@@ -52,6 +54,8 @@ from lowcomm_protocol.spec.transformer import TransformerSettings
 SPEC_VERSION = 2
 MAX_SPEC_BYTES = 24 * 1024
 """A signed specification must fit into one DHT record (32 KiB) with room to spare."""
+MAX_SIGNED_BYTES = 29 * 1024
+"""The same with its signature, as text within a text."""
 MAX_STEP_TOKENS = 1024 * 1024
 """Tokens of one inner step (``batch * context``) in a new run: all of them lie in a peer's memory
 at once."""
@@ -70,6 +74,7 @@ class RunSpec(Settings):
     model: SerializeAsAny[ModelSettings] = TransformerSettings()
     data: DataSettings = DataSettings()
     start: StartSettings = StartSettings()
+    export: ExportSettings = ExportSettings()
     train: TrainSettings = TrainSettings.model_validate({})
     sync: SyncSettings
 
@@ -102,6 +107,21 @@ class RunSpec(Settings):
     @classmethod
     def _model_is_of_its_kind(cls, model: Any) -> Any:
         return read_model(cast("dict[str, Any]", model)) if isinstance(model, dict) else model
+
+    @model_validator(mode="after")
+    def _tokens_are_of_the_model(self) -> Self:
+        one, export = self.data, self.export
+        told = [*one.begin_tokens, one.end_token, export.bos_token_id, *export.eos_token_id]
+        numbers = [token for token in (*told, export.pad_token_id) if token is not None]
+        for name in GENERATION_TOKENS:
+            value = export.generation.get(name, [])
+            numbers += value if isinstance(value, list) else [value]
+        if max(numbers, default=0) >= self.model.vocab:
+            raise ValueError(
+                f"token {max(numbers)} of [data] or [export] is not below model.vocab = "
+                f"{self.model.vocab}: correct it"
+            )
+        return self
 
     @field_validator("optional", mode="before")
     @classmethod
@@ -296,12 +316,13 @@ def sign_run(spec: RunSpec, creator: Identity) -> SignedRun:
     check_new_run(spec)
     spec = spec.model_copy(update={"run": spec.run.model_copy(update={"creator": creator.peer_id})})
     document = spec.canonical()
-    if len(document) > MAX_SPEC_BYTES:
+    signed = SignedRun(spec, creator.peer_id, creator.sign(_PURPOSE, document), document)
+    if len(document) > MAX_SPEC_BYTES or len(signed.to_bytes()) > MAX_SIGNED_BYTES:
         raise SpecError(
-            f"The specification has {len(document)} bytes, more than {MAX_SPEC_BYTES}: shorten "
-            "description or members."
+            f"The specification has {len(document)} bytes, more than {MAX_SPEC_BYTES}, or too many "
+            "with its signature: shorten description, members or export.chat_template."
         )
-    return SignedRun(spec, creator.peer_id, creator.sign(_PURPOSE, document), document)
+    return signed
 
 
 def read_signed_run(data: bytes, source: str = "run specification") -> SignedRun:

@@ -17,6 +17,8 @@ from pydantic import (
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
+    TypeAdapter,
+    ValidationError,
     field_validator,
     model_validator,
 )
@@ -40,9 +42,33 @@ BUILTIN_TOKENS = {"bytes": BYTES, "builtin:stories": STORY_TOKENS}
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
 """Of a tokenizer.json; the largest that are published have half of it."""
 MAX_MEMBERS = 256
+MAX_CHAT_TEMPLATE = 16 * 1024
+"""Characters."""
 
 Positive = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(ge=0.0, le=1.0, allow_inf_nan=False)]
+Token = Annotated[int, Field(ge=0, lt=1_000_000)]
+_Number = Annotated[int | float, Field(ge=-1000, le=10_000_000, allow_inf_nan=False)]
+_Tokens = Token | Annotated[list[Token], Field(min_length=1, max_length=64)]
+GENERATION_TOKENS = ("bos_token_id", "eos_token_id", "pad_token_id", "suppress_tokens")
+_NUMBERS = (
+    "max_length",
+    "max_new_tokens",
+    "min_p",
+    "no_repeat_ngram_size",
+    "repetition_penalty",
+    "temperature",
+    "top_k",
+    "top_p",
+    "typical_p",
+)
+_STRICT = ConfigDict(strict=True)
+GENERATION: Mapping[str, TypeAdapter[Any]] = {
+    "do_sample": TypeAdapter(bool, config=_STRICT),
+    **dict.fromkeys(_NUMBERS, TypeAdapter[Any](_Number, config=_STRICT)),
+    **dict.fromkeys(GENERATION_TOKENS, TypeAdapter[Any](_Tokens, config=_STRICT)),
+}
+"""Keys of ``generation_config.json`` that a run keeps, and their values."""
 
 
 def _check_peer_id(text: str) -> str:
@@ -191,11 +217,19 @@ class DataSettings(Settings):
     tokenizer_check: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
     """SHA-256 of the tokens that it makes of a fixed text, which another release of its library
     might read in another way; empty: nobody checks them."""
+    begin_tokens: Annotated[tuple[Token, ...], Field(strict=False, max_length=8)] = ()
+    """Tokens before each document, and before each prompt of ``generate``, as the template of the
+    tokenizer has them."""
+    end_token: Token | None = None
+    """Token after each document; missing: one that the tokenizer names ``<|endoftext|>``,
+    ``<|end_of_text|>``, ``</s>``, ``<eos>`` or ``[SEP]``."""
 
     @model_validator(mode="after")
     def _sha256_is_of_a_file(self) -> Self:
-        for name in ("tokenizer_sha256", "tokenizer_size", "tokenizer_pieces", "tokenizer_check"):
-            if getattr(self, name) and self.tokenizer != "local":
+        names = ("tokenizer_sha256", "tokenizer_size", "tokenizer_pieces", "tokenizer_check")
+        for name in (*names, "begin_tokens", "end_token"):
+            given = getattr(self, name) != type(self).model_fields[name].default
+            if given and self.tokenizer != "local":
                 raise ValueError(
                     f'{name} is given, but tokenizer = "{self.tokenizer}": set "local", or remove '
                     "it"
@@ -207,6 +241,37 @@ class DataSettings(Settings):
                 "`create --tokenizer PATH` fills them in"
             )
         return self
+
+
+class ExportSettings(Settings):
+    """``[export]``: what exports say beside the weights, for programs that let the model write.
+
+    ``init --from`` fills it in.
+    """
+
+    bos_token_id: Token | None = None
+    eos_token_id: Annotated[tuple[Token, ...], Field(strict=False, max_length=16)] = ()
+    """Tokens that end a text; none: the one after each document."""
+    pad_token_id: Token | None = None
+    positions: Annotated[int, Field(ge=0, le=1 << 30)] = 0
+    """Tokens that the model reads at most, where that is more than ``context``."""
+    chat_template: Annotated[str, Field(max_length=MAX_CHAT_TEMPLATE)] = ""
+    """In Jinja. Nobody but the programs that open an export renders it."""
+    generation: Annotated[dict[str, Any], Field(default_factory=dict)]
+    """Settings of ``generation_config.json``: numbers, true or false, and lists of tokens."""
+
+    @field_validator("generation")
+    @classmethod
+    def _generation_is_listed(cls, told: dict[str, Any]) -> dict[str, Any]:
+        for name, value in told.items():
+            if name not in GENERATION:
+                raise ValueError(f"unknown key {name[:80]!r}; there are {', '.join(GENERATION)}")
+            try:
+                GENERATION[name].validate_python(value)
+            except ValidationError as error:
+                reason = error.errors(include_url=False)[0]["msg"]
+                raise ValueError(f"{name}: {reason}") from None
+        return told
 
 
 class TrainSettings(Settings):

@@ -927,6 +927,7 @@ def test_news_of_tokenizing_come_each_second_with_rate_and_the_time_that_remains
 class WideTokenizer:
     """As many tokens as asked for; the last byte of a document becomes the highest."""
 
+    begins = ()
     separator = None
     sha256 = ""
 

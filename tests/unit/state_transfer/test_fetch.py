@@ -14,8 +14,8 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.errors import DiskFull, LinkLost
-from lowcomm_node.state_transfer import donor as donor_module
 from lowcomm_node.state_transfer import asking, donor_session, queue, replies
+from lowcomm_node.state_transfer import donor as donor_module
 from lowcomm_node.state_transfer import fetch as fetch_module
 from lowcomm_node.state_transfer.donor import MAX_JOINERS
 from lowcomm_node.state_transfer.download import Download
@@ -657,8 +657,10 @@ async def test_donors_that_never_serve_give_way_to_those_not_asked_yet(tmp_path,
         joiner = Joiner(channels, tmp_path / "incoming", lambda: donors)
         task = asyncio.create_task(joiner.fetch())
         await reached(
-            lambda: [one.position is not None for one in joiner._sessions.running.values()]
-            == [True] * len(donors),
+            lambda: (
+                [one.position is not None for one in joiner._sessions.running.values()]
+                == [True] * len(donors)
+            ),
             "all of them keep it waiting",
         )
         donors.append(good.info())

@@ -54,6 +54,7 @@ class StoryTokenizer:
 
     name = NAME
     vocab = STORY_TOKENS
+    begins = ()
     separator = _NEWLINE
     """An empty line follows a story."""
 

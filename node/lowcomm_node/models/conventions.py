@@ -1,0 +1,155 @@
+"""How a model of the Hub begins and ends texts, and what programs that let it write should know.
+
+A folder says so in up to five files, all optional and all a stranger's: config.json,
+generation_config.json, tokenizer_config.json, chat_template.jinja, and the template of
+tokenizer.json.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import ValidationError
+
+from lowcomm_node.data.tokenizer import FileTokenizer
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.models.open_weights import CONFIG, MAX_CONFIG, MAX_INDEX, read_json
+from lowcomm_node.models.strange_config import show
+from lowcomm_protocol.spec.settings import (
+    GENERATION,
+    GENERATION_TOKENS,
+    MAX_CHAT_TEMPLATE,
+    DataSettings,
+    ExportSettings,
+)
+
+_TOKENS = ("bos", "eos", "pad")
+_OF_A_FILE = ("_from_model_config", "transformers_version")
+
+
+@dataclass(frozen=True)
+class Conventions:
+    """What a run keeps of them."""
+
+    begin_tokens: tuple[int, ...] = ()
+    end_token: int | None = None
+    export: ExportSettings = ExportSettings()
+    warnings: tuple[str, ...] = ()
+    """What it can't keep."""
+
+
+def conventions_of(
+    folder: Path, tokenizer: FileTokenizer, vocab: int, positions: int = 0
+) -> Conventions:
+    """Read them; ``vocab``, ``positions``: tokens that the model knows, and reads at most.
+
+    Raises ConfigError for a file that can't be read, or a template of too many tokens.
+    """
+    config, generation = (_read(folder / name) for name in (CONFIG, "generation_config.json"))
+    words = _read(folder / "special_tokens_map.json") | _read(folder / "tokenizer_config.json")
+    before, after = tokenizer.template
+    warnings: list[str] = []
+    found: dict[str, tuple[int, ...]] = {}
+    for name in _TOKENS:
+        told = config.get(f"{name}_token_id"), generation.get(f"{name}_token_id")
+        numbers = [one for value in told for one in (_within(value, vocab),) if one]
+        word = tokenizer.number_of(_word(words.get(f"{name}_token")))
+        found[name] = numbers[0] if numbers else () if word is None else (word,)
+        for value in told:
+            if value is not None and not _within(value, vocab):
+                text = f"{name}_token_id = {show(value)} names no token of the model: left out"
+                warnings.append(text)
+    ends = after[-1:] or found["eos"]
+    end = ends[0] if ends else tokenizer.separator
+    template, more = _chat_template(folder, words)
+    kept, others = _generation(generation, vocab)
+    try:
+        return Conventions(
+            DataSettings(tokenizer="local", begin_tokens=before).begin_tokens,
+            end,
+            ExportSettings(
+                bos_token_id=next(iter(found["bos"] or before), None),
+                eos_token_id=found["eos"][:16] or (() if end is None else (end,)),
+                pad_token_id=next(iter(found["pad"]), None),
+                positions=positions,
+                chat_template=template,
+                generation=kept,
+            ),
+            (*warnings, *more, *others),
+        )
+    except ValidationError as error:
+        reason = error.errors(include_url=False)[0]
+        raise ConfigError(
+            f"{folder}: {'.'.join(map(str, reason['loc']))}: {reason['msg']}: use another tokenizer."
+        ) from None
+
+
+def _read(path: Path) -> dict[str, Any]:
+    return (
+        read_json(path, MAX_CONFIG if path.name == CONFIG else MAX_INDEX) if path.exists() else {}
+    )
+
+
+def _within(value: object, vocab: int) -> tuple[int, ...]:
+    """The tokens that a value names, if all are the model's; none otherwise."""
+    numbers = cast("list[object]", value) if isinstance(value, list) else [value]
+    if all(type(one) is int and 0 <= one < vocab for one in numbers):
+        return tuple(cast("list[int]", numbers))
+    return ()
+
+
+def _word(value: object) -> str:
+    """The text of a token, which may stand in a table with other keys."""
+    told = cast("dict[str, Any]", value).get("content") if isinstance(value, dict) else value
+    return told if isinstance(told, str) else ""
+
+
+def _chat_template(folder: Path, words: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """The template, and why there is none, or less."""
+    told: object = words.get("chat_template")
+    told = _read(folder / "chat_template.json").get("chat_template", told)
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            with path.open("rb") as file:
+                told = file.read(4 * MAX_CHAT_TEMPLATE + 1).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} can't be read ({error}): load it again.") from None
+    warnings: list[str] = []
+    if isinstance(told, list):
+        named = dict(_named(cast("list[object]", told)))
+        told = named.pop("default", None)
+        warnings += [f"chat template {name[:40]!r}: only the default is kept" for name in named]
+    if not isinstance(told, str):
+        return "", warnings
+    # As it lies in a signed run: text within a text.
+    size = len(json.dumps(json.dumps(told)))
+    if size > MAX_CHAT_TEMPLATE:
+        return "", [*warnings, f"the chat template takes {size:,} bytes, more than "
+                    f"{MAX_CHAT_TEMPLATE:,}: left out, add it to exports yourself"]  # fmt: skip
+    return told, warnings
+
+
+def _named(told: list[object]) -> Iterator[tuple[str, str]]:
+    for one in told[:16]:
+        entry = cast("dict[str, Any]", one) if isinstance(one, dict) else {}
+        if isinstance(entry.get("name"), str) and isinstance(entry.get("template"), str):
+            yield entry["name"], entry["template"]
+
+
+def _generation(told: Mapping[str, Any], vocab: int) -> tuple[dict[str, Any], list[str]]:
+    """The settings that a run keeps, and what it leaves out."""
+    kept: dict[str, Any] = {}
+    left: list[str] = []
+    for name, value in told.items():
+        if value is None or name in _OF_A_FILE:
+            continue
+        if name in GENERATION_TOKENS and not _within(value, vocab):
+            continue
+        try:
+            kept[name] = GENERATION[name].validate_python(value)
+        except (KeyError, ValidationError):
+            left.append(f"{name[:40]} = {show(value)}")
+    return kept, [f"generation_config.json: left out {', '.join(left[:20])}"] if left else []
