@@ -1,13 +1,11 @@
 """What must hold for an exported file: llama.cpp reads the same tokens, and continues them with the
 same 32 tokens as our own model does.
 
-It needs Node 20, and 85 MB of npm packages, which package-lock.json pins: `npm ci` installs them
+It needs Node 20, and 85 MB of npm packages, which package-lock.json pins: `npm install` puts them
 here the first time, and runs no script of theirs. So it is not for CI.
 """
 
-import json
-import shutil
-import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +23,6 @@ from lowcomm_protocol.plan.fragments import plan_fragments
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
-HERE = Path(__file__).parent
 TEXT = "def f(x): é €"
 COUNT = 32
 FORMS: dict[str, dict[str, Any]] = {
@@ -42,20 +39,8 @@ FORMS: dict[str, dict[str, Any]] = {
         "tied": True,
     },
 }
+Continue = Callable[[Path, int, str], dict[str, Any]]
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def node() -> str:
-    """The program, with its packages installed."""
-    found = shutil.which("node")
-    npm = shutil.which("npm")
-    if found is None or npm is None:
-        pytest.skip("Node 20 and npm are not installed here")
-    if not (HERE / "node_modules").is_dir():
-        options = ["--omit=optional", "--ignore-scripts", "--no-audit", "--no-fund"]
-        subprocess.run([npm, "ci", *options], cwd=HERE, check=True, timeout=500)
-    return found
 
 
 def trained(settings: dict[str, Any]) -> Model:
@@ -95,20 +80,12 @@ def saved(folder: Path, model: Model) -> Path:
 @pytest.mark.parametrize("dtype", [Dtype.FLOAT32, Dtype.BFLOAT16])
 @pytest.mark.parametrize("form", FORMS)
 def test_llama_cpp_continues_with_the_same_tokens(
-    tmp_path: Path, node: str, form: str, dtype: Dtype
+    tmp_path: Path, llama_cpp: Continue, form: str, dtype: Dtype
 ) -> None:
     model = trained(FORMS[form])
     run = saved(tmp_path / "run", model)
     export_checkpoint(run, tmp_path / "out", Choices(Format.GGUF, dtype, Weights.FAST))
     (file,) = (tmp_path / "out").glob("*.gguf")
-    done = subprocess.run(
-        [node, str(HERE / "continue.mjs"), str(file), str(COUNT), TEXT],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout)
+    told = llama_cpp(file, COUNT, TEXT)
     assert told["read"] == list(TEXT.encode())
     assert told["added"] == list(generate(model, told["read"], COUNT, 0.0))

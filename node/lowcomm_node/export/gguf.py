@@ -140,9 +140,8 @@ def _add_ends(writer: Any, contents: Contents, unused: list[int]) -> None:
         writer.add_bos_token_id(bos)
     # Without an end llama.cpp takes token 11: one that no text has is better.
     ends = says.eos_token_id or unused[:1]
-    for number, add in zip(
-        ends, (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
-    ):
+    adds = (writer.add_eos_token_id, writer.add_eot_token_id, writer.add_eom_token_id)
+    for number, add in zip(ends, adds, strict=False):
         add(number)
     if says.pad_token_id is not None:
         writer.add_pad_token_id(says.pad_token_id)

@@ -33,10 +33,10 @@ _OF_A_FILE = ("_from_model_config", "transformers_version")
 class Conventions:
     """What a run keeps of them."""
 
-    begin_tokens: tuple[int, ...] = ()
-    end_token: int | None = None
-    export: ExportSettings = ExportSettings()
-    warnings: tuple[str, ...] = ()
+    begin_tokens: tuple[int, ...]
+    end_token: int | None
+    export: ExportSettings
+    warnings: tuple[str, ...]
     """What it can't keep."""
 
 
@@ -81,9 +81,8 @@ def conventions_of(
         )
     except ValidationError as error:
         reason = error.errors(include_url=False)[0]
-        raise ConfigError(
-            f"{folder}: {'.'.join(map(str, reason['loc']))}: {reason['msg']}: use another tokenizer."
-        ) from None
+        where = ".".join(map(str, reason["loc"]))
+        raise ConfigError(f"{folder}: {where}: {reason['msg']}: use another tokenizer.") from None
 
 
 def _read(path: Path) -> dict[str, Any]:

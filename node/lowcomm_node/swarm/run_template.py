@@ -1,7 +1,7 @@
 """The run.toml that ``init`` writes: every setting with a comment."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tomlkit
 from tomlkit.items import Table
@@ -42,7 +42,7 @@ class TokenizerFile:
     """Of its tokens of a fixed text."""
     begin_tokens: tuple[int, ...] = ()
     end_token: int | None = None
-    export: ExportSettings = ExportSettings()
+    export: ExportSettings = field(default_factory=ExportSettings)
     warnings: tuple[str, ...] = ()
     """What the run can't keep of it."""
 

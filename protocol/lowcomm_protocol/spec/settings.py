@@ -257,7 +257,7 @@ class ExportSettings(Settings):
     """Tokens that the model reads at most, where that is more than ``context``."""
     chat_template: Annotated[str, Field(max_length=MAX_CHAT_TEMPLATE)] = ""
     """In Jinja. Nobody but the programs that open an export renders it."""
-    generation: Annotated[dict[str, Any], Field(default_factory=dict)]
+    generation: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Settings of ``generation_config.json``: numbers, true or false, and lists of tokens."""
 
     @field_validator("generation")

@@ -12,6 +12,9 @@ import tomlkit
 import torch
 from torch import Tensor
 
+from helpers.hub_tokenizers import ADDED, CHAT, SPECIAL, write_tokenizer
+from lowcomm_node.data import open_tokenizer
+from lowcomm_node.data.tokenizer import identify
 from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
 from lowcomm_node.export.contents import contents_of
@@ -338,3 +341,92 @@ def test_without_peers_the_mean_is_of_our_own_slow_weights(
     run = saved(tmp_path / "run", trained(), shift=1.0)
     exported = export_checkpoint(run, tmp_path / "out", Choices(weights=weights))
     assert (exported.weights, exported.peers) == (Weights.SLOW, ())
+
+
+# How a model begins and ends
+
+
+def with_tokenizer(folder: Path, begins: bool, more: str = "") -> Path:
+    """A home's folder of a run with a tokenizer of its own; ``more``: sections of the run."""
+    model = trained({"qk_norm": False, "vocab": 340})
+    tokenizer = folder / "tokenizer.json"
+    folder.mkdir()
+    write_tokenizer(tokenizer, begins=begins)
+    marks = f"begin_tokens = {[0] if begins else []}\nend_token = 1\n"
+    told = {"run": {"name": "tea"}, "model": model.settings.model_dump()}
+    data = f'[data]\ntokenizer = "local"\n{marks}'
+    run = sign_run(parse_toml(f"{tomlkit.dumps(told)}\n{data}{more}"), CREATOR)
+    opened = open_tokenizer(str(tokenizer), run.spec.data.begin_tokens, run.spec.data.end_token)
+    meta = {"model": model.settings.model_dump(), "run_id": run.run_id}
+    weights = {name: one.detach() for name, one in model.named_parameters()}
+    meta["tokenizer"] = identify(opened)
+    CheckpointStore(folder / "checkpoints").save(STEP, {"weights": weights}, meta, 1.7e9)
+    (folder / "run.json").write_bytes(run.to_bytes())
+    return folder
+
+
+SAYS = f"""
+[export]
+bos_token_id = 0
+eos_token_id = [1, 2]
+pad_token_id = 3
+positions = 131072
+chat_template = {json.dumps(CHAT)}
+[export.generation]
+temperature = 0.6
+eos_token_id = [2, 1]
+"""
+
+
+def test_an_export_says_what_the_open_weights_said(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    run = with_tokenizer(tmp_path / "run", begins=True, more=SAYS)
+    export_checkpoint(run, tmp_path / "out", Choices(weights=Weights.FAST))
+    config, generation, words = (
+        json.loads((tmp_path / "out" / f"{name}.json").read_text())
+        for name in ("config", "generation_config", "tokenizer_config")
+    )
+    ends = {"bos_token_id": 0, "eos_token_id": [1, 2], "pad_token_id": 3}
+    assert {name: config[name] for name in ends} == ends
+    assert config["max_position_embeddings"] == words["model_max_length"] == 131072
+    assert generation == {**ends, "eos_token_id": [2, 1], "temperature": 0.6}
+    opened = AutoTokenizer.from_pretrained(tmp_path / "out")
+    assert (opened.bos_token, opened.eos_token, opened.pad_token) == ("<s>", "</s>", "<pad>")
+    assert opened.chat_template == CHAT
+    text = " a ".join((*ADDED, *SPECIAL))
+    ours = open_tokenizer(str(run / "tokenizer.json"))
+    assert opened(text)["input_ids"] == [0, *ours.encode(text.encode()).tolist()]
+
+
+def test_without_more_an_export_names_the_token_that_ends_documents(tmp_path: Path) -> None:
+    run = with_tokenizer(tmp_path / "run", begins=False)
+    export_checkpoint(run, tmp_path / "out", Choices(weights=Weights.FAST))
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"]) == (None, 1)
+    assert config["max_position_embeddings"] == 64
+
+
+@pytest.mark.parametrize("begins", [True, False])
+def test_gguf_tells_tokens_apart_and_how_a_text_begins_and_ends(
+    tmp_path: Path, begins: bool
+) -> None:
+    import gguf
+
+    run = with_tokenizer(tmp_path / "run", begins, SAYS)
+    export_checkpoint(run, tmp_path / "out", Choices(Format.GGUF, weights=Weights.FAST))
+    [file] = (tmp_path / "out").glob("*.gguf")
+    fields = gguf.GGUFReader(file).fields
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    content = json.loads((run / "tokenizer.json").read_text())
+    for one in content["added_tokens"]:
+        wanted = gguf.TokenType.CONTROL if one["special"] else gguf.TokenType.USER_DEFINED
+        assert kinds[one["id"]] == wanted, one["content"]
+    assert kinds[-1] == gguf.TokenType.UNUSED
+    told = {name: fields[f"tokenizer.{name}"].contents() for name in (
+        "ggml.add_bos_token", "ggml.bos_token_id", "ggml.eos_token_id", "ggml.eot_token_id",
+        "ggml.padding_token_id", "chat_template",
+    )}  # fmt: skip
+    assert [*told.values()] == [begins, 0, 1, 2, 3, CHAT]
+    assert fields["llama.context_length"].contents() == 131072
+    assert "TEMPLATE" not in (tmp_path / "out" / "Modelfile").read_text()

@@ -65,7 +65,7 @@ class TransformersFamily(Family):
         for name in ("_name_or_path", "transformers_version", "dtype"):
             config.pop(name, None)
         config["architectures"] = [type(causal).__name__]
-        stored = _STORED.get(model.causal.config.model_type, {})
+        stored = _STORED.get(causal.config.model_type, {})
         names = {_PREFIX + name: stored.get(name, name) for name, _ in model.named()}
         ignored = tuple(causal._keys_to_ignore_on_load_unexpected or ())
         return HuggingFaceForm(config, names, causal.base_model_prefix, ignored)
