@@ -115,9 +115,9 @@ STORM = Weather(
 
 
 @cache
-def _spec(group: int) -> RunSpec:
+def _spec(group: int, method: str) -> RunSpec:
     sync = {
-        "method": "noloco",
+        "method": method,
         "group": group,
         "interval": INTERVAL,
         "fragments": 1,
@@ -131,13 +131,15 @@ class Swarm(Network):
 
     peers: "dict[str, VirtualPeer]"
 
-    def __init__(self, seed: int, size: int, group: int, weather: Weather) -> None:
+    def __init__(
+        self, seed: int, size: int, group: int, weather: Weather, method: str = "noloco"
+    ) -> None:
         super().__init__(seed, weather.conditions)
         self.group = group
         self.weather = weather
         self.story = f"seed {seed}: Swarm({seed}, {size}, {group}, {weather})"
         self.violations: list[str] = []
-        spec = _spec(group)
+        spec = _spec(group, method)
         spec = spec.model_copy(update={"run": spec.run.model_copy(update={"seed": seed})})
         names = [f"peer{number:03d}" for number in range(size)]
         self.peers |= {name: VirtualPeer(self, name, spec) for name in names}
@@ -207,6 +209,7 @@ class VirtualPeer(PeerDriver):
         self.applied: tuple[str, ...] | None = None
         self.shards: tuple[bool, ...] = ()
         self.averaged: tuple[str, ...] = ()
+        self.stumbles: list[tuple[str, str]] = []
         self.before: Callable[[base.Effect], None] = lambda effect: None
         """Told each effect of its exchange before it is carried out: here a test breaks things."""
         self.stimulate(READY)
@@ -283,7 +286,9 @@ class VirtualPeer(PeerDriver):
 
     def on_effect(self, effect: base.Effect) -> None:
         match effect:
-            case events.Held(peer=peer, reason=reason, forgiven=False):
+            case events.Held(peer=peer, reason=reason, forgiven=True):
+                self.stumbles.append((peer, reason))
+            case events.Held(peer=peer, reason=reason):
                 self.swarm.violations.append(f"{self.name} accuses {peer}: {reason}")
             case events.Drifted():
                 self.swarm.violations.append(f"{self.name} believes that it has drifted")
@@ -310,6 +315,16 @@ class VirtualPeer(PeerDriver):
     def mean_for(self, peer: str) -> bytes:
         """What we send a member as the mean of our shard: an honest peer sends all the same."""
         return self.mean()
+
+    def held_for(self, peer: str, held: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """What we tell a member that we hold."""
+        return held
+
+    def commit_for(
+        self, peer: str, shards: tuple[bool, ...], heard: tuple[bool, ...]
+    ) -> tuple[tuple[bool, ...], tuple[bool, ...]] | None:
+        """What we commit to towards a member: an honest peer to the same towards all."""
+        return shards, heard
 
 
 class Part(ExchangeDriver):
@@ -436,13 +451,17 @@ class GroupPart(Part):
                     peer, "mean", lambda sender: groups.MeanVerified(peer=sender, digest=mean)
                 )
             case groups.SendHeld(peer=peer, held=held):
+                held = self.peer.held_for(peer, held)
                 self.say(peer, "held", lambda sender: groups.HeldCame(peer=sender, held=held))
             case groups.SendCommit(peer=peer, shards=shards, heard=heard):
-                self.say(
-                    peer,
-                    "commit",
-                    lambda sender: groups.CommitCame(peer=sender, shards=shards, heard=heard),
-                )
+                told = self.peer.commit_for(peer, shards, heard)
+                if told is not None:
+                    shards, heard = told
+                    self.say(
+                        peer,
+                        "commit",
+                        lambda sender: groups.CommitCame(peer=sender, shards=shards, heard=heard),
+                    )
             case _:
                 raise AssertionError(f"nobody carries out {effect}")
 

@@ -203,7 +203,8 @@ class GroupContents(Contents):
             self._take_over(memoryview(data))
             return groups.MissedVerified(peer=other)
         if kind == "shard":
-            self.captured_group.receive(other, memoryview(data))
+            if other not in self.one.muted:
+                self.captured_group.receive(other, memoryview(data))
             return groups.ShardVerified(peer=other)
         self.captured_group.receive_mean(other, memoryview(data))
         return groups.MeanVerified(peer=other, digest=sha256(data).digest())
@@ -244,7 +245,8 @@ class GroupContents(Contents):
     def _reduce(self, contributors: tuple[str, ...]) -> None:
         capture = self.captured_group
         out = bytearray(8 * capture.numel + 4096)
-        size = capture.reduce(self.tokens(contributors), memoryview(out))
+        used = tuple(peer for peer in contributors if peer not in self.one.muted)
+        size = capture.reduce(self.tokens(used), memoryview(out))
         self.mean = bytes(out[:size])
         self.tell(groups.Reduced(digest=sha256(self.mean).digest()))
         for other, error in capture.left_out.items() if not self.one.machine.over else ():

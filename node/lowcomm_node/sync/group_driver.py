@@ -132,11 +132,12 @@ class GroupDriver(ExchangeDriver):
         if content.part == pb.MISSED:
             await self._take_over(peer, content.size)
         elif content.part == pb.SHARE:
-            with self.working():
-                await self.trainer.receive_share(
-                    self.fragment, peer, received, *self._share_of(peer)
-                )
-            self.note("decoded")
+            if peer not in self.one.muted:
+                with self.working():
+                    await self.trainer.receive_share(
+                        self.fragment, peer, received, *self._share_of(peer)
+                    )
+                self.note("decoded")
             self.tell(groups.ShardVerified(peer=peer))
         else:
             with self.working():
@@ -196,10 +197,11 @@ class GroupDriver(ExchangeDriver):
 
     async def _reduce(self, contributors: Sequence[str]) -> None:
         offset, _ = self._mean_of(self.station.peer.me)
+        used = [peer for peer in contributors if peer not in self.one.muted]
         try:
             with self.working():
                 mean = await self.trainer.reduce(
-                    self.fragment, self._tokens(contributors), self.slots[2], offset
+                    self.fragment, self._tokens(used), self.slots[2], offset
                 )
         except TrainerError as error:
             told = f"our shard could not be averaged: {error}"

@@ -132,6 +132,11 @@ class NeedsMost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Equal:
+    """All must hold the same slow weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Missed:
     """Members lack outer steps that most have taken (``missed.py``)."""
 
@@ -139,6 +144,8 @@ class Missed:
     """Whom we hand them over to."""
     donor: str = ""
     """Who hands them over to us; empty where we lack none."""
+    stranded: bool = False
+    """Whether we lack steps that nobody can hand over."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,6 +213,14 @@ class Apply(Effect):
     shards: tuple[bool, ...] = ()
     """In groups: which shards are applied, one for each member; a pair applies the whole
     fragment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stumbled(Effect):
+    """A member has held up or voided what the others agree on."""
+
+    peer: str
+    reason: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,6 +337,10 @@ class Gathering(ABC):
         """What these members bring, as far as it is known; not ours."""
         known = (self.offer_of(peer) for peer in members if peer != self.me)
         return [offer for offer in known if offer is not None]
+
+    def takes_part(self, peer: str) -> bool:
+        """Whether most others take part with a peer, as far as they have told."""
+        return False
 
     def _gather(self) -> list[Effect]:
         if any(m.state == OFFERED for m in self._members.values()):

@@ -3,7 +3,7 @@ state. Pure.
 
 Either the others leave it out, and have for a while: what it brings is implausible, and the more so
 the longer it trains alone. Or they are far ahead, as they confirm each other, because this machine
-slept."""
+slept. Or its slow weights are others than those of most of a group that must hold the same."""
 
 from math import ceil
 
@@ -32,6 +32,7 @@ class Drift:
         """Peers that have left us out, or did not believe our swarm step, since the last exchange
         that was applied."""
         self._endured_until = 0
+        self._stranded = False
         self.rest = Rest()
         """After a copy that was to bring us back."""
 
@@ -40,6 +41,11 @@ class Drift:
         if len(self._left_out_by) < MAX_PEERS:
             self._left_out_by.add(peer)
 
+    def strand(self) -> None:
+        """Our slow weights are others than those of most, and nobody can hand over the steps
+        between."""
+        self._stranded = True
+
     def forget(self) -> None:
         """An exchange was applied, or nothing of it holds any more."""
         self._left_out_by.clear()
@@ -47,6 +53,7 @@ class Drift:
     def restart(self) -> None:
         """The state is another one now."""
         self.forget()
+        self._stranded = False
         self._endured_until = 0
 
     def endure(self) -> None:
@@ -71,6 +78,8 @@ class Drift:
         )
 
     def _is_far(self) -> bool:
+        if self._stranded:
+            return True
         position = self._position
         # This is asked at each step where an exchange is due. A look at the furthest peer is cheap,
         # one at all peers of a large swarm is not.

@@ -13,6 +13,7 @@ from typing import Any
 from lowcomm_protocol.exchange.base import (
     Crossed,
     DeadlinePassed,
+    Equal,
     Gathering,
     GatheringClosed,
     Knocked,
@@ -108,6 +109,7 @@ GROUP = Kind(
     all_call=True,
     events=(
         Crossed,
+        Equal,
         Missed,
         NeedsMost,
         groups.RollCame,

@@ -4,6 +4,9 @@ Where all must hold the same slow weights (``consensus = 0``), a member that mis
 would make all realign, which carries fp32. The means of the last exchanges are small beside that:
 members keep them as they travelled, and hand them over. A member that takes the same steps holds
 the same bits, the outer momentum included.
+
+A member that claims slow weights which nobody else holds, and no step of which anybody can hand
+over, is stranded. It contributes, but the others do not realign for it: it copies a state.
 """
 
 from collections import Counter
@@ -18,7 +21,7 @@ KEPT = 4
 MARK_BYTES = 8
 UNKNOWN = bytes(32)
 """In place of the digest of slow weights where a member has failed to take over what it lacks: as
-nobody knows it, all realign."""
+nobody knows it, the member is stranded."""
 TRIES = 2
 """Exchanges in which a member may fail so before it says that."""
 
@@ -38,6 +41,8 @@ class Lacking:
     """How many steps each lacks."""
     donors: Mapping[str, str]
     """Who hands them over to each."""
+    stranded: frozenset[str]
+    """Who lacks what nobody can hand over."""
     slow_digest: bytes
     """Of what they hold then, as most do now."""
     momentum_digest: bytes
@@ -51,26 +56,43 @@ def lacking(offers: Mapping[str, Offer]) -> Lacking | None:
     """Who lacks outer steps, by the offers of all members; None where nobody does, or where it
     can't be mended so.
 
-    More than half must hold the same: the others take their word for what they had missed.
+    More than half must hold the same: the others take their word for what they had missed. Half of
+    four and more are enough where the other half have taken all steps but the last ones of these.
     """
     states = {peer: (one.slow_digest, one.momentum_digest) for peer, one in offers.items()}
-    (state, count), *rest = Counter(states.values()).most_common()
-    if not rest or 2 * count <= len(offers):
+    counts = Counter(states.values())
+    most = max(counts.values())
+    if most == len(offers) or most < 2 or 2 * most < len(offers):
         return None
+    for state in sorted(state for state, count in counts.items() if count == most):
+        found = _led_to(state, states, offers)
+        # A liar is alone with what it claims. Others that differ and hold the same are heard.
+        heard = {states[peer] for peer in found.stranded if counts[states[peer]] > 1}
+        if not heard and (2 * most > len(offers) or not found.stranded):
+            return found
+    return None
+
+
+def _led_to(
+    state: tuple[bytes, bytes],
+    states: Mapping[str, tuple[bytes, bytes]],
+    offers: Mapping[str, Offer],
+) -> Lacking:
     free = sorted(peer for peer, held in states.items() if held == state)
     # Another one each time: if it fails, the next may not.
     first = max(one.round for one in offers.values()) % len(free)
     free = free[first:] + free[:first]
-    steps, donors = dict[str, int](), dict[str, str]()
+    steps, donors, stranded = dict[str, int](), dict[str, str](), set[str]()
     for peer in sorted(peer for peer, held in states.items() if held != state):
         mark = state_mark(*states[peer])
         donor = next((one for one in free if mark in offers[one].previous), None)
         if donor is None:
-            return None
+            stranded.add(peer)
+            continue
         free.remove(donor)
         previous = offers[donor].previous
         steps[peer], donors[peer] = len(previous) - previous.index(mark), donor
-    return Lacking(steps, donors, *state)
+    return Lacking(steps, donors, frozenset(stranded), *state)
 
 
 def state_mark(slow_digest: bytes, momentum_digest: bytes) -> bytes:

@@ -74,6 +74,10 @@ class Peer:
         self.running: dict[int, Underway] = {}
         """By fragment."""
         self.room = Room(self.kind, self.budget, self.position, surroundings, self.running)
+        self.muted: set[str] = set()
+        """Peers that we do not trust, though most others of a group take part with them. We do, too,
+        but use no contribution of theirs: else a peer that lies to us alone would part us from the
+        group."""
         self._minority: Counter[int] = Counter()
         """Exchanges of a fragment in a row that had too few members."""
         self._around = surroundings
@@ -210,14 +214,14 @@ class Peer:
         self.running[offer.fragment] = one
         one.set_timers(self.budget.deadlines.hello, self._deadline_of(one, offer.seconds))
         self._effects.append(events.Began(exchange=one.number))
-        # Peers that refuse on purpose do not hold up a group for long.
-        if self.spec.sync.consensus == 0 and self._minority[offer.fragment] < PATIENCE:
-            self._ask_for_most(one)
+        if self.spec.sync.consensus == 0 and self._knows(base.Equal):
+            self._tell(one, base.Equal())
+            # Peers that refuse on purpose do not hold up a group for long.
+            if self._minority[offer.fragment] < PATIENCE:
+                self._ask_for_most(one)
         return one
 
     def _ask_for_most(self, one: Underway) -> None:
-        if not self._knows(base.NeedsMost):
-            return
         # When a run begins not all know each other yet.
         begins = one.offer.version == 0
         together = min(self.spec.run.start_peers, self.spec.sync.group) if begins else 1
@@ -228,7 +232,8 @@ class Peer:
         return next((one for one in self.running.values() if one.number == number), None)
 
     def _candidates(self, fragment: int, round_: int) -> Sequence[str]:
-        left_out = set(self.trust.left_out(self.position.steps))  # few, of what may be thousands
+        # Few, of what may be thousands.
+        left_out = set(self.trust.left_out(self.position.steps)) - self.muted
         trusted = [peer for peer in self._around.partners() if peer not in left_out]
         sync, seed = self.spec.sync, self.spec.run.seed
         return candidates(
@@ -365,7 +370,7 @@ class Peer:
         one = self.running.get(theirs.fragment)
         if one is not None and one.machine.is_calling(peer) and wins_crossing(self.me, peer):
             return Refusal.CROSSED
-        if not self.trusts(peer):
+        if not self.trusts(peer) and peer not in self.muted:
             return Refusal.NOT_TRUSTED
         schedule = self.position.schedule
         fragment = (
@@ -443,6 +448,10 @@ class Peer:
                 case base.Admit():
                     self._admit(one)
                     continue
+                case base.Stumbled(peer=peer, reason=reason):
+                    one.stumbled.add(peer)
+                    self._hold(peer, Deed.STUMBLE, reason)
+                    continue
                 case base.Apply():
                     one.decided = self._now
                 case _:
@@ -453,16 +462,20 @@ class Peer:
         """The members are known, and so is what each brings."""
         assert self.position.ready is not None
         one.begin_capture(members, self.spec.sync.interval)
+        one.muted = frozenset(peer for peer in one.partners if not self.trusts(peer))
         if self.spec.sync.consensus and len(members) == 2:
             (partner,) = one.partners
             one.apart = self.company.apart(one.fragment, partner)
         offers = [one.offer, *one.machine.offers(members)]
         if one.lacking is not None:
-            donor = one.lacking.donors.get(self.me, "")
-            missed = base.Missed(receivers=one.lacking.receivers(self.me), donor=donor)
+            missed = base.Missed(
+                receivers=one.lacking.receivers(self.me),
+                donor=one.lacking.donors.get(self.me, ""),
+                stranded=self.me in one.lacking.stranded,
+            )
             self._tell(one, missed)
             # All wait for whoever takes them over first.
-            longer = 1 + max(one.lacking.steps.values())
+            longer = 1 + max(one.lacking.steps.values(), default=0)
             self._allow(one, longer * max(offer.seconds for offer in offers))
         if one.realign:  # in fp32, which takes longer
             ready = self.position.ready
@@ -533,7 +546,7 @@ class Peer:
     # the end of an exchange
 
     def _on_merged(self, one: Underway, merged: events.Merged) -> None:
-        for peer in one.partners:
+        for peer in set(one.partners) - one.stumbled:
             self.trust.thank(peer, self.position.steps, one.realign)
         if len(one.partners) == 1:
             self.company.merged(one.fragment, one.partners[0], merged.steps)
@@ -555,6 +568,13 @@ class Peer:
         self._minority[one.fragment] = self._minority[one.fragment] + 1 if is_minority else 0
         if outcome is not Outcome.APPLIED and one.lacks(self.me):
             self.position.failed_to_take_over(one.fragment)
+        if one.lacking is not None and self.me in one.lacking.stranded:
+            self.drift.strand()
+        for peer in self.trust.left_out(self.position.steps):
+            if not one.machine.takes_part(peer):
+                self.muted.discard(peer)
+            elif outcome is not Outcome.APPLIED:
+                self.muted.add(peer)
         self.budget.measured(measured, self._now)
         del self.running[one.fragment]
         # Its tasks may still write to its slots.

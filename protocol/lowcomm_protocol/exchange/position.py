@@ -60,7 +60,8 @@ class Position:
         held, known = self._held(fragment), self._previous[fragment]
         if took is not None:
             held, known = (took.slow_digest, took.momentum_digest), ()
-        marks = () if realigned else (*known, state_mark(*held))
+        moved = (merged.slow_digest, merged.momentum_digest) != held
+        marks = () if realigned else (*known, state_mark(*held)) if moved else known
         self._previous[fragment] = marks[len(marks) - min(len(marks), self._kept(fragment)) :]
         del self._failed_to_take_over[fragment]
         self._slow_digests[fragment] = merged.slow_digest

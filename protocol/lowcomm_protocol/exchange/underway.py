@@ -53,6 +53,10 @@ class Underway:
     """When it was known that it is applied."""
     come: set[str] = field(default_factory=set[str])
     """Peers whose contributions have arrived whole."""
+    muted: frozenset[str] = frozenset()
+    """Members whose contributions we do not use (`Peer.muted`)."""
+    stumbled: set[str] = field(default_factory=set[str])
+    """Members that held it up or voided what the others agreed on."""
     timers: list[tuple[float, Any]] = field(default_factory=list[tuple[float, Any]])
     """What its machine is told when, the next one first."""
     story: Story = field(init=False)

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.virtual import OFFER
-from lowcomm_protocol.exchange.missed import KEPT, kept, lacking, state_mark
+from lowcomm_protocol.exchange.missed import KEPT, Lacking, kept, lacking, state_mark
 from lowcomm_protocol.plan.matching import Offer
 
 STATES = [(bytes([number]) * 32, bytes([100 + number]) * 32) for number in range(9)]
@@ -44,28 +44,58 @@ def test_nobody_hands_over_to_two():
     assert len(set(found.donors.values())) == 2
 
 
+def among(*offers: Offer) -> Lacking | None:
+    return lacking(dict(zip("abcdef", offers, strict=False)))
+
+
 @pytest.mark.parametrize(
     ("offers", "why"),
     [
         ((held(5), held(5), held(5)), "all hold the same"),
-        ((held(5), held(4)), "half is no majority: a liar could lead the other anywhere"),
-        ((held(5), held(5), held(4), held(4)), "neither is this"),
-        ((held(6), held(6), held(1)), "more steps than are kept"),
-        ((held(5, known=0), held(5, known=0), held(4)), "both have just begun"),
-        ((held(5, known=1), held(5, known=1), held(3)), "both keep too few"),
-        ((held(5), held(5, known=0), held(5), held(4), held(3, known=0)), ""),
-        ((held(5), held(5, known=0), held(5, known=0), held(4), held(4)), "one can't serve two"),
-        ((held(4), held(4), held(5)), "most are behind: they do not take the word of one"),
+        ((held(5), held(4)), "one is no majority: a liar could lead the other anywhere"),
+        ((held(2), held(2), held(8), held(8)), "neither half leads to the other"),
+        ((held(5), held(5), held(8), held(7)), "half is no majority where others are stranded"),
+        ((held(5), held(6), held(7)), "all differ"),
+        ((held(5), held(5), held(5), held(8), held(8)), "two that agree are no lone liar"),
     ],
 )
-def test_else_all_realign_if_they_differ(offers, why):
-    found = lacking(dict(zip("abcde", offers, strict=False)))
-    assert (found is None) == bool(why), why
+def test_all_realign_if_they_differ_and_most_do_not_hold_the_same(offers, why):
+    assert among(*offers) is None, why
+
+
+@pytest.mark.parametrize(
+    ("offers", "stranded", "why"),
+    [
+        ((held(6), held(6), held(1)), "c", "more steps than are kept"),
+        ((held(5, known=0), held(5, known=0), held(4)), "c", "both have just begun"),
+        ((held(5, known=1), held(5, known=1), held(3)), "c", "both keep too few"),
+        ((held(5), held(5), held(5), held(8)), "d", "nobody else holds that"),
+        ((held(4), held(4), held(5)), "c", "most are behind: they do not take the word of one"),
+        ((held(5), held(5, known=0), held(5), held(4), held(3, known=0)), "", "all are served"),
+    ],
+)
+def test_a_lone_member_that_nobody_can_serve_is_stranded_and_costs_the_others_nothing(
+    offers, stranded, why
+):
+    found = among(*offers)
+    assert found is not None
+    assert found.stranded == frozenset(stranded), why
+    assert not found.stranded & (found.steps.keys() | found.donors.keys())
+
+
+def test_half_of_four_hand_over_to_the_other_half_what_these_lack():
+    for offers in (held(5), held(5), held(4), held(4)), (held(4), held(5), held(4), held(5)):
+        found = among(*offers)
+        assert found is not None
+        assert (found.slow_digest, found.momentum_digest) == STATES[5]
+        assert sorted(found.steps.values()) == [1, 1]
+        assert not found.stranded
 
 
 def test_another_momentum_is_another_state():
-    one = replace(held(4), momentum_digest=bytes(32))
-    assert lacking({"a": held(5), "b": one, "c": held(5)}) is None
+    found = among(held(5), replace(held(4), momentum_digest=bytes(32)), held(5))
+    assert found is not None
+    assert found.stranded == {"b"}
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ most eight members.
     CONFIRMING  everybody tells all the digests of the means that it holds (held)
     COMMITTING  everybody tells all which shards it would apply, and whose digests it has heard
                 of (commit)
-    APPLIED     the shards that nobody left out are applied
+    APPLIED     the shards that most would apply are applied
     ENDED       nothing is applied, training goes on
 
 A member that is lost costs its own shard, and no more. No clock, no sockets: events go in, effects
@@ -23,11 +23,13 @@ may be under way. Lists are ordered; everybody goes over to the lowest that it h
 a list have named it, and never back. So of two lists that differ no two members can both agree on
 one while they count on each other: whoever still goes over after we have agreed is lost for us.
 
-**Shards.** ``tally.py`` tells which are applied, and whether others may have applied less. We are
-in doubt if they may, or if somebody did not answer our commit.
+**Shards.** ``tally.py`` tells which are applied. We are in doubt if votes are missing that could
+decide, if others apply a shard that we lack, or if somebody did not answer our commit. Where all
+must hold the same slow weights, a member that lacks such a shard applies nothing but the steps that
+it has taken over: so what it holds is what others held before, and they can hand over the rest.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lowcomm_protocol.errors import ProtocolViolation
@@ -41,6 +43,7 @@ from lowcomm_protocol.exchange.base import (
     DeadlinePassed,
     Dial,
     Effect,
+    Equal,
     Gathering,
     GatheringClosed,
     GaveUp,
@@ -50,6 +53,7 @@ from lowcomm_protocol.exchange.base import (
     NeedsMost,
     Refused,
     Stage,
+    Stumbled,
     no_partner,
 )
 from lowcomm_protocol.exchange.group.table import HAVE_GIVEN, Input, State, step
@@ -60,6 +64,11 @@ _ELSEWHERE = frozenset(
     {Refusal.BUSY, Refusal.TOO_SOON, Refusal.FULL, Cause.GAVE_UP, Cause.DISAGREED}
 )
 """Why a peer takes no part that is there."""
+VOIDED = 2
+"""Shards of others that a member must leave out, and all others apply, until it is a stumble: one
+may be missing because a stream broke, or because its owner lied to this member alone."""
+SILENT = 2
+"""Looks at who holds up the others after which those that have committed go on."""
 MAX_PEER_ID = 64
 """Characters of a peer id in a roll; ours have 52."""
 
@@ -90,7 +99,7 @@ class AgreeingClosed:
 
     The leader gives up at once who has sent no roll. The others let pass one more or two, because
     the leader may have waited until now itself: then they give up the leader, or who has not named
-    the list."""
+    the list. At the end it is up for who does not commit, where the other votes decide."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +173,7 @@ Event = (
     | AgreeingClosed
     | Captured
     | NeedsMost
+    | Equal
     | Missed
     | MissedVerified
     | ShardVerified
@@ -274,6 +284,11 @@ class GroupExchange(Gathering):
     """Whom we hand over what they have missed."""
     _donor: str = ""
     """Who hands over what we have missed, until it has come."""
+    _took_over: bool = False
+    _equal: bool = False
+    """Whether all must hold the same slow weights."""
+    _stranded: bool = False
+    """Whether ours are others than those of most, and nobody can hand over the steps between."""
     _waited: int = 0
     _reduce_closed: bool = False
     _late: bool = False
@@ -315,8 +330,11 @@ class GroupExchange(Gathering):
             case NeedsMost(least=least):
                 self._least = least
                 return []
-            case Missed(receivers=receivers, donor=donor):
-                self._receivers, self._donor = receivers, donor
+            case Equal():
+                self._equal = True
+                return []
+            case Missed(receivers=receivers, donor=donor, stranded=stranded):
+                self._receivers, self._donor, self._stranded = receivers, donor, stranded
                 return []
             case MissedVerified(peer=peer):
                 return self._on_missed(peer)
@@ -341,6 +359,11 @@ class GroupExchange(Gathering):
                 return self._on_deadline()
             case GaveUp(reason=reason, cause=cause):
                 return self._give_in(reason, cause)
+
+    def takes_part(self, peer: str) -> bool:
+        """See Gathering."""
+        others = [roll for other, roll in self._rolls.items() if other not in (self.me, peer)]
+        return 2 * sum(peer in roll for roll in others) > len(others)
 
     # AGREEING
 
@@ -449,6 +472,10 @@ class GroupExchange(Gathering):
         return [peer for peer in self.partners if peer in self.members]
 
     def _on_agreeing_closed(self) -> list[Effect]:
+        if self.stage is Stage.COMMITTING:
+            self._waited += 1
+            decided = self._waited >= SILENT and self.tally.outcome().is_certain
+            return self._go_on_without_silent() if decided else []
         if self.stage is not Stage.AGREEING:
             return []
         leader = self._leader()
@@ -487,7 +514,7 @@ class GroupExchange(Gathering):
         if peer != self._donor:
             raise ProtocolViolation(f"{peer} handed over steps that we do not wait for.")
         self._advance(peer, Input.MISSED)
-        self._donor = ""
+        self._donor, self._took_over = "", True
         return self._settle()
 
     def _on_reduced(self, digest: bytes) -> list[Effect]:
@@ -536,7 +563,7 @@ class GroupExchange(Gathering):
             return []
         silent = self._in(State.MEMBER, State.GIVEN, State.AVERAGED)
         why = "did not tell in time what it holds"
-        return self._give_up(silent, why, Cause.LATE) + self._go_on()
+        return self._stumbled(silent, why) + self._give_up(silent, why, Cause.LATE) + self._go_on()
 
     # From stage to stage: as far as what has come allows
 
@@ -556,8 +583,7 @@ class GroupExchange(Gathering):
         return effects
 
     def _awaits(self) -> bool:
-        means = any(self.tally.awaits(peer) for peer in (self.me, *self.partners))
-        return means or bool(self._donor)
+        return self.tally.awaits((self.me, *self.partners)) or bool(self._donor)
 
     def _reduce(self) -> list[Effect]:
         self.stage = Stage.AVERAGING
@@ -569,17 +595,34 @@ class GroupExchange(Gathering):
 
     def _commit(self) -> list[Effect]:
         self.stage, (shards, heard) = Stage.COMMITTING, self.tally.commit()
+        self._waited = 0
         return [SendCommit(peer=peer, shards=shards, heard=heard) for peer in self.partners]
 
     def _conclude(self) -> list[Effect]:
-        doubt = self._unanswered or not self.tally.is_certain()
-        shards = self.tally.applied()
-        if not any(shards):
-            why = "the members hold no mean of any shard alike"
-            return self._end(why, Cause.DISAGREED, in_doubt=doubt)
+        found = self.tally.outcome()
+        behind = found.is_outvoted and self._equal
+        doubt = self._unanswered or found.is_outvoted or not found.is_certain
+        voids = self.tally.voids(found.applied)
+        voiding = [peer for peer, count in voids.items() if count >= VOIDED]
+        effects = self._stumbled(voiding, "left out means that most others hold and apply")
+        shards = (False,) * len(self.members) if behind else found.applied
+        why = ""
+        if self._stranded:
+            why = "our slow weights are others than those of most, which nobody can hand over"
+        elif not any(shards) and not self._took_over:
+            why = "most apply means that we lack" if behind else "too few hold the same mean"
+        if why:
+            return [*effects, *self._end(why, Cause.DISAGREED, in_doubt=doubt)]
         self.stage, self.in_doubt = Stage.APPLIED, doubt
         swarm_step = max(offer.swarm_step for offer in self.offers(self.partners))
-        return [Apply(members=self.members, swarm_step=swarm_step, shards=shards)]
+        return [*effects, Apply(members=self.members, swarm_step=swarm_step, shards=shards)]
+
+    def _stumbled(self, peers: Sequence[str], reason: str) -> list[Effect]:
+        return [Stumbled(peer=peer, reason=reason) for peer in peers]
+
+    def _go_on_without_silent(self) -> list[Effect]:
+        silent, why = self._in(State.TOLD), "did not commit in time"
+        return self._stumbled(silent, why) + self._give_up(silent, why, Cause.LATE) + self._go_on()
 
     # any stage
 
@@ -626,8 +669,7 @@ class GroupExchange(Gathering):
         if self.stage is Stage.COMMITTING:
             # Those that have committed apply what we know of, most likely: they are more, and so we
             # go with them.
-            why = "did not commit in time"
-            return self._give_up(self._in(State.TOLD), why, Cause.LATE) + self._go_on()
+            return self._go_on_without_silent()
         return self._give_in("ran past its deadline", Cause.LATE)
 
     def _give_in(self, reason: str, cause: Cause | Refusal) -> list[Effect]:

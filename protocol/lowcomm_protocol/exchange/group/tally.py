@@ -1,14 +1,19 @@
 """What the members of a group have told of the means of its shards: which shards are applied, and
 whether that is certain.
 
-A shard is applied if every held that we know of has the same mean of it, and no commit that we know
-of leaves it out. A broken link hides a held from somebody, but whoever has heard of it tells so by
-its commit. We are in doubt if a commit counts a held of somebody whose own commit we do not have,
-and nobody of us has heard all: then others may have applied less than we. Offers carry digests of
-slow weights, so this is found the next time, and a realignment heals it."""
+A commit is a vote for the shards that its sender holds as most others do, by the helds that it
+knows. A shard is applied if more than half of those that were heard vote for it. So one member that
+holds or commits to nothing takes nothing from the others, and one that lies to some of them does
+not part the rest. The owner of a shard has no vote on it: it could send every member another mean
+and agree with each. Of three it has one, or else either of the others could void it.
 
-from collections.abc import Collection
+A member that is outvoted lacks a shard that the others apply. It applies nothing where all must
+hold the same, and takes the step over in the next exchange. We are in doubt where votes that we do
+not know could decide."""
+
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 
 from lowcomm_protocol.errors import ProtocolViolation
@@ -26,6 +31,19 @@ def mark(salt: bytes, digest: bytes) -> bytes:
     """
     short = sha256(salt + digest).digest()[:MARK_BYTES]
     return (short if any(short) else b"\1" * MARK_BYTES) if digest else b""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What members apply, by their votes."""
+
+    applied: tuple[bool, ...]
+    """The shards that we apply: most vote for our mean of them. Where the votes that we know do not
+    decide, those that we voted for."""
+    is_outvoted: bool
+    """Whether others apply more, or may."""
+    is_certain: bool
+    """Whether the votes that we know decide."""
 
 
 @dataclass
@@ -50,11 +68,19 @@ class Tally:
         """The digest of the mean of a member's shard; empty where we do not hold it."""
         return self.means.get(peer, b"")
 
-    def awaits(self, peer: str) -> bool:
-        """Whether a mean is missing that could be of use: what one told that it lacks is applied by
-        nobody."""
-        shard = self.members.index(peer)
-        return peer not in self.means and all(held[shard] for held in self.helds.values())
+    def awaits(self, peers: Collection[str]) -> bool:
+        """Whether a mean of one of these is missing that could be of use: none is that most would
+        leave out."""
+        missing = [
+            shard
+            for shard, peer in enumerate(self.members)
+            # An owner that has told what it holds, and no mean of its own, sends none any more.
+            if peer in peers
+            and peer not in self.means
+            and (peer not in self.helds or self.helds[peer][shard])
+        ]
+        agreed = self._agreed(hopeful=True) if missing else ()
+        return any(agreed[shard] for shard in missing)
 
     def hold(self) -> tuple[bytes, ...]:
         """Our own held, which means that come later no longer change."""
@@ -64,7 +90,7 @@ class Tally:
     def commit(self) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
         """Our own commit: which shards we would apply, and whose helds we know."""
         # Also what a member has told that was lost since: others may count on it.
-        self.commits[self.me] = self._alike(self.helds)
+        self.commits[self.me] = self._agreed()
         self.heards[self.me] = tuple(peer in self.helds for peer in self.members)
         return self.commits[self.me], self.heards[self.me]
 
@@ -92,42 +118,79 @@ class Tally:
             raise ProtocolViolation(
                 f"{peer} has committed to another number of shards than {len(self.members)}."
             )
-        both = self._alike([self.me, peer])
-        if any(shard and not allowed for shard, allowed in zip(shards, both, strict=True)):
-            raise ProtocolViolation(
-                f"{peer} has committed to a shard that one of us does not hold."
-            )
+        held = self.helds[peer]
+        if any(shard and not digest for shard, digest in zip(shards, held, strict=True)):
+            raise ProtocolViolation(f"{peer} has committed to a shard that it does not hold.")
         if not heard[self.members.index(peer)] or not heard[self.members.index(self.me)]:
             raise ProtocolViolation(f"{peer} has committed without hearing of both of us.")
         self.commits[peer], self.heards[peer] = shards, heard
 
-    def applied(self) -> tuple[bool, ...]:
-        """The shards that no commit leaves out."""
-        return tuple(all(column) for column in zip(*self.commits.values(), strict=True))
+    def outcome(self) -> Outcome:
+        """What is applied, by the votes that we know."""
+        told = zip(*self.heards.values(), strict=True)
+        heard = [peer for peer, column in zip(self.members, told, strict=True) if any(column)]
+        applied, outvoted, is_certain = list[bool](), False, True
+        for shard, owner in enumerate(self.members):
+            voters = [peer for peer in heard if peer != owner or len(heard) <= 3]
+            votes = [peer for peer in voters if peer in self.commits and self.commits[peer][shard]]
+            missing = sum(peer not in self.commits for peer in voters)
+            is_open = 2 * len(votes) <= len(voters) < 2 * (len(votes) + missing)
+            for_ours = [peer for peer in votes if self._agrees(peer, shard)]
+            ours = 2 * len(for_ours) > len(voters) or (is_open and self.commits[self.me][shard])
+            applied.append(ours)
+            outvoted = outvoted or (not ours and (is_open or 2 * len(votes) > len(voters)))
+            is_certain = is_certain and not is_open
+        return Outcome(tuple(applied), outvoted, is_certain)
 
-    def is_certain(self) -> bool:
-        """Whether nobody can have left out a shard that we apply.
-
-        Commits get smaller by the helds that they count. So either one of ours counts all there
-        are, or we have the commits of all whose helds were counted.
-        """
-        heard = [any(column) for column in zip(*self.heards.values(), strict=True)]
-        closed = all(
-            peer in self.commits for peer, known in zip(self.members, heard, strict=True) if known
-        )
-        return closed or any(all(known) for known in self.heards.values())
-
-    def _alike(self, peers: Collection[str]) -> tuple[bool, ...]:
-        """The shards of which all these, ourselves among them, hold the same mean."""
-        return tuple(
-            own != b""
-            and all(
-                self.helds[peer][shard] == _as_told(own, self.salts.get(peer, b""))
-                for peer in peers
+    def voids(self, applied: Sequence[bool]) -> dict[str, int]:
+        """How many of the shards that are applied each other member leaves out, its own not
+        counted."""
+        return {
+            peer: sum(
+                ours and not vote and owner != peer
+                for owner, ours, vote in zip(self.members, applied, votes, strict=True)
             )
-            for shard, own in enumerate(self.helds[self.me])
+            for peer, votes in self.commits.items()
+            if peer != self.me
+        }
+
+    def _agreed(self, *, hopeful: bool = False) -> tuple[bool, ...]:
+        """The shards of which most members hold the same mean as we: without a few of them, if the
+        others have more in common then. ``hopeful``: means that are missing here, and helds that
+        nobody has told, may still agree."""
+        kept = [peer for peer in self.members if hopeful or peer in (self.me, *self.helds)]
+        most, dropped = len(kept) / 2, 0
+        # Of three, an owner that sends two means would part the two others: what one of them gains
+        # without the other must be more than that shard.
+        gain = 2 if len(kept) <= 3 else 1
+        best = self._alike(kept, hopeful)
+        while len(kept) - 1 > most and not all(best):
+            others = [peer for peer in kept if peer != self.me]
+            kept.remove(min(others, key=lambda peer: sum(self._alike([peer], hopeful))))
+            dropped += 1
+            found = self._alike(kept, hopeful)
+            if sum(found) >= sum(best) + gain * dropped:
+                best, dropped = found, 0
+        return best
+
+    def _alike(self, peers: Collection[str], hopeful: bool) -> tuple[bool, ...]:
+        """The shards of which all these and we hold the same mean."""
+        own = self.helds.get(self.me) or tuple(self.digest_of(peer) for peer in self.members)
+        return tuple(
+            (digest != b"" or hopeful) and all(self._agrees(peer, shard, hopeful) for peer in peers)
+            for shard, digest in enumerate(own)
         )
 
+    def _agrees(self, peer: str, shard: int, hopeful: bool = False) -> bool:
+        """Whether a member holds the same mean of a shard as we."""
+        if peer == self.me or (hopeful and peer not in self.helds):
+            return True
+        own, theirs = self.digest_of(self.members[shard]), self.helds[peer][shard]
+        if not own:
+            return hopeful and theirs != b""
+        return theirs == _as_told(own, self.salts.get(peer, b""))
 
+
+@lru_cache(maxsize=4096)
 def _as_told(digest: bytes, salt: bytes) -> bytes:
     return mark(salt, digest) if salt else digest
