@@ -71,6 +71,13 @@ def test_a_partner_that_always_brings_as_much_as_it_may_does_not_raise_what_it_m
     assert bounds[-1] == bounds[100], "it has levelled off"
 
 
+def test_an_applied_norm_is_usual_up_to_what_our_own_made_plausible():
+    for norm in (1000.0, PLAUSIBLE * 10.0):
+        usual = UsualNorm(100.0)
+        usual.applied(norm, own=10.0)
+        assert usual.learned == plausible_norm(10.0, 0.0)
+
+
 def test_what_was_applied_of_late_is_usual_where_half_of_it_agrees():
     usual = UsualNorm()
     usual.applied(5.0, own=5.0)
