@@ -127,15 +127,16 @@ class Daemon:
                 return 130
             finally:
                 await self.supervisor.stop()  # also if it was launched and nothing came of it
-                await self.control.close(self._farewell(sys.exception()))
+                await self.control.close(self._farewell())
                 if metrics is not None:
                     await metrics.close()
         if self._part is not None and self._part.barred is not None:
             raise self._part.barred
         return 0
 
-    def _farewell(self, error: BaseException | None) -> str:
+    def _farewell(self) -> str:
         """Why the node ends, and what to do with the model, for those who watch its page."""
+        error = sys.exception() or (self._part and self._part.barred)
         why = "The node has left: `lowcomm-node join` goes on where it stopped."
         if error is not None:
             why = f"The node has ended: {error}"
