@@ -241,7 +241,11 @@ def test_an_open_page_knows_its_node_again_after_a_crash_and_hears_how_it_ends(
             f"the model:   {model['checkpoint']}\n" in farewell and "checkpoint export" in farewell
         )
         tried = len(visit.requests)
-        until(lambda: len(visit.requests) > tried + 1, 30, "the page looks whether it is back")
+        until(
+            lambda: visit.page.evaluate("true") and len(visit.requests) > tried + 1,
+            30,
+            "the page looks whether it is back",
+        )
         assert not visit.page.locator("#line").is_visible() and visit.text("#end") == farewell
         assert not visit.page.locator("#finish").is_visible()
     assert "Traceback" not in again.output
