@@ -304,7 +304,7 @@ def _ending_with(parent: int) -> Callable[[], None]:
     def end_with_parent() -> None:
         # SIGTERM, not SIGKILL: p2pd removes its control socket on the way out.
         prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # its terminal closes: the goodbye needs it
+        os.setpgrp()  # signals of a terminal, such as SIGHUP, are for us: the goodbye needs p2pd
         if os.getppid() != parent:  # it died before prctl took effect
             os._exit(1)
 
