@@ -327,6 +327,10 @@ class Membership:
         now, liveness = time(), self.roster.liveness
         is_new, info = not liveness.is_proved(peer_id, now), self.roster.get(peer_id, now)
         liveness.heard(peer_id, now)
+        if peer_id in self._refusing:
+            self._refusing.discard(peer_id)
+            if not self._refusing:
+                self._listeners.withdraw(WarningCode.NOT_TAKEN)
         if is_new and info is not None:
             self._changed.set()
             self._learn_entry_points(info)
@@ -419,10 +423,6 @@ class Membership:
                     timeout=deadline,
                 )
             self._hear_introduction(info.peer_id, answer)
-            if info.peer_id in self._refusing:
-                self._refusing.discard(info.peer_id)
-                if not self._refusing:
-                    self._listeners.withdraw(WarningCode.NOT_TAKEN)
             self._discovery.answered(info.peer_id)
             self.sign_of_life(info.peer_id)
             self.roster.liveness.reached(places_of(info.addresses, info.entry_points))

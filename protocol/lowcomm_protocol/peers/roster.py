@@ -44,7 +44,8 @@ class Roster:
         self._refusals = refusals or Refusals()
         self._records: dict[str, PeerInfo] = {}
         self._swept = float("-inf")
-        self._heard: OrderedDict[bytes, None] = OrderedDict()
+        self._heard: OrderedDict[bytes, bool] = OrderedDict()
+        """Digests of records, and whether only the clock was against them."""
 
     def hear(self, data: bytes, now: float, sender: str | None = None) -> PeerInfo | None:
         """Take in a serialized signed record. Returns its contents if they are new and valid, else
@@ -54,15 +55,16 @@ class Roster:
         once.
         """
         digest = sha256(data).digest() if len(data) <= MAX_RECORD_BYTES else b""
-        if digest in self._heard:
+        if self._heard.get(digest) is False:
             return None  # the DHT repeats the same records
         try:
             info = self._read(data, now, sender)
         except LowcommError as error:
-            self._refusals.count(What.RECORD, error.reason)
+            if digest not in self._heard:
+                self._refusals.count(What.RECORD, error.reason)
             # A misplaced record may be valid in its place, and one that is too long is not hashed.
             if error.reason not in (Reason.MISPLACED, Reason.TOO_LARGE):
-                self._remember(digest)
+                self._remember(digest, error.reason in (Reason.EXPIRED, Reason.FROM_FUTURE))
             return None
         known = self._records.get(info.peer_id)
         if known is not None and is_from_future(known.issued, now):
@@ -145,8 +147,8 @@ class Roster:
             and not self.admission.barred(info.peer_id, now)
         )
 
-    def _remember(self, digest: bytes) -> None:
-        self._heard[digest] = None
+    def _remember(self, digest: bytes, may_hold_later: bool = False) -> None:
+        self._heard[digest] = may_hold_later
         if len(self._heard) > _REMEMBERED:
             self._heard.popitem(last=False)
 

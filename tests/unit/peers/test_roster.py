@@ -59,6 +59,15 @@ def test_a_record_from_when_both_clocks_were_ahead_hides_no_newer_one(roster):
     assert roster.hear(record(issued=NOW - 1, swarm_step=7), NOW) is None
 
 
+def test_a_record_that_only_the_clock_was_against_is_taken_once_that_is_right():
+    refusals = Refusals()
+    roster = Roster(ME.peer_id, RUN, refusals=refusals)
+    for ahead in (-3600.0, 3600.0, 3600.0):
+        assert roster.hear(record(), NOW + ahead) is None
+    assert refusals.counts() == {"record.from-the-future": 1}, "the same bytes count once"
+    assert roster.hear(record(), NOW) is not None
+
+
 def test_an_older_or_equal_record_is_no_news(roster):
     assert roster.hear(record(swarm_step=5), NOW) is not None
     assert roster.hear(record(swarm_step=6), NOW) is None
