@@ -145,12 +145,10 @@ class BootstrapServer:
         runs = self._registry.runs()
         return {run.run_id: len(await lookup(peers_key(run.run_id))) for run in runs}
 
-    async def keep(self, run_id: str, place: str) -> Keeping:
-        """Whether a run is kept that its creator has just published from ``place``.
-
-        The run is adopted if there is room.
-        """
-        if not self._closed and self._registry.stays(run_id) is None:
+    async def keep(self, run_id: str, place: str | None) -> Keeping:
+        """Whether a run is kept. If its creator has just published it from ``place``, it is
+        adopted where there is room."""
+        if place is not None and not self._closed and self._registry.stays(run_id) is None:
             data = (await self._discovery.lookup(RUNS_KEY)).get(run_id)
             run = _read(data) if data is not None else None
             if run is None:

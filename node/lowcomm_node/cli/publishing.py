@@ -182,7 +182,7 @@ async def _ask(discovery: Discovery, peer: str, addresses: Sequence[str], run_id
     for _ in range(ASKED):
         with suppress(LinkLost):
             await discovery.connect(peer, addresses, CONNECT_DEADLINE)
-        keeping = await ask_server(discovery, peer, run_id)
+        keeping = await ask_server(discovery, peer, run_id, only_tell=False)
         if keeping.kept:
             break
         await asyncio.sleep(ASK_EVERY)

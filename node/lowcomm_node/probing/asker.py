@@ -83,13 +83,13 @@ class Asker:
         answer = await self._ask(request, "dialed_back", DIAL_BACK_DEADLINE)
         return read_reached(answer.dialed_back, len(targets))
 
-    async def keeps(self, run_id: str) -> Keeping:
-        """Whether a bootstrap server keeps a run.
+    async def keeps(self, run_id: str, only_tell: bool = False) -> Keeping:
+        """Whether a bootstrap server keeps a run. It adopts the run unless it shall ``only_tell``.
 
         Raises LinkLost, also if the peer is no bootstrap server, ProtocolViolation.
         """
-        probe = pb.Probe(keep=pb.Keep(run_id=bytes.fromhex(run_id)))
-        return read_kept((await self._ask(probe, "kept", KEEP_DEADLINE)).kept)
+        keep = pb.Keep(run_id=bytes.fromhex(run_id), only_tell=only_tell)
+        return read_kept((await self._ask(pb.Probe(keep=keep), "kept", KEEP_DEADLINE)).kept)
 
     async def send(self, ping: pb.Ping) -> None:
         """See measuring.Carrier."""

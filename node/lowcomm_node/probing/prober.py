@@ -71,7 +71,7 @@ FOR_A_NODE = ProbeLimits(
 """A node trains: it helps where there is no bootstrap server, and as a second pair of eyes."""
 
 Dial = Callable[[str, str, Target], Awaitable[bool]]
-Keep = Callable[[str, str], Awaitable[Keeping]]
+Keep = Callable[[str, str | None], Awaitable[Keeping]]
 
 
 class Paced(Protocol):
@@ -96,7 +96,7 @@ class Prober:
     ) -> None:
         """``entry_points``: where we can be dialed.
 
-        ``keep``: told a run and where the question comes from, says whether the run is kept.
+        ``keep``: says whether a run is kept, and adopts it for the place in which it was published.
         """
         self._streams = streams
         self._entry_points = entry_points
@@ -185,7 +185,8 @@ class Prober:
             return _refused("is a node: only bootstrap servers keep runs of others")
         if not self._calls.take(caller, 1, self._clock()):
             return _refused("runs were asked for too often lately: ask again in an hour")
-        return pb.Probed(kept=(await self._keep(run_id, place_in(address))).to_message())
+        place = None if message.only_tell else place_in(address)
+        return pb.Probed(kept=(await self._keep(run_id, place)).to_message())
 
     async def _dial_back(self, message: pb.DialBack, host: str | None, caller: str) -> pb.Probed:
         wanted = read_dial_back(message)

@@ -296,11 +296,13 @@ async def _count_answering(discovery: Discovery, run_id: str) -> tuple[int, int]
     return len(networks), len(there)
 
 
-async def ask_server(discovery: Discovery, server: str, run_id: str) -> Keeping:
+async def ask_server(
+    discovery: Discovery, server: str, run_id: str, only_tell: bool = True
+) -> Keeping:
     """What a peer says of a run that it may keep. Only bootstrap servers keep any."""
     try:
         with await Asker.open(discovery, server) as asker:
-            return await asker.keeps(run_id)
+            return await asker.keeps(run_id, only_tell)
     except (LinkLost, ProtocolViolation) as error:
         return Keeping(reason=str(error))
 

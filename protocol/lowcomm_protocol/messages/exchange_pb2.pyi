@@ -433,10 +433,12 @@ class Probed(_message.Message):
     def __init__(self, seen: _Optional[_Union[Seen, _Mapping]] = ..., dialed_back: _Optional[_Union[DialedBack, _Mapping]] = ..., pong: _Optional[_Union[Pong, _Mapping]] = ..., refused: _Optional[str] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ...) -> None: ...
 
 class Keep(_message.Message):
-    __slots__ = ("run_id",)
+    __slots__ = ("run_id", "only_tell")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ONLY_TELL_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
-    def __init__(self, run_id: _Optional[bytes] = ...) -> None: ...
+    only_tell: bool
+    def __init__(self, run_id: _Optional[bytes] = ..., only_tell: _Optional[bool] = ...) -> None: ...
 
 class Kept(_message.Message):
     __slots__ = ("kept", "seconds", "reason", "swarm_step")

@@ -407,6 +407,14 @@ async def test_a_run_that_has_left_does_not_come_back_from_what_the_dht_still_ho
     assert kept.kept and kept.seconds == pytest.approx(DAY), "its creator asks for it again"
 
 
+async def test_who_only_asks_for_a_run_has_it_adopted_by_nobody(tmp_path: Path) -> None:
+    door, run = Door(tmp_path), make_run("a")
+    await door.server.start()
+    await door.publish(run)
+    assert not (await door.server.keep(run.run_id, None)).kept and door.registry.runs() == []
+    assert (await door.server.keep(run.run_id, "203.0.113.1")).kept
+
+
 async def test_a_run_that_its_peers_have_finished_is_over_until_one_trains_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -426,7 +434,7 @@ async def test_a_run_that_its_peers_have_finished_is_over_until_one_trains_it(
         await discovery.start()
         assert await discovery.publish(key, peer.peer_id, write_record(info, peer), 30)
         await door.server.look()
-        return (await door.server.keep(run.run_id, "203.0.113.1")).swarm_step
+        return (await door.server.keep(run.run_id, None)).swarm_step
 
     ada, bob, steps = CREATOR, Identity(b"b" * 32), run.spec.run.steps
     assert await look(ada, Phase.LEFT, steps - 1) == 0, "it has left before the end"

@@ -61,7 +61,7 @@ class World:
             self.keep if keeps else None,
         )
 
-    async def keep(self, run_id: str, place: str) -> Keeping:
+    async def keep(self, run_id: str, place: str | None) -> Keeping:
         self.asked_for.append((run_id, place))
         return Keeping(kept=True, seconds=86_400.0)
 

@@ -170,7 +170,8 @@ async def test_of_several_runs_that_of_the_operator_is_taken_whoever_trains_othe
     await published.train(stranger, OTHER, Identity(b"p" * 32))
     assert await published.find() == signed, "the server itself has signed it"
 
-    async def keep(run_id: str, place: str) -> Keeping:
+    async def keep(run_id: str, place: str | None) -> Keeping:
+        assert place is None, "it is another's run"
         return kept.get(run_id, Keeping(kept=True, seconds=100.0))
 
     server = MemoryDiscovery(BOOT.peer_id, published.network)
