@@ -37,8 +37,8 @@ KEPT_AFTER = 5.0
 it then."""
 MAX_COMPARED = 64
 """Published runs of which one is chosen by its peers. Anybody may publish any number."""
-MAX_ASKED = 8
-"""Runs that a bootstrap server is asked about: it answers 32 questions of one address an hour."""
+AT_ONCE = 8
+"""Of them at once."""
 MAX_KNOCKED = 8
 """Peers of one run that are called to see whether they answer."""
 COMPARE_DEADLINE = 30.0
@@ -235,39 +235,24 @@ async def _preferred(
     """The run that the operator of an entry point serves, or else the run whose peers answer, from
     most networks, and why; None if nothing tells the runs apart."""
     servers = by_peer(settings.peers)
-    # Of too many a random part is compared, so that a flood can't choose which.
-    runs = sorted(random.sample(runs, len(runs)), key=lambda run: run.creator not in servers)
-    runs = runs[:MAX_COMPARED]
-    counts = dict[str, tuple[int, int]]()
-
-    async def count(run: SignedRun) -> None:
-        counts[run.run_id] = await _count_answering(discovery, run.run_id)
-
-    with suppress(TimeoutError):
-        async with asyncio.timeout(COMPARE_DEADLINE):
-            await asyncio.gather(*map(count, runs))
-    runs.sort(key=lambda run: counts.get(run.run_id, (0, 0)), reverse=True)
-    answers = dict[str, list[Keeping]]()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(COMPARE_DEADLINE):
-            for run in sorted(runs, key=lambda run: run.creator not in servers)[:MAX_ASKED]:
-                asking = (ask_server(discovery, one, run.run_id) for one in servers)
-                answers[run.run_id] = await asyncio.gather(*asking)
-
-    def is_own(run: SignedRun) -> bool:
-        # What a server keeps for good is its operator's.
-        kept = any(one.kept and one.seconds is None for one in answers.get(run.run_id, ()))
-        return kept or run.creator in servers
-
-    def goes_on(run: SignedRun) -> bool:
-        return all(one.swarm_step < run.spec.run.steps for one in answers.get(run.run_id, ()))
-
-    own = [run for run in runs if is_own(run)]
-    own = [run for run in own if goes_on(run)] or own
-    best = (own or runs)[0]
-    networks, peers = counts.get(best.run_id, (0, 0))
+    asking = (ask_server(discovery, server, runs[0].run_id) for server in servers)
+    served = {run_id for answer in await asyncio.gather(*asking) for run_id in answer.own}
+    own = [run for run in runs if run.run_id in served or run.creator in servers]
     if len(own) == 1:
-        return best, "which the operator of the bootstrap server serves"
+        return own[0], "which the operator of the bootstrap server serves"
+    # Of too many a random part is compared, so that a flood can't choose which.
+    compared = random.sample(own or runs, min(MAX_COMPARED, len(own or runs)))
+    counts, at_once = {run.run_id: (0, 0) for run in compared}, asyncio.Semaphore(AT_ONCE)
+
+    async def count(run_id: str) -> None:
+        async with at_once:
+            counts[run_id] = await _count_answering(discovery, run_id)
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(COMPARE_DEADLINE):
+            await asyncio.gather(*map(count, counts))
+    best = max(compared, key=lambda run: counts[run.run_id])
+    networks, peers = counts[best.run_id]
     if not peers:
         return None, ""
     answer = "1 peer of it answers" if peers == 1 else f"{peers} peers of it answer"

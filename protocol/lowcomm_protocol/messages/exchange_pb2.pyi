@@ -441,16 +441,18 @@ class Keep(_message.Message):
     def __init__(self, run_id: _Optional[bytes] = ..., only_tell: _Optional[bool] = ...) -> None: ...
 
 class Kept(_message.Message):
-    __slots__ = ("kept", "seconds", "reason", "swarm_step")
+    __slots__ = ("kept", "seconds", "reason", "swarm_step", "own")
     KEPT_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     SWARM_STEP_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
     kept: bool
     seconds: int
     reason: str
     swarm_step: int
-    def __init__(self, kept: _Optional[bool] = ..., seconds: _Optional[int] = ..., reason: _Optional[str] = ..., swarm_step: _Optional[int] = ...) -> None: ...
+    own: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, kept: _Optional[bool] = ..., seconds: _Optional[int] = ..., reason: _Optional[str] = ..., swarm_step: _Optional[int] = ..., own: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Look(_message.Message):
     __slots__ = ()

@@ -36,6 +36,8 @@ MAX_ADDRESS = 256
 """Characters of a multiaddress."""
 MAX_REASON = 200
 """Characters of a refusal's reason that are shown."""
+MAX_OWN = 16
+"""Runs of its operator that a server names."""
 _DIGEST = 32
 
 
@@ -98,6 +100,8 @@ class Keeping:
     """Why it is not kept."""
     swarm_step: int = 0
     """At which its peers have finished it, as they say; 0: they have not."""
+    own: tuple[str, ...] = ()
+    """Ids of the runs that the operator of the server serves."""
 
     def to_message(self) -> pb.Kept:
         """Encode the answer."""
@@ -107,13 +111,15 @@ class Keeping:
             seconds=seconds,
             reason=self.reason[:MAX_REASON],
             swarm_step=self.swarm_step,
+            own=[bytes.fromhex(run_id) for run_id in self.own[:MAX_OWN]],
         )
 
 
 def read_kept(message: pb.Kept) -> Keeping:
     """A bootstrap server's answer."""
     seconds, reason = message.seconds or None, in_words(message.reason)
-    return Keeping(message.kept, seconds, reason, message.swarm_step)
+    own = tuple(run_id.hex() for run_id in message.own[:MAX_OWN] if len(run_id) == _DIGEST)
+    return Keeping(message.kept, seconds, reason, message.swarm_step, own)
 
 
 def read_keep(message: pb.Keep) -> str:

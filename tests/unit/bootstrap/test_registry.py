@@ -413,6 +413,8 @@ async def test_who_only_asks_for_a_run_has_it_adopted_by_nobody(tmp_path: Path) 
     await door.publish(run)
     assert not (await door.server.keep(run.run_id, None)).kept and door.registry.runs() == []
     assert (await door.server.keep(run.run_id, "203.0.113.1")).kept
+    door.registry.add(make_run("b"), own=True)
+    assert (await door.server.keep(run.run_id, None)).own == (make_run("b").run_id,)
 
 
 async def test_a_run_that_its_peers_have_finished_is_over_until_one_trains_it(

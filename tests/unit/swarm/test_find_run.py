@@ -165,21 +165,21 @@ async def test_of_several_runs_that_of_the_operator_is_taken_whoever_trains_othe
     published: Published,
 ) -> None:
     signed, served = run_of("tea", BOOT), run_of("coffee")
-    stranger, kept = run_of("tea", OTHER), dict[str, Keeping]()
+    stranger, own = run_of("tea", OTHER), list[str]()
     await published.publish(signed, served, stranger)
     await published.train(stranger, OTHER, Identity(b"p" * 32))
     assert await published.find() == signed, "the server itself has signed it"
 
     async def keep(run_id: str, place: str | None) -> Keeping:
         assert place is None, "it is another's run"
-        return kept.get(run_id, Keeping(kept=True, seconds=100.0))
+        return Keeping(kept=True, seconds=100.0, own=tuple(own))
 
     server = MemoryDiscovery(BOOT.peer_id, published.network)
     prober = Prober(server, server.addresses, FOR_A_BOOTSTRAP, keep=keep)
     await prober.serve()
     published.network.records.pop((RUNS_KEY, signed.run_id))
     assert await published.find() == stranger
-    kept[served.run_id] = Keeping(kept=True)
+    own.append(served.run_id)
     assert await published.find() == served, "`serve --run`"
     await prober.close()
 
