@@ -4,7 +4,7 @@ or the joiner itself do."""
 import asyncio
 import re
 import shutil
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, closing
 from hashlib import sha256
 from pathlib import Path
 from random import Random
@@ -513,6 +513,26 @@ async def test_two_who_are_alike_outvote_the_base(tmp_path, base):
     assert download.peers == ["peer-1", "peer-2"]
     assert download.base in manifests[1:]
     download.close()
+
+
+async def test_who_has_violated_the_protocol_loses_its_dispute_though_it_is_the_base(tmp_path):
+    pieces = [drawn(SMALL, number, common=number) for number in (0, 1)]
+    with closing(Download(tmp_path / "incoming", SMALL, sync_of(), Random(3))) as download:
+        download.load()
+        liar, honest = (
+            download.open(
+                name, manifest(SMALL, [sha256(data).digest() for data in these], STEP + number)
+            )
+            for number, (name, these) in enumerate(zip(("liar", "honest"), pieces, strict=True))
+        )
+        piece = download.take(liar)
+        assert piece is not None and download.base == liar.manifest
+        await download.put(liar, piece, bytearray(pieces[0][piece.index]))
+        assert not await download.compare(honest, piece, bytearray(pieces[1][piece.index]))
+        assert not (liar.out or honest.out), "nobody can tell yet"
+        download.strike("liar")
+        assert liar.out and not honest.out
+        assert download.peers == [] and download.base == honest.manifest
 
 
 @pytest.mark.slow

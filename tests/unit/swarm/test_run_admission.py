@@ -8,11 +8,13 @@ from lowcomm_node.dht.keys import removals_key
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm.admission import RunAdmission
+from lowcomm_node.swarm.amendments import Amending
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import Token, issue_invite
 from lowcomm_protocol.peers.removals import write_removals
 from lowcomm_protocol.refusals import Reason
+from lowcomm_protocol.spec.amendments import Chain, write_amendment
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
 CREATOR, ADA, BOB = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
@@ -152,3 +154,14 @@ async def test_damaged_files_are_learned_again(tmp_path: Path, damage: bytes) ->
     assert await run_admission.look(discovery)
     assert (folder / "removals").read_bytes() == removals.data
     assert not await run_admission.look(discovery), "no news"
+
+
+def test_no_older_chain_of_amendments_takes_the_place_of_a_newer_one(tmp_path: Path) -> None:
+    first = write_amendment(CREATOR, RUN, Chain(), 5, {"run.steps": 900})
+    second = write_amendment(CREATOR, RUN, first, 6, {"run.steps": 800})
+    amending, news = Amending(RUN, tmp_path / "amendments"), list[int]()
+    amending.on_news = lambda links: news.extend(link.number for link in links)
+    assert amending.hear(second.data)
+    for data in (first.data, second.data):
+        assert not amending.hear(data)
+    assert (amending.course.last.run.steps, news) == (800, [1, 2])
