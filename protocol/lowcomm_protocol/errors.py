@@ -17,6 +17,14 @@ The node adds its own branches in ``lowcomm_node.errors``.
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.refusals import Reason
 
+MAX_REASON = 200
+"""Characters of a reason that another peer gives, or gives cause for."""
+
+
+def in_words(reason: str) -> str:
+    """A printable reason of another peer, whose text is untrusted."""
+    return "".join(char if char.isprintable() else " " for char in reason[:MAX_REASON])
+
 
 class LowcommError(Exception):
     """Any error that lowcomm raises on purpose. The message names the thing, the value and the
@@ -77,4 +85,10 @@ class ImplausibleError(LowcommError):
 
 
 class ProtocolViolation(LowcommError):
-    """A peer did what the protocol does not allow."""
+    """A peer did what the protocol does not allow.
+
+    The message goes to logs, the journal and the peer, so it quotes nothing of what came.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message[:MAX_REASON])

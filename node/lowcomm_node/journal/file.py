@@ -2,7 +2,8 @@
 
 Two tables. ``notices``: events as JSON, but for inner steps. ``samples``: the node's figures every
 few seconds. Both are bounded: of exchanges the newest stay, and samples thin out with age. Freed
-pages are used again, so the file stays below 50 MB however long the node runs."""
+pages are used again, so the file stays below 50 MB however long the node runs, and whatever it
+notes."""
 
 import sqlite3
 from collections.abc import Sequence
@@ -18,6 +19,8 @@ MAX_EXCHANGES = 30_000
 """Notices of exchanges that are kept, of some 700 bytes each."""
 MAX_OTHERS = 10_000
 """Notices of anything else that are kept."""
+MAX_BYTES = 32 * 1024 * 1024
+"""Bytes of all notices that are kept."""
 LASTS = 90 * 86400.0
 """Seconds that anything is kept."""
 THINNED = ((86400.0, 60.0), (7 * 86400.0, 600.0))
@@ -42,6 +45,8 @@ class JournalFile:
     def __init__(self, path: Path) -> None:
         """Open or create it; a damaged one is set aside as ``.damaged``. Raises NodeError."""
         path.parent.mkdir(parents=True, exist_ok=True)
+        self.grown_bytes = 0
+        """Bytes of the notices that were added since it was pruned."""
         try:
             self._database = _open(path)
         except sqlite3.DatabaseError as error:
@@ -59,6 +64,7 @@ class JournalFile:
             self._database.executemany(
                 "INSERT INTO notices (time, name, content) VALUES (?, ?, ?)", notices
             )
+            self.grown_bytes += sum(len(content) for _, _, content in notices)
             self._database.executemany(
                 f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({places})",
                 [one.row() for one in samples],
@@ -77,12 +83,18 @@ class JournalFile:
                     f"DELETE FROM notices WHERE {which} AND id <= ({newest})",
                     (most,),
                 )
+            database.execute(
+                "DELETE FROM notices WHERE id IN (SELECT id FROM (SELECT id, sum(length(content)) "
+                "OVER (ORDER BY id DESC) AS newer FROM notices) WHERE newer > ?)",
+                (MAX_BYTES,),
+            )
             for age, every in THINNED:
                 database.execute(
                     "DELETE FROM samples WHERE time < ? AND time NOT IN (SELECT min(time) FROM "
                     "samples WHERE time < ? GROUP BY CAST(time / ? AS INTEGER))",
                     (now - age, now - age, every),
                 )
+        self.grown_bytes = 0
 
     def close(self) -> None:
         """Close it; what was added is on the disk."""

@@ -22,6 +22,8 @@ from lowcomm_node.system.tasks import Enduring, start
 
 WRITE_EVERY, SAMPLE_EVERY, PRUNE_EVERY = 1.0, 10.0, 3600.0
 """Seconds."""
+PRUNE_BYTES = 4 * 1024 * 1024
+"""Bytes of notices after which it is pruned earlier."""
 CLOSE_DEADLINE = 10.0
 """Seconds that a node which leaves waits for its disk."""
 MAX_SAMPLES = 360
@@ -109,7 +111,7 @@ class Recorder:
         assert self._path
         self._file = self._file or JournalFile(self._path)
         newest = self._file.add([_row(notice) for notice in self._notices], self._samples)
-        if monotonic() - self._pruned >= PRUNE_EVERY:
+        if monotonic() - self._pruned >= PRUNE_EVERY or self._file.grown_bytes >= PRUNE_BYTES:
             self._file.prune(time())
             self._pruned = monotonic()
         return newest

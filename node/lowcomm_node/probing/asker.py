@@ -10,6 +10,7 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.libp2p.control import read_message
 from lowcomm_node.libp2p.interface import OpenStream
 from lowcomm_node.libp2p.varint import write_varint
+from lowcomm_protocol.errors import in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import (
     MAX_MESSAGE,
@@ -18,7 +19,6 @@ from lowcomm_protocol.peers.probes import (
     Keeping,
     Seen,
     Target,
-    in_words,
     read_kept,
     read_probed,
     read_reached,

@@ -13,8 +13,9 @@ from time import monotonic
 from typing import Protocol
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_protocol.errors import in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.probes import MAX_CONTENT, in_words
+from lowcomm_protocol.peers.probes import MAX_CONTENT
 
 SAMPLES = 7
 MAX_SECONDS = 2.0

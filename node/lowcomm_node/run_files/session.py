@@ -18,7 +18,7 @@ from lowcomm_node.storage.partial_file import PartialFile
 from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.stream import CallerStream
-from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.errors import ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.start import DIGEST_BYTES, count_pieces, digest_of_pieces
@@ -114,9 +114,9 @@ class Session:
             await stream.close()
         except LinkLost:
             if call.done() and await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                raise RetryLater(await call.details() or "is busy") from None
+                raise RetryLater(in_words(await call.details() or "is busy")) from None
             if call.done() and await call.code() in _REFUSED:
-                raise CheckpointError(await call.details() or "refuses us") from None
+                raise CheckpointError(in_words(await call.details() or "refuses us")) from None
             raise
         finally:
             stream.cancel()

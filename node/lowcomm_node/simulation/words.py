@@ -3,7 +3,8 @@
 from typing import Any
 
 from lowcomm_node.sync import frames, offers
-from lowcomm_node.sync.link import CHUNK_BYTES, MAX_REASON
+from lowcomm_node.sync.link import CHUNK_BYTES
+from lowcomm_protocol.errors import MAX_REASON
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.group.tally import SALT_BYTES

@@ -18,7 +18,7 @@ from lowcomm_node.state_transfer.replies import ATTEMPTS, MOST_POSITION, RETRY_P
 from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.stream import CallerStream
-from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.errors import ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.state.pieces import Piece
@@ -158,10 +158,10 @@ class DonorSession:
         except LinkLost:
             if call.done() and await call.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
                 raise (TurnOver if self.position == 0 else RetryLater)(
-                    await call.details() or "is busy"
+                    in_words(await call.details() or "is busy")
                 ) from None
             if call.done() and await call.code() in _REFUSED:
-                raise CheckpointError(await call.details() or "refuses us") from None
+                raise CheckpointError(in_words(await call.details() or "refuses us")) from None
             raise
         finally:
             stream.cancel()

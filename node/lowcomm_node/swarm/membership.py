@@ -23,7 +23,7 @@ from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import endure, log_defect, repeat
 from lowcomm_node.transport.channels import Channels
 from lowcomm_node.transport.peer_channel import OTHER_CERTIFICATE
-from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.errors import LowcommError, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.liveness import PROBE_EVERY
 from lowcomm_protocol.peers.records import MAX_RECORD_BYTES, PeerInfo, Phase
@@ -446,7 +446,7 @@ class Membership:
             and len(self._refusing) < MAX_TOLD_OFF
         ):
             self._refusing.add(info.peer_id)
-            told = f"{info.peer_id[-6:]} does not take us: {details[:200]}"
+            told = f"{info.peer_id[-6:]} does not take us: {in_words(details)}"
             self._listeners.warn(WarningCode.NOT_TAKEN, told)
 
     def _introduction(self) -> pb.Introduction:

@@ -30,7 +30,7 @@ from lowcomm_node.system.stages import Stages
 from lowcomm_node.transport.bandwidth import Bandwidth
 from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.errors import MAX_REASON, LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
@@ -203,7 +203,7 @@ class ExchangeDriver(ABC):
             events.Failed(
                 exchange=self.one.number,
                 peer=peer,
-                reason=str(why),
+                reason=str(why)[:MAX_REASON],
                 deed=deed,
                 broke=broke,
                 stands=stands,

@@ -22,7 +22,7 @@ from lowcomm_node.transport.bandwidth import Arrival, Bandwidth
 from lowcomm_node.transport.chunk_frames import ChunkFrame
 from lowcomm_node.transport.stream import Stream
 from lowcomm_node.transport.turns import Turns
-from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 CHUNK_BYTES = 1024 * 1024
@@ -30,8 +30,6 @@ CHUNK_BYTES = 1024 * 1024
 anew."""
 EXPECTED_BYTES = 256 * 1024
 """Of a chunk, for our limit on what comes in; a larger one is paid for afterwards."""
-MAX_REASON = 200
-"""Characters of a reason to give up."""
 LEAST_CHUNK, FREE_CHUNKS = 1024, 64
 """Chunks of a content have so many bytes on average, but for the first few: each costs us as much
 work as a large one."""
@@ -377,4 +375,4 @@ class GroupLink(Link):
 
 def gave_up(abandon: pb.Abandon) -> GaveUp:
     """What is told of a peer that gives up, in as many of its words as we show."""
-    return GaveUp(f"gave up: {abandon.reason[:MAX_REASON]}")
+    return GaveUp(f"gave up: {in_words(abandon.reason)}")

@@ -13,7 +13,7 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.transport.chunk_frames import AnyFrame, ChunkFrame
 from lowcomm_node.transport.guard.overhead import Counts
 from lowcomm_node.transport.traffic import Meter
-from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.errors import ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 _END: Any = getattr(aio, "EOF")  # noqa: B009 - compiled: a type checker does not see it
@@ -191,4 +191,4 @@ def explain(code: grpc.StatusCode, detail: str | None) -> str:
     }
     if code in words:
         return words[code]
-    return f"refused the call: {detail[:120]}" if detail else "refused the call"
+    return f"refused the call: {in_words(detail)}" if detail else "refused the call"

@@ -20,7 +20,7 @@ from enum import Enum
 
 from google.protobuf.message import DecodeError
 
-from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.errors import MAX_REASON, LowcommError, ProtocolViolation, in_words
 from lowcomm_protocol.identity import public_key_of
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
@@ -34,8 +34,6 @@ MAX_MESSAGE = MAX_CONTENT + 1024
 MAX_ENTRY_POINTS = 8
 MAX_ADDRESS = 256
 """Characters of a multiaddress."""
-MAX_REASON = 200
-"""Characters of a refusal's reason that are shown."""
 MAX_OWN = 16
 """Runs of its operator that a server names."""
 _DIGEST = 32
@@ -188,11 +186,6 @@ def read_reached(message: pb.DialedBack, count: int) -> tuple[bool, ...]:
             f"told of {len(message.reached)} calls where {count} were asked for"
         )
     return tuple(message.reached)
-
-
-def in_words(reason: str) -> str:
-    """A printable reason of a refusal, whose text is untrusted."""
-    return "".join(char if char.isprintable() else " " for char in reason[:MAX_REASON])
 
 
 def _read_target(target: pb.Target) -> Target:

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.errors import MAX_REASON
 
 MAX_PEERS = 4096
 """Peers that are remembered. The one with the oldest last deed is evicted first."""
@@ -40,8 +41,6 @@ GOOD = 0.25
 """The part of a heavy deed, and of the distance to 1, that an applied exchange makes up for."""
 MEMORY = 128
 """Intervals after which a heavy deed counts half."""
-MAX_REASON = 200
-"""Characters of a reason that are kept."""
 
 
 @dataclass(frozen=True)

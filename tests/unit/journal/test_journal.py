@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from helpers.statuses import make_exchange, make_status
+from helpers.waiting import until_async
 from lowcomm_node.errors import NodeError
 from lowcomm_node.journal import file as files
 from lowcomm_node.journal import recorder as recorders
@@ -256,6 +257,25 @@ async def test_a_disk_that_hangs_does_not_hold_up_a_node_that_leaves(
         assert not works.is_set()
     finally:
         works.set()
+
+
+async def test_a_journal_stays_small_whatever_is_noted_and_however_fast(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Must be seen. Only the number of notices was bounded, and looked at once an hour."""
+    monkeypatch.setattr(files, "MAX_BYTES", 300_000)
+    monkeypatch.setattr(recorders, "PRUNE_BYTES", 100_000)
+    monkeypatch.setattr(recorders, "WRITE_EVERY", 0.01)
+    board = Board()
+    recorder = Recorder(board, make_status)
+    recorder.open(path)
+    for number in range(20):
+        board.tell(Warned(text=f"{number} " + "x" * 100_000))
+        await until_async(lambda: asyncio.sleep(0, recorder._queue.empty()), 30, "it is written")
+    await recorder.close()
+    kept = Journal(path).notices()
+    assert sum(len(json.dumps(one.notice.to_json())) for one in kept) < 400_000
+    assert [one.number for one in kept] == [19, 20], "the newest stay"
 
 
 async def test_those_who_follow_are_told_what_was_written_by_its_number(path: Path):
