@@ -116,7 +116,8 @@ def public_key_of(peer_id: str) -> bytes:
     # names.
     if len(raw) != len(_PEER_ID_PREFIX) + KEY_BYTES or peer_id_of(public_key) != peer_id:
         raise SignatureError(
-            f"The peer id {peer_id[:64]!r} holds no Ed25519 key: expected one that begins with 12D3KooW."
+            f"The peer id {peer_id[:64]!r} holds no Ed25519 key: expected one that begins with "
+            "12D3KooW."
         )
     check_key(public_key)
     return public_key

@@ -4,4 +4,5 @@ donor.py          the donor's side               queue.py       who is served, a
 readahead.py      reads requests as they come    catch_up.py    when a late peer copies, from whom
 fetch.py          the joiner's side              download.py    which pieces are here and fit
 donor_session.py  ... with one donor             replies.py       what comes on one stream
+asking.py         which peers are asked, and when others take their place
 """

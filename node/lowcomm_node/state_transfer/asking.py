@@ -27,9 +27,12 @@ class Session(Protocol):
 
     served: float | None
     """When our turn began, by the monotonic clock; None while we wait for it."""
-    preparing: bool
-    """The peer makes what we have asked for."""
     bytes_received: int
+
+    @property
+    def preparing(self) -> bool:
+        """Whether the peer makes what we have asked for."""
+        ...
 
     async def run(self) -> None:
         """Take what it gives. Raises LowcommError with the reason of its end."""

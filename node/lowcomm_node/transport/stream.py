@@ -191,4 +191,4 @@ def explain(code: grpc.StatusCode, detail: str | None) -> str:
     }
     if code in words:
         return words[code]
-    return f"refused the call: {in_words(detail)}" if detail else "refused the call"
+    return f"refused the call: {in_words(detail[:120])}" if detail else "refused the call"

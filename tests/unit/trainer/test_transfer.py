@@ -125,7 +125,7 @@ def test_a_joiner_goes_on_exactly_where_its_donor_was(tmp_path: Path, dataset, k
     name = taken.write(tmp_path)
     data = (tmp_path / name / "manifest").read_bytes()
     assert name_of(data).hex() == name
-    manifest = read_manifest(data, transfer.form_of(joiner))
+    read_manifest(data, transfer.form_of(joiner))
     assert len(data) <= taken.form.largest_manifest
     assert (tmp_path / name / "state").stat().st_size == taken.form.size
     transfer.adopt_folder(joiner, tmp_path / name)
@@ -210,9 +210,20 @@ def test_no_claim_of_a_donor_makes_a_norm_plausible_or_a_newcomer_s_offer_invali
     merged = joiner.schedule.merged(0, joiner.clock.step, joiner.steps, joiner.tokens)
     assert merged.version <= taken.swarm_step + 1
     offer = Offer(
-        protocol=1, run_id=joiner.run_id, plan=joiner.plan.digest, codec="x", fragment=0, stage=0,
-        round=0, swarm_step=4, steps=1, tokens=1, version=merged.version, slow_digest=b"", seconds=1,
-    )  # fmt: skip
+        protocol=1,
+        run_id=joiner.run_id,
+        plan=joiner.plan.digest,
+        codec="x",
+        fragment=0,
+        stage=0,
+        round=0,
+        swarm_step=4,
+        steps=1,
+        tokens=1,
+        version=merged.version,
+        slow_digest=b"",
+        seconds=1,
+    )
     assert from_message(to_message(offer)).version == merged.version, "no deed at anybody"
 
 
