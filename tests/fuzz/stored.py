@@ -45,7 +45,7 @@ FORM = StateForm.of("ab" * 32, "cd" * 32, 1000, [[(300, True), (100, False)], [(
 def snapshot_manifest() -> Made:
     """What a donor says of its state: a late peer believes it, or refuses it."""
     digests, slow = tuple(bytes([n]) * 32 for n in range(len(FORM.pieces))), (b"s" * 32,) * 2
-    whole = Manifest(40, 20, (1, 2), slow, (0.5, 0.25), digests).to_bytes(FORM)
+    whole = Manifest(40, 20, (1, 2), slow, digests).to_bytes(FORM)
 
     def run(data: bytes) -> None:
         try:

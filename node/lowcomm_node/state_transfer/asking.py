@@ -63,8 +63,9 @@ class Sessions(Generic[S]):
         self._later: dict[str, float] = {}
         """When a peer may be asked again; infinity: never."""
         self._patience: dict[str, float] = {}
-        self._windows: dict[str, tuple[float, int]] = {}
-        """Since when the bytes of a session are counted, and how many there were before."""
+        self._windows: dict[str, tuple[float, int, bool]] = {}
+        """Since when the bytes of a session are counted, how many there were before, and whether
+        our turn had come."""
 
     def __len__(self) -> int:
         return len(self._running)
@@ -101,7 +102,7 @@ class Sessions(Generic[S]):
             task = asyncio.create_task(session.run())
             task.add_done_callback(lambda _: self._ended())
             self._running[name] = session, task
-            self._windows[name] = now, 0
+            self._windows[name] = now, 0, False
 
     def take_in(self) -> None:
         """Take in which sessions have ended, and why. Raises DiskFull."""
@@ -147,9 +148,10 @@ class Sessions(Generic[S]):
         """End the session that has brought next to nothing for longest, if there is one."""
         idle: dict[str, float] = {}
         for name, (session, _) in self._running.items():
-            start, before = self._windows[name]
-            if session.served is not None and session.served > start:
-                start, before = session.served, 0
+            start, before, had_turn = self._windows[name]
+            if session.served is not None and not had_turn:  # once: turns may be short
+                self._windows[name] = now, session.bytes_received, True
+                continue
             seconds, count = now - start, session.bytes_received - before
             patience = self._patience.get(name, PATIENCE)
             if seconds < (patience * PREPARING if session.preparing else patience):
@@ -157,7 +159,7 @@ class Sessions(Generic[S]):
             if count < least * seconds:
                 idle[name] = seconds
             else:
-                self._windows[name] = now, session.bytes_received
+                self._windows[name] = now, session.bytes_received, had_turn
         if not idle:
             return False
         name = max(idle, key=lambda one: idle[one])
