@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from lowcomm_node.data import open_data
-from lowcomm_node.models.evaluation import evaluate
+from lowcomm_node.models.evaluation import Evaluation, evaluate
 from lowcomm_node.simulation import Replica
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_protocol.spec.run import parse_toml
@@ -136,7 +136,8 @@ def hivemind(replica: Replica, told: dict[str, Any]) -> Step:
 def look(replica: Replica) -> None:
     """Tell the loss on held-out text."""
     context = replica.spec.model.context
-    found = evaluate(replica.model, replica.dataset, context, most=WINDOWS)
+    like = Evaluation(0.0, WINDOWS, WINDOWS * context)
+    found = evaluate(replica.model, replica.dataset, context, like=like)
     say(loss=found.loss)
 
 

@@ -1,7 +1,7 @@
 """Loss on held-out text: the same windows at every peer that has the same data.
 
-A slow machine takes only the first 1, 2, 4, 8, ... windows, so that two peers that took equally
-many can be compared.
+A slow machine takes only the first 1, 2, 4, 8, ... windows, and where one is too much only the
+beginning of the first, so that two peers that took equally many tokens can be compared.
 """
 
 from collections.abc import Callable
@@ -19,6 +19,8 @@ from lowcomm_node.models.precision import computing
 EVALUATION_TOKENS = 32_768
 EVALUATION_SECONDS = 15.0
 """How long one evaluation may hold up training."""
+BEGINNING = 1024
+"""Tokens of a longer window that are tried first; then twice as many, until it is whole."""
 _BATCH_TOKENS = 8_192
 
 
@@ -30,6 +32,7 @@ class Evaluation:
     """Nats a token."""
     windows: int
     tokens: int
+    """Of all windows together."""
 
 
 def held_out_loss(model: Model, dataset: Dataset, context: int) -> float:
@@ -43,14 +46,24 @@ def evaluate(
     dataset: Dataset,
     context: int,
     *,
-    most: int | None = None,
+    like: Evaluation | None = None,
     seconds: float = EVALUATION_SECONDS,
     clock: Callable[[], float] = monotonic,
 ) -> Evaluation:
-    """The same over at most ``most`` windows; fewer, but at least one, if ``seconds`` run out."""
+    """The same over as many tokens as ``seconds`` allow, and at most as many as ``like``, an
+    earlier one, had."""
     tokens, targets = _windows(dataset, context)
-    total, done, began = 0.0, 0, clock()
-    stop = min(len(tokens), len(tokens) if most is None else most)
+    stop, length = len(tokens), context
+    if like is not None:
+        stop, length = min(stop, like.windows), like.tokens // like.windows
+    total, done, began, tried = 0.0, 0, clock(), BEGINNING
+    while tried < length:
+        loss = _total_loss(model, tokens[:1, :tried], targets[:1, :tried])
+        # Twice as many tokens take up to four times as long.
+        if 5 * (clock() - began) > seconds:
+            return Evaluation(loss, 1, tried)
+        tried *= 2
+    tokens, targets = tokens[:, :length], targets[:, :length]
     while done < stop:
         part = slice(done, min(stop, max(1, 2 * done)))
         total += _total_loss(model, tokens[part], targets[part])
@@ -58,7 +71,7 @@ def evaluate(
         # The next part is as large as all before it.
         if 2 * (clock() - began) > seconds:
             break
-    return Evaluation(total / done, done, done * context)
+    return Evaluation(total / done, done, done * length)
 
 
 def _windows(dataset: Dataset, context: int) -> tuple[Tensor, Tensor]:

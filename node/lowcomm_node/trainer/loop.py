@@ -31,7 +31,7 @@ from lowcomm_node.ipc.error_reports import refusal_of
 from lowcomm_node.ipc.lines import Answer, Request
 from lowcomm_node.ipc.messages import Done
 from lowcomm_node.ipc.pipe import Pipe
-from lowcomm_node.models.evaluation import evaluate
+from lowcomm_node.models.evaluation import Evaluation, evaluate
 from lowcomm_node.models.sampling import TOP_K, generate
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer import transfer
@@ -82,8 +82,8 @@ class TrainerLoop:
         """Why steps did not follow one another at once."""
         self._computing = 0.0
         """Seconds in inner steps."""
-        self._windows: int | None = None
-        """Of held-out text: as many as the first evaluation could take, so that all compare."""
+        self._first_evaluation: Evaluation | None = None
+        """Later ones take no more tokens, so that all compare."""
 
     def run(self) -> None:
         """Serve requests and train until told to stop."""
@@ -278,8 +278,8 @@ class TrainerLoop:
         replica = self.replica
         self._pipe.tell(messages.Evaluating())
         context = replica.spec.model.context
-        found = evaluate(replica.model, replica.dataset, context, most=self._windows)
-        self._windows = self._windows or found.windows
+        found = evaluate(replica.model, replica.dataset, context, like=self._first_evaluation)
+        self._first_evaluation = self._first_evaluation or found
         self._pipe.tell(
             messages.Evaluated(
                 loss=if_finite(found.loss),

@@ -14,14 +14,14 @@ ALL = EVALUATION_TOKENS // CONTEXT
 
 
 class Model(torch.nn.Module):
-    """The loss of a window is its first token; each takes ``seconds``."""
+    """The loss of a window is its first token; a whole one takes ``seconds``."""
 
     def __init__(self, seconds: float) -> None:
         super().__init__()
         self.weight, self.seconds, self.now = torch.nn.Parameter(torch.zeros(1)), seconds, 0.0
 
     def loss(self, tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        self.now += self.seconds * len(tokens)
+        self.now += self.seconds * tokens.numel() / CONTEXT
         return tokens[:, 0].float().mean()
 
 
@@ -38,7 +38,7 @@ def numbered_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluation, "held_out_windows", numbered)
 
 
-def look(seconds: float, **how: int) -> tuple[Evaluation, float]:
+def look(seconds: float, **how: Evaluation) -> tuple[Evaluation, float]:
     """An evaluation of a model that needs so many seconds a window, and how long it took."""
     model = Model(seconds)
     data = SimpleNamespace(held_out=None)
@@ -61,5 +61,24 @@ def test_a_slow_machine_takes_as_many_of_the_first_as_it_has_time_for(seconds: f
     assert took <= max(seconds, evaluation.EVALUATION_SECONDS), "but always one"
 
 
-def test_it_takes_no_more_windows_than_the_time_before():
-    assert look(0.01, most=8)[0].windows == 8
+@pytest.mark.parametrize(
+    ("per_window", "tokens"), [(1.0, 131_072), (75.0, 32_768), (600.0, 8192), (60_000.0, 1024)]
+)
+def test_a_long_context_is_bounded_by_time(per_window: float, tokens: int):
+    """A window of 131,072 tokens, where each token looks at all before it."""
+    context, model = 131_072, Model(0.0)
+
+    def loss(tokens: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        model.now += per_window * (tokens.shape[1] / context) ** 2
+        return tokens[:, 0].float().mean()
+
+    model.loss = loss
+    data = SimpleNamespace(held_out=None)
+    found = evaluate(model, data, context, clock=lambda: model.now)  # type: ignore[arg-type]
+    assert (found.windows, found.tokens) == (1, tokens)
+    assert model.now <= evaluation.EVALUATION_SECONDS
+
+
+def test_it_takes_no_more_tokens_than_the_time_before():
+    assert look(0.01, like=Evaluation(0.0, 8, 8 * CONTEXT))[0].windows == 8
+    assert look(0.01, like=Evaluation(0.0, 1, 512))[0].tokens == 512

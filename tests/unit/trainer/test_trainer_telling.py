@@ -11,7 +11,7 @@ import torch
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.ipc import messages
 from lowcomm_node.ipc.error_reports import refusal_of
-from lowcomm_node.models.evaluation import evaluate
+from lowcomm_node.models.evaluation import Evaluation, evaluate
 from lowcomm_node.models.sampling import TOP_K, generate
 from lowcomm_node.testing.driven_trainer import driven
 from lowcomm_node.trainer import loop as loop_module
@@ -87,9 +87,11 @@ def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_a
     with driven(folder, "a", more=settings()) as (one,):
         asked = []
 
-        def counted(*of: object, most: int | None):
-            asked.append(most)
-            return evaluate(*of, most=most or 2)  # type: ignore[arg-type]
+        context = one.replica.spec.model.context
+
+        def counted(*of: object, like: Evaluation | None):
+            asked.append(like and like.windows)
+            return evaluate(*of, like=like or Evaluation(0.0, 2, 2 * context))  # type: ignore[arg-type]
 
         monkeypatch.setattr(loop_module, "evaluate", counted)
         one.steps(4)
@@ -98,7 +100,7 @@ def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_a
             one.events(messages.Evaluating)
         ) == 2
         assert asked == [None, 2], "as many windows as the first time, so that they can be compared"
-        assert told[0].tokens == told[1].tokens == 2 * one.replica.spec.model.context
+        assert told[0].tokens == told[1].tokens == 2 * context
         assert (
             one.ask(messages.Evaluate()).loss
             == one.events(messages.Evaluated)[-1].loss
