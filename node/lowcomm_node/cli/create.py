@@ -88,9 +88,11 @@ def init(
 
     Example: lowcomm-node init --method streaming-diloco run.toml
     """
+    from lowcomm_node.cli.new_run import epochs_in_words
     from lowcomm_node.swarm.run_template import write_template
     from lowcomm_protocol.spec.presets import PRESETS
     from lowcomm_protocol.spec.run import parse_toml
+    from lowcomm_protocol.spec.settings import BYTES
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
@@ -107,7 +109,7 @@ def init(
 
         chosen = tokenizer_file(str(tokenizer), weights, from_)
     if parameters is not None:
-        whole = run_of_parameters(parameters, peers)
+        whole = run_of_parameters(parameters, peers, chosen.vocab if chosen else BYTES)
         model, steps = whole.model, steps or whole.run.steps
     wishes = Wishes(up=up, down=down, step_seconds=step_seconds, peers=peers, latency=latency)
 
@@ -145,6 +147,8 @@ def init(
     spec = parse_toml(text, str(file))
     warnings = [text for one in (weights, chosen) if one for text in one.warnings]
     file.write_text(text, encoding="utf-8")
+    epochs = epochs_in_words(spec)
+    told += f"{epochs}\n" if epochs else ""
     show(
         {
             "file": str(file),
@@ -180,12 +184,15 @@ def create(
     from lowcomm_node.cli.new_run import (
         check_line,
         check_size,
+        check_used,
+        epochs_in_words,
         how_to_join,
         keep_for_the_first_node,
         keeping_in_words,
         name_layout,
         name_tokenizer,
         parameters_of,
+        tokens_of,
     )
     from lowcomm_node.cli.publishing import publish_run
     from lowcomm_node.storage.files import load_or_create_identity, write_atomic
@@ -201,7 +208,8 @@ def create(
             "the flag."
         )
     spec = name_layout(name_tokenizer(spec, settings.tokenizer))
-    warnings = [check_size(spec), check_line(spec, text, str(file))]
+    tokens = tokens_of(spec, settings.tokenizer)
+    warnings = [check_size(spec), check_line(spec, text, str(file)), check_used(spec, tokens)]
     identity = load_or_create_identity(settings.paths.identity)
     run = sign_run(spec, identity)
     kept = run_async(publish_run(settings, identity, run))
@@ -220,5 +228,6 @@ def create(
         "steps)\n"
         f"{keeping_in_words(kept)}\n"
         f"join it with\n  {how_to_join(spec, settings.peers[0])}"
+        + "".join(f"\n{note}" for note in (epochs_in_words(spec),) if note)
         + "".join(f"\nwarning: {warning}" for warning in warnings if warning),
     )

@@ -4,6 +4,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,12 @@ from lowcomm_node.system.units import write_size
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
-from lowcomm_protocol.spec.settings import RARELY, ModelSettings
+from lowcomm_protocol.spec.settings import BUILTIN_TOKENS, RARELY, ModelSettings
 from lowcomm_protocol.spec.start import PIECE_BYTES, StartSettings, digest_of_pieces
 from lowcomm_protocol.spec.transformers import TransformersSettings
+
+SPARE_VOCABULARY = 10
+"""One in as many tokens of a model may be spare, as vocabularies are rounded up."""
 
 
 def check_size(spec: RunSpec) -> str | None:
@@ -146,6 +150,46 @@ def name_tokenizer(spec: RunSpec, path: str | None) -> RunSpec:
     return spec.model_copy(update={"data": data})
 
 
+def tokens_of(spec: RunSpec, path: str | None) -> int | None:
+    """Tokens of the tokenizer of a run; None if its file is not here."""
+    known = BUILTIN_TOKENS.get(spec.data.tokenizer)
+    return known or (open_tokenizer_file(path).vocab if path else None)
+
+
+def check_used(spec: RunSpec, tokens: int | None) -> str | None:
+    """A warning where many weights are of words that the tokenizer does not have."""
+    vocab = spec.model.vocab
+    if tokens is None or spec.start.files or vocab - tokens <= vocab // SPARE_VOCABULARY:
+        return None
+    used = parameters_of(spec.model.model_copy(update={"vocab": tokens}))
+    return (
+        f"model.vocab = {vocab}, but the tokenizer has {tokens} tokens: "
+        f"{1 - used / parameters_of(spec.model):.0%} of the weights are of words that never occur. "
+        f"Set vocab = {tokens}, or name a larger tokenizer."
+    )
+
+
+def epochs_in_words(spec: RunSpec) -> str | None:
+    """How often a peer sees the text of a run that comes with every node; None if less than
+    twice."""
+    if spec.data.source == "local" or spec.data.tokenizer == "local":
+        return None
+    from lowcomm_node.data.corpus import open_corpus
+
+    corpus, tokenizer = open_corpus(spec.data.source), open_tokenizer(spec.data.tokenizer)
+    sample = [document.text for document in islice(corpus.documents(), 100)]
+    tokens_a_byte = sum(map(len, tokenizer.encode_all(sample))) / sum(map(len, sample))
+    text = tokens_a_byte * corpus.size
+    epochs = spec.run.steps * spec.tokens_per_step / text
+    if epochs < 2:
+        return None
+    return (
+        f"each peer trains on {spec.run.steps * spec.tokens_per_step / 1e6:,.0f} million tokens, "
+        f"{epochs:,.0f} epochs of the {text / 1e6:,.1f} million of {spec.data.source}: a smaller "
+        'model, fewer steps, or more text with source = "local" learns more from that time'
+    )
+
+
 def name_layout(spec: RunSpec) -> RunSpec:
     """Put the layout of a model of another library, and that library's release, into a
     specification. Raises ConfigError."""
@@ -214,8 +258,12 @@ def open_weights(folder: Path) -> OpenWeights:
             f"{folder}: {first['input']!r}: {first['msg']}: rename the file, and its entry in the "
             "index."
         ) from None
-    ignored = f"{folder}: left out {', '.join(read.left_out)}, which transformers does not read"
-    return OpenWeights(read.settings, read.longest, start, (ignored,) if read.left_out else ())
+    warnings = [read.note] if read.note else []
+    if read.left_out:
+        warnings.append(
+            f"{folder}: left out {', '.join(read.left_out)}, which transformers does not read"
+        )
+    return OpenWeights(read.settings, read.longest, start, tuple(warnings))
 
 
 def keep_for_the_first_node(settings: NodeSettings, run: SignedRun) -> None:

@@ -111,12 +111,12 @@ def question_of(spec: "RunSpec", file: Path | None, options: Mapping[str, Any]) 
     )
 
 
-def run_of_parameters(text: str, peers: int | None) -> "RunSpec":
-    """A run of a model of so many parameters. Raises ConfigError."""
+def run_of_parameters(text: str, peers: int | None, vocab: int | None = None) -> "RunSpec":
+    """A run of a model with a number of parameters. Raises ConfigError."""
     from lowcomm_node.planner.question import read_parameters, run_of
 
     try:
-        return run_of(read_parameters(text), max(1, peers or 1))
+        return run_of(read_parameters(text), max(1, peers or 1), vocab)
     except ValueError as error:
         raise ConfigError(f"--parameters: {error}.") from None
 

@@ -9,7 +9,8 @@ No code and no pickle is read, and no file outside of the folder.
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Model, family_of
-from lowcomm_node.models.strange_config import Read, wrong
+from lowcomm_node.models.strange_config import CONTEXT, Read, wrong
 from lowcomm_node.models.transformer import reading as transformer
 from lowcomm_node.models.transformer.reading import KINDS
 from lowcomm_node.models.transformers import reading as transformers
@@ -66,12 +67,29 @@ def settings_of(folder: Path) -> Read:
     config = read_json(path, MAX_CONFIG)
     type_ = config.get("model_type")
     if isinstance(type_, str) and type_ in KINDS:
-        return transformer.read_config(config, str(path))
+        return _not_narrowed(transformer.read_config(config, str(path)), config, str(path))
     if isinstance(type_, str) and type_ in ARCHITECTURES:
         return transformers.read_config(config, str(path))
     reason = NO_MIXTURES if isinstance(type_, str) and is_mixture(type_) else "not known"
     known = ", ".join(sorted({*KINDS, *ARCHITECTURES}))
     raise wrong(str(path), "model_type", type_, f"{reason}: choose a model of {known}")
+
+
+def _not_narrowed(ours: Read, config: Mapping[str, Any], source: str) -> Read:
+    """A model of ours, or the same as transformers computes it, where a sliding window would narrow
+    our context. Raises ConfigError."""
+    positions, window = config.get("max_position_embeddings") or CONTEXT, ours.longest
+    if window >= min(CONTEXT, positions):
+        return ours
+    why = f"layers look back {window} tokens, which lowcomm's own transformer can't"
+    with suppress(ConfigError):
+        found = transformers.read_config(config, source)
+        return replace(
+            found,
+            note=f'kind = "transformers", as {why}: `checkpoint export --format gguf` does not '
+            "write it",
+        )
+    return replace(ours, note=f"context = {window}, as {why}; nor does transformers fit this model")
 
 
 def files_of(folder: Path) -> list[Path]:

@@ -43,6 +43,8 @@ class Read:
     beyond that."""
     left_out: tuple[str, ...] = ()
     """Keys that transformers does not read for this type."""
+    note: str = ""
+    """What the creator of a run should know of it."""
 
 
 def refuse_alarming(config: Mapping[str, object], source: str) -> None:

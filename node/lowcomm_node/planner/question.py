@@ -67,9 +67,10 @@ def read_parameters(text: str) -> int:
     return count
 
 
-def model_of(parameters: int) -> TransformerSettings:
-    """A transformer of about so many parameters, of a usual shape. Raises ConfigError."""
-    vocab = BYTES if parameters < BYTES_BELOW else TOKENS
+def model_of(parameters: int, vocab: int | None = None) -> TransformerSettings:
+    """A transformer of about as many parameters, of a usual shape; ``vocab``: of its tokenizer, if
+    that is known. Raises ConfigError."""
+    vocab = vocab or (BYTES if parameters < BYTES_BELOW else TOKENS)
     shapes = (_of_width(parameters, vocab, width) for width in range(HEAD, 32 * 1024 + 1, HEAD))
     fitting = [shape for shape in shapes if shape is not None]
     if not fitting:
@@ -77,12 +78,12 @@ def model_of(parameters: int) -> TransformerSettings:
     return min(fitting, key=lambda shape: _unlikeness(shape, parameters))
 
 
-def run_of(parameters: int, peers: int) -> RunSpec:
+def run_of(parameters: int, peers: int, vocab: int | None = None) -> RunSpec:
     """A run of such a model that trains on 20 tokens a parameter, all peers together."""
     spec = RunSpec.model_validate(
         {
             "run": {"name": "plan"},
-            "model": model_of(parameters),
+            "model": model_of(parameters, vocab),
             "sync": {"method": "lowcomm"},
         }
     )

@@ -13,6 +13,8 @@ from lowcomm_node.cli.new_run import open_weights
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import build_model, family_of
 from lowcomm_node.models.open_weights import check_weights, files_of, load_weights
+from lowcomm_node.models.open_weights import settings_of as read_folder
+from lowcomm_node.models.strange_config import Read
 from lowcomm_node.models.transformer.huggingface import huggingface_form
 from lowcomm_node.models.transformer.reading import read_config
 from lowcomm_node.storage.start_files import check
@@ -161,6 +163,28 @@ def test_a_sliding_window_bounds_the_context() -> None:
     assert read_config({**qwen, "use_sliding_window": True}, "").longest == 512
     full = {**qwen, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}
     assert read_config(full, "").longest == 4096
+
+
+def read_as(folder: Path, **config: Any) -> Read:
+    told = config_of(**config)
+    told.pop("attention_bias"), told.pop("mlp_bias", None)  # only Llama has them
+    (folder / "config.json").write_text(json.dumps(told))
+    return read_folder(folder)
+
+
+def test_a_model_whose_window_would_narrow_our_context_is_read_as_transformers_has_it(
+    tmp_path: Path,
+) -> None:
+    mistral = {"model_type": "mistral", "max_position_embeddings": 4096}
+    slid = read_as(tmp_path, **mistral, sliding_window=64)
+    assert (slid.settings.kind, slid.settings.context) == ("transformers", 1024)
+    assert 'kind = "transformers", as layers look back 64 tokens' in slid.note
+    wide = read_as(tmp_path, **mistral, sliding_window=2048)
+    assert (wide.settings.kind, wide.longest, wide.note) == ("transformer", 2048, "")
+    qwen = {"model_type": "qwen2", "max_position_embeddings": 4096, "sliding_window": 64}
+    ours = read_as(tmp_path, **qwen, use_sliding_window=True)
+    assert (ours.settings.kind, ours.settings.context) == ("transformer", 64)
+    assert "context = 64, as layers look back 64 tokens" in ours.note
 
 
 def refusal(folder: Path, settings: TransformerSettings | None = None) -> str:

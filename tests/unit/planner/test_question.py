@@ -29,3 +29,10 @@ def test_a_model_has_about_so_many_parameters_and_a_usual_shape(wanted: int) -> 
 def test_a_run_of_it_sees_twenty_tokens_a_parameter() -> None:
     spec = run_of(10**8, 8)
     assert spec.run.steps * spec.tokens_per_step * 8 == pytest.approx(20 * 10**8, rel=1e-3)
+
+
+@pytest.mark.parametrize("vocab", [256, 50_000])
+def test_the_vocabulary_is_that_of_the_tokenizer(vocab: int) -> None:
+    spec = run_of(3 * 10**7, 4, vocab)
+    assert spec.model.vocab == vocab
+    assert count(model_of(3 * 10**7, vocab)) == pytest.approx(3 * 10**7, rel=0.25)
