@@ -409,6 +409,8 @@ class Evaluated(Event, name="evaluated"):
     """How many it is the mean of."""
     swarm_step: int
     steps: int
+    epochs: float = 0.0
+    """Tokens that this node has trained on, over those of its text."""
 
 
 class Held(Event, name="held"):

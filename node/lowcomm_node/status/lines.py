@@ -166,9 +166,10 @@ def _words(event: Event) -> str | None:
         case Warned(text=text):
             return f"warning: {text}"
         case Evaluated():
+            again = f", after {event.epochs:.1f} epochs of the text" if event.epochs >= 1 else ""
             return (
                 f"held-out loss {loss(event.loss)} of the fast weights at swarm step "
-                f"{event.swarm_step}"
+                f"{event.swarm_step}{again}"
             )
         case Skipped():
             why = f"as loss or gradients are not finite ({event.skipped_steps} so far)"

@@ -286,6 +286,7 @@ class TrainerLoop:
                 tokens=found.tokens,
                 swarm_step=replica.clock.step,
                 steps=replica.steps,
+                epochs=round(replica.tokens / replica.dataset.train.tokens, 2),
             )
         )
         return found.loss

@@ -44,7 +44,7 @@ KEYS = {
     "micro_batch activation_checkpointing computing waited",
     "micro-batch": "micro_batch activation_checkpointing why",
     "skipped": "steps skipped_steps",
-    "evaluated": "loss tokens swarm_step steps",
+    "evaluated": "loss tokens swarm_step steps epochs",
     "saved": "swarm_step path seconds after_trouble",
     "not-saved": "reason",
     "failed": "reason kind exit_code",

@@ -31,6 +31,11 @@ PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
             "held-out loss 1.5000 of the fast weights at swarm step 20",
         ),
         (
+            Evaluated(loss=1.5, tokens=9, swarm_step=20, steps=10, epochs=2.54),
+            "held-out loss 1.5000 of the fast weights at swarm step 20, after 2.5 epochs of the "
+            "text",
+        ),
+        (
             Saved(swarm_step=20, path="/x", seconds=1.0, after_trouble=False),
             "checkpoint at swarm step 20",
         ),

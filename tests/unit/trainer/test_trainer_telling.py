@@ -86,7 +86,6 @@ def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_a
 ) -> None:
     with driven(folder, "a", more=settings()) as (one,):
         asked = []
-
         context = one.replica.spec.model.context
 
         def counted(*of: object, like: Evaluation | None):
@@ -101,6 +100,8 @@ def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_a
         ) == 2
         assert asked == [None, 2], "as many windows as the first time, so that they can be compared"
         assert told[0].tokens == told[1].tokens == 2 * context
+        text = one.replica.dataset.train.tokens
+        assert told[1].epochs == pytest.approx(one.replica.tokens / text, abs=0.01)
         assert (
             one.ask(messages.Evaluate()).loss
             == one.events(messages.Evaluated)[-1].loss
