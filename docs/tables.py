@@ -543,9 +543,12 @@ def _values(field: FieldInfo) -> str:
     for one in field.metadata:
         if isinstance(one, OneOf):
             return ", ".join(map(_plain, one.table))
-    name = {int: "integer", float: "number", str: "text", bool: "`true`, `false`"}.get(
-        kind, "list of tables" if _item(field) else "list of texts"
-    )
+    inside = [get_args(one)[0] if get_origin(one) is Annotated else one for one in get_args(kind)]
+    if int in inside:
+        kind = "list of integers" if get_origin(kind) is tuple else int
+    names = {int: "integer", float: "number", str: "text", bool: "`true`, `false`", dict: "table"}
+    several = "list of tables" if _item(field) else "list of texts"
+    name = kind if isinstance(kind, str) else names.get(get_origin(kind) or kind, several)
     told = _bounds_of(field)
     patterns = [f"`{one.pattern}`" for one in field.metadata if getattr(one, "pattern", None)]
     return " ".join([name, told, *patterns]).strip()
@@ -580,7 +583,8 @@ def _bounds(one: object) -> Iterator[tuple[str, str]]:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "the method's"
-    return _plain(list(field.default) if isinstance(field.default, tuple) else field.default)
+    default = field.get_default(call_default_factory=True)
+    return _plain(list(default) if isinstance(default, tuple) else default)
 
 
 def _number(value: float) -> str:
@@ -591,6 +595,8 @@ def _number(value: float) -> str:
 def _plain(value: object) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
+    if value is None:
+        return "none"
     return f"`{value}`" if not isinstance(value, str) else f'`"{value}"`'
 
 
