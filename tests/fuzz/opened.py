@@ -12,10 +12,12 @@ from lowcomm_node.data.tokenizer import BytesTokenizer, FileTokenizer, check_of
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.export.byte_tokenizer import tokenizer_json
 from lowcomm_node.models.base import family_of
+from lowcomm_node.models.conventions import conventions_of
 from lowcomm_node.models.open_weights import check_weights, files_of
 from lowcomm_node.models.strange_config import CONTEXT
 from lowcomm_node.models.transformer.huggingface import huggingface_form
 from lowcomm_node.models.transformer.reading import read_config
+from lowcomm_protocol.spec.settings import MAX_CHAT_TEMPLATE, ExportSettings
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
 SMALL = TransformerSettings(
@@ -94,6 +96,41 @@ def open_weights() -> Made:
         *(b"\0" + one for one in (whole, halves, less)),
         *(b"\1" + json.dumps(one).encode() for one in (listed, outside)),
     ]
+
+
+@target
+def folder_conventions() -> Made:
+    """One of the files that say how a model begins and ends: tokens of the model, or a reason."""
+    home = folder()
+    tokenizer = home / "tokenizer.json"
+    tokenizer.write_text(json.dumps(tokenizer_json(BytesTokenizer())))
+    opened = FileTokenizer(tokenizer)
+    names = (
+        "config.json",
+        "generation_config.json",
+        "tokenizer_config.json",
+        "chat_template.jinja",
+    )
+
+    def run(data: bytes) -> None:
+        for name in names:
+            (home / name).unlink(missing_ok=True)
+        (home / names[data[0] % len(names) if data else 0]).write_bytes(data[1:])
+        try:
+            read = conventions_of(home, opened, 300)
+        except ConfigError as error:
+            assert len(str(error)) < 2000
+            return
+        told = [*read.begin_tokens, *read.export.eos_token_id, read.export.pad_token_id or 0]
+        assert max(told) < 300 and len(read.export.chat_template) <= MAX_CHAT_TEMPLATE
+        assert ExportSettings.model_validate(read.export.model_dump()) == read.export
+
+    ends = {"bos_token_id": 1, "eos_token_id": [2, 3], "pad_token_id": -1}
+    chat = [{"name": "default", "template": "{{ messages }}"}, {"name": "tools", "template": ""}]
+    words = {"eos_token": {"content": "a"}, "chat_template": chat}
+    says = {**ends, "temperature": 0.6, "suppress_tokens": [1], "cache_implementation": "hybrid"}
+    told = [json.dumps(one).encode() for one in (ends, says, words)]
+    return run, [bytes([place]) + one for place, one in enumerate((*told, b"{{ messages }}"))]
 
 
 @target

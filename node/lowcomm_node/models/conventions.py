@@ -55,8 +55,9 @@ def conventions_of(
     for name in _TOKENS:
         told = config.get(f"{name}_token_id"), generation.get(f"{name}_token_id")
         numbers = [one for value in told for one in (_within(value, vocab),) if one]
-        word = tokenizer.number_of(_word(words.get(f"{name}_token")))
-        found[name] = numbers[0] if numbers else () if word is None else (word,)
+        word = _word(words.get(f"{name}_token"))
+        number = tokenizer.number_of(word) if word else None
+        found[name] = numbers[0] if numbers else () if number is None else (number,)
         for value in told:
             if value is not None and not _within(value, vocab):
                 text = f"{name}_token_id = {show(value)} names no token of the model: left out"

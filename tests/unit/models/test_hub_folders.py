@@ -60,6 +60,7 @@ def test_a_published_folder_computes_what_transformers_computes(
     how = {"dtype": torch.float32, "attn_implementation": "sdpa"}
     theirs = AutoModelForCausalLM.from_pretrained(tmp_path, **how).eval()
     opened = open_weights(tmp_path)
+    assert not settings_of(tmp_path).left_out or "left out" in opened.warnings[0]
     ours = family_of(opened.model).blank(opened.model).eval()
     load_weights(ours, [tmp_path / file.name for file in opened.start.files])
     tokens = TOKENS[:, : opened.longest]
