@@ -114,7 +114,9 @@ def _chat_template(folder: Path, words: Mapping[str, Any]) -> tuple[str, list[st
     if path.exists():
         try:
             with path.open("rb") as file:
-                told = file.read(4 * MAX_CHAT_TEMPLATE + 1).decode()
+                data = file.read(4 * MAX_CHAT_TEMPLATE + 1)
+            # Of a template that is too long anyway the last character may be cut.
+            told = data.decode(errors="strict" if len(data) <= 4 * MAX_CHAT_TEMPLATE else "ignore")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} can't be read ({error}): load it again.") from None
     warnings: list[str] = []

@@ -88,9 +88,10 @@ def test_chat_templates_are_found_in_all_their_places_and_bounded(tmp_path: Path
     named = [{"name": "default", "template": CHAT}, {"name": "tool_use", "template": "x"}]
     told = read(folder_of(tmp_path, tokenizer_config={"chat_template": named}))
     assert told.export.chat_template == CHAT and "'tool_use'" in told.warnings[0]
-    (tmp_path / "chat_template.jinja").write_text("x" * MAX_CHAT_TEMPLATE)
-    told = read(tmp_path)
-    assert told.export.chat_template == "" and "left out" in told.warnings[0]
+    for long in ("x" * MAX_CHAT_TEMPLATE, "x" + "€" * 2 * MAX_CHAT_TEMPLATE):
+        (tmp_path / "chat_template.jinja").write_text(long)
+        told = read(tmp_path)
+        assert told.export.chat_template == "" and "left out" in told.warnings[0]
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"chat_template\.jinja can't be read"):
         read(tmp_path)
