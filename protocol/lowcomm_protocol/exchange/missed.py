@@ -56,19 +56,19 @@ def lacking(offers: Mapping[str, Offer]) -> Lacking | None:
     """Who lacks outer steps, by the offers of all members; None where nobody does, or where it
     can't be mended so.
 
-    More than half must hold the same: the others take their word for what they had missed. Half of
-    four and more are enough where the other half have taken all steps but the last ones of these.
+    Two or more must hold the same, and be at least half of all that are not stranded: the others
+    take their word for what they had missed.
     """
     states = {peer: (one.slow_digest, one.momentum_digest) for peer, one in offers.items()}
     counts = Counter(states.values())
     most = max(counts.values())
-    if most == len(offers) or most < 2 or 2 * most < len(offers):
+    if most == len(offers) or most < 2:
         return None
     for state in sorted(state for state, count in counts.items() if count == most):
         found = _led_to(state, states, offers)
         # A liar is alone with what it claims. Others that differ and hold the same are heard.
-        heard = {states[peer] for peer in found.stranded if counts[states[peer]] > 1}
-        if not heard and (2 * most > len(offers) or not found.stranded):
+        is_alone = all(counts[states[peer]] == 1 for peer in found.stranded)
+        if is_alone and 2 * most >= len(offers) - len(found.stranded):
             return found
     return None
 

@@ -208,6 +208,17 @@ def test_it_is_certain_where_votes_that_we_do_not_know_can_decide_nothing():
     assert (against.applied, against.is_certain) == ((NO,) * 4, YES)
 
 
+def test_of_three_the_ends_of_a_broken_stream_apply_what_the_third_does():
+    # b sees that c lacks our shard, and we that of c.
+    ours = Tally("a", MEMBERS, means={"a": A, "b": B})
+    ours.hold()
+    ours.add_held("b", (A, B, C))
+    ours.commit()
+    ours.add_commit("b", (NO, YES, NO), (YES, YES, YES))
+    found = ours.outcome()
+    assert (found.applied, found.is_outvoted, found.is_certain) == ((NO, YES, NO), NO, NO)
+
+
 def test_shards_that_a_member_leaves_out_are_counted_without_its_own():
     ours = voted(of_four(b=MEANS, c=MEANS, d=MEANS), b="1111", c="1101", d="0000")
     assert ours.voids(ours.outcome().applied) == {"b": 0, "c": 0, "d": 3}

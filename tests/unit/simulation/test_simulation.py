@@ -8,6 +8,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from secrets import token_bytes
 from statistics import mean
 
 import numpy as np
@@ -27,6 +28,7 @@ from lowcomm_node.simulation import (
     simulate,
     single,
 )
+from lowcomm_node.simulation.contents import GroupContents
 from lowcomm_node.simulation.network import Network, Stream
 from lowcomm_node.simulation.swarm import Attack, Swarm
 from lowcomm_node.sync.offers import from_message, to_message
@@ -35,7 +37,8 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.transfer import Snapshot
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.exchange import kinds, underway
+from lowcomm_protocol.exchange import base, kinds, underway
+from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.plausible import PLAUSIBLE
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import Offer, must_realign
@@ -518,6 +521,56 @@ def test_honest_peers_end_where_they_would_without_the_liar(
     assert all(sorted(Counter(one).values()) == [1, len(one) - 1] for one in digests), (
         "only the liar's differ"
     )
+
+
+class Vetoing(GroupContents):
+    """The part of a member that does all as due but for one thing: it is silent where it should
+    commit, commits to no shard, tells that it holds none, or offers slow weights that nobody has
+    (`vetoing`)."""
+
+    veto = ""
+
+    def effect(self, effect: base.Effect) -> None:
+        match effect, self.veto:
+            case groups.SendCommit(), "silence":
+                return
+            case groups.SendCommit(shards=shards), "commit" | "held":
+                effect = replace(effect, shards=(False,) * len(shards))
+            case groups.SendHeld(held=held), "held":
+                mine = self.captured_group.mine
+                held = tuple(one if place == mine else b"" for place, one in enumerate(held))
+                effect = replace(effect, held=held)
+            case _:
+                pass
+        super().effect(effect)
+
+
+def vetoing(settings: RunSpec, dataset: Dataset, veto: str) -> Swarm:
+    """A swarm of four, of which the last vetoes; "" for none."""
+    swarm = Swarm(settings, dataset, [Member()] * 4, Conditions(), Replica, False, 0)
+    hostile = swarm.peers[-1]
+    if veto == "digest":
+        hostile.tampered = lambda offer: replace(offer, slow_digest=token_bytes(32))
+    elif veto:
+        kind = type("Vetoes", (Vetoing,), {"veto": veto})
+        hostile._contents = kind
+    swarm.network.run()
+    return swarm
+
+
+@pytest.mark.parametrize("veto", ["commit", "held", "digest", "silence"])
+def test_one_member_that_vetoes_costs_three_honest_ones_few_exchanges_and_no_realignment(
+    dataset, veto
+):
+    settings = spec("streaming-diloco", steps=80)
+    without, beside = vetoing(settings, dataset, ""), vetoing(settings, dataset, veto)
+    for honest, same in zip(beside.peers[:3], without.peers[:3], strict=True):
+        assert honest.applied >= 0.8 * same.applied > 0
+        assert honest.bytes_sent <= 1.2 * same.bytes_sent
+        assert honest.realigned == honest.copied == 0
+        assert {peer for peer, _, _ in honest.deeds} <= {"peer-3"}
+        assert veto == "digest" or honest.deeds, "it is held against it in the end"
+        assert honest.replica.slow_digest(0) == beside.peers[0].replica.slow_digest(0)
 
 
 def at_realignments(monkeypatch) -> list[list[bytes]]:

@@ -96,8 +96,9 @@ async def test_a_group_goes_on_without_a_member_that_refuses():
 
 
 async def test_slow_weights_that_differ_go_in_full_precision_for_all():
-    async with swarm(2, 3, codec="e3m0") as one:
-        await one.node(slow_digests=("55" * 32,))
+    async with swarm(2, 4, codec="e3m0") as one:
+        for _ in range(2):
+            await one.node(slow_digests=("55" * 32,))
         one.meet()
         for node in one.nodes:
             node.step(INTERVAL)
@@ -156,7 +157,7 @@ async def test_a_member_that_dies_costs_no_more_than_its_shard(when: str, place:
 
 @pytest.mark.parametrize("request_", ["receive_share", "receive_mean"])
 @pytest.mark.parametrize(("at", "of"), [(0, 1), (2, 1), (1, 3)])
-async def test_a_contribution_that_the_trainer_can_not_take_costs_that_peer_only(
+async def test_a_contribution_that_the_trainer_can_not_take_costs_both_ends_a_shard_at_most(
     request_: str, at: int, of: int
 ):
     async with swarm(4, 4) as one:
@@ -167,13 +168,15 @@ async def test_a_contribution_that_the_trainer_can_not_take_costs_that_peer_only
         for node in one.nodes:
             node.step(INTERVAL)
         entries = [await node.ended() for node in one.nodes]
-        owners = agreed(one.nodes)
-        others = {node.peer_id for node in one.nodes if node not in (critic, blamed)}
-        assert others <= owners and blamed.peer_id not in owners
+        assert [entry.outcome for entry in entries] == ["applied"] * 4
+        others = [node for node in one.nodes if node not in (critic, blamed)]
+        owners = agreed(others)
+        assert len(owners) >= 3 and {node.peer_id for node in others} <= owners
         assert entries[at].left_out == {
             blamed.peer_id: "brings progress of norm 9 where 3 is plausible"
         }
-        assert entries[at].reason == f"{len(owners)} of 4 shards"
+        doubting = [node for node, entry in zip(one.nodes, entries, strict=True) if entry.in_doubt]
+        assert doubting in ([critic], [blamed])
 
 
 @pytest.mark.parametrize("request_", ["share", "reduce", "merge"])

@@ -70,13 +70,17 @@ async def test_what_does_not_lead_to_what_most_hold_is_held_against_who_sent_it(
         assert len(behind.trainer.merges) == 0, "nothing follows from means without those before"
 
 
-async def test_a_node_that_can_not_take_over_has_all_realign_after_two_exchanges():
-    async with one_behind() as (one, _, others):
+async def test_a_node_that_can_not_take_over_copies_a_state_after_two_exchanges():
+    async with one_behind() as (one, behind, others):
         for node in others:
             node.trainer.errors["missed"] = TrainerError("fewer outer steps are kept")
         for round_ in (2, 3):
             assert ("failed", "what we had missed does not come") in await outcomes(
                 one.nodes, round_
             )
-        assert await outcomes(one.nodes, 4) == {("applied", "realigned")}
-        assert await outcomes(one.nodes, 5) == {("applied", "")}
+            assert not behind.exchanger.has_drifted
+        assert await outcomes(one.nodes, 4) == {
+            ("applied", ""),
+            ("failed", "our slow weights are others than those of most, which nobody can hand over"),
+        }
+        assert behind.exchanger.has_drifted

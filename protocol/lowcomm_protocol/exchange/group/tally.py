@@ -39,7 +39,7 @@ class Outcome:
 
     applied: tuple[bool, ...]
     """The shards that we apply: most vote for our mean of them. Where the votes that we know do not
-    decide, those that we voted for."""
+    decide, those that we and at least half of the others voted for."""
     is_outvoted: bool
     """Whether others apply more, or may."""
     is_certain: bool
@@ -135,10 +135,13 @@ class Tally:
             votes = [peer for peer in voters if peer in self.commits and self.commits[peer][shard]]
             missing = sum(peer not in self.commits for peer in voters)
             is_open = 2 * len(votes) <= len(voters) < 2 * (len(votes) + missing)
+            # Whoever has told us nothing has most likely told the others what they go by.
+            others = [votes_of[shard] for peer, votes_of in self.commits.items() if peer != self.me]
+            is_likely = is_open and 2 * sum(others) >= len(others)
             for_ours = [peer for peer in votes if self._agrees(peer, shard)]
-            ours = 2 * len(for_ours) > len(voters) or (is_open and self.commits[self.me][shard])
+            ours = 2 * len(for_ours) > len(voters) or (is_likely and self.commits[self.me][shard])
             applied.append(ours)
-            outvoted = outvoted or (not ours and (is_open or 2 * len(votes) > len(voters)))
+            outvoted = outvoted or (not ours and (is_likely or 2 * len(votes) > len(voters)))
             is_certain = is_certain and not is_open
         return Outcome(tuple(applied), outvoted, is_certain)
 
@@ -161,7 +164,8 @@ class Tally:
         kept = [peer for peer in self.members if hopeful or peer in (self.me, *self.helds)]
         most, dropped = len(kept) / 2, 0
         # Of three, an owner that sends two means would part the two others: what one of them gains
-        # without the other must be more than that shard.
+        # without the other must be more than that shard. Of more, one may be left out for a shard:
+        # then no held of a single member decides what others vote for.
         gain = 2 if len(kept) <= 3 else 1
         best = self._alike(kept, hopeful)
         while len(kept) - 1 > most and not all(best):
@@ -170,7 +174,7 @@ class Tally:
             dropped += 1
             found = self._alike(kept, hopeful)
             if sum(found) >= sum(best) + gain * dropped:
-                best, dropped = found, 0
+                best, dropped, gain = found, 0, 2
         return best
 
     def _alike(self, peers: Collection[str], hopeful: bool) -> tuple[bool, ...]:
