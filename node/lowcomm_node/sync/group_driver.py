@@ -92,19 +92,21 @@ class GroupDriver(ExchangeDriver):
                 shards, heard = frames.read_commit(frame.commit)
                 return groups.CommitCame(peer=peer, shards=shards, heard=heard)
 
-    async def _place(self, peer: str, part: pb.Part) -> memoryview:
+    async def _place(self, peer: str, content: pb.Content) -> memoryview:
         """Where the share or the mean of a member goes."""
         await self._until(self._members_known)
         if peer not in self.one.members:
             raise LinkLost("is not in the list of members")
-        if part == pb.MISSED:
+        if content.part == pb.MISSED:
             return self._room_for_missed(peer)
         _, received, means = self.slots
-        return (
-            self._view(received, *self._share_of(peer))
-            if part == pb.SHARE
-            else self._view(means, *self._mean_of(peer))
-        )
+        is_share = content.part == pb.SHARE
+        place = self._share_of(peer) if is_share else self._mean_of(peer)
+        shard = self.mine if is_share else self.one.members.index(peer)
+        if content.size == self._sizes(not self.one.realign)[shard] != place[1]:
+            # A third may have offered the two of us different slow weights.
+            raise LinkLost("sees in another way than we whether all realign")
+        return self._view(received if is_share else means, *place)
 
     def _room_for_missed(self, peer: str) -> memoryview:
         """Where the steps go that we lack: beside our contributions to others, in a slot that a
@@ -215,9 +217,12 @@ class GroupDriver(ExchangeDriver):
     # our contribution, and the end
 
     def _prepare(self) -> None:
-        coding = codec("fp32" if self.one.realign else codec_of_offer(self.one.offer.codec))
+        self.sizes = self._sizes(self.one.realign)
+
+    def _sizes(self, realign: bool) -> tuple[int, ...]:
+        coding = codec("fp32" if realign else codec_of_offer(self.one.offer.codec))
         bounds = shard_bounds(self.station.ready.numels[self.fragment], len(self.one.members))
-        self.sizes = tuple(coding.coded_size(stop - start) for start, stop in bounds)
+        return tuple(coding.coded_size(stop - start) for start, stop in bounds)
 
     async def _code(self) -> None:
         one = self.one

@@ -327,7 +327,7 @@ class GroupLink(Link):
 
     async def read(
         self,
-        place: Callable[[pb.Part], Awaitable[memoryview]],
+        place: Callable[[pb.Content], Awaitable[memoryview]],
         on_content: Callable[[Incoming], Awaitable[None]],
         on_told: Callable[[pb.Frame], None],
     ) -> None:
@@ -363,7 +363,7 @@ class GroupLink(Link):
                 )
             last = what
             if kind == "content":
-                into = await place(frame.content.part)
+                into = await place(frame.content)
                 least = 1 if what == "missed" else len(into)
                 self._expect(Incoming(frame.content, into, least))
                 continue

@@ -10,7 +10,7 @@ it: they carry out effects and report what comes of them. When the time of ``nex
 they tell `Tick`."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,6 +78,8 @@ class Peer:
         """Peers that we do not trust, though most others of a group take part with them. We do, too,
         but use no contribution of theirs: else a peer that lies to us alone would part us from the
         group."""
+        self._together: dict[int, tuple[str, ...]] = {}
+        """Members of the last exchange of each fragment that was applied."""
         self._minority: Counter[int] = Counter()
         """Exchanges of a fragment in a row that had too few members."""
         self._around = surroundings
@@ -106,6 +108,7 @@ class Peer:
             case events.TrainerReady():
                 self.position.take_over(event)
                 self.drift.restart()
+                self._together.clear()
                 self.company.forget()
                 self.budget.pace.clear()
                 self.room.closing.clear()  # they keep to the memory that they began with
@@ -461,7 +464,7 @@ class Peer:
     def _prepare(self, one: Underway, members: tuple[str, ...]) -> None:
         """The members are known, and so is what each brings."""
         assert self.position.ready is not None
-        one.begin_capture(members, self.spec.sync.interval)
+        one.begin_capture(members, self.spec.sync.interval, self._together_in(one, members))
         one.muted = frozenset(peer for peer in one.partners if not self.trusts(peer))
         if self.spec.sync.consensus and len(members) == 2:
             (partner,) = one.partners
@@ -482,6 +485,12 @@ class Peer:
             usual = self.budget.bytes_of(ready.sizes[one.fragment][1], self._now)
             larger = ready.realign_sizes[one.fragment] / usual
             self._allow(one, larger * max(offer.seconds for offer in offers))
+
+    def _together_in(self, one: Underway, members: tuple[str, ...]) -> Collection[str]:
+        """Members that should hold the slow weights that we hold: those of our last exchange, or
+        all where the swarm is one group. In a larger one others come from other groups."""
+        fits = len(self._around.partners()) < self.spec.sync.group
+        return members if fits else self._together.get(one.fragment, ())
 
     def _on_answer(self, one: Underway, peer: str, theirs: Offer) -> None:
         one.calling.discard(peer)
@@ -550,6 +559,7 @@ class Peer:
             self.trust.thank(peer, self.position.steps, one.realign)
         if len(one.partners) == 1:
             self.company.merged(one.fragment, one.partners[0], merged.steps)
+        self._together[one.fragment] = one.members
         took = one.lacking if one.lacks(self.me) else None
         self.position.merged(one.fragment, merged, one.realign, took)
         self.budget.durations.append(
