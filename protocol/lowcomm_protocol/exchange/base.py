@@ -338,9 +338,9 @@ class Gathering(ABC):
         known = (self.offer_of(peer) for peer in members if peer != self.me)
         return [offer for offer in known if offer is not None]
 
-    def takes_part(self, peer: str) -> bool:
-        """Whether most others take part with a peer, as far as they have told."""
-        return False
+    def takes_part(self, peer: str) -> bool | None:
+        """Whether most others take part with a peer; None if none has told."""
+        return None
 
     def _gather(self) -> list[Effect]:
         if any(m.state == OFFERED for m in self._members.values()):

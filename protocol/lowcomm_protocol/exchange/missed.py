@@ -68,9 +68,7 @@ def lacking(offers: Mapping[str, Offer], together: Collection[str]) -> Lacking |
     for state in sorted(state for state, count in counts.items() if count == most):
         found = _led_to(state, states, offers)
         # A liar is alone with what it claims. Others that differ and hold the same are heard.
-        is_alone = all(
-            peer in together and counts[states[peer]] == 1 for peer in found.stranded
-        )
+        is_alone = all(peer in together and counts[states[peer]] == 1 for peer in found.stranded)
         if is_alone and 2 * most >= len(offers) - len(found.stranded):
             return found
     return None

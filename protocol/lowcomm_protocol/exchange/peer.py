@@ -75,9 +75,9 @@ class Peer:
         """By fragment."""
         self.room = Room(self.kind, self.budget, self.position, surroundings, self.running)
         self.muted: set[str] = set()
-        """Peers that we do not trust, though most others of a group take part with them. We do, too,
-        but use no contribution of theirs: else a peer that lies to us alone would part us from the
-        group."""
+        """Peers that we do not trust, though most others of a group take part with them. So do we,
+        but we use no contribution of theirs: else a peer that lies to us alone would part us from
+        the group."""
         self._together: dict[int, tuple[str, ...]] = {}
         """Members of the last exchange of each fragment that was applied."""
         self._minority: Counter[int] = Counter()
@@ -581,9 +581,10 @@ class Peer:
         if one.lacking is not None and self.me in one.lacking.stranded:
             self.drift.strand()
         for peer in self.trust.left_out(self.position.steps):
-            if not one.machine.takes_part(peer):
+            takes_part = one.machine.takes_part(peer)
+            if takes_part is False:
                 self.muted.discard(peer)
-            elif outcome is not Outcome.APPLIED:
+            elif takes_part and outcome is not Outcome.APPLIED:
                 self.muted.add(peer)
         self.budget.measured(measured, self._now)
         del self.running[one.fragment]

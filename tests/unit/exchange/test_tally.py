@@ -140,7 +140,7 @@ def voted(ours: Tally, **votes: str) -> Tally:
     return ours
 
 
-@pytest.mark.parametrize("held", [NONE[:3] + (D,), (b"", B, b"", D), (A, OTHER, OTHER, D)])
+@pytest.mark.parametrize("held", [(*NONE[:3], D), (b"", B, b"", D), (A, OTHER, OTHER, D)])
 def test_one_of_four_that_holds_less_takes_no_shard_from_the_others(held: tuple[bytes, ...]):
     ours = of_four(b=MEANS, c=MEANS, d=held)
     assert ours.commit()[0] == (YES,) * 4

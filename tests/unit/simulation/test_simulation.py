@@ -3,7 +3,7 @@ for the same seed."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -28,9 +28,10 @@ from lowcomm_node.simulation import (
     simulate,
     single,
 )
+from lowcomm_node.simulation import swarm as simulated
 from lowcomm_node.simulation.contents import GroupContents
 from lowcomm_node.simulation.network import Network, Stream
-from lowcomm_node.simulation.swarm import Attack, Swarm
+from lowcomm_node.simulation.swarm import Attack, Swarm, liar
 from lowcomm_node.sync.offers import from_message, to_message
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.replica import Replica
@@ -641,6 +642,48 @@ def test_where_nobody_can_outvote_a_liar_an_honest_peer_ends_no_worse_than_alone
     assert not costs or scene is of_three_one_late or swarm.peers[0].deeds, (
         "it costs the liar nothing"
     )
+
+
+def lying_to(victim: str) -> Callable[[type[Replica], Attack], type[Replica]]:
+    """What makes liars that lie to the owner of one shard only."""
+
+    def liar_to_one(kind: type[Replica], attack: Attack) -> type[Replica]:
+        class LiarToOne(liar(kind, attack)):
+            group: Sequence[str] = ()
+
+            def capture(self, fragment, realign=False, members=(), *rest, **named) -> None:
+                self.group = members
+                super().capture(fragment, realign, members, *rest, **named)
+
+            def contribution(self, phi, theta):
+                honest, lied = kind.contribution(self, phi, theta), super().contribution(phi, theta)
+                if victim in self.group:
+                    bounds = shard_bounds(phi.numel(), len(self.group))
+                    here = slice(*bounds[self.group.index(victim)])
+                    honest[here] = lied[here]
+                return honest
+
+        return LiarToOne
+
+    return liar_to_one
+
+
+@pytest.mark.parametrize(("lying", "victim"), [(0, 1), pytest.param(1, 2, marks=pytest.mark.soak)])
+def test_a_lie_to_one_owner_of_three_does_not_part_it_from_the_other(
+    dataset, calm, monkeypatch, lying, victim
+):
+    method = "streaming-diloco"
+    alone, together = (calm(method, 3, 80, **more) for more in ({"group": 1}, {}))
+    members = [Member()] * 3
+    members[lying] = Member(attack="huge")
+    monkeypatch.setattr(simulated, "liar", lying_to(f"peer-{victim}"))
+    swarm = swarm_of(spec(method, steps=80), dataset, members)
+    assert swarm.peers[victim].deeds, "it is held against the liar"
+    for peer, member, lonely in zip(swarm.peers, members, alone.losses, strict=True):
+        if member.attack is None:
+            context = peer.replica.spec.model.context
+            assert held_out_loss(peer.replica.model, dataset, context) < 1.01 * lonely
+            assert peer.applied >= 0.8 * together.applied / 3
 
 
 def in_ci_only(attack: Attack) -> list:

@@ -360,10 +360,10 @@ class GroupExchange(Gathering):
             case GaveUp(reason=reason, cause=cause):
                 return self._give_in(reason, cause)
 
-    def takes_part(self, peer: str) -> bool:
+    def takes_part(self, peer: str) -> bool | None:
         """See Gathering."""
         others = [roll for other, roll in self._rolls.items() if other not in (self.me, peer)]
-        return 2 * sum(peer in roll for roll in others) > len(others)
+        return 2 * sum(peer in roll for roll in others) > len(others) if others else None
 
     # AGREEING
 
