@@ -322,7 +322,7 @@ class VirtualPeer(PeerDriver):
 
     def commit_for(
         self, peer: str, shards: tuple[bool, ...], heard: tuple[bool, ...]
-    ) -> tuple[tuple[bool, ...], tuple[bool, ...]] | None:
+    ) -> tuple[tuple[bool, ...], tuple[bool, ...]]:
         """What we commit to towards a member: an honest peer to the same towards all."""
         return shards, heard
 
@@ -454,14 +454,12 @@ class GroupPart(Part):
                 held = self.peer.held_for(peer, held)
                 self.say(peer, "held", lambda sender: groups.HeldCame(peer=sender, held=held))
             case groups.SendCommit(peer=peer, shards=shards, heard=heard):
-                told = self.peer.commit_for(peer, shards, heard)
-                if told is not None:
-                    shards, heard = told
-                    self.say(
-                        peer,
-                        "commit",
-                        lambda sender: groups.CommitCame(peer=sender, shards=shards, heard=heard),
-                    )
+                shards, heard = self.peer.commit_for(peer, shards, heard)
+                self.say(
+                    peer,
+                    "commit",
+                    lambda sender: groups.CommitCame(peer=sender, shards=shards, heard=heard),
+                )
             case _:
                 raise AssertionError(f"nobody carries out {effect}")
 

@@ -262,7 +262,7 @@ def test_an_owner_that_tells_one_of_three_another_mean_parts_only_that_one(metho
 
 
 def says_nothing(peer: VirtualPeer) -> None:
-    peer.commit_for = lambda other, shards, heard: None
+    peer.before = at(groups.SendCommit, 0, lambda: peer.die(noticed=False))
 
 
 def holds_nothing(peer: VirtualPeer) -> None:
