@@ -8,6 +8,7 @@ from lowcomm_protocol.peers.liveness import (
     BURST,
     FIRST_BURST,
     FIRST_PAUSE,
+    FIRST_REST,
     FREE_MISSES,
     LONGEST_PAUSE,
     LONGEST_PLACE_PAUSE,
@@ -43,6 +44,22 @@ def test_a_clock_that_was_ahead_for_a_moment_leaves_no_trace():
     assert liveness.due([("silent", ())], NOW) == ["silent"]
     liveness.heard("mute", NOW)
     assert liveness.is_alive("mute", NOW)
+
+
+def test_a_peer_that_leaves_two_offers_unanswered_rests_and_then_is_called_again():
+    liveness = Liveness()
+    liveness.heard("ada", NOW)
+    liveness.missed("ada", NOW)
+    assert liveness.is_alive("ada", NOW), "one alone tells nothing"
+    liveness.missed("ada", NOW)
+    liveness.heard("ada", NOW + 1)
+    assert liveness.is_proved("ada", NOW + 1) and not liveness.is_alive("ada", NOW + 1)
+    assert not liveness.is_alive("ada", NOW + FIRST_REST - 1)
+    assert liveness.is_alive("ada", NOW + FIRST_REST)
+    liveness.missed("ada", NOW + FIRST_REST)
+    assert not liveness.is_alive("ada", NOW + 3 * FIRST_REST - 1), "twice as long"
+    liveness.met("ada", NOW + 2 * FIRST_REST)
+    assert liveness.is_alive("ada", NOW + 2 * FIRST_REST), "its answer ends the rest"
 
 
 def test_unknown_peers_are_probed_at_a_rate_and_each_of_them_ever_more_rarely():
