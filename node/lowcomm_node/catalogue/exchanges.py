@@ -28,6 +28,10 @@ EXCHANGES: Mapping[str, Message] = {
         "A peer told that it gives up, and why.",
         "Nothing: the fragment is exchanged with another peer.",
     ),
+    Cause.GAVE_WAY: Message(
+        "A caller's exchange took longer than usual, and one of our own was due.",
+        "Nothing: our own begins at once.",
+    ),
     Cause.LATE: Message("Something did not come before the deadline.", _DEADLINE),
     Cause.UNUSABLE: Message(
         "What a peer contributed can't be decoded, or is implausible; nothing of it was applied.",

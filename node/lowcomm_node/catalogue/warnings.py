@@ -28,6 +28,7 @@ class WarningCode(StrEnum):
     NO_DONOR = "no-donor"
     DONOR_LEFT_OUT = "donor-left-out"
     DRIFTED = "drifted"
+    KEPT_WAITING = "kept-waiting"
     TRAINER_FAILED = "trainer-failed"
     CHECKPOINT_SKIPPED = "checkpoint-skipped"
     NOT_SAVED = "not-saved"
@@ -111,6 +112,10 @@ WARNINGS: Mapping[str, Message] = {
         "The weights are too far from those of most peers for merges to bring them back.",
         "Nothing: the node copies the state of others. If it happens often, the machine is too "
         "slow for the run, or others train on other text.",
+    ),
+    WarningCode.KEPT_WAITING: Message(
+        "A peer begins exchanges and then sends nothing, or too slowly.",
+        "Nothing: it is left out for longer each time. If the run is by invite, remove the peer.",
     ),
     WarningCode.TRAINER_FAILED: Message(
         "The trainer failed, and is started again from the newest checkpoint.",

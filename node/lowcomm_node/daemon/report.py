@@ -7,12 +7,13 @@ from statistics import median
 from time import monotonic, time
 
 from lowcomm_node.catalogue.waits import WaitCode, Waiting
+from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold
-from lowcomm_node.status.board import Board
+from lowcomm_node.status.board import Board, Caution
 from lowcomm_node.status.model import (
     Amended,
     Claims,
@@ -75,6 +76,9 @@ def report(view: View) -> Status:
     drivers = exchanger.running.values() if exchanger else ()
     running = tuple(driver.describe(monotonic()) for driver in drivers)
     waiting = board.waiting or _why_alone(view)
+    warnings = [*board.warnings]
+    if exchanger is not None and (kept := exchanger.kept_waiting) is not None:
+        warnings.append(Caution(WarningCode.KEPT_WAITING, kept))
     return Status(
         peer_id=view.peer_id,
         release=release(),
@@ -107,8 +111,8 @@ def report(view: View) -> Status:
         entry_points=tuple(membership.entry_points) if membership else (),
         tunnels=view.endpoint.channels.tunnels() if view.endpoint else {},
         refusals=view.refusals.counts(),
-        warnings=tuple(one.text for one in board.warnings),
-        warning_codes=tuple(one.code for one in board.warnings),
+        warnings=tuple(one.text for one in warnings),
+        warning_codes=tuple(one.code for one in warnings),
     )
 
 

@@ -292,6 +292,17 @@ class ExchangeDriver(ABC):
         """Seconds until the deadline."""
         return self.one.deadline - (monotonic() - self.one.began)
 
+    def pace_of(self, peer: str) -> tuple[Callable[[], float], float, Callable[[float], None]]:
+        """What a link to a peer knows of the time: what is left, what is usual, and whom to tell
+        that more is needed."""
+        one = self.one
+
+        def slow(left: float) -> None:
+            seconds = monotonic() - one.began + left
+            self.station.stimulate(events.Coming(exchange=one.number, peer=peer, seconds=seconds))
+
+        return self.time_left, one.usual, slow
+
     @contextmanager
     def working(self) -> Iterator[None]:
         """While our trainer has been asked for something."""

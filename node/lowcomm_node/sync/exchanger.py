@@ -10,6 +10,7 @@ Nothing is decided here. The trainer captures and applies; the daemon only passe
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from operator import itemgetter
 from time import monotonic, time
 from typing import Any
 
@@ -39,6 +40,8 @@ from lowcomm_protocol.plan.schedule import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.table import Table
 
+LONG_WAIT = 10.0
+"""Seconds for which a peer has kept exchanges waiting in vain, from which on the owner is told."""
 DRIVERS: Table[type[ExchangeDriver]] = Table(
     "kind of exchange",
     {
@@ -327,6 +330,20 @@ class Exchanger:
             step_seconds=peer.budget.step_seconds,
         )
         return interval_of(self.history.rounds, peer.position.swarm_step, around)
+
+    @property
+    def kept_waiting(self) -> str | None:
+        """Which peers have kept exchanges waiting in vain for long; None if there are none."""
+        trust = self.peer.trust
+        long = [(peer, seconds) for peer, seconds in trust.keeping_us() if seconds >= LONG_WAIT]
+        if not long:
+            return None
+        worst = sorted(long, key=itemgetter(1), reverse=True)[:4]
+        told = ", ".join(f"{peer[-6:]} for {seconds:.0f} s" for peer, seconds in worst)
+        return (
+            f"{len(long)} of the peers kept exchanges waiting, and nothing came of them ({told}): "
+            "they are left out for longer each time; see `lowcomm-node peers`"
+        )
 
     def standing(self, peer: str) -> dict[str, Any]:
         """What ``peers`` shows of how we judge a peer."""

@@ -65,7 +65,7 @@ class GroupDriver(ExchangeDriver):
     # what comes
 
     def _link(self, peer: str, stream: Stream) -> GroupLink:
-        return GroupLink(peer, stream, self.station.bandwidth, self.time_left)
+        return GroupLink(peer, stream, self.station.bandwidth, *self.pace_of(peer))
 
     async def _read(self, link: GroupLink) -> None:
         peer = link.peer

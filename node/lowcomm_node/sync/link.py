@@ -33,9 +33,13 @@ EXPECTED_BYTES = 256 * 1024
 LEAST_CHUNK, FREE_CHUNKS = 1024, 64
 """Chunks of a content have so many bytes on average, but for the first few: each costs us as much
 work as a large one."""
-PACE_TIME, PACE_SHARE = 0.25, 0.1
-"""When so much of the time that a content has is over, so much of it must have come."""
-
+PACE = 2.0
+"""Times as long as at an even pace a content may take: half of it must have come when all of its
+time is over, and of the rest of the time the same holds."""
+PATIENCE = 0.25
+"""Share of its time in which nothing of a content need come."""
+SLACK = 1.5
+"""Times as long as it has taken so far a content gets to come whole."""
 MEASURED_FROM = 1.0
 """Seconds after which the part of a content that has come tells how fast the line is."""
 
@@ -52,11 +56,6 @@ class Incoming:
         self.part, self.size, self.digest = content.part, content.size, content.digest
         self._into, self._offset, self._hash = into, 0, content_hash(content.blake3)
         self._chunks_left = FREE_CHUNKS + content.size // LEAST_CHUNK
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether less has come than must have when `PACE_TIME` is over."""
-        return self._offset < PACE_SHARE * self.size
 
     @property
     def whole(self) -> bool:
@@ -104,12 +103,18 @@ class Link:
         stream: Stream,
         bandwidth: Bandwidth | None = None,
         time_left: Callable[[], float] = lambda: inf,
+        usual: float = inf,
+        on_slow: Callable[[float], None] = lambda seconds: None,
     ) -> None:
-        """``time_left``: seconds that there are now until what comes in must have come."""
+        """``time_left``: seconds that there are now until what comes in must have come;
+        ``usual``: those that it gets unless it comes evenly and needs more; ``on_slow``: told
+        how many more it needs, where they are more than there are."""
         self.peer = peer
         self.stream = stream
         self._bandwidth = bandwidth or Bandwidth()
         self._time_left = time_left
+        self._usual = usual
+        self._on_slow = on_slow
         self.bytes_sent = 0
         self.bytes_received = 0
         self.stages = Stages()
@@ -125,8 +130,8 @@ class Link:
         self._slowest: float | None = None
         self._sending = self._receiving = 0.0
         """Seconds that contents took so far, each way."""
-        self._paced = inf
-        """When a part of what comes in must have come; a time of ``monotonic``."""
+        self._needs = 0.0
+        """Seconds that what comes in takes, as the last of it that came tells."""
 
     def rate(self, now: float) -> float | None:
         """Bytes a second at which contents came, the slowest, one that still comes included; None
@@ -197,8 +202,8 @@ class Link:
         say."""
         if self._arrival is not None:
             await self._arrival.make_room()
-        seconds = self._paced - monotonic()
-        if self._incoming is None or seconds == inf or not self._incoming.is_slow:
+        seconds = self._patience
+        if seconds == inf:
             return await self.stream.receive()
         try:
             async with asyncio.timeout(max(0.0, seconds)):
@@ -206,9 +211,21 @@ class Link:
         except TimeoutError:
             raise TooSlow("sends its contribution too slowly for the deadline") from None
 
+    @property
+    def _patience(self) -> float:
+        """Seconds until more of what comes in must have come.
+
+        At x % of its time, x/2 % of it must have. What came fast and then stalls has no longer
+        than usual, whatever its sender has asked for.
+        """
+        if self._incoming is None or self._incoming.whole:
+            return inf
+        waited = monotonic() - self._announced
+        time = min(waited + self._time_left(), max(self._usual, PACE * self._needs))
+        return time * min(1.0, max(PATIENCE, PACE * self.share_come)) - waited
+
     def _expect(self, incoming: Incoming) -> None:
-        self._incoming, self._announced = incoming, monotonic()
-        self._paced = monotonic() + PACE_TIME * max(0.0, self._time_left())
+        self._incoming, self._announced, self._needs = incoming, monotonic(), 0.0
         self._arrival = Arrival(self._bandwidth.down, incoming.size, EXPECTED_BYTES)
 
     def _take(self, chunk: pb.Chunk | ChunkFrame) -> Incoming | None:
@@ -219,6 +236,11 @@ class Link:
         self.bytes_received += size
         self._arrival.took(size)
         if not self._incoming.whole:
+            waited = monotonic() - self._announced
+            self._needs = waited / self.share_come
+            left = SLACK * self._needs - waited
+            if waited > MEASURED_FROM and left > self._time_left():
+                self._on_slow(left)
             return None
         self._incoming.check()
         seconds = max(1e-3, monotonic() - self._announced)

@@ -31,7 +31,7 @@ class PairDriver(ExchangeDriver):
         return 2 * (self.content.size if self.content else self.most)
 
     def _link(self, peer: str, stream: Stream) -> PairLink:
-        return PairLink(peer, stream, self.station.bandwidth, self.time_left)
+        return PairLink(peer, stream, self.station.bandwidth, *self.pace_of(peer))
 
     async def _read(self, link: PairLink) -> None:
         await self._until(self._members_known)

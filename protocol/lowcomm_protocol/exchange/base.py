@@ -48,6 +48,8 @@ class Cause(StrEnum):
     LOST = "lost"
     GAVE_UP = "gave-up"
     """The peer told that it gives up."""
+    GAVE_WAY = "gave-way"
+    """It took longer than usual, and one of our own was due."""
     LATE = "late"
     UNUSABLE = "unusable"
     VIOLATED = "violated"

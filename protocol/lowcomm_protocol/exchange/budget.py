@@ -1,6 +1,6 @@
 """How long exchanges may take here: the owner's deadlines, and what was measured of late. Pure."""
 
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from math import ceil, inf
@@ -9,11 +9,15 @@ from statistics import median
 from lowcomm_protocol.exchange.events import Measured
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
 from lowcomm_protocol.exchange.needs import STEPS, Needs, Recent
+from lowcomm_protocol.peers.trust import MAX_PEERS
 
 SLACK = 1.5
 """Times as long as contents take at the allowed rates: other exchanges begin meanwhile."""
 FIRST_DEADLINE = 60.0
 """Seconds for an exchange beyond what both ends need, until one has gone well that could tell."""
+FIRST_USUAL = 5.0
+"""Seconds that an exchange is taken to last beyond what we need, until one has gone well; a peer
+gets so many where nothing is known of it."""
 FIRST_RATE = 250_000
 """Bytes a second that a line is taken to carry until one is measured: 2 Mbit/s."""
 
@@ -50,6 +54,9 @@ class Budget:
         """Bytes that exchanges carried one way, in those that they might have carried."""
         self.durations: deque[float] = deque(maxlen=16)
         """Seconds after which the last exchanges that were applied had all they needed."""
+        self._took: OrderedDict[str, float] = OrderedDict()
+        """Seconds after which the contribution of each peer had come, the last time that one was
+        applied."""
         self._too_long: Needs | None = None
         """Of the exchange that was not begun of late, as it would take too long."""
 
@@ -93,6 +100,29 @@ class Budget:
         # deadline.
         return max(self.pace, default=0.0)
 
+    def took(self, peer: str, seconds: float) -> None:
+        """Learn after which time the contribution of a peer had come; it was applied."""
+        self._took[peer] = seconds
+        self._took.move_to_end(peer)
+        if len(self._took) > MAX_PEERS:
+            self._took.popitem(last=False)
+
+    def usual(self, peer: str, needs: float) -> float:
+        """Seconds after which an exchange with a peer takes longer than it should; ``needs``:
+        those that we need ourselves, which tell it before any exchange has."""
+        seconds = median(self.durations) if self.durations else FIRST_USUAL + needs
+        return 0.5 + 2 * max(seconds, self._took.get(peer, 0.0))
+
+    def granted(self, peer: str, asked: float) -> float:
+        """Seconds that a peer gets, of those that it asks for: as a claim costs nothing, no more
+        than it was seen to need."""
+        return min(asked, max(FIRST_USUAL, 2 * self._took.get(peer, 0.0)))
+
+    @property
+    def mean_step_seconds(self) -> float:
+        """Mean seconds of the last inner steps; 0 while there was none."""
+        return sum(self.pace) / len(self.pace) if self.pace else 0.0
+
     @property
     def deadline(self) -> float:
         """Seconds that an exchange may take: learned from the good ones, at most ``longest``."""
@@ -106,10 +136,12 @@ class Budget:
     def deadline_for(self, seconds: float, size: int, now: float) -> float:
         """The same where a member needs so many seconds, as its offer tells, for an exchange that
         carries ``size`` bytes one way."""
-        if self.rates.usual(now) is None:
-            # No offer tells of it: a peer whose deadlines are short would refuse a guess.
-            seconds = max(seconds, size // FIRST_RATE)
-        return min(self.deadlines.longest, self.deadline + seconds)
+        return min(self.deadlines.longest, self.deadline + self.needed(seconds, size, now))
+
+    def needed(self, seconds: float, size: int, now: float) -> float:
+        """The seconds that a member needs, as far as it can know that."""
+        # No offer tells of it: a peer whose deadlines are short would refuse a guess.
+        return max(seconds, size // FIRST_RATE) if self.rates.usual(now) is None else seconds
 
     def excess(self, seconds: float) -> str | None:
         """Why a peer that needs so many seconds can't take part; None if it can."""

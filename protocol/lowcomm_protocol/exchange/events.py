@@ -163,6 +163,16 @@ class Failed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Coming:
+    """The contribution of a peer comes slowly."""
+
+    exchange: int
+    peer: str
+    seconds: float
+    """From the beginning of the exchange until it is whole, at the pace so far, with slack."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class ContentCame:
     """The contribution of a peer has arrived whole; it is not decoded yet."""
 
@@ -263,6 +273,7 @@ Event = (
     | Answered
     | OfferRefused
     | Failed
+    | Coming
     | ContentCame
     | In
     | Merged

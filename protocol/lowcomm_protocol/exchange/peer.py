@@ -152,8 +152,11 @@ class Peer:
                 self._tell(one, base.Refused(peer=peer, reason=reason, detail=detail))
             case events.Failed():
                 self._on_failed(one, event)
+            case events.Coming(seconds=seconds):
+                most = self._deadline_of(one, one.asked)
+                self._extend(one, min(seconds * one.kind.contents, most))
             case events.ContentCame(peer=peer, line=line):
-                one.come.add(peer)
+                one.come.setdefault(peer, self._now - one.began)
                 self.own_line.came()
                 self.budget.came(line, self._now)
             case events.Merged():
@@ -173,8 +176,24 @@ class Peer:
         if not self.open or self.kind is None:
             return
         for fragment in self.position.schedule.due(self.position.swarm_step):
-            if fragment not in self.running:
+            if (one := self.running.get(fragment)) is None:
                 self._begin(fragment)
+            elif one.call is not None:
+                self._wait_for(one)
+
+    def _wait_for(self, one: Underway) -> None:
+        """One of our own waits for the exchange of a caller, which gives way if it takes longer
+        than usual."""
+        one.due = self._now if one.due is None else one.due
+        if self.room.gives_way(one, self._now):
+            assert one.call is not None
+            if self._now > one.due and one.call.peer not in one.come:
+                self._hold_stall(one, one.call.peer, "kept one of our own waiting", one.due)
+            self._give_way(one)
+
+    def _give_way(self, one: Underway) -> None:
+        why = "took longer than usual, and one of our own was due"
+        self._tell(one, base.GaveUp(reason=why, cause=base.Cause.GAVE_WAY))
 
     @property
     def next_due(self) -> int | None:
@@ -194,8 +213,14 @@ class Peer:
             return  # what others bring would look like lies to us
         # Callers alone, who may be slow on purpose, never keep us from one of our own.
         own = any(one.call is None and one.decided is None for one in self.running.values())
-        if not self.room.has_memory or (own and self.room.fills_line(self._now)):
+        if not self.room.has_memory:
+            for one in list(self.running.values()):
+                if self.room.gives_way(one, self._now):
+                    self._give_way(one)
+                    break
             return  # as many are under way as fit; it stays due
+        if own and self.room.fills_line(self._now):
+            return
         # It stays due, too. ``hindrance`` tells the owner which limit to raise.
         if not self.budget.allows(self.room.needs_now(fragment, self._now)):
             return
@@ -215,7 +240,10 @@ class Peer:
             offer = replace(offer, slice_digest=slice_digest([self.me, *peers]))
         one = Underway(self._number, self.kind, machine, offer, self._now, call)
         self.running[offer.fragment] = one
-        one.set_timers(self.budget.deadlines.hello, self._deadline_of(one, offer.seconds))
+        size = self.room.bytes_of(offer.fragment, self._now)
+        one.needs = self.budget.needed(offer.seconds, size, self._now)
+        one.usual = self._deadline_of(one, offer.seconds)
+        one.set_timers(self.budget.deadlines.hello, one.usual)
         self._effects.append(events.Began(exchange=one.number))
         if self.spec.sync.consensus == 0 and self._knows(base.Equal):
             self._tell(one, base.Equal())
@@ -280,11 +308,25 @@ class Peer:
         fragments = range(len(self.position.schedule))
         return self.budget.hindrance(self.room.needs(fragment, 1, now) for fragment in fragments)
 
-    def _allow(self, one: Underway, seconds: float) -> None:
-        """Wait as long as a member needs, within what our owner allows."""
-        deadline = self._deadline_of(one, seconds)
+    def _allow(self, one: Underway, longer: float = 1.0) -> None:
+        """Wait as long as the members need, as far as we know that, and within what our owner
+        allows; ``longer``: times as long as they say."""
+        peers = {*one.partners, *one.members} - {self.me}
+        offers = {peer: offer.seconds for peer in peers if (offer := one.machine.offer_of(peer))}
+        asked = longer * max([one.offer.seconds, *offers.values()])
+        one.asked = max(one.asked, asked)
+        granted = [self._granted(one, peer, seconds) for peer, seconds in offers.items()]
+        self._extend(one, self._deadline_of(one, longer * max([one.offer.seconds, *granted])))
+
+    def _granted(self, one: Underway, peer: str, seconds: float) -> float:
+        # Who called gives way to our own: it holds up nobody.
+        if one.call is not None and one.call.peer == peer and not one.kind.all_call:
+            return seconds
+        return self.budget.granted(peer, seconds)
+
+    def _extend(self, one: Underway, deadline: float) -> None:
         # Never shorter: another member may need what was set before.
-        if deadline > one.deadline:
+        if deadline > one.deadline and not one.machine.over:
             one.set_timers(self.budget.deadlines.hello, deadline)
 
     def _deadline_of(self, one: Underway, seconds: float) -> float:
@@ -304,7 +346,7 @@ class Peer:
         if one.machine.stage is base.Stage.TRADING:
             for peer in one.partners:
                 if peer not in one.come:
-                    self._hold_stall(peer, "was too slow for the deadline")
+                    self._hold_stall(one, peer, "was too slow for the deadline", one.began)
 
     # calls of others
 
@@ -325,11 +367,11 @@ class Peer:
 
     def _accept(self, one: Underway, call: events.Called) -> None:
         peer, theirs = call.peer, call.offer
-        self._allow(one, theirs.seconds)
         self._effects.append(
             events.Accept(exchange=one.number, call=call.call, peer=peer, offer=one.offer)
         )
         self._tell(one, base.Accepted(peer=peer, offer=theirs, called_us=True))
+        self._allow(one)
 
     def _admit(self, one: Underway) -> None:
         call, one.waiting = one.waiting, None
@@ -448,6 +490,9 @@ class Peer:
                     if peer in one.calling and reason == base.UNANSWERED:
                         self._effects.append(events.Unanswered(peer=peer))
                     one.calling.discard(peer)
+                    if one.kind.all_call and one.machine.causes.get(peer) is base.Cause.LATE:
+                        one.stalled = True
+                        self._hold_stall(one, peer, reason, one.began)
                 case base.Admit():
                     self._admit(one)
                     continue
@@ -469,7 +514,6 @@ class Peer:
         if self.spec.sync.consensus and len(members) == 2:
             (partner,) = one.partners
             one.apart = self.company.apart(one.fragment, partner)
-        offers = [one.offer, *one.machine.offers(members)]
         if one.lacking is not None:
             missed = base.Missed(
                 receivers=one.lacking.receivers(self.me),
@@ -479,12 +523,12 @@ class Peer:
             self._tell(one, missed)
             # All wait for whoever takes them over first.
             longer = 1 + max(one.lacking.steps.values(), default=0)
-            self._allow(one, longer * max(offer.seconds for offer in offers))
+            self._allow(one, longer)
         if one.realign:  # in fp32, which takes longer
             ready = self.position.ready
             usual = self.budget.bytes_of(ready.sizes[one.fragment][1], self._now)
             larger = ready.realign_sizes[one.fragment] / usual
-            self._allow(one, larger * max(offer.seconds for offer in offers))
+            self._allow(one, larger)
 
     def _together_in(self, one: Underway, members: tuple[str, ...]) -> Collection[str]:
         """Members that should hold the slow weights that we hold: those of our last exchange, or
@@ -513,8 +557,8 @@ class Peer:
         if (reason := self.budget.excess(theirs.seconds)) is not None:
             self._fail(one, peer, reason, Refusal.TOO_SLOW)
             return
-        self._allow(one, theirs.seconds)
         self._tell(one, base.Accepted(peer=peer, offer=theirs))
+        self._allow(one)
 
     def _fail(
         self,
@@ -541,7 +585,8 @@ class Peer:
         if one.machine.is_open(peer):
             # Only a peer that has a place in it, memory and a stream has cost us anything.
             if failed.broke and one.members and peer in one.partners:
-                self._hold_stall(peer, reason)
+                one.stalled = True
+                self._hold_stall(one, peer, reason, one.began)
             cut = events.CutOff(
                 exchange=one.number,
                 peer=peer,
@@ -557,14 +602,17 @@ class Peer:
     def _on_merged(self, one: Underway, merged: events.Merged) -> None:
         for peer in set(one.partners) - one.stumbled:
             self.trust.thank(peer, self.position.steps, one.realign)
+            if peer in one.come:
+                self.budget.took(peer, one.come[peer])
         if len(one.partners) == 1:
             self.company.merged(one.fragment, one.partners[0], merged.steps)
         self._together[one.fragment] = one.members
         took = one.lacking if one.lacks(self.me) else None
         self.position.merged(one.fragment, merged, one.realign, took)
-        self.budget.durations.append(
-            (self._now if one.decided is None else one.decided) - one.began
-        )
+        if not one.stalled:  # or who stalls would teach us to wait for it
+            self.budget.durations.append(
+                (self._now if one.decided is None else one.decided) - one.began
+            )
         self.drift.forget()
         self._finish(one, Outcome.APPLIED, merged.detail, merged.measured)
 
@@ -596,27 +644,35 @@ class Peer:
 
     # trust
 
-    def _hold(self, peer: str, deed: Deed, reason: str) -> None:
-        """Hold against a peer what it did; it may be left out for a while."""
+    def _hold(
+        self, peer: str, deed: Deed, reason: str, seconds: float = 0.0, usual: float = 1.0
+    ) -> None:
+        """Hold against a peer what it did; it may be left out for a while. ``seconds``: that it
+        has kept us waiting, where ``usual`` are expected."""
         if deed is Deed.STUMBLE:
             # Lines of honest peers break as well: only a series of stumbles is a deed.
-            if not self.trust.stumbled(peer):
+            if not self.trust.stumbled(peer, seconds, usual, self._now):
                 self._effects.append(
                     events.Held(peer=peer, deed=deed, reason=reason, score=1.0, forgiven=True)
                 )
                 return
             deed = Deed.LIGHT
-        standing = self.trust.hold(peer, deed, self.position.steps, reason)
+            reason += f"; such waits have cost {self.trust.lost(peer):.0f} s"
+        standing = self.trust.hold(
+            peer, deed, self.position.steps, reason, self.budget.mean_step_seconds
+        )
         self._effects.append(
             events.Held(
                 peer=peer, deed=deed, reason=standing.reason, score=round(1.0 - standing.missing, 2)
             )
         )
 
-    def _hold_stall(self, peer: str, reason: str) -> None:
-        """Hold against a peer that its contents did not come, unless our own line is to blame."""
+    def _hold_stall(self, one: Underway, peer: str, reason: str, since: float) -> None:
+        """Hold against a peer that its contents did not come, unless our own line is to blame;
+        ``since``: when we began to wait for them."""
         if self.own_line.stalled(peer):
-            self._hold(peer, Deed.STUMBLE, reason)
+            usual = self.budget.usual(peer, one.needs)
+            self._hold(peer, Deed.STUMBLE, reason, self._now - since, usual)
 
     def trusts(self, peer: str) -> bool:
         """Whether a peer may take part now: be called, accepted, and hand over its state."""

@@ -44,8 +44,16 @@ class Room:
 
     def fills_line(self, now: float) -> bool:
         """Whether those under way take all that the line carries until one is decided."""
-        undecided = sum(one.decided is None for one in self._running.values())
+        running = self._running.values()
+        undecided = sum(one.decided is None and not self.gives_way(one, now) for one in running)
         return undecided >= self._budget.at_once(now)
+
+    def gives_way(self, one: Underway, now: float) -> bool:
+        """Whether an exchange ends where one of our own is due: one of a pair that a caller began,
+        and that takes longer than usual. A group would do without us."""
+        if one.call is None or one.kind.all_call or one.decided is not None or one.machine.over:
+            return False
+        return now - one.began > self._budget.usual(one.call.peer, one.needs)
 
     def has_place_for(self, place: str) -> bool:
         """Whether a call from an address may begin an exchange: no address takes all."""

@@ -29,6 +29,10 @@ class Underway:
     """The call of a peer that began it; None where our own schedule did."""
     deadline: float = 0.0
     """Seconds from its beginning on."""
+    needs: float = 0.0
+    """Seconds that we need for it ourselves."""
+    usual: float = 0.0
+    """The deadline where nobody but we needs longer than usual."""
     waiting: Called | None = None
     """A call that waits for the answer to ours."""
     calling: set[str] = field(default_factory=set[str])
@@ -49,14 +53,20 @@ class Underway:
     (`Company.apart`)."""
     blake3: bool = False
     """Whether all members know BLAKE3 as the digest of contents."""
+    stalled: bool = False
+    """Whether a member was given up for which the others have waited."""
     decided: float | None = None
     """When it was known that it is applied."""
-    come: set[str] = field(default_factory=set[str])
-    """Peers whose contributions have arrived whole."""
+    come: dict[str, float] = field(default_factory=dict[str, float])
+    """Peers whose contributions have arrived whole, with the seconds from its beginning on."""
     muted: frozenset[str] = frozenset()
     """Members whose contributions we do not use (`Peer.muted`)."""
     stumbled: set[str] = field(default_factory=set[str])
     """Members that held it up or voided what the others agreed on."""
+    asked: float = 0.0
+    """The most seconds that a member asks for."""
+    due: float | None = None
+    """Since when it has kept one of our own waiting; None if it does not."""
     timers: list[tuple[float, Any]] = field(default_factory=list[tuple[float, Any]])
     """What its machine is told when, the next one first."""
     story: Story = field(init=False)

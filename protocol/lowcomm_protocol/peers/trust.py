@@ -23,6 +23,7 @@ it returns, and it costs the others full precision and their momentum. Time is o
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from math import ceil
 
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import MAX_REASON
@@ -41,6 +42,24 @@ GOOD = 0.25
 """The part of a heavy deed, and of the distance to 1, that an applied exchange makes up for."""
 MEMORY = 128
 """Intervals after which a heavy deed counts half."""
+MOST_AT_ONCE = 4
+"""A wait counts as several stumbles where it was much longer than usual, but never more."""
+PRICE_SECONDS = 3.0
+"""Seconds of waiting that cost as much as a light deed."""
+PRICE_LASTS = 4
+"""Times as long as a peer has kept us waiting lasts half of what that costs it."""
+
+
+@dataclass
+class _Stumbles:
+    """What one peer did that honest peers do, too."""
+
+    count: float = 0.0
+    """In a row, without an applied exchange in between."""
+    seconds: float = 0.0
+    """For which it has kept us waiting, less what it has made up for."""
+    last: float = float("-inf")
+    """When it did that the last time."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +88,42 @@ class Trust:
     def __init__(self, interval: int) -> None:
         self._interval = interval
         self._standings: OrderedDict[str, Standing] = OrderedDict()
-        self._stumbles: OrderedDict[str, int] = OrderedDict()
+        self._stumbles: OrderedDict[str, _Stumbles] = OrderedDict()
 
-    def stumbled(self, peer: str) -> bool:
-        """Count a stumble. Returns whether it is one too many, which is a light deed."""
-        count = self._stumbles.pop(peer, 0) + 1
-        self._stumbles[peer] = count
+    def stumbled(
+        self, peer: str, seconds: float = 0.0, usual: float = 1.0, now: float = 0.0
+    ) -> bool:
+        """Count a stumble. Returns whether it is one too many, which is a light deed.
+
+        ``seconds``: for which it has kept us waiting until ``now``, where ``usual`` are expected.
+        Exchanges that waited at the same time count as one stumble: a machine has stopped.
+        """
+        one = self._stumbles.pop(peer, None) or _Stumbles()
+        self._stumbles[peer] = one
         if len(self._stumbles) > MAX_PEERS:
             self._stumbles.popitem(last=False)
-        return count > FORGIVEN
+        one.seconds += seconds
+        if seconds and now - seconds < one.last:
+            return False
+        one.count += min(MOST_AT_ONCE, max(1.0, seconds / usual))
+        if seconds:
+            one.last = now
+        return one.count > FORGIVEN
 
-    def hold(self, peer: str, deed: Deed, steps: int, reason: str = "") -> Standing:
-        """Hold a deed against a peer; returns its standing."""
+    def lost(self, peer: str) -> float:
+        """Seconds for which a peer has kept us waiting, less what it has made up for."""
+        one = self._stumbles.get(peer)
+        return 0.0 if one is None else one.seconds
+
+    def keeping_us(self) -> Iterator[tuple[str, float]]:
+        """The peers that have kept us waiting, and for how many seconds."""
+        return ((peer, one.seconds) for peer, one in self._stumbles.items() if one.seconds)
+
+    def hold(
+        self, peer: str, deed: Deed, steps: int, reason: str = "", step_seconds: float = 0.0
+    ) -> Standing:
+        """Hold a deed against a peer; returns its standing. ``step_seconds``: of our inner
+        steps, which turn seconds that we have waited for it into steps; 0 if unknown."""
         old = self._now(peer, steps)
         if deed is Deed.HEAVY:
             lasts = self._interval << min(round(old.heavy), MAX_DOUBLINGS)
@@ -89,9 +132,12 @@ class Trust:
             # A peer that is trusted again has served its time: its light deeds last no longer than
             # those of any other.
             half_life = self._interval if 1.0 - old.missing >= BOUND else old.half_life
+            lost = self.lost(peer)
+            if step_seconds:
+                half_life = max(half_life, ceil(PRICE_LASTS * lost / step_seconds))
             new = replace(
                 old,
-                missing=min(1.0, old.missing + LIGHT),
+                missing=min(1.0, old.missing + LIGHT * max(1.0, lost / PRICE_SECONDS)),
                 half_life=half_life,
                 reason=reason[:MAX_REASON],
             )
@@ -103,7 +149,8 @@ class Trust:
 
     def thank(self, peer: str, steps: int, realigned: bool = False) -> None:
         """An exchange with this peer was applied; ``realigned``: it makes up for stumbles only."""
-        self._stumbles.pop(peer, None)
+        if (one := self._stumbles.get(peer)) is not None:
+            one.count, one.seconds = 0.0, (1.0 - GOOD) * one.seconds
         if not realigned and peer in self._standings:
             now = self._now(peer, steps)
             self._standings[peer] = replace(

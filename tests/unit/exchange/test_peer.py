@@ -2,6 +2,7 @@
 it was told."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -117,6 +118,105 @@ def test_a_peer_whose_refusal_was_overtaken_by_its_own_call_is_met_all_the_same(
     accept, capture = b.handle(100.3, called)
     assert accept == events.Accept(exchange=of_b.number, call=2, peer="a", offer=of_b.offer)
     assert capture == events.Do(exchange=of_b.number, effect=base.Capture(members=("a", "b")))
+
+
+def called(one: Underway, peer: str, call: int = 1, **changes: object) -> events.Called:
+    return events.Called(call=call, peer=peer, offer=replace(one.offer, **changes))  # type: ignore[arg-type]
+
+
+def stepped(peer: Peer, now: float, step: int) -> list[base.Effect]:
+    told = events.Stepped(swarm_step=step, steps=step, tokens=10 * step, seconds=1.0)
+    return peer.handle(now, told)
+
+
+def exchanged(peer: Peer, now: float, took: float, other: str = "b") -> None:
+    """Apply the exchange that is under way, to which the other brought its part after so long."""
+    one = peer.running[0]
+    answered = events.Answered(exchange=one.number, peer=other, offer=one.offer)
+    peer.handle(now, answered)
+    peer.handle(one.began + took, events.ContentCame(exchange=one.number, peer=other))
+    merged = events.Merged(
+        exchange=one.number, swarm_step=8, steps=8, tokens=80, slow_digest=b"", momentum_digest=b""
+    )
+    peer.handle(one.began + took, merged)
+    peer.handle(one.began + took, events.Released(exchange=one.number))
+
+
+def held_by_a_caller(seconds: int = 299) -> tuple[Peer, Underway]:
+    """A peer that is called by c, which asks for so long, after an exchange of one second."""
+    peer, one = begun(Deadlines(), others=("b", "c"))
+    exchanged(peer, 100.1, 1.0, one.machine.candidates[0])
+    stepped(peer, 109.0, 14)
+    peer.handle(110.0, called(one, "c", steps=16, swarm_step=8, seconds=seconds))
+    (held,) = peer.running.values()
+    assert held.call is not None and held.machine.stage is base.Stage.CAPTURING
+    return peer, held
+
+
+def test_the_exchange_of_a_caller_gives_way_when_one_of_our_own_is_due_and_it_takes_too_long():
+    peer, held = held_by_a_caller()
+    assert held.deadline > 250, "nobody else waits for it"
+    assert stepped(peer, 111.0, 16) == [], "it may still end in time"
+    effects = stepped(peer, 120.0, 17)
+    assert held.machine.cause is base.Cause.GAVE_WAY
+    assert events.Do(exchange=held.number, effect=base.End(reason=held.machine.reason)) in effects
+    assert peer.trust.lost("c") == 9.0, "since one of our own was due"
+    peer.handle(120.0, events.Dropped(exchange=held.number, reason=""))
+    peer.handle(120.0, events.Released(exchange=held.number))
+    stepped(peer, 121.0, 18)
+    assert peer.running[0].call is None
+
+
+def test_a_caller_that_made_nothing_of_ours_wait_is_not_blamed_for_giving_way():
+    peer, held = held_by_a_caller()
+    stepped(peer, 150.0, 16)
+    assert held.machine.over and peer.trust.lost("c") == 0.0
+
+
+@pytest.mark.parametrize(("took", "longest"), [(1.0, 30.0), (60.0, 400.0)])
+def test_a_peer_that_asks_for_long_gets_what_it_was_seen_to_need(took: float, longest: float):
+    peer, _ = begun(Deadlines(longest=1000.0))
+    exchanged(peer, 100.1, took)
+    usual = peer.budget.deadline
+    stepped(peer, 200.0, 16)
+    one = peer.running[0]
+    offer = replace(one.offer, seconds=299)
+    peer.handle(200.1, events.Answered(exchange=one.number, peer="b", offer=offer))
+    assert one.deadline == usual + max(5.0, 2 * took) < longest
+
+
+def test_a_contribution_that_comes_slowly_but_evenly_has_as_long_as_its_sender_asked_for():
+    peer, _ = begun(Deadlines())
+    exchanged(peer, 100.1, 1.0)
+    stepped(peer, 200.0, 16)
+    one = peer.running[0]
+    offer = replace(one.offer, seconds=80)
+    peer.handle(200.1, events.Answered(exchange=one.number, peer="b", offer=offer))
+    before = one.deadline
+    for needs, deadline in ((before - 1, before), (40.0, 40.0), (1e6, peer.budget.deadline + 80)):
+        peer.handle(203.0, events.Coming(exchange=one.number, peer="b", seconds=needs))
+        assert one.deadline == deadline
+
+
+def test_who_keeps_us_waiting_again_and_again_is_left_out_for_longer_than_that_took():
+    peer, _ = begun(Deadlines())
+    exchanged(peer, 100.1, 1.0)
+    now, step, lost = 200.0, 16, 0.0
+    while peer.trusts("b"):
+        stepped(peer, now, step)
+        one = peer.running[0]
+        peer.handle(now, events.Answered(exchange=one.number, peer="b", offer=one.offer))
+        peer.handle(now + 10, events.Failed(exchange=one.number, peer="b", reason="-", broke=True))
+        peer.handle(now + 10, events.Dropped(exchange=one.number, reason=""))
+        peer.handle(now + 10, events.Released(exchange=one.number))
+        lost, now, step = lost + 10.0, now + 20, step + 8
+        assert lost < 100, "it is never left out"
+    assert "have cost" in peer.trust.reason("b")
+    back = step
+    while not peer.trusts("b"):
+        back += 1
+        peer.position.steps = back
+    assert back - step >= lost, "steps of a second each"
 
 
 class Busy:

@@ -14,6 +14,9 @@ from lowcomm_protocol.peers.trust import (
     MAX_PEERS,
     MAX_REASON,
     MEMORY,
+    MOST_AT_ONCE,
+    PRICE_LASTS,
+    PRICE_SECONDS,
     Trust,
 )
 
@@ -221,3 +224,46 @@ def test_stumbles_cost_nothing_until_there_are_too_many_in_a_row():
     for number in range(MAX_PEERS + 1):
         trust.stumbled(f"peer{number}")
     assert [trust.stumbled("b") for _ in range(FORGIVEN)] == [False] * FORGIVEN, "forgotten"
+
+
+def test_exchanges_that_wait_for_a_peer_at_the_same_time_are_one_stumble():
+    """A machine that stops holds up all exchanges that are under way with it."""
+    trust = Trust(20)
+    for _ in range(10 * FORGIVEN):
+        assert not trust.stumbled("a", seconds=10.0, usual=1.0, now=100.0)
+    assert trust.lost("a") == 10 * FORGIVEN * 10.0
+    assert list(trust.keeping_us()) == [("a", trust.lost("a"))]
+
+
+def waits(trust: Trust, seconds: float, usual: float, after: float = 0.0) -> int:
+    """How many waits for a peer, one after the other, are forgiven."""
+    count = 0
+    while not trust.stumbled("a", seconds, usual, now=after + (count + 1) * 1000.0):
+        count += 1
+    return count
+
+
+def test_a_wait_counts_by_how_much_longer_than_usual_it_was_but_one_alone_is_no_deed():
+    assert waits(Trust(20), 1.0, 1.0) == FORGIVEN
+    assert waits(Trust(20), 2.0, 1.0) == FORGIVEN // 2
+    assert waits(Trust(20), 300.0, 1.0) == FORGIVEN // MOST_AT_ONCE > 1
+
+
+def test_the_price_of_waits_is_their_seconds_and_lasts_longer_than_they_did():
+    trust = Trust(20)
+    assert waits(trust, PRICE_SECONDS, PRICE_SECONDS) == FORGIVEN
+    one = trust.hold("a", Deed.LIGHT, 0, step_seconds=0.5)
+    lost = (FORGIVEN + 1) * PRICE_SECONDS
+    assert trust.lost("a") == lost
+    assert one.missing == 1.0 and one.half_life == PRICE_LASTS * lost / 0.5
+    assert lasts(trust, "a", 0) * 0.5 >= lost
+    assert trust.hold("b", Deed.LIGHT, 0, step_seconds=0.5).missing == LIGHT, "who cost no time"
+
+
+def test_an_applied_exchange_makes_up_for_a_part_of_the_seconds():
+    trust = Trust(20)
+    waits(trust, 4.0, 4.0)
+    before = trust.lost("a")
+    trust.thank("a", 0)
+    assert trust.lost("a") == (1 - GOOD) * before
+    assert waits(trust, 4.0, 4.0, after=1e6) == FORGIVEN, "and it begins anew to count"

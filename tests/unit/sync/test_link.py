@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from helpers.virtual import OFFER
 from helpers.waiting import until_async
-from lowcomm_node.errors import LinkLost
+from lowcomm_node.errors import LinkLost, TooSlow
 from lowcomm_node.ipc.arena import Arena, create_file
 from lowcomm_node.ipc.messages import Again
 from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync import link as link_module
 from lowcomm_node.sync.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
 from lowcomm_node.testing.wire import cabled, call, calling, linked, listening, misbehaving, soon
 from lowcomm_node.transport import stream as stream_module
@@ -748,3 +749,64 @@ def test_a_refusal_without_a_known_reason_is_a_violation():
     with pytest.raises(ProtocolViolation, match="unknown reason 'xxx") as caught:
         offers.read_refusal(pb.Refuse(reason="x" * 1_000_000))
     assert len(str(caught.value)) < 100
+
+
+class Clock:
+    """Seconds that a test moves on."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def paced(monkeypatch: pytest.MonkeyPatch, left: float) -> tuple[Link, Clock, list[float]]:
+    """A link to which 10,000 bytes are announced, and that has ``left`` seconds for them where ten
+    are usual; and what it has told to need."""
+    clock, told = Clock(), list[float]()
+    monkeypatch.setattr(link_module, "monotonic", clock)
+    link = Link("a", None, None, lambda: left - clock.now, 10.0, told.append)  # type: ignore[arg-type]
+    announced = pb.Content(size=10_000, digest=bytes(32))
+    link._expect(Incoming(announced, memoryview(bytearray(10_000)), 10_000))
+    return link, clock, told
+
+
+def comes(link: Link, share: float) -> None:
+    """Bytes come until this share of them is there."""
+    assert link._incoming is not None
+    offset = link._incoming.come
+    link._take(pb.Chunk(offset=offset, data=bytes(int(10_000 * share) - offset)))
+
+
+@pytest.mark.parametrize(("share", "seconds"), [(0.12, 2.5), (0.3, 6.0), (0.9, 10.0)])
+def test_what_came_at_once_and_stalls_has_no_longer_than_usual_whatever_was_asked_for(
+    monkeypatch, share, seconds
+):
+    link, clock, told = paced(monkeypatch, left=300.0)
+    clock.now = 0.1
+    comes(link, share)
+    assert link._patience == pytest.approx(seconds - 0.1)
+    clock.now = seconds + 0.1
+    assert link._patience < 0 and told == []
+
+
+def test_what_comes_evenly_has_as_long_as_it_needs_and_tells_where_that_is_not_there(monkeypatch):
+    link, clock, told = paced(monkeypatch, left=30.0)
+    for percent in range(1, 50):
+        clock.now = 0.5 * percent
+        comes(link, percent / 100)
+        assert link._patience > 0.5, "two times as long as it has taken for as much"
+    assert min(told) > 30.0 - clock.now and max(told) < 75.0
+
+
+async def test_a_contribution_of_which_a_part_comes_and_no_more_is_given_up(
+    monkeypatch,
+):
+    monkeypatch.setattr(link_module, "PATIENCE", 0.01)
+    async with linked() as (one, two):
+        two._time_left, two._usual = (lambda: 300.0), 1.0
+        reading = asyncio.create_task(Reader(two, 100).read())
+        await one.stream.send(content(100))
+        await one.stream.send(chunk(b"x" * 12))
+        with pytest.raises(TooSlow):
+            await reading
