@@ -11,6 +11,7 @@ import typer
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
 from lowcomm_node.libp2p.p2pd import find_p2pd
 from lowcomm_node.libp2p.relay import RelayLimits
+from lowcomm_node.system.command import tell_usage
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.support import check_system, raise_descriptors
 from lowcomm_node.system.units import read_size, write_size
@@ -94,7 +95,7 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve until stopped. Prints what volunteers have to type."""
-    _prepare(quiet, verbose)
+    _prepare(quiet, verbose, json_)
     check_system(find_p2pd)
     raise_descriptors()
     from lowcomm_bootstrap.serving import ServeSettings, run_server
@@ -131,7 +132,7 @@ def runs(
     """List the runs that this server keeps."""
     from lowcomm_bootstrap.registry import Registry
 
-    _prepare(quiet, verbose)
+    _prepare(quiet, verbose, json_)
     registry = Registry(_home(home) / "runs", max_runs=sys.maxsize)
     for path in registry.damaged:
         print(f"warning: {path} is not a sound signed run and not published.", file=sys.stderr)
@@ -162,7 +163,7 @@ def show_id(
     """Show this server's peer id; the identity is made if there is none."""
     from lowcomm_node.storage.files import load_or_create_identity
 
-    _prepare(quiet, verbose)
+    _prepare(quiet, verbose, json_)
     identity = load_or_create_identity(_home(home) / "identity.key")
     print(json.dumps({"peer_id": identity.peer_id}) if json_ else identity.peer_id)
 
@@ -177,7 +178,7 @@ def healthy(
     """Say in one line whether the server is well, and why: exit code 0, or 4 if it is not."""
     from lowcomm_bootstrap.health import check_health
 
-    _prepare(quiet, verbose)
+    _prepare(quiet, verbose, json_)
     try:
         found, reason = True, check_health(_home(home))
     except Unhealthy as error:
@@ -190,7 +191,7 @@ def healthy(
 def main() -> None:
     """Run a command; errors become one line and an exit code."""
     try:
-        app()
+        code = app(standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:  # nobody reads our output any more
         raise SystemExit(1) from None
@@ -199,6 +200,11 @@ def main() -> None:
             raise
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(exit_code(error)) from None
+    except Exception as error:
+        code = tell_usage(error)
+        if code is None:
+            raise
+    raise SystemExit(code)
 
 
 def exit_code(error: LowcommError | OSError) -> int:
@@ -210,9 +216,9 @@ def exit_code(error: LowcommError | OSError) -> int:
     return ConfigError.exit_code if isinstance(error, SpecError | SignatureError) else 1
 
 
-def _prepare(quiet: bool, verbose: bool) -> None:
+def _prepare(quiet: bool, verbose: bool, as_json: bool) -> None:
     os.environ[_TRACEBACK] = "1" if verbose else ""
-    configure_logs(-2 if quiet else int(verbose))
+    configure_logs(-2 if quiet else int(verbose), as_json)
 
 
 def _size(text: str) -> int:

@@ -37,8 +37,8 @@ class WarningCode(StrEnum):
 
 WARNINGS: Mapping[str, Message] = {
     WarningCode.SETTINGS: Message(
-        "A setting was given that means nothing, and is ignored.",
-        "Correct the name that the sentence tells; `lowcomm-node config` shows what holds.",
+        "A setting was given that means nothing here, and is ignored.",
+        "Correct or leave away what the sentence names; `lowcomm-node config` shows what holds.",
     ),
     WarningCode.RUN_CHOSEN: Message(
         "Several published runs fit, so the node has taken the one that the operator of the "

@@ -55,7 +55,7 @@ def amend(
     from lowcomm_node.swarm.created_runs import created_run
     from lowcomm_protocol.spec.amendments import SCHEDULE
 
-    configure_logs(verbose - quiet - 1)
+    configure_logs(verbose - quiet - 1, json_)
     changes = dict(map(parse_change, set_))
     if at is None and any(name in SCHEDULE for name in changes):
         raise ConfigError(
@@ -64,7 +64,9 @@ def amend(
         )
     settings = load_settings({"home": home, "peers": peers}).settings
     identity, signed = created_run(settings.paths, run)
-    chain = run_async(publish_amendment(with_entry_points(settings), identity, signed, at, changes))
+    chain = run_async(
+        publish_amendment(with_entry_points(settings, signed), identity, signed, at, changes)
+    )
     name, made = f"{signed.spec.run.name}@{signed.fingerprint}", chain.links[-1]
     content = {"run": name, "number": made.number, "at": made.at, "settings": dict(made.settings)}
     show(

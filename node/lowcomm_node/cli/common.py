@@ -18,7 +18,7 @@ from lowcomm_node.cli.options import setting
 from lowcomm_node.errors import NodeError
 from lowcomm_node.owner.sources import LoadedSettings, load_settings
 from lowcomm_node.status.wire import to_json
-from lowcomm_node.system.command import INTERRUPTED
+from lowcomm_node.system.command import INTERRUPTED, tell_usage
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
 Home = Annotated[Path | None, setting("home")]
@@ -62,7 +62,7 @@ def run(app: typer.Typer) -> int:
 
 def _run(app: typer.Typer) -> int:
     try:
-        app()
+        code = app(standalone_mode=False)
     except LowcommError as error:
         return _tell(str(error), exit_code(error), code_of(type(error)))
     except ModuleNotFoundError as error:
@@ -79,8 +79,12 @@ def _run(app: typer.Typer) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except SystemExit as stop:
-        return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
-    return 0
+        code = 1 if isinstance(stop.code, str) else stop.code
+    except Exception as error:
+        code = tell_usage(error)
+        if code is None:
+            raise
+    return code or 0
 
 
 def _in_words(error: OSError) -> str:

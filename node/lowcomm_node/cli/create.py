@@ -198,7 +198,7 @@ def create(
     from lowcomm_node.storage.files import load_or_create_identity, write_atomic
     from lowcomm_protocol.spec.run import parse_toml, sign_run
 
-    configure_logs(verbose - quiet - 1)
+    configure_logs(verbose - quiet - 1, json_)
     settings = read_settings({"home": home, "peers": peers, "tokenizer": tokenizer}).settings
     text = text_of(file)
     spec = parse_toml(text, str(file), parameters_of)

@@ -49,7 +49,7 @@ def doctor(
 
     Example: lowcomm-node doctor --peers ADDRESS
     """
-    configure_logs(verbose - quiet - 1)
+    configure_logs(verbose - quiet - 1, json_)
     settings = read_settings({"home": home, "peers": peers}).settings
     findings = _examine(settings, peers or [])
     code = exit_code(findings)

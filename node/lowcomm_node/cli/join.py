@@ -45,7 +45,7 @@ def join(
 
     loaded = read_settings(flags)
     settings = loaded.settings
-    configure_logs(verbose - quiet - 1)
+    configure_logs(verbose - quiet - 1, json_)
     check_system(find_p2pd)
     raise_descriptors()
     from lowcomm_node.owner.availability import Availability
@@ -60,7 +60,11 @@ def join(
         from lowcomm_node.catalogue.warnings import WarningCode
         from lowcomm_node.cli.running import run_daemon
         from lowcomm_node.daemon.daemon import Daemon
+        from lowcomm_node.owner.limits import keep_settings
 
+    if loaded.sources["name"].startswith("flag"):
+        # Others know the node by it, also after a restart that does not name it again.
+        keep_settings(settings.paths.config, {"name": settings.name})
     daemon = Daemon(settings, trainer, availability)
     for warning in loaded.warnings:
         daemon.board.warn(WarningCode.SETTINGS, warning)

@@ -119,12 +119,12 @@ def remove(
     from lowcomm_node.cli.publishing import publish_removals, with_entry_points
     from lowcomm_node.swarm.created_runs import created_run
 
-    configure_logs(verbose - quiet - 1)
+    configure_logs(verbose - quiet - 1, json_)
     names = frozenset(_name_of(text) for text in who)
     settings = read_settings({"home": home, "peers": peers}).settings
     identity, signed = created_run(settings.paths, run)
     removals = run_async(
-        publish_removals(with_entry_points(settings), identity, signed, names, undo)
+        publish_removals(with_entry_points(settings, signed), identity, signed, names, undo)
     )
     name = f"{signed.spec.run.name}@{signed.fingerprint}"
     content = {"run": name, "version": removals.version, "removed": sorted(removals.ids)}

@@ -24,6 +24,7 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.run_template import OpenWeights, TokenizerFile
 from lowcomm_node.system.units import write_size
 from lowcomm_protocol.peers.probes import Keeping
+from lowcomm_protocol.spec.invalid import in_words
 from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
 from lowcomm_protocol.spec.settings import BUILTIN_TOKENS, RARELY, ModelSettings
@@ -255,8 +256,8 @@ def open_weights(folder: Path) -> OpenWeights:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(
-            f"{folder}: {first['input']!r}: {first['msg']}: rename the file, and its entry in the "
-            "index."
+            f"{folder}: {first['input']!r}: {in_words(first)}: rename the file, and its entry in "
+            "the index."
         ) from None
     warnings = [read.note] if read.note else []
     if read.left_out:

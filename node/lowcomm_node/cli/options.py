@@ -3,10 +3,10 @@
 from collections.abc import Callable
 from functools import wraps
 from inspect import Parameter, signature
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import SecretStr
 
 from lowcomm_node.owner.settings import SETTINGS, Section, default_of, flag_of, kind_of
 
@@ -55,4 +55,4 @@ def _typed(name: str) -> Any:
     kind = kind_of(name)
     if kind == tuple[str, ...]:
         return list[str]
-    return str if kind is SecretStr or (kind is bool and SETTINGS[name].unit) else kind
+    return kind if kind is Path or (kind is bool and not SETTINGS[name].unit) else str

@@ -8,7 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, time
 from typing import Any, Protocol, TypeVar
 
 from lowcomm_node.control.client import ControlClient
@@ -22,6 +22,7 @@ from lowcomm_node.storage.files import ephemeral_identity, read_small, write_ato
 from lowcomm_node.swarm.admission import REMOVALS_LIFE, newest_removals
 from lowcomm_node.swarm.amendments import AMENDMENTS_LIFE
 from lowcomm_node.swarm.find_run import ask_server, open_discovery
+from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.peers.removals import Removals, write_removals
@@ -62,6 +63,10 @@ async def publish_run(
                 "server closed to new runs?"
             )
         servers = by_peer(settings.peers)
+        known = RememberedPeers(settings.paths.remembered_peers(run.fingerprint), time())
+        for peer, addresses in servers.items():  # for amendments, and for this home's node
+            known.answered(peer, addresses, time(), named=True)
+        known.save()
         asking = (_ask(discovery, peer, servers[peer], run.run_id) for peer in servers)
         return dict(zip(servers, await asyncio.gather(*asking), strict=True))
     finally:
@@ -103,24 +108,29 @@ async def publish_amendment(
     return await _publish_next(settings, key, identity.peer_id, path, AMENDMENTS_LIFE, write)
 
 
-def with_entry_points(settings: NodeSettings) -> NodeSettings:
-    """These settings, with the addresses of our own node if they name none.
+def with_entry_points(settings: NodeSettings, run: SignedRun) -> NodeSettings:
+    """These settings; if they name no address, with those of our own node, or else those at which
+    the swarm of the run was entered before.
 
     Raises ConfigError, Unhealthy.
     """
     if settings.peers:
         return settings
-    return settings.model_copy(update={"peers": _entry_points(settings.home)})
+    return settings.model_copy(update={"peers": _entry_points(settings, run)})
 
 
-def _entry_points(home: Path) -> tuple[str, ...]:
+def _entry_points(settings: NodeSettings, run: SignedRun) -> tuple[str, ...]:
     try:
-        with ControlClient(home) as client:
+        with ControlClient(settings.home) as client:
             return client.status().entry_points
     except NotRunning:
+        path = settings.paths.remembered_peers(run.fingerprint)
+        known = [peer.addresses[0] for peer in RememberedPeers(path, time()).peers()]
+        if known:
+            return tuple(known)
         raise ConfigError(
-            f"No address of the swarm is known, and no node runs in {shlex.quote(str(home))}: give "
-            "one with --peers."
+            "No address of the swarm is known, and no node runs in "
+            f"{shlex.quote(str(settings.home))}: give one with --peers."
         ) from None
     except Unhealthy as error:
         raise Unhealthy(f"{error} Or give an address of the swarm with --peers.") from None

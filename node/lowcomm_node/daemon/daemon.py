@@ -30,7 +30,7 @@ from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.recorder import Recorder
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
-from lowcomm_node.owner.settings import NodeSettings
+from lowcomm_node.owner.settings import NodeSettings, unused
 from lowcomm_node.run_files.provider import check_named
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.lines import contribution, tell_farewell
@@ -169,6 +169,8 @@ class Daemon:
             await self._recorder.close()
 
     async def _take_part(self, run: SignedRun, entry: Entry) -> None:
+        for text in unused(self.settings, run.spec):
+            self.board.warn(WarningCode.SETTINGS, text)
         admission = await self._departure.unless_wanted(entry.be_admitted(run))
         if admission is None:
             return  # its owner would rather leave

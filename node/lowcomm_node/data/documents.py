@@ -14,6 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from lowcomm_node.data.kinds import is_packed
 from lowcomm_node.errors import ConfigError, DataError
+from lowcomm_node.system.support import install
 
 PART_BYTES = 1 << 20
 """Bytes of a text that are tokenized at once. A longer one is cut after lines, where the next part
@@ -190,7 +191,7 @@ def read_parquet(
         parquet: Any = importlib.import_module("pyarrow.parquet")
     except ImportError:
         raise ConfigError(
-            f"{files[0]} needs the library pyarrow: pip install 'lowcomm-node[parquet]'."
+            f"{files[0]} needs the library pyarrow: {install('[parquet]')}."
         ) from None
     reading = reading or Reading()
     for path in files:
@@ -234,13 +235,24 @@ def _field_of(line: bytes, field: str, where: str) -> str:
     return _checked(record[field], field, where)
 
 
+_KINDS = {bool: "true or false", list: "a list", dict: "an object"}
+
+
 def _checked(value: object, field: str, where: str) -> str:
     if value is None:
         return ""
+    if isinstance(value, bytes):  # Parquet of Impala and ClickHouse does not mark text as such
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise DataError(
+                f"{where}: {field!r} holds bytes that are not text in UTF-8: write the column as "
+                "strings, or name another one with --field."
+            ) from None
     if not isinstance(value, str):
         raise DataError(
-            f"{where}: {field!r} is a {type(value).__name__}, not text: name another field with "
-            "--field."
+            f"{where}: {field!r} holds {_KINDS.get(type(value), 'a number')}, not text: name "
+            "another field with --field."
         )
     return value
 

@@ -17,6 +17,7 @@ from lowcomm_node.data.stories.words import StoryTokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.durable import sha256_file
 from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.system.support import install
 from lowcomm_protocol.spec.settings import MAX_TOKENIZER_BYTES
 
 KEPT = "tokenizer.json"
@@ -316,5 +317,5 @@ def _tokenizers(path: Path) -> Any:
         return importlib.import_module("tokenizers")
     except ImportError:
         raise ConfigError(
-            f"{path} needs the library tokenizers: pip install 'lowcomm-node[hf]', or use 'bytes'."
+            f"{path} needs the library tokenizers: {install('[hf]')}, or use 'bytes'."
         ) from None

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lowcomm_node.errors import ConfigError, NodeError
+from lowcomm_node.system.support import install
 
 PATTERNS = ("*.json", "*.safetensors", "*.gguf", "Modelfile", "README.md")
 
@@ -70,6 +71,5 @@ def _library() -> Any:
         return importlib.import_module("huggingface_hub")
     except ImportError:
         raise ConfigError(
-            "`checkpoint publish` needs the library huggingface_hub: pip install "
-            "'lowcomm-node[hub]'."
+            "`checkpoint publish` needs the library huggingface_hub: " + install("[hub]") + "."
         ) from None

@@ -6,6 +6,7 @@ row of ``docs/settings.md``. All of them are made from its name, its type, its d
 ``Setting`` says. ``sources`` reads them.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -36,6 +37,7 @@ from lowcomm_node.owner.values import (
 )
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.priority import LAST
+from lowcomm_protocol.spec.run import RunSpec
 
 
 class Section(StrEnum):
@@ -337,6 +339,17 @@ SETTINGS = {
 
 CHANGEABLE = tuple(name for name, setting in SETTINGS.items() if setting.while_running)
 """What ``lowcomm-node limits`` can change."""
+
+
+def unused(settings: NodeSettings, spec: RunSpec) -> Iterator[str]:
+    """Which files of the owner's a run has no use for, and why, in words."""
+    for name, is_needed, instead in (
+        ("data", spec.data.source == "local", f'the text "{spec.data.source}" of the run'),
+        ("tokenizer", spec.data.tokenizer == "local", f'the tokenizer "{spec.data.tokenizer}"'),
+        ("weights", bool(spec.start.files), "random weights to begin with"),
+    ):
+        if (value := getattr(settings, name)) is not None and not is_needed:
+            yield f"{flag_of(name)} {value} has no effect: {spec.run.name} takes {instead}"
 
 
 def flag_of(name: str) -> str:

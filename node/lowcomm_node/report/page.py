@@ -104,6 +104,8 @@ def _node(story: Story, named: bool) -> Iterator[str]:
     changes = [[_when(when), own, others] for when, own, others in releases(story.samples)]
     heads = ["since", "this node", "other peers, as they tell"]
     yield _table("Releases over time", heads, changes)
+    amended = [[_when(when), text] for when, text in story.amendments]
+    yield _table("Changes of the run by its creator", ["when", "what"], amended)
     told = [[_when(when), text] for when, text in story.warnings]
     yield _table("Warnings, the newest last", ["when", "what"], told)
 

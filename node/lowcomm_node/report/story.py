@@ -9,7 +9,7 @@ from pathlib import Path
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.journal.reader import Journal
 from lowcomm_node.journal.sample import Sample
-from lowcomm_node.status.events import Warned
+from lowcomm_node.status.events import RunAmended, Warned
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.formatting import short_peer
@@ -72,6 +72,8 @@ class Story:
     exchanges: Exchanges
     warnings: Sequence[tuple[float, str]]
     """Time and text of the last ones."""
+    amendments: Sequence[tuple[float, str]] = ()
+    """The same of what the creator has changed."""
 
     @property
     def steps(self) -> int:
@@ -156,18 +158,22 @@ def _story(home: Path, path: Path) -> Story:
     exchanges = Exchanges()
     for event in journal.each_exchange():
         exchanges.take(event)
-    warnings = [
-        (entry.notice.time, entry.notice.event.text)
-        for entry in journal.last_notices_named(Warned.wire_name, MOST_WARNINGS)
-        if isinstance(entry.notice.event, Warned)
-    ]
+
+    def last(kind: type[Warned | RunAmended]) -> list[tuple[float, str]]:
+        return [
+            (entry.notice.time, entry.notice.event.text)
+            for entry in journal.last_notices_named(kind.wire_name, MOST_WARNINGS)
+            if isinstance(entry.notice.event, kind)
+        ]
+
     return Story(
         name=home.name,
         fingerprint=path.parent.name,
         run=_run(path.parent / "run.json"),
         samples=journal.samples(most=SAMPLES),
         exchanges=exchanges,
-        warnings=warnings,
+        warnings=last(Warned),
+        amendments=last(RunAmended),
     )
 
 

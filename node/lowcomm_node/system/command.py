@@ -1,6 +1,6 @@
 """The first and last moments of a command: standard streams, imports, Ctrl-C, exit code.
 
-Imports little itself, because Ctrl-C can't be handled before ``run_command`` runs.
+Imports little itself, because Ctrl-C prints a traceback before ``run_command`` runs.
 """
 
 import gc
@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from lowcomm_protocol.spec.invalid import in_words
 
 INTERRUPTED = 130
 
@@ -53,6 +55,25 @@ def was_interrupted(error: BaseException | None) -> bool:
     while error is not None and not isinstance(error, KeyboardInterrupt):
         error = error.__cause__ or error.__context__
     return error is not None
+
+
+def tell_usage(error: Exception) -> int | None:
+    """Say in a line what is wrong with a command line; the exit code, or None for other errors.
+
+    Typer may bring its own copy of click, so its errors are known by their methods.
+    """
+    if not hasattr(error, "format_message"):
+        return None
+    click: Any = error
+    if hasattr(click.__cause__, "errors"):  # pydantic's
+        click.message = in_words(click.__cause__.errors()[0])
+    if type(error).__name__ == "NoArgsIsHelpError":
+        click.show()
+    else:
+        path = getattr(getattr(error, "ctx", None), "command_path", "")
+        more = f" `{path} --help` shows what there is." if path else ""
+        print(f"error: {click.format_message().rstrip('.')}.{more}", file=sys.stderr)
+    return click.exit_code
 
 
 @contextmanager

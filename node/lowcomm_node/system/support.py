@@ -12,6 +12,7 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from importlib.metadata import requires
 from pathlib import Path
 
 from lowcomm_node.errors import Incompatible, PortInUse
@@ -42,6 +43,29 @@ def program(name: str = "lowcomm-node") -> str:
         here = Path.cwd()
         script = script.relative_to(here) if script.is_relative_to(here) else script
     return shlex.quote(str(script))
+
+
+def install(wanted: str) -> str:
+    """The command that adds a library to this installation: a requirement, or one of our own
+    extras, written such as ``[gguf]``."""
+    prefix, names = Path(sys.prefix), [wanted]
+    is_pipx = prefix.parent.name == "venvs" and "pipx" in prefix.parts
+    is_uv = prefix.parent.name == "tools" and "uv" in prefix.parts
+    if wanted.startswith("[") and (is_pipx or is_uv):
+        ours = f'extra == "{wanted[1:-1]}"'
+        needed = (one.partition(";") for one in requires("lowcomm-node") or ())
+        names = [name.strip() for name, _, when in needed if ours in when.replace("'", '"')]
+    if is_pipx:
+        return f"pipx inject {prefix.name} {shlex.join(names)}"
+    if is_uv:
+        return f"uv tool install {prefix.name} " + " ".join(
+            f"--with {shlex.quote(one)}" for one in names
+        )
+    pip = Path(sys.executable).parent / "pip"
+    found = shutil.which("pip")
+    is_ours = found is not None and pip.exists() and pip.samefile(found)
+    command = "pip" if is_ours else f"{shlex.quote(sys.executable)} -m pip"
+    return f"{command} install '{'lowcomm-node' if wanted.startswith('[') else ''}{wanted}'"
 
 
 def raise_descriptors(wanted: int = DESCRIPTORS) -> int:

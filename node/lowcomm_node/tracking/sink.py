@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.system.support import install
 
 Setting = str | int | float | bool
 
@@ -99,6 +100,5 @@ class Library:
             if (error.name or "").partition(".")[0].startswith("lowcomm"):
                 raise
             raise ConfigError(
-                f"The library {self.name} is needed here ({error}): pip install "
-                f"'lowcomm-node[{self.extra}]'."
+                f"The library {self.name} is needed here ({error}): {install(f'[{self.extra}]')}."
             ) from None

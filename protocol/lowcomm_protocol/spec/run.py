@@ -33,6 +33,7 @@ from lowcomm_protocol.spec.document import (
     write_document,
 )
 from lowcomm_protocol.spec.fragment_count import AUTO, fragment_count
+from lowcomm_protocol.spec.invalid import in_words
 from lowcomm_protocol.spec.names import MODELS
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.settings import (
@@ -408,7 +409,7 @@ def _explain(error: ValidationError, model: type[ModelSettings]) -> str:
         return f"unknown key {where!r}; {remedy}"
     if first["type"] == "missing":
         return f"{where!r} is missing: add it."
-    message = first["msg"].removeprefix("Value error, ")
+    message = in_words(first)
     if isinstance(first["input"], dict):  # settings that do not work together
         return f"{where}: {message}."
     return f"{where} = {_show(first['input'])}: {message}." if where else f"{message}."
@@ -418,7 +419,7 @@ def _show(value: object) -> str:
     """A value of a stranger, short, whatever it is: a huge number or a deep list has no
     ``repr``."""
     plain = isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 256)
-    return repr(value)[:80] if plain else f"({type(value).__name__})"
+    return repr(value)[:80] if plain else "(a list)" if isinstance(value, list) else "(a table)"
 
 
 def _kind_of(content: dict[str, Any], source: str) -> type[ModelSettings]:

@@ -143,4 +143,4 @@ def _unknown(key: str, name: str, type_: Architecture) -> str:
 def _shown(value: object) -> str:
     """A value of a stranger, short: a huge number has no ``repr``."""
     plain = isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 256)
-    return repr(value)[:40] if plain else f"({type(value).__name__})"
+    return repr(value)[:40] if plain else "(a list)" if isinstance(value, list) else "(a table)"

@@ -346,7 +346,7 @@ def test_a_command_line_that_makes_no_sense_is_a_usage_error(command: str, cli: 
         ("invite --for nobody", 78, "'nobody' is not a peer id"),
         ("remove nobody", 78, "'nobody' is not a peer id"),
         ("remove 12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c", 78, "has created no run"),
-        ("init {tmp}/run.toml --admission lst", 78, "Input should be 'open', 'invite' or 'list'"),
+        ("init {tmp}/run.toml --admission lst", 78, "expected 'open', 'invite' or 'list'"),
         ("init {tmp}/run.toml --admission list", 78, "needs members"),
         ("plan --up 20Mbit --step-seconds 1 --peers 4", 78, "--parameters"),
         ("plan --up 20 --step-seconds 1 --peers 4 --parameters 1B", 78, "--up 20: 20 of what?"),

@@ -343,8 +343,8 @@ def test_lines_of_json_give_the_text_of_one_field(tmp_path: Path) -> None:
         (b"null", "no field 'text'"),
         (b'"text"', "no field 'text'"),
         (b'{"Text": "a"}', "no field 'text'"),
-        (b'{"text": 1}', "'text' is a int, not text"),
-        (b'{"text": ["a"]}', "'text' is a list, not text"),
+        (b'{"text": 1}', "'text' holds a number, not text"),
+        (b'{"text": ["a"]}', "'text' holds a list, not text"),
         (b'{"text": "a"', "not a JSON object"),
     ],
 )
@@ -365,7 +365,7 @@ def test_columns_of_parquet_give_their_text(tmp_path: Path) -> None:
     assert list(read_parquet([path, path], "body")) == [text.encode() for text in texts if text] * 2
     with pytest.raises(DataError, match="has no column 'text', only other, body"):
         list(read_parquet([path], "text"))
-    with pytest.raises(DataError, match="'other' is a int, not text"):
+    with pytest.raises(DataError, match="'other' holds a number, not text"):
         list(read_parquet([path], "other"))
 
 

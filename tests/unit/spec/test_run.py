@@ -158,7 +158,7 @@ def test_a_preset_is_not_changed_by_a_run_that_uses_it():
         (MINIMAL + "[model]\nwidth = 60\nheads = 4\n", "multiple of 2 \\* heads = 8"),
         (
             MINIMAL + '[data]\nsource = "/etc/passwd"\n',
-            "data.source = '/etc/passwd': Input should be",
+            "data.source = '/etc/passwd': expected",
         ),
         (with_sync("fragments = 30"), "fragments = 30 exceeds interval = 5"),
         (with_sync("min_steps = 30"), "min_steps = 30 exceeds interval = 5"),
@@ -271,7 +271,7 @@ MANY = [Identity(bytes([i // 256, i % 256]) * 16).peer_id for i in range(257)]
     ("text", "told"),
     [
         ('admission = "invited"',
-         "run.admission = 'invited': Input should be 'open', 'invite' or 'list'"),
+         "run.admission = 'invited': expected 'open', 'invite' or 'list'"),
         ('admission = "list"', "needs members: the peer ids that `lowcomm-node id` shows"),
         ('admission = "list"\nmembers = []', "needs members"),
         (f"members = {MEMBERS}",

@@ -20,6 +20,7 @@ from lowcomm_node.models.strange_config import (
     wrong,
 )
 from lowcomm_node.models.transformer.huggingface import PLAIN, ROPE, TYPES
+from lowcomm_protocol.spec.invalid import in_words
 from lowcomm_protocol.spec.transformer import TransformerSettings
 
 KINDS = {**TYPES, "mistral": TYPES["llama"]}
@@ -127,7 +128,7 @@ def _rope(told: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 def _explained(error: ValidationError, source: str) -> ConfigError:
     first = error.errors(include_url=False)[0]
-    message = first["msg"].removeprefix("Value error, ")
+    message = in_words(first)
     if not first["loc"]:  # settings that do not work together
         return ConfigError(f"{source}: {message}.")
     ours = str(first["loc"][0])

@@ -22,6 +22,7 @@ from lowcomm_node.models.strange_config import (
 from lowcomm_node.models.transformers.configuration import FULL, SLIDING, configuration
 from lowcomm_node.models.transformers.model import library
 from lowcomm_protocol.spec.architectures import ARCHITECTURES, Architecture, Key
+from lowcomm_protocol.spec.invalid import in_words
 from lowcomm_protocol.spec.settings import ModelSettings
 from lowcomm_protocol.spec.transformers import TransformersSettings
 
@@ -67,8 +68,7 @@ def read_config(config: Mapping[str, Any], source: str) -> Read:
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        message = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(f"{source}: {message[:300]}.") from None
+        raise ConfigError(f"{source}: {in_words(first)[:300]}.") from None
     _compare(theirs, settings, source)
     return Read(cast("ModelSettings", settings), longest, left_out(config, known))
 
