@@ -10,7 +10,11 @@ from hypothesis import settings
 
 from helpers import keeping
 from helpers.pacing import SHORT_LOOK, pace
-from helpers.skips import pytest_addoption, pytest_runtest_makereport  # noqa: F401 - hooks
+from helpers.skips import (  # noqa: F401 - hooks
+    pytest_addoption,
+    pytest_runtest_makereport,
+    pytest_terminal_summary,
+)
 
 # Models of tests are no work for several threads, which spin while they wait for each other. Before
 # torch is imported.

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+OPTION = "make test OPTIONS=-rs"
 EXCEPTED = (
     "atheris is not installed here",  # a fuzzer that has no wheel for every Python
     "this machine has no IPv6",
@@ -17,6 +18,15 @@ EXCEPTED = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option."""
     parser.addoption("--no-skips", action="store_true", help="a test that is skipped fails; for CI")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Say how many tests were left out, and how to have them."""
+    if skipped := terminalreporter.stats.get("skipped"):
+        terminalreporter.write_line(
+            f"{len(skipped)} tests were left out ({OPTION} says why each): `make test-tools`, as "
+            "root on Debian, installs what the system lacks"
+        )
 
 
 @pytest.hookimpl(wrapper=True)

@@ -29,7 +29,10 @@ def main() -> int:
                 f"the tests need the packages {' '.join(absent)}: install them, or run this as "
                 "root on Debian"
             )
-        install(absent)
+        try:
+            install(absent)
+        except subprocess.CalledProcessError as error:
+            return fail(f"apt-get can't install {' '.join(absent)} (exit code {error.returncode})")
         if absent := absent_packages():
             return fail(f"apt-get has not brought what the tests need: {' '.join(absent)}")
     if reason := missing():

@@ -1,5 +1,6 @@
 """``join``: take part in a run. The command is the daemon."""
 
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,7 +8,7 @@ import typer
 
 from lowcomm_node.cli.common import Json, Quiet, Verbose, read_settings
 from lowcomm_node.cli.options import takes_settings
-from lowcomm_node.errors import ConfigError
+from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import HomeLock, write_atomic
 from lowcomm_node.supervision.process import TrainerProcess
@@ -64,7 +65,9 @@ def join(
 
     if loaded.sources["name"].startswith("flag"):
         # Others know the node by it, also after a restart that does not name it again.
-        keep_settings(settings.paths.config, {"name": settings.name})
+        with suppress(NodeError):  # a file that is read-only is its owner's choice
+            settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            keep_settings(settings.paths.config, {"name": settings.name})
     daemon = Daemon(settings, trainer, availability)
     for warning in loaded.warnings:
         daemon.board.warn(WarningCode.SETTINGS, warning)

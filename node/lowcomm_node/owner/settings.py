@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType
-from typing import Annotated, Any, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Self, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -37,7 +37,9 @@ from lowcomm_node.owner.values import (
 )
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.priority import LAST
-from lowcomm_protocol.spec.run import RunSpec
+
+if TYPE_CHECKING:
+    from lowcomm_protocol.spec.run import RunSpec
 
 
 class Section(StrEnum):
@@ -341,7 +343,7 @@ CHANGEABLE = tuple(name for name, setting in SETTINGS.items() if setting.while_r
 """What ``lowcomm-node limits`` can change."""
 
 
-def unused(settings: NodeSettings, spec: RunSpec) -> Iterator[str]:
+def unused(settings: NodeSettings, spec: "RunSpec") -> Iterator[str]:
     """Which files of the owner's a run has no use for, and why, in words."""
     for name, is_needed, instead in (
         ("data", spec.data.source == "local", f'the text "{spec.data.source}" of the run'),
