@@ -109,7 +109,7 @@ def test_text_that_a_terminal_can_not_show_is_no_error() -> None:
 
 
 def test_a_full_disk_behind_the_output_ends_nothing() -> None:
-    full = open("/dev/full", "w", encoding="utf-8")  # noqa: SIM115 - closing it would try again
+    full = Path("/dev/full").open("w", encoding="utf-8")  # noqa: SIM115 - closing it tries again
     with redirect_stdout(full):
         say("lost")
     with suppress(OSError):

@@ -1,0 +1,154 @@
+"""What must hold on odd machines: one line says what is missing, and nothing depends on the
+locale."""
+
+import errno
+import fcntl
+import os
+import pwd
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from lowcomm_bootstrap import cli as bootstrap
+from lowcomm_node.cli import app, common
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.owner.settings import unused
+from lowcomm_node.owner.sources import load_settings
+from lowcomm_node.storage.durable import lock
+from lowcomm_node.storage.files import HomeLock
+from lowcomm_node.system import support
+from lowcomm_protocol.spec.run import parse_toml
+
+Run = Callable[..., tuple[int, str]]
+NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWSQFqtYyvDBvkRFEjCARKkipjJRhjM86xvxkFGScqahMZ"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command line; its exit code and what it says on stderr."""
+    for variable in [name for name in os.environ if name.startswith("LOWCOMM_")]:
+        monkeypatch.delenv(variable)
+
+    def call(program: str, *arguments: str) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        if program == "lowcomm-node":
+            return common.run(app), capsys.readouterr().err
+        with pytest.raises(SystemExit) as ended:
+            bootstrap.main()
+        code = ended.value.code
+        return code if isinstance(code, int) else 1, capsys.readouterr().err
+
+    return call
+
+
+def is_one_line(code: int, told: str, *parts: str) -> bool:
+    told_once = told.startswith("error: ") and len(told.splitlines()) == 1
+    return code != 0 and told_once and all(part in told for part in parts)
+
+
+@pytest.mark.parametrize(
+    "command", ["lowcomm-node paths", "lowcomm-node report", "lowcomm-bootstrap id"]
+)
+def test_without_a_home_folder_a_line_says_what_to_set(
+    run: Run, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    def nobody(uid: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", nobody)
+    for variable in ("HOME", "XDG_DATA_HOME", "STATE_DIRECTORY"):
+        monkeypatch.delenv(variable, raising=False)
+    assert is_one_line(*run(*command.split()), "--home", "HOME")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "lowcomm-node paths --home ~nosuchuser/x",
+        "lowcomm-node config --home ~nosuchuser/x",
+        "lowcomm-node report ~nosuchuser/x",
+        f"lowcomm-node join --peers {NOBODY} --home {{tmp}} --weights ~nosuchuser/x",
+        "lowcomm-bootstrap id --home ~nosuchuser/x",
+    ],
+)
+def test_the_folder_of_an_unknown_user_is_named(run: Run, tmp_path: Path, command: str) -> None:
+    assert is_one_line(*run(*command.format(tmp=tmp_path).split()), "~nosuchuser")
+
+
+def test_a_file_system_without_locks_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def no_locks(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "flock", no_locks)
+    for take in (
+        lambda: HomeLock(tmp_path / "lock").__enter__(),
+        lambda: lock(os.open(tmp_path, os.O_RDONLY), fcntl.LOCK_EX, wait=False),
+    ):
+        with pytest.raises(ConfigError, match=f"{tmp_path}.*--home"):
+            take()
+
+
+@pytest.mark.parametrize("where", ["create {file} --peers " + NOBODY, "plan {file}"])
+def test_a_byte_order_mark_is_no_part_of_a_run(run: Run, tmp_path: Path, where: str) -> None:
+    file = tmp_path / "windows.toml"
+    assert run("lowcomm-node", "init", str(file))[0] == 0
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
+    home = ["--home", str(tmp_path / "home")]
+    told = run("lowcomm-node", *where.format(file=file).split(), *home)[1]
+    assert "TOML" not in told
+    file.write_bytes(file.read_text(encoding="utf-8-sig").encode("utf-16"))
+    assert is_one_line(
+        *run("lowcomm-node", *where.format(file=file).split(), *home), str(file), "UTF-8"
+    )
+
+
+def test_a_byte_order_mark_is_no_part_of_the_settings(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_bytes(b'\xef\xbb\xbfmax_up = "8Mbit"\n')
+    assert load_settings({"home": tmp_path}, {}).settings.max_up == 1e6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ("join --keep x", "a whole number"),
+        ("join --nice 1.5", "a whole number"),
+        ("join --max-memory much", "a number"),
+        ("init {tmp}/run.toml --steps x", "a whole number"),
+        ("init {tmp}/run.toml --name A", "of a-z, 0-9"),
+        ("checkpoint export --format x", "'gguf'"),
+    ],
+)
+def test_what_a_value_must_be_is_said_in_plain_words(
+    run: Run, tmp_path: Path, arguments: str, expected: str
+) -> None:
+    code, told = run("lowcomm-node", *arguments.format(tmp=tmp_path).split())
+    assert is_one_line(code, told, expected)
+    assert "Input should" not in told and "pattern" not in told and "bool" not in told
+
+
+@pytest.mark.parametrize(
+    ("prefix", "command"),
+    [
+        ("/home/a/.local/share/pipx/venvs/lowcomm-node", "pipx inject lowcomm-node 'gguf>=0.17'"),
+        ("/home/a/.local/share/uv/tools/lowcomm-node", "--with 'gguf>=0.17'"),
+        ("/home/a/venv", "pip install 'lowcomm-node[gguf]'"),
+    ],
+)
+def test_a_missing_library_is_added_as_the_program_was_installed(
+    monkeypatch: pytest.MonkeyPatch, prefix: str, command: str
+) -> None:
+    monkeypatch.setattr(sys, "prefix", prefix)
+    assert command in support.install("[gguf]")
+
+
+def test_files_that_a_run_does_not_use_are_named(tmp_path: Path) -> None:
+    flags = {"home": tmp_path, "data": "a.txt", "tokenizer": "t.json", "weights": tmp_path}
+    settings = load_settings(flags, {}).settings
+    told = list(unused(settings, parse_toml('[run]\nname = "a"\n')))
+    assert [line.split()[0] for line in told] == ["--data", "--tokenizer", "--weights"]
+    own = '[run]\nname = "a"\n[data]\nsource = "local"\ntokenizer = "local"\n'
+    assert [line.split()[0] for line in unused(settings, parse_toml(own))] == ["--weights"]
