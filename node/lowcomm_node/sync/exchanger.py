@@ -32,6 +32,7 @@ from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange.budget import Deadlines
+from lowcomm_protocol.exchange.needs import LIFE
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.peers.records import Phase
 from lowcomm_protocol.peers.roster import Roster
@@ -333,9 +334,9 @@ class Exchanger:
 
     @property
     def kept_waiting(self) -> str | None:
-        """Which peers have kept exchanges waiting in vain for long; None if there are none."""
-        trust = self.peer.trust
-        long = [(peer, seconds) for peer, seconds in trust.keeping_us() if seconds >= LONG_WAIT]
+        """Which peers keep exchanges waiting in vain for long; None if there are none."""
+        known = self.peer.trust.keeping_us(monotonic() - LIFE)
+        long = [(peer, seconds) for peer, seconds in known if seconds >= LONG_WAIT]
         if not long:
             return None
         worst = sorted(long, key=itemgetter(1), reverse=True)[:4]

@@ -214,10 +214,9 @@ class Peer:
         # Callers alone, who may be slow on purpose, never keep us from one of our own.
         own = any(one.call is None and one.decided is None for one in self.running.values())
         if not self.room.has_memory:
-            for one in list(self.running.values()):
-                if self.room.gives_way(one, self._now):
-                    self._give_way(one)
-                    break
+            late = [one for one in self.running.values() if self.room.gives_way(one, self._now)]
+            if late and not self.room.closing:
+                self._give_way(late[0])
             return  # as many are under way as fit; it stays due
         if own and self.room.fills_line(self._now):
             return
@@ -343,10 +342,13 @@ class Peer:
     def _on_deadline(self, one: Underway) -> None:
         self._effects.append(events.RanLate(exchange=one.number))
         # Only in pairs: a group goes on without what comes late.
-        if one.machine.stage is base.Stage.TRADING:
-            for peer in one.partners:
-                if peer not in one.come:
-                    self._hold_stall(one, peer, "was too slow for the deadline", one.began)
+        if one.kind.all_call:
+            return
+        for peer in one.partners:
+            if one.machine.stage is base.Stage.TRADING and peer not in one.come:
+                self._hold_stall(one, peer, "was too slow for the deadline", one.began)
+            elif one.machine.stage is base.Stage.CONFIRMING and not one.timers:
+                self._hold_stall(one, peer, "did not confirm in time", one.began)
 
     # calls of others
 

@@ -115,9 +115,10 @@ class Trust:
         one = self._stumbles.get(peer)
         return 0.0 if one is None else one.seconds
 
-    def keeping_us(self) -> Iterator[tuple[str, float]]:
-        """The peers that have kept us waiting, and for how many seconds."""
-        return ((peer, one.seconds) for peer, one in self._stumbles.items() if one.seconds)
+    def keeping_us(self, since: float) -> Iterator[tuple[str, float]]:
+        """The peers that have kept us waiting since then, and for how many seconds in all."""
+        known = self._stumbles.items()
+        return ((peer, one.seconds) for peer, one in known if one.last >= since)
 
     def hold(
         self, peer: str, deed: Deed, steps: int, reason: str = "", step_seconds: float = 0.0

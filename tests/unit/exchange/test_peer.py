@@ -20,6 +20,7 @@ from lowcomm_protocol.exchange import base, events, kinds, story
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
+from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan.matching import Refusal
@@ -217,6 +218,28 @@ def test_who_keeps_us_waiting_again_and_again_is_left_out_for_longer_than_that_t
         back += 1
         peer.position.steps = back
     assert back - step >= lost, "steps of a second each"
+
+
+def test_a_partner_that_brings_its_part_and_then_confirms_nothing_is_blamed_once_time_is_over():
+    peer, one = begun(Deadlines())
+    number = one.number
+    peer.handle(100.1, events.Answered(exchange=number, peer="b", offer=one.offer))
+    peer.handle(101.0, events.In(exchange=number, event=base.Captured()))
+    peer.handle(101.0, events.ContentCame(exchange=number, peer="b"))
+    peer.handle(101.0, events.In(exchange=number, event=pairs.Verified(peer="b")))
+    assert one.machine.stage is base.Stage.CONFIRMING
+    peer.handle(100.0 + one.deadline, events.Tick())
+    assert peer.trust.lost("b") == 0.0, "its word may be on its way"
+    peer.handle(100.0 + one.deadline + HELLO_DEADLINE, events.Tick())
+    assert peer.trust.lost("b") == one.deadline + HELLO_DEADLINE
+
+
+def test_callers_that_take_too_long_make_room_in_memory_for_one_of_our_own():
+    peer, held = held_by_a_caller()
+    peer.running[1] = peer.running.pop(0)  # of another fragment
+    assert not peer.room.has_memory
+    stepped(peer, 150.0, 16)
+    assert held.machine.cause is base.Cause.GAVE_WAY
 
 
 class Busy:

@@ -232,7 +232,8 @@ def test_exchanges_that_wait_for_a_peer_at_the_same_time_are_one_stumble():
     for _ in range(10 * FORGIVEN):
         assert not trust.stumbled("a", seconds=10.0, usual=1.0, now=100.0)
     assert trust.lost("a") == 10 * FORGIVEN * 10.0
-    assert list(trust.keeping_us()) == [("a", trust.lost("a"))]
+    assert list(trust.keeping_us(since=100.0)) == [("a", trust.lost("a"))]
+    assert list(trust.keeping_us(since=101.0)) == []
 
 
 def waits(trust: Trust, seconds: float, usual: float, after: float = 0.0) -> int:

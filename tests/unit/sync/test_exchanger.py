@@ -362,8 +362,11 @@ async def test_an_offer_tells_how_long_the_owners_limits_make_contents_take():
 
 
 @pytest.mark.parametrize("limited", [0, 1])
-async def test_both_wait_as_long_as_the_limits_of_either_ask_for(limited: int):
+async def test_both_wait_as_long_as_the_limits_of_either_ask_for_who_was_seen_to_need_that(
+    limited: int,
+):
     async with swarm(2) as one:
+        one.nodes[0].exchanger.peer.budget.took(one.nodes[1].peer_id, 7.5)
         for node in one.nodes:
             node.allow(learns=True)
             node.exchanger.peer.budget.durations.append(1.0)
@@ -382,8 +385,9 @@ async def test_both_wait_as_long_as_the_limits_of_either_ask_for(limited: int):
 
 
 @pytest.mark.parametrize("slow", [0, 1])
-async def test_both_wait_as_long_as_the_steps_of_either_take(slow: int):
+async def test_both_wait_as_long_as_the_steps_of_either_take_who_was_seen_to_need_that(slow: int):
     async with swarm(2) as one:
+        one.nodes[0].exchanger.peer.budget.took(one.nodes[1].peer_id, 14.0)
         for node in one.nodes:
             node.allow(learns=True)
             node.exchanger.peer.budget.durations.append(1.0)

@@ -1,6 +1,8 @@
 """What must hold for what a node holds against a peer: real exchanges, with a puppet that does not
 do what it should."""
 
+from time import monotonic
+
 import pytest
 
 from helpers.exchanging import INTERVAL, Node, Puppet, announced, chunks, hear_end, say, swarm
@@ -131,3 +133,15 @@ async def test_nothing_is_held_against_who_does_all_right():
         assert (await node.ended()).outcome == "applied"
         assert score(node, puppet) == 1.0
         await soon(stream.close())
+
+
+async def test_the_owner_is_told_who_keeps_exchanges_waiting():
+    async with swarm(1) as one:
+        (node,) = one.nodes
+        puppet = await one.puppet()
+        trust = node.exchanger.peer.trust
+        trust.stumbled(puppet.peer_id, seconds=9.0, now=monotonic())
+        assert node.exchanger.kept_waiting is None, "so much happens to honest peers"
+        trust.stumbled(puppet.peer_id, seconds=25.0, now=monotonic())
+        told = node.exchanger.kept_waiting
+        assert told is not None and f"{puppet.peer_id[-6:]} for 34 s" in told
