@@ -8,7 +8,6 @@ import typer
 from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.owner.sources import find_home
-from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
 
 _LEADS_THERE = """<!doctype html>
@@ -41,6 +40,8 @@ def web(
         link = client.link()
     show({"link": link}, json_, link)
     if open_ and not json_:
+        from lowcomm_node.storage.files import write_atomic  # Windows has no fcntl
+
         # Every user of the machine can read the command line of the browser, and nobody else this
         # file with the key.
         page = Paths(folder).page_link
