@@ -33,7 +33,7 @@ from lowcomm_node.transport.endpoint import Endpoint
 from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
-from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, PeerInfo, Phase, Told
+from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, Told
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.spec.amendments import Amendment
 from lowcomm_protocol.spec.run import SignedRun
@@ -141,19 +141,19 @@ class Participation:
         has_begun = any(self._settings.paths.checkpoints(run.fingerprint).glob("step-*"))
         if has_begun or run.spec.sync.group == 1:  # alone: what others have reached is theirs
             return False
+        # A server may believe what a single peer told it before anybody had begun. Then the creator
+        # begins all the same, and those who find it training join it.
+        servers = by_peer(self._settings.peers) if run.creator != self._peer_id else ()
+        asking = (ask_server(self._entry.discovery, one, run.run_id) for one in servers)
+        steps = [one.swarm_step for one in await asyncio.gather(*asking)]
         await membership.look()
-        known, served, step = self._roster.known(time()), list[PeerInfo](), 0
-        if any(info.phase is Phase.FINISHED for info in known):
-            await membership.acquaint()
-            served = membership.finished(is_over)
-            step = max((info.swarm_step for info in served), default=0)
-        elif not known and run.creator != self._peer_id:
-            # A server may believe what a single peer told it before anybody had begun. Then the
-            # creator begins all the same, and those who find it training join it.
-            servers = by_peer(self._settings.peers)
-            asking = (ask_server(self._entry.discovery, one, run.run_id) for one in servers)
-            step = max((one.swarm_step for one in await asyncio.gather(*asking)), default=0)
-        if not is_over(step) or (served and self._settings.stay):
+        known = self._roster.known(time())
+        if not any(map(is_over, (*steps, *(info.swarm_step for info in known)))):
+            return False
+        await membership.acquaint()
+        served = membership.finished(is_over)
+        step = max((*steps, *(info.swarm_step for info in served or ())), default=0)
+        if served is None or not is_over(step) or (served and self._settings.stay):
             return False
         rest = (
             f"`lowcomm-node join --stay` copies its last state, which {len(served)} of them serve"

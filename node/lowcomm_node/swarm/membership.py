@@ -151,14 +151,14 @@ class Membership:
         there = [info for info in alive if info.phase in can]
         return sorted(there, key=lambda info: -info.swarm_step)
 
-    def finished(self, is_over: Callable[[int], bool]) -> list[PeerInfo]:
-        """The alive peers that have trained the run to its end; empty while another still trains.
+    def finished(self, is_over: Callable[[int], bool]) -> list[PeerInfo] | None:
+        """The alive peers that have trained the run to its end; None while another still trains.
 
         ``is_over``: whether the run ends at a swarm step, or has ended before.
         """
         alive = [info for info in self.roster.alive(time()) if info.phase is not Phase.JOINING]
         ended = [info for info in alive if is_over(info.swarm_step)]
-        return ended if len(ended) == len(alive) else []
+        return ended if len(ended) == len(alive) else None
 
     async def wait_changed(self, seconds: float) -> None:
         """Wait until the roster changes, or for ``seconds``."""
