@@ -660,12 +660,24 @@ async def test_a_full_queue_sends_joiners_elsewhere(tmp_path, monkeypatch):
         assert late.given_by([good]) == [len(SMALL.pieces)]
 
 
-@pytest.mark.parametrize("way", [never_serve, drip])
-async def test_donors_that_never_serve_give_way_to_those_not_asked_yet(tmp_path, monkeypatch, way):
+async def dribble(peer: str, stream: CalleeStream) -> None:
+    """Serve at 3 kB/s, which is more than a piece needs at least."""
+    for one in opened():
+        await stream.send(pb.FetchReply.FromString(one))
+    for at in range(0, SMALL.pieces[0].size, 150):
+        await stream.send(pb.FetchReply(chunk=pb.Chunk(offset=at, data=bytes(150))))
+        await asyncio.sleep(0.05)
+
+
+@pytest.mark.parametrize("way", [never_serve, drip, dribble])
+async def test_donors_that_serve_next_to_nothing_give_way_to_those_not_asked_yet(
+    tmp_path, monkeypatch, way
+):
     """Must be seen. Six of them kept every newcomer waiting for an hour; three that were always
     about to begin counted as serving, and the queues of others were left."""
     monkeypatch.setattr(asking, "PATIENCE", 0.5)
     monkeypatch.setattr(asking, "PREPARING", 1)
+    monkeypatch.setattr(fetch_module, "SLOW", 0.5)
     async with AsyncExitStack() as stack:
         channels = await stack.enter_async_context(calling())
         good = await stack.enter_async_context(giving(tmp_path, 12))
@@ -676,16 +688,16 @@ async def test_donors_that_never_serve_give_way_to_those_not_asked_yet(tmp_path,
             donors.append(callee.info())
         joiner = Joiner(channels, tmp_path / "incoming", lambda: donors)
         task = asyncio.create_task(joiner.fetch())
-        await reached(
-            lambda: (
-                [one.position is not None for one in joiner._sessions.running.values()]
-                == [True] * len(donors)
-            ),
-            "all of them keep it waiting",
-        )
+        enough = fetch_module.MOST_SERVING if way is dribble else len(donors)
+
+        def all_are_taken() -> bool:
+            running = joiner._sessions.running.values()
+            return len(running) == enough and all(one.position is not None for one in running)
+
+        await reached(all_are_taken, "all of them keep it waiting")
         donors.append(good.info())
         await soon(task)
-        assert joiner.given_by([good]) == [len(SMALL.pieces)]
+        assert joiner.download.peers == [good.peer_id]
 
 
 async def test_a_donor_that_drips_bytes_is_left_within_a_silence(tmp_path, monkeypatch):
