@@ -87,6 +87,8 @@ class Fetching:
             peers = "peer" if serving == 1 else "peers"
             rate = self._use.rate(monotonic()) / 1e6
             return f"fetching {name}: {told} from {serving} {peers}, {rate:.2f} MB/s"
+        if serving:  # how large it is, nobody knows
+            return f"fetching {name} from {serving} peer{'s' if serving > 1 else ''}"
         queued = [
             f"number {session.position} in the queue of {peer[-6:]}"
             for peer, session in running.items()
