@@ -106,9 +106,7 @@ def choose(
     allowed = _READABLE if wanted else KINDS
     if found.keys() <= set(allowed) and (wanted or len(found) == 1):
         return wanted or next(iter(found)), files
-    held = "; ".join(
-        f"{len(those)} {kind} ({_some(those)})" for kind, those in sorted(found.items())
-    )
+    held = "; ".join(f"{_some(those)} ({kind})" for kind, those in sorted(found.items()))
     kinds = sorted(found.keys() & KINDS, key=lambda kind: (-len(found[kind]), kind))
     remedy = f"read one kind of it, such as by --data {kinds[0]}:{source}, or " if kinds else ""
     raise ConfigError(

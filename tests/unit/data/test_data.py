@@ -538,9 +538,9 @@ def test_a_folder_of_several_kinds_is_refused_with_its_files_and_the_remedy_work
     with pytest.raises(ConfigError, match="can't be read as one text") as caught:
         open_corpus(str(tmp_path))
     for told in (
-        "1 parquet (a.parquet)",
-        "1 jsonl (b.jsonl)",
-        "1 text (README.md)",
+        "a.parquet (parquet)",
+        "b.jsonl (jsonl)",
+        "README.md (text)",
         f"--data jsonl:{tmp_path}",
     ):
         assert told in str(caught.value)
@@ -557,12 +557,12 @@ def test_binary_files_are_refused_by_name_and_text_beside_them_can_be_had(tmp_pa
         f"text:{tmp_path}/*",
         f"text:{tmp_path / 'b.png'}",
     ):
-        with pytest.raises(ConfigError, match=r"can't be .* not text \(b\.png\)"):
+        with pytest.raises(ConfigError, match=r"can't be .* b\.png \(not text\)"):
             open_corpus(source)
     documents = open_corpus(f"text:{tmp_path}").documents()
     assert b"".join(document.text for document in documents) == b"one\n"
     write_parquet(tmp_path / "c.txt", ["one"])
-    with pytest.raises(ConfigError, match=r"parquet \(c\.txt\)"):
+    with pytest.raises(ConfigError, match=r"c\.txt \(parquet\)"):
         open_corpus(f"text:{tmp_path / 'c.txt'}")
 
 

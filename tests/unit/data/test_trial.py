@@ -101,7 +101,7 @@ HARMLESS: dict[str, dict[str, object]] = {
     },
 }
 
-GROWS = "may make a text more than 32 times as long"
+GROWS = "may make a text more than 16 times as long"
 HOSTILE: dict[str, tuple[str, dict[str, object]]] = {
     "one replacement": (GROWS, {"normalizer": replace("e", "x" * 99)}),
     "two": (GROWS, {"normalizer": sequence(replace("a", "b" * 9), replace("b", "c" * 9))}),
