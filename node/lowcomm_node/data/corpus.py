@@ -172,8 +172,8 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
             f"data source = {source!r} is not known: use builtin:python, builtin:stories, or "
             "--data PATH."
         )
-    told, separator, path = source.partition(":")
-    wanted = told if separator and told in KINDS else None
+    kind, separator, path = source.partition(":")
+    wanted = kind if separator and kind in KINDS else None
     path = path if wanted else source
     kind, files = choose(path, documents.find_files(path), wanted, documents.is_folder(path))
     if not files:

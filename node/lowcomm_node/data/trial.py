@@ -16,9 +16,9 @@ from math import prod
 from typing import Any
 
 MEMORY_BYTES, MEMORY_TIMES = 512 << 20, 24
-"""Address space: as much, and so many times the size of the file. Gemma's takes 13 times."""
+"""Address space: a base, and a multiple of the file's size. Gemma's file takes 13 times."""
 CPU_SECONDS, BYTES_A_SECOND = 20, 512 << 10
-"""Time on the processor: as long, and a second more for each of these bytes of the file."""
+"""Processor time: a base, and a second for each ``BYTES_A_SECOND`` bytes of the file."""
 MOST_GROWTH = 16
 """How many times as long a text may become, before it is cut into tokens and after them."""
 LONGEST_TOKEN, LONGEST_AFFIX, LONGEST_WORD = 1024, 64, 1000
