@@ -181,10 +181,9 @@ def _tokenize(
     train, held_out = (_ShardWriter(folder, split, dtype) for split in _SPLITS)
     reading, total = Reading(), corpus.size
     with closing(train), closing(held_out):
-        begins = True
+        is_first = True
         for batch in _batches(corpus.documents(reading)):
-            encoded = _encode(tokenizer, batch, begins)
-            begins = batch[-1].ends
+            encoded = _encode(tokenizer, batch, is_first)
             for document, tokens in zip(batch, encoded, strict=True):
                 writer = held_out if document.held_out else train
                 if is_first:
@@ -193,6 +192,7 @@ def _tokenize(
                 writer.write(tokens)
                 if document.ends:
                     writer.write(separator)
+                is_first = document.ends
                 # The number of tokens is known only afterwards.
                 if (size := train.size + held_out.size) > room:
                     raise disk_quota.refusal(size, f"The text of {corpus.name}")
