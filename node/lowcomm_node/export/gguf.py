@@ -186,6 +186,11 @@ def _pre_tokenizer(told: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     outer = told["pre_tokenizer"] or {}
     parts = outer.get("pretokenizers", [outer])
     patterns = [part["pattern"].get("Regex", "") for part in parts if part["type"] == "Split"]
+    spaced = any(part.get("add_prefix_space") for part in parts)
+    normalizer = told.get("normalizer") or {}
+    changes = {one["type"] for one in normalizer.get("normalizers", [normalizer]) if one}
+    if spaced or changes - {"NFC"}:  # llama.cpp takes a text as it is
+        patterns = [""]
     if not patterns:
         # Without merges the cut does not matter, so "bytes" may name any.
         if [part["type"] for part in parts] == ["ByteLevel"]:

@@ -346,12 +346,16 @@ def test_without_peers_the_mean_is_of_our_own_slow_weights(
 # How a model begins and ends
 
 
-def with_tokenizer(folder: Path, begins: bool, more: str = "") -> Path:
-    """A home's folder of a run with a tokenizer of its own; ``more``: sections of the run."""
+def with_tokenizer(folder: Path, begins: bool, more: str = "", **change: Any) -> Path:
+    """A home's folder of a run with a tokenizer of its own; ``more``: sections of the run;
+    ``change``: of the tokenizer's file."""
     model = trained({"qk_norm": False, "vocab": 340})
     tokenizer = folder / "tokenizer.json"
     folder.mkdir()
     write_tokenizer(tokenizer, begins=begins)
+    tokenizer.write_text(
+        json.dumps(json.loads(tokenizer.read_text()) | {"normalizer": {"type": "NFC"}} | change)
+    )
     marks = f"begin_tokens = {[0] if begins else []}\nend_token = 1\n"
     told = {"run": {"name": "tea"}, "model": model.settings.model_dump()}
     data = f'[data]\ntokenizer = "local"\n{marks}'
@@ -397,6 +401,25 @@ def test_an_export_says_what_the_open_weights_said(tmp_path: Path) -> None:
     text = " a ".join((*ADDED, *SPECIAL))
     ours = open_tokenizer(str(run / "tokenizer.json"))
     assert opened(text)["input_ids"] == [0, *ours.encode(text.encode()).tolist()]
+
+
+SPACED = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "Lowercase"}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "NFKC"}]}},
+        {"pre_tokenizer": SPACED},
+    ],
+)
+def test_gguf_is_refused_where_llama_cpp_would_read_another_text(
+    tmp_path: Path, change: dict[str, Any]
+) -> None:
+    run = with_tokenizer(tmp_path / "run", begins=False, **change)
+    with pytest.raises(ConfigError, match="convert_hf_to_gguf"):
+        export_checkpoint(run, tmp_path / "out", Choices(Format.GGUF, weights=Weights.FAST))
 
 
 def test_without_more_an_export_names_the_token_that_ends_documents(tmp_path: Path) -> None:
