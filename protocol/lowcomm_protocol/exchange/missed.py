@@ -5,13 +5,13 @@ would make all realign, which carries fp32. The means of the last exchanges are 
 members keep them as they travelled, and hand them over. A member that takes the same steps holds
 the same bits, the outer momentum included.
 
-A member that should hold what we hold, claims slow weights which nobody else holds, and can be
-handed no step, is stranded. It contributes, but the others do not realign for it: it copies a
+A member that claims slow weights which nobody else holds, and can be handed no step, is stranded
+where all peers meet in one group. It contributes, but the others do not realign for it: it copies a
 state.
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
@@ -53,9 +53,9 @@ class Lacking:
         return tuple(peer for peer, other in self.donors.items() if other == donor)
 
 
-def lacking(offers: Mapping[str, Offer], together: Collection[str]) -> Lacking | None:
+def lacking(offers: Mapping[str, Offer], *, is_whole: bool = False) -> Lacking | None:
     """Who lacks outer steps, by the offers of all members; None where nobody does, or where it
-    can't be mended so. ``together``: members that should hold what we hold.
+    can't be mended so. ``is_whole``: whether the swarm is no larger than a group.
 
     Two or more must hold the same, and be at least half of all that are not stranded: the others
     take their word for what they had missed.
@@ -68,7 +68,7 @@ def lacking(offers: Mapping[str, Offer], together: Collection[str]) -> Lacking |
     for state in sorted(state for state, count in counts.items() if count == most):
         found = _led_to(state, states, offers)
         # A liar is alone with what it claims. Others that differ and hold the same are heard.
-        is_alone = all(peer in together and counts[states[peer]] == 1 for peer in found.stranded)
+        is_alone = all(is_whole and counts[states[peer]] == 1 for peer in found.stranded)
         if is_alone and 2 * most >= len(offers) - len(found.stranded):
             return found
     return None

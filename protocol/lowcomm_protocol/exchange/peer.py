@@ -10,7 +10,7 @@ it: they carry out effects and report what comes of them. When the time of ``nex
 they tell `Tick`."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -78,8 +78,6 @@ class Peer:
         """Peers that we do not trust, though most others of a group take part with them. So do we,
         but we use no contribution of theirs: else a peer that lies to us alone would part us from
         the group."""
-        self._together: dict[int, tuple[str, ...]] = {}
-        """Members of the last exchange of each fragment that was applied."""
         self._minority: Counter[int] = Counter()
         """Exchanges of a fragment in a row that had too few members."""
         self._around = surroundings
@@ -108,7 +106,6 @@ class Peer:
             case events.TrainerReady():
                 self.position.take_over(event)
                 self.drift.restart()
-                self._together.clear()
                 self.company.forget()
                 self.budget.pace.clear()
                 self.room.closing.clear()  # they keep to the memory that they began with
@@ -511,7 +508,9 @@ class Peer:
     def _prepare(self, one: Underway, members: tuple[str, ...]) -> None:
         """The members are known, and so is what each brings."""
         assert self.position.ready is not None
-        one.begin_capture(members, self.spec.sync.interval, self._together_in(one, members))
+        # In a swarm that is larger than a group, others come from other groups.
+        is_whole = len(self._around.partners()) < self.spec.sync.group
+        one.begin_capture(members, self.spec.sync.interval, is_whole=is_whole)
         one.muted = frozenset(peer for peer in one.partners if not self.trusts(peer))
         if self.spec.sync.consensus and len(members) == 2:
             (partner,) = one.partners
@@ -531,12 +530,6 @@ class Peer:
             usual = self.budget.bytes_of(ready.sizes[one.fragment][1], self._now)
             larger = ready.realign_sizes[one.fragment] / usual
             self._allow(one, larger)
-
-    def _together_in(self, one: Underway, members: tuple[str, ...]) -> Collection[str]:
-        """Members that should hold the slow weights that we hold: those of our last exchange, or
-        all where the swarm is one group. In a larger one others come from other groups."""
-        fits = len(self._around.partners()) < self.spec.sync.group
-        return members if fits else self._together.get(one.fragment, ())
 
     def _on_answer(self, one: Underway, peer: str, theirs: Offer) -> None:
         one.calling.discard(peer)
@@ -608,7 +601,6 @@ class Peer:
                 self.budget.took(peer, one.come[peer])
         if len(one.partners) == 1:
             self.company.merged(one.fragment, one.partners[0], merged.steps)
-        self._together[one.fragment] = one.members
         took = one.lacking if one.lacks(self.me) else None
         self.position.merged(one.fragment, merged, one.realign, took)
         if not one.stalled:  # or who stalls would teach us to wait for it

@@ -1,7 +1,7 @@
 """One exchange under way: its machine, its timers, and the story of what its machine was told."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from operator import itemgetter
@@ -111,10 +111,10 @@ class Underway:
         return event
 
     def begin_capture(
-        self, members: tuple[str, ...], interval: int, together: Collection[str]
+        self, members: tuple[str, ...], interval: int, *, is_whole: bool = False
     ) -> None:
-        """Take in who the members are; what each of them brings is known, too. ``together``: who
-        should hold what we hold."""
+        """Take in who the members are; what each of them brings is known, too. ``is_whole``:
+        whether the swarm is no larger than a group."""
         others = self.machine.offers(members)
         known = {peer: self.machine.offer_of(peer) for peer in members if peer != self.machine.me}
         offers = {self.machine.me: self.offer} | {
@@ -124,7 +124,7 @@ class Underway:
         self.id = exchange_id(members, [self.offer, *others])
         # Everybody sees in the offers where slow weights should be equal and are not: somebody has
         # applied more.
-        self.lacking = lacking(offers, together)
+        self.lacking = lacking(offers, is_whole=is_whole)
         self.realign = self.lacking is None and must_realign(self.offer, others)
         self.keep_momentum = self.realign and keeps_momentum(self.offer, others)
         self.ahead = steps_ahead(self.offer, others, interval)
