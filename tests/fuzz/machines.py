@@ -169,7 +169,7 @@ def group_link() -> Made:
         into = bytearray(SIZE + 64)
         link = GroupLink(ADA, Said(list(cut(data))[:MAX_PIECES]))  # type: ignore[arg-type]
 
-        async def place(part: Any) -> memoryview:
+        async def place(announced: Any) -> memoryview:
             return memoryview(into)[:SIZE]
 
         async def on_content(incoming: Incoming) -> None:

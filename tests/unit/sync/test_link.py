@@ -539,9 +539,9 @@ class Member:
             await self.link.read(self._place, self._on_content, self._on_told)
         return self
 
-    async def _place(self, part: pb.Part) -> memoryview:
+    async def _place(self, content: pb.Content) -> memoryview:
         self.came.append("where")
-        return memoryview(self.into[part])
+        return memoryview(self.into[content.part])
 
     async def _on_content(self, content: Incoming) -> None:
         await asyncio.sleep(0)
