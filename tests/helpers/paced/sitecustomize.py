@@ -59,7 +59,9 @@ def shorten(module: Any) -> None:
 
     def short(*given: Any, **options: Any) -> Any:
         began = monotonic()
-        found = evaluate(*given, **options | ({"most": WINDOWS} if WINDOWS else {}))
+        if WINDOWS:
+            options["like"] = module.Evaluation(0.0, WINDOWS, WINDOWS * given[2])
+        found = evaluate(*given, **options)
         looked.append(monotonic() - began)
         return found
 
