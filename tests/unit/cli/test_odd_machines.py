@@ -8,18 +8,25 @@ import pwd
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from time import time
 
+import pyarrow
 import pytest
+from pyarrow import parquet
 
 from lowcomm_bootstrap import cli as bootstrap
 from lowcomm_node.cli import app, common
-from lowcomm_node.errors import ConfigError
+from lowcomm_node.cli.publishing import with_entry_points
+from lowcomm_node.data.documents import read_parquet
+from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_node.owner.settings import unused
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.storage.durable import lock
 from lowcomm_node.storage.files import HomeLock
+from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.system import support
-from lowcomm_protocol.spec.run import parse_toml
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.spec.run import parse_toml, sign_run
 
 Run = Callable[..., tuple[int, str]]
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWSQFqtYyvDBvkRFEjCARKkipjJRhjM86xvxkFGScqahMZ"
@@ -152,3 +159,26 @@ def test_files_that_a_run_does_not_use_are_named(tmp_path: Path) -> None:
     assert [line.split()[0] for line in told] == ["--data", "--tokenizer", "--weights"]
     own = '[run]\nname = "a"\n[data]\nsource = "local"\ntokenizer = "local"\n'
     assert [line.split()[0] for line in unused(settings, parse_toml(own))] == ["--weights"]
+
+
+def test_an_amendment_goes_where_the_run_was_created(tmp_path: Path) -> None:
+    key = Identity(bytes(range(32)))
+    signed = sign_run(parse_toml('[run]\nname = "a"\n'), key)
+    settings = load_settings({"home": tmp_path}, {}).settings
+    with pytest.raises(ConfigError, match="--peers"):
+        with_entry_points(settings, signed)
+    known = RememberedPeers(settings.paths.remembered_peers(signed.fingerprint), time())
+    known.answered(NOBODY.rpartition("/")[2], [NOBODY], time(), named=True)
+    known.save()
+    assert with_entry_points(settings, signed).peers == (NOBODY,)
+
+
+def test_text_in_parquet_need_not_be_marked_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    for values, told in (([b"one", "zwölf".encode()], None), ([b"\xff"], "bytes .* UTF-8")):
+        parquet.write_table(pyarrow.table({"text": pyarrow.array(values, pyarrow.binary())}), path)
+        if told is None:
+            assert list(read_parquet([path], "text")) == values
+        else:
+            with pytest.raises(DataError, match=told):
+                list(read_parquet([path], "text"))
