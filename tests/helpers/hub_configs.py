@@ -246,13 +246,13 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "DeepSeek-Coder-1.3B": (llama(rope_scaling={"type": "linear", "factor": 4.0}), "linear"),
     "Yarn-Llama-2": (llama(rope_scaling={"type": "yarn", "factor": 16.0}), "yarn"),
     "Qwen2.5 for long texts": (_qwen2(rope_scaling=_YARN), "yarn"),
-    "Olmo-3-7B": (_olmo(model_type="olmo3", rope_scaling=_YARN), "rope"),
+    "Olmo-3-7B": (_olmo(model_type="olmo3", rope_scaling=_YARN), "yarn"),
     "Phi-3-mini-128k": (
         _phi3(
             rope_scaling={"type": "longrope", "long_factor": [1.0], "short_factor": [1.0]},
             max_position_embeddings=131072,
         ),
-        "rope",
+        "longrope",
     ),
     "gpt-neox-20b": (_neox(hidden_act="gelu_fast"), "hidden_act"),
     "Mixtral-8x7B": (_mistral(model_type="mixtral", num_local_experts=8), "mixtral"),
