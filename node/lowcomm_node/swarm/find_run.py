@@ -125,13 +125,14 @@ async def find_run(
         )
         fitting = matching(found, settings.run, invited_to)
         chosen = kept if is_kept else fitting[0] if len(fitting) == 1 else None
+        why = "which this home joined before"
         if chosen is None and fitting:
             chosen, why = await _preferred(discovery, settings, fitting)
-            if chosen is not None:
-                tell_choice(
-                    f"{_names(fitting)} are published: taking {name_of(chosen)}, {why}; for "
-                    "another, --run NAME@FINGERPRINT"
-                )
+        if chosen is not None and len(fitting) > 1:
+            tell_choice(
+                f"{_names(fitting)} are published: taking {name_of(chosen)}, {why}; for another, "
+                "--run NAME@FINGERPRINT"
+            )
         if chosen is not None:
             path = settings.paths.signed_run(chosen.fingerprint)
             path.parent.mkdir(parents=True, exist_ok=True)
