@@ -219,7 +219,7 @@ class Apply(Effect):
 
 @dataclass(frozen=True, kw_only=True)
 class Stumbled(Effect):
-    """A member has held up or voided what the others agree on."""
+    """A member has left out what the others agree on."""
 
     peer: str
     reason: str

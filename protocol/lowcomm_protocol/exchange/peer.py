@@ -651,7 +651,8 @@ class Peer:
                 )
                 return
             deed = Deed.LIGHT
-            reason += f"; such waits have cost {self.trust.lost(peer):.0f} s"
+            if seconds:
+                reason += f"; such waits have cost {self.trust.lost(peer):.0f} s"
         standing = self.trust.hold(
             peer, deed, self.position.steps, reason, self.budget.mean_step_seconds
         )

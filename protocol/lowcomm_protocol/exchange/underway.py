@@ -62,7 +62,7 @@ class Underway:
     muted: frozenset[str] = frozenset()
     """Members whose contributions we do not use (`Peer.muted`)."""
     stumbled: set[str] = field(default_factory=set[str])
-    """Members that held it up or voided what the others agreed on."""
+    """Members that left out what the others agreed on."""
     asked: float = 0.0
     """The most seconds that a member asks for."""
     due: float | None = None

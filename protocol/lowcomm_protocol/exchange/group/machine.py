@@ -29,7 +29,7 @@ must hold the same slow weights, a member that lacks such a shard applies nothin
 it has taken over: so what it holds is what others held before, and they can hand over the rest.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from lowcomm_protocol.errors import ProtocolViolation
@@ -563,7 +563,7 @@ class GroupExchange(Gathering):
             return []
         silent = self._in(State.MEMBER, State.GIVEN, State.AVERAGED)
         why = "did not tell in time what it holds"
-        return self._stumbled(silent, why) + self._give_up(silent, why, Cause.LATE) + self._go_on()
+        return self._give_up(silent, why, Cause.LATE) + self._go_on()
 
     # From stage to stage: as far as what has come allows
 
@@ -604,7 +604,8 @@ class GroupExchange(Gathering):
         doubt = self._unanswered or found.is_outvoted or not found.is_certain
         voids = self.tally.voids(found.applied)
         voiding = [peer for peer, count in voids.items() if count >= VOIDED]
-        effects = self._stumbled(voiding, "left out means that most others hold and apply")
+        left_out = "left out means that most others hold and apply"
+        effects: list[Effect] = [Stumbled(peer=peer, reason=left_out) for peer in voiding]
         shards = (False,) * len(self.members) if behind else found.applied
         why = ""
         if self._stranded:
@@ -617,12 +618,9 @@ class GroupExchange(Gathering):
         swarm_step = max(offer.swarm_step for offer in self.offers(self.partners))
         return [*effects, Apply(members=self.members, swarm_step=swarm_step, shards=shards)]
 
-    def _stumbled(self, peers: Sequence[str], reason: str) -> list[Effect]:
-        return [Stumbled(peer=peer, reason=reason) for peer in peers]
-
     def _go_on_without_silent(self) -> list[Effect]:
         silent, why = self._in(State.TOLD), "did not commit in time"
-        return self._stumbled(silent, why) + self._give_up(silent, why, Cause.LATE) + self._go_on()
+        return self._give_up(silent, why, Cause.LATE) + self._go_on()
 
     # any stage
 
