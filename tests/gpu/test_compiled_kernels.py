@@ -9,7 +9,7 @@ pytestmark = pytest.mark.gpu(compiled=True)
 GENERATIONS = (75, 86, 90)
 """Compute capabilities: of the cards 20x0, 30x0 and of H100."""
 TYPES = {"largest": "*i32", "share": "fp32", "rest": "fp32", "numel": "i32"}
-"""Of arguments; all others are pointers to float32."""
+"""Types of arguments; all others are pointers to float32."""
 CONSTANTS = {"PART": 1024, "FROM_THETA": True}
 
 

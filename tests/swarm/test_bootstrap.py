@@ -156,7 +156,7 @@ def test_a_twin_of_the_operators_run_misleads_nobody_and_a_run_that_is_over_is_n
     assert "for another, --run NAME@FINGERPRINT" in chosen
     first.until(lambda s: s["phase"] == "finished", "it has trained the run to its end")
 
-    # While somebody serves the last state, it is to be had.
+    # The last state can be had while a peer serves it.
     late = swarm.node("late", "--run", "test")
     assert late.child.wait(90) == 0, late.output[-2000:]
     (told,) = codes(late, "run-ended")

@@ -105,7 +105,7 @@ class ControlServer:
             feed or Feed(), self._state, lambda number, most: node.missed(number, most), warn
         )
         self._readers: set[asyncio.Queue[Any]] = set()
-        """Who gets events line by line; None ends them."""
+        """Queues of clients that follow events line by line; None ends one."""
         self.on_link: Callable[[str], None] | None = None
         """Told a link to the page once it is served, if somebody wants one."""
         self._port = 0

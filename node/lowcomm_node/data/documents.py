@@ -20,7 +20,7 @@ PART_BYTES = 1 << 20
 """Bytes of a text that are tokenized at once. A longer one is cut after lines, where the next part
 follows as if it had not been cut."""
 LONG_BYTES = 256 << 10
-"""Of a text file whose end is held out, rather than all of it or nothing."""
+"""Bytes of a text file from which on its end is held out, instead of all of it or nothing."""
 SHORTEST_TAIL = 4 << 10
 """Bytes of such an end."""
 _TAIL_SHARE = 100
@@ -156,7 +156,7 @@ def in_parts(file: BinaryIO) -> Iterator[tuple[bytes, bool]]:
 
 
 def cut_before(text: bytes, end: int) -> int:
-    """Where to cut a text, at ``end`` or before it: after a line, or else between characters."""
+    """Position to cut a text, at ``end`` or before it: after a line, or else between characters."""
     if line := text.rfind(b"\n", 0, end) + 1:
         return line
     last = range(max(1, end - _LONGEST_CHARACTER), min(end, len(text) - 1) + 1)

@@ -32,7 +32,7 @@ class Evaluation:
     """Nats a token."""
     windows: int
     tokens: int
-    """Of all windows together."""
+    """Sum over all windows."""
 
 
 def held_out_loss(model: Model, dataset: Dataset, context: int) -> float:

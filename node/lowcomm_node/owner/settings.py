@@ -344,7 +344,7 @@ CHANGEABLE = tuple(name for name, setting in SETTINGS.items() if setting.while_r
 
 
 def unused(settings: NodeSettings, spec: "RunSpec") -> Iterator[str]:
-    """Which files of the owner's a run has no use for, and why, in words."""
+    """Files named by the owner that a run does not use, and why, in words."""
     for name, is_needed, instead in (
         ("data", spec.data.source == "local", f'the text "{spec.data.source}" of the run'),
         ("tokenizer", spec.data.tokenizer == "local", f'the tokenizer "{spec.data.tokenizer}"'),

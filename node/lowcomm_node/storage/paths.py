@@ -54,7 +54,7 @@ class Paths:
 
     @property
     def control_socket(self) -> Path:
-        """Where the control API listens for commands, 0600, if the file system takes sockets."""
+        """Socket (0600) of the control API for commands, where the file system takes sockets."""
         return self.home / "control.sock"
 
     @property

@@ -38,7 +38,7 @@ it then."""
 MAX_COMPARED = 64
 """Published runs of which one is chosen by its peers. Anybody may publish any number."""
 AT_ONCE = 8
-"""Of them at once."""
+"""Runs whose peers are called at once."""
 MAX_KNOCKED = 8
 """Peers of one run that are called to see whether they answer."""
 COMPARE_DEADLINE = 30.0

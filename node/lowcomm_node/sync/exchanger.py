@@ -334,7 +334,7 @@ class Exchanger:
 
     @property
     def kept_waiting(self) -> str | None:
-        """Which peers keep exchanges waiting in vain for long; None if there are none."""
+        """Peers that keep exchanges waiting in vain for long, in words; None if there are none."""
         known = self.peer.trust.keeping_us(monotonic() - LIFE)
         long = [(peer, seconds) for peer, seconds in known if seconds >= LONG_WAIT]
         if not long:

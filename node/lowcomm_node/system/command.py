@@ -84,7 +84,7 @@ def importing() -> Iterator[None]:
     at once: as an exception, it could be lost in a callback of the import system.
     """
     own = signal.getsignal(signal.SIGINT)
-    can_end = own is signal.default_int_handler  # another handler, or none, is somebody's choice
+    can_end = own is signal.default_int_handler  # another handler, or none, is a choice to keep
     if can_end:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()

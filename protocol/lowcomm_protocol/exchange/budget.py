@@ -17,7 +17,7 @@ FIRST_DEADLINE = 60.0
 """Seconds for an exchange beyond what both ends need, until one has gone well that could tell."""
 FIRST_USUAL = 5.0
 """Seconds that an exchange is taken to last beyond what we need, until one has gone well; a peer
-gets so many where nothing is known of it."""
+gets as much where nothing is known of it."""
 FIRST_RATE = 250_000
 """Bytes a second that a line is taken to carry until one is measured: 2 Mbit/s."""
 

@@ -43,7 +43,7 @@ class Lacking:
     donors: Mapping[str, str]
     """Who hands them over to each."""
     stranded: frozenset[str]
-    """Who lacks what nobody can hand over."""
+    """Members that lack steps which nobody can hand over."""
     slow_digest: bytes
     """Of what they hold then, as most do now."""
     momentum_digest: bytes

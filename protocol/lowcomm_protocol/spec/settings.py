@@ -40,7 +40,7 @@ STORY_TOKENS = 672
 BUILTIN_TOKENS = {"bytes": BYTES, "builtin:stories": STORY_TOKENS}
 """Tokens of the tokenizers that need no file."""
 MAX_TOKENIZER_BYTES = 64 * 1024 * 1024
-"""Of a tokenizer.json; the largest that are published have half of it."""
+"""Largest tokenizer.json; the largest published ones have half of it."""
 MAX_MEMBERS = 256
 MAX_CHAT_TEMPLATE = 16 * 1024
 """Characters."""

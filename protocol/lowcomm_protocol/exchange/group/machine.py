@@ -24,7 +24,7 @@ a list have named it, and never back. So of two lists that differ no two members
 one while they count on each other: whoever still goes over after we have agreed is lost for us.
 
 **Shards.** ``tally.py`` tells which are applied. We are in doubt if votes are missing that could
-decide, if others apply a shard that we lack, or if somebody did not answer our commit. Where all
+decide, if others apply a shard that we lack, or if a member did not answer our commit. Where all
 must hold the same slow weights, a member that lacks such a shard applies nothing but the steps that
 it has taken over: so what it holds is what others held before, and they can hand over the rest.
 """
