@@ -10,7 +10,6 @@ from lowcomm_node.cli.common import Json, Quiet, Verbose, read_settings
 from lowcomm_node.cli.options import takes_settings
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.storage.files import HomeLock, write_atomic
 from lowcomm_node.supervision.process import TrainerProcess
 from lowcomm_node.system.command import importing
 from lowcomm_node.system.logs import configure_logs
@@ -77,6 +76,8 @@ def join(
 def _refuse_at_once(settings: NodeSettings) -> None:
     """Raise what would end the node only once its trainer has started: a home in use, a full disk,
     a file that is not there, a port in use. Raises NodeError."""
+    from lowcomm_node.storage.files import HomeLock, write_atomic  # not on Windows
+
     with HomeLock(settings.paths.lock):
         room = settings.home / ".room"
         write_atomic(room, bytes(ROOM))

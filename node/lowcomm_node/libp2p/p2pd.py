@@ -141,7 +141,7 @@ class P2pDaemon:
                     **self._environment,
                 },
                 preexec_fn=_ending_with(os.getpid()) if sys.platform == "linux" else None,
-                start_new_session=True,  # a Ctrl-C at the terminal is ours to answer
+                start_new_session=True,  # Ctrl-C and SIGHUP are ours: the goodbye needs p2pd
             )
         except OSError as error:
             raise NodeError(
@@ -304,7 +304,6 @@ def _ending_with(parent: int) -> Callable[[], None]:
     def end_with_parent() -> None:
         # SIGTERM, not SIGKILL: p2pd removes its control socket on the way out.
         prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
-        os.setpgrp()  # signals of a terminal, such as SIGHUP, are for us: the goodbye needs p2pd
         if os.getppid() != parent:  # it died before prctl took effect
             os._exit(1)
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from lowcomm_node.data import Dataset, Split, open_tokenizer
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.ipc.messages import Part
 from lowcomm_node.storage.durable import lock
 from lowcomm_node.trainer.replica import Replica
@@ -82,7 +83,7 @@ def _locked(descriptor: int, give_up: float) -> bool:
             if monotonic() >= give_up:
                 return False
             sleep(LOOK)
-    except OSError:  # a file system without locks
+    except (OSError, ConfigError):  # a file system without locks
         return False
     return True
 

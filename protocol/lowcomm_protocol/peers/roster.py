@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from hashlib import sha256
+from math import inf
 
 from lowcomm_protocol.errors import LowcommError, RecordError
 from lowcomm_protocol.peers.admission import Admission, Rules
@@ -44,8 +45,8 @@ class Roster:
         self._refusals = refusals or Refusals()
         self._records: dict[str, PeerInfo] = {}
         self._swept = float("-inf")
-        self._heard: OrderedDict[bytes, bool] = OrderedDict()
-        """Digests of records, and whether only the clock was against them."""
+        self._heard: OrderedDict[bytes, tuple[float, float]] = OrderedDict()
+        """Digests of records, and the times from and to which there is no need to look again."""
 
     def hear(self, data: bytes, now: float, sender: str | None = None) -> PeerInfo | None:
         """Take in a serialized signed record. Returns its contents if they are new and valid, else
@@ -55,7 +56,8 @@ class Roster:
         once.
         """
         digest = sha256(data).digest() if len(data) <= MAX_RECORD_BYTES else b""
-        if self._heard.get(digest) is False:
+        since, until = self._heard.get(digest, (inf, -inf))
+        if since <= now <= until:
             return None  # the DHT repeats the same records
         try:
             info = self._read(data, now, sender)
@@ -64,7 +66,10 @@ class Roster:
                 self._refusals.count(What.RECORD, error.reason)
             # A misplaced record may be valid in its place, and one that is too long is not hashed.
             if error.reason not in (Reason.MISPLACED, Reason.TOO_LARGE):
-                self._remember(digest, error.reason in (Reason.EXPIRED, Reason.FROM_FUTURE))
+                # A clock that is set right may bear out what it was against.
+                since = now if error.reason is Reason.EXPIRED else -inf
+                until = now if error.reason is Reason.FROM_FUTURE else inf
+                self._remember(digest, since, until)
             return None
         known = self._records.get(info.peer_id)
         if known is not None and is_from_future(known.issued, now):
@@ -147,8 +152,8 @@ class Roster:
             and not self.admission.barred(info.peer_id, now)
         )
 
-    def _remember(self, digest: bytes, may_hold_later: bool = False) -> None:
-        self._heard[digest] = may_hold_later
+    def _remember(self, digest: bytes, since: float = -inf, until: float = inf) -> None:
+        self._heard[digest] = since, until
         if len(self._heard) > _REMEMBERED:
             self._heard.popitem(last=False)
 

@@ -48,7 +48,9 @@ def test_refusals_are_counted_one_by_one_whatever_became_of_their_exchanges():
         history.they_refused("a", refusal)
     history.we_refused("b", Refusal.TOO_SOON)
     exchanges = report(
-        view(exchanger=SimpleNamespace(history=history, running={}, interval=None))
+        view(
+            exchanger=SimpleNamespace(history=history, running={}, interval=None, kept_waiting=None)
+        )
     ).exchanges
     assert (exchanges.refused, exchanges.no_partner, exchanges.completed) == (3, 5, 0)
 
@@ -58,7 +60,7 @@ def test_how_long_ago_an_exchange_was_applied_counts_from_the_last_one(
 ):
     monkeypatch.setattr(report_module, "monotonic", lambda: 1075.0)
     history = History()
-    exchanger = SimpleNamespace(history=history, running={}, interval=None)
+    exchanger = SimpleNamespace(history=history, running={}, interval=None, kept_waiting=None)
     assert report(view(exchanger=exchanger)).exchanges.since_applied is None
     history.applied_at = 1000.0
     assert report(view(exchanger=exchanger)).exchanges.since_applied == 75.0
