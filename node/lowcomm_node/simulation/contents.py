@@ -204,7 +204,7 @@ class GroupContents(Contents):
             return groups.MissedVerified(peer=other)
         if kind == "shard":
             if other not in self.one.muted:
-                self.captured_group.receive(other, memoryview(data))
+                self._receive(other, memoryview(data))
             return groups.ShardVerified(peer=other)
         self.captured_group.receive_mean(other, memoryview(data))
         return groups.MeanVerified(peer=other, digest=sha256(data).digest())
@@ -233,6 +233,19 @@ class GroupContents(Contents):
         for owner, size in zip(capture.members, capture.encode(memoryview(out)), strict=True):
             self.shares[owner] = self.peer.altered(bytes(out[start : start + size]))
             start += size
+
+    def _receive(self, other: str, data: memoryview) -> None:
+        try:
+            self.captured_group.receive(other, data)
+        except (CodecError, ImplausibleError) as error:
+            if len(self.one.members) < groups.OUTVOTE:
+                raise
+            implausible = isinstance(error, ImplausibleError)
+            self.peer.implausible += implausible
+            deed = error.deed if implausible else Deed.HEAVY
+            number = self.one.number
+            unused = events.Unused(exchange=number, peer=other, reason=str(error), deed=deed)
+            self.peer.stimulate(unused)
 
     def _take_over(self, data: memoryview) -> None:
         lacking = self.one.lacking

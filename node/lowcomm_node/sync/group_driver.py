@@ -16,7 +16,7 @@ from functools import partial
 from secrets import token_bytes
 from typing import Any
 
-from lowcomm_node.errors import LinkLost, TrainerError
+from lowcomm_node.errors import LinkLost, TrainerError, Unusable
 from lowcomm_node.ipc.messages import Merged, Shared
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver, Station
@@ -24,8 +24,8 @@ from lowcomm_node.sync.link import GroupLink, Incoming
 from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange import base
+from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
+from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.group.tally import SALT_BYTES
 from lowcomm_protocol.exchange.underway import Underway
@@ -135,17 +135,28 @@ class GroupDriver(ExchangeDriver):
             await self._take_over(peer, content.size)
         elif content.part == pb.SHARE:
             if peer not in self.one.muted:
-                with self.working():
-                    await self.trainer.receive_share(
-                        self.fragment, peer, received, *self._share_of(peer)
-                    )
-                self.note("decoded")
+                await self._receive(peer, received)
             self.tell(groups.ShardVerified(peer=peer))
         else:
             with self.working():
                 await self.trainer.receive_mean(self.fragment, peer, means, *self._mean_of(peer))
             self.note("decoded")
             self.tell(groups.MeanVerified(peer=peer, digest=content.digest))
+
+    async def _receive(self, peer: str, received: int) -> None:
+        try:
+            with self.working():
+                await self.trainer.receive_share(
+                    self.fragment, peer, received, *self._share_of(peer)
+                )
+        except Unusable as error:
+            if len(self.one.members) < groups.OUTVOTE:
+                raise
+            number, reason = self.one.number, str(error)[:MAX_REASON]
+            self.station.stimulate(
+                events.Unused(exchange=number, peer=peer, reason=reason, deed=error.deed)
+            )
+        self.note("decoded")
 
     # what goes
 

@@ -163,6 +163,17 @@ class Failed:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Unused:
+    """What a member of a group brought can't be used. The exchange goes on with it, but without
+    its contribution."""
+
+    exchange: int
+    peer: str
+    reason: str
+    deed: Deed | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Coming:
     """The contribution of a peer comes slowly."""
 
@@ -273,6 +284,7 @@ Event = (
     | Answered
     | OfferRefused
     | Failed
+    | Unused
     | Coming
     | ContentCame
     | In

@@ -149,6 +149,10 @@ class Peer:
                 self._tell(one, base.Refused(peer=peer, reason=reason, detail=detail))
             case events.Failed():
                 self._on_failed(one, event)
+            case events.Unused(peer=peer, deed=deed, reason=reason):
+                one.muted |= {peer}
+                if deed is not None:
+                    self._hold(peer, deed, reason)
             case events.Coming(seconds=seconds):
                 most = self._deadline_of(one, one.asked)
                 self._extend(one, min(seconds * one.kind.contents, most))
@@ -595,7 +599,7 @@ class Peer:
     # the end of an exchange
 
     def _on_merged(self, one: Underway, merged: events.Merged) -> None:
-        for peer in set(one.partners) - one.stumbled:
+        for peer in set(one.partners) - one.stumbled - one.muted:
             self.trust.thank(peer, self.position.steps, one.realign)
             if peer in one.come:
                 self.budget.took(peer, one.come[peer])

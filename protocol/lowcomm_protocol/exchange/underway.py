@@ -60,7 +60,8 @@ class Underway:
     come: dict[str, float] = field(default_factory=dict[str, float])
     """Peers whose contributions have arrived whole, with the seconds from its beginning on."""
     muted: frozenset[str] = frozenset()
-    """Members whose contributions we do not use (`Peer.muted`)."""
+    """Members whose contributions we do not use: because we do not trust them (`Peer.muted`), or
+    because they can't be used."""
     stumbled: set[str] = field(default_factory=set[str])
     """Members that left out what the others agreed on."""
     asked: float = 0.0

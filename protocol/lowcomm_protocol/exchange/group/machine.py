@@ -69,6 +69,9 @@ VOIDED = 2
 may be missing because a stream broke, or because its owner lied to this member alone."""
 SILENT = 2
 """Looks at who holds up the others after which those that have committed go on."""
+OUTVOTE = 4
+"""Members from which on a group keeps one whose contribution can't be used: whoever lost it would
+be outvoted by the others. Of fewer, its mean is worth less than the shard that is lost with it."""
 MAX_PEER_ID = 64
 """Characters of a peer id in a roll; ours have 52."""
 
