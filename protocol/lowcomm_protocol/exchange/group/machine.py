@@ -257,13 +257,17 @@ class SendCommit(Effect):
 
 
 def clique(rolls: Mapping[str, Collection[str]]) -> tuple[str, ...]:
-    """Peers that all hold streams with each other: taken in sorted order, each that fits those
-    taken before."""
-    taken: list[str] = []
-    for peer in sorted(rolls):
-        if all(peer in rolls[other] and other in rolls[peer] for other in taken):
+    """Peers that all hold streams with each other, the lowest one among them: taken from the one
+    with the most streams on, each that fits those taken before."""
+    # By their ids alone, one that most leave out would keep those out.
+    links = {
+        one: {peer for peer in rolls if one in rolls[peer] and peer in rolls[one]} for one in rolls
+    }
+    leader, taken = min(rolls), list[str]()
+    for peer in sorted(rolls, key=lambda one: (one != leader, -len(links[one]), one)):
+        if links[peer].issuperset(taken):
             taken.append(peer)
-    return tuple(taken)
+    return tuple(sorted(taken))
 
 
 @dataclass
@@ -427,6 +431,16 @@ class GroupExchange(Gathering):
             return self._end_alone()
         if not self._others_in_list():
             self.members = ()  # We have lost all that we named it to: it binds nobody.
+        leader = self._leader()
+        theirs = self._lists.get(leader, ())
+        if (
+            not self.members
+            and theirs
+            and not self._are_most(len(theirs), len(set(self.partners) - set(theirs)))
+        ):
+            # Most leave it out, or it them: they go on without it, and so do we.
+            why = "named too few of the group as its members"
+            return self._give_up([leader], why, Cause.DISAGREED) + self._agree()
         effects = self._name()
         others = self._others_in_list()
         if not others or any(self._lists.get(peer) != self.members for peer in others):
