@@ -1216,6 +1216,9 @@ def test_a_clique_holds_all_streams_and_leaves_out_nobody_who_fits(rolls):
         assert one in rolls[other]
         assert other in rolls[one]
     for peer in set(rolls) - set(taken):
-        assert any(
-            peer not in rolls[other] or other not in rolls[peer] for other in taken if other < peer
-        )
+        assert any(peer not in rolls[other] or other not in rolls[peer] for other in taken)
+
+
+def test_a_clique_takes_those_with_most_streams_first():
+    rolls = {"a": "abcd", "b": "abwxyz", "c": "acd", "d": "acd"}
+    assert clique(rolls) == ("a", "c", "d")
