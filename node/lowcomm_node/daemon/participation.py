@@ -136,7 +136,7 @@ class Participation:
 
     async def _is_over(self, membership: Membership) -> bool:
         """Whether others have trained the run to its end, and this home has not begun it: training
-        it alone from its beginning would help nobody. The owner is told."""
+        it alone from its beginning would help nobody. The owner sees why."""
         run, is_over = self._run, self._admission.amending.course.is_over
         has_begun = any(self._settings.paths.checkpoints(run.fingerprint).glob("step-*"))
         if has_begun or run.spec.sync.group == 1:  # alone: what others have reached is theirs

@@ -215,8 +215,8 @@ class Link:
     def _patience(self) -> float:
         """Seconds until more of what comes in must have come.
 
-        At x % of its time, x/2 % of it must have. What came fast and then stalls has no longer
-        than usual, whatever its sender has asked for.
+        At x % of its time, x/2 % of it must have. A content that came fast and then stalls has no
+        longer than usual, whatever its sender has asked for.
         """
         if self._incoming is None or self._incoming.whole:
             return inf
