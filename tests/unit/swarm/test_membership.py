@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
 from threading import get_ident
 from time import time
@@ -335,13 +336,16 @@ async def test_a_node_whose_clock_was_ahead_for_a_moment_is_believed_at_once(
 
 async def test_a_run_is_over_when_all_that_are_there_have_finished_it(parties: Parties) -> None:
     ada, steps = await parties(ADA), parties.run.spec.run.steps
+    # A record is taken only if it is issued at least a millisecond after the last.
+    issue_times = count(time())
 
     def finished(bob: tuple[Phase, int], cleo: tuple[Phase, int]) -> int | None:
+        issued = next(issue_times)
         for peer, (phase, swarm_step) in ((BOB, bob), (CLEO, cleo)):
             now = time()
             info = PeerInfo(
-                peer_id=peer.peer_id, run_id=parties.run.run_id, phase=phase, issued=now,
-                expires=now + 30, swarm_step=swarm_step,
+                peer_id=peer.peer_id, run_id=parties.run.run_id, phase=phase, issued=issued,
+                expires=issued + 30, swarm_step=swarm_step,
             )  # fmt: skip
             ada.roster.hear(write_record(info, peer), now)
             ada.roster.liveness.heard(peer.peer_id, now)
