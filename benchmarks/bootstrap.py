@@ -48,7 +48,7 @@ from helpers.processes import Process, environment, free_port
 from helpers.waiting import until
 from lowcomm_node.dht.guard import place_of
 from lowcomm_node.dht.keys import peers_key
-from lowcomm_node.libp2p.hivemind_parts import DHTID
+from lowcomm_node.net.hivemind_parts import DHTID
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 

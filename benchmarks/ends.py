@@ -145,9 +145,9 @@ class End:
         alone."""
         # Not above: an end with plain sockets needs none of this.
         from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
+        from lowcomm_node.net.tls import Gatekeeper, make_certificate
+        from lowcomm_node.net.tunnels import Tunnels
         from lowcomm_node.storage.files import load_or_create_identity
-        from lowcomm_node.transport.tls import Gatekeeper, make_certificate
-        from lowcomm_node.transport.tunnel.tunnels import Tunnels
 
         key = folder / f"{name}.key"
         self.identity = load_or_create_identity(key)
@@ -165,11 +165,11 @@ class End:
 
     async def start(self, flow: Sequence[tuple[str, Any]] | None = None) -> None:
         """Listen; ``flow``: options of gRPC for what comes in."""
-        from lowcomm_node.transport.bandwidth import FREE_FLOW
-        from lowcomm_node.transport.channels import Channels
-        from lowcomm_node.transport.congestion import CongestionWatch
-        from lowcomm_node.transport.server import ExchangeServer
-        from lowcomm_node.transport.service import ExchangeService
+        from lowcomm_node.net.bandwidth import FREE_FLOW
+        from lowcomm_node.net.channels import Channels
+        from lowcomm_node.net.congestion import CongestionWatch
+        from lowcomm_node.net.server import ExchangeServer
+        from lowcomm_node.net.service import ExchangeService
 
         options = tuple(flow or FREE_FLOW)
         self.channels = Channels(

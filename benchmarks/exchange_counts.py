@@ -214,7 +214,7 @@ class Counting:
         setattr(owner, name, value)
 
     def _watch_frames(self) -> None:
-        from lowcomm_node.transport.stream import CalleeStream, CallerStream
+        from lowcomm_node.net.stream import CalleeStream, CallerStream
 
         for kind in (CalleeStream, CallerStream):
             self._set(kind, "send", self._counted(kind.send))

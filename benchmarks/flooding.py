@@ -27,8 +27,8 @@ import grpc
 import kit
 from grpc import aio
 
+from lowcomm_node.net.tls import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper
 from lowcomm_node.sync import offers
-from lowcomm_node.transport.tls import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb

@@ -30,11 +30,11 @@ import kit
 import uvloop
 from ends import RUN, End
 
+from lowcomm_node.net.bandwidth import Bandwidth, BandwidthLimit, flow_options
+from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.sync.link import Incoming, Link
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.units import read_rate, write_rate
-from lowcomm_node.transport.bandwidth import Bandwidth, BandwidthLimit, flow_options
-from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo, Phase

@@ -287,7 +287,7 @@ class Node(End):
     """An end at a host of its own."""
 
     def __init__(self, role: str, told: dict[str, Any]) -> None:
-        from lowcomm_node.libp2p.p2pd import listeners
+        from lowcomm_node.net.p2pd import listeners
 
         listen = listeners("0.0.0.0", 0)
         super().__init__(
@@ -330,7 +330,7 @@ async def our_callee(told: dict[str, Any]) -> None:
 
 async def our_caller(told: dict[str, Any]) -> None:
     """A node that calls, by the route that is measured, or by the one that it chooses."""
-    from lowcomm_node.transport.stream import CallerStream
+    from lowcomm_node.net.stream import CallerStream
     from lowcomm_protocol.messages import exchange_pb2 as pb
 
     set_up()
@@ -366,7 +366,7 @@ async def our_caller(told: dict[str, Any]) -> None:
 
 def forget_tunnels() -> None:
     """Let nothing but the direct route be tried."""
-    from lowcomm_node.transport import routes
+    from lowcomm_node.net import routes
 
     routes.SLOW = float("inf")
 

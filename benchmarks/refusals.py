@@ -24,7 +24,7 @@ from pathlib import Path
 import kit
 
 from lowcomm_node.dht.keys import Provenances, pack, peers_key
-from lowcomm_node.transport.tls import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper, make_certificate
+from lowcomm_node.net.tls import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper, make_certificate
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb

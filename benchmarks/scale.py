@@ -122,7 +122,7 @@ def server(arguments: Sequence[str]) -> None:
 
 def speak_tcp() -> None:
     """Listen over TCP alone: the kernel counts no bytes of UDP sockets, which QUIC uses."""
-    p2pd: Any = import_module("lowcomm_node.libp2p.p2pd")
+    p2pd: Any = import_module("lowcomm_node.net.p2pd")
     both = p2pd.listeners
     p2pd.listeners = lambda *place: tuple(one for one in both(*place) if "/tcp/" in one)
 

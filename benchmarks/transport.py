@@ -192,7 +192,7 @@ async def raw_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
 
 def _tls_server() -> ssl.SSLContext:
     """A context with a certificate as nodes have them."""
-    from lowcomm_node.transport.tls import make_certificate
+    from lowcomm_node.net.tls import make_certificate
 
     context, certificate = (
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
@@ -223,7 +223,7 @@ async def swallow(stream: Any) -> None:
 
 async def pour(stream: Any, size: int) -> None:
     """The caller's side."""
-    from lowcomm_node.transport.chunk_frames import ChunkFrame
+    from lowcomm_node.net.chunk_frames import ChunkFrame
     from lowcomm_protocol.messages import exchange_pb2 as pb
 
     data = memoryview(os.urandom(CHUNK))
@@ -239,7 +239,7 @@ async def grpc_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str,
     """The same messages, without TLS and without our service."""
     from grpc import aio
 
-    from lowcomm_node.transport.stream import CalleeStream
+    from lowcomm_node.net.stream import CalleeStream
     from lowcomm_protocol.messages.exchange_pb2_grpc import (
         ExchangeServicer,
         add_ExchangeServicer_to_server,
@@ -262,8 +262,8 @@ async def grpc_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
     """See grpc_callee."""
     from grpc import aio
 
-    from lowcomm_node.transport.channels import stub_of
-    from lowcomm_node.transport.stream import CallerStream
+    from lowcomm_node.net.channels import stub_of
+    from lowcomm_node.net.stream import CallerStream
 
     async with aio.insecure_channel(f"127.0.0.1:{told['port']}") as channel:
         yield lambda size: pour(CallerStream(stub_of(channel).Swap()), size)
@@ -308,7 +308,7 @@ async def our_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, 
 @asynccontextmanager
 async def our_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
     """A node that calls, by the route that is measured and no other."""
-    from lowcomm_node.transport.stream import CallerStream
+    from lowcomm_node.net.stream import CallerStream
 
     node = Node("caller", told, way)
     address = f"127.0.0.1:{told['port'] if way == 'direct-tls' else 1}"
@@ -337,7 +337,7 @@ async def our_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
 async def relaying(told: dict[str, Any]) -> AsyncIterator[list[str]]:
     """A relay; where it can be dialed."""
     from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
-    from lowcomm_node.libp2p.relay import RelayLimits
+    from lowcomm_node.net.relay import RelayLimits
     from lowcomm_node.storage.files import load_or_create_identity
 
     key = Path(told["folder"]) / "relay.key"
@@ -383,7 +383,7 @@ async def hivemind_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]
     from hivemind.p2p import P2P, PeerID
     from hivemind.proto import runtime_pb2
 
-    from lowcomm_node.libp2p.multiaddress import EntryPoint
+    from lowcomm_node.net.multiaddress import EntryPoint
 
     p2p = await P2P.create(startup_timeout=60)
     peer, data = PeerID.from_base58(told["peer"]), os.urandom(CHUNK)

@@ -28,7 +28,22 @@ from lowcomm_node.catalogue.message import Message
 from lowcomm_node.catalogue.refusals import REFUSALS
 from lowcomm_node.catalogue.waits import PHASES, WAITS
 from lowcomm_node.catalogue.warnings import WARNINGS
-from lowcomm_node.libp2p import punching
+from lowcomm_node.net import (
+    blocklist,
+    call,
+    callee,
+    dialer,
+    eviction,
+    nonces,
+    overhead,
+    peer_limit,
+    ping,
+    punching,
+    rate_limits,
+    server,
+    service,
+    unauthenticated,
+)
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
 from lowcomm_node.planner.declared import Declared, option
 from lowcomm_node.planner.plan import Plan, plan
@@ -42,16 +57,6 @@ from lowcomm_node.sync import link
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system import quota
 from lowcomm_node.tracking.names import OTHERS, SAMPLED
-from lowcomm_node.transport import call, nonces, ping, server, service
-from lowcomm_node.transport.guard import (
-    blocklist,
-    eviction,
-    overhead,
-    peer_limit,
-    rate_limits,
-    unauthenticated,
-)
-from lowcomm_node.transport.tunnel import callee, dialer
 from lowcomm_protocol.exchange.budget import FIRST_DEADLINE, FIRST_RATE
 from lowcomm_protocol.exchange.group import table as group_table
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE

@@ -73,8 +73,8 @@ class Injection:
         """The daemon's boundaries."""
         from lowcomm_node.dht.hivemind import HivemindDiscovery
         from lowcomm_node.errors import LinkLost
-        from lowcomm_node.transport.channels import Channels
-        from lowcomm_node.transport.stream import CalleeStream, CallerStream
+        from lowcomm_node.net.channels import Channels
+        from lowcomm_node.net.stream import CalleeStream, CallerStream
 
         HivemindDiscovery.publish = self._wrap_publish(HivemindDiscovery.publish)
         HivemindDiscovery.lookup = self._wrap_lookup(HivemindDiscovery.lookup)
@@ -124,7 +124,7 @@ class Injection:
         return faulty
 
     def _wrap_send(self, send: Any) -> Any:
-        from lowcomm_node.transport.chunk_frames import ChunkFrame
+        from lowcomm_node.net.chunk_frames import ChunkFrame
 
         held: dict[Any, Any] = {}
 

@@ -13,7 +13,18 @@ from target import Made, cut, join, target
 from lowcomm_node.dht import guard
 from lowcomm_node.dht.keys import Provenances, pack, peers_key, removals_key
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.libp2p.multiaddress import (
+from lowcomm_node.net.frames import (
+    ANSWER,
+    OPENING,
+    Signal,
+    numbered,
+    opening,
+    read_answer,
+    read_opening,
+    word,
+)
+from lowcomm_node.net.measuring import answer_to
+from lowcomm_node.net.multiaddress import (
     decode,
     encode,
     host_of,
@@ -24,20 +35,9 @@ from lowcomm_node.libp2p.multiaddress import (
     reach,
     relay_of,
 )
-from lowcomm_node.libp2p.varint import read_varint, write_varint
-from lowcomm_node.probing.measuring import answer_to
-from lowcomm_node.transport.tls import CREDENTIAL_KEY, Gatekeeper, pinned
-from lowcomm_node.transport.tunnel.frames import (
-    ANSWER,
-    OPENING,
-    Signal,
-    numbered,
-    opening,
-    read_answer,
-    read_opening,
-    word,
-)
-from lowcomm_node.transport.tunnel.session import Session, Slabs
+from lowcomm_node.net.session import Session, Slabs
+from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper, pinned
+from lowcomm_node.net.varint import read_varint, write_varint
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -331,7 +331,7 @@ def multiaddress() -> Made:
 
 @target
 def dht_value() -> Made:
-    from lowcomm_node.libp2p.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer
+    from lowcomm_node.net.hivemind_parts import DHTID, DHTRecord, MSGPackSerializer
 
     guard.time = lambda: NOW  # a clock that stands still: what failed once fails again
     invited = sign_run(parse_toml('[run]\nname = "a"\nadmission = "invite"\n'), CREATOR)
@@ -453,7 +453,7 @@ def probe() -> Made:
 def certificate() -> Made:
     import datetime
 
-    from lowcomm_node.transport.tls import make_certificate
+    from lowcomm_node.net.tls import make_certificate
 
     def run(data: bytes) -> None:
         try:

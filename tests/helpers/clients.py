@@ -105,7 +105,7 @@ class Client(HivemindDiscovery):
     async def ask_door(self, peer_id: str, seconds: float) -> list[float]:
         """Ask one peer for the run's records, as fast as it answers; seconds that each answer
         took."""
-        from lowcomm_node.libp2p.hivemind_parts import DHTID, PeerID
+        from lowcomm_node.net.hivemind_parts import DHTID, PeerID
 
         key, peer = DHTID.generate(source=peers_key(self.run_id)), PeerID.from_base58(peer_id)
         took, end = list[float](), monotonic() + seconds

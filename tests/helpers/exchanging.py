@@ -23,6 +23,12 @@ from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.ipc.digests import content_hash
 from lowcomm_node.ipc.messages import Ready
+from lowcomm_node.net import stream as stream_module
+from lowcomm_node.net.channels import Channels
+from lowcomm_node.net.server import ExchangeServer
+from lowcomm_node.net.service import ExchangeService
+from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
+from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.sync import driver as driver_module
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.exchanger import Exchanger
@@ -36,12 +42,6 @@ from lowcomm_node.testing.scripted_trainer import (
     set_event,
 )
 from lowcomm_node.testing.wire import DEADLINE, new_certificate, record, soon
-from lowcomm_node.transport import stream as stream_module
-from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.server import ExchangeServer
-from lowcomm_node.transport.service import ExchangeService
-from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
-from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome

@@ -11,9 +11,9 @@ from nat import Block, Nat
 from shaping import Link
 
 from helpers.dht_peers import Peer
-from lowcomm_node.libp2p.multiaddress import CIRCUIT
-from lowcomm_node.libp2p.p2pd import listeners
-from lowcomm_node.libp2p.relay import RelayLimits
+from lowcomm_node.net.multiaddress import CIRCUIT
+from lowcomm_node.net.p2pd import listeners
+from lowcomm_node.net.relay import RelayLimits
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(180)]
 

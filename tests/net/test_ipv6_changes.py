@@ -12,8 +12,8 @@ from residents import Swarm
 
 from helpers.dht_peers import Peer
 from helpers.processes import until_exchanged
-from lowcomm_node.libp2p.interface import OpenStream
-from lowcomm_node.libp2p.p2pd import listeners
+from lowcomm_node.net.interface import OpenStream
+from lowcomm_node.net.p2pd import listeners
 from lowcomm_node.swarm.rejoin import Rejoin
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(180)]

@@ -20,8 +20,8 @@ from helpers.waiting import until, until_async
 from lowcomm_node.dht import duplicate_identity
 from lowcomm_node.dht.keys import RUNS_KEY, pack
 from lowcomm_node.errors import ConfigError, NodeError, NoPeers, PortInUse, RetryLater, Unhealthy
-from lowcomm_node.libp2p.hivemind_parts import DHTID, MSGPackSerializer, PeerID
-from lowcomm_node.libp2p.p2pd import runtime_folder
+from lowcomm_node.net.hivemind_parts import DHTID, MSGPackSerializer, PeerID
+from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.spec.run import parse_toml, sign_run
@@ -64,7 +64,7 @@ async def force(
 ) -> list[bool] | None:
     """Make others store what ``peer`` itself would not: what one of them answers, asked past all
     checks of ours."""
-    from lowcomm_node.libp2p.hivemind_parts import DHTID, MSGPackSerializer
+    from lowcomm_node.net.hivemind_parts import DHTID, MSGPackSerializer
 
     protocol = peer._node.protocol
     other = next(iter(protocol.routing_table.peer_id_to_uid))
@@ -133,7 +133,7 @@ async def test_a_record_under_someone_elses_name_is_refused_by_the_storer(dht: D
 
 
 async def test_a_forged_record_is_refused_by_the_reader_and_hides_no_other(dht: Dht) -> None:
-    from lowcomm_node.libp2p.hivemind_parts import DHTID, DHTLocalStorage, MSGPackSerializer
+    from lowcomm_node.net.hivemind_parts import DHTID, DHTLocalStorage, MSGPackSerializer
 
     ada = await dht.peer()
     evil, reader = await dht.peer(ada.addresses()), await dht.peer(ada.addresses())
@@ -167,7 +167,7 @@ async def test_a_record_that_expires_on_the_way_hides_no_other(dht: Dht) -> None
 
     await until_async(expired, 5, "the stranger's record expires")
     protocol = reader._node.protocol
-    from lowcomm_node.libp2p.hivemind_parts import DHTID
+    from lowcomm_node.net.hivemind_parts import DHTID
 
     key = DHTID.generate(source=KEY)
     for other in protocol.routing_table.peer_id_to_uid:
@@ -188,7 +188,7 @@ async def test_nothing_can_be_put_in_a_cache(dht: Dht) -> None:
 
 
 async def test_a_peer_can_not_choose_its_place(dht: Dht) -> None:
-    from lowcomm_node.libp2p.hivemind_parts import DHTID, PeerID
+    from lowcomm_node.net.hivemind_parts import DHTID, PeerID
 
     ada = await dht.peer()
     evil = await dht.peer(ada.addresses(), require_peers=False)
@@ -354,7 +354,7 @@ async def test_an_address_that_is_not_of_this_machine(dht: Dht, tmp_path: Path) 
 async def test_p2pd_that_is_missing_or_mute_is_one_clear_error(
     dht: Dht, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from lowcomm_node.libp2p import p2pd
+    from lowcomm_node.net import p2pd
 
     script = tmp_path / "p2pd"
     monkeypatch.setattr(p2pd, "find_p2pd", lambda: script)
@@ -376,7 +376,7 @@ async def test_p2pd_that_is_missing_or_mute_is_one_clear_error(
 async def test_a_p2pd_that_is_aborted_before_it_says_a_word_is_started_once_more(
     dht: Dht, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from lowcomm_node.libp2p import p2pd
+    from lowcomm_node.net import p2pd
 
     script, real = tmp_path / "p2pd", p2pd.find_p2pd()
     script.write_text(

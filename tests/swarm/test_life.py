@@ -18,7 +18,7 @@ from helpers.processes import (
 )
 from helpers.waiting import until
 from lowcomm_node.control.queries import ROOT
-from lowcomm_node.libp2p.p2pd import runtime_folder
+from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_node.status.events import EVENTS, read_notice
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.status.wire import read, to_json

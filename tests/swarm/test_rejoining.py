@@ -251,7 +251,7 @@ def test_hiveminds_own_program_is_a_door_of_the_swarm(
 async def test_what_hiveminds_own_program_keeps_is_checked_when_it_is_read(
     dht: Dht, hivemind_dht: HivemindDht
 ) -> None:
-    from lowcomm_node.libp2p.hivemind_parts import DHTID, MSGPackSerializer, PeerID
+    from lowcomm_node.net.hivemind_parts import DHTID, MSGPackSerializer, PeerID
 
     await asyncio.to_thread(until, lambda: hivemind_dht.address, 90, "hivemind-dht is ready")
     address = hivemind_dht.address

@@ -27,17 +27,17 @@ from helpers.processes import free_port
 from helpers.tunnelling import RUN, End, chunk, received, soon
 from helpers.waiting import until, until_async
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.libp2p import relay
-from lowcomm_node.libp2p.control import Control
-from lowcomm_node.libp2p.multiaddress import EntryPoint, circuit, parse_entry_point
-from lowcomm_node.libp2p.p2pd import P2pDaemon
-from lowcomm_node.libp2p.relay import RelayLimits, reserve
-from lowcomm_node.transport.guard import eviction as crowd
-from lowcomm_node.transport.stream import CalleeStream, CallerStream
-from lowcomm_node.transport.tls import make_certificate
-from lowcomm_node.transport.tunnel.callee import MAX_TUNNELS_PER_PEER
-from lowcomm_node.transport.tunnel.frames import ANSWER, SESSION, Signal, numbered, opening
-from lowcomm_node.transport.tunnel.tunnels import Tunnels, protocol_of
+from lowcomm_node.net import eviction as crowd
+from lowcomm_node.net import relay
+from lowcomm_node.net.callee import MAX_TUNNELS_PER_PEER
+from lowcomm_node.net.control import Control
+from lowcomm_node.net.frames import ANSWER, SESSION, Signal, numbered, opening
+from lowcomm_node.net.multiaddress import EntryPoint, circuit, parse_entry_point
+from lowcomm_node.net.p2pd import P2pDaemon
+from lowcomm_node.net.relay import RelayLimits, reserve
+from lowcomm_node.net.stream import CalleeStream, CallerStream
+from lowcomm_node.net.tls import make_certificate
+from lowcomm_node.net.tunnels import Tunnels, protocol_of
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 
@@ -486,7 +486,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from helpers.dht_peers import Peer
 from helpers.tunnelling import End, chunk
-from lowcomm_node.transport.tls import make_certificate
+from lowcomm_node.net.tls import make_certificate
 async def live():
     where = json.loads(sys.argv[3])
     peer = Peer(Path(sys.argv[2]), where)
@@ -512,7 +512,7 @@ asyncio.run(live())
 async def test_a_caller_that_is_killed_leaves_nothing_at_the_callee(
     net: Net, tmp_path: Path, transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lowcomm_node.transport.tunnel.callee.KEEP", 2.0)
+    monkeypatch.setattr("lowcomm_node.net.callee.KEEP", 2.0)
     bob = await net.end(listen=[transport])
     child = await asyncio.create_subprocess_exec(
         *(
@@ -608,8 +608,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from helpers.dht_peers import Peer
 from helpers.tunnelling import End
-from lowcomm_node.libp2p.p2pd import runtime_folder
-from lowcomm_node.transport.tls import make_certificate
+from lowcomm_node.net.p2pd import runtime_folder
+from lowcomm_node.net.tls import make_certificate
 async def live():
     peer = Peer(Path(sys.argv[2]))
     await peer.start()

@@ -40,7 +40,7 @@ def join(
 
     Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
-    from lowcomm_node.libp2p.p2pd import find_p2pd
+    from lowcomm_node.net.p2pd import find_p2pd
     from lowcomm_node.system.support import check_system, raise_descriptors
 
     loaded = read_settings(flags)

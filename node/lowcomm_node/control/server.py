@@ -52,7 +52,7 @@ from lowcomm_node.control.viewers import MAX_VIEWERS, Viewers, read_last
 from lowcomm_node.errors import NodeError, PortInUse
 from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.reader import Entry
-from lowcomm_node.libp2p.p2pd import runtime_folder
+from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_node.status.events import Notice
 from lowcomm_node.status.model import Limits, PeerStatus, Status
 from lowcomm_node.status.wire import to_json

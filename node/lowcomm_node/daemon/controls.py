@@ -15,6 +15,7 @@ from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import NodeError, RetryLater, TrainerError
 from lowcomm_node.journal.reader import MOST, Entry, Journal, Wanted
 from lowcomm_node.journal.sample import Sample
+from lowcomm_node.net.ping import match_peer
 from lowcomm_node.owner.limits import keep_settings
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings
@@ -26,7 +27,6 @@ from lowcomm_node.status.health import Health, judge_health
 from lowcomm_node.status.model import Exported, Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.transport.ping import match_peer
 
 GATHER_DEADLINE = 780.0
 """Seconds; whoever asks waits a little longer (control.queries.GATHERING)."""

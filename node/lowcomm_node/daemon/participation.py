@@ -15,7 +15,9 @@ from lowcomm_node.dht.knocks import by_peer
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.ipc.lines import Event
 from lowcomm_node.ipc.messages import Stepped
-from lowcomm_node.libp2p.p2pd import runtime_folder
+from lowcomm_node.net.endpoint import Endpoint
+from lowcomm_node.net.p2pd import runtime_folder
+from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.run_files.giving import FileGiver
@@ -29,8 +31,6 @@ from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import endure, start
-from lowcomm_node.transport.endpoint import Endpoint
-from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, Told

@@ -10,6 +10,7 @@ from lowcomm_node.catalogue.waits import WaitCode, Waiting
 from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.ipc.messages import Ready
+from lowcomm_node.net.endpoint import Endpoint
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold
@@ -33,7 +34,6 @@ from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.history import History
 from lowcomm_node.system.priority import look
 from lowcomm_node.system.release import release
-from lowcomm_node.transport.endpoint import Endpoint
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.refusals import Refusals

@@ -15,7 +15,7 @@ from contextlib import suppress
 from time import monotonic
 
 from lowcomm_node.errors import RetryLater
-from lowcomm_node.libp2p.hivemind_client import (
+from lowcomm_node.net.hivemind_client import (
     DIAL_DEADLINE,
     attach,
     detach,
@@ -23,8 +23,8 @@ from lowcomm_node.libp2p.hivemind_client import (
     load_hivemind,
     wait_routing,
 )
-from lowcomm_node.libp2p.multiaddress import EntryPoint
-from lowcomm_node.libp2p.p2pd import P2pDaemon
+from lowcomm_node.net.multiaddress import EntryPoint
+from lowcomm_node.net.p2pd import P2pDaemon
 
 PREDECESSOR_SECONDS = 8.0
 """For a killed predecessor to disappear."""
@@ -62,6 +62,6 @@ async def refuse_duplicate_identity(peer_id: str, entries: Sequence[EntryPoint])
 
 
 def _peer(peer_id: str) -> object:
-    from lowcomm_node.libp2p.hivemind_parts import PeerID
+    from lowcomm_node.net.hivemind_parts import PeerID
 
     return PeerID.from_base58(peer_id)

@@ -32,7 +32,7 @@ from lowcomm_node.dht.eviction import Kept, Rank, first_to_go, those_to_go
 from lowcomm_node.dht.interface import MAX_VALUE
 from lowcomm_node.dht.keepers import SEARCHED
 from lowcomm_node.dht.keys import MAX_LIFE, Provenance, Provenances
-from lowcomm_node.libp2p.hivemind_parts import (
+from lowcomm_node.net.hivemind_parts import (
     DHTID,
     DHTLocalStorage,
     DHTProtocol,

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lowcomm_node.libp2p.interface import Streams
-from lowcomm_node.libp2p.targets import Targets
+from lowcomm_node.net.interface import Streams
+from lowcomm_node.net.targets import Targets
 from lowcomm_protocol.errors import RecordError
 
 MAX_VALUE = 30 * 1024

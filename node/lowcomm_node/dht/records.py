@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from lowcomm_node.dht.interface import check_size
 from lowcomm_node.dht.keepers import REPLICAS, SEARCHED, Found, Keepers
 from lowcomm_node.dht.keys import MAX_LIFE, Provenances, pack, unpack
-from lowcomm_node.libp2p.hivemind_client import CALL_DEADLINE, read_entry, write_entry
+from lowcomm_node.net.hivemind_client import CALL_DEADLINE, read_entry, write_entry
 from lowcomm_node.system.logs import log
 
 T = TypeVar("T")
@@ -129,7 +129,7 @@ class Records:
 
     async def _search(self, key: str, look: bool = False) -> Found | None:
         """Find the keepers of a key; None if there is no node, or it fails."""
-        from lowcomm_node.libp2p.hivemind_parts import DHTID
+        from lowcomm_node.net.hivemind_parts import DHTID
 
         # Whoever is asked for a key answers with all records under it. Nothing is stored at the
         # neighbouring number, and the same peers are the nearest to it.
@@ -248,6 +248,6 @@ class Records:
 
 
 def _place(key: str) -> Any:
-    from lowcomm_node.libp2p.hivemind_parts import DHTID
+    from lowcomm_node.net.hivemind_parts import DHTID
 
     return DHTID.generate(source=key)

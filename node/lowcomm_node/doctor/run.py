@@ -18,13 +18,13 @@ from lowcomm_node.doctor.observations import Observations, Subject
 from lowcomm_node.doctor.report import Finding
 from lowcomm_node.doctor.survey import ask_others
 from lowcomm_node.errors import NodeError, NoPeers
+from lowcomm_node.net.server import find_free
+from lowcomm_node.net.tls import make_certificate
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.storage.files import ephemeral_identity
 from lowcomm_node.swarm.find_run import open_discovery
 from lowcomm_node.swarm.hosts import listening
-from lowcomm_node.transport.server import find_free
-from lowcomm_node.transport.tls import make_certificate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,7 +142,7 @@ def own_hosts() -> tuple[str, ...]:
 @asynccontextmanager
 async def _serving(settings: NodeSettings) -> AsyncIterator[tuple[int, bytes, Sequence[str]]]:
     """Answers calls as the Exchange service does: its port, its certificate, and where it is."""
-    from grpc import aio  # kept quiet by lowcomm_node.transport, if that is imported first
+    from grpc import aio  # kept quiet by lowcomm_node.net, if that is imported first
 
     certificate = make_certificate(datetime.datetime.now(datetime.UTC))
     server = aio.server(options=(("grpc.so_reuseport", 0),))

@@ -13,12 +13,12 @@ from typing import Any
 import tomlkit
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.net.bandwidth import Bandwidth, BandwidthLimit
+from lowcomm_node.net.peer_limit import PeerLimit
 from lowcomm_node.owner.settings import CHANGEABLE, NodeSettings
 from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.system.units import NONE
-from lowcomm_node.transport.bandwidth import Bandwidth, BandwidthLimit
-from lowcomm_node.transport.guard.peer_limit import PeerLimit
 
 
 class Allowance:

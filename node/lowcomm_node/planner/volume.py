@@ -4,9 +4,9 @@ it as the node writes them. Pure."""
 import torch
 
 from lowcomm_node.models.base import family_of, tensor_specs
+from lowcomm_node.net.chunk_frames import ChunkFrame
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import CHUNK_BYTES
-from lowcomm_node.transport.chunk_frames import ChunkFrame
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.codecs import codec, coder
 from lowcomm_protocol.codecs.shards import shard_bounds

@@ -3,5 +3,4 @@
 prober.py     answers, at the bootstrap server and at every node
 asker.py      asks, over a stream of libp2p; the messages in such a stream
 dialing.py    calls somebody back
-measuring.py  latency and rate of any line
 """

@@ -15,11 +15,11 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
+from lowcomm_node.net.bandwidth import BandwidthLimit
+from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.state_transfer.queue import Turn, TurnQueue
 from lowcomm_node.state_transfer.readahead import ReadAhead
 from lowcomm_node.storage.snapshots import Snapshot, Snapshots
-from lowcomm_node.transport.bandwidth import BandwidthLimit
-from lowcomm_node.transport.stream import CalleeStream
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.state.snapshot import StateForm

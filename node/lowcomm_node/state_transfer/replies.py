@@ -8,8 +8,8 @@ from collections.abc import Callable
 from time import monotonic
 
 from lowcomm_node.errors import LinkLost, RetryLater
-from lowcomm_node.transport.bandwidth import Arrival, BandwidthLimit
-from lowcomm_node.transport.stream import CallerStream
+from lowcomm_node.net.bandwidth import Arrival, BandwidthLimit
+from lowcomm_node.net.stream import CallerStream
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 

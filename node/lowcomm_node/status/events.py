@@ -14,6 +14,7 @@ from lowcomm_node.ipc.messages import (
     Skipped,
     Stepped,
 )
+from lowcomm_node.net.records import CongestionChanged
 from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.status.model import Contribution, Limits
 from lowcomm_node.status.wire import read
@@ -28,7 +29,6 @@ from lowcomm_node.swarm.records import (
 )
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.events import Event
-from lowcomm_node.transport.records import CongestionChanged
 
 
 @dataclass(frozen=True, kw_only=True)

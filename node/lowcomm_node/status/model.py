@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from lowcomm_node.ipc.messages import Tokenizing
+from lowcomm_node.net.records import RouteSpeed
 from lowcomm_node.swarm.watchdog import SwarmStatus
 from lowcomm_node.sync.records import ExchangeStatus, IntervalStatus
 from lowcomm_node.system.accelerator import Accelerator
 from lowcomm_node.system.memory_watch import NodeMemory
 from lowcomm_node.system.priority import Priority
-from lowcomm_node.transport.records import RouteSpeed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from socket import SOCK_STREAM
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.libp2p.p2pd import ANY_HOSTS, has_ipv6, numeric
+from lowcomm_node.net.p2pd import ANY_HOSTS, has_ipv6, numeric
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.rejoin import own_addresses
 from lowcomm_protocol.peers.records import MAX_ADDRESSES

@@ -14,15 +14,15 @@ from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import LinkLost, NotAdmitted
-from lowcomm_node.libp2p.targets import places_of
+from lowcomm_node.net.channels import Channels
+from lowcomm_node.net.peer_channel import OTHER_CERTIFICATE
+from lowcomm_node.net.targets import places_of
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import endure, log_defect, repeat
-from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.peer_channel import OTHER_CERTIFICATE
 from lowcomm_protocol.errors import LowcommError, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.liveness import PROBE_EVERY

@@ -21,14 +21,14 @@ import grpc
 from lowcomm_node.errors import GaveUp, LinkLost, TooSlow, TrainerError, Unusable
 from lowcomm_node.ipc.arena import Arena
 from lowcomm_node.ipc.messages import Merged, Ready
+from lowcomm_node.net.bandwidth import Bandwidth
+from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.supervision.process import Trainer
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.records import ExchangeStatus
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.stages import Stages
-from lowcomm_node.transport.bandwidth import Bandwidth
-from lowcomm_node.transport.stream import CalleeStream, CallerStream, Stream
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import MAX_REASON, LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import base, events

@@ -16,6 +16,9 @@ from typing import Any
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.ipc.messages import Ready
+from lowcomm_node.net.bandwidth import Bandwidth
+from lowcomm_node.net.channels import Channels
+from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.supervision.process import Trainer
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.driver import ABANDON_DEADLINE, ExchangeDriver, Station, answer_in_time
@@ -25,9 +28,6 @@ from lowcomm_node.sync.records import ExchangeEnded, IntervalStatus
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
 from lowcomm_node.system.tasks import start
-from lowcomm_node.transport.bandwidth import Bandwidth
-from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.stream import CalleeStream, CallerStream
 from lowcomm_protocol.deeds import Deed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base, events, kinds

@@ -18,10 +18,10 @@ from typing import Any
 
 from lowcomm_node.errors import LinkLost, TrainerError, Unusable
 from lowcomm_node.ipc.messages import Merged, Shared
+from lowcomm_node.net.stream import Stream
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import GroupLink, Incoming
-from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation

@@ -17,11 +17,11 @@ from typing import ClassVar
 from lowcomm_node.errors import GaveUp, LinkLost, TooSlow
 from lowcomm_node.ipc.digests import content_hash
 from lowcomm_node.ipc.messages import Again
+from lowcomm_node.net.bandwidth import Arrival, Bandwidth
+from lowcomm_node.net.chunk_frames import ChunkFrame
+from lowcomm_node.net.stream import Stream
+from lowcomm_node.net.turns import Turns
 from lowcomm_node.system.stages import Stages
-from lowcomm_node.transport.bandwidth import Arrival, Bandwidth
-from lowcomm_node.transport.chunk_frames import ChunkFrame
-from lowcomm_node.transport.stream import Stream
-from lowcomm_node.transport.turns import Turns
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 

@@ -5,9 +5,9 @@ from functools import partial
 from typing import Any
 
 from lowcomm_node.ipc.messages import Again, Captured, Merged
+from lowcomm_node.net.stream import Stream
 from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import PairLink
-from lowcomm_node.transport.stream import Stream
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.pair import machine as pairs

@@ -8,8 +8,8 @@ from lowcomm_node.dht.interface import Knock, check_size
 from lowcomm_node.dht.keys import MAX_LIFE, key_of, pack, provenance, unpack
 from lowcomm_node.dht.knocks import MAX_CLOCK_OFFSET
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.libp2p.interface import OpenStream, TakeStream
-from lowcomm_node.libp2p.targets import Targets
+from lowcomm_node.net.interface import OpenStream, TakeStream
+from lowcomm_node.net.targets import Targets
 
 
 @dataclass

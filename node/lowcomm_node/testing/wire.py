@@ -10,19 +10,19 @@ from typing import Any, TypeVar
 import grpc
 from grpc import aio
 
-from lowcomm_node.sync.link import Link, PairLink
-from lowcomm_node.transport.certificates import Certificates
-from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.server import ExchangeServer
-from lowcomm_node.transport.service import ExchangeService
-from lowcomm_node.transport.stream import CalleeStream, CallerStream
-from lowcomm_node.transport.tls import (
+from lowcomm_node.net.certificates import Certificates
+from lowcomm_node.net.channels import Channels
+from lowcomm_node.net.server import ExchangeServer
+from lowcomm_node.net.service import ExchangeService
+from lowcomm_node.net.stream import CalleeStream, CallerStream
+from lowcomm_node.net.tls import (
     SERVER_NAME,
     Certificate,
     Gatekeeper,
     make_certificate,
     pinned,
 )
+from lowcomm_node.sync.link import Link, PairLink
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo, Phase

@@ -5,7 +5,7 @@ import asyncio
 from lowcomm_node.dht import callers
 from lowcomm_node.dht.callers import Callers, bringer
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.libp2p.control import Connection
+from lowcomm_node.net.control import Connection
 from lowcomm_protocol.identity import Identity
 
 RELAY = Identity(b"r" * 32).peer_id

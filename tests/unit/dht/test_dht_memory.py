@@ -20,7 +20,7 @@ from lowcomm_node.dht.keys import (
     provenance,
 )
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.libp2p.multiaddress import (
+from lowcomm_node.net.multiaddress import (
     decode,
     encode,
     parse_announced,

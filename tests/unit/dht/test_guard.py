@@ -21,7 +21,7 @@ from lowcomm_node.dht.keys import (
     provenance,
     removals_key,
 )
-from lowcomm_node.libp2p.hivemind_parts import (
+from lowcomm_node.net.hivemind_parts import (
     DHTID,
     DHTRecord,
     MSGPackSerializer,

@@ -14,10 +14,10 @@ import pytest
 from lowcomm_node.dht import hivemind
 from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.errors import LinkLost, Unhealthy
-from lowcomm_node.libp2p import hivemind_client, reachability
-from lowcomm_node.libp2p.control import Connection
-from lowcomm_node.libp2p.multiaddress import EntryPoint
-from lowcomm_node.libp2p.relay import Place
+from lowcomm_node.net import hivemind_client, reachability
+from lowcomm_node.net.control import Connection
+from lowcomm_node.net.multiaddress import EntryPoint
+from lowcomm_node.net.relay import Place
 from lowcomm_node.testing.wire import DEADLINE
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record, write_record
@@ -77,7 +77,7 @@ def peer(tmp_path: Path) -> Peer:
 async def test_the_start_waits_until_p2pd_has_a_peer_to_ask_but_not_for_its_answer(
     monkeypatch: pytest.MonkeyPatch, attempts: list[str], asked: int
 ) -> None:
-    from lowcomm_node.libp2p.hivemind_parts import ControlFailure
+    from lowcomm_node.net.hivemind_parts import ControlFailure
 
     monkeypatch.setattr(hivemind_client, "ASKED", 0.01)
     monkeypatch.setattr(hivemind_client, "ROUTING_DEADLINE", DEADLINE)
@@ -262,7 +262,7 @@ async def test_only_the_clocks_of_named_peers_decide_whether_it_starts(
 async def test_a_peer_whose_clock_shows_no_time_does_not_answer(
     told: float, ahead: float | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lowcomm_node.libp2p.hivemind_parts import dht_pb2
+    from lowcomm_node.net.hivemind_parts import dht_pb2
 
     class Protocol:
         node_info = dht_pb2.NodeInfo()

@@ -10,7 +10,7 @@ import pytest
 from lowcomm_node.dht.keepers import ASKED, FOUND_FOR, LOOKS, REPLICAS, SEARCHED
 from lowcomm_node.dht.keys import Provenances, pack
 from lowcomm_node.dht.records import SEEN_FOR, Records
-from lowcomm_node.libp2p.hivemind_parts import (
+from lowcomm_node.net.hivemind_parts import (
     DHTID,
     DHTLocalStorage,
     DHTNode,

@@ -23,9 +23,9 @@ from lowcomm_node.doctor.observations import (
     Survey,
 )
 from lowcomm_node.errors import LinkLost, RetryLater
-from lowcomm_node.libp2p.interface import OpenStream
-from lowcomm_node.libp2p.multiaddress import EntryPoint
-from lowcomm_node.libp2p.p2pd import has_ipv6
+from lowcomm_node.net.interface import OpenStream
+from lowcomm_node.net.multiaddress import EntryPoint
+from lowcomm_node.net.p2pd import has_ipv6
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.prober import ProbeLimits, Prober

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.net.peer_limit import DEFAULT_PEERS
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import load_settings
-from lowcomm_node.transport.guard.peer_limit import DEFAULT_PEERS
 
 
 def settings(home: Path, env: dict[str, str] | None = None, **flags: Any) -> NodeSettings:

@@ -15,14 +15,14 @@ from grpc import aio
 
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.libp2p.interface import OpenStream
+from lowcomm_node.net.interface import OpenStream
+from lowcomm_node.net.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
+from lowcomm_node.net.tls import make_certificate
 from lowcomm_node.probing import dialing
 from lowcomm_node.probing.asker import Asker, receive_message, send_message
-from lowcomm_node.probing.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
 from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
 from lowcomm_node.system.quota import Allowed
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.transport.tls import make_certificate
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb

@@ -7,9 +7,9 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.dht.keys import RUNS_KEY, Provenances, pack, peers_key
+from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper
 from lowcomm_node.swarm import proofs_of_work as proving
 from lowcomm_node.swarm.proofs_of_work import Prover
-from lowcomm_node.transport.tls import CREDENTIAL_KEY, Gatekeeper
 from lowcomm_protocol import work
 from lowcomm_protocol.errors import AdmissionError, SpecError
 from lowcomm_protocol.identity import Identity

@@ -14,6 +14,8 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.errors import DiskFull, LinkLost
+from lowcomm_node.net.bandwidth import BandwidthLimit
+from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.state_transfer import asking, donor_session, queue, replies
 from lowcomm_node.state_transfer import donor as donor_module
 from lowcomm_node.state_transfer import fetch as fetch_module
@@ -42,8 +44,6 @@ from lowcomm_node.testing.wire import (
     never_serve,
     soon,
 )
-from lowcomm_node.transport.bandwidth import BandwidthLimit
-from lowcomm_node.transport.stream import CalleeStream
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo

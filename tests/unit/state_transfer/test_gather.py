@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.state_transfer import gather
 from lowcomm_node.state_transfer.gather import Gatherer
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.testing.donors import SMALL, STEP, Giver, giving, sync_of
 from lowcomm_node.testing.wire import calling
-from lowcomm_node.transport.bandwidth import BandwidthLimit
 from lowcomm_protocol.state.values import read_piece
 
 

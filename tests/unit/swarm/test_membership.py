@@ -19,6 +19,10 @@ from grpc import aio
 from helpers.waiting import until_async
 from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
 from lowcomm_node.errors import ConfigError, NotAdmitted
+from lowcomm_node.net.channels import Channels
+from lowcomm_node.net.server import ExchangeServer
+from lowcomm_node.net.service import ExchangeService
+from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm import hosts
 from lowcomm_node.swarm import membership as membership_module
@@ -30,10 +34,6 @@ from lowcomm_node.system import tasks
 from lowcomm_node.system.release import release
 from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.testing.wire import new_certificate
-from lowcomm_node.transport.channels import Channels
-from lowcomm_node.transport.server import ExchangeServer
-from lowcomm_node.transport.service import ExchangeService
-from lowcomm_node.transport.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.invites import Token, issue_invite

@@ -22,12 +22,12 @@ from helpers.exchanging import (
     swarm,
 )
 from lowcomm_node.errors import TrainerLost
+from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.sync import exchanger as exchanger_module
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.history import WE_REFUSED
 from lowcomm_node.testing.scripted_trainer import SIZE, ScriptedTrainer
 from lowcomm_node.testing.wire import cabled, soon
-from lowcomm_node.transport.stream import CalleeStream, CallerStream
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.budget import SLACK
 from lowcomm_protocol.exchange.drift import ENDURED

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from lowcomm_node.cli import app, common
 from lowcomm_node.errors import Incompatible
-from lowcomm_node.libp2p.p2pd import find_p2pd
+from lowcomm_node.net.p2pd import find_p2pd
 from lowcomm_node.system import support
 from lowcomm_node.system.support import check_system
 

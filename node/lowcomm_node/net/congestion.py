@@ -1,0 +1,213 @@
+"""How our connections send: with BBR where segments are lost, if the kernel has it and it loses no
+more of them, and without much in the kernel that the network does not carry yet.
+
+Most systems send with CUBIC or Reno, which take every lost packet for congestion. At 1 % loss and
+50 ms they reach some 2.4 Mbit/s per connection, however wide the link is (Mathis et al. 1997, "The
+Macroscopic Behavior of the TCP Congestion Avoidance Algorithm"). BBR models rate and round trip
+instead (Cardwell et al. 2016). Linux lets any user choose among
+``net.ipv4.tcp_allowed_congestion_control``, also for a connection in use. gRPC offers no access to
+it, but its sockets are descriptors of this process, so we can find, query (``TCP_INFO``) and set
+them.
+
+BBR keeps about twice as much on its way as it has seen the path carry. Where several connections
+share a slow line with a short queue, much of that is dropped: up to 27 % of the bytes of a
+connection at 5 Mbit/s, where Reno sent 3 % again. So a connection that loses much with BBR, while
+packets wait in a queue, goes on without it. That may be our line, which all share, so for a while
+only losses without a queue have another one try BBR.
+
+The kernel takes up to 4 MiB of a connection before the line has carried any of it: 7 s at 5 Mbit/s,
+for which a content that has its turn next already goes beside the one before it. So each connection
+gets a bound on what is not sent yet (``TCP_NOTSENT_LOWAT``); what is on its way is not bounded.
+
+Both act on the sender: each end of an exchange looks after what it sends. Elsewhere than on Linux
+nothing changes; where BBR is not allowed ``doctor`` names the remedy.
+"""
+
+import asyncio
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lowcomm_node.net.connections import connections, plain
+from lowcomm_node.net.records import CongestionChanged
+from lowcomm_node.system.formatting import place
+from lowcomm_node.system.logs import log
+
+BBR = "bbr"
+LOSSY = 0.005
+"""Share of retransmitted data segments above which a connection switches."""
+ENOUGH = 500
+"""Data segments before such a share is significant: some 0.7 MB."""
+WASTED = 0.05
+"""The same share, of those sent while a queue is seen, above which a connection leaves BBR."""
+QUEUED = 1.5
+"""Round trips, of the shortest, from which on packets wait in a queue of the path."""
+FULL_LOOKS = 600
+"""Looks for which losses at a queue have no connection change to BBR, after one has left it."""
+OTHERS = ("cubic", "reno")
+"""Instead of BBR, the best first; every kernel has the last one."""
+UNSENT_SECONDS, LEAST_UNSENT, MOST_UNSENT = 0.2, 128 * 1024, 4 * 1024 * 1024
+"""How long a connection sends what waits in the kernel at its present rate; bytes that may wait. On
+a fast line with less there is nothing to send whenever this process has to wait for a core."""
+EVERY = 1.0
+"""Seconds between two looks."""
+_ALLOWED = Path("/proc/sys/net/ipv4/tcp_allowed_congestion_control")
+_ESTABLISHED = 1
+_ROUND_TRIP, _RESENT, _SHORTEST, _SENT = (
+    struct.Struct(f"<{offset}xI") for offset in (68, 100, 148, 156)
+)
+_RATE = struct.Struct("<104xQ")
+"""Places in ``struct tcp_info`` of linux/tcp.h: tcpi_rtt, tcpi_total_retrans, tcpi_min_rtt and
+tcpi_data_segs_out; tcpi_pacing_rate. Its first byte is tcpi_state."""
+_INFO_BYTES = 160
+
+
+Ends = tuple[Any, Any]
+"""Addresses of both ends."""
+
+
+@dataclass(frozen=True)
+class Sending:
+    """What a connection has sent so far."""
+
+    congestion: str
+    """Name of its congestion control."""
+    segments: int
+    """Data segments, retransmissions included."""
+    resent: int
+    round_trips: float
+    """The round trip of late, in shortest ones."""
+
+
+class Course:
+    """How one connection has fared."""
+
+    def __init__(self) -> None:
+        self._last = Sending("", 0, 0, 0.0)
+        self._queued = self._free = (0, 0)
+        """Segments, and those resent, while a queue was seen and while none was, with the present
+        congestion control."""
+        self.left_bbr = False
+
+    def better(
+        self, sending: Sending, names: Sequence[str], full: bool = False
+    ) -> tuple[str, float] | None:
+        """What congestion control it should go on with, and the share of segments resent that says
+        so; None if with the one that it has.
+
+        ``sending``: what it has sent so far; ``names``: those that may be chosen; ``full``: whether
+        our line is known to drop what a full queue does not take.
+        """
+        last, self._last = self._last, sending
+        if sending.congestion != last.congestion:
+            self._queued = self._free = (0, 0)
+        news = (sending.segments - last.segments, sending.resent - last.resent)
+        if sending.round_trips >= QUEUED:
+            self._queued = _sum(self._queued, news)
+        elif last.round_trips < QUEUED:  # nor was there any a look ago
+            self._free = _sum(self._free, news)
+        if sending.congestion == BBR:
+            self.left_bbr = lost(*self._queued) > WASTED
+            other = next((name for name in OTHERS if name in names), OTHERS[-1])
+            return (other, lost(*self._queued)) if self.left_bbr else None
+        share = lost(*self._free) if full else lost(sending.segments, sending.resent)
+        return (BBR, share) if share > LOSSY and not self.left_bbr and BBR in names else None
+
+
+def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
+    return one[0] + other[0], one[1] + other[1]
+
+
+def lost(segments: int, resent: int) -> float:
+    """The share of segments that were resent; 0 while there are too few to tell."""
+    return resent / segments if segments >= ENOUGH else 0.0
+
+
+class CongestionWatch:
+    """Checks this process's connections once a second."""
+
+    def __init__(self, tell: Callable[[CongestionChanged], None] = lambda event: None) -> None:
+        """``tell`` receives an event for each connection that is switched."""
+        self._tell = tell
+        self._courses: dict[Ends, Course] = {}
+        self._full = 0
+        """Looks for which our line counts as one that drops at a full queue."""
+
+    async def run(self) -> None:
+        """Check every second. Returns at once where the kernel has neither."""
+        while BBR in allowed() or hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            try:
+                self.look()
+            except OSError as error:  # such as too many open files: it passes
+                log.warning("congestion.not_looked", reason=str(error))
+            await asyncio.sleep(EVERY)
+
+    def look(self) -> None:
+        """Bound what every connection keeps unsent, and have each go on with the congestion control
+        that is better for it."""
+        names, before, self._courses = allowed(), self._courses, {}
+        self._full = max(0, self._full - 1)
+        for connection in connections():
+            with connection, suppress(OSError):  # it may have ended meanwhile
+                bound_unsent(connection)
+                if BBR not in names or (sending := read_sending(connection)) is None:
+                    continue
+                peer = connection.getpeername()
+                ends = (connection.getsockname(), peer)
+                course = self._courses[ends] = before.get(ends) or Course()
+                if (better := course.better(sending, names, self._full > 0)) is None:
+                    continue
+                if course.left_bbr:
+                    self._full = FULL_LOOKS
+                name, resent = better
+                connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+                self._tell(
+                    CongestionChanged(
+                        address=place(plain(peer[0]), peer[1]),
+                        before=sending.congestion,
+                        now=name,
+                        resent=resent,
+                    )
+                )
+
+
+def bound_unsent(connection: socket.socket) -> None:
+    """Let the kernel keep little of a connection that can't be sent yet. Raises OSError."""
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        rate = _RATE.unpack_from(info)[0] if len(info) == _INFO_BYTES else 0
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent(rate))
+
+
+def unsent(rate: int) -> int:
+    """Bytes that the kernel may keep; ``rate``: of the connection, bytes a second."""
+    return min(max(int(UNSENT_SECONDS * rate), LEAST_UNSENT), MOST_UNSENT)
+
+
+def allowed() -> Sequence[str]:
+    """The congestion controls that this user may choose here."""
+    try:
+        return _ALLOWED.read_text(encoding="utf-8").split()
+    except OSError:
+        return ()
+
+
+def read_sending(connection: socket.socket) -> Sending | None:
+    """What a connection has sent; None if it is not established or the kernel does not report
+    it."""
+    try:
+        info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        congestion = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    except OSError:
+        return None
+    if len(info) < _INFO_BYTES or info[0] != _ESTABLISHED:
+        return None
+    round_trip, resent, shortest, segments = (
+        place.unpack_from(info)[0] for place in (_ROUND_TRIP, _RESENT, _SHORTEST, _SENT)
+    )
+    name = congestion.rstrip(b"\0").decode(errors="replace")
+    return Sending(name, segments, resent, round_trip / max(1, shortest))

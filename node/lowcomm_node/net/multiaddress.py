@@ -1,0 +1,289 @@
+"""Multiaddresses of DHT peers, as text and as p2pd's bytes.
+
+    /ip4/203.0.113.7/tcp/31337/p2p/PEER                                    where a peer listens
+    /ip4/203.0.113.7/udp/31337/quic-v1/p2p/PEER                            the same over QUIC
+    /ip4/203.0.113.7/tcp/31337/p2p/RELAY/p2p-circuit/p2p/PEER              through a named relay
+
+Other forms are rejected, since the addresses come from untrusted peers.
+"""
+
+import ipaddress
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import base58
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.net.varint import read_varint, write_varint
+from lowcomm_protocol.peers.records import MAX_MULTIADDRESS
+
+EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
+CIRCUIT = "/p2p-circuit"
+MAX_BYTES = 512
+"""Of an address to decode: twice the length of any that we accept."""
+_MAX_PEER_ID = 42
+"""Bytes. No libp2p id is longer."""
+_ED25519, _RSA = bytes.fromhex("002408011220"), bytes.fromhex("1220")
+"""Prefixes of peer ids. Ed25519 ids contain the key, as those of all nodes do; RSA ids, its hash,
+as those of hivemind's own programs do."""
+_NAMES = ("dns", "dns4", "dns6")
+_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?\.?")
+
+
+@dataclass(frozen=True)
+class EntryPoint:
+    """A peer, and where it can be dialed."""
+
+    peer_id: str
+    dial: str
+    """The multiaddress without its peer id."""
+
+    @property
+    def relay(self) -> str | None:
+        """The peer id of the relay in the address; None if the peer is dialed directly."""
+        return relay_of(self.dial)
+
+    @property
+    def fits(self) -> bool:
+        """Whether it is short enough for a record. A longer one would make the whole record
+        invalid."""
+        return len(str(self)) <= MAX_MULTIADDRESS
+
+    def to_bytes(self) -> bytes:
+        """The address as p2pd's bytes. p2pd refuses hivemind's own encoding of a relay's id."""
+        return encode(self.dial)
+
+    def __str__(self) -> str:
+        return f"{self.dial}/p2p/{self.peer_id}"
+
+
+def parse_entry_point(text: str) -> EntryPoint:
+    """Parse an address given by the owner or another peer. Raises ConfigError that names it."""
+    dial, marker, peer_id = text.strip().rpartition("/p2p/")
+    good = bool(marker) and len(text) <= MAX_MULTIADDRESS and is_peer_id(peer_id)
+    if not good or not (is_dialable(dial) or _is_circuit(dial, peer_id)):
+        raise ConfigError(
+            f"{text[:120]!r} is not the address of a peer: expected one such as {EXAMPLE}."
+        )
+    return EntryPoint(peer_id, dial)
+
+
+def parse_announced(text: str, peer_id: str) -> str:
+    """Parse an address that the owner wants announced.
+
+    Raises ConfigError that names it.
+    """
+    dial, _, named = text.strip().partition("/p2p/")
+    told = EntryPoint(peer_id, dial)
+    if not is_dialable(dial) or named not in ("", peer_id) or not told.fits:
+        raise ConfigError(
+            f"{text[:120]!r} can't be announced: expected the address at which others reach this "
+            "server, such as /dns4/bootstrap.example.org/tcp/31337, without a peer id or with its "
+            "own."
+        )
+    return dial
+
+
+def is_peer_id(text: str) -> bool:
+    """Whether this is a libp2p peer id, in its canonical spelling."""
+    try:
+        raw = base58.b58decode(text) if len(text) <= 64 else b""
+    except ValueError:
+        return False
+    # Decoding accepts trailing white space; without this check one peer would have many names.
+    is_one = any(
+        len(raw) == len(start) + 32 and raw.startswith(start) for start in (_ED25519, _RSA)
+    )
+    return is_one and base58.b58encode(raw).decode() == text
+
+
+def is_dialable(dial: str) -> bool:
+    """Whether this is a host, a transport and a port, and nothing else."""
+    empty, kind, host, transport, port, *rest = [*dial.split("/"), "", "", "", ""][
+        : max(5, dial.count("/") + 1)
+    ]
+    return (
+        not empty
+        and _is_host(kind, host)
+        and port.isascii()
+        and port.isdecimal()
+        and len(port) <= 5
+        and 0 < int(port) < 65536
+        and (transport, rest) in (("tcp", []), ("udp", ["quic-v1"]))
+    )
+
+
+def relay_of(dial: str) -> str | None:
+    """The peer id of the relay in an address; None if there is none."""
+    return dial.removesuffix(CIRCUIT).rpartition("/p2p/")[2] if dial.endswith(CIRCUIT) else None
+
+
+def host_of(dial: str) -> str | None:
+    """The IP address in an address or of a connection; None if there is a relay or a name
+    instead."""
+    _, kind, host, *_ = [*dial.split("/"), "", ""]
+    if kind not in _FAMILIES or relay_of(dial) is not None:
+        return None
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return None
+
+
+def name_of(dial: str) -> str | None:
+    """The host name in an address, as the owner wrote it; None if there is none."""
+    _, kind, host, *_ = [*dial.split("/"), "", ""]
+    return host or None if kind in ("dns", "dns4", "dns6") else None
+
+
+def place_in(dial: str) -> str:
+    """The key of quotas: the IP address of a connection, or its relay for all that come through
+    it."""
+    return host_of(dial) or f"relay {relay_of(dial) or 'unknown'}"
+
+
+def port_of(dial: str) -> int | None:
+    """The port in an address; None if there is none."""
+    port = [*dial.split("/"), "", "", "", "", ""][4]
+    return int(port) if port.isascii() and port.isdecimal() else None
+
+
+def circuit(relay: EntryPoint) -> str:
+    """The address of a peer through a relay that is dialed directly."""
+    return f"{relay}{CIRCUIT}"
+
+
+def quic_beside(entry: EntryPoint) -> EntryPoint | None:
+    """The same peer over QUIC at the same port number, where all nodes listen; None if it is not
+    TCP.
+
+    None for this machine, too: nothing blocks TCP there, and an unused QUIC port costs five
+    seconds.
+    """
+    place, tcp, port = entry.dial.rpartition("/tcp/")
+    if not tcp or not port.isdecimal() or reach(entry.dial) == 0:
+        return None
+    return EntryPoint(entry.peer_id, f"{place}/udp/{port}/quic-v1")
+
+
+def also_over_quic(entries: Sequence[EntryPoint]) -> list[EntryPoint]:
+    """Each TCP address, and the same over QUIC.
+
+    p2pd prefers QUIC where UDP works. That keeps the NAT's port open, and known, for hole punching.
+    And where TCP is blocked nothing else works.
+    """
+    beside = (quic_beside(entry) for entry in entries)
+    return list(dict.fromkeys([*entries, *filter(None, beside)]))
+
+
+def encode(dial: str) -> bytes:
+    """The bytes of an address that ``parse_entry_point`` accepts."""
+    parts, encoded = iter(dial.split("/")[1:]), b""
+    for name in parts:
+        protocol = _BY_NAME[name]
+        encoded += write_varint(protocol.code)
+        if protocol.size != 0:
+            value = _value(name, next(parts))
+            encoded += value if protocol.size is not None else write_varint(len(value)) + value
+    return encoded
+
+
+def decode(data: bytes) -> str | None:
+    """The text of an address; None if it is malformed, or of a kind that we don't use, such as a
+    websocket."""
+    if len(data) > MAX_BYTES:
+        return None
+    text, at = "", 0
+    try:
+        while at < len(data):
+            code, at = read_varint(data, at)
+            protocol = _BY_CODE[code]
+            text += f"/{protocol.name}"
+            if protocol.size == 0:
+                continue
+            size, at = (protocol.size, at) if protocol.size is not None else read_varint(data, at)
+            # base58 takes time quadratic in the length.
+            if size > len(data) - at or (protocol.name == "p2p" and size > _MAX_PEER_ID):
+                return None
+            text += f"/{_text(protocol.name, data[at : at + size])}"
+            at += size
+    except (KeyError, ValueError):
+        return None
+    return text
+
+
+def reach(dial: str) -> int:
+    """How far an address reaches: 2 the internet, 1 this network, 0 this machine. With a relay: its
+    reach."""
+    _, kind, host, *_ = [*dial.split("/"), "", ""]
+    if kind in _NAMES:
+        return 2
+    address = ipaddress.ip_address(host)
+    if address.is_loopback:
+        return 0
+    return 2 if address.is_global and not address.is_multicast else 1
+
+
+def _is_host(kind: str, host: str) -> bool:
+    if kind in _NAMES:
+        return _NAME.fullmatch(host) is not None
+    try:
+        return (
+            ipaddress.ip_address(host).version == {"ip4": 4, "ip6": 6}.get(kind) and "%" not in host
+        )
+    except ValueError:
+        return False
+
+
+def _is_circuit(dial: str, peer_id: str) -> bool:
+    """Whether this leads through exactly one relay, named, other than the peer, and dialed
+    directly."""
+    if not dial.endswith(CIRCUIT):
+        return False
+    place, marker, relay = dial.removesuffix(CIRCUIT).rpartition("/p2p/")
+    return bool(marker) and is_peer_id(relay) and relay != peer_id and is_dialable(place)
+
+
+@dataclass(frozen=True)
+class _Protocol:
+    """A component of an address (https://github.com/multiformats/multiaddr, protocols.csv)."""
+
+    name: str
+    code: int
+    size: int | None
+    """Bytes of its value; None: a length precedes it."""
+
+
+_PROTOCOLS = (
+    _Protocol("ip4", 4, 4),
+    _Protocol("tcp", 6, 2),
+    _Protocol("ip6", 41, 16),
+    _Protocol("dns", 53, None),
+    _Protocol("dns4", 54, None),
+    _Protocol("dns6", 55, None),
+    _Protocol("udp", 273, 2),
+    _Protocol("p2p-circuit", 290, 0),
+    _Protocol("p2p", 421, None),
+    _Protocol("quic-v1", 461, 0),
+)
+_BY_NAME = {protocol.name: protocol for protocol in _PROTOCOLS}
+_BY_CODE = {protocol.code: protocol for protocol in _PROTOCOLS}
+_FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6}
+
+
+def _value(name: str, text: str) -> bytes:
+    if name in _FAMILIES:
+        return socket.inet_pton(_FAMILIES[name], text)
+    if name in ("tcp", "udp"):
+        return int(text).to_bytes(2)
+    return base58.b58decode(text) if name == "p2p" else text.encode()
+
+
+def _text(name: str, value: bytes) -> str:
+    if name in _FAMILIES:
+        return socket.inet_ntop(_FAMILIES[name], value)
+    if name in ("tcp", "udp"):
+        return str(int.from_bytes(value))
+    return base58.b58encode(value).decode() if name == "p2p" else value.decode()

@@ -1,0 +1,325 @@
+"""NAT hole punching: how two peers that only a relay connects get a connection of their own.
+
+    we ── over the relay: the addresses that others see us at ──► they
+    we ◄───────────────────── those of theirs ─────────────────── they
+    both close the relayed connection and dial at once; if the relay reconnects first, they close it
+    once more
+
+An outgoing packet opens a NAT for answers. Over QUIC both ends dial from the port that they listen
+on, so one of the two gets through, unless a NAT uses another port for each destination. If both
+fail, they reconnect through a relay; an attempt costs a few seconds.
+
+libp2p has this too (DCUtR). But in go-libp2p 0.32, which hivemind 1.1.12 brings, a peer takes part
+only after four others at four addresses have observed the same address of it: with one bootstrap
+server, never. And p2pd does not dial a peer to which it has a relayed connection, so that one must
+be closed first.
+"""
+
+import asyncio
+import socket
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.net.control import Control, read_exactly, read_message
+from lowcomm_node.net.interface import OpenStream
+from lowcomm_node.net.multiaddress import (
+    CIRCUIT,
+    EntryPoint,
+    decode,
+    is_dialable,
+    place_in,
+    reach,
+)
+from lowcomm_node.net.relay import fields
+from lowcomm_node.net.targets import Targets
+from lowcomm_node.system.logs import log
+from lowcomm_node.system.quota import OF_FEW, Shares
+from lowcomm_node.system.tasks import log_defect
+
+PROTOCOL = "/lowcomm/punch/1"
+IDENTIFY = "/ipfs/id/1.0.0"
+_OBSERVED = 4
+"""The field of libp2p's Identify message with the address that the other end sees."""
+MAX_IDENTIFY = 64 * 1024
+MAX_ADDRESSES = 4
+MAX_MESSAGE = 127
+"""Bytes of one address in a message: its length is one byte."""
+DEADLINE = 5.0
+"""Seconds for each answer of the other end, and for both to dial."""
+SETTLE = 2.0
+"""Seconds that the other end's dial may take after ours."""
+LOOK_EVERY = 0.05
+ATTEMPTS = 3
+FIRST_PAUSE, LONGEST_PAUSE = 30.0, 3600.0
+"""Seconds before the next attempt after a failure: the first and the longest pause."""
+MAX_DOUBLINGS = 10
+MAX_AT_ONCE = 4
+"""Attempts of others that we take part in at once."""
+MAX_HEARD = 32
+"""Streams on which others may ask us, one per peer; an address or relay has a share of them."""
+TAKE_EVERY = 1.0
+"""Seconds between two of them, so that nobody can make us dial third parties all day."""
+MAX_PEERS = 1024
+
+
+async def observed(control: Control, peer_id: str) -> str | None:
+    """The public address at which a connected peer sees us; None if there is none.
+
+    Takes DEADLINE at most.
+    """
+    try:
+        async with asyncio.timeout(DEADLINE):
+            stream = await control.open_stream(peer_id, IDENTIFY, DEADLINE)
+            with stream.socket:
+                if stream.address.endswith(CIRCUIT):
+                    return None  # it sees the relay
+                message = await read_message(stream.socket, MAX_IDENTIFY)
+        seen = dict(fields(message)).get(_OBSERVED)
+    except (LinkLost, OSError, TimeoutError):
+        return None
+    dial = decode(seen) if isinstance(seen, bytes) and len(seen) <= MAX_MESSAGE else None
+    return dial if dial is not None and _is_public(dial) else None
+
+
+@dataclass
+class _Tried:
+    """Attempts with one peer so far."""
+
+    failures: int = 0
+    due: float = float("-inf")
+
+
+class Puncher:
+    """Both ends of all attempts of this node."""
+
+    def __init__(self, peer_id: str, seen_at: Callable[[], Sequence[str]]) -> None:
+        """``seen_at``: addresses at which others may reach us, the most promising first."""
+        self._peer_id = peer_id
+        self._seen_at = seen_at
+        self._tried: OrderedDict[str, _Tried] = OrderedDict()
+        self._punching: set[str] = set()
+        """Peers that we are asking."""
+        self._heard: set[str] = set()
+        """Peers whose request has not come yet."""
+        self._shares = Shares()
+        """Of ``_heard``, by address or relay."""
+        self._taking_part = 0
+        self._shares_taken = Shares(OF_FEW)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._last_taken = float("-inf")
+        self.targets = Targets(dials=ATTEMPTS * MAX_ADDRESSES)
+        """Limits the addresses that we dial, so that nobody can aim us at a third party."""
+
+    # the end that asks
+
+    async def improve(self, control: Control, peer_id: str, entries: Sequence[EntryPoint]) -> None:
+        """Try to replace relayed connections to a peer by a direct one; ``entries`` lead to it in
+        any case.
+
+        Raises LinkLost if in the end it is not connected at all.
+        """
+        tried = self._of(peer_id)
+        if (
+            peer_id in self._punching
+            or monotonic() < tried.due
+            or await _is_direct(control, peer_id) is not False
+        ):
+            return
+        self._punching.add(peer_id)
+        try:
+            for _ in range(ATTEMPTS):
+                if not await self._attempt(control, peer_id, entries):
+                    return
+                if await _is_direct(control, peer_id):
+                    tried.failures = 0
+                    log.info("hole.punched", peer=peer_id)
+                    return
+                self._pause(tried)
+        except LinkLost:
+            self._pause(tried)
+            raise
+        finally:
+            self._punching.discard(peer_id)
+        log.info(
+            "hole.failed",
+            peer=peer_id,
+            reason="a NAT between us lets no connection through: relays are used",
+        )
+
+    def _pause(self, tried: _Tried) -> None:
+        """Count a failed attempt."""
+        tried.due = monotonic() + min(FIRST_PAUSE * 2**tried.failures, LONGEST_PAUSE)
+        tried.failures = min(tried.failures + 1, MAX_DOUBLINGS)
+
+    async def _attempt(self, control: Control, peer_id: str, entries: Sequence[EntryPoint]) -> bool:
+        """Make one attempt; whether the other end took part."""
+        try:
+            stream = await control.open_stream(peer_id, PROTOCOL, DEADLINE)
+            with stream.socket:
+                async with asyncio.timeout(DEADLINE):
+                    await _send(stream.socket, self._told())
+                    theirs = await _receive(stream.socket)
+        except (LinkLost, OSError, TimeoutError) as error:
+            log.debug("hole.not_asked", peer=peer_id, reason=str(error))
+            # Or its silence would cost every connection to it these seconds.
+            self._pause(self._of(peer_id))
+            return False
+        if theirs is None:
+            return False
+        theirs = self.targets.admit(peer_id, theirs, MAX_ADDRESSES)
+        await control.disconnect(peer_id)
+        dials = [EntryPoint(peer_id, dial) for dial in theirs]
+        # It fails if, for example, the other end has closed the relayed connection meanwhile.
+        with suppress(LinkLost):
+            await control.connect(peer_id, list(dict.fromkeys([*dials, *entries])), DEADLINE)
+        # Our dial has opened our NAT, even if the relay was faster. Now the other end dials.
+        if not await _comes_direct(control, peer_id):
+            await control.connect(peer_id, entries, DEADLINE)
+        return True
+
+    # the end that is asked
+
+    def take(self, control: Control, stream: OpenStream) -> None:
+        """Answer another peer's request for an attempt."""
+        free, place = MAX_HEARD - len(self._heard), place_in(stream.address)
+        if stream.peer_id in self._heard or free <= 0 or not self._shares.has_room(place, free):
+            stream.socket.close()
+            return
+        self._heard.add(stream.peer_id)
+        self._shares.take(place)
+        task = asyncio.create_task(self._take(control, stream))
+        self._tasks.add(task)
+        task.add_done_callback(lambda task: self._done(task, stream))
+
+    def _done(self, task: asyncio.Task[None], stream: OpenStream) -> None:
+        self._tasks.discard(task)
+        stream.socket.close()
+        log_defect(task)
+
+    async def close(self) -> None:
+        """Take part no more."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _take(self, control: Control, stream: OpenStream) -> None:
+        with suppress(LinkLost, OSError, TimeoutError):
+            theirs = await self._hear(stream)
+            if theirs is None or not self._wants(stream):
+                async with asyncio.timeout(DEADLINE):
+                    await _send(stream.socket, None)
+                return
+            place = place_in(stream.address)
+            self._taking_part += 1
+            self._shares_taken.take(place)
+            try:
+                await self._take_part(control, stream, theirs)
+            finally:
+                self._shares_taken.give_back(place)
+                self._taking_part -= 1
+
+    async def _hear(self, stream: OpenStream) -> list[str] | None:
+        try:
+            async with asyncio.timeout(DEADLINE):
+                return await _receive(stream.socket)
+        finally:
+            self._heard.discard(stream.peer_id)
+            self._shares.give_back(place_in(stream.address))
+
+    async def _take_part(self, control: Control, stream: OpenStream, theirs: Sequence[str]) -> None:
+        peer = stream.peer_id
+        async with asyncio.timeout(DEADLINE):
+            await _send(stream.socket, self._told())
+            if await asyncio.get_running_loop().sock_recv(stream.socket, 1):
+                return  # only the end is due: it tells that they have our answer
+        if theirs and not await _is_direct(control, peer):
+            # p2pd makes no other connection while there is one.
+            if not (admitted := self.targets.admit(peer, theirs, MAX_ADDRESSES)):
+                return
+            await control.disconnect(peer)
+            await control.connect(peer, [EntryPoint(peer, dial) for dial in admitted], DEADLINE)
+
+    def _wants(self, stream: OpenStream) -> bool:
+        """Whether to take part. If two peers ask each other, the one with the smaller peer id goes
+        on."""
+        now = monotonic()
+        crosses = stream.peer_id in self._punching and self._peer_id < stream.peer_id
+        free = MAX_AT_ONCE - self._taking_part
+        has_room = free > 0 and self._shares_taken.has_room(place_in(stream.address), free)
+        is_flood = now < self._last_taken + TAKE_EVERY or not has_room
+        # Only relayed connections need a better one.
+        if crosses or is_flood or not stream.address.endswith(CIRCUIT):
+            return False
+        self._last_taken = now
+        return True
+
+    def _told(self) -> list[str]:
+        return [dial for dial in self._seen_at() if _is_public(dial)][:MAX_ADDRESSES]
+
+    def _of(self, peer_id: str) -> _Tried:
+        tried = self._tried.setdefault(peer_id, _Tried())
+        self._tried.move_to_end(peer_id)
+        if len(self._tried) > MAX_PEERS:
+            self._tried.popitem(last=False)
+        return tried
+
+
+async def _is_direct(control: Control, peer_id: str) -> bool | None:
+    """Whether there is a connection without a relay; None: there is no connection."""
+    addresses = [one.address for one in await control.connections() if one.peer_id == peer_id]
+    return any(not address.endswith(CIRCUIT) for address in addresses) if addresses else None
+
+
+async def _comes_direct(control: Control, peer_id: str) -> bool:
+    """Whether a connection without a relay exists or comes within SETTLE."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE):
+            while not await _is_direct(control, peer_id):  # noqa: ASYNC110 - p2pd tells nobody of new connections
+                await asyncio.sleep(LOOK_EVERY)
+            return True
+    return False
+
+
+# One byte: the number of addresses, or _NO. Then each address as text, after its length in a byte.
+
+_NO = 255
+
+
+async def _send(stream: socket.socket, dials: Sequence[str] | None) -> None:
+    """Send our addresses; None: we don't take part."""
+    message = bytes([_NO if dials is None else len(dials)])
+    for dial in dials or ():
+        message += bytes([len(dial)]) + dial.encode()
+    await asyncio.get_running_loop().sock_sendall(stream, message)
+
+
+async def _receive(stream: socket.socket) -> list[str] | None:
+    """Their addresses; None: they don't take part. Raises LinkLost, OSError."""
+    (count,) = await read_exactly(stream, 1)
+    if count == _NO:
+        return None
+    if count > MAX_ADDRESSES:
+        raise LinkLost(f"tells {count} addresses: at most {MAX_ADDRESSES}")
+    dials: list[str] = []
+    for _ in range(count):
+        (size,) = await read_exactly(stream, 1)
+        text = (await read_exactly(stream, size)).decode("ascii", "replace")
+        if not _is_public(text):
+            raise LinkLost("tells an address that can't be dialed")
+        dials.append(text)
+    return dials
+
+
+def _is_public(dial: str) -> bool:
+    """Whether it is a public address by number. A name could be made to mean any host."""
+    return (
+        len(dial) <= MAX_MESSAGE
+        and dial.startswith(("/ip4/", "/ip6/"))
+        and is_dialable(dial)
+        and reach(dial) == 2
+    )

@@ -1,0 +1,236 @@
+"""Reservations at relays, and the limits of our own relay (libp2p's circuit relay v2).
+
+    we ── hop stream: RESERVE ──► relay      others reach us through it while we are connected
+    we ◄── STATUS, expiry, limits ── relay   bytes and seconds of one circuit
+
+p2pd has an ``-autoRelay`` of its own. It must be told that we are private, does not hear of relays
+found later, keeps no place at a relay named with two addresses, and does not report the limits. So
+we ask for places ourselves.
+
+p2pd's relay does not reliably keep its limits (seen with hivemind 1.1.12). It starts two relay
+services, one with our limits and one with libp2p's own (128 KiB and 2 minutes per circuit), in no
+fixed order, and the later one serves. With one thread about every second start goes well, with more
+threads hardly any. Hence ``RelayLimits.environment``, and a check of what a start gives.
+"""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from time import monotonic, time
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.net.control import Control, read_message
+from lowcomm_node.net.multiaddress import EntryPoint, circuit
+from lowcomm_node.net.varint import read_varint
+from lowcomm_node.system.logs import log
+
+HOP = "/libp2p/circuit/relay/0.2.0/hop"
+DEADLINE = 5.0
+MAX_MESSAGE = 4096
+MAX_RELAYS = 2
+"""Places that we keep: one more than needed, so that a relay may go."""
+REFRESH = 20.0
+"""Seconds before a place is renewed. A relay forgets it when the connection breaks, without
+notice."""
+REFRESH_USELESS = 900.0
+"""The same for a relay whose limits are too low: it may have been restarted with others."""
+USEFUL_BYTES = 64 * 1024**2
+"""The least limit per circuit with which an exchange gets through. p2pd's accidental relays give
+128 KiB."""
+_RESERVE = b"\x02\x08\x00"  # length, type = RESERVE
+_STATUS, _OK = 2, 100
+_REFUSALS = {
+    200: "refuses places",
+    201: "has no place left",
+    202: "does not give us a place",
+    400: "does not understand us",
+    401: "does not understand us",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayLimits:
+    """What this machine gives as a relay, as its owner decides.
+
+    p2pd enforces these. It can limit neither the rate nor the bytes of a day: use the firewall's
+    means (``tc``) for those.
+    """
+
+    peers: int = 128
+    """Peers that can hold a place; 0: none."""
+    circuits: int = 16
+    """Circuits of one peer at once."""
+    bytes: int = 4 * 1024**3
+    """Of one circuit, per direction."""
+    seconds: int = 1800
+    """Of one circuit."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Arguments for p2pd."""
+        return (
+            f"-relayService={int(self.peers > 0)}",
+            f"-relayMaxReservations={self.peers}",
+            f"-relayMaxCircuits={self.circuits}",
+            f"-relayDataLimit={self.bytes}",
+            f"-relayTimeLimit={self.seconds}s",
+            # It relays for nobody that it takes for private, and nobody runs a relay where it can't
+            # be reached.
+            "-forceReachabilityPublic=1",
+        )
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Environment for p2pd: see above."""
+        return {"GOMAXPROCS": "1"} if self.peers > 0 else {}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place (reservation) at a relay."""
+
+    relay: EntryPoint
+    expires: float
+    """Unix time, seconds, by the relay's clock."""
+    bytes: int | None
+    """Of one circuit, per direction; None: no limit."""
+    seconds: int | None
+    """Of one circuit; None: no limit."""
+
+    @property
+    def useful(self) -> bool:
+        """Whether an exchange gets through."""
+        return self.bytes is None or self.bytes >= USEFUL_BYTES
+
+    @property
+    def dial(self) -> str:
+        """Our address through it."""
+        return circuit(self.relay)
+
+
+class Places:
+    """Our places at relays: the first useful ones among the candidates."""
+
+    def __init__(self, peer_id: str) -> None:
+        """``peer_id``: ours."""
+        self._peer_id = peer_id
+        self._held: dict[str, Place] = {}
+        self._due: dict[str, float] = {}
+
+    @property
+    def dials(self) -> tuple[str, ...]:
+        """Our addresses through relays."""
+        now = time()
+        return tuple(
+            place.dial for place in self._held.values() if place.useful and place.expires > now
+        )
+
+    async def keep(self, control: Control, relays: list[EntryPoint]) -> None:
+        """Ask for missing places, and renew due ones; takes seconds at most.
+
+        Never raises: what fails is tried again.
+        """
+        try:
+            connected = {connection.peer_id for connection in await control.connections()}
+        except LinkLost:
+            return
+        known = connected & {relay.peer_id for relay in relays}
+        self._held = {peer_id: place for peer_id, place in self._held.items() if peer_id in known}
+        self._due = {peer_id: due for peer_id, due in self._due.items() if peer_id in known}
+        of_use = [
+            relay for relay in relays if relay.peer_id in connected and self._is_of_use(relay)
+        ]
+        first = {relay.peer_id: relay for relay in reversed(of_use)}
+        candidates = [relay for relay in of_use if first[relay.peer_id] is relay]
+        end = monotonic() + DEADLINE
+        while wanted := self._wanted(candidates):
+            await asyncio.gather(*(self._ask(control, relay) for relay in wanted))
+            # The others are asked at the next call: nobody shall hold us up by silence
+            if monotonic() >= end:
+                return
+
+    def _wanted(self, relays: list[EntryPoint]) -> list[EntryPoint]:
+        """The relays to ask now: those whose place is due, and as many others as places are
+        missing."""
+        now = monotonic()
+        due = [relay for relay in relays if now >= self._due.get(relay.peer_id, 0.0)]
+        due.sort(key=lambda relay: self._due.get(relay.peer_id, 0.0))
+        useful = {peer_id for peer_id, place in self._held.items() if place.useful}
+        missing = max(0, MAX_RELAYS - len(useful))
+        ours = [relay for relay in due if relay.peer_id in useful]
+        return [*ours, *[relay for relay in due if relay.peer_id not in useful][:missing]]
+
+    def _is_of_use(self, relay: EntryPoint) -> bool:
+        """Whether a place there can be announced: the relay is dialed directly, and the address is
+        short."""
+        return relay.relay is None and EntryPoint(self._peer_id, circuit(relay)).fits
+
+    async def _ask(self, control: Control, relay: EntryPoint) -> None:
+        try:
+            place = await reserve(control, relay)
+        except LinkLost as error:
+            self._held.pop(relay.peer_id, None)
+            self._due[relay.peer_id] = monotonic() + REFRESH
+            log.debug("relay.no_place", relay=relay.peer_id, reason=str(error))
+            return
+        if relay.peer_id not in self._held:
+            log.debug("relay.place", relay=relay.peer_id, bytes=place.bytes, seconds=place.seconds)
+        self._held[relay.peer_id] = place
+        self._due[relay.peer_id] = monotonic() + (REFRESH if place.useful else REFRESH_USELESS)
+
+
+async def reserve(control: Control, relay: EntryPoint) -> Place:
+    """Take or renew a place at a connected relay, within DEADLINE.
+
+    Raises LinkLost with the relay's reason.
+    """
+    try:
+        async with asyncio.timeout(DEADLINE):
+            stream = await control.open_stream(relay.peer_id, HOP, DEADLINE)
+            with stream.socket:
+                await asyncio.get_running_loop().sock_sendall(stream.socket, _RESERVE)
+                answer = await read_message(stream.socket, MAX_MESSAGE)
+    except TimeoutError:
+        raise LinkLost("did not answer in time") from None
+    except OSError as error:
+        raise LinkLost(f"broke off: {error.strerror}") from None
+    return read_place(answer, relay)
+
+
+def read_place(answer: bytes, relay: EntryPoint) -> Place:
+    """Decode a relay's answer to RESERVE (a HopMessage). Raises LinkLost if it is no place."""
+    answered = dict(fields(answer))
+    status = answered.get(5)
+    if answered.get(1) != _STATUS or status != _OK:
+        raise LinkLost(
+            _REFUSALS.get(status, "gives no place") if isinstance(status, int) else "gives no place"
+        )
+    reservation, limit = answered.get(3), answered.get(4)
+    told = dict(fields(reservation)) if isinstance(reservation, bytes) else {}
+    limits = dict(fields(limit)) if isinstance(limit, bytes) else {}
+    expires = told.get(1)
+    if not isinstance(expires, int):
+        raise LinkLost("gives a place without an expiry")
+    return Place(relay, float(expires), _positive(limits.get(2)), _positive(limits.get(1)))
+
+
+def _positive(value: int | bytes | None) -> int | None:
+    return value if isinstance(value, int) and value > 0 else None
+
+
+def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
+    """Number and value of each field of a protobuf message. Raises LinkLost if it is malformed."""
+    at = 0
+    try:
+        while at < len(message):
+            tag, at = read_varint(message, at)
+            value, at = read_varint(message, at)
+            if tag & 7 == 0:
+                yield tag >> 3, value
+            elif tag & 7 == 2 and value <= len(message) - at:
+                yield tag >> 3, message[at : at + value]
+                at += value
+            else:
+                raise LinkLost("answered with something else")
+    except ValueError:
+        raise LinkLost("answered with something else") from None

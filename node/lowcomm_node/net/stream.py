@@ -1,0 +1,194 @@
+"""The two ends of a ``Swap`` or ``Fetch`` stream behind one interface."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.message import DecodeError, Message
+from grpc import aio
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.net.chunk_frames import AnyFrame, ChunkFrame
+from lowcomm_node.net.overhead import Counts
+from lowcomm_node.net.traffic import Meter
+from lowcomm_protocol.errors import ProtocolViolation, in_words
+from lowcomm_protocol.messages import exchange_pb2 as pb
+
+_END: Any = getattr(aio, "EOF")  # noqa: B009 - compiled: a type checker does not see it
+CLOSE_DEADLINE = 5.0
+"""Seconds for the last frame to reach the other end."""
+_NO_FRAME = "sent bytes that are no frame"
+
+
+class Stream(Protocol):
+    """Sends and receives frames. Raises LinkLost when the stream is gone, or was dropped by us."""
+
+    async def send(self, frame: AnyFrame) -> None:
+        """Send one frame; waits while the other end does not read."""
+        ...
+
+    async def receive(self) -> pb.Frame | None:
+        """The next frame, a `ChunkFrame` for bytes of a content; None when the other end has
+        finished. Raises ProtocolViolation if it is invalid."""
+        ...
+
+    async def close(self) -> None:
+        """Finish sending, and let the other end read to the end."""
+        ...
+
+    def cancel(self) -> None:
+        """Drop the stream at once."""
+        ...
+
+
+class CallerStream:
+    """The caller's end."""
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+
+    async def send(self, frame: Message | ChunkFrame) -> None:
+        """See Stream."""
+        try:
+            await self._call.write(frame)
+        except (grpc.RpcError, asyncio.InvalidStateError) as error:
+            raise LinkLost(await self._why(error)) from None
+        except asyncio.CancelledError:
+            if _we_are_cancelled():
+                raise
+            raise LinkLost("the stream was dropped") from None
+
+    async def receive(self) -> Any:
+        """See Stream."""
+        try:
+            frame = await self._call.read()
+        except grpc.RpcError as error:
+            raise LinkLost(await self._why(error)) from None
+        except asyncio.CancelledError:
+            if _we_are_cancelled():
+                raise
+            raise LinkLost("the stream was dropped") from None
+        if frame is _END:
+            if await self._call.code() is not grpc.StatusCode.OK:
+                raise LinkLost(await self._why(None))
+            return None
+        if frame is None:  # what gRPC makes of bytes that it can't parse
+            raise ProtocolViolation(_NO_FRAME)
+        return frame
+
+    async def close(self) -> None:
+        """See Stream."""
+        try:
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                await self._call.done_writing()
+                while await self._call.read() is not _END:
+                    pass
+        except (grpc.RpcError, asyncio.InvalidStateError, TimeoutError):
+            self.cancel()
+        except asyncio.CancelledError:
+            if _we_are_cancelled():
+                raise
+
+    def cancel(self) -> None:
+        """See Stream."""
+        self._call.cancel()
+        # Where a write has failed while a frame of the other end lies unread, gRPC takes the call
+        # for done and leaves it open until its deadline; there is no public way to end it.
+        self._call._cython_call.cancel("the stream was dropped")
+
+    async def _why(self, error: Exception | None) -> str:
+        if isinstance(error, aio.AioRpcError):
+            code, detail = error.code(), error.details()
+        elif self._call.done():
+            code, detail = await self._call.code(), await self._call.details()
+        else:
+            return "the stream broke off"
+        return explain(code, detail)
+
+
+class CalleeStream:
+    """The end that was called."""
+
+    def __init__(
+        self,
+        context: Any,
+        meter: Counts | None = None,
+        taking: Callable[[], AbstractContextManager[None]] = nullcontext,
+        place: str = "",
+    ) -> None:
+        """``taking`` is entered while the caller must take what it is sent; ``place``: what its
+        quotas are counted by."""
+        self._context = context
+        self._meter = meter or Meter()
+        self._taking = taking
+        self.place = place
+        self._dropped = asyncio.Event()
+
+    async def send(self, frame: Message | ChunkFrame) -> None:
+        """See Stream."""
+        try:
+            with self._taking():
+                await self._context.write(frame)
+            self._meter.sent(frame.ByteSize())
+        except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
+            raise LinkLost("the caller has gone") from None
+
+    async def receive(self) -> Any:
+        """See Stream."""
+        try:
+            frame = await self._context.read()
+        except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
+            raise LinkLost("the caller has gone") from None
+        except DecodeError:
+            raise ProtocolViolation(_NO_FRAME) from None
+        if frame is _END:
+            return None
+        self._meter.received(frame.ByteSize())
+        return frame
+
+    async def close(self) -> None:
+        """See Stream. The handler returns after this, which ends our side."""
+        try:
+            async with asyncio.timeout(CLOSE_DEADLINE):
+                while await self.receive() is not None:
+                    pass
+        except (LinkLost, ProtocolViolation, TimeoutError):
+            return
+
+    def cancel(self) -> None:
+        """See Stream. The handler notices, and aborts the call."""
+        self._dropped.set()
+
+    async def wait_dropped(self) -> None:
+        """Wait until this end is cancelled."""
+        await self._dropped.wait()
+
+
+def _we_are_cancelled() -> bool:
+    """Whether a CancelledError concerns the running task, and not a call cancelled by another
+    task."""
+    task = asyncio.current_task()
+    return task is None or task.cancelling() > 0
+
+
+def explain(code: grpc.StatusCode, detail: str | None) -> str:
+    """A gRPC status in words that a volunteer understands."""
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in (detail or ""):
+        return "failed: a message was too large"
+    words = {
+        grpc.StatusCode.OK: "ended the stream",
+        grpc.StatusCode.UNAVAILABLE: "can't be reached",
+        grpc.StatusCode.DEADLINE_EXCEEDED: "did not answer in time",
+        grpc.StatusCode.CANCELLED: "ended the stream",
+        grpc.StatusCode.UNAUTHENTICATED: "does not accept who we are",
+        grpc.StatusCode.RESOURCE_EXHAUSTED: "is busy",
+        # What gRPC itself says with these helps nobody who does not know its code.
+        grpc.StatusCode.INTERNAL: "broke the connection off",
+        grpc.StatusCode.UNKNOWN: "failed on its side",
+        grpc.StatusCode.UNIMPLEMENTED: "does not know this call: it runs another release",
+    }
+    if code in words:
+        return words[code]
+    return f"refused the call: {in_words(detail[:120])}" if detail else "refused the call"

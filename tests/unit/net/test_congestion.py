@@ -1,0 +1,237 @@
+"""What must hold for how connections send: found among this process's descriptors, told to keep
+little that can't be sent yet, and those that lose to go on with BBR."""
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lowcomm_node.net import congestion
+from lowcomm_node.net.congestion import (
+    BBR,
+    ENOUGH,
+    LEAST_UNSENT,
+    LOSSY,
+    MOST_UNSENT,
+    QUEUED,
+    WASTED,
+    CongestionWatch,
+    Course,
+    Sending,
+    allowed,
+    read_sending,
+    unsent,
+)
+from lowcomm_node.net.connections import connections
+from lowcomm_node.net.records import CongestionChanged
+
+CALM = Sending("reno", 10 * ENOUGH, 0, round_trips=1.0)
+LOSES = replace(CALM, resent=int(2 * LOSSY * 10 * ENOUGH))
+needs_bbr = pytest.mark.skipif(
+    BBR not in allowed(), reason="this kernel has no BBR, or does not let users choose it"
+)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Two ends of a connection that uses Reno, which every kernel has."""
+    with ExitStack() as stack:
+        server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        caller = stack.enter_context(socket.create_connection(server.getsockname()))
+        callee = stack.enter_context(server.accept()[0])
+        for end in (caller, callee):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"reno")
+        yield caller, callee
+
+
+def used(end: socket.socket) -> str:
+    return end.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16).rstrip(b"\0").decode()
+
+
+NAMES = ("reno", "cubic", BBR)
+
+
+def better(*told: Sending) -> list[str]:
+    """What a connection changes to."""
+    course = Course()
+    found = [course.better(sending, NAMES) for sending in told]
+    return [change[0] for change in found if change is not None]
+
+
+def test_a_connection_changes_to_bbr_once_enough_was_sent_and_enough_of_it_again():
+    assert better(LOSES) == [BBR] and better(CALM) == []
+    assert better(replace(LOSES, segments=ENOUGH - 1, resent=ENOUGH - 1)) == []
+    assert better(replace(CALM, resent=int(LOSSY * CALM.segments))) == []
+    assert Course().better(LOSES, ("reno",)) is None
+
+
+FULL = Sending(BBR, ENOUGH, int(2 * WASTED * ENOUGH), round_trips=QUEUED)
+
+
+def test_a_connection_leaves_bbr_for_good_where_it_loses_much_to_a_full_queue():
+    assert better(FULL) == ["cubic"]
+    assert better(replace(FULL, resent=int(WASTED * ENOUGH))) == []
+    assert better(replace(FULL, round_trips=0.99 * QUEUED)) == [], "a line that loses by chance"
+    again = replace(LOSES, segments=100 * ENOUGH, resent=50 * ENOUGH)
+    assert better(FULL, again) == ["cubic"]
+    assert Course().better(FULL, (BBR,)) == ("reno", 2 * WASTED)
+
+
+def test_what_was_lost_before_bbr_or_without_a_queue_is_not_held_against_it():
+    lost = replace(LOSES, resent=ENOUGH)
+    begun = replace(FULL, segments=lost.segments + ENOUGH, resent=ENOUGH)
+    assert better(lost, begun) == [BBR]
+    calm = replace(FULL, segments=10 * ENOUGH, resent=5 * ENOUGH, round_trips=1.0)
+    assert better(calm, replace(calm, segments=12 * ENOUGH, round_trips=QUEUED)) == []
+
+
+def test_where_a_full_queue_drops_only_losses_without_one_have_a_connection_try_bbr():
+    begun = Sending("reno", 0, 0, round_trips=1.0)
+    at_queue = replace(LOSES, round_trips=QUEUED)
+
+    def with_full(*told: Sending) -> list[str]:
+        course = Course()
+        found = [course.better(sending, NAMES, full=True) for sending in told]
+        return [change[0] for change in found if change is not None]
+
+    assert better(begun, at_queue) == [BBR], "nothing is known of the line"
+    assert with_full(begun, at_queue) == []
+    assert with_full(begun, LOSES) == [BBR]
+    assert with_full(replace(begun, round_trips=QUEUED), LOSES) == [], "there was one a look ago"
+
+
+@needs_bbr
+def test_one_connection_tries_for_all_whether_our_line_drops_at_a_full_queue(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+):
+    ends = [end.getsockname() for end in pair]
+    told: list[CongestionChanged] = []
+    sending: dict[Any, Sending] = {}
+    monkeypatch.setattr(congestion, "allowed", lambda: ("reno", BBR))
+    monkeypatch.setattr(congestion, "bound_unsent", lambda connection: None)
+    monkeypatch.setattr(
+        congestion, "read_sending", lambda connection: sending.get(connection.getsockname())
+    )
+    watch = CongestionWatch(told.append)
+
+    def look(**now: Sending) -> list[str]:
+        told.clear()
+        sending.clear()
+        sending.update({ends[int(name[1:])]: one for name, one in now.items()})
+        watch.look()
+        return [change.now for change in told]
+
+    at_queue = replace(LOSES, round_trips=QUEUED)
+    assert look(_0=FULL) == ["reno"]
+    assert look(_1=at_queue) == []
+    for _ in range(congestion.FULL_LOOKS - 2):
+        assert look() == []
+    assert look(_1=at_queue) == [BBR], "lines change"
+
+
+def test_what_a_connection_has_sent_is_read_from_the_kernel(
+    pair: tuple[socket.socket, socket.socket],
+):
+    caller, callee = pair
+    before = read_sending(caller)
+    assert before == replace(CALM, segments=0, round_trips=before.round_trips)
+    for _ in range(20):
+        caller.sendall(b"x" * 10)
+        assert callee.recv(10)
+    after = read_sending(caller)
+    assert after is not None and after.segments == 20 and after.resent == 0
+    assert 1.0 <= after.round_trips < 1e6, "microseconds of microseconds"
+    assert read_sending(callee) == before, "it has sent nothing"
+    caller.shutdown(socket.SHUT_RDWR)
+    callee.close()
+    assert read_sending(caller) is None, "it is over"
+
+
+def test_connections_of_this_process_are_found_and_left_as_they_are(
+    pair: tuple[socket.socket, socket.socket],
+):
+    mine = {end.getsockname() for end in pair}
+    left, right = socket.socketpair()
+    with left, right:
+        found = []
+        for one in connections():
+            with one:
+                found.append((one.family, one.getsockname()))
+    assert mine <= {name for family, name in found if family == socket.AF_INET}
+    assert all(family in (socket.AF_INET, socket.AF_INET6) for family, _ in found)
+    pair[0].sendall(b"still there")
+    assert pair[1].recv(20) == b"still there"
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_the_kernel_keeps_little_of_any_connection_that_it_can_not_send_yet(
+    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, allowed: bool
+):
+    monkeypatch.setattr(congestion, "allowed", lambda: ["reno", BBR] if allowed else ["reno"])
+    CongestionWatch().look()
+    for end in pair:
+        kept = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
+        assert LEAST_UNSENT <= kept <= MOST_UNSENT
+
+
+def test_what_may_wait_to_be_sent_grows_with_the_rate():
+    assert unsent(5_000_000 // 8) == LEAST_UNSENT
+    assert unsent(50_000_000 // 8) == 1_250_000
+    assert unsent(2**64 - 1) == MOST_UNSENT, "the kernel knows none"
+
+
+@needs_bbr
+@pytest.mark.parametrize(("sending", "wanted"), [(LOSES, "bbr"), (CALM, "reno"), (None, "reno")])
+def test_what_loses_goes_on_with_bbr_and_nothing_else_does(
+    pair: tuple[socket.socket, socket.socket],
+    monkeypatch: pytest.MonkeyPatch,
+    sending: Sending | None,
+    wanted: str,
+):
+    caller, callee = pair
+    told: list[dict[str, Any]] = []
+
+    def read(connection: socket.socket) -> Sending | None:
+        return sending if connection.getsockname() == caller.getsockname() else None
+
+    monkeypatch.setattr(congestion, "read_sending", read)
+    CongestionWatch(told.append).look()
+    assert used(caller) == wanted and used(callee) == "reno"
+    host, port = callee.getsockname()
+    changed = CongestionChanged(address=f"{host}:{port}", before="reno", now=BBR, resent=2 * LOSSY)
+    assert told == ([changed] if wanted == "bbr" else [])
+
+
+@pytest.mark.parametrize(
+    "allowed", [pytest.param("reno cubic\n", id="not allowed"), pytest.param(None, id="not Linux")]
+)
+async def test_where_nothing_can_be_changed_nothing_is_looked_at(
+    tmp_path, monkeypatch: pytest.MonkeyPatch, allowed: str | None
+):
+    monkeypatch.delattr(socket, "TCP_NOTSENT_LOWAT")
+    monkeypatch.setattr(congestion, "_ALLOWED", tmp_path / "allowed")
+    monkeypatch.setattr(CongestionWatch, "look", lambda self: pytest.fail("looked"))
+    if allowed is not None:
+        (tmp_path / "allowed").write_text(allowed)
+    await CongestionWatch().run()
+
+
+async def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch):
+    looks = []
+
+    def look(watch: CongestionWatch) -> None:
+        looks.append(watch)
+        if len(looks) == 1:
+            raise OSError(24, "Too many open files")
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(congestion, "allowed", lambda: [BBR])
+    monkeypatch.setattr(congestion, "EVERY", 0.0)
+    monkeypatch.setattr(CongestionWatch, "look", look)
+    with pytest.raises(asyncio.CancelledError):
+        await CongestionWatch().run()
+    assert len(looks) == 2

@@ -1,0 +1,237 @@
+"""``ping``: figures come from the peer itself, on each route, and no peer gets more of it than is
+given."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from time import time
+from typing import Any
+
+import pytest
+
+from helpers.tunnelling import End, ends, soon
+from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
+from lowcomm_node.net import measuring
+from lowcomm_node.net.bandwidth import Bandwidth, BandwidthLimit
+from lowcomm_node.net.ping import BUSY_SECONDS, MAX_AT_ONCE, Echo, PingCall, match_peer
+from lowcomm_node.system.quota import Allowed
+from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
+from lowcomm_node.testing.wire import new_certificate
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
+
+ADA, BOB = (Identity(bytes([number]) * 32) for number in (11, 12))
+CERTIFICATE = new_certificate()
+LITTLE = 200_000
+
+
+@asynccontextmanager
+async def pair(tmp_path: Path) -> AsyncIterator[tuple[End, End]]:
+    network = MemoryNetwork(time)
+    made = [
+        End(identity, MemoryDiscovery(identity.peer_id, network), CERTIFICATE)
+        for identity in (ADA, BOB)
+    ]
+    async with ends(*made, folder=tmp_path) as (ada, bob):
+        yield ada, bob
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measuring, "MAX_BYTES", 1_000_000)
+
+
+def reachable(end: End) -> Any:
+    return end.info(addresses=(f"127.0.0.1:{end.port}",))
+
+
+async def test_each_route_is_measured_by_itself(tmp_path: Path):
+    here, there = Bandwidth(), Bandwidth()
+    async with pair(tmp_path) as (ada, bob):
+        bob.service._echo = Echo(there)
+        direct, tunnel = await soon(ada.channels.ping(reachable(bob), here))
+        assert direct.route == f"direct 127.0.0.1:{bob.port}" and tunnel.route == "punched"
+        for route in (direct, tunnel):
+            assert route.up > 0 and route.down > 0 and route.round_trip > 0 and not route.reason
+        assert here.up.total == there.down.total >= 2 * 2 * measuring.PIECE, (
+            "each route has carried contents"
+        )
+        assert here.down.total == there.up.total >= 2 * 2 * measuring.PIECE
+        assert ada.channels.describe(bob.peer_id).route is None, (
+            "a ping leaves the routes of exchanges alone"
+        )
+
+
+async def test_a_proxy_of_the_environment_carries_no_route(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    for variable in ("http_proxy", "https_proxy", "grpc_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")
+    async with pair(tmp_path) as (ada, bob):
+        routes = await soon(ada.channels.ping(reachable(bob), Bandwidth()))
+        assert [route.reason for route in routes] == ["", ""]
+
+
+async def test_a_route_that_is_not_there_says_why(tmp_path: Path):
+    async with pair(tmp_path) as (ada, bob):
+        direct, tunnel = await soon(ada.channels.ping(bob.info(), Bandwidth()))
+        assert (direct.route, direct.up) == ("direct", None) and "can't be reached" in direct.reason
+        assert tunnel.up > 0 and not tunnel.reason
+
+
+async def test_a_ping_keeps_to_what_the_owner_allows(tmp_path: Path):
+    bandwidth = Bandwidth(up=BandwidthLimit(2e6), down=BandwidthLimit(4e6))
+    async with pair(tmp_path) as (ada, bob):
+        routes = await soon(ada.channels.ping(reachable(bob), bandwidth))
+        assert len(routes) == 2
+        for limited in (bandwidth.up, bandwidth.down):
+            assert limited.total >= 2 * 2 * measuring.PIECE, "all that was measured has passed"
+
+
+class Waiting(BandwidthLimit):
+    """A throttle in virtual time: whoever waits moves the clock."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        super().__init__(1e4, clock=lambda: self.now)
+
+    async def _wait(self, seconds: float) -> None:
+        self.now += seconds
+
+
+async def test_our_own_limit_is_waited_for_before_a_ping_goes_out_and_not_held_against_the_peer():
+    class Peer:
+        asked = 0
+
+        async def write(self, ping: pb.Ping) -> None:
+            self.asked += ping.wanted
+
+        async def read(self) -> pb.Pong:
+            return pb.Pong(content=bytes(self.asked))
+
+    down, peer = Waiting(), Peer()
+    down.owe(10**6)
+    carrier = PingCall(peer, Bandwidth(down=down))
+    await carrier.send(pb.Ping(wanted=30_000))
+    waited, began = down.now - 100.0, down.now
+    assert waited == pytest.approx(100.0, abs=1.0), "until what others have asked for has come"
+    assert len((await carrier.receive()).content) == 30_000
+    assert down.now == began and down.total == 30_000
+    await carrier.send(pb.Ping())
+    assert down.now == began, "what brings nothing waits for nothing"
+
+
+@pytest.mark.parametrize("direction", ["up", "down"])
+async def test_who_is_pinged_while_its_own_limit_holds_it_up_says_so(direction: str):
+    bandwidth = Bandwidth(up=Waiting(), down=Waiting())
+    getattr(bandwidth, direction).owe(int(1e4 * (BUSY_SECONDS + 1)))
+    caller = Endless(pb.Ping(wanted=9), 3)
+    await Echo(bandwidth).answer("a", caller)
+    assert "its link is busy" in caller.refused and not caller.answered
+    getattr(bandwidth, direction).now += 3.0
+    again = Endless(pb.Ping(wanted=9), 3)
+    await Echo(bandwidth).answer("a", again)
+    assert again.answered == 3 and not again.refused
+
+
+async def test_a_peer_that_has_had_its_share_is_told_when_there_is_more(tmp_path: Path):
+    async with pair(tmp_path) as (ada, bob):
+        bob.service._echo = Echo(given=Allowed(each=LITTLE, all=10**9, seconds=86_400.0))
+        for route in await soon(ada.channels.ping(reachable(bob), Bandwidth())):
+            assert route.up is None and "tomorrow" in route.reason, route
+
+
+class Endless:
+    """A caller that pings without an end."""
+
+    place = ""
+
+    def __init__(self, ping: pb.Ping, count: int = 10**6) -> None:
+        self.ping, self.left, self.answered = ping, count, 0
+        self.refused = ""
+
+    async def receive(self) -> pb.Ping | None:
+        self.left -= 1
+        return self.ping if self.left >= 0 else None
+
+    async def send(self, pong: pb.Pong) -> None:
+        self.refused = pong.refused
+        self.answered += len(pong.content) == self.ping.wanted
+
+    async def close(self) -> None:
+        self.left = 0
+
+
+async def test_a_peer_gets_its_bytes_a_day_and_no_more():
+    now = [0.0]
+    echo = Echo(given=Allowed(each=100_000, all=10**9, seconds=86_400.0), clock=lambda: now[0])
+    caller = Endless(pb.Ping(wanted=1000))
+    await echo.answer("a", caller)
+    assert "tomorrow" in caller.refused
+    assert caller.answered == 100_000 // (1000 + measuring.OVERHEAD)
+    for peer, later in (("b", 0.0), ("a", 86_400.0)):
+        now[0] += later
+        again = Endless(pb.Ping(wanted=1000), 5)
+        await echo.answer(peer, again)
+        assert again.answered == 5
+
+
+@pytest.mark.parametrize("ping", [pb.Ping(wanted=2**31), pb.Ping(content=bytes(70_000))])
+async def test_a_ping_that_is_too_large_is_a_violation(ping: pb.Ping):
+    with pytest.raises(ProtocolViolation, match="sent a ping of"):
+        await Echo().answer("a", Endless(ping))
+
+
+async def test_few_pings_are_answered_at_once_and_one_of_a_peer():
+    echo = Echo()
+    for number in range(MAX_AT_ONCE):
+        echo._calls[str(number)] += 1
+    for peer in ("0", "another"):
+        caller = Endless(pb.Ping(wanted=9), 1)
+        await echo.answer(peer, caller)
+        assert "another ping is being answered" in caller.refused and not caller.answered
+    del echo._calls["0"]
+    await echo.answer("another", Endless(pb.Ping(), 1))
+    assert "another" not in echo._calls
+
+
+async def test_who_answers_with_less_than_was_asked_for_is_not_measured():
+    class Liar:
+        async def send(self, ping: pb.Ping) -> None: ...
+
+        async def receive(self) -> pb.Pong:
+            return pb.Pong(content=b"x")
+
+    with pytest.raises(LinkLost, match="1 bytes where 0"):
+        await measuring.measure_round_trip(Liar())
+
+
+async def test_an_unauthenticated_caller_is_not_answered(tmp_path: Path):
+    from grpc import aio
+
+    async with pair(tmp_path) as (ada, bob):
+        channel = await ada.channels._dialers.direct(reachable(bob))
+        call = ExchangeStub(channel).Ping(timeout=20)
+        with pytest.raises(aio.AioRpcError, match="UNAUTHENTICATED"):
+            await soon(call.read())
+        await channel.close()
+
+
+def test_a_peer_is_named_by_its_id_its_beginning_or_its_end():
+    peers = [End.info(make) for make in (Stub(ADA), Stub(BOB))]
+    for text in (ADA.peer_id, ADA.peer_id[-6:], ADA.peer_id[:20]):
+        assert match_peer(text, peers).peer_id == ADA.peer_id
+    with pytest.raises(ConfigError, match="can mean 2 peers"):
+        match_peer("12D3KooW", peers)
+    with pytest.raises(NoPeers, match="`lowcomm-node peers` lists them"):
+        match_peer("nobody", peers)
+
+
+class Stub:
+    """As much of an End as a record needs."""
+
+    def __init__(self, identity: Identity) -> None:
+        self.identity = identity
+        self.certificate = CERTIFICATE

@@ -1,0 +1,294 @@
+"""What must hold for the choice of a route: times are arguments, nothing is opened."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lowcomm_node.net.routes import (
+    ALONE_PAUSE,
+    DIRECT_DEADLINE,
+    FASTER,
+    FIRST_PAUSE,
+    FLAP,
+    LONGEST_PAUSE,
+    SLOW,
+    TRIAL_EVERY,
+    TUNNEL_DEADLINE,
+    Attempt,
+    Choice,
+    Learned,
+    Plan,
+    Route,
+)
+
+DIRECT, TUNNEL = Route.DIRECT, Route.TUNNEL
+HEAD_START = Learned().head_start
+
+
+@pytest.fixture
+def choice() -> Choice:
+    return Choice(Learned())
+
+
+def routes_of(plan: Plan) -> list[Route]:
+    return [attempt.route for attempt in plan.attempts]
+
+
+def with_dead_direct(choice: Choice, now: float = 0.0) -> None:
+    """The direct address is dead, the tunnel is open."""
+    choice.plan(now)
+    choice.failed(DIRECT, now, "did not answer")
+    choice.opened(TUNNEL, now, 0.1)
+
+
+def test_what_is_not_known_is_tried_direct_first_and_the_tunnel_after_a_head_start(choice):
+    assert choice.plan(0.0) == Plan(
+        use=None,
+        attempts=(
+            Attempt(route=DIRECT, deadline=DIRECT_DEADLINE),
+            Attempt(route=TUNNEL, after=HEAD_START, deadline=TUNNEL_DEADLINE),
+        ),
+    )
+
+
+def test_what_is_being_tried_is_not_tried_twice(choice):
+    choice.plan(0.0)
+    assert choice.plan(0.1) == Plan(use=None)
+
+
+def test_direct_if_it_answers(choice):
+    choice.plan(0.0)
+    choice.opened(DIRECT, 0.1, 0.1)
+    choice.dropped(TUNNEL)
+    assert choice.plan(0.2) == Plan(use=DIRECT)
+    assert choice.plan(1e6) == Plan(use=DIRECT)
+
+
+def test_else_the_tunnel_and_no_call_waits_for_direct_any_more(choice):
+    choice.plan(0.0)
+    choice.opened(TUNNEL, 1.0, 0.2)
+    assert choice.plan(1.1) == Plan(use=TUNNEL), "while direct is still being tried"
+    choice.failed(DIRECT, 5.0, "did not answer")
+    assert choice.plan(5.1) == Plan(use=TUNNEL)
+    assert choice.reason(DIRECT) == "did not answer"
+
+
+def test_direct_that_answers_later_takes_over(choice):
+    choice.plan(0.0)
+    choice.opened(TUNNEL, 1.0, 0.2)
+    choice.opened(DIRECT, 3.0, 3.0)
+    assert choice.plan(3.1) == Plan(use=DIRECT)
+
+
+def test_a_dead_direct_address_is_tried_again_beside_the_tunnel_and_less_often_each_time(choice):
+    with_dead_direct(choice)
+    now, pauses = 0.0, []
+    for _ in range(12):
+        began = now
+        while not routes_of(plan := choice.plan(now)):
+            assert plan.use is TUNNEL
+            now += 0.5
+        assert plan == Plan(use=TUNNEL, attempts=(Attempt(route=DIRECT, deadline=DIRECT_DEADLINE),))
+        pauses.append(now - began)
+        choice.failed(DIRECT, now, "did not answer")
+    assert pauses[0] == FIRST_PAUSE
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == pauses[-2] == LONGEST_PAUSE
+
+
+def test_it_is_taken_again_when_it_answers_again(choice):
+    with_dead_direct(choice)
+    choice.plan(FIRST_PAUSE)
+    choice.opened(DIRECT, FIRST_PAUSE + 0.1, 0.1)
+    assert choice.plan(FIRST_PAUSE + 0.2) == Plan(use=DIRECT)
+
+
+def test_a_new_address_is_tried_at_once(choice):
+    with_dead_direct(choice)
+    choice.moved(DIRECT)
+    assert routes_of(choice.plan(0.1)) == [DIRECT]
+
+
+def test_a_route_that_breaks_is_verified_before_it_is_used_again(choice):
+    choice.plan(0.0)
+    choice.opened(DIRECT, 0.1, 0.1)
+    choice.dropped(TUNNEL)
+    choice.lost(DIRECT, 100.0, "broke")
+    plan = choice.plan(100.0)
+    assert plan.use is None and routes_of(plan) == [DIRECT, TUNNEL]
+
+
+def test_a_route_that_opens_but_does_not_hold_gives_way_to_the_other(choice):
+    with_dead_direct(choice)
+    now = FIRST_PAUSE
+    for round_ in range(4):
+        assert routes_of(choice.plan(now)) == [DIRECT]
+        choice.opened(DIRECT, now, 0.1)
+        choice.lost(DIRECT, now + FLAP / 2, "reset")
+        assert choice.plan(now + FLAP / 2) == Plan(use=TUNNEL)
+        now += FLAP / 2 + FIRST_PAUSE * 2 ** (round_ + 1)
+
+
+def test_a_route_that_does_not_hold_is_taken_all_the_same_where_there_is_no_other(choice):
+    choice.plan(0.0)
+    choice.failed(DIRECT, 0.0, "dead")
+    choice.opened(TUNNEL, 0.1, 0.1)
+    choice.lost(TUNNEL, 0.5, "cut")
+    assert routes_of(choice.plan(0.5)) == [TUNNEL]
+
+
+def test_a_connection_that_was_idle_is_no_failure(choice):
+    with_dead_direct(choice)
+    choice.lost(TUNNEL, 500.0, "idle")
+    assert routes_of(choice.plan(500.0)) == [DIRECT, TUNNEL]
+
+
+def test_when_nothing_works_each_route_is_tried_again_soon_and_the_reasons_are_told(choice):
+    choice.plan(0.0)
+    choice.failed(DIRECT, 5.0, "did not answer within 5 s")
+    choice.failed(TUNNEL, 6.0, "has no place left")
+    assert choice.plan(6.5) == Plan(
+        use=None,
+        reason="can't be reached (direct: did not answer within 5 s; tunnel: has no place left)",
+    )
+    assert routes_of(choice.plan(5.0 + ALONE_PAUSE)) == [DIRECT]
+    assert routes_of(choice.plan(6.0 + ALONE_PAUSE)) == [TUNNEL]
+    for failures in range(20):
+        choice.failed(DIRECT, 100.0 * failures, "dead")
+        choice.failed(TUNNEL, 100.0 * failures, "dead")
+        assert routes_of(choice.plan(100.0 * failures + ALONE_PAUSE)) == [DIRECT, TUNNEL]
+
+
+def test_the_tunnel_waits_for_nothing_when_direct_is_not_being_tried(choice):
+    with_dead_direct(choice)
+    choice.failed(DIRECT, 99.5, "dead")
+    choice.lost(TUNNEL, 100.0, "broke")
+    assert choice.plan(100.0) == Plan(
+        use=None, attempts=(Attempt(route=TUNNEL, deadline=TUNNEL_DEADLINE),)
+    )
+
+
+def test_the_head_start_is_learned_from_what_direct_connections_take():
+    learned = Learned()
+    for _ in range(40):
+        learned.add(0.1)
+    assert learned.head_start == pytest.approx(0.3)
+    learned.add(5.0)
+    assert learned.head_start == pytest.approx(0.3), "one that was slow changes nothing"
+    for _ in range(40):
+        learned.add(5.0)
+    assert learned.head_start == Learned.MOST
+    for _ in range(40):
+        learned.add(0.001)
+    assert learned.head_start == Learned.LEAST
+
+
+INPUTS = st.one_of(
+    st.tuples(st.just("plan"), st.none()),
+    st.tuples(
+        st.sampled_from(["opened", "failed", "dropped", "lost", "moved", "renewal", "measured"]),
+        st.sampled_from(Route),
+    ),
+)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1000), INPUTS, st.integers(1, 10**7)), max_size=60))
+def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reason(steps):
+    choice, now, under_way, opened = Choice(Learned()), 0.0, set[Route](), set[Route]()
+    measured = False
+    for pause, (what, route), size in steps:
+        now += pause
+        match what:
+            case "opened" if route in under_way | opened:  # where it is open, it was renewed
+                choice.opened(route, now, 0.1)
+                under_way.discard(route)
+                opened.add(route)
+            case "failed" if route in under_way:
+                choice.failed(route, now, "dead")
+                under_way.remove(route)
+            case "dropped" if route in under_way:
+                choice.dropped(route)
+                under_way.remove(route)
+            case "lost" if route in opened:
+                choice.lost(route, now, "broke")
+                opened.remove(route)
+            case "moved":
+                choice.moved(route)
+                under_way.discard(route)
+                opened.discard(route)
+            case "renewal" if route in opened:
+                renewal = choice.renewal(route)
+                assert (renewal.route, renewal.after) == (route, 0.0) and renewal.deadline > 0.0
+            case "measured" if route in opened:
+                choice.measured(route, now, size, 2 * SLOW)
+                measured = True
+            case "plan":
+                plan = choice.plan(now)
+                for attempt in plan.attempts:
+                    assert attempt.route not in under_way | opened
+                    under_way.add(attempt.route)
+                assert plan.use in opened if plan.use else not opened
+                assert plan.use is not TUNNEL or DIRECT not in opened or measured, (
+                    "direct, unless the tunnel was worth a try"
+                )
+                assert plan.use or under_way or "can't be reached" in plan.reason
+        assert choice.route in opened if choice.route else not opened
+
+
+MB = 10**6
+
+
+def both_open(choice: Choice, slow: float = SLOW) -> None:
+    """Direct has brought contents within ``slow`` seconds, and the tunnel is open where that was
+    worth it."""
+    choice.plan(0.0)
+    choice.opened(DIRECT, 0.1, 0.1)
+    choice.dropped(TUNNEL)
+    choice.measured(DIRECT, 1.0, MB, slow)
+    if TUNNEL in routes_of(choice.plan(2.0)):
+        choice.opened(TUNNEL, 2.1, 0.1)
+
+
+def test_where_contents_take_long_the_tunnel_gets_a_try_beside_the_direct_route(choice):
+    both_open(choice)
+    assert choice.plan(3.0).use is TUNNEL
+
+
+def test_where_contents_are_quick_nothing_else_is_tried(choice):
+    both_open(choice, slow=SLOW / 2)
+    assert choice.plan(3.0) == Plan(use=DIRECT)
+
+
+@pytest.mark.parametrize(
+    ("tunnel", "wanted"), [(FASTER * 1.1, TUNNEL), (FASTER * 0.9, DIRECT), (0.1, DIRECT)]
+)
+def test_the_route_that_was_faster_is_used(choice, tunnel, wanted):
+    both_open(choice)
+    choice.measured(TUNNEL, 4.0, int(tunnel * MB), SLOW)
+    assert choice.plan(5.0).use is wanted
+
+
+def test_the_slower_route_is_looked_at_again_much_later(choice):
+    both_open(choice)
+    choice.measured(TUNNEL, 4.0, 10 * MB, 2 * SLOW)
+    assert choice.plan(5.0).use is TUNNEL
+    assert choice.plan(1.0 + TRIAL_EVERY).use is DIRECT
+    choice.measured(DIRECT, 2.0 + TRIAL_EVERY, MB, SLOW)
+    assert choice.plan(3.0 + TRIAL_EVERY).use is TUNNEL
+
+
+def test_a_faster_tunnel_that_is_lost_is_opened_anew_while_direct_is_used(choice):
+    both_open(choice)
+    choice.measured(TUNNEL, 4.0, 10 * MB, SLOW)
+    choice.lost(TUNNEL, 4.0 + FLAP, "idle")
+    plan = choice.plan(5.0 + FLAP)
+    assert plan.use is DIRECT
+    assert routes_of(plan) == [TUNNEL]
+
+
+def test_a_tunnel_that_can_not_be_opened_is_not_waited_for(choice):
+    both_open(choice, slow=SLOW / 2)
+    choice.measured(DIRECT, 1.0, MB, SLOW)
+    assert routes_of(choice.plan(2.0)) == [TUNNEL]
+    choice.failed(TUNNEL, 3.0, "no relay")
+    assert choice.plan(4.0) == Plan(use=DIRECT)

@@ -1,0 +1,691 @@
+"""What must hold for who may call whom, and how much: real gRPC over TLS on loopback."""
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+import grpc
+import pytest
+from grpc import aio
+
+from helpers.waiting import until_async
+from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
+from lowcomm_node.net import certificates, rate_limits
+from lowcomm_node.net import channels as channels_module
+from lowcomm_node.net import server as server_module
+from lowcomm_node.net.channels import Channels
+from lowcomm_node.net.server import ExchangeServer
+from lowcomm_node.net.service import ExchangeService
+from lowcomm_node.net.stream import CalleeStream
+from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper, pinned
+from lowcomm_node.testing.wire import (
+    CALLEE,
+    CALLER,
+    DEADLINE,
+    PATH,
+    RUN,
+    SERVER_NAME,
+    Callee,
+    cabled,
+    call,
+    calling,
+    calling_raw,
+    listening,
+    misbehaving,
+    new_certificate,
+    soon,
+)
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError, SignatureError
+from lowcomm_protocol.identity import Identity, peer_id_of
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.admission import Admission, Rules
+from lowcomm_protocol.peers.invites import issue_invite
+from lowcomm_protocol.peers.records import CREDENTIAL_LIFE, write_credential
+from lowcomm_protocol.peers.removals import write_removals
+from lowcomm_protocol.refusals import Refusals
+
+STRANGER = Identity(b"\3" * 32)
+NOW = 1_800_000_000.0
+NONCE = b"n" * 16
+Status = grpc.StatusCode
+
+
+class Clock:
+    """The time of both ends."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def describe(
+    channels: Channels, callee: Callee, metadata: object = None
+) -> tuple[Status, str]:
+    """How a call of Describe ends, with our own credential unless other metadata is given."""
+    stub = await channels.stub(callee.info())
+    metadata = channels.metadata(callee.identity.peer_id) if metadata is None else metadata
+    try:
+        answer = await stub.Describe(pb.Introduction(), metadata=metadata, timeout=10)
+    except aio.AioRpcError as error:
+        return error.code(), error.details() or ""
+    return Status.OK, answer.release
+
+
+# Credentials
+
+
+async def test_the_callee_knows_who_calls():
+    async with listening() as callee, calling() as channels, calling(STRANGER) as others:
+        assert await describe(channels, callee) == (Status.OK, CALLER.peer_id)
+        assert await describe(others, callee) == (Status.OK, STRANGER.peer_id)
+
+
+def credential(signer=CALLER, callee=CALLEE.peer_id, run=RUN, issued=NOW, nonce=NONCE) -> bytes:
+    return write_credential(signer, callee, run, issued, nonce)
+
+
+def changed(
+    change: Callable[[pb.SignedCredential, pb.Credential], None], purpose: str | None = None
+) -> bytes:
+    """A credential after ``change``, signed again by its caller if a purpose is given."""
+    signed = pb.SignedCredential.FromString(credential())
+    inner = pb.Credential.FromString(signed.payload)
+    change(signed, inner)
+    signed.payload = inner.SerializeToString()
+    if purpose is not None:
+        signed.signature = CALLER.sign(purpose, signed.payload)
+    return signed.SerializeToString()
+
+
+def flip(signed: pb.SignedCredential, inner: pb.Credential) -> None:
+    signed.signature = bytes([signed.signature[0] ^ 1]) + signed.signature[1:]
+
+
+def keep(signed: pb.SignedCredential, inner: pb.Credential) -> None:
+    pass
+
+
+def cut_signature(signed: pb.SignedCredential, inner: pb.Credential) -> None:
+    signed.signature = signed.signature[:-1]
+
+
+UNKNOWN_FIELD = b"\x7a\xe8\x07" + bytes(1000)
+BAD = {
+    "none": (None, "without a credential"),
+    "empty": (b"", "wrong length"),
+    "rubbish": (b"\xff" * 100, "not a SignedCredential"),
+    "too long, though sound": (credential() + UNKNOWN_FIELD, "at most 1024"),
+    "for another callee": (credential(callee=STRANGER.peer_id), "another peer or run"),
+    "for another run": (credential(run="cd" * 32), "another peer or run"),
+    "expired": (credential(issued=NOW - CREDENTIAL_LIFE - 0.1), "set both clocks right"),
+    "from the future": (credential(issued=NOW + CREDENTIAL_LIFE + 0.1), "set both clocks right"),
+    "from the end of time": (
+        changed(lambda _, c: setattr(c, "issued_ms", 2**64 - 1), "credential"),
+        "set both clocks",
+    ),
+    "forged": (changed(flip), "is not one of"),
+    "in another's name": (
+        changed(lambda _, c: setattr(c, "caller", STRANGER.peer_id)),
+        "is not one of",
+    ),
+    "in nobody's name": (
+        changed(lambda _, c: setattr(c, "caller", "nobody"), "credential"),
+        "nobody",
+    ),
+    "with a new nonce": (changed(lambda _, c: setattr(c, "nonce", b"m" * 16)), "is not one of"),
+    "signed for another use": (changed(keep, "peer record"), "is not one of"),
+    "without a nonce": (credential(nonce=b""), "wrong length"),
+    "with half a signature": (changed(cut_signature), "wrong length"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_a_call_without_a_good_credential_is_refused_with_the_reason(name):
+    data, word = BAD[name]
+    metadata = () if data is None else ((CREDENTIAL_KEY, data),)
+    async with listening(clock=Clock()) as callee, calling(clock=Clock()) as channels:
+        code, details = await describe(channels, callee, metadata)
+        assert code is Status.UNAUTHENTICATED
+        assert word in details
+        assert not callee.introduced
+        assert (await describe(channels, callee))[0] is Status.OK, "the next sound call is served"
+
+
+@pytest.mark.parametrize("issued", [-CREDENTIAL_LIFE, 0, CREDENTIAL_LIFE])
+async def test_clocks_may_differ_by_the_life_of_a_credential(issued):
+    async with listening(clock=Clock()) as callee, calling() as channels:
+        metadata = ((CREDENTIAL_KEY, credential(issued=NOW + issued)),)
+        assert await describe(channels, callee, metadata) == (Status.OK, CALLER.peer_id)
+
+
+@pytest.mark.parametrize("method", ["Swap", "Fetch"])
+async def test_no_other_call_is_served_without_a_credential_either(method):
+    async with listening() as callee, calling() as channels:
+        stub = await channels.stub(callee.info())
+        stream = getattr(stub, method)(timeout=10)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await stream.read()
+        assert caught.value.code() is Status.UNAUTHENTICATED
+        assert callee.streams.empty() and callee.ended.empty()
+
+
+async def test_metadata_that_no_credential_needs_is_refused_before_it_is_looked_at():
+    async with listening() as callee, calling() as channels:
+        code, _ = await describe(channels, callee, ((CREDENTIAL_KEY, bytes(64 * 1024)),))
+        assert code is Status.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("method", ["Describe", "Swap", "Fetch", "Ping"])
+async def test_a_compressed_message_is_not_inflated_and_costs_no_traceback(method: str, caplog):
+    async with listening() as callee, calling() as channels:
+        options = (
+            ("grpc.ssl_target_name_override", SERVER_NAME),
+            ("grpc.max_send_message_length", -1),
+        )
+        pin, gzip = pinned(callee.certificate.der), grpc.Compression.Gzip
+        async with aio.secure_channel(f"127.0.0.1:{callee.port}", pin, options, gzip) as channel:
+            one = channel.stream_stream(PATH + method)(
+                metadata=channels.metadata(CALLEE.peer_id), timeout=20
+            )
+            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+                await one.write(bytes(3 * 2**20))
+            assert await soon(one.code()) in (Status.UNIMPLEMENTED, Status.INTERNAL)
+        assert callee.streams.empty() and not callee.introduced
+    # On a busy machine gRPC still hands events to the event loop of the test before, which is
+    # closed.
+    errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
+    assert [error for error in errors if "PollerCompletionQueue" not in error] == []
+
+
+async def test_a_credential_is_good_once_for_all_methods_together():
+    async with listening() as callee, calling() as channels:
+        used = channels.metadata(CALLEE.peer_id)
+        assert (await describe(channels, callee, used))[0] is Status.OK
+        code, details = await describe(channels, callee, used)
+        assert code is Status.UNAUTHENTICATED and "used before" in details
+        swap = (await channels.stub(callee.info())).Swap(metadata=used, timeout=10)
+        with pytest.raises(aio.AioRpcError, match="used before"):
+            await swap.read()
+        assert (await describe(channels, callee))[0] is Status.OK
+
+
+async def test_what_one_callee_was_sent_is_no_use_at_another():
+    async with listening() as callee, listening(STRANGER) as other, calling() as channels:
+        overheard = channels.metadata(CALLEE.peer_id)
+        code, details = await describe(channels, other, overheard)
+        assert code is Status.UNAUTHENTICATED and "another peer" in details
+        assert (await describe(channels, callee, overheard))[0] is Status.OK
+
+
+def test_used_nonces_are_remembered_as_long_as_they_could_be_used_and_no_longer():
+    clock = Clock()
+    keeper = Gatekeeper(CALLEE, RUN, clock)
+    for ahead in (
+        0,
+        CREDENTIAL_LIFE,
+    ):  # one of a caller whose clock is ahead is good for twice as long
+        first = {
+            CREDENTIAL_KEY: credential(issued=clock.now + ahead, nonce=bytes([int(ahead)] * 16))
+        }
+        assert keeper.caller(first) == CALLER.peer_id
+        began = clock.now
+        for seconds in range(0, int(4 * CREDENTIAL_LIFE), 5):
+            clock.now = began + seconds
+            with pytest.raises(LowcommError):
+                keeper.caller(first)
+    keeper.caller({CREDENTIAL_KEY: credential(issued=clock.now)})
+    assert len(keeper._nonces) == 1
+
+
+def test_a_call_is_taken_only_of_who_may_take_part_and_its_credential_says_so():
+    token = issue_invite(CALLEE, RUN, b"i" * 32, NOW + 1000, uses=2)
+    rules, refusals = Rules(RUN, CALLEE.peer_id, "invite"), Refusals()
+    keeper = Gatekeeper(CALLEE, RUN, Clock(), admission=Admission(rules), refusals=refusals)
+    claim = token.claim(CALLER.peer_id, NOW).data
+    invited = Gatekeeper(CALLER, RUN, Clock(), claim=claim)
+    for _ in range(2):
+        assert keeper.caller(dict(invited.credential_for(CALLEE.peer_id))) == CALLER.peer_id
+    for caller in (
+        Gatekeeper(STRANGER, RUN, Clock()),
+        Gatekeeper(STRANGER, RUN, Clock(), claim=claim),
+    ):
+        with pytest.raises(LowcommError):
+            keeper.caller(dict(caller.credential_for(CALLEE.peer_id)))
+    assert refusals.counts() == {"call.bad-signature": 1, "call.not-invited": 1}
+
+
+def test_a_caller_through_a_tunnel_needs_a_credential_only_to_show_its_invite():
+    token = issue_invite(CALLEE, RUN, b"i" * 32, NOW + 1000)
+    admission, refusals = Admission(Rules(RUN, CALLEE.peer_id, "invite")), Refusals()
+    keeper = Gatekeeper(CALLEE, RUN, Clock(), admission=admission, refusals=refusals)
+    invited = Gatekeeper(CALLER, RUN, Clock(), claim=token.claim(CALLER.peer_id, NOW).data)
+    with pytest.raises(LowcommError, match="invited peers only"):
+        keeper.tunneled(CALLER.peer_id, {})
+    assert (
+        keeper.tunneled(CALLER.peer_id, dict(invited.credential_for(CALLEE.peer_id)))
+        == CALLER.peer_id
+    )
+    assert keeper.tunneled(CALLER.peer_id, {}) == CALLER.peer_id, "it is known now"
+    with pytest.raises(RecordError, match="another peer than the one that calls"):
+        keeper.tunneled(STRANGER.peer_id, dict(invited.credential_for(CALLEE.peer_id)))
+    admission.hear_removals(write_removals(CALLEE, RUN, 1, frozenset([CALLER.peer_id])).data)
+    with pytest.raises(LowcommError, match="was removed"):
+        keeper.tunneled(CALLER.peer_id, {})
+    assert refusals.counts() == {"call.misplaced": 1, "call.not-invited": 1, "call.removed": 1}
+
+
+def test_those_who_may_not_take_part_fill_no_memory():
+    keeper = Gatekeeper(
+        CALLEE, RUN, Clock(), admission=Admission(Rules(RUN, CALLER.peer_id, "invite"))
+    )
+    stranger = Gatekeeper(STRANGER, RUN, Clock())
+    for _ in range(5):
+        with pytest.raises(LowcommError, match="invited peers only"):
+            keeper.caller(dict(stranger.credential_for(CALLEE.peer_id)))
+    assert len(keeper._nonces) == 0
+    assert keeper.caller({CREDENTIAL_KEY: credential()}) == CALLER.peer_id, "the creator"
+
+
+def test_a_peer_id_that_anybody_can_sign_for_does_not_come_in_through_a_tunnel():
+    refusals = Refusals()
+    with pytest.raises(SignatureError, match="anybody can sign for"):
+        Gatekeeper(CALLEE, RUN, Clock(), refusals=refusals).tunneled(peer_id_of(bytes(32)), {})
+    assert refusals.counts() == {"call.bad-signature": 1}
+
+
+def test_every_call_gets_a_credential_of_its_own():
+    keeper = Gatekeeper(CALLER, RUN, Clock())
+    assert len({keeper.credential_for(CALLEE.peer_id) for _ in range(100)}) == 100
+
+
+# Certificates
+
+
+async def test_another_certificate_than_that_in_the_record_is_not_talked_to():
+    async with listening() as callee, calling() as channels:
+        with pytest.raises(LinkLost, match="another certificate"):
+            await channels.stub(callee.info(certificate=new_certificate().digest))
+        assert not channels._open, "nobody is called there"
+        assert channels._refusals.counts() == {"connection.other-certificate": 1}
+        assert (await describe(channels, callee))[0] is Status.OK
+
+
+async def test_a_caller_that_does_not_encrypt_is_not_served():
+    async with listening() as callee, aio.insecure_channel(f"127.0.0.1:{callee.port}") as channel:
+        metadata = Gatekeeper(CALLER, RUN, Clock()).credential_for(CALLEE.peer_id)
+        with pytest.raises(aio.AioRpcError) as caught:
+            await channel.unary_unary(PATH + "Describe")(b"", metadata=metadata, timeout=10)
+        assert caught.value.code() is Status.UNAVAILABLE
+        assert not callee.introduced
+
+
+def version_2() -> bytes:
+    """A certificate of a version that does not exist."""
+    der = bytearray(new_certificate().der)
+    der[der.index(b"\xa0\x03\x02\x01\x02") + 4] = 1
+    return bytes(der)
+
+
+@pytest.mark.parametrize(
+    "der", [b"", b"rubbish", bytes(2048), new_certificate().der[:-1], version_2()]
+)
+def test_a_certificate_that_is_none_is_one_clear_error(der):
+    with pytest.raises(RecordError, match="certificate can't be read"):
+        pinned(der)
+
+
+async def test_a_peer_whose_record_names_no_certificate_is_not_called_directly():
+    async with listening() as callee, calling() as channels:
+        with pytest.raises(LinkLost, match="no certificate"):
+            await channels.stub(callee.info(certificate=b""))
+
+
+async def test_a_certificate_is_fetched_once_and_pinned_afterwards():
+    async with listening() as callee, cabled(callee.port) as cable, calling() as channels:
+        info = callee.info(addresses=(f"127.0.0.1:{cable.port}",))
+        first = await channels._certificates.fetch(info.certificate, info.addresses)
+        await cable.close()
+        assert (
+            await channels._certificates.fetch(info.certificate, info.addresses)
+            == first
+            == callee.certificate.der
+        )
+
+
+async def test_what_speaks_no_tls_gets_one_connection_and_no_call():
+    connected: list[int] = []
+
+    async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(len(await reader.read(4096)))
+        writer.close()
+
+    server = await asyncio.start_server(take, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    async with server, listening() as callee, calling() as channels:
+        with pytest.raises(LinkLost, match="can't be reached"):
+            await channels.stub(callee.info(addresses=(f"127.0.0.1:{port}",)))
+        assert len(connected) == 1
+
+
+async def test_memory_for_certificates_is_bounded(monkeypatch):
+    monkeypatch.setattr(certificates, "MAX_CERTIFICATES", 2)
+    known = certificates.Certificates()
+    for _ in range(3):
+        async with listening() as callee:
+            await known.fetch(callee.certificate.digest, callee.info().addresses)
+    assert len(known._known) == 2
+
+
+def test_the_key_of_a_certificate_is_not_shown():
+    certificate = new_certificate()
+    assert b"PRIVATE KEY" in certificate.key_pem
+    assert "PRIVATE KEY" not in repr(certificate)
+
+
+# Channels
+
+
+async def test_a_peer_that_tells_no_address_is_not_called():
+    async with listening() as callee, calling() as channels:
+        with pytest.raises(LinkLost, match="no address"):
+            await channels.stub(callee.info(addresses=()))
+
+
+async def test_addresses_are_tried_in_turn():
+    async with listening() as callee, calling() as channels:
+        here = f"127.0.0.1:{callee.port}"
+        for addresses in (("127.0.0.1:1", here), (here, "127.0.0.1:1")):
+            stub = await channels.stub(callee.info(addresses=addresses))
+            metadata = channels.metadata(CALLEE.peer_id)
+            assert (
+                await stub.Describe(pb.Introduction(), metadata=metadata, timeout=10)
+            ).release == CALLER.peer_id
+
+
+async def test_an_address_can_not_name_a_path_on_this_machine(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    called = asyncio.Event()
+    server = await asyncio.start_unix_server(lambda reader, writer: called.set(), "4711")
+    async with server, listening() as callee, calling() as channels:
+        with pytest.raises(LinkLost):
+            await channels.stub(callee.info(addresses=("unix:4711",)))
+        assert not called.is_set()
+
+
+async def test_a_peer_has_one_channel_and_a_new_certificate_a_new_one():
+    async with listening() as callee, calling() as channels:
+        for _ in range(3):
+            await channels.stub(callee.info())
+        assert len(channels._open) == 1
+        other = new_certificate()
+        second = ExchangeServer(other, callee.service)
+        port = await second.start("127.0.0.1", 0)
+        try:
+            await channels.stub(
+                callee.info(certificate=other.digest, addresses=(f"127.0.0.1:{port}",))
+            )
+            assert len(channels._open) == 2
+        finally:
+            await second.close()
+        assert (await describe(channels, callee))[0] is Status.OK
+
+
+async def test_the_channel_that_was_not_used_for_longest_is_closed_beyond_the_bound(monkeypatch):
+    monkeypatch.setattr(channels_module, "MAX_CHANNELS", 2)
+    async with listening() as callee, calling() as channels:
+        first, second, third = [
+            callee.info(addresses=(f"127.0.0.1:{callee.port}",) * times) for times in (1, 2, 3)
+        ]
+        kept, closed = await call(channels, first), await call(channels, second)
+        await soon(callee.streams.get())
+        await soon(callee.streams.get())
+        await channels.stub(first)
+        await channels.stub(third)
+        assert len(channels._open) == 2
+        with pytest.raises(LinkLost):
+            await soon(closed.receive())
+        await kept.send(pb.Frame())
+
+
+async def test_calls_end_when_their_channels_are_closed():
+    async with listening() as callee, calling() as channels:
+        stream = await call(channels, callee.info())
+        await soon(callee.streams.get())
+        await channels.close()
+        assert not channels._open
+        with pytest.raises(LinkLost):
+            await soon(stream.receive())
+        assert isinstance(await soon(callee.ended.get()), asyncio.CancelledError)
+
+
+# Limits
+
+X = pb.FetchReply(chunk=pb.Chunk(data=b"x"))
+
+
+async def hold(peer: str, stream: CalleeStream) -> None:
+    """Serve one chunk, and no end."""
+    await stream.send(X)
+    await asyncio.Event().wait()
+
+
+async def begin(method: str, channels: Channels, callee: Callee):
+    """Begin a call that the callee holds."""
+    if method == "Swap":
+        stream = await call(channels, callee.info())
+        await soon(callee.streams.get())
+        return stream
+    callee.fetching = hold
+    stub = await channels.stub(callee.info())
+    fetch = stub.Fetch(metadata=channels.metadata(CALLEE.peer_id), timeout=60)
+    assert await soon(fetch.read()) == X
+    return fetch
+
+
+@pytest.mark.parametrize("methods", [("Swap", "Swap"), ("Fetch", "Fetch"), ("Swap", "Fetch")])
+async def test_one_peer_has_so_many_calls_at_once_and_others_are_still_served(methods, monkeypatch):
+    monkeypatch.setattr(rate_limits, "MAX_CALLS_PER_PEER", 2)
+    async with listening() as callee, calling() as channels, calling(STRANGER) as others:
+        for _ in range(3):  # as often as they like, one after the other
+            open_ = [await begin(method, channels, callee) for method in methods]
+            for refused in (
+                await call(channels, callee.info()),
+                await call(channels, callee.info()),
+            ):
+                with pytest.raises(LinkLost, match="is busy"):
+                    await soon(refused.receive())
+            fetch = (await channels.stub(callee.info())).Fetch(
+                metadata=channels.metadata(CALLEE.peer_id), timeout=10
+            )
+            with pytest.raises(aio.AioRpcError, match="at most 2 calls at once"):
+                await soon(fetch.read())
+            assert callee.streams.empty()
+            assert (await describe(others, callee))[0] is Status.OK
+            for stream in open_:
+                stream.cancel()
+                assert isinstance(
+                    await soon(callee.ended.get()), asyncio.CancelledError | GeneratorExit
+                )
+        assert (await describe(channels, callee))[0] is Status.OK
+
+
+async def test_a_call_that_is_refused_does_not_count(monkeypatch):
+    monkeypatch.setattr(rate_limits, "MAX_CALLS_PER_PEER", 1)
+    async with listening() as callee, calling() as channels:
+        for _ in range(3):
+            assert (await describe(channels, callee, ()))[0] is Status.UNAUTHENTICATED
+            assert (await describe(channels, callee))[0] is Status.OK
+        await begin("Swap", channels, callee)
+
+
+async def test_all_peers_together_have_so_many_calls_at_once(monkeypatch):
+    monkeypatch.setattr(server_module, "MAX_CALLS", 2)
+    async with listening() as callee, calling() as channels, calling(STRANGER) as others:
+        open_ = [await begin("Swap", channels, callee) for _ in range(2)]
+        assert (await describe(others, callee))[0] is Status.RESOURCE_EXHAUSTED
+        open_[0].cancel()
+        await soon(callee.ended.get())
+        while (await describe(others, callee))[
+            0
+        ] is not Status.OK:  # gRPC counts until it has sent the status
+            assert callee.streams.empty()
+
+
+async def test_a_message_that_is_too_large_ends_the_stream_before_it_is_read():
+    async with listening() as callee, calling() as channels:
+        stream = await call(channels, callee.info())
+        _, other_end = await soon(callee.streams.get())
+        size = server_module.MAX_MESSAGE - 100
+        await stream.send(pb.Frame(chunk=pb.Chunk(data=bytes(size))))
+        assert len((await soon(other_end.receive())).chunk.data) == size
+        reading = asyncio.create_task(other_end.receive())
+        await stream.send(pb.Frame(chunk=pb.Chunk(data=bytes(server_module.MAX_MESSAGE + 1))))
+        with pytest.raises(LinkLost, match="too large"):
+            await soon(stream.receive())
+        with suppress(
+            LinkLost
+        ):  # whichever gRPC notices first: that there is no message, or that the stream has ended
+            assert await soon(reading) is None
+        assert (await describe(channels, callee))[0] is Status.OK
+
+
+async def test_a_callee_can_not_send_a_message_that_is_too_large_either():
+    async with misbehaving() as rogue, calling() as channels:
+        rogue.frames = [
+            pb.Frame(chunk=pb.Chunk(data=bytes(server_module.MAX_MESSAGE + 1))).SerializeToString()
+        ]
+        stream = await call(channels, rogue.info())
+        with pytest.raises(LinkLost, match="too large"):
+            await soon(stream.receive())
+
+
+# How calls end
+
+
+@pytest.mark.parametrize("way", ["cancels", "closes", "is cut off"])
+@pytest.mark.parametrize("method", ["Swap", "Fetch"])
+async def test_a_caller_that_vanishes_frees_everything(way, method, monkeypatch):
+    monkeypatch.setattr(rate_limits, "MAX_CALLS_PER_PEER", 1)
+    async with (
+        listening() as callee,
+        cabled(callee.port) as cable,
+        calling() as channels,
+        calling() as later,
+    ):
+        direct, callee.port = callee.port, cable.port
+        stream = await begin(method, channels, callee)
+        if way == "cancels":
+            stream.cancel()
+        elif way == "closes":
+            await channels.close()
+        else:
+            cable.cut()
+        assert isinstance(await soon(callee.ended.get()), asyncio.CancelledError | GeneratorExit)
+        callee.port = direct
+        held = await begin(method, later, callee)
+        held.cancel()
+        await soon(callee.ended.get())
+        await until_async(
+            lambda: asyncio.sleep(0, not callee.service.open_calls),
+            DEADLINE,
+            "nothing is kept of the callers",
+        )
+
+
+ENDS = {
+    "violation": (ProtocolViolation("sent too much"), Status.INVALID_ARGUMENT, "sent too much"),
+    "lost": (LinkLost("the caller has gone"), Status.CANCELLED, "broke off"),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+async def test_what_a_caller_did_wrong_ends_its_stream_with_the_reason(name):
+    error, code, word = ENDS[name]
+
+    async def swap(peer: str, stream: object) -> None:
+        raise error
+
+    async with listening() as callee, calling() as channels:
+        callee.swapping = swap
+        swap_call = (await channels.stub(callee.info())).Swap(
+            metadata=channels.metadata(CALLEE.peer_id), timeout=10
+        )
+        with pytest.raises(aio.AioRpcError, match=word) as caught:
+            await soon(swap_call.read())
+        assert caught.value.code() is code
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (RetryLater("too many joiners"), Status.RESOURCE_EXHAUSTED),
+        (CheckpointError("no such part"), Status.FAILED_PRECONDITION),
+        (ProtocolViolation("no such thing"), Status.INVALID_ARGUMENT),
+    ],
+)
+async def test_a_fetch_that_can_not_be_served_ends_with_the_reason(error, code):
+    async def fail(peer: str, stream: CalleeStream) -> None:
+        await stream.send(X)
+        raise error
+
+    async with listening() as callee, calling() as channels:
+        callee.fetching = fail
+        stub = await channels.stub(callee.info())
+        fetch = stub.Fetch(metadata=channels.metadata(CALLEE.peer_id), timeout=10)
+        assert await soon(fetch.read()) == X
+        with pytest.raises(aio.AioRpcError, match=str(error)) as caught:
+            await soon(fetch.read())
+        assert caught.value.code() is code
+
+
+async def test_bytes_that_are_no_frame_are_a_violation_of_the_caller():
+    async def read(peer: str, stream) -> None:
+        await stream.receive()
+
+    async with listening() as callee, calling_raw(callee.info()) as channel:
+        callee.swapping = read
+        metadata = Gatekeeper(CALLER, RUN, callee.gatekeeper._clock).credential_for(CALLEE.peer_id)
+        swap = channel.stream_stream(PATH + "Swap")(metadata=metadata, timeout=10)
+        await swap.write(b"\xff\xff\xff")
+        with pytest.raises(aio.AioRpcError, match="no frame") as caught:
+            await soon(swap.read())
+        assert caught.value.code() is Status.INVALID_ARGUMENT
+        assert isinstance(await soon(callee.ended.get()), ProtocolViolation)
+
+
+async def test_a_port_that_is_taken_is_one_clear_error():
+    async with listening() as callee:
+        second = ExchangeServer(callee.certificate, ExchangeService(callee.gatekeeper, callee))
+        try:
+            with pytest.raises(PortInUse, match=f"Port {callee.port} .* --port"):
+                await second.start("127.0.0.1", callee.port)
+        finally:
+            await second.close()
+
+
+async def test_closing_ends_the_calls_that_do_not_end_themselves(monkeypatch):
+    monkeypatch.setattr(server_module, "SHUTDOWN_GRACE", 0.1)
+    async with listening() as callee, calling() as channels:
+        stream = await begin("Swap", channels, callee)
+        await soon(callee.server.close())
+        assert isinstance(await soon(callee.ended.get()), asyncio.CancelledError)
+        with pytest.raises(LinkLost):
+            await soon(stream.receive())
+        assert (await describe(channels, callee))[0] is Status.UNAVAILABLE
+
+
+async def test_closing_lets_calls_end_that_are_about_to():
+    async def answer(peer: str, stream) -> None:
+        await stream.receive()
+        await stream.send(pb.Frame(abandon=pb.Abandon(reason="we leave")))
+
+    async with listening() as callee, calling() as channels:
+        callee.swapping = answer
+        stream = await begin("Swap", channels, callee)
+        closing = asyncio.create_task(callee.server.close())
+        await stream.send(pb.Frame())
+        assert (await soon(stream.receive())).abandon.reason == "we leave"
+        assert await soon(stream.receive()) is None
+        await soon(closing)

@@ -1,0 +1,98 @@
+"""What must hold for the counts and rates of peers."""
+
+import pytest
+
+from lowcomm_node.net import traffic
+from lowcomm_node.net.traffic import LARGE, Meter, MeteredCall, Rate, Traffic
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def contents(rate: Rate, clock: Clock, pieces: int, size: int, every: float) -> None:
+    """A header, and pieces that take so many seconds each."""
+    rate.add(100)
+    for _ in range(pieces):
+        clock.now += every
+        rate.add(size)
+
+
+def test_a_rate_is_that_of_the_last_contents_and_waiting_does_not_count():
+    clock = Clock()
+    rate = Rate(clock)
+    contents(rate, clock, 100, 2**20, 0.1)
+    assert rate.last == pytest.approx(10 * 2**20)
+    clock.now += 1000
+    rate.add(50)
+    assert rate.last == pytest.approx(10 * 2**20), "still, long after it"
+    clock.now += 1000
+    contents(rate, clock, 50, 2**20, 20.0)
+    assert rate.last == pytest.approx(2**20 / 20), "however slow"
+    assert rate.total == 150 * 2**20 + 250
+
+
+def test_one_piece_is_enough():
+    clock = Clock()
+    rate = Rate(clock)
+    contents(rate, clock, 1, 2**17, 0.5)
+    assert rate.last == pytest.approx(2**18)
+
+
+def test_small_messages_tell_nothing_of_the_rate():
+    clock = Clock()
+    rate = Rate(clock)
+    assert rate.last is None
+    for _ in range(1000):
+        contents(rate, clock, 1, LARGE - 1, 0.01)
+    assert rate.last is None
+
+
+def test_bytes_in_one_moment_are_no_infinite_rate():
+    clock = Clock()
+    rate = Rate(clock)
+    contents(rate, clock, 3, LARGE, 0.0)
+    assert rate.last == 3 * LARGE / traffic.MIN_SECONDS
+
+
+def test_directions_and_peers_are_apart_and_the_oldest_are_forgotten(monkeypatch):
+    monkeypatch.setattr(traffic, "MAX_PEERS", 2)
+    every = Traffic(Clock())
+    every.of("a").sent(5)
+    every.of("b").received(7)
+    assert (every.of("a").up.total, every.of("a").down.total, every.of("b").down.total) == (5, 0, 7)
+    every.of("a")
+    every.of("c")
+    assert every.of("a").up.total == 5
+    assert every.of("b").down.total == 0, "not used for longest"
+    assert isinstance(every.of("d"), Meter)
+
+
+class Call:
+    """A call that brings messages of these sizes, each a second after the one before."""
+
+    def __init__(self, clock: Clock, sizes: list[int]) -> None:
+        self._clock, self._sizes = clock, iter(sizes)
+
+    async def read(self) -> object:
+        self._clock.now += 1
+        size = next(self._sizes, None)
+        return "the end" if size is None else Message(size)
+
+
+class Message:
+    def __init__(self, size: int) -> None:
+        self.ByteSize = lambda: size
+
+
+async def test_contents_that_came_by_a_call_are_told_each_once_and_nothing_else() -> None:
+    clock, told = Clock(), []
+    sizes = [100, LARGE, LARGE, 100, 100, 3 * LARGE]
+    call = MeteredCall(Call(clock, sizes), Meter(clock), lambda *contents: told.append(contents))
+    for _ in range(len(sizes) + 2):
+        await call.read()
+    assert told == [(2 * LARGE, 2.0), (3 * LARGE, 1.0)]
