@@ -28,6 +28,7 @@ from lowcomm_node.catalogue.message import Message
 from lowcomm_node.catalogue.refusals import REFUSALS
 from lowcomm_node.catalogue.waits import PHASES, WAITS
 from lowcomm_node.catalogue.warnings import WARNINGS
+from lowcomm_node.fetch import donor
 from lowcomm_node.net import (
     blocklist,
     call,
@@ -49,7 +50,6 @@ from lowcomm_node.planner.declared import Declared, option
 from lowcomm_node.planner.plan import Plan, plan
 from lowcomm_node.planner.question import run_of
 from lowcomm_node.planner.words import plan_in_words
-from lowcomm_node.state_transfer import donor
 from lowcomm_node.status.events import KINDS
 from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage import snapshots

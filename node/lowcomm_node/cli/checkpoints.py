@@ -12,8 +12,8 @@ from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import CheckpointError, ConfigError, NodeError, NotRunning
 from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
+from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.owner.sources import find_home
-from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.formatting import size
 

@@ -21,7 +21,7 @@ import httpx
 from lowcomm_node.control import queries
 from lowcomm_node.control.queries import ROOT, TIMEOUT, Query
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
-from lowcomm_node.state_transfer.records import Gathered
+from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.status.events import Notice, read_notice
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.wire import read

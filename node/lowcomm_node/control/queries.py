@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
 from lowcomm_node.catalogue.message import Message
+from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.journal.sample import Sample
-from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.status.health import Health
 from lowcomm_node.status.model import Exported, Hours, PeerStatus, Ping, Status
 from lowcomm_node.sync.records import ExchangeEnded

@@ -13,15 +13,15 @@ from lowcomm_node.daemon.report import View, report, report_limits, report_peers
 from lowcomm_node.doctor.report import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import NodeError, RetryLater, TrainerError
+from lowcomm_node.fetch.catch_up import state_form
+from lowcomm_node.fetch.gather import Gatherer
+from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.journal.reader import MOST, Entry, Journal, Wanted
 from lowcomm_node.journal.sample import Sample
 from lowcomm_node.net.ping import match_peer
 from lowcomm_node.owner.limits import keep_settings
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings
-from lowcomm_node.state_transfer.catch_up import state_form
-from lowcomm_node.state_transfer.gather import Gatherer
-from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.status.events import LimitsChanged, Notice
 from lowcomm_node.status.health import Health, judge_health
 from lowcomm_node.status.model import Exported, Hours, Limits, PeerStatus, Ping, Status

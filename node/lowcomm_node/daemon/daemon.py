@@ -25,13 +25,13 @@ from lowcomm_node.daemon.entry import Entry
 from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, Training
 from lowcomm_node.daemon.participation import Participation
 from lowcomm_node.daemon.report import View
+from lowcomm_node.fetch.provider import check_named
 from lowcomm_node.ipc.lines import Event
 from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.recorder import Recorder
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings, unused
-from lowcomm_node.run_files.provider import check_named
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.lines import contribution, tell_farewell
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity

@@ -19,6 +19,12 @@ from lowcomm_node.catalogue.waits import WaitCode, Waiting
 from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.daemon.news import News
 from lowcomm_node.errors import ConfigError, NodeError, TrainerError, TrainerLost
+from lowcomm_node.fetch.catch_up import CatchUp, state_form
+from lowcomm_node.fetch.donor import Donor
+from lowcomm_node.fetch.fetching import Fetching
+from lowcomm_node.fetch.provider import Provided, Provider
+from lowcomm_node.fetch.shelf import Shelf
+from lowcomm_node.fetch.wanted import RunFile
 from lowcomm_node.ipc.failures import Failures
 from lowcomm_node.ipc.messages import (
     Ready,
@@ -26,12 +32,6 @@ from lowcomm_node.ipc.messages import (
 from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.run_files.fetching import Fetching
-from lowcomm_node.run_files.provider import Provided, Provider
-from lowcomm_node.run_files.shelf import Shelf
-from lowcomm_node.run_files.wanted import RunFile
-from lowcomm_node.state_transfer.catch_up import CatchUp, state_form
-from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.events import Paused, Resumed
 from lowcomm_node.status.model import CheckpointStatus

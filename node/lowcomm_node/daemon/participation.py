@@ -13,6 +13,8 @@ from lowcomm_node.daemon.peer_calls import PeerCalls
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.dht.knocks import by_peer
 from lowcomm_node.errors import NotAdmitted
+from lowcomm_node.fetch.giving import FileGiver
+from lowcomm_node.fetch.shelf import Shelf
 from lowcomm_node.ipc.lines import Event
 from lowcomm_node.ipc.messages import Stepped
 from lowcomm_node.net.endpoint import Endpoint
@@ -20,8 +22,6 @@ from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
-from lowcomm_node.run_files.giving import FileGiver
-from lowcomm_node.run_files.shelf import Shelf
 from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import ask_server, name_of

@@ -2,8 +2,8 @@
 
 from lowcomm_node.daemon.lifecycle import Training
 from lowcomm_node.errors import RetryLater
+from lowcomm_node.fetch.giving import FileGiver
 from lowcomm_node.net.stream import CalleeStream
-from lowcomm_node.run_files.giving import FileGiver
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_protocol.messages import exchange_pb2 as pb

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from lowcomm_node.fetch.records import StateAdopted
 from lowcomm_node.ipc.messages import (
     Evaluated,
     Failed,
@@ -15,7 +16,6 @@ from lowcomm_node.ipc.messages import (
     Stepped,
 )
 from lowcomm_node.net.records import CongestionChanged
-from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.status.model import Contribution, Limits
 from lowcomm_node.status.wire import read
 from lowcomm_node.swarm.records import (

@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from lowcomm_node.fetch.records import StateAdopted
 from lowcomm_node.ipc.messages import (
     Evaluated,
     Finished,
@@ -17,7 +18,6 @@ from lowcomm_node.ipc.messages import (
     Tokenizing,
 )
 from lowcomm_node.owner.sources import find_home
-from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.status.events import (
     LimitsChanged,
     Paused,

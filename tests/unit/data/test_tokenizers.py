@@ -13,9 +13,9 @@ import pytest
 from lowcomm_node.cli.new_run import name_tokenizer, tokenizer_file
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError, TrainerError
+from lowcomm_node.fetch.wanted import RunFile, tokenizer_of
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.inference import generate_from
-from lowcomm_node.run_files.wanted import RunFile, tokenizer_of
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.swarm.run_template import write_template

@@ -14,9 +14,9 @@ import torch
 from helpers.waiting import until_async
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
+from lowcomm_node.fetch.donor import Donor
 from lowcomm_node.ipc.messages import Stepped
 from lowcomm_node.ipc.settings import TrainerSettings
-from lowcomm_node.state_transfer.donor import Donor
 from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
 from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.sync.offers import from_message, to_message

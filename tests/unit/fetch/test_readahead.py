@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.state_transfer.readahead import ReadAhead
+from lowcomm_node.fetch.readahead import ReadAhead
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 

@@ -4,7 +4,7 @@ for.
     enter ──► position 3, 2, 1 ──► opened, manifest ──► (wanted ──► chunks)*
 
 A turn ends for a joiner that takes or asks too slowly and, while others wait, after some time
-(state_transfer/queue.py). A joiner that was served in part queues again, and keeps what it has.
+(fetch/queue.py). A joiner that was served in part queues again, and keeps what it has.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
+from lowcomm_node.fetch.queue import Turn, TurnQueue
+from lowcomm_node.fetch.readahead import ReadAhead
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
-from lowcomm_node.state_transfer.queue import Turn, TurnQueue
-from lowcomm_node.state_transfer.readahead import ReadAhead
 from lowcomm_node.storage.snapshots import Snapshot, Snapshots
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb

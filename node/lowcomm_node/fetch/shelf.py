@@ -13,7 +13,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Event
 
-from lowcomm_node.run_files.wanted import RunFile
+from lowcomm_node.fetch.wanted import RunFile
 from lowcomm_protocol.spec.start import PIECE_BYTES
 
 BLOCK = 1024 * 1024

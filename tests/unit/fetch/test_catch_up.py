@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from lowcomm_node.fetch import donor_session, fetch
+from lowcomm_node.fetch.catch_up import ROUNDS, CatchUp
 from lowcomm_node.net.bandwidth import BandwidthLimit
-from lowcomm_node.state_transfer import donor_session, fetch
-from lowcomm_node.state_transfer.catch_up import ROUNDS, CatchUp
 from lowcomm_node.storage import snapshots
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.testing.donors import INTERVAL, SMALL, STEP, Giver, giving, sync_of

@@ -14,13 +14,13 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.errors import DiskFull, LinkLost
+from lowcomm_node.fetch import asking, donor_session, queue, replies
+from lowcomm_node.fetch import donor as donor_module
+from lowcomm_node.fetch import fetch as fetch_module
+from lowcomm_node.fetch.donor import MAX_JOINERS
+from lowcomm_node.fetch.download import Download
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
-from lowcomm_node.state_transfer import asking, donor_session, queue, replies
-from lowcomm_node.state_transfer import donor as donor_module
-from lowcomm_node.state_transfer import fetch as fetch_module
-from lowcomm_node.state_transfer.donor import MAX_JOINERS
-from lowcomm_node.state_transfer.download import Download
 from lowcomm_node.testing.donors import (
     INTERVAL,
     LARGE,

@@ -6,12 +6,12 @@ enter ──► position 3, 2, 1 ──► opened, digests of the pieces ──�
 from collections.abc import Callable
 
 from lowcomm_node.errors import RetryLater
+from lowcomm_node.fetch.donor import CHUNK_BYTES, Giver
+from lowcomm_node.fetch.queue import Turn
+from lowcomm_node.fetch.readahead import ReadAhead
+from lowcomm_node.fetch.shelf import Shelf
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
-from lowcomm_node.run_files.shelf import Shelf
-from lowcomm_node.state_transfer.donor import CHUNK_BYTES, Giver
-from lowcomm_node.state_transfer.queue import Turn
-from lowcomm_node.state_transfer.readahead import ReadAhead
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.start import PIECE_BYTES
 

@@ -8,11 +8,11 @@ from time import time
 import grpc
 import pytest
 
+from lowcomm_node.fetch import donor_session, queue
+from lowcomm_node.fetch import fetch as fetch_module
+from lowcomm_node.fetch.queue import LEAST, WINDOW
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.tls import Gatekeeper
-from lowcomm_node.state_transfer import donor_session, queue
-from lowcomm_node.state_transfer import fetch as fetch_module
-from lowcomm_node.state_transfer.queue import LEAST, WINDOW
 from lowcomm_node.testing.donors import SMALL, Giver, Joiner, giving, identity
 from lowcomm_node.testing.wire import RUN, cabled, calling, calling_raw, soon
 from lowcomm_protocol.identity import Identity

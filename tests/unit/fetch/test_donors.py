@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
-from lowcomm_node.state_transfer.catch_up import CatchUp
+from lowcomm_node.fetch.catch_up import CatchUp
 from lowcomm_protocol.peers.records import Phase
 
 NOTHING: Any = None

@@ -14,14 +14,13 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.errors import ConfigError, DiskFull
+from lowcomm_node.fetch import asking, fetching, giving, session, shelf, wanted
+from lowcomm_node.fetch.fetching import Fetching
+from lowcomm_node.fetch.giving import FileGiver
+from lowcomm_node.fetch.provider import Provider
+from lowcomm_node.fetch.shelf import Shelf
+from lowcomm_node.fetch.wanted import RunFile, start_of
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.run_files import fetching, giving, session, shelf, wanted
-from lowcomm_node.run_files.fetching import Fetching
-from lowcomm_node.run_files.giving import FileGiver
-from lowcomm_node.run_files.provider import Provider
-from lowcomm_node.run_files.shelf import Shelf
-from lowcomm_node.run_files.wanted import RunFile, start_of
-from lowcomm_node.state_transfer import asking
 from lowcomm_node.storage import start_files
 from lowcomm_node.storage.partial_file import PartialFile
 from lowcomm_node.storage.start_files import pin

@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from lowcomm_node.errors import RetryLater
-from lowcomm_node.state_transfer.queue import BAD_NAME, LEAST, WINDOW, Turn, TurnQueue
+from lowcomm_node.fetch.queue import BAD_NAME, LEAST, WINDOW, Turn, TurnQueue
 from lowcomm_node.system.quota import prefixes_of
 
 

@@ -12,11 +12,11 @@ from typing import Protocol
 import grpc
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
+from lowcomm_node.fetch.replies import ATTEMPTS, MOST_POSITION, RETRY_PAUSE, Replies
+from lowcomm_node.fetch.wanted import RunFile
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.stream import CallerStream
-from lowcomm_node.run_files.wanted import RunFile
-from lowcomm_node.state_transfer.replies import ATTEMPTS, MOST_POSITION, RETRY_PAUSE, Replies
 from lowcomm_node.storage.partial_file import PartialFile
 from lowcomm_protocol.errors import ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb

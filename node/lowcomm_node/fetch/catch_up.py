@@ -13,12 +13,12 @@ from time import time
 
 from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, TrainerError
+from lowcomm_node.fetch.download import Download
+from lowcomm_node.fetch.fetch import Fetcher
+from lowcomm_node.fetch.records import StateAdopted
 from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
-from lowcomm_node.state_transfer.download import Download
-from lowcomm_node.state_transfer.fetch import Fetcher
-from lowcomm_node.state_transfer.records import StateAdopted
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.supervision.process import Trainer
 from lowcomm_node.swarm.membership import Membership

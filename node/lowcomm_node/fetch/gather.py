@@ -12,11 +12,11 @@ from pathlib import Path
 from random import Random
 
 from lowcomm_node.errors import CheckpointError, DiskFull, NodeError
+from lowcomm_node.fetch.download import Download
+from lowcomm_node.fetch.fetch import Fetcher
+from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
-from lowcomm_node.state_transfer.download import Download
-from lowcomm_node.state_transfer.fetch import Fetcher
-from lowcomm_node.state_transfer.records import Gathered
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.settings import SyncSettings

@@ -13,11 +13,11 @@ from typing import Protocol
 import grpc
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
+from lowcomm_node.fetch.download import Download, Source
+from lowcomm_node.fetch.replies import ATTEMPTS, MOST_POSITION, RETRY_PAUSE, Replies
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.stream import CallerStream
-from lowcomm_node.state_transfer.download import Download, Source
-from lowcomm_node.state_transfer.replies import ATTEMPTS, MOST_POSITION, RETRY_PAUSE, Replies
 from lowcomm_protocol.errors import ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.fetch import gather
+from lowcomm_node.fetch.gather import Gatherer
 from lowcomm_node.net.bandwidth import BandwidthLimit
-from lowcomm_node.state_transfer import gather
-from lowcomm_node.state_transfer.gather import Gatherer
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.testing.donors import SMALL, STEP, Giver, giving, sync_of
 from lowcomm_node.testing.wire import calling

@@ -11,11 +11,11 @@ from pathlib import Path
 from random import Random
 from time import monotonic
 
+from lowcomm_node.fetch.asking import Sessions
+from lowcomm_node.fetch.session import Session
+from lowcomm_node.fetch.wanted import RunFile
 from lowcomm_node.net.bandwidth import BandwidthLimit, Use
 from lowcomm_node.net.channels import Channels
-from lowcomm_node.run_files.session import Session
-from lowcomm_node.run_files.wanted import RunFile
-from lowcomm_node.state_transfer.asking import Sessions
 from lowcomm_node.storage.partial_file import PartialFile
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.peers.records import PeerInfo

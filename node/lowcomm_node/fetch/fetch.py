@@ -13,12 +13,12 @@ from statistics import median
 from time import monotonic
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.fetch.asking import Sessions
+from lowcomm_node.fetch.donor_session import LATER, TICK, DonorSession, Plausible
+from lowcomm_node.fetch.download import Download
+from lowcomm_node.fetch.replies import QUEUE_DEADLINE
 from lowcomm_node.net.bandwidth import BandwidthLimit, Use
 from lowcomm_node.net.channels import Channels
-from lowcomm_node.state_transfer.asking import Sessions
-from lowcomm_node.state_transfer.donor_session import LATER, TICK, DonorSession, Plausible
-from lowcomm_node.state_transfer.download import Download
-from lowcomm_node.state_transfer.replies import QUEUE_DEADLINE
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.peers.records import PeerInfo
 
