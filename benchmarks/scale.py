@@ -3,7 +3,7 @@
     python benchmarks/scale.py [--sizes 4 8 16] [--seconds 60]
 
 Swarms of that many real daemons, each with its p2pd, on loopback. Trainers are stand-ins that take
-a step each quarter of a second (``lowcomm_node.testing.light_process``), so that 16 nodes fit on
+a step each quarter of a second (``tests/helpers/light_process.py``), so that 16 nodes fit on
 two cores. The run has no exchanges: how many a node makes does not depend on the others. Once all
 see all, it counts for a window, for each node and minute, the middle one: CPU seconds of daemon and
 p2pd; bytes of p2pd's TCP connections, which are the DHT; and bytes of the daemon's, which are
@@ -101,8 +101,8 @@ def start_here(command: Sequence[str], **options: Any) -> subprocess.Popen[bytes
 
 def node(arguments: Sequence[str]) -> None:
     """One node, in a process of its own."""
+    from helpers.light_trainer import LightTrainer
     from lowcomm_node.cli import main as cli
-    from lowcomm_node.testing.light_trainer import LightTrainer
 
     speak_tcp()
     for name in ("lowcomm_node.cli.join", "lowcomm_node.daemon.daemon"):

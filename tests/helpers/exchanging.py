@@ -19,7 +19,15 @@ from typing import Any, TypeVar
 import pytest
 from structlog.testing import capture_logs
 
+from helpers.scripted_trainer import (
+    REALIGN_SIZE,
+    SIZE,
+    ScriptedTrainer,
+    contribution,
+    set_event,
+)
 from helpers.waiting import until_async
+from helpers.wire import DEADLINE, new_certificate, record, soon
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.ipc.digests import content_hash
 from lowcomm_node.ipc.messages import Ready
@@ -34,14 +42,6 @@ from lowcomm_node.sync import offers
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.testing.scripted_trainer import (
-    REALIGN_SIZE,
-    SIZE,
-    ScriptedTrainer,
-    contribution,
-    set_event,
-)
-from lowcomm_node.testing.wire import DEADLINE, new_certificate, record, soon
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome

@@ -6,7 +6,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager, suppress
 
-from lowcomm_node.testing.wire import SERVER_NAME
+from helpers.wire import SERVER_NAME
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE, CONTINUATION = 0, 1, 3, 4, 6, 8, 9
 ACK, END_STREAM, END_HEADERS = 1, 1, 4

@@ -8,6 +8,8 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
+from helpers.wire import RUN, new_certificate, record
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.chunk_frames import ChunkFrame
 from lowcomm_node.net.interface import Streams
@@ -16,8 +18,6 @@ from lowcomm_node.net.service import ExchangeService
 from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.net.tls import Certificate, Gatekeeper
 from lowcomm_node.net.tunnels import Tunnels
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.testing.wire import RUN, new_certificate, record
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo

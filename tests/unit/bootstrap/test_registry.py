@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
 from lowcomm_bootstrap.registry import GRACE, KEPT_EMPTY, Registry
 from lowcomm_bootstrap.server import BootstrapServer
@@ -15,7 +16,6 @@ from lowcomm_bootstrap.serving import read_run
 from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, peers_key
 from lowcomm_node.errors import ConfigError, DiskFull
 from lowcomm_node.swarm.rejoin import Rejoin
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.errors import SignatureError, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record

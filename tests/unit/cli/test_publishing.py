@@ -5,13 +5,13 @@ from time import time
 
 import pytest
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.cli import publishing
 from lowcomm_node.cli.publishing import publish_amendment, publish_removals, publish_run
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_node.errors import NoPeers
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from helpers.tiny import tiny_settings
 from lowcomm_node.cli.new_run import name_tokenizer, tokenizer_file
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError, TrainerError
@@ -19,7 +20,6 @@ from lowcomm_node.models.inference import generate_from
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.swarm.run_template import write_template
-from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
 from lowcomm_protocol.spec.settings import MAX_TOKENIZER_BYTES

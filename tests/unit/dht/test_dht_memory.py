@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.dht.interface import MAX_VALUE
 from lowcomm_node.dht.keys import (
     MAX_LIFE,
@@ -27,7 +28,6 @@ from lowcomm_node.net.multiaddress import (
     parse_entry_point,
     reach,
 )
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.errors import RecordError
 from lowcomm_protocol.identity import Identity, verify
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from helpers.wire import DEADLINE
 from lowcomm_node.dht import hivemind
 from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.errors import LinkLost, Unhealthy
@@ -18,7 +19,6 @@ from lowcomm_node.net import hivemind_client, reachability
 from lowcomm_node.net.control import Connection
 from lowcomm_node.net.multiaddress import EntryPoint
 from lowcomm_node.net.relay import Place
-from lowcomm_node.testing.wire import DEADLINE
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record, write_record
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
 from lowcomm_node.daemon import controls, daemon
 from lowcomm_node.doctor import probes, run, survey
@@ -30,7 +31,6 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.prober import ProbeLimits, Prober
 from lowcomm_node.system.quota import Allowed
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb

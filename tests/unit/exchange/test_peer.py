@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from helpers.exchanging import INTERVAL, eventually, swarm
+from helpers.stimuli import Log, RecordedPeer
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.simulation import Conditions, Member
 from lowcomm_node.simulation import peer as simulated
 from lowcomm_node.simulation.swarm import Swarm
 from lowcomm_node.sync import exchanger
-from lowcomm_node.testing.stimuli import Log, RecordedPeer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange import base, events, kinds, story
 from lowcomm_protocol.exchange.budget import Deadlines

@@ -12,16 +12,7 @@ from random import Random
 import numpy as np
 import pytest
 
-from helpers.waiting import until_async
-from lowcomm_node.errors import DiskFull, LinkLost
-from lowcomm_node.fetch import asking, donor_session, queue, replies
-from lowcomm_node.fetch import donor as donor_module
-from lowcomm_node.fetch import fetch as fetch_module
-from lowcomm_node.fetch.donor import MAX_JOINERS
-from lowcomm_node.fetch.download import Download
-from lowcomm_node.net.bandwidth import BandwidthLimit
-from lowcomm_node.net.stream import CalleeStream
-from lowcomm_node.testing.donors import (
+from helpers.donors import (
     INTERVAL,
     LARGE,
     SMALL,
@@ -34,7 +25,8 @@ from lowcomm_node.testing.donors import (
     manifest,
     sync_of,
 )
-from lowcomm_node.testing.wire import (
+from helpers.waiting import until_async
+from helpers.wire import (
     Cable,
     cabled,
     calling,
@@ -44,6 +36,14 @@ from lowcomm_node.testing.wire import (
     never_serve,
     soon,
 )
+from lowcomm_node.errors import DiskFull, LinkLost
+from lowcomm_node.fetch import asking, donor_session, queue, replies
+from lowcomm_node.fetch import donor as donor_module
+from lowcomm_node.fetch import fetch as fetch_module
+from lowcomm_node.fetch.donor import MAX_JOINERS
+from lowcomm_node.fetch.download import Download
+from lowcomm_node.net.bandwidth import BandwidthLimit
+from lowcomm_node.net.stream import CalleeStream
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo

@@ -8,13 +8,13 @@ from time import time
 import grpc
 import pytest
 
+from helpers.donors import SMALL, Giver, Joiner, giving, identity
+from helpers.wire import RUN, cabled, calling, calling_raw, soon
 from lowcomm_node.fetch import donor_session, queue
 from lowcomm_node.fetch import fetch as fetch_module
 from lowcomm_node.fetch.queue import LEAST, WINDOW
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.tls import Gatekeeper
-from lowcomm_node.testing.donors import SMALL, Giver, Joiner, giving, identity
-from lowcomm_node.testing.wire import RUN, cabled, calling, calling_raw, soon
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub

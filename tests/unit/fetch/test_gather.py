@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from helpers.donors import SMALL, STEP, Giver, giving, sync_of
+from helpers.wire import calling
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.fetch import gather
 from lowcomm_node.fetch.gather import Gatherer
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.storage.disk_quota import DiskQuota
-from lowcomm_node.testing.donors import SMALL, STEP, Giver, giving, sync_of
-from lowcomm_node.testing.wire import calling
 from lowcomm_protocol.state.values import read_piece
 
 

@@ -12,7 +12,18 @@ from random import Random
 
 import pytest
 
+from helpers.donors import identity
 from helpers.waiting import until_async
+from helpers.wire import (
+    Cable,
+    Callee,
+    cabled,
+    calling,
+    listening,
+    misbehaving,
+    never_serve,
+    soon,
+)
 from lowcomm_node.errors import ConfigError, DiskFull
 from lowcomm_node.fetch import asking, fetching, giving, session, shelf, wanted
 from lowcomm_node.fetch.fetching import Fetching
@@ -24,17 +35,6 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage import start_files
 from lowcomm_node.storage.partial_file import PartialFile
 from lowcomm_node.storage.start_files import pin
-from lowcomm_node.testing.donors import identity
-from lowcomm_node.testing.wire import (
-    Cable,
-    Callee,
-    cabled,
-    calling,
-    listening,
-    misbehaving,
-    never_serve,
-    soon,
-)
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo

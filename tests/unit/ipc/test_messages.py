@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.driven_trainer import driven
+from helpers.light_process import READY
 from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.ipc import messages
 from lowcomm_node.ipc.lines import TABLE, Event, Message, Request, decode, encode
 from lowcomm_node.ipc.pipe import read_request
-from lowcomm_node.testing.driven_trainer import driven
-from lowcomm_node.testing.light_process import READY
 from lowcomm_protocol.deeds import Deed
 
 EVERY = sorted(TABLE.values(), key=lambda kind: kind.wire_name)

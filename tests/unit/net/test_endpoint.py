@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.tunnelling import ADA
+from helpers.wire import RUN
 from lowcomm_node.net import congestion, unauthenticated
 from lowcomm_node.net.bandwidth import Bandwidth
 from lowcomm_node.net.congestion import BBR, CongestionWatch
@@ -15,8 +17,6 @@ from lowcomm_node.net.peer_limit import PeerLimit
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.net.unauthenticated import Unauthenticated
 from lowcomm_node.system import tasks
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.testing.wire import RUN
 from lowcomm_protocol.refusals import Refusals
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from helpers.http2 import FLOODS, Connection, call, connected
 from helpers.waiting import until_async
+from helpers.wire import CALLEE, RUN, Callee, calling, listening, soon
 from lowcomm_node.net import unauthenticated as unauthenticated_module
 from lowcomm_node.net.overhead import (
     BURST,
@@ -20,7 +21,6 @@ from lowcomm_node.net.overhead import (
 from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.net.traffic import Meter
-from lowcomm_node.testing.wire import CALLEE, RUN, Callee, calling, listening, soon
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 
+from helpers.memory_dht import MemoryNetwork
 from helpers.tunnelling import End, cut, pair, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
@@ -16,7 +17,6 @@ from lowcomm_node.net.interface import OpenStream
 from lowcomm_node.net.peer_channel import PeerChannel
 from lowcomm_node.net.records import PeerRoute
 from lowcomm_node.net.routes import Route
-from lowcomm_node.testing.memory_dht import MemoryNetwork
 from lowcomm_protocol.peers.records import PeerInfo
 
 DIRECT, TUNNEL = Route.DIRECT, Route.TUNNEL

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.tunnelling import End, ends, soon
+from helpers.wire import new_certificate
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.net import measuring
 from lowcomm_node.net.bandwidth import Bandwidth, BandwidthLimit
 from lowcomm_node.net.ping import BUSY_SECONDS, MAX_AT_ONCE, Echo, PingCall, match_peer
 from lowcomm_node.system.quota import Allowed
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.testing.wire import new_certificate
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb

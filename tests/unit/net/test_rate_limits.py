@@ -8,10 +8,7 @@ import pytest
 from grpc import aio
 
 from helpers.waiting import until_async
-from lowcomm_node.net import rate_limits, server, service
-from lowcomm_node.net.rate_limits import RateLimits
-from lowcomm_node.system.quota import Allowed
-from lowcomm_node.testing.wire import (
+from helpers.wire import (
     CALLEE,
     CALLER,
     PATH,
@@ -21,6 +18,9 @@ from lowcomm_node.testing.wire import (
     listening,
     soon,
 )
+from lowcomm_node.net import rate_limits, server, service
+from lowcomm_node.net.rate_limits import RateLimits
+from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 

@@ -8,10 +8,10 @@ from time import time
 import grpc
 
 from helpers.waiting import until_async
+from helpers.wire import CALLEE, RUN, cabled, calling, calling_raw, listening, soon
 from lowcomm_node.net.rate_limits import MAX_CALLS, UNBOUND, RateLimits
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.system.quota import Allowed, Shares
-from lowcomm_node.testing.wire import CALLEE, RUN, cabled, calling, calling_raw, listening, soon
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub

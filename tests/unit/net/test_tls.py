@@ -9,16 +9,7 @@ import pytest
 from grpc import aio
 
 from helpers.waiting import until_async
-from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
-from lowcomm_node.net import certificates, rate_limits
-from lowcomm_node.net import channels as channels_module
-from lowcomm_node.net import server as server_module
-from lowcomm_node.net.channels import Channels
-from lowcomm_node.net.server import ExchangeServer
-from lowcomm_node.net.service import ExchangeService
-from lowcomm_node.net.stream import CalleeStream
-from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper, pinned
-from lowcomm_node.testing.wire import (
+from helpers.wire import (
     CALLEE,
     CALLER,
     DEADLINE,
@@ -35,6 +26,15 @@ from lowcomm_node.testing.wire import (
     new_certificate,
     soon,
 )
+from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
+from lowcomm_node.net import certificates, rate_limits
+from lowcomm_node.net import channels as channels_module
+from lowcomm_node.net import server as server_module
+from lowcomm_node.net.channels import Channels
+from lowcomm_node.net.server import ExchangeServer
+from lowcomm_node.net.service import ExchangeService
+from lowcomm_node.net.stream import CalleeStream
+from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper, pinned
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError, SignatureError
 from lowcomm_protocol.identity import Identity, peer_id_of
 from lowcomm_protocol.messages import exchange_pb2 as pb

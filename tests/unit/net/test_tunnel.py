@@ -13,8 +13,10 @@ import pytest
 from grpc import aio
 from structlog.testing import capture_logs
 
+from helpers.memory_dht import MemoryNetwork
 from helpers.tunnelling import DAN, EVE, RUN, End, chunk, cut, pair, received, soon
 from helpers.waiting import until_async
+from helpers.wire import new_certificate
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net import callee as callee_module
 from lowcomm_node.net import dialer as dialer_module
@@ -26,8 +28,6 @@ from lowcomm_node.net.frames import ANSWER, SESSION, Signal, numbered, opening
 from lowcomm_node.net.interface import OpenStream
 from lowcomm_node.net.tunnels import Tunnels, protocol_of
 from lowcomm_node.system import tasks
-from lowcomm_node.testing.memory_dht import MemoryNetwork
-from lowcomm_node.testing.wire import new_certificate
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 

@@ -11,11 +11,7 @@ import pytest
 
 from helpers.http2 import FLOODS, connected
 from helpers.waiting import until_async
-from lowcomm_node.net import unauthenticated as unauthenticated_module
-from lowcomm_node.net.rate_limits import UNBOUND, RateLimits
-from lowcomm_node.net.unauthenticated import MAX_KNOWN, PROVEN, Unauthenticated
-from lowcomm_node.system.quota import Allowed
-from lowcomm_node.testing.wire import (
+from helpers.wire import (
     CALLEE,
     PATH,
     SERVER_NAME,
@@ -24,6 +20,10 @@ from lowcomm_node.testing.wire import (
     listening,
     soon,
 )
+from lowcomm_node.net import unauthenticated as unauthenticated_module
+from lowcomm_node.net.rate_limits import UNBOUND, RateLimits
+from lowcomm_node.net.unauthenticated import MAX_KNOWN, PROVEN, Unauthenticated
+from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.refusals import Refusals
 

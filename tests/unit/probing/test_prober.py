@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from grpc import aio
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.interface import OpenStream
@@ -22,7 +23,6 @@ from lowcomm_node.probing import dialing
 from lowcomm_node.probing.asker import Asker, receive_message, send_message
 from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
 from lowcomm_node.system.quota import Allowed
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb

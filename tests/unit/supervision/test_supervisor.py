@@ -12,6 +12,7 @@ from time import monotonic
 import psutil
 import pytest
 
+from helpers.light_trainer import LightTrainer
 from helpers.waiting import until_async
 from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.ipc.error_reports import failure_of
@@ -25,7 +26,6 @@ from lowcomm_node.supervision.process import fate
 from lowcomm_node.supervision.supervisor import END_DEADLINE, Supervisor
 from lowcomm_node.system import tasks
 from lowcomm_node.system.memory_watch import GIB, memory_of
-from lowcomm_node.testing.light_trainer import LightTrainer
 
 SETTINGS = TrainerSettings(spec="", peer_id="", checkpoints="", data_cache="")
 DEADLINE = 20.0

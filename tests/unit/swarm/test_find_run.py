@@ -6,6 +6,7 @@ from time import time
 
 import pytest
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.owner.settings import NodeSettings
@@ -16,7 +17,6 @@ from lowcomm_node.storage.paths import Paths
 from lowcomm_node.swarm import find_run as find_run_module
 from lowcomm_node.swarm.find_run import find_run, missing_run, open_discovery, remembered_run
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record

@@ -16,7 +16,9 @@ import grpc
 import pytest
 from grpc import aio
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
+from helpers.wire import new_certificate
 from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
 from lowcomm_node.errors import ConfigError, NotAdmitted
 from lowcomm_node.net.channels import Channels
@@ -32,8 +34,6 @@ from lowcomm_node.swarm.membership import Listeners, Membership, look_pause
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.system import tasks
 from lowcomm_node.system.release import release
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.testing.wire import new_certificate
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.invites import Token, issue_invite

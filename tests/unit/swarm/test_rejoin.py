@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.dht.interface import Knock
 from lowcomm_node.swarm.records import AddressesChanged, EntryPointAnswers
 from lowcomm_node.swarm.rejoin import Rejoin, own_addresses
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.swarm.watchdog import State
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
 
 ADA, BOOT, PEER = (Identity(seed * 32) for seed in (b"a", b"b", b"p"))

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.dht.keys import removals_key
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.amendments import Amending
-from lowcomm_node.testing.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import Token, issue_invite
 from lowcomm_protocol.peers.removals import write_removals

@@ -7,9 +7,9 @@ import pytest
 from blake3 import blake3
 
 from helpers.exchanging import announced, chunks, hear, hear_end, say, swarm
+from helpers.wire import soon
 from lowcomm_node.net.stream import Stream
 from lowcomm_node.sync import offers
-from lowcomm_node.testing.wire import soon
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 HASHES = {True: blake3, False: sha256}

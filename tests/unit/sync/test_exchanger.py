@@ -21,13 +21,13 @@ from helpers.exchanging import (
     say,
     swarm,
 )
+from helpers.scripted_trainer import SIZE, ScriptedTrainer
+from helpers.wire import cabled, soon
 from lowcomm_node.errors import TrainerLost
 from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.sync import exchanger as exchanger_module
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.history import WE_REFUSED
-from lowcomm_node.testing.scripted_trainer import SIZE, ScriptedTrainer
-from lowcomm_node.testing.wire import cabled, soon
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.budget import SLACK
 from lowcomm_protocol.exchange.drift import ENDURED

@@ -18,10 +18,10 @@ from helpers.exchanging import (
     say,
     swarm,
 )
+from helpers.scripted_trainer import contribution, mean_of, shard_sizes
+from helpers.wire import soon
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.sync import frames, offers
-from lowcomm_node.testing.scripted_trainer import contribution, mean_of, shard_sizes
-from lowcomm_node.testing.wire import soon
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.events import Outcome

@@ -24,11 +24,11 @@ from helpers.exchanging import (
     say,
     swarm,
 )
+from helpers.scripted_trainer import contribution, mean_of, shard_sizes
+from helpers.wire import soon
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.stream import CalleeStream, Stream
 from lowcomm_node.sync import frames, offers
-from lowcomm_node.testing.scripted_trainer import contribution, mean_of, shard_sizes
-from lowcomm_node.testing.wire import soon
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import MAX_GROUP
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from helpers.virtual import OFFER
 from helpers.waiting import until_async
+from helpers.wire import cabled, call, calling, linked, listening, misbehaving, soon
 from lowcomm_node.errors import LinkLost, TooSlow
 from lowcomm_node.ipc.arena import Arena, create_file
 from lowcomm_node.ipc.messages import Again
@@ -20,7 +21,6 @@ from lowcomm_node.net.stream import explain
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync import link as link_module
 from lowcomm_node.sync.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
-from lowcomm_node.testing.wire import cabled, call, calling, linked, listening, misbehaving, soon
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Offer, Readiness, Refusal, consider

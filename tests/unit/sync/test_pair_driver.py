@@ -17,9 +17,9 @@ from helpers.exchanging import (
     say,
     swarm,
 )
+from helpers.scripted_trainer import SIZE, contribution
+from helpers.wire import soon
 from lowcomm_node.sync import frames
-from lowcomm_node.testing.scripted_trainer import SIZE, contribution
-from lowcomm_node.testing.wire import soon
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.events import Outcome
 

@@ -6,8 +6,8 @@ from time import monotonic
 import pytest
 
 from helpers.exchanging import INTERVAL, Node, Puppet, announced, chunks, hear_end, say, swarm
+from helpers.wire import soon
 from lowcomm_node.sync.link import FREE_CHUNKS, LEAST_CHUNK
-from lowcomm_node.testing.wire import soon
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.trust import FORGIVEN
 

@@ -7,11 +7,10 @@ import pytest
 from structlog.testing import capture_logs
 
 from helpers.exchanging import INTERVAL, swarm
+from helpers.stimuli import RecordedPeer
 from lowcomm_node.errors import NodeError
 from lowcomm_node.sync import exchanger, history
-from lowcomm_node.testing.stimuli import RecordedPeer
-from lowcomm_node.testing.stories import replay_file
-from lowcomm_protocol.exchange import base, events
+from lowcomm_protocol.exchange import base, events, story
 
 
 @pytest.mark.parametrize("group", [2, 3])
@@ -31,11 +30,15 @@ async def test_what_a_node_tells_of_an_exchange_is_decided_again_the_same(
             assert isinstance(peer, RecordedPeer)
             decided = [effect for stimulus in peer.log.stimuli for effect in stimulus.effects]
             carried_out = [effect.effect for effect in decided if isinstance(effect, events.Do)]
-            assert [effect for _, effects in replay_file(file) for effect in effects] == carried_out
+            assert [
+                effect
+                for _, effects in story.replay(json.loads(file.read_text()))
+                for effect in effects
+            ] == carried_out
             assert isinstance(carried_out[-1], base.Apply)
 
 
-async def test_the_log_of_a_defect_carries_the_story(tmp_path):
+async def test_the_log_of_a_defect_carries_the_story():
     async def fail() -> None:
         raise AssertionError("of ours")
 
@@ -48,9 +51,8 @@ async def test_the_log_of_a_defect_carries_the_story(tmp_path):
             assert "please report it with the log" in (await node.ended()).reason
         other.trainer.holds["capture"].set()
         (entry,) = [entry for entry in logs if entry["event"] == "exchange.defect"]
-        file = tmp_path / "log.json"
-        file.write_text(json.dumps({"event": "exchange.defect", "story": entry["story"]}))
-        assert replay_file(file)[0] == (0.0, [base.Dial(peer=other.peer_id)])
+        again = story.replay(json.loads(entry["story"]))
+        assert again[0] == (0.0, [base.Dial(peer=other.peer_id)])
         assert len(node.exchanger.history.stories) == 1, "it is kept, too"
 
 

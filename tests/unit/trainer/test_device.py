@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lowcomm_node.testing.driven_trainer import driven
+from helpers.driven_trainer import driven
 from lowcomm_node.trainer import building, loop
 from lowcomm_node.trainer.device.current import use
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from helpers.tiny import tiny_settings
 from lowcomm_node.ipc import lines
 from lowcomm_node.ipc.messages import Held, Saved, Stepped
 from lowcomm_node.storage.checkpoint import CheckpointInfo, CheckpointStore
 from lowcomm_node.supervision.process import TrainerThread
-from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_node.trainer.saving import FIRST_PAUSE, HANGS, LONGEST_PAUSE, PATIENCE, Saving
 
 EVERY = 20

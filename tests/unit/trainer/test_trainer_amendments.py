@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from helpers import tiny
+from helpers.driven_trainer import begin, driven, finish
 from lowcomm_node.ipc.messages import Amend, Finished, Merged, Save, Stepped
 from lowcomm_node.simulation import simulate
-from lowcomm_node.testing import tiny
-from lowcomm_node.testing.driven_trainer import begin, driven, finish
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run

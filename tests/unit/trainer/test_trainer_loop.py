@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.driven_trainer import Driven, begin, driven, finish, merge_of
 from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
 from lowcomm_node.ipc.arena import create_file
 from lowcomm_node.ipc.failures import Kind
@@ -31,7 +32,6 @@ from lowcomm_node.ipc.messages import (
 )
 from lowcomm_node.ipc.pipe import Pipe
 from lowcomm_node.supervision.host import serve
-from lowcomm_node.testing.driven_trainer import Driven, begin, driven, finish, merge_of
 from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.loop import MOST_SKIPPED, TrainerLoop

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.tiny import tiny_settings
 from lowcomm_node.ipc.messages import Stepped
 from lowcomm_node.supervision.process import TrainerThread
-from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.kinds import PAIR
 

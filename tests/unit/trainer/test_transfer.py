@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.donors import Joiner, identity
 from helpers.waiting import until_async
+from helpers.wire import calling, listening, soon
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
 from lowcomm_node.fetch.donor import Donor
@@ -20,8 +22,6 @@ from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
 from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.sync.offers import from_message, to_message
-from lowcomm_node.testing.donors import Joiner, identity
-from lowcomm_node.testing.wire import calling, listening, soon
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ProtocolViolation

@@ -2,8 +2,8 @@
 
 import sys
 
+from helpers import light_process
 from lowcomm_node.supervision.process import TrainerProcess
-from lowcomm_node.testing import light_process
 
 
 class LightTrainer(TrainerProcess):

@@ -9,13 +9,13 @@ from random import Random
 
 import numpy as np
 
+from helpers.wire import Callee, listening
 from lowcomm_node.fetch.donor import Donor
 from lowcomm_node.fetch.download import Download
 from lowcomm_node.fetch.fetch import Fetcher
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.storage.snapshots import Snapshots, write_snapshot
-from lowcomm_node.testing.wire import Callee, listening
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.run import RunSpec

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import torch
 
+from helpers.tiny import tiny_settings
 from lowcomm_node.ipc import messages
 from lowcomm_node.ipc.arena import create_file
 from lowcomm_node.ipc.lines import A, Answer, Event, Request
 from lowcomm_node.ipc.messages import Again, Part, Refused
-from lowcomm_node.testing.tiny import tiny_settings
 from lowcomm_node.trainer import loop
 from lowcomm_node.trainer.loop import TrainerLoop
 from lowcomm_node.trainer.replica import Replica
