@@ -24,7 +24,7 @@ $(READY): requirements.lock pyproject.toml
 	printf '%s\n' 0 1 | xargs -P 2 -I {} $(PIP) --no-deps -r $(VENV)/half-{}.txt
 	$(PIP) -r requirements.lock
 	$(PIP) --no-deps --no-build-isolation -e .
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import lowcomm_node.cli, lowcomm_node.daemon.daemon, lowcomm_node.trainer.loop'
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -c 'import lowcomm_node.cli, lowcomm_node.node.node, lowcomm_node.trainer.loop'
 	@touch $(READY)
 
 demo: $(READY)  ## train a swarm of three nodes on this machine and show it

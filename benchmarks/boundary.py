@@ -27,8 +27,8 @@ import kit
 import torch
 
 from lowcomm_node.data import open_data
-from lowcomm_node.ipc import messages
-from lowcomm_node.ipc.arena import Arena, create_file
+from lowcomm_node.node import messages
+from lowcomm_node.node.ipc import Arena, create_file
 from lowcomm_node.system.memory_watch import memory_of
 from lowcomm_node.trainer.building import slot_bytes
 from lowcomm_node.trainer.replica import Replica

@@ -113,7 +113,7 @@ def main() -> int:
 
 def measure_all(jobs: Sequence[Job], results: dict[str, Any], out: Path, processes: int) -> None:
     """Run jobs in parallel; what comes of each is added to the results, and saved at once."""
-    from lowcomm_node.supervision.host import die_with_parent
+    from lowcomm_node.node.host import die_with_parent
 
     with ProcessPoolExecutor(processes, get_context("spawn"), initializer=die_with_parent) as pool:
         running = {pool.submit(measure, job): job for job in jobs}

@@ -78,7 +78,7 @@ class Node(End):
 
     async def open(self) -> dict[str, Any]:
         """Listen, and build the trainer; what the other end must know."""
-        from lowcomm_node.ipc.settings import TrainerSettings
+        from lowcomm_node.node.messages import TrainerSettings
         from lowcomm_node.sync.exchanger import Exchanger
         from lowcomm_protocol.exchange.budget import Deadlines
 
@@ -163,7 +163,7 @@ class Node(End):
 
     async def stepped(self) -> None:
         """Take in the next news of the trainer."""
-        from lowcomm_node.ipc.messages import Stepped
+        from lowcomm_node.node.messages import Stepped
 
         news = await self.trainer.news.get()
         if isinstance(news, Stepped):
@@ -183,7 +183,7 @@ class Node(End):
 async def node(told: dict[str, Any]) -> AsyncIterator[Do]:
     """A node of ours."""
     set_up()
-    from lowcomm_node.supervision.process import TrainerProcess
+    from lowcomm_node.node.process import TrainerProcess
 
     folder = Path(told["folder"])
     trainer = TrainerProcess(niceness=0)  # what it is compared with does not step back either

@@ -158,7 +158,7 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     if not arguments.report:
-        from lowcomm_node.supervision.host import die_with_parent
+        from lowcomm_node.node.host import die_with_parent
 
         prepare()
         left = [job for job in jobs(arguments.seeds) if job.key not in kit.read(OUT)]

@@ -46,7 +46,7 @@ IDLE = 120
 """It hangs too once it has taken next to nothing for so many seconds. How busy the machine is must
 not decide."""
 NODE = TREE / "node" / "lowcomm_node"
-OURS = (str(TREE / "protocol"), *(str(NODE / room) for room in ("trainer", "ipc", "supervision")))
+OURS = (str(TREE / "protocol"), *(str(NODE / room) for room in ("trainer", "node")))
 ARGUMENTS = [
     "-x",
     "-W",

@@ -63,7 +63,6 @@ TESTS = {
     TRAINER + "work.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_group",
     TRAINER + "writing.py": "test_trainer_loop test_trainer_telling test_saving",
     TRAINER + "building.py": "test_trainer_telling test_slots test_resuming",
-    NODE + "ipc/lines.py": "test_messages",
     TRAINER + "transfer.py": "test_transfer test_trainer_loop",
     TRAINER
     + "capture.py": "test_capture test_replica test_trainer_loop test_trainer_group test_resuming",
@@ -128,11 +127,10 @@ TESTS = {
     PROTOCOL + "table.py": "test_table test_codecs",
     PROTOCOL + "codecs/kernels.py": "test_codecs test_modulo test_feedback",
     TRAINER + "saving.py": "test_saving test_trainer_loop",
-    NODE + "ipc/arena.py": "test_slots test_trainer_loop",
+    NODE + "node/ipc.py": "test_messages test_slots test_trainer_loop test_supervisor",
     NODE + "models/evaluation.py": "test_evaluation",
-    NODE + "ipc/error_reports.py": "test_supervisor test_trainer_loop test_trainer_telling",
-    NODE + "supervision/process.py": "test_supervisor test_saving test_tokenizers",
-    NODE + "ipc/pipe.py": "test_trainer_loop test_supervisor",
+    NODE + "node/messages.py": "test_supervisor test_trainer_loop test_trainer_telling",
+    NODE + "node/process.py": "test_supervisor test_saving test_tokenizers",
     TRAINER + "memory.py": "test_memory",
     TRAINER + "text.py": "test_data test_trainer_loop",
 }

@@ -258,7 +258,7 @@ def family(node: Node) -> list[psutil.Process]:
 
 def is_trainer(process: psutil.Process) -> bool:
     """Whether it is a trainer."""
-    return "lowcomm_node.supervision.host" in process.cmdline()
+    return "lowcomm_node.node.host" in process.cmdline()
 
 
 def go(those: Sequence[Node], nodes: Sequence[Node]) -> None:

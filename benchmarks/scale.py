@@ -105,7 +105,7 @@ def node(arguments: Sequence[str]) -> None:
     from lowcomm_node.cli import main as cli
 
     speak_tcp()
-    for name in ("lowcomm_node.cli.join", "lowcomm_node.daemon.daemon"):
+    for name in ("lowcomm_node.cli.join", "lowcomm_node.node.node"):
         import_module(name).TrainerProcess = lambda _: LightTrainer(f"pace:{STEP}")
     sys.argv = ["lowcomm-node", *arguments]
     cli()

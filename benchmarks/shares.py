@@ -98,7 +98,7 @@ def main() -> int:
 
 def measure_all(missing: Sequence[Job], out: Path, processes: int) -> None:
     """Run jobs in parallel, each in the order given; what comes of each is saved at once."""
-    from lowcomm_node.supervision.host import die_with_parent
+    from lowcomm_node.node.host import die_with_parent
 
     with ProcessPoolExecutor(processes, get_context("spawn"), initializer=die_with_parent) as pool:
         running = {pool.submit(measure, job): job for job in missing}

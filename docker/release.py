@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 DIST = ROOT / "dist"
 TARGETS = {"node": "lowcomm-node", "bootstrap": "lowcomm-bootstrap"}
 """Targets of the Dockerfile, and the image and command of each."""
-TESTS = ("tests/unit/repository/test_packages.py", "tests/unit/daemon/test_systemd_units.py")
+TESTS = ("tests/unit/repository/test_packages.py", "tests/unit/node/test_systemd_units.py")
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ class _OtherTrainer:
 
     def Popen(self, command: list[str], **options: Any) -> Any:  # noqa: N802 - as there
         """Start a process."""
-        descriptors = command[command.index("lowcomm_node.supervision.host") + 1 :]
+        descriptors = command[command.index("lowcomm_node.node.host") + 1 :]
         return subprocess.Popen([*self._command, TRAINER, *descriptors], **options)
 
 
@@ -38,13 +38,13 @@ def run(arguments: int, wrap_daemon: Callable[[], None], wrap_trainer: Callable[
     own."""
     own, rest = sys.argv[: arguments + 1], sys.argv[arguments + 1 :]
     if rest[0] == TRAINER:
-        from lowcomm_node.supervision.host import main as trainer
+        from lowcomm_node.node.host import main as trainer
 
         wrap_trainer()
         sys.argv = [own[0], *rest[1:]]
         return trainer()
     from lowcomm_node.cli import main as command_line
-    from lowcomm_node.supervision import process
+    from lowcomm_node.node import process
 
     process.subprocess = _OtherTrainer([sys.executable, *own])
     wrap_daemon()

@@ -19,7 +19,7 @@ from typing import Any
 from disguised import run
 from faults import Boundary, Fault, Injector, Kind, Plan
 
-from lowcomm_node.ipc.messages import Refused
+from lowcomm_node.node.messages import Refused
 
 FOREVER = 1e6
 """Seconds. What sleeps here is the fault itself: a delay, or a stall that somebody else must

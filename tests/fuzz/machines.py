@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from target import MAX_PIECES, Made, cut, join, target
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.ipc.messages import Again
+from lowcomm_node.node.messages import Again
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import GroupLink, Incoming, PairLink
 from lowcomm_protocol.errors import ProtocolViolation

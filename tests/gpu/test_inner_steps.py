@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from helpers.driven_trainer import Driven, driven
-from lowcomm_node.ipc.messages import MicroBatch, Stepped
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.cross_entropy import chunk_tokens, cross_entropy
+from lowcomm_node.node.messages import MicroBatch, Stepped
 from lowcomm_node.trainer.inner.gradient import Gradient
 from lowcomm_node.trainer.inner.micro_batch import Cut, largest
 from lowcomm_node.trainer.inner.outcome import read_later

@@ -9,10 +9,9 @@ from typing import Any, TypeVar
 import torch
 
 from helpers.tiny import tiny_settings
-from lowcomm_node.ipc import messages
-from lowcomm_node.ipc.arena import create_file
-from lowcomm_node.ipc.lines import A, Answer, Event, Request
-from lowcomm_node.ipc.messages import Again, Part, Refused
+from lowcomm_node.node import messages
+from lowcomm_node.node.ipc import A, Answer, Event, Request, create_file
+from lowcomm_node.node.messages import Again, Part, Refused
 from lowcomm_node.trainer import loop
 from lowcomm_node.trainer.loop import TrainerLoop
 from lowcomm_node.trainer.replica import Replica

@@ -29,14 +29,14 @@ from helpers.scripted_trainer import (
 from helpers.waiting import until_async
 from helpers.wire import DEADLINE, new_certificate, record, soon
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.ipc.digests import content_hash
-from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.net import stream as stream_module
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.server import ExchangeServer
 from lowcomm_node.net.service import ExchangeService
 from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.net.tls import Gatekeeper
+from lowcomm_node.node.ipc import content_hash
+from lowcomm_node.node.messages import Ready
 from lowcomm_node.sync import driver as driver_module
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.exchanger import Exchanger

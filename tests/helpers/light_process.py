@@ -12,14 +12,14 @@ import sys
 import threading
 import time
 
-from lowcomm_node.ipc.failures import Kind
-from lowcomm_node.ipc.lines import Message, decode, encode
-from lowcomm_node.ipc.messages import (
+from lowcomm_node.node.ipc import Message, decode, encode
+from lowcomm_node.node.messages import (
     Build,
     Done,
     Evaluate,
     Failed,
     HeldOutLoss,
+    Kind,
     Ready,
     Refused,
     Stepped,

@@ -3,7 +3,7 @@
 import sys
 
 from helpers import light_process
-from lowcomm_node.supervision.process import TrainerProcess
+from lowcomm_node.node.process import TrainerProcess
 
 
 class LightTrainer(TrainerProcess):

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.ipc.arena import Arena, create_file
-from lowcomm_node.ipc.digests import content_hash
-from lowcomm_node.ipc.messages import Again, Captured, Merged, Reduced, Shared
+from lowcomm_node.node.ipc import Arena, content_hash, create_file
+from lowcomm_node.node.messages import Again, Captured, Merged, Reduced, Shared
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from lowcomm_node.ipc.settings import TrainerSettings
+from lowcomm_node.node.messages import TrainerSettings
 from lowcomm_protocol.spec.run import parse_toml
 
 MODEL = """

@@ -11,7 +11,7 @@ import pytest
 
 from helpers.processes import START, Node, Swarm, alive, run, until_exchanged
 from helpers.waiting import until
-from lowcomm_node.ipc.failures import MOST
+from lowcomm_node.node.supervisor import MOST
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 OFTEN = ("--checkpoint-every", "20")

@@ -9,8 +9,8 @@ import typer
 from lowcomm_node.cli.common import Json, Quiet, Verbose, read_settings
 from lowcomm_node.cli.options import takes_settings
 from lowcomm_node.errors import ConfigError, NodeError
+from lowcomm_node.node.process import TrainerProcess
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.supervision.process import TrainerProcess
 from lowcomm_node.system.command import importing
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.support import check_port
@@ -59,7 +59,7 @@ def join(
     with importing():
         from lowcomm_node.catalogue.warnings import WarningCode
         from lowcomm_node.cli.running import run_daemon
-        from lowcomm_node.daemon.daemon import Daemon
+        from lowcomm_node.node.node import Node
         from lowcomm_node.owner.limits import keep_settings
 
     if loaded.sources["name"].startswith("flag"):
@@ -67,7 +67,7 @@ def join(
         with suppress(NodeError):  # a file that is read-only is its owner's choice
             settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
             keep_settings(settings.paths.config, {"name": settings.name})
-    daemon = Daemon(settings, trainer, availability)
+    daemon = Node(settings, trainer, availability)
     for warning in loaded.warnings:
         daemon.board.warn(WarningCode.SETTINGS, warning)
     raise SystemExit(run_daemon(daemon, manager, json_, web))

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.live import Live
 
 from lowcomm_node.cli.common import run_async
-from lowcomm_node.daemon.daemon import Daemon
+from lowcomm_node.node.node import Node
 from lowcomm_node.status.events import Contributed, Notice
 from lowcomm_node.status.health import condition
 from lowcomm_node.status.lines import (
@@ -39,7 +39,7 @@ PROGRESS_EVERY = 10.0
 """Seconds between two lines on progress, where there is no terminal."""
 
 
-def run_daemon(daemon: Daemon, manager: ServiceManager, as_json: bool, web: bool = False) -> int:
+def run_daemon(daemon: Node, manager: ServiceManager, as_json: bool, web: bool = False) -> int:
     """Run a node to its end and show what it does; its exit code. ``web``: print a link to its
     page."""
     show = _print_events if as_json else _show_panel if sys.stdout.isatty() else _print_words
@@ -51,7 +51,7 @@ def run_daemon(daemon: Daemon, manager: ServiceManager, as_json: bool, web: bool
         _tell_contribution(daemon, as_json)
 
 
-def _tell_contribution(daemon: Daemon, as_json: bool) -> None:
+def _tell_contribution(daemon: Node, as_json: bool) -> None:
     """At the end, whatever its cause, show where the model lies and what this node gave."""
     if daemon.training is None or daemon.training.ready is None:
         return
@@ -61,7 +61,7 @@ def _tell_contribution(daemon: Daemon, as_json: bool) -> None:
 
 
 async def _run(
-    daemon: Daemon, manager: ServiceManager, show: Callable[[Daemon], Coroutine[Any, Any, None]]
+    daemon: Node, manager: ServiceManager, show: Callable[[Node], Coroutine[Any, Any, None]]
 ) -> int:
     _finish_on_signal(daemon, manager)
     attending = asyncio.create_task(manager.attend(lambda: condition(daemon.controls.status())))
@@ -79,7 +79,7 @@ async def _run(
             log.error("join.not_shown", error=repr(shown))
 
 
-def _finish_on_signal(daemon: Daemon, manager: ServiceManager) -> None:
+def _finish_on_signal(daemon: Node, manager: ServiceManager) -> None:
     """SIGINT finishes. SIGTERM, whose sender may kill us in 10 s, and SIGHUP save and leave. A
     second: stop now."""
     loop = asyncio.get_running_loop()
@@ -113,13 +113,13 @@ def _suspend() -> None:
             child.resume()
 
 
-async def _print_events(daemon: Daemon) -> None:
+async def _print_events(daemon: Node) -> None:
     events = daemon.board.subscribe(every_step=False)
     while True:
         say(json.dumps((await events.get()).to_json()))
 
 
-async def _print_words(daemon: Daemon) -> None:
+async def _print_words(daemon: Node) -> None:
     board = daemon.board
     events = board.subscribe(every_step=False)
     told_at = monotonic()
@@ -144,7 +144,7 @@ def _print_line(text: str) -> None:
     say(f"{strftime('%H:%M:%S', localtime())} {text}")
 
 
-async def _show_panel(daemon: Daemon) -> None:
+async def _show_panel(daemon: Node) -> None:
     with Live(console=Console(), auto_refresh=False, transient=False) as live:
         try:
             while True:

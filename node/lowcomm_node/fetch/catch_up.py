@@ -16,11 +16,11 @@ from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, TrainerErro
 from lowcomm_node.fetch.download import Download
 from lowcomm_node.fetch.fetch import Fetcher
 from lowcomm_node.fetch.records import StateAdopted
-from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
+from lowcomm_node.node.messages import Ready
+from lowcomm_node.node.process import Trainer
 from lowcomm_node.storage.disk_quota import DiskQuota
-from lowcomm_node.supervision.process import Trainer
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_protocol.peers.records import PeerInfo, Phase
 from lowcomm_protocol.plan.clock import is_supported, largest_jump

@@ -9,7 +9,7 @@ from typing import Any
 
 from lowcomm_node.catalogue.waits import WaitCode, Waiting
 from lowcomm_node.catalogue.warnings import WarningCode
-from lowcomm_node.ipc.messages import Stepped, Tokenizing
+from lowcomm_node.node.messages import Stepped, Tokenizing
 from lowcomm_node.status.events import Notice, PhaseEntered, Warned, details
 from lowcomm_node.status.model import CheckpointStatus, Progress
 from lowcomm_node.system.events import Event

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lowcomm_node.fetch.records import StateAdopted
-from lowcomm_node.ipc.messages import (
+from lowcomm_node.net.records import CongestionChanged
+from lowcomm_node.node.messages import (
     Evaluated,
     Failed,
     Finished,
@@ -15,7 +16,6 @@ from lowcomm_node.ipc.messages import (
     Skipped,
     Stepped,
 )
-from lowcomm_node.net.records import CongestionChanged
 from lowcomm_node.status.model import Contribution, Limits
 from lowcomm_node.status.wire import read
 from lowcomm_node.swarm.records import (

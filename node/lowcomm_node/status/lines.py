@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from lowcomm_node.fetch.records import StateAdopted
-from lowcomm_node.ipc.messages import (
+from lowcomm_node.node.messages import (
     Evaluated,
     Finished,
     MicroBatch,

@@ -1,6 +1,6 @@
 """What ``status`` and ``peers`` tell, as records.
 
-The daemon builds them (``daemon/report.py``), the API carries them as JSON (``status/wire.py``),
+The daemon builds them (``node/report.py``), the API carries them as JSON (``status/wire.py``),
 and panel, lines, health, doctor and commands read them. A field that is newer than release 0.1.0
 has a default, for nodes that do not tell it yet.
 """
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowcomm_node.ipc.messages import Tokenizing
 from lowcomm_node.net.records import RouteSpeed
+from lowcomm_node.node.messages import Tokenizing
 from lowcomm_node.swarm.watchdog import SwarmStatus
 from lowcomm_node.sync.records import ExchangeStatus, IntervalStatus
 from lowcomm_node.system.accelerator import Accelerator

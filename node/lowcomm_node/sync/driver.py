@@ -19,11 +19,11 @@ from typing import Any
 import grpc
 
 from lowcomm_node.errors import GaveUp, LinkLost, TooSlow, TrainerError, Unusable
-from lowcomm_node.ipc.arena import Arena
-from lowcomm_node.ipc.messages import Merged, Ready
 from lowcomm_node.net.bandwidth import Bandwidth
 from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
-from lowcomm_node.supervision.process import Trainer
+from lowcomm_node.node.ipc import Arena
+from lowcomm_node.node.messages import Merged, Ready
+from lowcomm_node.node.process import Trainer
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.records import ExchangeStatus

@@ -15,11 +15,11 @@ from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.net.bandwidth import Bandwidth
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.stream import CalleeStream, CallerStream
-from lowcomm_node.supervision.process import Trainer
+from lowcomm_node.node.messages import Ready
+from lowcomm_node.node.process import Trainer
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.driver import ABANDON_DEADLINE, ExchangeDriver, Station, answer_in_time
 from lowcomm_node.sync.history import History

@@ -17,8 +17,8 @@ from secrets import token_bytes
 from typing import Any
 
 from lowcomm_node.errors import LinkLost, TrainerError, Unusable
-from lowcomm_node.ipc.messages import Merged, Shared
 from lowcomm_node.net.stream import Stream
+from lowcomm_node.node.messages import Merged, Shared
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import GroupLink, Incoming

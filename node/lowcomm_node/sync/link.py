@@ -15,12 +15,12 @@ from time import monotonic
 from typing import ClassVar
 
 from lowcomm_node.errors import GaveUp, LinkLost, TooSlow
-from lowcomm_node.ipc.digests import content_hash
-from lowcomm_node.ipc.messages import Again
 from lowcomm_node.net.bandwidth import Arrival, Bandwidth
 from lowcomm_node.net.chunk_frames import ChunkFrame
 from lowcomm_node.net.stream import Stream
 from lowcomm_node.net.turns import Turns
+from lowcomm_node.node.ipc import content_hash
+from lowcomm_node.node.messages import Again
 from lowcomm_node.system.stages import Stages
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb

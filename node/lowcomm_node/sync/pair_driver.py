@@ -4,8 +4,8 @@ it must be."""
 from functools import partial
 from typing import Any
 
-from lowcomm_node.ipc.messages import Again, Captured, Merged
 from lowcomm_node.net.stream import Stream
+from lowcomm_node.node.messages import Again, Captured, Merged
 from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import PairLink
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation

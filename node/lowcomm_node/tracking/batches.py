@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
-from lowcomm_node.ipc.messages import Evaluated
 from lowcomm_node.journal.reader import Entry, Journal
 from lowcomm_node.journal.sample import Sample
+from lowcomm_node.node.messages import Evaluated
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.tracking.names import (
     COMPUTING,

@@ -9,11 +9,9 @@ from typing import Any
 import torch
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.ipc.arena import Arena
-from lowcomm_node.ipc.lines import Event
-from lowcomm_node.ipc.messages import MicroBatch, Ready
-from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.models.base import family_of
+from lowcomm_node.node.ipc import Arena, Event
+from lowcomm_node.node.messages import MicroBatch, Ready, TrainerSettings
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.paths import Paths

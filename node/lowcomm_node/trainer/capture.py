@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.ipc.messages import Again, Part
+from lowcomm_node.node.messages import Again, Part
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer.device.copies import Landing
 from lowcomm_node.trainer.missed import Step

@@ -26,13 +26,11 @@ from typing import Any
 
 from lowcomm_node.data.tokenizer import prompt_of
 from lowcomm_node.errors import Diverged, TrainerError
-from lowcomm_node.ipc import messages
-from lowcomm_node.ipc.error_reports import refusal_of
-from lowcomm_node.ipc.lines import Answer, Request
-from lowcomm_node.ipc.messages import Done
-from lowcomm_node.ipc.pipe import Pipe
 from lowcomm_node.models.evaluation import Evaluation, evaluate
 from lowcomm_node.models.sampling import TOP_K, generate
+from lowcomm_node.node import messages
+from lowcomm_node.node.ipc import Answer, Pipe, Request
+from lowcomm_node.node.messages import Done, refusal_of
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.building import build, ready_of

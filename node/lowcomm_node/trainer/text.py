@@ -7,8 +7,7 @@ from time import monotonic
 from lowcomm_node.data import Dataset, Tokenized, open_data, open_tokenizer
 from lowcomm_node.data.tokenizer import Tokenizer, check_tokenizer, keep_tokenizer, use_threads
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.ipc.messages import Tokenizing
-from lowcomm_node.ipc.settings import TrainerSettings
+from lowcomm_node.node.messages import Tokenizing, TrainerSettings
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_protocol.spec.run import RunSpec
 

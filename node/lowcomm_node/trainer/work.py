@@ -15,12 +15,9 @@ from time import monotonic
 from typing import Any
 
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.ipc import messages
-from lowcomm_node.ipc.arena import Arena
-from lowcomm_node.ipc.digests import content_hash
-from lowcomm_node.ipc.error_reports import refusal_of
-from lowcomm_node.ipc.lines import A, Answer, Request
-from lowcomm_node.ipc.messages import Done
+from lowcomm_node.node import messages
+from lowcomm_node.node.ipc import A, Answer, Arena, Request, content_hash
+from lowcomm_node.node.messages import Done, refusal_of
 from lowcomm_node.trainer.capture import Capture
 from lowcomm_node.trainer.replica import Replica
 

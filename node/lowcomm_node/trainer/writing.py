@@ -8,8 +8,8 @@ from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
-from lowcomm_node.ipc.lines import Event
-from lowcomm_node.ipc.messages import (
+from lowcomm_node.node.ipc import Event
+from lowcomm_node.node.messages import (
     Checkpoint,
     Held,
     NotSaved,

@@ -14,8 +14,8 @@ from lowcomm_node.control import server
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.control.queries import QUERIES, Query
 from lowcomm_node.control.server import ControlServer
-from lowcomm_node.daemon.controls import Controls
 from lowcomm_node.errors import NodeError, Unhealthy
+from lowcomm_node.node.controls import Controls
 from lowcomm_node.storage.paths import Paths
 
 

@@ -17,8 +17,8 @@ from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.fetch.wanted import RunFile, tokenizer_of
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.inference import generate_from
+from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.swarm.run_template import write_template
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml

@@ -13,7 +13,6 @@ import pytest
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
-from lowcomm_node.daemon import controls, daemon
 from lowcomm_node.doctor import probes, run, survey
 from lowcomm_node.doctor.checks import network
 from lowcomm_node.doctor.observations import (
@@ -27,6 +26,7 @@ from lowcomm_node.errors import LinkLost, RetryLater
 from lowcomm_node.net.interface import OpenStream
 from lowcomm_node.net.multiaddress import EntryPoint
 from lowcomm_node.net.p2pd import has_ipv6
+from lowcomm_node.node import controls, node
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.prober import ProbeLimits, Prober
@@ -300,7 +300,7 @@ async def test_an_examination_that_takes_too_long_is_given_up_by_the_node_itself
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(controls, "EXAMINE_DEADLINE", 0.05)
-    ours = daemon.Daemon(NodeSettings(home=tmp_path)).controls
+    ours = node.Node(NodeSettings(home=tmp_path)).controls
     async with ours._examining, asyncio.timeout(20):  # another one is under way
         with pytest.raises(RetryLater, match=r"took longer than .* try again"):
             await ours.doctor(())

@@ -3,7 +3,7 @@ is bounded."""
 
 from lowcomm_node.catalogue.waits import WaitCode, Waiting
 from lowcomm_node.catalogue.warnings import WarningCode
-from lowcomm_node.ipc.messages import Stepped
+from lowcomm_node.node.messages import Stepped
 from lowcomm_node.status.board import MAX_WAITING, MAX_WARNINGS, Board, Caution
 from lowcomm_node.status.events import Resumed, SavingAgain
 

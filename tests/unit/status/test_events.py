@@ -11,7 +11,7 @@ import pytest
 
 from helpers.statuses import make_exchange
 from lowcomm_node.errors import Unhealthy
-from lowcomm_node.ipc import lines, messages
+from lowcomm_node.node import ipc, messages
 from lowcomm_node.status.events import EVENTS, KINDS, Notice, OtherEvent, PhaseEntered, read_notice
 from lowcomm_node.system.events import Event
 
@@ -88,7 +88,7 @@ def test_programs_find_the_names_and_keys_that_they_know() -> None:
 def test_every_event_that_a_node_tells_is_in_the_table() -> None:
     declared = {kind for kind in kinds_below(Event) if is_dataclass(kind)} - {
         OtherEvent,
-        lines.Event,
+        ipc.Event,
         *UNTOLD,
     }
     assert declared == set(KINDS)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.virtual import OFFER
-from lowcomm_node.ipc.messages import Captured
+from lowcomm_node.node.messages import Captured
 from lowcomm_node.sync import history as history_module
 from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.group_driver import GroupDriver

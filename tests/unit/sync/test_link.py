@@ -14,10 +14,10 @@ from helpers.virtual import OFFER
 from helpers.waiting import until_async
 from helpers.wire import cabled, call, calling, linked, listening, misbehaving, soon
 from lowcomm_node.errors import LinkLost, TooSlow
-from lowcomm_node.ipc.arena import Arena, create_file
-from lowcomm_node.ipc.messages import Again
 from lowcomm_node.net import stream as stream_module
 from lowcomm_node.net.stream import explain
+from lowcomm_node.node.ipc import Arena, create_file
+from lowcomm_node.node.messages import Again
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync import link as link_module
 from lowcomm_node.sync.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink

@@ -8,8 +8,8 @@ import pytest
 from helpers.journals import NOW, RUN, exchanged, sample, write_down
 from helpers.statuses import make_status
 from lowcomm_node.control.metrics import NodeCollector
-from lowcomm_node.ipc.messages import Evaluated
 from lowcomm_node.journal.reader import Journal
+from lowcomm_node.node.messages import Evaluated
 from lowcomm_node.tracking import batches
 from lowcomm_node.tracking.batches import next_batch
 from lowcomm_node.tracking.home import tracked_of

@@ -21,8 +21,8 @@ from helpers.journals import NOW, RUN, exchanged, sample, write_down
 from helpers.statuses import make_exchange
 from lowcomm_node.cli import app
 from lowcomm_node.errors import ConfigError, RetryLater
-from lowcomm_node.ipc.messages import Evaluated
 from lowcomm_node.journal.reader import Journal
+from lowcomm_node.node.messages import Evaluated
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.tracking import sink as sinks
 from lowcomm_node.tracking.follow import Tracker, Waits

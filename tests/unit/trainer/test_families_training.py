@@ -11,8 +11,8 @@ from helpers.driven_trainer import Driven, begin, driven, finish
 from helpers.families import section, tiny
 from lowcomm_node.export.choices import Choices, Format, Weights
 from lowcomm_node.export.write import export_checkpoint
-from lowcomm_node.ipc.messages import Merged, Refused, Save, Stepped
 from lowcomm_node.models.base import build_model
+from lowcomm_node.node.messages import Merged, Refused, Save, Stepped
 from lowcomm_node.trainer import state
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.architectures import ARCHITECTURES

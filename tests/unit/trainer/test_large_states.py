@@ -16,7 +16,7 @@ import torch
 from helpers.allocating import Tensors
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.errors import CheckpointError, DiskFull
-from lowcomm_node.ipc.messages import Save, Snapshot
+from lowcomm_node.node.messages import Save, Snapshot
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.trainer import memory, state, transfer, writing
 from lowcomm_node.trainer.replica import Replica

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from helpers.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.ipc.messages import MicroBatch, Stepped
 from lowcomm_node.models.base import Model, build_model
+from lowcomm_node.node.messages import MicroBatch, Stepped
 from lowcomm_node.trainer import capacity
 from lowcomm_node.trainer.capacity import Wanted, check_memory
 from lowcomm_node.trainer.inner.finding import find

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowcomm_node.data import Dataset, open_data
-from lowcomm_node.ipc.messages import Part
+from lowcomm_node.node.messages import Part
 from lowcomm_node.trainer.capture import Capture
 from lowcomm_node.trainer.missed import HEAD, Step, read
 from lowcomm_node.trainer.replica import Replica

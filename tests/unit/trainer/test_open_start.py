@@ -10,11 +10,11 @@ from safetensors.torch import load_file, save_file
 
 from helpers.tiny import tiny_settings
 from lowcomm_node.errors import ConfigError, TrainerError
-from lowcomm_node.ipc.settings import TrainerSettings
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.transformer.huggingface import huggingface_form
+from lowcomm_node.node.messages import TrainerSettings
+from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.start_files import pin
-from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_protocol.spec.run import parse_canonical
 from lowcomm_protocol.spec.start import StartSettings
 from lowcomm_protocol.spec.transformer import TransformerSettings

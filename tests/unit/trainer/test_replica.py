@@ -11,7 +11,7 @@ import torch
 from helpers import merged_bits
 from helpers.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.errors import NotFinite
-from lowcomm_node.ipc.messages import Merged
+from lowcomm_node.node.messages import Merged
 from lowcomm_node.trainer import replica as replicas
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica, choose_device

@@ -9,7 +9,7 @@ import torch
 
 from helpers.driven_trainer import Driven, begin, driven, finish, merge_of
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.ipc.messages import Capture, Drop, Finished, Merged, Reduce, Stepped, Train
+from lowcomm_node.node.messages import Capture, Drop, Finished, Merged, Reduce, Stepped, Train
 from lowcomm_node.trainer import state
 from lowcomm_protocol.spec.presets import PRESETS
 

@@ -14,8 +14,8 @@ from helpers.driven_trainer import Driven, driven
 from lowcomm_node.data import open_data, open_tokenizer
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.errors import DataError, Diverged
-from lowcomm_node.ipc.messages import Save, Skipped, Stepped
 from lowcomm_node.models.base import build_model
+from lowcomm_node.node.messages import Save, Skipped, Stepped
 from lowcomm_node.trainer import replica as replica_module
 from lowcomm_node.trainer import state
 from lowcomm_node.trainer.inner.ahead import Ahead

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from helpers.tiny import tiny_settings
-from lowcomm_node.ipc import lines
-from lowcomm_node.ipc.messages import Held, Saved, Stepped
+from lowcomm_node.node import ipc
+from lowcomm_node.node.messages import Held, Saved, Stepped
+from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.checkpoint import CheckpointInfo, CheckpointStore
-from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.trainer.saving import FIRST_PAUSE, HANGS, LONGEST_PAUSE, PATIENCE, Saving
 
 EVERY = 20
@@ -172,20 +172,20 @@ async def test_a_trainer_waits_for_a_disk_that_is_slower_and_goes_on_once_all_is
         await trainer.stop()
 
 
-async def until_told(trainer: TrainerThread, kind: type[lines.Event]) -> list[lines.Event]:
+async def until_told(trainer: TrainerThread, kind: type[ipc.Event]) -> list[ipc.Event]:
     """News up to one of this kind."""
-    seen: list[lines.Event] = []
+    seen: list[ipc.Event] = []
     while not (seen and isinstance(seen[-1], kind)):
         seen.append(await asyncio.wait_for(trainer.news.get(), 60))
         assert len(seen) < 200, f"{kind} is not told"
     return seen
 
 
-def drain(trainer: TrainerThread) -> list[lines.Event]:
+def drain(trainer: TrainerThread) -> list[ipc.Event]:
     """News that have come."""
     return [trainer.news.get_nowait() for _ in range(trainer.news.qsize())]
 
 
-def steps_of(news: list[lines.Event]) -> list[Stepped]:
+def steps_of(news: list[ipc.Event]) -> list[Stepped]:
     """Those of steps."""
     return [one for one in news if isinstance(one, Stepped)]

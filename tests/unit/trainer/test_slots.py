@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.ipc.arena import Arena, create_file
+from lowcomm_node.node.ipc import Arena, create_file
 from lowcomm_node.trainer.building import slot_bytes
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_protocol.codecs import CODECS, codec, coder

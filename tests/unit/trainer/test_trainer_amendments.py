@@ -9,7 +9,7 @@ import pytest
 
 from helpers import tiny
 from helpers.driven_trainer import begin, driven, finish
-from lowcomm_node.ipc.messages import Amend, Finished, Merged, Save, Stepped
+from lowcomm_node.node.messages import Amend, Finished, Merged, Save, Stepped
 from lowcomm_node.simulation import simulate
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment

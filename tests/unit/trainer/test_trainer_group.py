@@ -9,8 +9,8 @@ import pytest
 
 from helpers.tiny import tiny_settings
 from lowcomm_node.errors import TrainerError, Unusable
-from lowcomm_node.ipc.messages import Stepped
-from lowcomm_node.supervision.process import TrainerThread
+from lowcomm_node.node.messages import Stepped
+from lowcomm_node.node.process import TrainerThread
 from lowcomm_protocol.exchange.kinds import GROUP
 
 IN_GROUPS = """

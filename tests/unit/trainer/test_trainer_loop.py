@@ -12,15 +12,15 @@ import torch
 
 from helpers.driven_trainer import Driven, begin, driven, finish, merge_of
 from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
-from lowcomm_node.ipc.arena import create_file
-from lowcomm_node.ipc.failures import Kind
-from lowcomm_node.ipc.lines import Request, decode
-from lowcomm_node.ipc.messages import (
+from lowcomm_node.node.host import serve
+from lowcomm_node.node.ipc import Pipe, Request, create_file, decode
+from lowcomm_node.node.messages import (
     Adopt,
     Capture,
     Drop,
     Failed,
     Generate,
+    Kind,
     Merged,
     Part,
     Receive,
@@ -30,8 +30,6 @@ from lowcomm_node.ipc.messages import (
     Snapshot,
     Stepped,
 )
-from lowcomm_node.ipc.pipe import Pipe
-from lowcomm_node.supervision.host import serve
 from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.loop import MOST_SKIPPED, TrainerLoop

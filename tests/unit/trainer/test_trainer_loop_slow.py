@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from helpers.tiny import tiny_settings
-from lowcomm_node.ipc.messages import Stepped
-from lowcomm_node.supervision.process import TrainerThread
+from lowcomm_node.node.messages import Stepped
+from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.kinds import PAIR
 

@@ -10,10 +10,10 @@ import torch
 
 from helpers.driven_trainer import driven
 from lowcomm_node.errors import NotFinite, TrainerError
-from lowcomm_node.ipc import messages
-from lowcomm_node.ipc.error_reports import refusal_of
 from lowcomm_node.models.evaluation import Evaluation, evaluate
 from lowcomm_node.models.sampling import TOP_K, generate
+from lowcomm_node.node import messages
+from lowcomm_node.node.messages import refusal_of
 from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer import writing
 from lowcomm_node.trainer.building import slot_bytes

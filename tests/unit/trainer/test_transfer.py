@@ -17,10 +17,9 @@ from helpers.wire import calling, listening, soon
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
 from lowcomm_node.fetch.donor import Donor
-from lowcomm_node.ipc.messages import Stepped
-from lowcomm_node.ipc.settings import TrainerSettings
+from lowcomm_node.node.messages import Stepped, TrainerSettings
+from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
-from lowcomm_node.supervision.process import TrainerThread
 from lowcomm_node.sync.offers import from_message, to_message
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.replica import Replica

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lowcomm_node.ipc.error_reports import is_out_of_memory
 from lowcomm_node.models.base import Model
+from lowcomm_node.node.messages import is_out_of_memory
 from lowcomm_node.trainer.inner.micro_batch import Cut
 
 Loss = Callable[[Tensor, Tensor], Tensor]

@@ -1,4 +1,4 @@
-"""The trainer's process: ``python -m lowcomm_node.supervision.host NICENESS SOCKET MEMORY``."""
+"""The trainer's process: ``python -m lowcomm_node.node.host NICENESS SOCKET MEMORY``."""
 
 import contextlib
 import ctypes
@@ -9,7 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
-from lowcomm_node.ipc.error_reports import failure_of, is_foreseen
+from lowcomm_node.node.messages import failure_of, is_foreseen
 from lowcomm_node.system.command import importing
 from lowcomm_node.system.priority import step_back
 
@@ -22,7 +22,7 @@ def load() -> None:
 
 def serve(sock: socket.socket, memory: int) -> int:
     """Run the training loop over a socket; the exit code."""
-    from lowcomm_node.ipc.pipe import Pipe
+    from lowcomm_node.node.ipc import Pipe
     from lowcomm_node.trainer.loop import TrainerLoop
 
     pipe = Pipe(sock)

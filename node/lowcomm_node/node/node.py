@@ -19,30 +19,30 @@ from time import monotonic
 from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.control.listening import Listening
 from lowcomm_node.control.server import ControlServer
-from lowcomm_node.daemon.controls import Controls
-from lowcomm_node.daemon.departure import Departure
-from lowcomm_node.daemon.entry import Entry
-from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, Training
-from lowcomm_node.daemon.participation import Participation
-from lowcomm_node.daemon.report import View
 from lowcomm_node.fetch.provider import check_named
-from lowcomm_node.ipc.lines import Event
 from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.recorder import Recorder
+from lowcomm_node.node.controls import Controls
+from lowcomm_node.node.departure import Departure
+from lowcomm_node.node.entry import Entry
+from lowcomm_node.node.ipc import Event
+from lowcomm_node.node.lifecycle import LEAVE_DEADLINE, Training
+from lowcomm_node.node.participation import Participation
+from lowcomm_node.node.process import Trainer, TrainerProcess
+from lowcomm_node.node.report import View
+from lowcomm_node.node.supervisor import Supervisor
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings, unused
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.lines import contribution, tell_farewell
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
-from lowcomm_node.supervision.process import Trainer, TrainerProcess
-from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.system.malloc import keep_freed_memory
 from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.spec.run import SignedRun
 
 
-class Daemon:
+class Node:
     """One node. ``run`` lives its whole life; ``controls`` may be asked at any time meanwhile."""
 
     def __init__(

@@ -6,15 +6,57 @@ it with ``Trainer.ask``. Coded fragments pass through slots of shared memory (``
 their place travels in a line.
 """
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 
-from lowcomm_node.errors import TrainerError, Unusable
-from lowcomm_node.ipc.failures import Kind
-from lowcomm_node.ipc.lines import Answer, Event, Request
-from lowcomm_node.ipc.settings import TrainerSettings
+from lowcomm_node.errors import Diverged, TrainerError, Unusable
+from lowcomm_node.node.ipc import Answer, Event, Failed, Kind, Request
 from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
+
+# What a trainer is started with, and how it ends
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """What a trainer is started with."""
+
+    spec: str
+    """Document of the run, as it was signed."""
+    amendments: str = ""
+    """The chain of its amendments, as it travels; empty where there is none."""
+    peer_id: str
+    checkpoints: str
+    """Folder of this run's checkpoints."""
+    slow: str = ""
+    """Folder for the slow weights of large models; empty: they stay in memory."""
+    data_cache: str
+    data: str | None = None
+    field: str = "text"
+    """Of JSON lines and Parquet, where the text lies."""
+    tokenizer: str | None = None
+    start: tuple[str, ...] = ()
+    """Files with the weights that the run begins with; none where a checkpoint takes their
+    place."""
+    device: str = "auto"
+    threads: int | None = None
+    max_memory: float | None = None
+    max_vram: float | None = None
+    """GiB of the GPU's memory."""
+    micro_batch: int | None = None
+    """Windows that go through the model at once; None for as many as fit."""
+    activation_checkpointing: str = "auto"
+    home: str = "."
+    max_disk: float | None = None
+    """GiB that the files of the home may take."""
+    keep: int = 3
+    checkpoint_every: int = 100
+    exchanges: int = 4
+    """How many fragments may be under way at once."""
+
 
 # Answers
 
@@ -440,15 +482,54 @@ class Finished(Event, name="finished"):
     steps: int
 
 
-class Failed(Event, name="failed"):
-    """Why the trainer ends by itself."""
-
-    reason: str
-    kind: Kind = Kind.ERROR
-    exit_code: int = 1
-
-
 class Ended(Event, name="ended"):
     """The trainer is gone. The daemon's end reports this one itself."""
 
     reason: str
+
+
+# Errors of the trainer, as the daemon gets them
+
+_NO_ROOM = ("out of memory", "can't allocate memory", "not enough memory", "alloc_failed")
+
+
+def is_foreseen(error: Exception) -> bool:
+    """Whether it is ours, the system's or torch's, so that its text alone tells what happened."""
+    return isinstance(error, LowcommError | OSError | MemoryError | RuntimeError)
+
+
+def text_of(error: Exception) -> str:
+    """What an error says. A defect is told with its type and place: its text may be a bare key."""
+    if is_foreseen(error):
+        return str(error) or type(error).__name__
+    *_, last = traceback.extract_tb(error.__traceback__) or [None]
+    place = f" in {Path(last.filename).name}, line {last.lineno}" if last else ""
+    defect = "That is a defect of lowcomm: please report it."
+    return f"{type(error).__name__}{place}: {error}. {defect}"
+
+
+def is_out_of_memory(error: Exception) -> bool:
+    """Whether a device or the host had no room for a tensor."""
+    if isinstance(error, MemoryError):
+        return True
+    # torch's are RuntimeErrors that say so: of CUDA, of cuBLAS, and of the host.
+    told = str(error).lower() if isinstance(error, RuntimeError) else ""
+    return any(words in told for words in _NO_ROOM)
+
+
+def refusal_of(error: Exception) -> Refused:
+    """Why a request failed, whose fault that is, and the exit code that it should lead to."""
+    return Refused(
+        text=text_of(error),
+        exit_code=getattr(error, "exit_code", 1),
+        unusable=isinstance(error, CodecError | ImplausibleError),
+        deed=error.deed if isinstance(error, ImplausibleError) else Deed.HEAVY,
+    )
+
+
+def failure_of(error: Exception) -> Failed:
+    """Why training ends."""
+    reason = text_of(error)
+    kind = Kind.MEMORY if is_out_of_memory(error) else Kind.ERROR
+    kind = Kind.DIVERGED if isinstance(error, Diverged) else kind
+    return Failed(reason=reason, kind=kind, exit_code=getattr(error, "exit_code", 1))

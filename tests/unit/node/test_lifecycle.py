@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from helpers.waiting import until_async
-from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, LONGEST_LEAVE, Training
-from lowcomm_node.ipc.messages import Checkpoint
+from lowcomm_node.node.lifecycle import LEAVE_DEADLINE, LONGEST_LEAVE, Training
+from lowcomm_node.node.messages import Checkpoint
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.model import CheckpointStatus, Progress
 from lowcomm_protocol.exchange.events import Outcome

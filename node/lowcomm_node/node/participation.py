@@ -6,23 +6,23 @@ from functools import partial
 from time import time
 
 from lowcomm_node.catalogue.warnings import WarningCode
-from lowcomm_node.daemon.departure import GOODBYE_DEADLINE, Departure
-from lowcomm_node.daemon.entry import Entry
-from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE, LEAVE_PATIENCE, Training
-from lowcomm_node.daemon.peer_calls import PeerCalls
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.dht.knocks import by_peer
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.fetch.giving import FileGiver
 from lowcomm_node.fetch.shelf import Shelf
-from lowcomm_node.ipc.lines import Event
-from lowcomm_node.ipc.messages import Stepped
 from lowcomm_node.net.endpoint import Endpoint
 from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_node.net.tls import Gatekeeper
+from lowcomm_node.node.departure import GOODBYE_DEADLINE, Departure
+from lowcomm_node.node.entry import Entry
+from lowcomm_node.node.ipc import Event
+from lowcomm_node.node.lifecycle import LEAVE_DEADLINE, LEAVE_PATIENCE, Training
+from lowcomm_node.node.messages import Stepped
+from lowcomm_node.node.peer_calls import PeerCalls
+from lowcomm_node.node.supervisor import Supervisor
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
-from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import ask_server, name_of
 from lowcomm_node.swarm.hosts import any_host, in_numbers

@@ -12,21 +12,31 @@ The daemon imports this module, so it loads neither codecs nor torch.
 """
 
 import json
-from collections.abc import Mapping
+import mmap
+import os
+import socket
+import tempfile
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
+from hashlib import sha256
 from types import UnionType
 from typing import (
     Any,
     ClassVar,
     Generic,
+    Protocol,
     TypeVar,
     dataclass_transform,
     get_args,
     get_origin,
     get_type_hints,
 )
+
+from blake3 import blake3
 
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.system import events
@@ -160,3 +170,166 @@ def _fields_of(kind: Any) -> tuple[dict[str, Any], frozenset[str]]:
 
 def _quoted(value: object) -> str:
     return repr(value)[:SHOWN]
+
+
+# the trainer's end
+
+
+class Kind(StrEnum):
+    """What went wrong with a trainer."""
+
+    DIED = "died"
+    HUNG = "hung"
+    MEMORY = "memory"
+    DIVERGED = "diverged"
+    UNFIT = "unfit"
+    ERROR = "error"
+
+
+class Failed(Event, name="failed"):
+    """Why the trainer ends by itself."""
+
+    reason: str
+    kind: Kind = Kind.ERROR
+    exit_code: int = 1
+
+
+END_DEADLINE = 10.0
+"""Seconds for the reader to end once nothing comes any more."""
+
+
+class Pipe:
+    """Sends answers and events from any thread; hands requests to one consumer."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._lock = threading.Lock()
+        self._reader: threading.Thread | None = None
+
+    def answer(self, number: int, answer: Answer) -> None:
+        """Answer the request of this number."""
+        self._send(encode(answer, number))
+
+    def tell(self, event: Event) -> None:
+        """Report an event."""
+        self._send(encode(event))
+
+    def _send(self, line: bytes) -> None:
+        # The reader notices a daemon that is gone, so that is no error here.
+        with self._lock, suppress(OSError):
+            self._sock.sendall(line)
+
+    def start_reading(
+        self, consume: Callable[[Request[Any], int], None], gone: Callable[[], None]
+    ) -> None:
+        """Read on a thread of its own until the daemon closes; then call ``gone``."""
+        self._reader = threading.Thread(
+            target=self._read, args=(consume, gone), name="pipe", daemon=True
+        )
+        self._reader.start()
+
+    def close(self) -> None:
+        """Hang up, and wait for the reader to let go of its consumer.
+
+        The reader must not be the last to hold tensors when Python ends: torch would free them on
+        another thread, which aborts the process.
+        """
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        if self._reader is not None:
+            self._reader.join(END_DEADLINE)
+        self._sock.close()
+
+    def _read(self, consume: Callable[[Request[Any], int], None], gone: Callable[[], None]) -> None:
+        try:
+            with self._sock.makefile("rb") as lines:
+                while line := lines.readline(MAX_LINE):
+                    consume(*read_request(line))
+        except OSError:
+            pass
+        except TrainerError as error:
+            self.tell(Failed(reason=f"The daemon can't be understood: {error}"))
+        finally:
+            gone()
+
+
+def read_request(line: bytes) -> tuple[Request[Any], int]:
+    """The request in a line, and its number. Raises TrainerError for any other line."""
+    message, number = decode(line)
+    if not isinstance(message, Request) or number is None:
+        raise TrainerError(f"{message.wire_name} is no request with a number.")
+    return message, number
+
+
+# shared memory
+
+
+def create_file() -> int:
+    """An anonymous memory file of size 0; the descriptor."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("lowcomm-fragments", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:  # without memfd: a file whose name is gone
+        return os.dup(file.fileno())
+
+
+class Arena:
+    """``slots`` pieces of ``slot_bytes`` bytes; only the daemon takes them and gives them back."""
+
+    def __init__(self, descriptor: int, slots: int, slot_bytes: int) -> None:
+        self.slots = slots
+        self.slot_bytes = slot_bytes
+        size = max(1, slots * slot_bytes)
+        if os.fstat(descriptor).st_size < size:
+            os.ftruncate(descriptor, size)
+        self._map = mmap.mmap(descriptor, size)
+        self._view = memoryview(self._map)
+        self._free = list(range(slots))
+
+    @property
+    def free(self) -> int:
+        """How many slots can be taken."""
+        return len(self._free)
+
+    def take(self, count: int) -> list[int]:
+        """So many free slots; none where there are fewer."""
+        return [self._free.pop() for _ in range(count)] if count <= self.free else []
+
+    def give_back(self, slot: int) -> None:
+        """Return a slot. Its bytes may be overwritten from now on."""
+        if slot in self._free:
+            raise ValueError(f"Slot {slot} was given back twice.")
+        self._free.append(slot)
+
+    def view(self, slot: int, size: int) -> memoryview:
+        """The first ``size`` bytes of a slot, writable, not copied."""
+        if size > self.slot_bytes:
+            raise ValueError(f"{size} bytes do not fit into a slot of {self.slot_bytes}.")
+        return self._view[slot * self.slot_bytes : slot * self.slot_bytes + size]
+
+    def close(self) -> None:
+        """Unmap. Views that are still held keep the mapping until they are gone."""
+        self._view.release()
+        try:
+            self._map.close()
+        except BufferError:
+            return
+
+
+# digests of contents
+
+
+class Hash(Protocol):
+    """What is fed with a content, piece by piece."""
+
+    def update(self, data: memoryview | bytes, /) -> object:
+        """Take in a piece."""
+        ...
+
+    def digest(self) -> bytes:
+        """The 32 bytes."""
+        ...
+
+
+def content_hash(is_blake3: bool) -> Hash:
+    """An empty hash."""
+    return blake3() if is_blake3 else sha256()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowcomm_node.supervision import host
+from lowcomm_node.node import host
 
 
 def test_it_has_what_it_needs_before_it_steps_back(monkeypatch: pytest.MonkeyPatch) -> None:

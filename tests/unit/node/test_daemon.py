@@ -1,12 +1,12 @@
-"""What must hold for a daemon before it takes part in a run."""
+"""What must hold for a node before it takes part in a run."""
 
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lowcomm_node.daemon import daemon
 from lowcomm_node.errors import ConfigError, NoPeers
+from lowcomm_node.node import node
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_protocol.identity import Identity
@@ -26,13 +26,13 @@ async def test_an_identity_is_fresh_if_it_was_drawn_at_this_start(
         told.append(arguments[-1])
         raise NoPeers("as far as this test goes")
 
-    monkeypatch.setattr(daemon, "Entry", enter)
+    monkeypatch.setattr(node, "Entry", enter)
     settings = NodeSettings(home=tmp_path / "home", ephemeral=ephemeral)
     if stored:
         settings.home.mkdir()
         load_or_create_identity(settings.paths.identity)
     with pytest.raises(NoPeers):
-        await daemon.Daemon(settings).run()
+        await node.Node(settings).run()
     assert told == [fresh]
 
 
@@ -65,6 +65,6 @@ async def test_what_a_run_needs_of_its_owner_is_told_before_anything_is_download
 
         async def close(self) -> None: ...
 
-    monkeypatch.setattr(daemon, "Entry", Entered)
+    monkeypatch.setattr(node, "Entry", Entered)
     with pytest.raises(ConfigError, match=told):
-        await daemon.Daemon(NodeSettings(home=tmp_path / "home")).run()
+        await node.Node(NodeSettings(home=tmp_path / "home")).run()

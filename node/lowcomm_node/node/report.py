@@ -9,8 +9,9 @@ from time import monotonic, time
 from lowcomm_node.catalogue.waits import WaitCode, Waiting
 from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.dht.interface import Discovery
-from lowcomm_node.ipc.messages import Ready
 from lowcomm_node.net.endpoint import Endpoint
+from lowcomm_node.node.messages import Ready
+from lowcomm_node.node.supervisor import Supervisor
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold
@@ -27,7 +28,6 @@ from lowcomm_node.status.model import (
     Status,
     TrainerStatus,
 )
-from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.sync.exchanger import Exchanger

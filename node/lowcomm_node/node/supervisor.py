@@ -9,19 +9,25 @@ The daemon decides what follows a loss: it first ends the exchanges, which use t
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
-from lowcomm_node.ipc.failures import Failure, Kind
-from lowcomm_node.ipc.lines import Event
-from lowcomm_node.ipc.messages import Ended, Failed, Finished, Ready, Stepped
-from lowcomm_node.ipc.settings import TrainerSettings
-from lowcomm_node.supervision.hang import LEAST, Pace
-from lowcomm_node.supervision.process import STEP_DEADLINE, Trainer
+from lowcomm_node.node.ipc import Event
+from lowcomm_node.node.messages import (
+    Ended,
+    Failed,
+    Finished,
+    Kind,
+    Ready,
+    Stepped,
+    TrainerSettings,
+)
+from lowcomm_node.node.process import STEP_DEADLINE, Trainer
 from lowcomm_node.system.accelerator import Accelerator, Meter, meter_of
 from lowcomm_node.system.memory_watch import NodeMemory, memory_of_node, too_much
 from lowcomm_node.system.priority import waited
@@ -35,6 +41,162 @@ FATE_DEADLINE = 10.0
 """Seconds to learn how a trainer ended that does not answer any more."""
 _UNFIT = (5, 78)
 """Exit codes of errors that another try would meet again."""
+
+
+# failures in a row
+
+MOST = 5
+"""Failures in a row after which the node leaves."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds before the trainer is started again; twice as long each time."""
+
+
+_REMEDIES = {
+    Kind.DIED: "see what it told last in the log above",
+    Kind.HUNG: "see whether the GPU's driver still answers (nvidia-smi), or restart the machine",
+    Kind.MEMORY: "free memory of that device, raise --max-memory or --max-vram where you set it, "
+    "choose another --device, or take part from a larger machine",
+    Kind.DIVERGED: "the run's learning rate is too high for it: tell its creator",
+    Kind.UNFIT: "correct that",
+    Kind.ERROR: "see the log above",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Failure:
+    """One end of a trainer that nobody asked for."""
+
+    kind: Kind
+    reason: str
+    """A sentence."""
+    step: int
+    """Inner steps of this replica that were done by then."""
+
+
+class Failures:
+    """Those that are not forgiven yet."""
+
+    def __init__(self, margin: int) -> None:
+        """``margin``: steps between two checkpoints."""
+        self._margin = margin
+        self._unforgiven: list[Failure] = []
+        self._has_stepped = False
+
+    @property
+    def count(self) -> int:
+        """Failures in a row."""
+        return len(self._unforgiven)
+
+    def stepped(self, steps: int) -> None:
+        """Take in how many inner steps are done."""
+        self._has_stepped = True
+        furthest = max((failure.step for failure in self._unforgiven), default=0)
+        if steps >= furthest + self._margin:
+            self._unforgiven.clear()
+
+    def failed(self, failure: Failure) -> float | None:
+        """Count a failure; the seconds until the next try, or None where no try could help."""
+        self._unforgiven.append(failure)
+        same = sum(one.kind is failure.kind for one in self._unforgiven)
+        if self.count >= MOST or same >= self._most(failure.kind):
+            return None
+        return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self.count - 1))
+
+    def _most(self, kind: Kind) -> int:
+        """Failures of one kind that are enough."""
+        if kind is Kind.UNFIT:
+            return 1
+        # To diverge once can be bad luck with text or partners; twice, the second time from one
+        # checkpoint back, is the run's fault.
+        if kind is Kind.DIVERGED:
+            return 2
+        # A trainer that never stepped never fitted; otherwise another program may have taken
+        # memory.
+        if kind is Kind.MEMORY and not self._has_stepped:
+            return 2
+        return MOST
+
+    def farewell(self) -> str:
+        """Why the node leaves, and what its owner can do."""
+        last = self._unforgiven[-1]
+        times = f"{self.count} times in a row, the last time " if self.count > 1 else ""
+        diverged = last.kind is Kind.DIVERGED
+        newest = "one before those that it diverged from" if diverged else "newest"
+        return (
+            f"The trainer failed {times}at step {last.step}: {last.reason.rstrip('.')}; "
+            f"{_REMEDIES[last.kind]}. The checkpoints are intact: `lowcomm-node join` goes on from "
+            f"the {newest}."
+        )
+
+
+# silence between steps
+
+LEAST = 60.0
+"""Seconds of silence that are never too long."""
+FACTOR = 20
+"""Times the longest usual silence; evaluation and saving are part of that."""
+FIRST_STEP = 3600.0
+"""Seconds: it may have to compile the model."""
+_USUAL = 256
+"""Silences that are remembered."""
+_LONGEST_TICK = 5.0
+"""Seconds between two ticks that count; whatever is longer, the daemon slept through."""
+
+
+class Pace:
+    """The pace of one life of a trainer. Needs a tick each second or so."""
+
+    def __init__(self, now: float, least: float = LEAST) -> None:
+        self._least = least
+        self._awake = 0.0
+        self._ticked = now
+        self._waited = 0.0
+        self._since: float | None = None
+        """When it was heard last, or allowed to step; None while nothing is due from it."""
+        self._learns = False
+        """Whether the silence that goes on is one between two steps."""
+        self._silences: deque[float] = deque(maxlen=_USUAL)
+
+    def hold(self) -> None:
+        """Nothing is due from it: it may not step, or is busy with what takes its time."""
+        self._since = None
+        self._learns = False
+
+    def tick(self, now: float, waited: float = 0.0) -> None:
+        """Let time pass while it may step.
+
+        ``waited``: seconds in all for which other programs kept it from running.
+        """
+        passed = self._clock(now) - self._awake
+        self._awake += passed - min(passed, max(0.0, waited - self._waited))
+        self._waited = max(waited, self._waited)
+        self._ticked = now
+        if self._since is None:
+            self._since = self._awake
+
+    def stepped(self, now: float) -> None:
+        """It has taken a step."""
+        awake = self._clock(now)
+        if self._since is not None and self._learns:
+            self._silences.append(awake - self._since)
+        self._since = awake
+        self._learns = True
+
+    @property
+    def deadline(self) -> float:
+        """Seconds of silence after which it hangs."""
+        return max(self._least, FACTOR * max(self._silences)) if self._silences else FIRST_STEP
+
+    def silence(self, now: float) -> float:
+        """Seconds since it was heard, while something is due from it."""
+        return 0.0 if self._since is None else self._clock(now) - self._since
+
+    def _clock(self, now: float) -> float:
+        """Seconds that we were awake and it could run."""
+        return self._awake + min(now - self._ticked, _LONGEST_TICK)
+
+
+# the supervisor
 
 
 class Supervisor:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from time import monotonic
 from typing import Any, TypeVar
 
-from lowcomm_node.supervision.process import REAP_DEADLINE, STOP_DEADLINE
+from lowcomm_node.node.process import REAP_DEADLINE, STOP_DEADLINE
 
 T = TypeVar("T")
 GOODBYE_DEADLINE = 5.0

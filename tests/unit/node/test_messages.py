@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from helpers.driven_trainer import driven
 from helpers.light_process import READY
 from lowcomm_node.errors import TrainerError, Unusable
-from lowcomm_node.ipc import messages
-from lowcomm_node.ipc.lines import TABLE, Event, Message, Request, decode, encode
-from lowcomm_node.ipc.pipe import read_request
+from lowcomm_node.node import messages
+from lowcomm_node.node.ipc import TABLE, Event, Message, Request, decode, encode, read_request
 from lowcomm_protocol.deeds import Deed
 
 EVERY = sorted(TABLE.values(), key=lambda kind: kind.wire_name)
@@ -140,7 +139,7 @@ def plain(kind: Any) -> bool:
 
 
 def test_the_daemon_loads_neither_torch_nor_codecs_with_the_table() -> None:
-    program = "import sys, lowcomm_node.supervision.process as _; print(*sys.modules)"
+    program = "import sys, lowcomm_node.node.process as _; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
     )

@@ -7,9 +7,6 @@ from typing import Any, TypeVar
 
 from lowcomm_node.catalogue.message import Message
 from lowcomm_node.catalogue.tables import CATALOGUE
-from lowcomm_node.daemon.departure import Departure
-from lowcomm_node.daemon.exporting import Exporting
-from lowcomm_node.daemon.report import View, report, report_limits, report_peers
 from lowcomm_node.doctor.report import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import NodeError, RetryLater, TrainerError
@@ -19,6 +16,9 @@ from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.journal.reader import MOST, Entry, Journal, Wanted
 from lowcomm_node.journal.sample import Sample
 from lowcomm_node.net.ping import match_peer
+from lowcomm_node.node.departure import Departure
+from lowcomm_node.node.exporting import Exporting
+from lowcomm_node.node.report import View, report, report_limits, report_peers
 from lowcomm_node.owner.limits import keep_settings
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings

@@ -17,7 +17,6 @@ from typing import Any
 
 from lowcomm_node.catalogue.waits import WaitCode, Waiting
 from lowcomm_node.catalogue.warnings import WarningCode
-from lowcomm_node.daemon.news import News
 from lowcomm_node.errors import ConfigError, NodeError, TrainerError, TrainerLost
 from lowcomm_node.fetch.catch_up import CatchUp, state_form
 from lowcomm_node.fetch.donor import Donor
@@ -25,11 +24,12 @@ from lowcomm_node.fetch.fetching import Fetching
 from lowcomm_node.fetch.provider import Provided, Provider
 from lowcomm_node.fetch.shelf import Shelf
 from lowcomm_node.fetch.wanted import RunFile
-from lowcomm_node.ipc.failures import Failures
-from lowcomm_node.ipc.messages import (
+from lowcomm_node.node.messages import (
     Ready,
+    TrainerSettings,
 )
-from lowcomm_node.ipc.settings import TrainerSettings
+from lowcomm_node.node.news import News
+from lowcomm_node.node.supervisor import Failures, Supervisor
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.board import Board
@@ -37,7 +37,6 @@ from lowcomm_node.status.events import Paused, Resumed
 from lowcomm_node.status.model import CheckpointStatus
 from lowcomm_node.storage.disk_quota import DiskQuota
 from lowcomm_node.storage.snapshots import Snapshots
-from lowcomm_node.supervision.supervisor import Supervisor
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.sync.exchanger import Exchanger

@@ -1,9 +1,9 @@
 """What a node answers to the calls of other peers (transport.service.Handlers)."""
 
-from lowcomm_node.daemon.lifecycle import Training
 from lowcomm_node.errors import RetryLater
 from lowcomm_node.fetch.giving import FileGiver
 from lowcomm_node.net.stream import CalleeStream
+from lowcomm_node.node.lifecycle import Training
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_protocol.messages import exchange_pb2 as pb

@@ -17,19 +17,21 @@ from collections.abc import Mapping, Sequence
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
-from lowcomm_node.ipc import messages
-from lowcomm_node.ipc.arena import Arena, create_file
-from lowcomm_node.ipc.lines import (
+from lowcomm_node.node import messages
+from lowcomm_node.node.host import serve
+from lowcomm_node.node.ipc import (
     MAX_LINE,
     A,
     Answer,
+    Arena,
     Event,
     Message,
     Request,
+    create_file,
     decode,
     encode,
 )
-from lowcomm_node.ipc.messages import (
+from lowcomm_node.node.messages import (
     Again,
     Build,
     Captured,
@@ -42,9 +44,8 @@ from lowcomm_node.ipc.messages import (
     Refused,
     Shared,
     Tokenizing,
+    TrainerSettings,
 )
-from lowcomm_node.ipc.settings import TrainerSettings
-from lowcomm_node.supervision.host import serve
 from lowcomm_node.system.priority import LAST
 from lowcomm_node.system.tasks import start
 
@@ -390,7 +391,7 @@ class TrainerProcess(Trainer):
             self._process.kill()  # also if it is stopped
 
     def _command(self) -> list[str]:
-        return [sys.executable, "-m", "lowcomm_node.supervision.host", str(self._niceness)]
+        return [sys.executable, "-m", "lowcomm_node.node.host", str(self._niceness)]
 
     def _launch(self, theirs: socket.socket, memory: int) -> None:
         descriptors = (theirs.fileno(), memory)

@@ -4,9 +4,8 @@ import asyncio
 
 from lowcomm_node.catalogue.waits import WaitCode, Waiting
 from lowcomm_node.catalogue.warnings import WarningCode
-from lowcomm_node.ipc.failures import Failures
-from lowcomm_node.ipc.lines import Event
-from lowcomm_node.ipc.messages import (
+from lowcomm_node.node.ipc import Event
+from lowcomm_node.node.messages import (
     Evaluated,
     Evaluating,
     Finished,
@@ -16,6 +15,7 @@ from lowcomm_node.ipc.messages import (
     Stepped,
     Tokenizing,
 )
+from lowcomm_node.node.supervisor import Failures
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.events import SavingAgain
 from lowcomm_node.status.lines import tokenizing_in_words

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.daemon import report as report_module
-from lowcomm_node.daemon.report import View, report
-from lowcomm_node.ipc.failures import Failure, Kind
+from lowcomm_node.node import report as report_module
+from lowcomm_node.node.ipc import Kind
+from lowcomm_node.node.report import View, report
+from lowcomm_node.node.supervisor import Failure
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold, Rule
 from lowcomm_node.owner.settings import NodeSettings

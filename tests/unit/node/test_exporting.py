@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lowcomm_node.daemon.exporting import Exporting
 from lowcomm_node.errors import ConfigError, NodeError
+from lowcomm_node.node.exporting import Exporting
 
 
 @pytest.mark.parametrize("to", ["", "../x", "safetensors", "x" * 10_000])

@@ -22,7 +22,7 @@ def test_the_package_of_the_node_imports_nothing() -> None:
 
 def test_a_daemon_in_the_dht_that_has_checked_a_run_imports_nothing_that_computes() -> None:
     loaded = modules_after(
-        "import lowcomm_node.daemon.daemon, lowcomm_node.dht.guard\n"
+        "import lowcomm_node.node.node, lowcomm_node.dht.guard\n"
         "from lowcomm_protocol.spec.run import parse_toml\n"
         "parse_toml('[run]\\nname = \"a\"\\nsteps = 400\\n')\n"
         "from lowcomm_node.sync.exchanger import DRIVERS\n"

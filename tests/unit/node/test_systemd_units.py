@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 
 from lowcomm_bootstrap.server import LOOK_DEADLINE
-from lowcomm_node.daemon.departure import END_DEADLINE as CLOSE_DEADLINE
-from lowcomm_node.daemon.departure import GOODBYE_DEADLINE
-from lowcomm_node.daemon.lifecycle import LEAVE_DEADLINE
 from lowcomm_node.errors import ConfigError, Incompatible, NodeError, NotAdmitted
+from lowcomm_node.node.departure import END_DEADLINE as CLOSE_DEADLINE
+from lowcomm_node.node.departure import GOODBYE_DEADLINE
+from lowcomm_node.node.lifecycle import LEAVE_DEADLINE
+from lowcomm_node.node.process import REAP_DEADLINE, STOP_DEADLINE
+from lowcomm_node.node.supervisor import END_DEADLINE
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.supervision.process import REAP_DEADLINE, STOP_DEADLINE
-from lowcomm_node.supervision.supervisor import END_DEADLINE
 from lowcomm_node.swarm.find_run import FIND_DEADLINE
 from lowcomm_node.system.priority import LIGHT
 from lowcomm_node.system.systemd import EXTENSION

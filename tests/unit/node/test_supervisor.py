@@ -15,15 +15,21 @@ import pytest
 from helpers.light_trainer import LightTrainer
 from helpers.waiting import until_async
 from lowcomm_node.errors import TrainerError, TrainerLost
-from lowcomm_node.ipc.error_reports import failure_of
-from lowcomm_node.ipc.failures import FIRST_PAUSE, MOST, Failure, Failures, Kind
-from lowcomm_node.ipc.lines import Event
-from lowcomm_node.ipc.messages import Stepped
-from lowcomm_node.ipc.settings import TrainerSettings
-from lowcomm_node.supervision import supervisor as supervisor_module
-from lowcomm_node.supervision.hang import FACTOR, FIRST_STEP, Pace
-from lowcomm_node.supervision.process import fate
-from lowcomm_node.supervision.supervisor import END_DEADLINE, Supervisor
+from lowcomm_node.node import supervisor as supervisor_module
+from lowcomm_node.node.ipc import Event, Kind
+from lowcomm_node.node.messages import Stepped, TrainerSettings, failure_of
+from lowcomm_node.node.process import fate
+from lowcomm_node.node.supervisor import (
+    END_DEADLINE,
+    FACTOR,
+    FIRST_PAUSE,
+    FIRST_STEP,
+    MOST,
+    Failure,
+    Failures,
+    Pace,
+    Supervisor,
+)
 from lowcomm_node.system import tasks
 from lowcomm_node.system.memory_watch import GIB, memory_of
 
