@@ -223,7 +223,7 @@ async def swallow(stream: Any) -> None:
 
 async def pour(stream: Any, size: int) -> None:
     """The caller's side."""
-    from lowcomm_node.net.chunk_frames import ChunkFrame
+    from lowcomm_node.net.stream import ChunkFrame
     from lowcomm_protocol.messages import exchange_pb2 as pb
 
     data = memoryview(os.urandom(CHUNK))
@@ -337,7 +337,7 @@ async def our_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
 async def relaying(told: dict[str, Any]) -> AsyncIterator[list[str]]:
     """A relay; where it can be dialed."""
     from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
-    from lowcomm_node.net.relay import RelayLimits
+    from lowcomm_node.net.p2pd import RelayLimits
     from lowcomm_node.storage.files import load_or_create_identity
 
     key = Path(told["folder"]) / "relay.key"
@@ -383,7 +383,7 @@ async def hivemind_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]
     from hivemind.p2p import P2P, PeerID
     from hivemind.proto import runtime_pb2
 
-    from lowcomm_node.net.multiaddress import EntryPoint
+    from lowcomm_node.net.addresses import EntryPoint
 
     p2p = await P2P.create(startup_timeout=60)
     peer, data = PeerID.from_base58(told["peer"]), os.urandom(CHUNK)

@@ -37,13 +37,14 @@ from lowcomm_node.net import (
     eviction,
     nonces,
     overhead,
-    peer_limit,
     ping,
     punching,
-    rate_limits,
     server,
     service,
     unauthenticated,
+)
+from lowcomm_node.net import (
+    limits as net_limits,
 )
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
 from lowcomm_node.planner.declared import Declared, option
@@ -201,28 +202,28 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ("message", _bytes(server.MAX_MESSAGE)),
         ("metadata of a call", _bytes(server.MAX_METADATA)),
         ("compressed messages", "none; the call ends"),
-        ("calls of one peer at once", f"{rate_limits.MAX_CALLS_PER_PEER}"),
-        ("calls of all peers at once", f"{rate_limits.MAX_CALLS}"),
+        ("calls of one peer at once", f"{net_limits.MAX_CALLS_PER_PEER}"),
+        ("calls of all peers at once", f"{net_limits.MAX_CALLS}"),
         (
             "calls at once of all peers of one address (IPv4, or a /64 of IPv6)",
-            f"as many as are free then, at least {one}: alone half of {rate_limits.MAX_CALLS}",
+            f"as many as are free then, at least {one}: alone half of {net_limits.MAX_CALLS}",
         ),
         (
             "the same for a /24 of IPv4, or a /48 of IPv6",
             f"twice as many as are free, at least {wide}: alone two thirds",
         ),
         ("calls at once over one connection", f"{server.MAX_STREAMS}"),
-        ("calls of one peer", f"{rate_limits.CALLS.each:,} a minute, which come back evenly"),
-        ("calls of all peers of one address", f"{rate_limits.OF_ADDRESS.each:,} a minute"),
+        ("calls of one peer", f"{net_limits.CALLS.each:,} a minute, which come back evenly"),
+        ("calls of all peers of one address", f"{net_limits.OF_ADDRESS.each:,} a minute"),
         (
             "calls without a good credential from one address (IPv4, or a /64 of IPv6)",
-            f"{rate_limits.BAD_CALLS.each} a minute; then the node refuses its calls unread",
+            f"{net_limits.BAD_CALLS.each} a minute; then the node refuses its calls unread",
         ),
         (
             "calls refused for that",
-            f"{rate_limits.REFUSED.each} a minute; then the connection ends; of peers that have "
-            f"proved their id, {rate_limits.REFUSED.each} of each, and "
-            f"{rate_limits.TIMES_REFUSED * rate_limits.REFUSED.each:,} of their address",
+            f"{net_limits.REFUSED.each} a minute; then the connection ends; of peers that have "
+            f"proved their id, {net_limits.REFUSED.each} of each, and "
+            f"{net_limits.TIMES_REFUSED * net_limits.REFUSED.each:,} of their address",
         ),
         ("calls of unknown methods", "count as calls without a good credential"),
         (
@@ -276,7 +277,7 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ),
         (
             "peers that a node exchanges with, serves, or keeps a connection to",
-            f"{peer_limit.DEFAULT_PEERS}; `--max-peers`",
+            f"{net_limits.DEFAULT_PEERS}; `--max-peers`",
         ),
         (
             "of these, peers of one address that only call; of a /24 or /48",

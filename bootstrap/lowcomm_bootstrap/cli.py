@@ -9,8 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
-from lowcomm_node.net.p2pd import find_p2pd
-from lowcomm_node.net.relay import RelayLimits
+from lowcomm_node.net.p2pd import RelayLimits, find_p2pd
 from lowcomm_node.system.command import tell_usage
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.support import check_system, raise_descriptors

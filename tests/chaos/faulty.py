@@ -124,7 +124,7 @@ class Injection:
         return faulty
 
     def _wrap_send(self, send: Any) -> Any:
-        from lowcomm_node.net.chunk_frames import ChunkFrame
+        from lowcomm_node.net.stream import ChunkFrame
 
         held: dict[Any, Any] = {}
 

@@ -13,6 +13,17 @@ from target import Made, cut, join, target
 from lowcomm_node.dht import guard
 from lowcomm_node.dht.keys import Provenances, pack, peers_key, removals_key
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.net.addresses import (
+    decode,
+    encode,
+    host_of,
+    is_dialable,
+    parse_announced,
+    parse_entry_point,
+    port_of,
+    reach,
+    relay_of,
+)
 from lowcomm_node.net.frames import (
     ANSWER,
     OPENING,
@@ -24,17 +35,6 @@ from lowcomm_node.net.frames import (
     word,
 )
 from lowcomm_node.net.measuring import answer_to
-from lowcomm_node.net.multiaddress import (
-    decode,
-    encode,
-    host_of,
-    is_dialable,
-    parse_announced,
-    parse_entry_point,
-    port_of,
-    reach,
-    relay_of,
-)
 from lowcomm_node.net.session import Session, Slabs
 from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper, pinned
 from lowcomm_node.net.varint import read_varint, write_varint

@@ -8,7 +8,7 @@ from lowcomm_node.dht.interface import Knock, check_size
 from lowcomm_node.dht.keys import MAX_LIFE, key_of, pack, provenance, unpack
 from lowcomm_node.dht.knocks import MAX_CLOCK_OFFSET
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.interface import OpenStream, TakeStream
+from lowcomm_node.net.control import OpenStream, TakeStream
 from lowcomm_node.net.targets import Targets
 
 

@@ -11,11 +11,10 @@ from typing import Any
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.wire import RUN, new_certificate, record
 from lowcomm_node.net.channels import Channels
-from lowcomm_node.net.chunk_frames import ChunkFrame
-from lowcomm_node.net.interface import Streams
+from lowcomm_node.net.control import Streams
 from lowcomm_node.net.server import ExchangeServer
 from lowcomm_node.net.service import ExchangeService
-from lowcomm_node.net.stream import CalleeStream, CallerStream
+from lowcomm_node.net.stream import CalleeStream, CallerStream, ChunkFrame
 from lowcomm_node.net.tls import Certificate, Gatekeeper
 from lowcomm_node.net.tunnels import Tunnels
 from lowcomm_protocol.identity import Identity

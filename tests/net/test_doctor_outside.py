@@ -20,8 +20,8 @@ from lowcomm_node.doctor.checks import access
 from lowcomm_node.doctor.observations import Helper, LargePackets, Observations
 from lowcomm_node.doctor.probes import probe_packets
 from lowcomm_node.doctor.report import State
+from lowcomm_node.net.addresses import host_of, parse_entry_point
 from lowcomm_node.net.hivemind_client import load_hivemind
-from lowcomm_node.net.multiaddress import host_of, parse_entry_point
 from lowcomm_protocol.peers.probes import Seen
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(300)]

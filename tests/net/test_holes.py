@@ -11,9 +11,8 @@ from nat import Block, Nat
 from shaping import Link
 
 from helpers.dht_peers import Peer
-from lowcomm_node.net.multiaddress import CIRCUIT
-from lowcomm_node.net.p2pd import listeners
-from lowcomm_node.net.relay import RelayLimits
+from lowcomm_node.net.addresses import CIRCUIT
+from lowcomm_node.net.p2pd import RelayLimits, listeners
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(180)]
 

@@ -12,7 +12,7 @@ from residents import Swarm
 
 from helpers.dht_peers import Peer
 from helpers.processes import until_exchanged
-from lowcomm_node.net.interface import OpenStream
+from lowcomm_node.net.control import OpenStream
 from lowcomm_node.net.p2pd import listeners
 from lowcomm_node.swarm.rejoin import Rejoin
 

@@ -28,13 +28,13 @@ from helpers.tunnelling import RUN, End, chunk, received, soon
 from helpers.waiting import until, until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net import eviction as crowd
-from lowcomm_node.net import relay
+from lowcomm_node.net import relays
+from lowcomm_node.net.addresses import EntryPoint, circuit, parse_entry_point
 from lowcomm_node.net.callee import MAX_TUNNELS_PER_PEER
 from lowcomm_node.net.control import Control
 from lowcomm_node.net.frames import ANSWER, SESSION, Signal, numbered, opening
-from lowcomm_node.net.multiaddress import EntryPoint, circuit, parse_entry_point
-from lowcomm_node.net.p2pd import P2pDaemon
-from lowcomm_node.net.relay import RelayLimits, reserve
+from lowcomm_node.net.p2pd import P2pDaemon, RelayLimits
+from lowcomm_node.net.relays import reserve
 from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.net.tls import make_certificate
 from lowcomm_node.net.tunnels import Tunnels, protocol_of
@@ -288,7 +288,7 @@ async def test_a_relay_gives_what_its_owner_says_and_no_more(net: Net) -> None:
 async def test_an_exchange_goes_on_over_fresh_circuits_when_a_relay_ends_them_at_its_limit(
     net: Net, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(relay, "USEFUL_BYTES", 2**20)
+    monkeypatch.setattr(relays, "USEFUL_BYTES", 2**20)
     door, ada, bob = await relayed(net, bytes=12 * 2**20)
     stream = await exchange(ada, bob, 64 * 2**20)
     resumed, repeated = totals(ada, bob)

@@ -8,8 +8,8 @@ from time import monotonic
 
 from lowcomm_node.dht.eviction import Bringer
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.net.addresses import place_in
 from lowcomm_node.net.control import Connection
-from lowcomm_node.net.multiaddress import place_in
 from lowcomm_node.system.quota import prefixes_of
 
 LOOK_EVERY, LASTS = 0.1, 30.0

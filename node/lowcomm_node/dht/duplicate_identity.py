@@ -15,6 +15,7 @@ from contextlib import suppress
 from time import monotonic
 
 from lowcomm_node.errors import RetryLater
+from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.hivemind_client import (
     DIAL_DEADLINE,
     attach,
@@ -23,7 +24,6 @@ from lowcomm_node.net.hivemind_client import (
     load_hivemind,
     wait_routing,
 )
-from lowcomm_node.net.multiaddress import EntryPoint
 from lowcomm_node.net.p2pd import P2pDaemon
 
 PREDECESSOR_SECONDS = 8.0

@@ -31,9 +31,16 @@ from lowcomm_node.dht.keys import Provenances
 from lowcomm_node.dht.knocks import MAX_CLOCK_OFFSET, by_peer, check_clock, no_answer
 from lowcomm_node.dht.records import Records
 from lowcomm_node.errors import LinkLost, NodeError, NoPeers, PortInUse
+from lowcomm_node.net.addresses import (
+    MAX_DIALED,
+    EntryPoint,
+    EntryPoints,
+    also_over_quic,
+    leading_to,
+    relay_of,
+)
 from lowcomm_node.net.bound import bound_to, own_ends
-from lowcomm_node.net.control import Control
-from lowcomm_node.net.entry_points import MAX_DIALED, EntryPoints, leading_to
+from lowcomm_node.net.control import Control, OpenStream, Served, TakeStream
 from lowcomm_node.net.hivemind_client import (
     BACKED_OFF,
     CALL_DEADLINE,
@@ -48,15 +55,11 @@ from lowcomm_node.net.hivemind_client import (
     ping,
     wait_routing,
 )
-from lowcomm_node.net.interface import OpenStream, TakeStream
-from lowcomm_node.net.multiaddress import EntryPoint, also_over_quic, relay_of
-from lowcomm_node.net.p2pd import START_DEADLINE, P2pDaemon
+from lowcomm_node.net.p2pd import START_DEADLINE, P2pDaemon, RelayLimits
 from lowcomm_node.net.punching import PROTOCOL as PUNCH
 from lowcomm_node.net.punching import Puncher
 from lowcomm_node.net.reachability import Reachability
-from lowcomm_node.net.relay import RelayLimits
-from lowcomm_node.net.relaying import start_as_relay
-from lowcomm_node.net.streams import Served
+from lowcomm_node.net.relays import start_as_relay
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.system.logs import log
 from lowcomm_protocol.identity import Identity

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from lowcomm_node.net.interface import Streams
+from lowcomm_node.net.control import Streams
 from lowcomm_node.net.targets import Targets
 from lowcomm_protocol.errors import RecordError
 

@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from lowcomm_node.dht.interface import Knock
 from lowcomm_node.errors import ConfigError, Unhealthy
-from lowcomm_node.net.multiaddress import parse_entry_point
+from lowcomm_node.net.addresses import parse_entry_point
 
 MAX_CLOCK_OFFSET = 3.0
 """Seconds. Records live for seconds to minutes, so a larger offset makes them seem dead or not

@@ -8,14 +8,14 @@ from hashlib import sha256
 from pathlib import Path
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.measuring import Speed
-from lowcomm_node.net.multiaddress import (
+from lowcomm_node.net.addresses import (
     EntryPoint,
     host_of,
     parse_entry_point,
     port_of,
     relay_of,
 )
+from lowcomm_node.net.measuring import Speed
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_protocol.peers.probes import Kind, Seen, Target
 

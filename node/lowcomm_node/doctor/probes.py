@@ -20,8 +20,8 @@ from lowcomm_node.doctor.observations import (
     place_of,
 )
 from lowcomm_node.errors import NodeError
+from lowcomm_node.net.addresses import EntryPoint, host_of, port_of
 from lowcomm_node.net.control import Control
-from lowcomm_node.net.multiaddress import EntryPoint, host_of, port_of
 from lowcomm_node.net.p2pd import P2pDaemon
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.probing.dialing import multiaddress

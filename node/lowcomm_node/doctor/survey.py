@@ -15,9 +15,9 @@ from dataclasses import replace
 from lowcomm_node.doctor.observations import Helper, Subject, Survey
 from lowcomm_node.doctor.probes import ask_back, probe_packets, probe_udp
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.interface import Streams
+from lowcomm_node.net.addresses import EntryPoint, host_of, parse_entry_point
+from lowcomm_node.net.control import Streams
 from lowcomm_node.net.measuring import Speed, measure_speed
-from lowcomm_node.net.multiaddress import EntryPoint, host_of, parse_entry_point
 from lowcomm_node.probing.asker import CONNECT_DEADLINE, Asker
 from lowcomm_protocol.errors import LowcommError
 

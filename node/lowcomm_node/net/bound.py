@@ -4,8 +4,8 @@ from collections.abc import Collection, Iterable, Mapping
 
 import psutil
 
+from lowcomm_node.net.addresses import host_of, port_of
 from lowcomm_node.net.control import Connection
-from lowcomm_node.net.multiaddress import host_of, port_of
 
 OwnEnds = Mapping[tuple[str, int], Collection[str]]
 """Our local addresses, by host and port of the other end of a TCP connection."""

@@ -19,12 +19,11 @@ from itertools import count
 from typing import Any
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.control import read_exactly
+from lowcomm_node.net.addresses import place_in
+from lowcomm_node.net.control import OpenStream, read_exactly
 from lowcomm_node.net.dialer import KEEP, OPEN_DEADLINE
 from lowcomm_node.net.eviction import Arrivals, choose_evicted
 from lowcomm_node.net.frames import OPENING, Opening, Signal, numbered, read_opening
-from lowcomm_node.net.interface import OpenStream
-from lowcomm_node.net.multiaddress import place_in
 from lowcomm_node.net.pump import Pump
 from lowcomm_node.net.pumps import SWEEP_EVERY, Pumps
 from lowcomm_node.net.session import Session

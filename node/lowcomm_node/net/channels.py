@@ -16,14 +16,13 @@ from grpc import aio
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.bandwidth import FREE_FLOW, Bandwidth
 from lowcomm_node.net.certificates import Certificates, OtherCertificate
-from lowcomm_node.net.chunk_frames import SWAP, read_frame, write_frame
 from lowcomm_node.net.connected import Dialers, name_tunnel
+from lowcomm_node.net.limits import PeerLimit
 from lowcomm_node.net.peer_channel import MEASURE_DEADLINE, PeerChannel
-from lowcomm_node.net.peer_limit import PeerLimit
 from lowcomm_node.net.ping import measure_channel
-from lowcomm_node.net.records import PeerRoute, RouteSpeed
-from lowcomm_node.net.routes import Learned, Route
+from lowcomm_node.net.routes import Learned, PeerRoute, Route, RouteSpeed
 from lowcomm_node.net.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
+from lowcomm_node.net.stream import SWAP, read_frame, write_frame
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.net.tls import SERVER_NAME, Gatekeeper, pinned
 from lowcomm_node.net.traffic import MeteredStub, Traffic

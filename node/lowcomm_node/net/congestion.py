@@ -30,10 +30,10 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lowcomm_node.net.connections import connections, plain
-from lowcomm_node.net.records import CongestionChanged
+from lowcomm_node.system.events import Event
 from lowcomm_node.system.formatting import place
 from lowcomm_node.system.logs import log
 
@@ -81,6 +81,21 @@ class Sending:
     resent: int
     round_trips: float
     """The round trip of late, in shortest ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CongestionChanged(Event):
+    """A connection that loses segments goes on with BBR, or without it where that loses more."""
+
+    wire_name: ClassVar[str] = "congestion.changed"
+    address: str
+    """The other end, `HOST:PORT`."""
+    before: str
+    """Congestion control that it had."""
+    now: str
+    """The one that it has."""
+    resent: float
+    """Share of the segments that were sent again."""
 
 
 class Course:

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from lowcomm_node.net.addresses import CIRCUIT, relay_of
 from lowcomm_node.net.dialer import TunnelDialer
-from lowcomm_node.net.multiaddress import CIRCUIT, relay_of
 from lowcomm_node.net.targets import Targets
 from lowcomm_protocol.peers.records import PeerInfo
 

@@ -15,13 +15,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from itertools import count
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.net.addresses import relay_of
+from lowcomm_node.net.control import OpenStream, caller
 from lowcomm_node.net.frames import SESSION
-from lowcomm_node.net.interface import OpenStream
-from lowcomm_node.net.multiaddress import relay_of
 from lowcomm_node.net.pump import Pump
 from lowcomm_node.net.pumps import Pumps
 from lowcomm_node.net.session import Session
-from lowcomm_node.net.streams import caller
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import endure, log_defect
 from lowcomm_protocol.errors import LowcommError

@@ -13,10 +13,9 @@ from pathlib import Path
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.net.bandwidth import Bandwidth, flow_options
 from lowcomm_node.net.channels import Channels
-from lowcomm_node.net.congestion import CongestionWatch
-from lowcomm_node.net.peer_limit import PeerLimit
+from lowcomm_node.net.congestion import CongestionChanged, CongestionWatch
+from lowcomm_node.net.limits import PeerLimit
 from lowcomm_node.net.ping import Echo
-from lowcomm_node.net.records import CongestionChanged
 from lowcomm_node.net.server import ExchangeServer
 from lowcomm_node.net.service import ExchangeService, Handlers
 from lowcomm_node.net.tls import Gatekeeper, make_certificate

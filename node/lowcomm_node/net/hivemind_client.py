@@ -11,7 +11,7 @@ from time import time
 from typing import Any
 
 from lowcomm_node.errors import NodeError
-from lowcomm_node.net.multiaddress import EntryPoint, also_over_quic, name_of
+from lowcomm_node.net.addresses import EntryPoint, also_over_quic, name_of
 from lowcomm_node.net.p2pd import P2pDaemon
 from lowcomm_node.system.logs import log
 from lowcomm_protocol.identity import peer_id_of

@@ -17,11 +17,11 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from lowcomm_node.errors import ConfigError, NodeError, PortInUse
-from lowcomm_node.net.relay import RelayLimits
 from lowcomm_node.system.logs import log
 
 START_DEADLINE = 60.0
@@ -32,6 +32,43 @@ faster."""
 ANY_HOSTS = ("0.0.0.0", "::")
 _SOCKET_LIMIT = 100
 """Bytes of a unix socket's path that every platform accepts."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelayLimits:
+    """What this machine gives as a relay, as its owner decides.
+
+    p2pd enforces these. It can limit neither the rate nor the bytes of a day: use the firewall's
+    means (``tc``) for those.
+    """
+
+    peers: int = 128
+    """Peers that can hold a place; 0: none."""
+    circuits: int = 16
+    """Circuits of one peer at once."""
+    bytes: int = 4 * 1024**3
+    """Of one circuit, per direction."""
+    seconds: int = 1800
+    """Of one circuit."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Arguments for p2pd."""
+        return (
+            f"-relayService={int(self.peers > 0)}",
+            f"-relayMaxReservations={self.peers}",
+            f"-relayMaxCircuits={self.circuits}",
+            f"-relayDataLimit={self.bytes}",
+            f"-relayTimeLimit={self.seconds}s",
+            # It relays for nobody that it takes for private, and nobody runs a relay where it can't
+            # be reached.
+            "-forceReachabilityPublic=1",
+        )
+
+    @property
+    def environment(self) -> Mapping[str, str]:
+        """Environment for p2pd: see above."""
+        return {"GOMAXPROCS": "1"} if self.peers > 0 else {}
 
 
 def runtime_folder() -> Path:

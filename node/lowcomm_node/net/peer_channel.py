@@ -24,8 +24,7 @@ from lowcomm_node.net.connected import (
     has_direct,
     is_ready,
 )
-from lowcomm_node.net.records import PeerRoute
-from lowcomm_node.net.routes import Attempt, Choice, Learned, Route
+from lowcomm_node.net.routes import Attempt, Choice, Learned, PeerRoute, Route
 from lowcomm_node.net.targets import MAX_ADDRESSES
 from lowcomm_node.net.tunnels import Tunnels
 from lowcomm_node.system.logs import log

@@ -24,9 +24,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.control import Control, read_exactly, read_message
-from lowcomm_node.net.interface import OpenStream
-from lowcomm_node.net.multiaddress import (
+from lowcomm_node.net.addresses import (
     CIRCUIT,
     EntryPoint,
     decode,
@@ -34,7 +32,8 @@ from lowcomm_node.net.multiaddress import (
     place_in,
     reach,
 )
-from lowcomm_node.net.relay import fields
+from lowcomm_node.net.control import Control, OpenStream, read_exactly, read_message
+from lowcomm_node.net.relays import fields
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares

@@ -10,18 +10,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.control import Control
-from lowcomm_node.net.entry_points import EntryPoints
-from lowcomm_node.net.hivemind_client import CALL_DEADLINE
-from lowcomm_node.net.multiaddress import (
+from lowcomm_node.net.addresses import (
     EntryPoint,
+    EntryPoints,
     host_of,
     parse_announced,
     parse_entry_point,
     reach,
 )
+from lowcomm_node.net.control import Control
+from lowcomm_node.net.hivemind_client import CALL_DEADLINE
 from lowcomm_node.net.punching import observed
-from lowcomm_node.net.relay import Places
+from lowcomm_node.net.relays import Places
 
 MAX_OBSERVERS = 2
 """Peers that are asked where they see us."""

@@ -13,7 +13,7 @@ from grpc import aio
 from lowcomm_node.errors import ConfigError, PortInUse
 from lowcomm_node.net.bandwidth import FREE_FLOW
 from lowcomm_node.net.dialer import KEEP
-from lowcomm_node.net.rate_limits import MAX_CALLS
+from lowcomm_node.net.limits import MAX_CALLS
 from lowcomm_node.net.service import ExchangeService
 from lowcomm_node.net.tls import Certificate
 

@@ -16,13 +16,11 @@ from google.protobuf.message import DecodeError, Message
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
 from lowcomm_node.net.call import Call
-from lowcomm_node.net.chunk_frames import read_frame, write_frame
 from lowcomm_node.net.connections import INTERNET, Endings, Place, place_of
+from lowcomm_node.net.limits import PeerLimit, RateLimits
 from lowcomm_node.net.overhead import Explaining
-from lowcomm_node.net.peer_limit import PeerLimit
 from lowcomm_node.net.ping import Echo
-from lowcomm_node.net.rate_limits import RateLimits
-from lowcomm_node.net.stream import CalleeStream
+from lowcomm_node.net.stream import CalleeStream, read_frame, write_frame
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.net.traffic import Meter, Traffic
 from lowcomm_node.net.tunnels import Tunnels

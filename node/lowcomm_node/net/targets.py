@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import monotonic
 
-from lowcomm_node.net.multiaddress import CIRCUIT
+from lowcomm_node.net.addresses import CIRCUIT
 
 MAX_ADDRESSES = 3
 """Of one record, dialed directly in one attempt."""

@@ -26,10 +26,9 @@ from itertools import count
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.callee import Callee
-from lowcomm_node.net.control import read_exactly
+from lowcomm_node.net.control import OpenStream, Streams, read_exactly
 from lowcomm_node.net.dialer import OPEN_DEADLINE, Forgotten, TunnelDialer
 from lowcomm_node.net.frames import ANSWER, Signal, opening, read_answer
-from lowcomm_node.net.interface import OpenStream, Streams
 from lowcomm_node.net.pumps import Pumps
 
 ANSWER_DEADLINE = 4.0

@@ -23,8 +23,8 @@ from time import monotonic
 
 from lowcomm_node.net.blocklist import BLOCKED, Blocklist
 from lowcomm_node.net.connections import Place, connections, plain
+from lowcomm_node.net.limits import UNBOUND
 from lowcomm_node.net.overhead import OF_CALL, Overhead
-from lowcomm_node.net.rate_limits import UNBOUND
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Allowed, Quota, network_of
 from lowcomm_protocol.refusals import Reason, Refusals, What

@@ -14,7 +14,7 @@ import tomlkit
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.net.bandwidth import Bandwidth, BandwidthLimit
-from lowcomm_node.net.peer_limit import PeerLimit
+from lowcomm_node.net.limits import PeerLimit
 from lowcomm_node.owner.settings import CHANGEABLE, NodeSettings
 from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.storage.files import write_atomic

@@ -4,7 +4,7 @@ it as the node writes them. Pure."""
 import torch
 
 from lowcomm_node.models.base import family_of, tensor_specs
-from lowcomm_node.net.chunk_frames import ChunkFrame
+from lowcomm_node.net.stream import ChunkFrame
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_protocol import PROTOCOL_VERSION

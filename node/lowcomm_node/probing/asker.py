@@ -7,8 +7,7 @@ from time import time
 from typing import Protocol, Self
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.control import read_message
-from lowcomm_node.net.interface import OpenStream
+from lowcomm_node.net.control import OpenStream, read_message
 from lowcomm_node.net.varint import write_varint
 from lowcomm_protocol.errors import in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb

@@ -9,9 +9,9 @@ import ssl
 from hashlib import sha256
 
 from lowcomm_node.errors import NodeError
+from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.control import Control
 from lowcomm_node.net.hivemind_client import load_hivemind
-from lowcomm_node.net.multiaddress import EntryPoint
 from lowcomm_node.net.p2pd import P2pDaemon
 from lowcomm_protocol.peers.probes import Kind, Target
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from time import monotonic, time
 from typing import Protocol
 
-from lowcomm_node.net.interface import OpenStream, Streams
+from lowcomm_node.net.addresses import host_of, place_in
+from lowcomm_node.net.control import OpenStream, Streams
 from lowcomm_node.net.measuring import OVERHEAD, TOO_MUCH, answer_to
-from lowcomm_node.net.multiaddress import host_of, place_in
 from lowcomm_node.probing.asker import receive_message, send_message
 from lowcomm_node.probing.dialing import is_reached
 from lowcomm_node.system.logs import log

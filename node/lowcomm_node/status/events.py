@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from lowcomm_node.fetch.records import StateAdopted
-from lowcomm_node.net.records import CongestionChanged
+from lowcomm_node.net.congestion import CongestionChanged
 from lowcomm_node.node.messages import (
     Evaluated,
     Failed,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lowcomm_node.net.records import RouteSpeed
+from lowcomm_node.net.routes import RouteSpeed
 from lowcomm_node.node.messages import Tokenizing
 from lowcomm_node.swarm.watchdog import SwarmStatus
 from lowcomm_node.sync.records import ExchangeStatus, IntervalStatus

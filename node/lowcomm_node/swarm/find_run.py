@@ -12,7 +12,7 @@ from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.dht.knocks import by_peer
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
-from lowcomm_node.net.multiaddress import place_in
+from lowcomm_node.net.addresses import place_in
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.asker import Asker
 from lowcomm_node.storage.files import write_atomic

@@ -17,7 +17,7 @@ from time import monotonic, time
 from lowcomm_node.dht.interface import Discovery, Knock
 from lowcomm_node.dht.knocks import by_peer, check_clock
 from lowcomm_node.errors import NodeError, Unhealthy
-from lowcomm_node.net.multiaddress import host_of, port_of, relay_of
+from lowcomm_node.net.addresses import host_of, port_of, relay_of
 from lowcomm_node.net.targets import held_addresses
 from lowcomm_node.swarm.records import (
     AddressesChanged,

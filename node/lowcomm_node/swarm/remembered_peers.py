@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.multiaddress import is_peer_id, parse_entry_point
+from lowcomm_node.net.addresses import is_peer_id, parse_entry_point
 from lowcomm_node.storage.files import write_atomic
 
 MAX_REMEMBERED = 64

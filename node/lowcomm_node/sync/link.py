@@ -15,10 +15,8 @@ from time import monotonic
 from typing import ClassVar
 
 from lowcomm_node.errors import GaveUp, LinkLost, TooSlow
-from lowcomm_node.net.bandwidth import Arrival, Bandwidth
-from lowcomm_node.net.chunk_frames import ChunkFrame
-from lowcomm_node.net.stream import Stream
-from lowcomm_node.net.turns import Turns
+from lowcomm_node.net.bandwidth import Arrival, Bandwidth, Turns
+from lowcomm_node.net.stream import ChunkFrame, Stream
 from lowcomm_node.node.ipc import content_hash
 from lowcomm_node.node.messages import Again
 from lowcomm_node.system.stages import Stages

@@ -10,7 +10,7 @@ from lowcomm_node import cli
 from lowcomm_node.cli import common
 from lowcomm_node.cli.doctor import _print_findings, _print_routes
 from lowcomm_node.doctor.report import Finding, State
-from lowcomm_node.net.records import RouteSpeed
+from lowcomm_node.net.routes import RouteSpeed
 from lowcomm_node.status.model import Ping
 
 ADDRESS = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWCvyXpWoMsNuu4C53GqenGpzidepghgy3RZge3s3ARhsh"

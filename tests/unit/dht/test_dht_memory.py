@@ -21,7 +21,7 @@ from lowcomm_node.dht.keys import (
     provenance,
 )
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.multiaddress import (
+from lowcomm_node.net.addresses import (
     decode,
     encode,
     parse_announced,

@@ -16,9 +16,9 @@ from lowcomm_node.dht import hivemind
 from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.errors import LinkLost, Unhealthy
 from lowcomm_node.net import hivemind_client, reachability
+from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.control import Connection
-from lowcomm_node.net.multiaddress import EntryPoint
-from lowcomm_node.net.relay import Place
+from lowcomm_node.net.relays import Place
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record, write_record
 

@@ -29,8 +29,8 @@ from lowcomm_node.doctor.observations import (
 )
 from lowcomm_node.doctor.report import Finding, State, exit_code
 from lowcomm_node.doctor.run import check, own_hosts
+from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.measuring import Speed
-from lowcomm_node.net.multiaddress import EntryPoint
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import Kind, Seen
 

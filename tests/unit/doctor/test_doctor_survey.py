@@ -23,8 +23,8 @@ from lowcomm_node.doctor.observations import (
     Survey,
 )
 from lowcomm_node.errors import LinkLost, RetryLater
-from lowcomm_node.net.interface import OpenStream
-from lowcomm_node.net.multiaddress import EntryPoint
+from lowcomm_node.net.addresses import EntryPoint
+from lowcomm_node.net.control import OpenStream
 from lowcomm_node.net.p2pd import has_ipv6
 from lowcomm_node.node import controls, node
 from lowcomm_node.owner.settings import NodeSettings

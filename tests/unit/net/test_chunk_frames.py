@@ -5,7 +5,7 @@ from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.net.chunk_frames import ChunkFrame, read_frame, write_frame
+from lowcomm_node.net.stream import ChunkFrame, read_frame, write_frame
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 

@@ -19,6 +19,7 @@ from lowcomm_node.net.congestion import (
     MOST_UNSENT,
     QUEUED,
     WASTED,
+    CongestionChanged,
     CongestionWatch,
     Course,
     Sending,
@@ -27,7 +28,6 @@ from lowcomm_node.net.congestion import (
     unsent,
 )
 from lowcomm_node.net.connections import connections
-from lowcomm_node.net.records import CongestionChanged
 
 CALM = Sending("reno", 10 * ENOUGH, 0, round_trips=1.0)
 LOSES = replace(CALM, resent=int(2 * LOSSY * 10 * ENOUGH))

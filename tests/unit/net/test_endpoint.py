@@ -13,7 +13,7 @@ from lowcomm_node.net import congestion, unauthenticated
 from lowcomm_node.net.bandwidth import Bandwidth
 from lowcomm_node.net.congestion import BBR, CongestionWatch
 from lowcomm_node.net.endpoint import Endpoint
-from lowcomm_node.net.peer_limit import PeerLimit
+from lowcomm_node.net.limits import PeerLimit
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.net.unauthenticated import Unauthenticated
 from lowcomm_node.system import tasks

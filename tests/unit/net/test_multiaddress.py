@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.net import multiaddress
-from lowcomm_node.net.multiaddress import (
+from lowcomm_node.net import addresses as multiaddress
+from lowcomm_node.net.addresses import (
     EntryPoint,
     decode,
     encode,

@@ -5,8 +5,8 @@ import os
 import pytest
 
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.hivemind_client import lookup_failure
-from lowcomm_node.net.multiaddress import EntryPoint
 from lowcomm_node.net.p2pd import P2pDaemon, has_ipv6, listeners, numeric
 from lowcomm_node.net.server import find_free
 from lowcomm_node.owner.sources import load_settings

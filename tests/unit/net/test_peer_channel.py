@@ -13,10 +13,9 @@ from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net import peer_channel as peer_channel_module
 from lowcomm_node.net.connected import name_tunnel
-from lowcomm_node.net.interface import OpenStream
+from lowcomm_node.net.control import OpenStream
 from lowcomm_node.net.peer_channel import PeerChannel
-from lowcomm_node.net.records import PeerRoute
-from lowcomm_node.net.routes import Route
+from lowcomm_node.net.routes import PeerRoute, Route
 from lowcomm_protocol.peers.records import PeerInfo
 
 DIRECT, TUNNEL = Route.DIRECT, Route.TUNNEL

@@ -14,7 +14,7 @@ from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost, PortInUse
 from lowcomm_node.net.bandwidth import flow_options
 from lowcomm_node.net.channels import Channels
-from lowcomm_node.net.peer_limit import PeerLimit
+from lowcomm_node.net.limits import PeerLimit
 from lowcomm_node.net.service import ExchangeService
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity

@@ -8,9 +8,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 import pytest
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.control import Connection
-from lowcomm_node.net.interface import OpenStream
-from lowcomm_node.net.multiaddress import CIRCUIT, EntryPoint, encode
+from lowcomm_node.net.addresses import CIRCUIT, EntryPoint, encode
+from lowcomm_node.net.control import Connection, OpenStream
 from lowcomm_node.net.punching import (
     ATTEMPTS,
     FIRST_PAUSE,

@@ -18,8 +18,9 @@ from helpers.wire import (
     listening,
     soon,
 )
-from lowcomm_node.net import rate_limits, server, service
-from lowcomm_node.net.rate_limits import RateLimits
+from lowcomm_node.net import limits as rate_limits
+from lowcomm_node.net import server, service
+from lowcomm_node.net.limits import RateLimits
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb

@@ -17,12 +17,12 @@ from hypothesis import strategies as st
 
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net import p2pd, relay, relaying, streams
-from lowcomm_node.net.control import Connection
-from lowcomm_node.net.interface import OpenStream
-from lowcomm_node.net.multiaddress import EntryPoint
+from lowcomm_node.net import control as streams
+from lowcomm_node.net import p2pd, relays
+from lowcomm_node.net.addresses import EntryPoint
+from lowcomm_node.net.control import Connection, OpenStream, StreamListener
 from lowcomm_node.net.p2pd import P2pDaemon, listeners
-from lowcomm_node.net.relay import (
+from lowcomm_node.net.relays import (
     MAX_RELAYS,
     USEFUL_BYTES,
     Place,
@@ -30,7 +30,6 @@ from lowcomm_node.net.relay import (
     RelayLimits,
     read_place,
 )
-from lowcomm_node.net.streams import StreamListener
 from lowcomm_node.system.malloc import keep_freed_memory
 from lowcomm_protocol.identity import Identity
 
@@ -127,7 +126,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
             raise LinkLost("has no place left")
         return Place(one, time() + 3600, control.gives[one.peer_id], None)
 
-    monkeypatch.setattr(relay, "reserve", reserve)
+    monkeypatch.setattr(relays, "reserve", reserve)
     return control
 
 
@@ -150,34 +149,34 @@ async def test_the_first_useful_relays_are_taken_and_no_more(asked):
 
 
 async def test_the_places_that_are_missing_are_asked_for_at_once(asked, monkeypatch):
-    reserve, together = relay.reserve, asyncio.Barrier(MAX_RELAYS)
+    reserve, together = relays.reserve, asyncio.Barrier(MAX_RELAYS)
 
     async def meet(control: Any, one: EntryPoint) -> Place:
         async with asyncio.timeout(20):
             await together.wait()
         return await reserve(control, one)
 
-    monkeypatch.setattr(relay, "reserve", meet)
+    monkeypatch.setattr(relays, "reserve", meet)
     assert set(await keep(Places(OURS), asked)) == set(ids(0, 1))
 
 
 async def test_relays_that_are_silent_hold_up_nobody_for_long_and_do_not_hide_the_others(
     asked, monkeypatch
 ):
-    now, reserve = 1000.0, relay.reserve
+    now, reserve = 1000.0, relays.reserve
 
     async def be_silent(control: Any, one: EntryPoint) -> Place:
         nonlocal now
-        now += relay.DEADLINE * (one.peer_id not in asked.gives)
+        now += relays.DEADLINE * (one.peer_id not in asked.gives)
         return await reserve(control, one)
 
-    monkeypatch.setattr(relay, "monotonic", lambda: now)
-    monkeypatch.setattr(relay, "reserve", be_silent)
+    monkeypatch.setattr(relays, "monotonic", lambda: now)
+    monkeypatch.setattr(relays, "reserve", be_silent)
     asked.gives = dict.fromkeys(ids(4), None)
     places = Places(OURS)
     await keep(places, asked)
     assert asked.asked == ids(0, 1)
-    now += relay.REFRESH
+    now += relays.REFRESH
     await keep(places, asked)
     assert asked.asked == ids(0, 1, 2, 3), "others come first now"
     assert await keep(places, asked) == tuple(ids(4))
@@ -188,7 +187,7 @@ async def test_a_place_is_not_asked_for_again_before_it_is_due(asked, monkeypatc
     await keep(places, asked)
     await keep(places, asked)
     assert asked.asked == ids(0, 1)
-    monkeypatch.setattr(relay, "monotonic", lambda: 1e9)
+    monkeypatch.setattr(relays, "monotonic", lambda: 1e9)
     await keep(places, asked)
     assert asked.asked == ids(0, 1, 0, 1)
 
@@ -234,11 +233,11 @@ async def test_a_p2pd_that_does_not_answer_is_no_relay_and_no_failure(monkeypatc
         async def stop(self) -> None:
             Started.ended += 1
 
-    monkeypatch.setattr(relaying, "Control", Mute)
-    monkeypatch.setattr(relaying, "P2pDaemon", lambda *_: Started())
-    last = await relaying.start_as_relay(Started, RelayLimits())  # pyright: ignore[reportArgumentType]
+    monkeypatch.setattr(relays, "Control", Mute)
+    monkeypatch.setattr(relays, "P2pDaemon", lambda *_: Started())
+    last = await relays.start_as_relay(Started, RelayLimits())  # pyright: ignore[reportArgumentType]
     assert isinstance(last, Started)
-    assert Started.ended == relaying.MAX_STARTS, "all others, and the one that asked"
+    assert Started.ended == relays.MAX_STARTS, "all others, and the one that asked"
 
 
 # What p2pd is told

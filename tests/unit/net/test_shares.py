@@ -9,7 +9,7 @@ import grpc
 
 from helpers.waiting import until_async
 from helpers.wire import CALLEE, RUN, cabled, calling, calling_raw, listening, soon
-from lowcomm_node.net.rate_limits import MAX_CALLS, UNBOUND, RateLimits
+from lowcomm_node.net.limits import MAX_CALLS, UNBOUND, RateLimits
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.system.quota import Allowed, Shares
 from lowcomm_protocol.identity import Identity

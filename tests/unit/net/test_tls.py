@@ -27,8 +27,9 @@ from helpers.wire import (
     soon,
 )
 from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
-from lowcomm_node.net import certificates, rate_limits
+from lowcomm_node.net import certificates
 from lowcomm_node.net import channels as channels_module
+from lowcomm_node.net import limits as rate_limits
 from lowcomm_node.net import server as server_module
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.server import ExchangeServer

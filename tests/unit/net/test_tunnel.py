@@ -23,9 +23,9 @@ from lowcomm_node.net import dialer as dialer_module
 from lowcomm_node.net import eviction, peer_channel
 from lowcomm_node.net import pumps as pumps_module
 from lowcomm_node.net import tunnels as tunnels_module
+from lowcomm_node.net.control import OpenStream
 from lowcomm_node.net.dialer import Forgotten
 from lowcomm_node.net.frames import ANSWER, SESSION, Signal, numbered, opening
-from lowcomm_node.net.interface import OpenStream
 from lowcomm_node.net.tunnels import Tunnels, protocol_of
 from lowcomm_node.system import tasks
 from lowcomm_protocol.messages import exchange_pb2 as pb

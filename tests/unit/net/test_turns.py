@@ -6,7 +6,7 @@ import asyncio
 import pytest
 
 from helpers.waiting import until_async
-from lowcomm_node.net.turns import (
+from lowcomm_node.net.bandwidth import (
     BUFFERED,
     FIRST,
     FIRST_PIECE,

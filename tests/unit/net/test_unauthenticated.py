@@ -21,7 +21,7 @@ from helpers.wire import (
     soon,
 )
 from lowcomm_node.net import unauthenticated as unauthenticated_module
-from lowcomm_node.net.rate_limits import UNBOUND, RateLimits
+from lowcomm_node.net.limits import UNBOUND, RateLimits
 from lowcomm_node.net.unauthenticated import MAX_KNOWN, PROVEN, Unauthenticated
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.messages import exchange_pb2 as pb

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.peer_limit import DEFAULT_PEERS
+from lowcomm_node.net.limits import DEFAULT_PEERS
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import load_settings

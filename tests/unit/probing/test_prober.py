@@ -16,7 +16,7 @@ from grpc import aio
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.interface import OpenStream
+from lowcomm_node.net.control import OpenStream
 from lowcomm_node.net.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
 from lowcomm_node.net.tls import make_certificate
 from lowcomm_node.probing import dialing

@@ -8,7 +8,7 @@ from lowcomm_node.dht.knocks import MAX_CLOCK_OFFSET
 from lowcomm_node.doctor.checks.access import replies, reply_of
 from lowcomm_node.doctor.observations import Observations, Survey, is_public
 from lowcomm_node.doctor.report import Finding, State
-from lowcomm_node.net.multiaddress import host_of, port_of
+from lowcomm_node.net.addresses import host_of, port_of
 from lowcomm_node.system.formatting import place, rate
 
 CLOCK_WARNING = 1.0
