@@ -29,7 +29,7 @@ import torch
 from lowcomm_node.data import open_data
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import Arena, create_file
-from lowcomm_node.system.memory_watch import memory_of
+from lowcomm_node.system.machine import memory_of
 from lowcomm_node.trainer.building import slot_bytes
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.work import ExchangeWork

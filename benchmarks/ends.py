@@ -121,7 +121,7 @@ def cpu_of(pids: Sequence[int], name: str = "") -> float:
 def set_up() -> None:
     """As a node sets its process up."""
     from lowcomm_node.system.logs import configure_logs
-    from lowcomm_node.system.malloc import keep_freed_memory
+    from lowcomm_node.system.machine import keep_freed_memory
 
     configure_logs(-1)
     keep_freed_memory()

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lowcomm_node.models.base import build_model
-from lowcomm_node.system.compiler import can_compile
+from lowcomm_node.system.machine import can_compile
 from lowcomm_node.trainer.device.copies import Copies
 from lowcomm_node.trainer.device.merging import merge
 from lowcomm_node.trainer.memory import count_parameters, reckon

@@ -23,7 +23,7 @@ import kit
 
 from lowcomm_node.node.messages import Ready, Stepped, TrainerSettings
 from lowcomm_node.node.process import Trainer, TrainerProcess
-from lowcomm_node.system.memory_watch import memory_of
+from lowcomm_node.system.machine import memory_of
 from lowcomm_node.trainer.memory import DAEMON, MIB, count_parameters, reckon
 from lowcomm_protocol.spec.run import RunSpec
 

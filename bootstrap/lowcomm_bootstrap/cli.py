@@ -10,9 +10,8 @@ import typer
 
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
 from lowcomm_node.net.p2pd import RelayLimits, find_p2pd
-from lowcomm_node.system.command import tell_usage
+from lowcomm_node.system.command import check_system, raise_descriptors, tell_usage
 from lowcomm_node.system.logs import configure_logs
-from lowcomm_node.system.support import check_system, raise_descriptors
 from lowcomm_node.system.units import read_size, write_size
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
@@ -231,7 +230,7 @@ def _size(text: str) -> int:
 
 
 def _home(given: Path | None) -> Path:
-    from lowcomm_node.storage.durable import disk_full_error
+    from lowcomm_node.storage.files import disk_full_error
     from lowcomm_node.storage.paths import absolute, data_folder
 
     if given is None and os.environ.get("STATE_DIRECTORY"):

@@ -15,8 +15,8 @@ import psutil
 
 from lowcomm_node.errors import DiskFull, Unhealthy
 from lowcomm_node.storage.files import write_atomic
-from lowcomm_node.system.formatting import place
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.units import place
 
 PATIENCE = 60.0
 """Seconds without a look at the swarm. It is due every five, but may wait for silent peers."""

@@ -20,9 +20,8 @@ from lowcomm_node.net.p2pd import RelayLimits, listeners, numeric
 from lowcomm_node.probing.prober import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.storage.files import HomeLock, load_or_create_identity
 from lowcomm_node.swarm.rejoin import Rejoin
-from lowcomm_node.system.command import say
+from lowcomm_node.system.command import ending_signals, say
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.signals import ending_signals
 from lowcomm_node.system.systemd import ServiceManager
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import Identity

@@ -17,9 +17,9 @@ from lowcomm_node.control.queries import QUERIES
 from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings, load_settings
-from lowcomm_node.storage.durable import _seal
-from lowcomm_node.storage.manifest import MANIFEST, write_checkpoint
-from lowcomm_node.storage.manifest import read_manifest as read_checkpoint
+from lowcomm_node.storage.checkpoint import MANIFEST, write_checkpoint
+from lowcomm_node.storage.checkpoint import read_manifest as read_checkpoint
+from lowcomm_node.storage.files import _seal
 from lowcomm_node.swarm import remembered_peers as known
 from lowcomm_node.system.units import read_rate, read_size, write_rate, write_size
 from lowcomm_protocol.errors import ProtocolViolation

@@ -10,7 +10,7 @@ import torch
 from helpers import merged_bits
 from helpers.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.node.messages import Merged
-from lowcomm_node.system.compiler import can_compile
+from lowcomm_node.system.machine import can_compile
 from lowcomm_node.trainer import state
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.replica import Replica

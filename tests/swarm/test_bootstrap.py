@@ -27,7 +27,7 @@ from helpers.waiting import until, until_async
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_node.dht.hivemind import HivemindDiscovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
-from lowcomm_node.system.signals import ending_signals
+from lowcomm_node.system.command import ending_signals
 from lowcomm_protocol.identity import Identity, identity_from_libp2p
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 

@@ -23,7 +23,7 @@ from lowcomm_node.status.events import EVENTS, read_notice
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.status.wire import read, to_json
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.system.signals import ending_signals
+from lowcomm_node.system.command import ending_signals
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 

@@ -16,7 +16,7 @@ from helpers.browser import PHONE, Visit, browsing, visiting
 from helpers.processes import Node, Swarm, lonely_swarm, run
 from helpers.waiting import until
 from lowcomm_node.control.client import ControlClient, read_endpoint
-from lowcomm_node.system import formatting
+from lowcomm_node.system import units
 
 pytestmark = [pytest.mark.swarm, pytest.mark.page, pytest.mark.timeout(400)]
 
@@ -83,10 +83,10 @@ def value_at(told: Any, path: str) -> Any:
 def expected_text(kind: str, value: Any) -> str | None:
     """What the command line would write; None where it writes nothing like that."""
     if value is None:
-        return formatting.MISSING
+        return units.MISSING
     if kind in ("count", "clean"):
-        return formatting.clean(value)
-    written = getattr(formatting, kind, None)
+        return units.clean(value)
+    written = getattr(units, kind, None)
     return written(value) if written else None
 
 

@@ -15,7 +15,7 @@ from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.system.formatting import size
+from lowcomm_node.system.units import size
 
 app = typer.Typer(
     help="Checkpoints of this node: list, verify, export, publish.", no_args_is_help=True

@@ -67,7 +67,7 @@ def _run(app: typer.Typer) -> int:
         return _tell(str(error), exit_code(error), code_of(type(error)))
     except ModuleNotFoundError as error:
         from lowcomm_node.net.p2pd import find_p2pd
-        from lowcomm_node.system.support import ONLY_ELSEWHERE, check_system
+        from lowcomm_node.system.command import ONLY_ELSEWHERE, check_system
 
         if error.name not in ONLY_ELSEWHERE:
             raise

@@ -43,7 +43,7 @@ def demo(
     Example: lowcomm-node demo --nodes 4 --method streaming-diloco
     """
     from lowcomm_node.net.p2pd import find_p2pd
-    from lowcomm_node.system.support import check_system
+    from lowcomm_node.system.command import check_system
 
     check_system(find_p2pd)
     from lowcomm_node.demo.demo import Demo

@@ -16,8 +16,8 @@ from lowcomm_node.errors import NotRunning, Unhealthy
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.model import Ping
-from lowcomm_node.system.formatting import clean, milliseconds, rate
 from lowcomm_node.system.logs import configure_logs
+from lowcomm_node.system.units import clean, milliseconds, rate
 
 _STYLES = {"ok": "green", "warning": "yellow", "fault": "bold red", "unknown": "dim"}
 

@@ -11,9 +11,8 @@ from lowcomm_node.cli.options import takes_settings
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.node.process import TrainerProcess
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.system.command import importing
+from lowcomm_node.system.command import check_port, importing
 from lowcomm_node.system.logs import configure_logs
-from lowcomm_node.system.support import check_port
 from lowcomm_node.system.systemd import ServiceManager
 
 ROOM = 64 * 1024
@@ -41,7 +40,7 @@ def join(
     Example: lowcomm-node join --peers /ip4/203.0.113.7/tcp/31337/p2p/12D3KooW...
     """
     from lowcomm_node.net.p2pd import find_p2pd
-    from lowcomm_node.system.support import check_system, raise_descriptors
+    from lowcomm_node.system.command import check_system, raise_descriptors
 
     loaded = read_settings(flags)
     settings = loaded.settings

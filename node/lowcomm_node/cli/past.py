@@ -16,8 +16,7 @@ from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.lines import event_in_words
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.system.formatting import clean
-from lowcomm_node.system.units import read_duration
+from lowcomm_node.system.units import clean, read_duration
 from lowcomm_protocol.exchange.events import Outcome
 
 FOLLOW_EVERY = 0.5

@@ -28,11 +28,10 @@ from lowcomm_node.status.lines import (
     tell_farewell,
 )
 from lowcomm_node.status.panel import ROUNDS, node_panel
-from lowcomm_node.system.command import say
-from lowcomm_node.system.formatting import clean
+from lowcomm_node.system.command import ending_signals, say
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.signals import ending_signals
 from lowcomm_node.system.systemd import ServiceManager
+from lowcomm_node.system.units import clean
 
 REFRESH = 0.5
 PROGRESS_EVERY = 10.0

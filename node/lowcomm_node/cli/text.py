@@ -12,7 +12,7 @@ from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning
 from lowcomm_node.owner.sources import find_home
-from lowcomm_node.system.formatting import clean_text
+from lowcomm_node.system.units import clean_text
 
 
 def register(app: typer.Typer) -> None:

@@ -18,7 +18,7 @@ from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.lines import progress_in_words
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.system.formatting import (
+from lowcomm_node.system.units import (
     MISSING,
     clean,
     milliseconds,

@@ -11,9 +11,9 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lowcomm_node.errors import PortInUse
-from lowcomm_node.system.formatting import place
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import prefixes_of
+from lowcomm_node.system.units import place
 
 CLOSE_DEADLINE = 1.0
 """Seconds for answers under way when it closes."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from lowcomm_node.data.corpus import open_corpus
 from lowcomm_node.data.shards import Split, Tell, Tokenized, open_shards
 from lowcomm_node.data.tokenizer import Tokenizer, open_tokenizer
-from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.files import DiskQuota
 
 __all__ = [
     "Dataset",

@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, cast
 
 from lowcomm_node.data.kinds import is_packed
 from lowcomm_node.errors import ConfigError, DataError
-from lowcomm_node.system.support import install
+from lowcomm_node.system.command import install
 
 PART_BYTES = 1 << 20
 """Bytes of a text that are tokenized at once. A longer one is cut after lines, where the next part

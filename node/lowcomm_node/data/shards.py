@@ -27,8 +27,8 @@ from lowcomm_node.data.corpus import Corpus, Document
 from lowcomm_node.data.documents import Reading
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
 from lowcomm_node.errors import DataError
-from lowcomm_node.storage.disk_quota import DiskQuota
-from lowcomm_node.storage.durable import (
+from lowcomm_node.storage.files import (
+    DiskQuota,
     disk_full_error,
     folder_lock,
     read_sealed_json,

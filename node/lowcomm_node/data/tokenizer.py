@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from lowcomm_node.data.stories.words import StoryTokenizer
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.storage.durable import sha256_file
-from lowcomm_node.storage.files import write_atomic
-from lowcomm_node.system.support import install
+from lowcomm_node.storage.files import sha256_file, write_atomic
+from lowcomm_node.system.command import install
 from lowcomm_protocol.spec.settings import MAX_TOKENIZER_BYTES
 
 KEPT = "tokenizer.json"

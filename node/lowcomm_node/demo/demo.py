@@ -21,7 +21,7 @@ from lowcomm_node.report.write import write_report
 from lowcomm_node.status.model import Status
 from lowcomm_node.storage.paths import absolute
 from lowcomm_node.swarm.run_template import TEXTS, write_template
-from lowcomm_node.system.signals import ending_signals
+from lowcomm_node.system.command import ending_signals
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
 POLL = 1.0

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from lowcomm_node.status.model import Status
-from lowcomm_node.system.formatting import clean, loss, short_peer, size
-from lowcomm_node.system.support import program
+from lowcomm_node.system.command import program
+from lowcomm_node.system.units import clean, loss, short_peer, size
 
 LINE_WIDTH = 74
 """Characters of a line of the sample; the rest goes on in the next."""

@@ -11,7 +11,7 @@ from rich.live import Live
 from lowcomm_node.status.lines import swarm_in_words
 from lowcomm_node.status.model import Status
 from lowcomm_node.status.panel import swarm_panel
-from lowcomm_node.system.formatting import seconds
+from lowcomm_node.system.units import seconds
 
 LINE_EVERY = 10.0
 """Seconds between two lines on progress, where there is no terminal."""

@@ -2,7 +2,7 @@
 
 from lowcomm_node.export.choices import Weights
 from lowcomm_node.export.contents import Contents
-from lowcomm_node.system.formatting import clean
+from lowcomm_node.system.units import clean
 
 
 def card(contents: Contents) -> str:

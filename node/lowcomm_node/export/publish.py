@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lowcomm_node.errors import ConfigError, NodeError
-from lowcomm_node.system.support import install
+from lowcomm_node.system.command import install
 
 PATTERNS = ("*.json", "*.safetensors", "*.gguf", "Modelfile", "README.md")
 

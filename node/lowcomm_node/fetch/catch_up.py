@@ -20,7 +20,7 @@ from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.node.messages import Ready
 from lowcomm_node.node.process import Trainer
-from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_protocol.peers.records import PeerInfo, Phase
 from lowcomm_protocol.plan.clock import is_supported, largest_jump

@@ -25,7 +25,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.storage.durable import disk_full_error, require_space
+from lowcomm_node.storage.files import disk_full_error, require_space
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.spec.settings import SyncSettings
 from lowcomm_protocol.state.pieces import Piece

@@ -17,7 +17,7 @@ from lowcomm_node.fetch.fetch import Fetcher
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
-from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.files import DiskQuota
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.settings import SyncSettings
 from lowcomm_protocol.state.snapshot import StateForm

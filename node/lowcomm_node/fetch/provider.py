@@ -14,7 +14,7 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.fetch.shelf import Shelf, link
 from lowcomm_node.fetch.wanted import RunFile, start_of, tokenizer_of
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.storage.paths import absolute
 from lowcomm_node.storage.start_files import check
 from lowcomm_node.system.tasks import start

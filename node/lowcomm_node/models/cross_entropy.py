@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lowcomm_node.system.compiler import can_compile
+from lowcomm_node.system.machine import can_compile
 
 WHOLE = 1 << 24
 """Logits up to which all are computed at once: 64 MiB in fp32. Below, chunks save little, and small

@@ -14,8 +14,8 @@ from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.models.base import Model, build_model
 from lowcomm_node.models.sampling import TOP_K, generate
 from lowcomm_node.storage.checkpoint import Checkpoint, CheckpointStore
-from lowcomm_node.storage.durable import sha256_file
-from lowcomm_node.system.formatting import clean
+from lowcomm_node.storage.files import sha256_file
+from lowcomm_node.system.units import clean
 from lowcomm_protocol.spec.settings import BYTES, DataSettings, read_model
 
 _STEP = re.compile(r"step-(\d{10})")

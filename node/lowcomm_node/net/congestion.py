@@ -34,8 +34,8 @@ from typing import Any, ClassVar
 
 from lowcomm_node.net.connections import connections, plain
 from lowcomm_node.system.events import Event
-from lowcomm_node.system.formatting import place
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.units import place
 
 BBR = "bbr"
 LOSSY = 0.005

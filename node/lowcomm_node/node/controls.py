@@ -25,7 +25,7 @@ from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.status.events import LimitsChanged, Notice
 from lowcomm_node.status.health import Health, judge_health
 from lowcomm_node.status.model import Exported, Hours, Limits, PeerStatus, Ping, Status
-from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.sync.records import ExchangeEnded
 
 GATHER_DEADLINE = 780.0

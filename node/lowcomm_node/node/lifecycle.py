@@ -35,7 +35,7 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.events import Paused, Resumed
 from lowcomm_node.status.model import CheckpointStatus
-from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.membership import Membership

@@ -29,7 +29,7 @@ from lowcomm_node.node.messages import (
 )
 from lowcomm_node.node.process import STEP_DEADLINE, Trainer
 from lowcomm_node.system.accelerator import Accelerator, Meter, meter_of
-from lowcomm_node.system.memory_watch import NodeMemory, memory_of_node, too_much
+from lowcomm_node.system.machine import NodeMemory, memory_of_node, too_much
 from lowcomm_node.system.priority import waited
 from lowcomm_node.system.tasks import Enduring, Warn, endure, start
 

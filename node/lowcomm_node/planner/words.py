@@ -5,8 +5,7 @@ from textwrap import wrap
 
 from lowcomm_node.planner.plan import Choice, Plan
 from lowcomm_node.planner.shares import Estimate
-from lowcomm_node.system.formatting import quantity, seconds, size
-from lowcomm_node.system.units import write_rate
+from lowcomm_node.system.units import quantity, seconds, size, write_rate
 
 GIB = 1024**3
 UNKNOWN = "?"

@@ -20,7 +20,7 @@ from lowcomm_node.report.story import (
     releases,
     waits,
 )
-from lowcomm_node.system.formatting import clean, loss, quantity, seconds, short_peer, size
+from lowcomm_node.system.units import clean, loss, quantity, seconds, short_peer, size
 from lowcomm_protocol.spec.settings import ModelSettings
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -12,7 +12,7 @@ from lowcomm_node.journal.sample import Sample
 from lowcomm_node.status.events import RunAmended, Warned
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.system.formatting import short_peer
+from lowcomm_node.system.units import short_peer
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 

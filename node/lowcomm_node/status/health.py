@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from lowcomm_node.status.lines import summary
 from lowcomm_node.status.model import Status
-from lowcomm_node.system.formatting import clean, seconds
 from lowcomm_node.system.systemd import Condition
+from lowcomm_node.system.units import clean, seconds
 
 SWARM_PATIENCE = 300.0
 """Seconds without an answer of the swarm: by then p2pd was started again twice."""

@@ -39,9 +39,9 @@ from lowcomm_node.swarm.records import (
     SwarmUnlisted,
 )
 from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.system.command import program
 from lowcomm_node.system.events import Event
-from lowcomm_node.system.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
-from lowcomm_node.system.support import program
+from lowcomm_node.system.units import MISSING, clean, loss, quantity, seconds, short_peer, size
 from lowcomm_protocol.exchange.events import Outcome
 
 

@@ -16,9 +16,17 @@ from rich.text import Text
 
 from lowcomm_node.status.model import Limits, Status, SwarmStatus
 from lowcomm_node.sync.records import ExchangeEnded, IntervalStatus
-from lowcomm_node.system.formatting import MISSING, clean, loss, quantity, seconds, short_peer, size
 from lowcomm_node.system.priority import EVERYBODY, Priority
-from lowcomm_node.system.units import write_rate
+from lowcomm_node.system.units import (
+    MISSING,
+    clean,
+    loss,
+    quantity,
+    seconds,
+    short_peer,
+    size,
+    write_rate,
+)
 from lowcomm_protocol.exchange.events import Outcome
 
 ROUNDS = 4

@@ -10,7 +10,7 @@ from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 
-from lowcomm_node.storage.durable import disk_full_error, require_space, sync_folder
+from lowcomm_node.storage.files import disk_full_error, require_space, sync_folder
 
 
 class PartialFile:

@@ -22,7 +22,7 @@ from pathlib import Path
 from time import monotonic
 
 from lowcomm_node.errors import NodeError, RetryLater
-from lowcomm_node.storage.durable import disk_full_error, require_space
+from lowcomm_node.storage.files import disk_full_error, require_space
 from lowcomm_node.system.logs import log
 from lowcomm_protocol.state.snapshot import name_of
 

@@ -1,16 +1,22 @@
 """Named tensors in safetensors files."""
 
 import math
+import mmap
 import os
 import re
+import tempfile
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lowcomm_node.errors import CheckpointError
+from lowcomm_node.storage.files import disk_full_error
+from lowcomm_protocol.codecs.base import Vector
 
 _RESERVED = "__metadata__"
 """safetensors reserves this name."""
@@ -69,3 +75,31 @@ def read_state(path: Path, device: str = "cpu") -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path} is not a whole safetensors file ({error}): remove its checkpoint."
         ) from error
+
+
+_PREFIX = ".mapped-"
+
+
+def sweep(folder: Path) -> None:
+    """Make the folder, and remove what a killed process has left in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for left in folder.glob(f"{_PREFIX}*"):
+        left.unlink(missing_ok=True)
+
+
+def mapped_vector(folder: Path, numel: int) -> Vector:
+    """A vector of zeros in a new file of the folder. Raises DiskFull."""
+    size = max(1, numel) * np.dtype(np.float32).itemsize
+    descriptor, name = tempfile.mkstemp(prefix=_PREFIX, dir=folder)
+    try:
+        # Without room for it on the disk, writing to the memory would end the process.
+        with disk_full_error(folder, size):
+            os.posix_fallocate(descriptor, 0, size)
+        vector = np.frombuffer(mmap.mmap(descriptor, size), dtype=np.float32)[:numel]
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(descriptor)
+    weakref.finalize(vector, Path(name).unlink, missing_ok=True)
+    return vector

@@ -13,7 +13,7 @@ from pathlib import Path
 from time import perf_counter, time
 
 from lowcomm_node.storage.files import write_atomic
-from lowcomm_node.system.formatting import seconds as span
+from lowcomm_node.system.units import seconds as span
 from lowcomm_protocol.peers.admission import Rules
 from lowcomm_protocol.work import (
     OVERLAP,

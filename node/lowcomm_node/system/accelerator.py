@@ -14,7 +14,7 @@ from typing import Protocol
 
 import psutil
 
-from lowcomm_node.system.control_groups import cores_allowed
+from lowcomm_node.system.machine import cores_allowed
 
 WINDOW = 10
 """Looks, one a second, over which a load is told."""

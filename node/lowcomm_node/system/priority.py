@@ -20,7 +20,7 @@ from pathlib import Path
 from threading import get_native_id
 from time import sleep
 
-from lowcomm_node.system.control_groups import folders_of
+from lowcomm_node.system.machine import folders_of
 
 LAST = 19
 """The level at which training gets only what nobody else wants (SCHED_IDLE)."""

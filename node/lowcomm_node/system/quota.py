@@ -1,9 +1,11 @@
 """Quotas of callers. No clock: time is an argument (seconds, monotonic)."""
 
 import ipaddress
-from collections import Counter, OrderedDict
+from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+
+from cachetools import LRUCache
 
 MAX_CALLERS = 4096
 AT_LEAST = (8, 16)
@@ -29,7 +31,9 @@ class Quota:
 
     def __init__(self, allowed: Allowed) -> None:
         self._allowed = allowed
-        self._callers: OrderedDict[str, _Level] = OrderedDict()
+        self._callers: LRUCache[str, _Level] = LRUCache(
+            MAX_CALLERS
+        )  # what all may have still holds
         self._all = _Level(allowed.all, allowed.seconds)
 
     @property
@@ -50,9 +54,6 @@ class Quota:
         level.take(count)
         self._all.take(count)
         self._callers[caller] = level
-        self._callers.move_to_end(caller)
-        if len(self._callers) > MAX_CALLERS:  # what all may have still holds
-            self._callers.popitem(last=False)
         return True
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Self
 
-from lowcomm_node.system.formatting import clean
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.units import clean
 
 TICK = 1.0
 """Seconds between two checks for news."""

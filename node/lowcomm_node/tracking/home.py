@@ -6,7 +6,7 @@ from typing import Any
 
 from lowcomm_node.storage.files import read_small
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.system.formatting import clean, short_peer
+from lowcomm_node.system.units import clean, short_peer
 from lowcomm_node.tracking.sink import Setting, Tracked
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.identity import identity_from_libp2p

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from lowcomm_node.errors import ConfigError, RetryLater
-from lowcomm_node.storage.durable import lock
-from lowcomm_node.storage.files import read_small, write_atomic
+from lowcomm_node.storage.files import lock, read_small, write_atomic
 
 MAX_BYTES = 64 * 1024
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.system.support import install
+from lowcomm_node.system.command import install
 
 Setting = str | int | float | bool
 

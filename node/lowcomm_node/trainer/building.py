@@ -13,9 +13,9 @@ from lowcomm_node.models.base import family_of
 from lowcomm_node.node.ipc import Arena, Event
 from lowcomm_node.node.messages import MicroBatch, Ready, TrainerSettings
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.system.control_groups import cores_allowed
+from lowcomm_node.system.machine import cores_allowed
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.capacity import Wanted, check_memory, limit_vram
 from lowcomm_node.trainer.capture import Capture

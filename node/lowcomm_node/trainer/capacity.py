@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.system.memory_watch import GIB, memory_of_machine
+from lowcomm_node.system.machine import GIB, memory_of_machine
 from lowcomm_node.trainer.inner.micro_batch import Cut, choose
 from lowcomm_node.trainer.memory import (
     COMPILING,

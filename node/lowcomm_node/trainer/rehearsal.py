@@ -18,7 +18,7 @@ import torch
 from lowcomm_node.data import Dataset, Split, open_tokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.node.messages import Part
-from lowcomm_node.storage.durable import lock
+from lowcomm_node.storage.files import lock
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs.kernels import kept_in
 from lowcomm_protocol.errors import ImplausibleError

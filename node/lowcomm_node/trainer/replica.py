@@ -25,8 +25,8 @@ from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.models.base import Model, build_model, family_of, tensor_specs
 from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.models.precision import computing
-from lowcomm_node.storage.mapped import mapped_vector, sweep
-from lowcomm_node.system.compiler import can_compile
+from lowcomm_node.storage.state_file import mapped_vector, sweep
+from lowcomm_node.system.machine import can_compile
 from lowcomm_node.system.reading import Readings
 from lowcomm_node.trainer.capture import FP32_BYTES, Capture, capture_for
 from lowcomm_node.trainer.device.compiling import loss_of

@@ -8,7 +8,7 @@ from lowcomm_node.data import Dataset, Tokenized, open_data, open_tokenizer
 from lowcomm_node.data.tokenizer import Tokenizer, check_tokenizer, keep_tokenizer, use_threads
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.node.messages import Tokenizing, TrainerSettings
-from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.files import DiskQuota
 from lowcomm_protocol.spec.run import RunSpec
 
 TELL_EVERY = 1.0

@@ -21,10 +21,9 @@ from lowcomm_node.data.documents import read_parquet
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_node.owner.settings import unused
 from lowcomm_node.owner.sources import load_settings
-from lowcomm_node.storage.durable import lock
-from lowcomm_node.storage.files import HomeLock
+from lowcomm_node.storage.files import HomeLock, lock
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_node.system import support
+from lowcomm_node.system import command as installed
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
@@ -149,7 +148,7 @@ def test_a_missing_library_is_added_as_the_program_was_installed(
     monkeypatch: pytest.MonkeyPatch, prefix: str, command: str
 ) -> None:
     monkeypatch.setattr(sys, "prefix", prefix)
-    assert command in support.install("[gguf]")
+    assert command in installed.install("[gguf]")
 
 
 def test_files_that_a_run_does_not_use_are_named(tmp_path: Path) -> None:

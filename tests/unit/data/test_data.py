@@ -42,7 +42,7 @@ from lowcomm_node.data.shards import Tokenized, open_shards
 from lowcomm_node.data.stream import TrainStream, held_out_windows
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.errors import ConfigError, DataError, DiskFull
-from lowcomm_node.storage.durable import write_sealed_json
+from lowcomm_node.storage.files import write_sealed_json
 from lowcomm_node.trainer.text import Telling
 
 TEXT = "Grüße, 世界! 🌍 naïve — one two three\n"

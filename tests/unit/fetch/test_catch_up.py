@@ -15,7 +15,7 @@ from lowcomm_node.fetch import donor_session, fetch
 from lowcomm_node.fetch.catch_up import ROUNDS, CatchUp
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.storage import snapshots
-from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.files import DiskQuota
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.plan.clock import largest_jump
 from lowcomm_protocol.state.snapshot import read_manifest

@@ -13,7 +13,7 @@ from lowcomm_node.errors import LinkLost
 from lowcomm_node.fetch import gather
 from lowcomm_node.fetch.gather import Gatherer
 from lowcomm_node.net.bandwidth import BandwidthLimit
-from lowcomm_node.storage.disk_quota import DiskQuota
+from lowcomm_node.storage.files import DiskQuota
 from lowcomm_protocol.state.values import read_piece
 
 

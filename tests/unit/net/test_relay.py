@@ -30,7 +30,7 @@ from lowcomm_node.net.relays import (
     RelayLimits,
     read_place,
 )
-from lowcomm_node.system.malloc import keep_freed_memory
+from lowcomm_node.system.machine import keep_freed_memory
 from lowcomm_protocol.identity import Identity
 
 RELAYS = [
@@ -367,7 +367,7 @@ def test_freed_memory_is_kept_on_linux():
         [
             sys.executable,
             "-c",
-            "from lowcomm_node.system.malloc import keep_freed_memory as k; print(k())",
+            "from lowcomm_node.system.machine import keep_freed_memory as k; print(k())",
         ],
         capture_output=True,
         text=True,

@@ -31,7 +31,7 @@ from lowcomm_node.node.supervisor import (
     Supervisor,
 )
 from lowcomm_node.system import tasks
-from lowcomm_node.system.memory_watch import GIB, memory_of
+from lowcomm_node.system.machine import GIB, memory_of
 
 SETTINGS = TrainerSettings(spec="", peer_id="", checkpoints="", data_cache="")
 DEADLINE = 20.0

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from helpers.disk import on_small_disk
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner import availability
-from lowcomm_node.owner.availability import Availability
-from lowcomm_node.owner.idle import (
+from lowcomm_node.owner.availability import (
     BUSY_SECONDS,
+    Availability,
     IdleDetector,
     Load,
     OwnWork,
@@ -22,8 +22,7 @@ from lowcomm_node.owner.idle import (
     last_typed,
     read_logind,
 )
-from lowcomm_node.owner.rules import FOREVER, MachineUse, Rule, Rules, holds
-from lowcomm_node.owner.schedule import read_schedule
+from lowcomm_node.owner.rules import FOREVER, MachineUse, Rule, Rules, holds, read_schedule
 
 HERE = timezone(timedelta(hours=2))
 

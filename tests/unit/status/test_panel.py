@@ -13,7 +13,7 @@ from lowcomm_node.status.model import Status
 from lowcomm_node.status.panel import ROUNDS, node_panel, swarm_panel
 from lowcomm_node.status.wire import read
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.system.formatting import (
+from lowcomm_node.system.units import (
     clean,
     clean_text,
     loss,

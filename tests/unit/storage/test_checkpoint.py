@@ -22,12 +22,19 @@ from safetensors.torch import save, save_file
 from torch import Tensor
 
 import lowcomm_node.storage.checkpoint as checkpoint_module
-import lowcomm_node.storage.manifest as manifest_module
+import lowcomm_node.storage.checkpoint as manifest_module
 from helpers.disk import PowerLoss, is_killed_at, on_small_disk
 from helpers.waiting import until
 from lowcomm_node.errors import CheckpointError, ConfigError, DiskFull, RetryLater
-from lowcomm_node.storage.checkpoint import DIVERGED, CheckpointStore
-from lowcomm_node.storage.durable import (
+from lowcomm_node.storage.checkpoint import (
+    DIVERGED,
+    MANIFEST,
+    CheckpointStore,
+    is_complete,
+    problems_of,
+    read_manifest,
+)
+from lowcomm_node.storage.files import (
     disk_full_error,
     folder_lock,
     read_sealed_json,
@@ -35,7 +42,6 @@ from lowcomm_node.storage.durable import (
     sha256_file,
     write_sealed_json,
 )
-from lowcomm_node.storage.manifest import MANIFEST, is_complete, problems_of, read_manifest
 from lowcomm_node.storage.state_file import read_state, state_bytes, write_state
 
 META: dict[str, Any] = {

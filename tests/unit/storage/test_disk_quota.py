@@ -9,7 +9,7 @@ import torch
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.storage.disk_quota import GIB, DiskQuota
+from lowcomm_node.storage.files import GIB, DiskQuota
 
 MIB = 1024**2
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lowcomm_node.system import control_groups, memory_watch
-from lowcomm_node.system.control_groups import cores_allowed, memory_limits
+from lowcomm_node.system import machine as groups
+from lowcomm_node.system.machine import cores_allowed, memory_limits
 
 GIB = 1024**3
 
@@ -13,8 +13,8 @@ GIB = 1024**3
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without control groups, whose files tests write."""
-    monkeypatch.setattr(control_groups, "PROC", tmp_path / "proc")
-    monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "groups")
+    monkeypatch.setattr(groups, "PROC", tmp_path / "proc")
+    monkeypatch.setattr(groups, "GROUPS", tmp_path / "groups")
     return tmp_path
 
 
@@ -55,7 +55,7 @@ def test_a_limit_of_version_2_counts_at_every_level_of_its_path(
     write(group / "cpu.max", "150000 100000")
     assert list(memory_limits()) == [(GIB, GIB - GIB // 4 + GIB // 8)]
     assert cores_allowed() == 1.5
-    assert memory_watch.memory_of_machine()[0] == GIB
+    assert groups.memory_of_machine()[0] == GIB
 
 
 @pytest.mark.parametrize("folder", ["", "job", "job/7"])
@@ -86,7 +86,7 @@ def test_the_narrowest_of_nested_limits_counts(machine: Path):
         write(service / name, text)
     for folder in (service, service.parent):
         write(folder / "memory.current", GIB // 2)
-    assert memory_watch.memory_of_machine() == (GIB, GIB // 2)
+    assert groups.memory_of_machine() == (GIB, GIB // 2)
     assert cores_allowed() == 2.0
 
 
@@ -96,5 +96,5 @@ def test_where_nothing_is_limited_the_machine_counts(machine: Path):
     write(machine / "groups/memory/memory.usage_in_bytes", GIB)
     write(machine / "groups/cpu/cpu.cfs_quota_us", -1)
     write(machine / "groups/cpu/cpu.cfs_period_us", 100_000)
-    assert memory_watch.memory_of_machine()[0] == memory_watch.psutil.virtual_memory().total
+    assert groups.memory_of_machine()[0] == groups.psutil.virtual_memory().total
     assert cores_allowed() == float("inf")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from lowcomm_node.system import control_groups, priority
+from lowcomm_node.system import machine as machine_module
+from lowcomm_node.system import priority
 from lowcomm_node.system.priority import Priority, look, step_back, waited
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
@@ -20,8 +21,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("_PROC", "_GROUPS"):
         (tmp_path / name).mkdir()
     monkeypatch.setattr(priority, "_PROC", tmp_path / "_PROC")
-    monkeypatch.setattr(control_groups, "PROC", tmp_path / "_PROC")
-    monkeypatch.setattr(control_groups, "GROUPS", tmp_path / "_GROUPS")
+    monkeypatch.setattr(machine_module, "PROC", tmp_path / "_PROC")
+    monkeypatch.setattr(machine_module, "GROUPS", tmp_path / "_GROUPS")
     monkeypatch.setattr(priority.os, "getpriority", lambda *_: 19)
     write(tmp_path / f"_PROC/{ME}/stat", f"{ME} (a name) with) R " + " ".join(["0"] * 37 + ["5"]))
     return tmp_path

@@ -11,7 +11,7 @@ import pytest
 from lowcomm_node.demo.demo import _terminated_as_interrupt
 
 TELL = (
-    "from lowcomm_node.system.signals import ending_signals; print([*map(int, ending_signals())])"
+    "from lowcomm_node.system.command import ending_signals; print([*map(int, ending_signals())])"
 )
 
 

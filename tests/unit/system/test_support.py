@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from lowcomm_node.cli import app, common
 from lowcomm_node.errors import Incompatible
 from lowcomm_node.net.p2pd import find_p2pd
-from lowcomm_node.system import support
-from lowcomm_node.system.support import check_system
+from lowcomm_node.system import logs
+from lowcomm_node.system.command import WINDOWS, check_system
 
 NOWHERE = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 LIKE_WINDOWS = """
@@ -53,7 +53,7 @@ def test_commands_that_need_a_swarm_say_so_at_once(
     monkeypatch.setattr(sys, "argv", ["lowcomm-node", *command])
     monkeypatch.setattr(sys, "platform", "win32")
     assert common.run(app) == Incompatible.exit_code
-    assert capsys.readouterr().err == f"error: {support.WINDOWS}\n"
+    assert capsys.readouterr().err == f"error: {WINDOWS}\n"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -62,7 +62,7 @@ def test_no_command_ends_with_a_traceback_where_modules_are_missing(
     package: str, arguments: list[str], tmp_path: Path
 ) -> None:
     done = like_windows(package, *arguments, "--home", str(tmp_path))
-    assert (done.returncode, done.stderr) == (Incompatible.exit_code, f"error: {support.WINDOWS}\n")
+    assert (done.returncode, done.stderr) == (Incompatible.exit_code, f"error: {WINDOWS}\n")
 
 
 def test_what_needs_no_swarm_works_there() -> None:
@@ -86,7 +86,7 @@ def test_macos_is_let_in_with_a_word_that_nobody_has_tried_it(
 ) -> None:
     warned: list[str] = []
     monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(support.log, "warning", lambda event, **_: warned.append(event))
+    monkeypatch.setattr(logs.log, "warning", lambda event, **_: warned.append(event))
     check_system(find_p2pd)
     assert warned == ["system.untried"]
 
@@ -104,7 +104,7 @@ def test_the_bootstrap_server_tells_its_version() -> None:
 
 def test_the_soft_limit_of_descriptors_is_raised_as_far_as_the_hard_one_allows() -> None:
     code = (
-        "import resource as r; from lowcomm_node.system.support import raise_descriptors as up;"
+        "import resource as r; from lowcomm_node.system.command import raise_descriptors as up;"
         "r.setrlimit(r.RLIMIT_NOFILE, (256, 700));print(up(512), up(9000), up(100), "
         "*r.getrlimit(r.RLIMIT_NOFILE))"
     )

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lowcomm_node.system.compiler import can_compile
+from lowcomm_node.system.machine import can_compile
 from lowcomm_node.trainer.device.compiling import FOLDERS, prepare
 
 Machine = Callable[..., None]

@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models import evaluation
 from lowcomm_node.models.base import build_model, family_of
-from lowcomm_node.system.memory_watch import (
+from lowcomm_node.system.machine import (
     GIB,
     memory_of,
     memory_of_machine,
@@ -237,7 +237,7 @@ def test_what_a_process_takes_grows_with_what_it_touches_and_a_limit_tells_the_r
 
 SHARING = """
 import mmap, os
-from lowcomm_node.system.memory_watch import memory_of, memory_of_node
+from lowcomm_node.system.machine import memory_of, memory_of_node
 ours, size = os.getpid(), 64 << 20
 before = memory_of(ours, shared=False), memory_of(ours)
 with mmap.mmap(-1, size) as shared:  # anonymous memory that a child would share

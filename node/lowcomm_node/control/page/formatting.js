@@ -1,4 +1,4 @@
-// Figures as `lowcomm-node status` prints them (system/formatting.py).
+// Figures as `lowcomm-node status` prints them (system/units.py).
 
 export const MISSING = "–";
 

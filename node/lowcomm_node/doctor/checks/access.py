@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from lowcomm_node.doctor.observations import Observations
 from lowcomm_node.doctor.report import Finding, State
 from lowcomm_node.net.addresses import host_of, name_of, port_of
-from lowcomm_node.system.formatting import clean, place
+from lowcomm_node.system.units import clean, place
 
 ALWAYS = "a.root-servers.net"
 """A name that exists as long as there are names; it is tried where this node uses none."""

@@ -12,9 +12,9 @@ from typing import NamedTuple
 from lowcomm_node.doctor.observations import Observations
 from lowcomm_node.doctor.report import Finding, State
 from lowcomm_node.net.congestion import BBR, LOSSY
-from lowcomm_node.system.formatting import size
-from lowcomm_node.system.memory_watch import memory_of_machine
+from lowcomm_node.system.machine import memory_of_machine
 from lowcomm_node.system.priority import EVERYBODY, ITS_SESSION, NOBODY
+from lowcomm_node.system.units import size
 
 LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 2e8
 LITTLE_MEMORY, TOO_LITTLE_MEMORY = 1e9, 256e6

@@ -9,7 +9,7 @@ from lowcomm_node.doctor.checks.access import replies, reply_of
 from lowcomm_node.doctor.observations import Observations, Survey, is_public
 from lowcomm_node.doctor.report import Finding, State
 from lowcomm_node.net.addresses import host_of, port_of
-from lowcomm_node.system.formatting import place, rate
+from lowcomm_node.system.units import place, rate
 
 CLOCK_WARNING = 1.0
 """Seconds."""

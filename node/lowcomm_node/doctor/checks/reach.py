@@ -8,7 +8,7 @@ from enum import StrEnum
 from lowcomm_node.doctor.checks.network import asked_others, unknown
 from lowcomm_node.doctor.observations import ObservedAddress, Subject, Survey, is_public
 from lowcomm_node.doctor.report import Finding, State
-from lowcomm_node.system.formatting import place
+from lowcomm_node.system.units import place
 from lowcomm_protocol.peers.probes import Kind
 
 _WAYS = {

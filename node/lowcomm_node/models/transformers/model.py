@@ -21,7 +21,7 @@ from lowcomm_node.models.base import Cache, Model, Place
 from lowcomm_node.models.cross_entropy import cross_entropy
 from lowcomm_node.models.filling import fill_normal
 from lowcomm_node.models.transformers.configuration import configuration
-from lowcomm_node.system import support
+from lowcomm_node.system import command
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.transformers import TransformersSettings
 
@@ -118,7 +118,7 @@ def library() -> Any:
     except ImportError:
         raise ConfigError(
             "This run trains a model of the library transformers, which is not installed: "
-            f"{support.install('[hf]')}."
+            f"{command.install('[hf]')}."
         ) from None
     found.logging.set_verbosity_error()  # its advice is for users of its own
     return found
@@ -149,7 +149,7 @@ def bare_model(settings: TransformersSettings) -> TransformersModel:
 def install(settings: TransformersSettings) -> str:
     """The command that installs the release of a run."""
     release = f"=={settings.release}" if settings.release else ">=5"
-    return support.install(f"transformers{release}")
+    return command.install(f"transformers{release}")
 
 
 def layout_of(model: TransformersModel) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.storage.durable import disk_full_error
+from lowcomm_node.storage.files import disk_full_error
 from lowcomm_node.storage.paths import absolute
 from lowcomm_node.tracking.names import LOSSES
 from lowcomm_node.tracking.sink import Batch, Kept, Library, Point, Tracked
