@@ -31,10 +31,10 @@ from lowcomm_node.net.tls import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper
 from lowcomm_node.sync import offers
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
-from lowcomm_protocol.plan.matching import Offer
 from lowcomm_protocol.spec.names import codec_in_offer
 from lowcomm_protocol.spec.run import RunSpec, read_signed_run
 

@@ -30,8 +30,8 @@ from lowcomm_node.trainer.device.merging import merge
 from lowcomm_node.trainer.memory import count_parameters, reckon
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.plan.fragments import Fragment, Slice
-from lowcomm_protocol.spec.outer_settings import OuterSettings
+from lowcomm_protocol.plan import Fragment, Slice
+from lowcomm_protocol.spec.outer import OuterSettings
 from lowcomm_protocol.spec.run import RunSpec
 
 RESULT = kit.RESULTS / "gpu.json"

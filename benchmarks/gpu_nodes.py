@@ -17,7 +17,7 @@ from typing import Any
 
 import kit
 
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.models import TransformerSettings
 
 MODEL = TransformerSettings(layers=12, width=768, heads=12, feed_forward=2048, context=1024)
 CORES = 4

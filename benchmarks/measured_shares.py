@@ -25,10 +25,10 @@ from shares_jobs import PAIRS as PAIR_ROWS
 
 from lowcomm_node.planner.volume import contents, fragment_sizes, members_of
 from lowcomm_node.trainer.memory import count_parameters
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.settings import SyncSettings
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.sections import SyncSettings
 
 OUT = kit.ROOT / "node" / "lowcomm_node" / "planner" / "measured.json"
 STEPS = 1000

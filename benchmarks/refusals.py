@@ -25,15 +25,13 @@ import kit
 
 from lowcomm_node.dht.keys import Provenances, pack, peers_key
 from lowcomm_node.net.tls import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper, make_certificate
-from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.errors import LowcommError, Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.admission import Admission, Rules
-from lowcomm_protocol.peers.invites import Token, issue_invite
+from lowcomm_protocol.peers.invites import Token, issue_invite, write_removals
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_credential, write_record
-from lowcomm_protocol.peers.removals import write_removals
 from lowcomm_protocol.peers.roster import Roster
-from lowcomm_protocol.refusals import Refusals
 
 MAX_MICROSECONDS = 1000.0
 MAX_KIB = 64.0

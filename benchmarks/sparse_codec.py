@@ -23,7 +23,7 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
 from lowcomm_protocol.codecs.shards import ShardCoder
 from lowcomm_protocol.exchange.plausible import Bound
-from lowcomm_protocol.plan.rows import scatter
+from lowcomm_protocol.rows import scatter
 
 CHUNK = 4096
 HEAD_BITS = 32

@@ -58,19 +58,19 @@ from lowcomm_node.sync import link
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system import quota
 from lowcomm_node.tracking.names import OTHERS, SAMPLED
+from lowcomm_protocol import plan as schedule
+from lowcomm_protocol import state as manifests
 from lowcomm_protocol.exchange.budget import FIRST_DEADLINE, FIRST_RATE
 from lowcomm_protocol.exchange.group import table as group_table
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
 from lowcomm_protocol.exchange.pair import table as pair_table
 from lowcomm_protocol.peers import probes, records
-from lowcomm_protocol.plan import clock
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.document import ADDED
 from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.settings import OneOf
-from lowcomm_protocol.state import snapshot
+from lowcomm_protocol.spec.sections import OneOf
 
 DOCS = Path(__file__).parent
 SCHEMA = DOCS / "json-schema.json"
@@ -196,7 +196,7 @@ def limits() -> Iterator[str]:
 def _limits() -> dict[str, list[tuple[str, str]]]:
     one, wide = quota.AT_LEAST
     few, few_wide = quota.OF_FEW
-    skip = clock.largest_jump(1)
+    skip = schedule.largest_jump(1)
     longest = NodeSettings.model_fields["exchange_deadline"].default
     calls = [
         ("message", _bytes(server.MAX_MESSAGE)),
@@ -329,7 +329,8 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ("reason of `abandon`", f"{link.MAX_REASON} characters are shown"),
         (
             "swarm step ahead of every other peer's",
-            f"10 intervals, {skip} steps, or {clock.FASTER} for each own step since the last merge",
+            f"10 intervals, {skip} steps, or {schedule.FASTER} for each own step since the last "
+            "merge",
         ),
     ]
     state = [
@@ -344,7 +345,7 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
         ("snapshots on a donor's disk", f"{snapshots.MAX_SNAPSHOTS}"),
         (
             "manifest of a snapshot",
-            f"{snapshot._OTHER_BYTES} bytes, 40 for each piece and 64 for each fragment",
+            f"{manifests._OTHER_BYTES} bytes, 40 for each piece and 64 for each fragment",
         ),
     ]
     return {

@@ -21,8 +21,7 @@ from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.plan.clock import SwarmClock
-from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
+from lowcomm_protocol.plan import FragmentProgress, SwarmClock, SyncSchedule
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.run import RunSpec
 

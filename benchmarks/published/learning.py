@@ -20,7 +20,7 @@ from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.simulation import Conditions, Member
 from lowcomm_node.simulation.swarm import Swarm, compare
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.plan.rows import scatter
+from lowcomm_protocol.rows import scatter
 from lowcomm_protocol.spec.run import RunSpec
 
 

@@ -16,9 +16,9 @@ from published.figures import GRID, TARGETS, Shape
 from published.timeline import Vector
 
 from lowcomm_protocol.codecs import codec, coder
-from lowcomm_protocol.plan.fragments import FragmentPlan, TensorSpec, offset, plan_fragments
+from lowcomm_protocol.plan import FragmentPlan, TensorSpec, offset, plan_fragments
 from lowcomm_protocol.spec.run import parse_toml
-from lowcomm_protocol.spec.settings import SyncSettings
+from lowcomm_protocol.spec.sections import SyncSettings
 
 SAMPLE = 1 << 16
 """Values that are asked for their bytes: sizes are proportional, and nothing large is allocated."""

@@ -39,8 +39,7 @@ from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.simulation import Conditions, Member, allreduce, ring_bytes, simulate
 from lowcomm_node.simulation.swarm import compare
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.plan.hypercube import mirrored
-from lowcomm_protocol.plan.pairing import Line, Meeting, Pairing
+from lowcomm_protocol.matching import Line, Meeting, Pairing, mirrored
 from lowcomm_protocol.spec.names import PAIRINGS
 from lowcomm_protocol.spec.run import RunSpec
 

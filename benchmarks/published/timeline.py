@@ -28,7 +28,7 @@ from published.figures import (
     Shape,
 )
 
-from lowcomm_protocol.plan.fragments import offset
+from lowcomm_protocol.plan import offset
 
 Vector = npt.NDArray[np.float64]
 INTERVAL = 100

@@ -23,8 +23,7 @@ LowcommError                 all that we raise on purpose; str(): the thing, the
     └── PortInUse       75   another program holds an address that we were told to use
 """
 
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.errors import Deed, LowcommError
 
 
 class NodeError(LowcommError):

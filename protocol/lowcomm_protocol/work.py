@@ -20,9 +20,8 @@ import hashlib
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from lowcomm_protocol.errors import AdmissionError
+from lowcomm_protocol.errors import AdmissionError, Reason
 from lowcomm_protocol.identity import public_key_of
-from lowcomm_protocol.refusals import Reason
 
 WEEK = 604_800.0
 OVERLAP = 86_400.0

@@ -20,8 +20,8 @@ from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.plausible import UsualNorm, growth, plausible_norm
 from lowcomm_protocol.exchange.robust import MEANS, robust_mean
+from lowcomm_protocol.matching import Offer, Readiness, consider
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.matching import Offer, Readiness, consider
 
 ME, ADA, BOB = "peer-b", "peer-a", "peer-c"
 SIZE = 5000

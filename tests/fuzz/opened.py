@@ -20,8 +20,8 @@ from lowcomm_node.models.open_weights import check_weights, files_of
 from lowcomm_node.models.strange_config import CONTEXT
 from lowcomm_node.models.transformer.huggingface import huggingface_form
 from lowcomm_node.models.transformer.reading import read_config
-from lowcomm_protocol.spec.settings import MAX_CHAT_TEMPLATE, ExportSettings
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.models import TransformerSettings
+from lowcomm_protocol.spec.sections import MAX_CHAT_TEMPLATE, ExportSettings
 
 SMALL = TransformerSettings(
     vocab=8, layers=1, width=8, heads=2, kv_heads=1, feed_forward=8, context=8, qk_norm=False

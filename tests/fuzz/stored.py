@@ -23,8 +23,7 @@ from lowcomm_node.storage.files import _seal
 from lowcomm_node.swarm import remembered_peers as known
 from lowcomm_node.system.units import read_rate, read_size, write_rate, write_size
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.state.snapshot import Manifest, StateForm, read_manifest
-from lowcomm_protocol.state.values import read_piece
+from lowcomm_protocol.state import Manifest, StateForm, read_manifest, read_piece
 
 TENSORS = {"a": torch.arange(12, dtype=torch.float32).reshape(3, 4), "b.c": torch.ones(2)}
 META = {

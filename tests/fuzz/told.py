@@ -43,7 +43,13 @@ from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers import probes
 from lowcomm_protocol.peers.admission import Admission, Rules
-from lowcomm_protocol.peers.invites import issue_invite, read_claim, read_token
+from lowcomm_protocol.peers.invites import (
+    issue_invite,
+    read_claim,
+    read_removals,
+    read_token,
+    write_removals,
+)
 from lowcomm_protocol.peers.records import (
     PeerInfo,
     Phase,
@@ -52,7 +58,6 @@ from lowcomm_protocol.peers.records import (
     write_credential,
     write_record,
 )
-from lowcomm_protocol.peers.removals import read_removals, write_removals
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.spec.amendments import Chain, Course, read_chain, write_amendment
 from lowcomm_protocol.spec.document import encode as encode_document

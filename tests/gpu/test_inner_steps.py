@@ -16,7 +16,7 @@ from lowcomm_node.node.messages import MicroBatch, Stepped
 from lowcomm_node.trainer.inner.gradient import Gradient
 from lowcomm_node.trainer.inner.micro_batch import Cut, largest
 from lowcomm_node.trainer.inner.outcome import read_later
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.models import TransformerSettings
 
 MODEL = TransformerSettings(
     layers=4, width=512, heads=8, feed_forward=1408, context=512, vocab=32_000

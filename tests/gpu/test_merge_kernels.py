@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lowcomm_protocol.errors import PlanError
 from lowcomm_protocol.exchange import outer as on_host
-from lowcomm_protocol.spec.outer_settings import OuterSettings
+from lowcomm_protocol.spec.outer import OuterSettings
 
 pytestmark = pytest.mark.gpu(interpreted=True)
 

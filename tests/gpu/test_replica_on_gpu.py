@@ -149,7 +149,7 @@ def test_copies_go_on_while_the_device_computes(device: torch.device) -> None:
 
 
 def _whole(numel: int) -> Any:
-    from lowcomm_protocol.plan.fragments import Fragment, Slice
+    from lowcomm_protocol.plan import Fragment, Slice
 
     return Fragment(0, (Slice("all", 0, numel, numel),))
 

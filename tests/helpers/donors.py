@@ -19,10 +19,8 @@ from lowcomm_node.storage.snapshots import Snapshots, write_snapshot
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.settings import SyncSettings
-from lowcomm_protocol.state.pieces import Piece
-from lowcomm_protocol.state.snapshot import Manifest, StateForm
-from lowcomm_protocol.state.values import Values
+from lowcomm_protocol.spec.sections import SyncSettings
+from lowcomm_protocol.state import Manifest, Piece, StateForm, Values
 
 STEP = 400
 INTERVAL = 20

@@ -48,10 +48,10 @@ from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.exchange.pair.machine import members_digest
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import write_record
 from lowcomm_protocol.peers.roster import Roster
-from lowcomm_protocol.plan.matching import Offer
 from lowcomm_protocol.spec.names import codec_in_offer
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
 

@@ -5,7 +5,7 @@ from typing import Any
 import tomlkit
 
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
-from lowcomm_protocol.spec.transformers import TransformersSettings
+from lowcomm_protocol.spec.models import TransformersSettings
 
 
 def tiny(type_: str, **more: Any) -> TransformersSettings:

@@ -6,7 +6,7 @@ from typing import Any
 
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.transformer.huggingface import huggingface_form
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.models import TransformerSettings
 
 VOCAB = 300
 LLAMA: dict[str, Any] = {

@@ -35,7 +35,7 @@ from lowcomm_protocol.exchange.outer import (
 from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.plan.schedule import FragmentProgress
+from lowcomm_protocol.plan import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
 
 CURVATURE = np.geomspace(0.01, 1.0, 8)

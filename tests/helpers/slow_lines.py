@@ -15,7 +15,7 @@ from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.plan.schedule import FragmentProgress
+from lowcomm_protocol.plan import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
 
 MBIT = 1e6 / 8

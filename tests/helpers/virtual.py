@@ -16,15 +16,15 @@ from typing import Any
 
 from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
 from lowcomm_node.simulation.network import Conditions, Network, Stream
-from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.errors import Deed
 from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.plan.matching import Offer
-from lowcomm_protocol.plan.schedule import FragmentProgress
+from lowcomm_protocol.matching import Offer
+from lowcomm_protocol.plan import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
 
 DEADLINE = 60.0

@@ -19,9 +19,9 @@ from lowcomm_node.models.base import Model, build_model, tensor_specs
 from lowcomm_node.models.sampling import generate
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.plan.fragments import plan_fragments
+from lowcomm_protocol.plan import plan_fragments
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import parse_toml, sign_run
-from lowcomm_protocol.spec.transformer import TransformerSettings
 
 TEXT = "def f(x): é €"
 COUNT = 32

@@ -16,7 +16,7 @@ from lowcomm_node.export.byte_tokenizer import tokenizer_json
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.transformer.huggingface import huggingface_form
 from lowcomm_node.storage.state_file import write_state
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.models import TransformerSettings
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = TransformerSettings(

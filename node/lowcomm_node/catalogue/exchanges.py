@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from lowcomm_node.catalogue.message import Message
 from lowcomm_protocol.exchange.base import Cause
-from lowcomm_protocol.plan.matching import Refusal
+from lowcomm_protocol.matching import Refusal
 
 _LATER = "Nothing: it is met again at a later exchange."
 _RARE = "Nothing, while it is rare; `lowcomm-node peers` shows routes, docs/reach.md mends them."

@@ -92,7 +92,7 @@ def init(
     from lowcomm_node.swarm.run_template import write_template
     from lowcomm_protocol.spec.presets import PRESETS
     from lowcomm_protocol.spec.run import parse_toml
-    from lowcomm_protocol.spec.settings import BYTES
+    from lowcomm_protocol.spec.sections import BYTES
 
     if file.exists() and not force:
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")

@@ -24,12 +24,18 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.run_template import OpenWeights, TokenizerFile
 from lowcomm_node.system.units import write_size
 from lowcomm_protocol.peers.probes import Keeping
-from lowcomm_protocol.spec.invalid import in_words
+from lowcomm_protocol.spec.document import expected_in_words
+from lowcomm_protocol.spec.models import TransformersSettings
 from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
-from lowcomm_protocol.spec.settings import BUILTIN_TOKENS, RARELY, ModelSettings
-from lowcomm_protocol.spec.start import PIECE_BYTES, StartSettings, digest_of_pieces
-from lowcomm_protocol.spec.transformers import TransformersSettings
+from lowcomm_protocol.spec.sections import (
+    BUILTIN_TOKENS,
+    PIECE_BYTES,
+    RARELY,
+    ModelSettings,
+    StartSettings,
+    digest_of_pieces,
+)
 
 SPARE_VOCABULARY = 10
 """One in as many tokens of a model may be spare, as vocabularies are rounded up."""
@@ -256,8 +262,8 @@ def open_weights(folder: Path) -> OpenWeights:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         raise ConfigError(
-            f"{folder}: {first['input']!r}: {in_words(first)}: rename the file, and its entry in "
-            "the index."
+            f"{folder}: {first['input']!r}: {expected_in_words(first)}: rename the file, and its "
+            "entry in the index."
         ) from None
     warnings = [read.note] if read.note else []
     if read.left_out:

@@ -24,8 +24,8 @@ from lowcomm_node.swarm.amendments import AMENDMENTS_LIFE
 from lowcomm_node.swarm.find_run import ask_server, open_discovery
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.peers.invites import Removals, write_removals
 from lowcomm_protocol.peers.probes import Keeping
-from lowcomm_protocol.peers.removals import Removals, write_removals
 from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, Chain, newest, write_amendment
 from lowcomm_protocol.spec.run import SignedRun
 

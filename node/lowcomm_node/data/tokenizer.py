@@ -17,7 +17,7 @@ from lowcomm_node.data.stories.words import StoryTokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.files import sha256_file, write_atomic
 from lowcomm_node.system.command import install
-from lowcomm_protocol.spec.settings import MAX_TOKENIZER_BYTES
+from lowcomm_protocol.spec.sections import MAX_TOKENIZER_BYTES
 
 KEPT = "tokenizer.json"
 """Name of the copy in the folder of a run."""

@@ -44,7 +44,7 @@ from lowcomm_node.net.hivemind_parts import (
     TimedStorage,
     ValueWithExpiration,
 )
-from lowcomm_protocol.refusals import Reason
+from lowcomm_protocol.errors import Reason
 
 Records = Any
 """A ``DictionaryDHTValue``. hivemind's decorator hides from type checkers that it is a class."""

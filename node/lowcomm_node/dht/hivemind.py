@@ -62,8 +62,8 @@ from lowcomm_node.net.reachability import Reachability
 from lowcomm_node.net.relays import start_as_relay
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.system.logs import log
+from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.refusals import Refusals
 
 MAX_REASONS = 256
 """Peers whose connection errors we remember."""

@@ -21,11 +21,10 @@ from hashlib import sha256
 from typing import Any
 
 from lowcomm_node.dht.interface import MAX_VALUE
-from lowcomm_protocol.errors import LowcommError, RecordError, VersionError
+from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals, VersionError, What
 from lowcomm_protocol.peers.admission import Rules
+from lowcomm_protocol.peers.invites import read_removals
 from lowcomm_protocol.peers.records import is_from_future, read_record
-from lowcomm_protocol.peers.removals import read_removals
-from lowcomm_protocol.refusals import Reason, Refusals, What
 from lowcomm_protocol.spec.amendments import Chain, read_chain
 from lowcomm_protocol.spec.run import name_signed_run, read_signed_run
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lowcomm_protocol.plan.fragments import FragmentPlan
+from lowcomm_protocol.plan import FragmentPlan
 
 FAR_APART = 0.25
 """Distance of a peer's weights from ours, in norms of the larger, from which on they are left

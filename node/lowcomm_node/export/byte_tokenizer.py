@@ -9,7 +9,7 @@ from typing import Any
 
 from lowcomm_node.data.stories.words import PIECES, StoryTokenizer, words
 from lowcomm_node.data.tokenizer import Tokenizer
-from lowcomm_protocol.spec.settings import BYTES
+from lowcomm_protocol.spec.sections import BYTES
 
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
 

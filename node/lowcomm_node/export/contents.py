@@ -15,9 +15,9 @@ from lowcomm_node.export.choices import Weights
 from lowcomm_node.models.base import HuggingFaceForm, Model, family_of, tensor_specs
 from lowcomm_node.models.inference import load_model, tokenizer_of
 from lowcomm_node.storage.checkpoint import Checkpoint
-from lowcomm_protocol.plan.fragments import FragmentPlan, plan_fragments
+from lowcomm_protocol.plan import FragmentPlan, plan_fragments
 from lowcomm_protocol.spec.run import SignedRun
-from lowcomm_protocol.spec.settings import ExportSettings, ModelSettings
+from lowcomm_protocol.spec.sections import ExportSettings, ModelSettings
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lowcomm_node.export.byte_tokenizer import tokenizer_json
 from lowcomm_node.export.contents import Contents
 from lowcomm_node.models.transformer.model import frequencies
 from lowcomm_node.system.command import install
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.models import TransformerSettings
 
 TYPES = {"float32": "F32", "bfloat16": "BF16", "q8_0": "Q8_0"}
 """gguf's name of each dtype."""

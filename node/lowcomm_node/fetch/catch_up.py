@@ -23,9 +23,9 @@ from lowcomm_node.node.process import Trainer
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.swarm.membership import Membership
 from lowcomm_protocol.peers.records import PeerInfo, Phase
-from lowcomm_protocol.plan.clock import is_supported, largest_jump
+from lowcomm_protocol.plan import is_supported, largest_jump
 from lowcomm_protocol.spec.run import SignedRun
-from lowcomm_protocol.state.snapshot import StateForm, tolerated_lag
+from lowcomm_protocol.state import StateForm, tolerated_lag
 
 ROUNDS = 5
 SHOW_EVERY = 0.25

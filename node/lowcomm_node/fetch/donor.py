@@ -22,7 +22,7 @@ from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.storage.snapshots import Snapshot, Snapshots
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.state.snapshot import StateForm
+from lowcomm_protocol.state import StateForm
 
 CHUNK_BYTES = 256 * 1024
 MAX_JOINERS = 2

@@ -21,8 +21,7 @@ from lowcomm_node.net.stream import CallerStream
 from lowcomm_protocol.errors import ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.state.pieces import Piece
-from lowcomm_protocol.state.snapshot import Manifest, name_of, read_manifest
+from lowcomm_protocol.state import Manifest, Piece, name_of, read_manifest
 
 AHEAD_BYTES = 1024 * 1024
 """Bytes of pieces asked for in advance, so that the link does not idle."""

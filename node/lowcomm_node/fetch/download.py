@@ -27,12 +27,11 @@ from typing import TYPE_CHECKING, Any
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.storage.files import disk_full_error, require_space
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.spec.settings import SyncSettings
-from lowcomm_protocol.state.pieces import Piece
-from lowcomm_protocol.state.snapshot import Manifest, StateForm, Version, read_manifest
+from lowcomm_protocol.spec.sections import SyncSettings
+from lowcomm_protocol.state import Manifest, Piece, StateForm, Version, read_manifest
 
 if TYPE_CHECKING:
-    from lowcomm_protocol.state.values import Values
+    from lowcomm_protocol.state import Values
 
 AUDITS = 2
 """Pieces fetched from each donor although another one has given them already."""
@@ -311,7 +310,7 @@ class Download:
         digest, other = self._promised(source, piece), self._held.get(piece.index)
 
         def distance() -> float:
-            from lowcomm_protocol.state.values import apart, read_piece
+            from lowcomm_protocol.state import apart, read_piece
 
             values = _verify(piece, data, digest)
             return apart(
@@ -405,7 +404,7 @@ class Download:
 
 
 def _verify(piece: Piece, data: bytearray, digest: bytes) -> "Values":
-    from lowcomm_protocol.state.values import read_piece  # NumPy: most daemons never need it
+    from lowcomm_protocol.state import read_piece  # NumPy: most daemons never need it
 
     if sha256(data).digest() != digest:
         raise CheckpointError(f"piece {piece.index} does not match its digest")

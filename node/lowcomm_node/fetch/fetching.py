@@ -19,7 +19,7 @@ from lowcomm_node.net.channels import Channels
 from lowcomm_node.storage.partial_file import PartialFile
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.spec.start import PIECE_BYTES
+from lowcomm_protocol.spec.sections import PIECE_BYTES
 
 MOST_SESSIONS = 3
 LATER = 5.0

@@ -19,8 +19,8 @@ from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.spec.settings import SyncSettings
-from lowcomm_protocol.state.snapshot import StateForm
+from lowcomm_protocol.spec.sections import SyncSettings
+from lowcomm_protocol.state import StateForm
 
 MOST_PEERS = 3
 COPY_BYTES = 1 << 22

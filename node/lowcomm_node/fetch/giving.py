@@ -13,7 +13,7 @@ from lowcomm_node.fetch.shelf import Shelf
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.spec.start import PIECE_BYTES
+from lowcomm_protocol.spec.sections import PIECE_BYTES
 
 TURN_BYTES = 1_000_000_000
 """Bytes that a turn is long enough for, at the rate at which states travel."""

@@ -19,7 +19,7 @@ from lowcomm_node.storage.paths import absolute
 from lowcomm_node.storage.start_files import check
 from lowcomm_node.system.tasks import start
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
-from lowcomm_protocol.spec.start import PIECE_BYTES, StartFile
+from lowcomm_protocol.spec.sections import PIECE_BYTES, StartFile
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from lowcomm_node.storage.partial_file import PartialFile
 from lowcomm_protocol.errors import ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.spec.start import DIGEST_BYTES, count_pieces, digest_of_pieces
+from lowcomm_protocol.spec.sections import DIGEST_BYTES, count_pieces, digest_of_pieces
 
 AHEAD = 2
 """Pieces asked for in advance, so that the link does not idle."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Event
 
 from lowcomm_node.fetch.wanted import RunFile
-from lowcomm_protocol.spec.start import PIECE_BYTES
+from lowcomm_protocol.spec.sections import PIECE_BYTES
 
 BLOCK = 1024 * 1024
 

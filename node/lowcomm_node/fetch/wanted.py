@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.start import PIECE_BYTES, count_pieces
+from lowcomm_protocol.spec.sections import PIECE_BYTES, count_pieces
 
 
 @dataclass(frozen=True)

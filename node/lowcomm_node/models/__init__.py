@@ -7,8 +7,7 @@ loads torch.
 
 from typing import Any
 
-from lowcomm_protocol.spec.names import MODELS
-from lowcomm_protocol.table import Table
+from lowcomm_protocol.spec.names import MODELS, Table
 
 FAMILIES: Table[Any] = Table(
     "kind of model", {kind: f"{__name__}.{kind}.family:FAMILY" for kind in MODELS}

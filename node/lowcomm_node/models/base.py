@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowcomm_node.models import FAMILIES
-from lowcomm_protocol.plan.fragments import Role, TensorSpec
-from lowcomm_protocol.spec.settings import ModelSettings
+from lowcomm_protocol.plan import Role, TensorSpec
+from lowcomm_protocol.spec.sections import ModelSettings
 
 
 class Cache(Protocol):

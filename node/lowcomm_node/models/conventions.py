@@ -17,7 +17,7 @@ from lowcomm_node.data.tokenizer import FileTokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.open_weights import CONFIG, MAX_CONFIG, MAX_INDEX, read_json
 from lowcomm_node.models.strange_config import show
-from lowcomm_protocol.spec.settings import (
+from lowcomm_protocol.spec.sections import (
     GENERATION,
     GENERATION_TOKENS,
     MAX_CHAT_TEMPLATE,

@@ -16,7 +16,7 @@ from lowcomm_node.models.sampling import TOP_K, generate
 from lowcomm_node.storage.checkpoint import Checkpoint, CheckpointStore
 from lowcomm_node.storage.files import sha256_file
 from lowcomm_node.system.units import clean
-from lowcomm_protocol.spec.settings import BYTES, DataSettings, read_model
+from lowcomm_protocol.spec.sections import BYTES, DataSettings, read_model
 
 _STEP = re.compile(r"step-(\d{10})")
 

@@ -26,9 +26,8 @@ from lowcomm_node.models.transformer.reading import KINDS
 from lowcomm_node.models.transformers import reading as transformers
 from lowcomm_node.storage.state_file import is_finite
 from lowcomm_protocol.spec.architectures import ARCHITECTURES, is_mixture
-from lowcomm_protocol.spec.settings import ModelSettings
-from lowcomm_protocol.spec.start import MAX_FILES
-from lowcomm_protocol.spec.transformers import NO_MIXTURES
+from lowcomm_protocol.spec.models import NO_MIXTURES
+from lowcomm_protocol.spec.sections import MAX_FILES, ModelSettings
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 MAX_CONFIG, MAX_INDEX = 1024 * 1024, 16 * 1024 * 1024

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.spec.architectures import is_mixture
-from lowcomm_protocol.spec.settings import ModelSettings
-from lowcomm_protocol.spec.transformers import NO_MIXTURES
+from lowcomm_protocol.spec.models import NO_MIXTURES
+from lowcomm_protocol.spec.sections import ModelSettings
 
 CONTEXT = 1024
 """Tokens of a sequence in a new run, unless the model reads fewer: its creator may choose more."""

@@ -15,7 +15,7 @@ from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.models.inference import load_checkpoint, load_model
 from lowcomm_node.models.sampling import generate
 from lowcomm_node.storage.checkpoint import Checkpoint
-from lowcomm_protocol.spec.settings import DataSettings
+from lowcomm_protocol.spec.sections import DataSettings
 
 PYTHON_PROMPT = "def "
 STORY_PROMPT = "Once upon a time"

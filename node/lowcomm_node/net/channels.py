@@ -27,11 +27,10 @@ from lowcomm_node.net.targets import Targets
 from lowcomm_node.net.tls import SERVER_NAME, Gatekeeper, pinned
 from lowcomm_node.net.traffic import MeteredStub, Traffic
 from lowcomm_node.net.tunnels import Tunnels
-from lowcomm_protocol.errors import LowcommError, RecordError
+from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals, What
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.refusals import Reason, Refusals, What
 
 MAX_CHANNELS = 64
 """Without tunnels; otherwise ``PeerLimit`` bounds the number."""

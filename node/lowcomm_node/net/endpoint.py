@@ -22,7 +22,7 @@ from lowcomm_node.net.tls import Gatekeeper, make_certificate
 from lowcomm_node.net.traffic import Traffic
 from lowcomm_node.net.tunnels import Tunnels
 from lowcomm_node.system.tasks import Warn, endure
-from lowcomm_protocol.refusals import Refusals
+from lowcomm_protocol.errors import Refusals
 
 
 class Endpoint:

@@ -25,9 +25,15 @@ from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.net.traffic import Meter, Traffic
 from lowcomm_node.net.tunnels import Tunnels
 from lowcomm_node.net.unauthenticated import Unauthenticated
-from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError
+from lowcomm_protocol.errors import (
+    LowcommError,
+    ProtocolViolation,
+    Reason,
+    RecordError,
+    Refusals,
+    What,
+)
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.refusals import Reason, Refusals, What
 
 SERVICE = "lowcomm.v1.Exchange"
 REQUEST_DEADLINE = 10.0

@@ -19,11 +19,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from lowcomm_node.net.nonces import Nonces
-from lowcomm_protocol.errors import LowcommError, RecordError
+from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals, What
 from lowcomm_protocol.identity import Identity, public_key_of
 from lowcomm_protocol.peers.admission import Admission, Rules
 from lowcomm_protocol.peers.records import CREDENTIAL_LIFE, read_credential, write_credential
-from lowcomm_protocol.refusals import Reason, Refusals, What
 
 SERVER_NAME = "lowcomm"
 """The name in every certificate. Callers check the certificate itself."""

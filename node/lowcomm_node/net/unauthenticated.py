@@ -27,7 +27,7 @@ from lowcomm_node.net.limits import UNBOUND
 from lowcomm_node.net.overhead import OF_CALL, Overhead
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Allowed, Quota, network_of
-from lowcomm_protocol.refusals import Reason, Refusals, What
+from lowcomm_protocol.errors import Reason, Refusals, What
 
 EVERY = 1.0
 """Seconds between two looks."""

@@ -20,8 +20,8 @@ from lowcomm_node.swarm.proofs_of_work import Prover
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.system.tasks import start
+from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.spec.amendments import Amendment
 from lowcomm_protocol.spec.run import SignedRun
 

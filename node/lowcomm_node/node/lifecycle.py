@@ -43,10 +43,10 @@ from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.logs import log
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.peers.records import Phase
-from lowcomm_protocol.plan.clock import largest_jump
+from lowcomm_protocol.plan import largest_jump
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.run import SignedRun
-from lowcomm_protocol.state.snapshot import tolerated_lag
+from lowcomm_protocol.state import tolerated_lag
 
 START_DEADLINE = 300.0
 """Seconds that a node waits for the first peers of a run; then it begins with those that came."""

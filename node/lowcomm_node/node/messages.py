@@ -14,8 +14,7 @@ from pathlib import Path
 
 from lowcomm_node.errors import Diverged, TrainerError, Unusable
 from lowcomm_node.node.ipc import Answer, Event, Failed, Kind, Request
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
+from lowcomm_protocol.errors import CodecError, Deed, ImplausibleError, LowcommError
 
 # What a trainer is started with, and how it ends
 

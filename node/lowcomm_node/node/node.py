@@ -38,7 +38,7 @@ from lowcomm_node.status.board import Board
 from lowcomm_node.status.lines import contribution, tell_farewell
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
 from lowcomm_node.system.machine import keep_freed_memory
-from lowcomm_protocol.refusals import Refusals
+from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.spec.run import SignedRun
 
 

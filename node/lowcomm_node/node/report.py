@@ -34,9 +34,9 @@ from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.history import History
 from lowcomm_node.system.priority import look
 from lowcomm_node.system.release import release
+from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
 

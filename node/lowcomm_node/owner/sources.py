@@ -16,7 +16,7 @@ from pydantic import SecretStr, ValidationError
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.settings import NodeSettings, flag_of, kind_of
 from lowcomm_node.storage.paths import Paths, absolute, data_folder
-from lowcomm_protocol.spec.invalid import in_words
+from lowcomm_protocol.spec.document import expected_in_words
 
 PREFIX = "LOWCOMM_"
 OTHERS = "LOWCOMM_BOOTSTRAP_"
@@ -151,7 +151,7 @@ def _validate(values: dict[str, Any], sources: Mapping[str, str]) -> NodeSetting
         return NodeSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        message = in_words(first)
+        message = expected_in_words(first)
         if not first["loc"]:
             raise ConfigError(f"settings: {message}.") from None
         key = str(first["loc"][0])

@@ -16,7 +16,7 @@ from math import ceil
 
 from lowcomm_node.planner.question import Line
 from lowcomm_protocol.exchange import kinds
-from lowcomm_protocol.spec.settings import SyncSettings
+from lowcomm_protocol.spec.sections import SyncSettings
 
 FRAMING = 1.045
 """Bytes on the line for each of contents: TCP and IP 3 to 5 %, TLS and HTTP/2 0.2 %

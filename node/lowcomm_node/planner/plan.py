@@ -11,9 +11,8 @@ from lowcomm_node.planner.volume import contents, control, fragment_sizes, membe
 from lowcomm_node.simulation.baselines import ring_bytes
 from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_node.trainer.memory import count_parameters, reckon
-from lowcomm_protocol.spec.fragment_count import MOST_VALUES, fragment_count
 from lowcomm_protocol.spec.presets import PRESETS
-from lowcomm_protocol.spec.run import RunSpec
+from lowcomm_protocol.spec.run import MOST_VALUES, RunSpec, fragment_count
 
 OPTIMIZER = "muon"
 """That methods are compared with, unless a run has its own: all of them gain most by it."""

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import family_of
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.transformer import TransformerSettings
 
 LEAST_PARAMETERS, MOST_PARAMETERS = 100_000, 200_000_000_000
 BYTES_BELOW = 30_000_000

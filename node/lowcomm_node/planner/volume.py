@@ -11,12 +11,12 @@ from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.codecs import codec, coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange.group.tally import SALT_BYTES
+from lowcomm_protocol.matching import SLICE_DIGEST_BYTES, Offer
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.fragments import plan_fragments
-from lowcomm_protocol.plan.matching import SLICE_DIGEST_BYTES, Offer
+from lowcomm_protocol.plan import plan_fragments
 from lowcomm_protocol.spec.names import codec_in_offer
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.settings import SyncSettings
+from lowcomm_protocol.spec.sections import SyncSettings
 
 PEER_ID = "12D3KooW" + 44 * "x"
 DIGEST = bytes(32)

@@ -21,7 +21,7 @@ from lowcomm_node.report.story import (
     waits,
 )
 from lowcomm_node.system.units import clean, loss, quantity, seconds, short_peer, size
-from lowcomm_protocol.spec.settings import ModelSettings
+from lowcomm_protocol.spec.sections import ModelSettings
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 FP32 = 4

@@ -14,8 +14,7 @@ from lowcomm_node.simulation.driver import ExchangeDriver
 from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.simulation.words import event_of, words_of
 from lowcomm_node.trainer.capture import CAPTURES, Capture, GroupCapture, PairCapture
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError
+from lowcomm_protocol.errors import CodecError, Deed, ImplausibleError, LowcommError
 from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.pair import machine as pairs

@@ -14,7 +14,7 @@ from lowcomm_node.simulation.network import Network, Stream
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Offer
+from lowcomm_protocol.matching import REFUSAL_TEXT, Offer
 
 
 class PeerDriver(ABC):

@@ -11,13 +11,13 @@ from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
 from lowcomm_node.simulation.network import Network, Stream
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import coder
-from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.errors import Deed
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.peers.liveness import PROBE_EVERY, Liveness
-from lowcomm_protocol.plan.matching import Offer
+from lowcomm_protocol.matching import Offer
+from lowcomm_protocol.peers.roster import PROBE_EVERY, Liveness
 
 AHEAD = 10**9
 """Swarm steps that a liar claims too many."""

@@ -25,7 +25,7 @@ from lowcomm_protocol.exchange.plausible import PLAUSIBLE, Bound
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.state.pieces import Piece
+from lowcomm_protocol.state import Piece
 
 Attack = Literal["nan", "huge", "flipped", "flipped-huge", "stale", "clock", "shapes", "endless"]
 ATTACKS: tuple[Attack, ...] = get_args(Attack)

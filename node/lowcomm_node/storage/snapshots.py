@@ -24,7 +24,7 @@ from time import monotonic
 from lowcomm_node.errors import NodeError, RetryLater
 from lowcomm_node.storage.files import disk_full_error, require_space
 from lowcomm_node.system.logs import log
-from lowcomm_protocol.state.snapshot import name_of
+from lowcomm_protocol.state import name_of
 
 MAX_SNAPSHOTS = 2
 """On disk at once."""

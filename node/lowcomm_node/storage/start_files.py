@@ -8,7 +8,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_protocol.spec.start import PIECE_BYTES, StartFile, digest_of_pieces
+from lowcomm_protocol.spec.sections import PIECE_BYTES, StartFile, digest_of_pieces
 
 BLOCK = 1024 * 1024
 Tell = Callable[[int], None]

@@ -25,13 +25,14 @@ from lowcomm_protocol.errors import AdmissionError, LowcommError, SignatureError
 from lowcomm_protocol.peers.admission import Admission, Rules
 from lowcomm_protocol.peers.invites import (
     MAX_CLAIM_BYTES,
+    MAX_REMOVALS_BYTES,
+    Removals,
     Token,
     read_claim,
     read_token,
     verify_token,
 )
 from lowcomm_protocol.peers.records import read_record
-from lowcomm_protocol.peers.removals import MAX_REMOVALS_BYTES, Removals
 from lowcomm_protocol.spec.run import SignedRun
 
 REMOVALS_LIFE = 1800.0

@@ -20,11 +20,10 @@ from lowcomm_node.swarm.admission import given_token
 from lowcomm_node.swarm.hosts import listening
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.system.quota import prefixes_of
-from lowcomm_protocol.errors import LowcommError, ProtocolViolation, VersionError
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation, Refusals, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.peers.records import Phase, read_record
-from lowcomm_protocol.refusals import Refusals
 from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
 FIND_DEADLINE = 60.0

@@ -23,12 +23,10 @@ from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import endure, log_defect, repeat
-from lowcomm_protocol.errors import LowcommError, in_words
+from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.liveness import PROBE_EVERY
 from lowcomm_protocol.peers.records import MAX_RECORD_BYTES, PeerInfo, Phase
-from lowcomm_protocol.peers.roster import MAX_PEERS, Roster
-from lowcomm_protocol.refusals import Reason, Refusals, What
+from lowcomm_protocol.peers.roster import MAX_PEERS, PROBE_EVERY, Roster
 from lowcomm_protocol.spec.run import SignedRun
 
 MEET_DEADLINE = 3.0

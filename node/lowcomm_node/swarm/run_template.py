@@ -10,13 +10,13 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_protocol.spec.names import CODECS, codecs_for_groups
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import parse_toml
-from lowcomm_protocol.spec.settings import (
+from lowcomm_protocol.spec.sections import (
     STORY_TOKENS,
     DataSettings,
     ExportSettings,
     ModelSettings,
+    StartSettings,
 )
-from lowcomm_protocol.spec.start import StartSettings
 
 FINE_TUNING: Mapping[str, object] = {
     "optimizer": "adamw",

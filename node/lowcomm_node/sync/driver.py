@@ -29,13 +29,12 @@ from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.records import ExchangeStatus
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.stages import Stages
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import MAX_REASON, LowcommError, ProtocolViolation
+from lowcomm_protocol.errors import MAX_REASON, Deed, LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
+from lowcomm_protocol.matching import Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.matching import Refusal
 
 ABANDON_DEADLINE = 2.0
 """Seconds to tell a peer why we give it up."""

@@ -28,18 +28,17 @@ from lowcomm_node.sync.records import ExchangeEnded, IntervalStatus
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
 from lowcomm_node.system.tasks import start
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.errors import Deed, ProtocolViolation
 from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.needs import LIFE
 from lowcomm_protocol.exchange.peer import Peer
+from lowcomm_protocol.matching import Refusal
 from lowcomm_protocol.peers.records import Phase
 from lowcomm_protocol.peers.roster import Roster
-from lowcomm_protocol.plan.matching import Refusal
-from lowcomm_protocol.plan.schedule import FragmentProgress
+from lowcomm_protocol.plan import FragmentProgress
+from lowcomm_protocol.spec.names import Table
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.table import Table
 
 LONG_WAIT = 10.0
 """Seconds for which a peer has kept exchanges waiting in vain, from which on the owner is told."""

@@ -11,7 +11,7 @@ from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_protocol.exchange.base import Cause
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.story import Story
-from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
+from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 
 WE_REFUSED: dict[Refusal, str] = {
     Refusal.BUSY: "an exchange of this fragment was under way",

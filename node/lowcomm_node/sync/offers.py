@@ -2,8 +2,8 @@
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange.missed import KEPT, MARK_BYTES
+from lowcomm_protocol.matching import REFUSAL_TEXT, SLICE_DIGEST_BYTES, Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.matching import REFUSAL_TEXT, SLICE_DIGEST_BYTES, Offer, Refusal
 
 _LIMIT = 2**53
 """Steps, tokens and versions beyond this are nonsense, and would not survive JSON."""

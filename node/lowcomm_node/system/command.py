@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from lowcomm_node.errors import Incompatible, PortInUse
-from lowcomm_protocol.spec.invalid import in_words
+from lowcomm_protocol.spec.document import expected_in_words
 
 INTERRUPTED = 130
 
@@ -74,7 +74,7 @@ def tell_usage(error: Exception) -> int | None:
         return None
     click: Any = error
     if hasattr(click.__cause__, "errors"):  # pydantic's
-        click.message = in_words(click.__cause__.errors()[0])
+        click.message = expected_in_words(click.__cause__.errors()[0])
     if type(error).__name__ == "NoArgsIsHelpError":
         click.show()
     else:

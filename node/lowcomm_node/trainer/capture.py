@@ -28,8 +28,7 @@ from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.pieces import Source
 from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import ImplausibleError
+from lowcomm_protocol.errors import Deed, ImplausibleError
 from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.outer import (
     Pair,
@@ -51,7 +50,7 @@ from lowcomm_protocol.exchange.plausible import (
 from lowcomm_protocol.exchange.repeats import Brought, Repeats, Values
 from lowcomm_protocol.exchange.robust import robust_mean
 from lowcomm_protocol.spec.names import MAX_GROUP, Mean
-from lowcomm_protocol.spec.settings import SyncSettings
+from lowcomm_protocol.spec.sections import SyncSettings
 
 Ranges = Sequence[tuple[int, int]]
 AnyCoder = TypeVar("AnyCoder", bound=Coder | ShardCoder)

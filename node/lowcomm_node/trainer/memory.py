@@ -15,7 +15,7 @@ from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.exchange.missed import kept
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.settings import ModelSettings, SyncSettings, TrainSettings
+from lowcomm_protocol.spec.sections import ModelSettings, SyncSettings, TrainSettings
 
 FLOAT = 4
 MIB, GIB = 1024**2, 1024**3

@@ -15,7 +15,7 @@ from lowcomm_node.errors import CheckpointError
 from lowcomm_node.models.base import Model
 from lowcomm_node.trainer.adamw import AdamW, Group
 from lowcomm_node.trainer.muon import BatchedMuon
-from lowcomm_protocol.spec.settings import TrainSettings
+from lowcomm_protocol.spec.sections import TrainSettings
 
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 MUON_MOMENTS = ("momentum_buffer",)

@@ -23,9 +23,9 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs.kernels import kept_in
 from lowcomm_protocol.errors import ImplausibleError
 from lowcomm_protocol.exchange import kinds
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.settings import RunSettings, SyncSettings
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.sections import RunSettings, SyncSettings
 
 TOY = TransformerSettings(layers=1, width=16, heads=2, feed_forward=16, context=16)
 SMALL, LARGE = 1e-3, 1.0

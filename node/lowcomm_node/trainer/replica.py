@@ -61,13 +61,17 @@ from lowcomm_protocol.exchange.plausible import (
     growth,
 )
 from lowcomm_protocol.exchange.repeats import Repeats
-from lowcomm_protocol.plan.clock import SwarmClock, largest_jump
-from lowcomm_protocol.plan.fragments import plan_fragments
-from lowcomm_protocol.plan.rows import copy_flat, gather, paired, scatter
-from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
+from lowcomm_protocol.plan import (
+    FragmentProgress,
+    SwarmClock,
+    SyncSchedule,
+    largest_jump,
+    plan_fragments,
+)
+from lowcomm_protocol.rows import copy_flat, gather, paired, scatter
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.names import MAX_GROUP
-from lowcomm_protocol.spec.outer_settings import OuterSettings
+from lowcomm_protocol.spec.outer import OuterSettings
 from lowcomm_protocol.spec.run import RunSpec
 
 SCRATCH = 8

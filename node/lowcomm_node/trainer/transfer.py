@@ -18,12 +18,9 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import BLOCK
 from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.exchange.plausible import UsualNorm
-from lowcomm_protocol.plan.fragments import Fragment
-from lowcomm_protocol.plan.rows import between
-from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
-from lowcomm_protocol.state.pieces import Piece
-from lowcomm_protocol.state.snapshot import Manifest, StateForm, read_manifest
-from lowcomm_protocol.state.values import Values, read_piece
+from lowcomm_protocol.plan import Fragment, FragmentProgress, SyncSchedule
+from lowcomm_protocol.rows import between
+from lowcomm_protocol.state import Manifest, Piece, StateForm, Values, read_manifest, read_piece
 
 Read = Callable[[Piece], bytes]
 RANGE = "range"

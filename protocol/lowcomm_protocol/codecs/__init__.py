@@ -17,8 +17,7 @@ from lowcomm_protocol.codecs.coder import Coder
 from lowcomm_protocol.codecs.feedback import FeedbackCoder, Residual
 from lowcomm_protocol.codecs.shards import ShardCoder
 from lowcomm_protocol.errors import CodecError
-from lowcomm_protocol.spec.names import BLOCK, CODECS, CodecEntry
-from lowcomm_protocol.table import load
+from lowcomm_protocol.spec.names import BLOCK, CODECS, CodecEntry, load
 
 __all__ = [
     "BLOCK",

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.plan.matching import Offer, Refusal, wins_crossing
+from lowcomm_protocol.matching import Offer, Refusal, wins_crossing
 
 OFFERED, DONE, REFUSED, LOST = "offered", "done", "refused", "lost"
 """States that the table of every kind has: we called; nothing more is due; both ways out."""

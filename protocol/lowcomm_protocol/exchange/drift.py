@@ -10,7 +10,7 @@ from math import ceil
 from lowcomm_protocol.exchange.events import Surroundings
 from lowcomm_protocol.exchange.position import Position
 from lowcomm_protocol.exchange.rest import Rest
-from lowcomm_protocol.plan.clock import largest_jump
+from lowcomm_protocol.plan import largest_jump
 
 WITNESSES = 2
 """Peers that must leave us out before we believe that we are wrong: one alone could be a liar, or

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.errors import Deed
 from lowcomm_protocol.exchange.base import Cause, Effect
-from lowcomm_protocol.plan.matching import Offer, Refusal
-from lowcomm_protocol.plan.schedule import FragmentProgress
+from lowcomm_protocol.matching import Offer, Refusal
+from lowcomm_protocol.plan import FragmentProgress
 
 
 class Surroundings(Protocol):

@@ -23,7 +23,7 @@ from lowcomm_protocol.exchange.base import (
 )
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.pair import machine as pairs
-from lowcomm_protocol.spec.settings import SyncSettings
+from lowcomm_protocol.spec.sections import SyncSettings
 
 HELLO_DEADLINE = 10.0
 """Seconds for the answer to a call, and for what is still to be told when contributions have

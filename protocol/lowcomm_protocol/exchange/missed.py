@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 
-from lowcomm_protocol.plan.matching import Offer
+from lowcomm_protocol.matching import Offer
 
 KEPT = 4
 """Outer steps of a fragment that a member keeps for others, at most."""

@@ -9,10 +9,10 @@ torch does not fuse them its result is the same to the bit.
 
 from typing import TYPE_CHECKING
 
-from lowcomm_protocol.spec.outer_settings import OuterRule, OuterSettings
+from lowcomm_protocol.spec.outer import OuterRule, OuterSettings
 
 if TYPE_CHECKING:
-    from lowcomm_protocol.spec.outer_settings import Vector
+    from lowcomm_protocol.spec.outer import Vector
 
 
 class Nesterov(OuterRule):

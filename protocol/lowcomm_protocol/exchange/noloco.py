@@ -13,10 +13,10 @@ does not carry on.
 
 from typing import TYPE_CHECKING
 
-from lowcomm_protocol.spec.outer_settings import OuterRule, OuterSettings
+from lowcomm_protocol.spec.outer import OuterRule, OuterSettings
 
 if TYPE_CHECKING:
-    from lowcomm_protocol.spec.outer_settings import Vector
+    from lowcomm_protocol.spec.outer import Vector
 
 
 class Noloco(OuterRule):

@@ -45,7 +45,7 @@ from lowcomm_protocol.exchange.outer_kernels import (
     square_and_product_of_apart,
     square_of_apart,
 )
-from lowcomm_protocol.spec.outer_settings import OuterSettings
+from lowcomm_protocol.spec.outer import OuterSettings
 
 MAX_CLAIM = 2
 

@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.errors import Deed, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.budget import Budget, Deadlines
 from lowcomm_protocol.exchange.company import Company
@@ -26,8 +25,7 @@ from lowcomm_protocol.exchange.own_line import OwnLine
 from lowcomm_protocol.exchange.position import Position
 from lowcomm_protocol.exchange.room import Room
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.peers.trust import Trust
-from lowcomm_protocol.plan.matching import (
+from lowcomm_protocol.matching import (
     Offer,
     Readiness,
     Refusal,
@@ -36,6 +34,7 @@ from lowcomm_protocol.plan.matching import (
     slice_digest,
     wins_crossing,
 )
+from lowcomm_protocol.peers.trust import Trust
 from lowcomm_protocol.spec.run import RunSpec
 
 PATIENCE = 2

@@ -12,8 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import ImplausibleError
+from lowcomm_protocol.errors import Deed, ImplausibleError
 
 PLAUSIBLE = 3.0
 """A contribution may have this many times our own norm, or this many times the usual norm."""

@@ -5,9 +5,8 @@ from collections import Counter
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.exchange.events import Merged, Stepped, Surroundings, TrainerReady
 from lowcomm_protocol.exchange.missed import TRIES, UNKNOWN, Lacking, kept, state_mark
-from lowcomm_protocol.plan.clock import is_supported, largest_jump
-from lowcomm_protocol.plan.matching import Offer
-from lowcomm_protocol.plan.schedule import SyncSchedule
+from lowcomm_protocol.matching import Offer
+from lowcomm_protocol.plan import SyncSchedule, is_supported, largest_jump
 from lowcomm_protocol.spec.names import codec_in_offer
 from lowcomm_protocol.spec.run import RunSpec
 

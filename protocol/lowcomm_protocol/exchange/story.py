@@ -11,7 +11,7 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.base import Cause, Effect
 from lowcomm_protocol.exchange.kinds import Kind, kind_named
-from lowcomm_protocol.plan.matching import Offer, Refusal
+from lowcomm_protocol.matching import Offer, Refusal
 
 VERSION = 1
 LONGEST = 512

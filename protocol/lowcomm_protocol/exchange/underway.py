@@ -12,7 +12,7 @@ from lowcomm_protocol.exchange.events import Called
 from lowcomm_protocol.exchange.kinds import Kind
 from lowcomm_protocol.exchange.missed import Lacking, lacking
 from lowcomm_protocol.exchange.story import Story
-from lowcomm_protocol.plan.matching import Offer, keeps_momentum, must_realign, steps_ahead
+from lowcomm_protocol.matching import Offer, keeps_momentum, must_realign, steps_ahead
 
 
 @dataclass

@@ -21,12 +21,10 @@ from typing import Literal
 
 from google.protobuf.message import DecodeError
 
-from lowcomm_protocol.errors import AdmissionError, LowcommError
+from lowcomm_protocol.errors import AdmissionError, LowcommError, Reason
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.invites import Claim, Invite, read_claim
+from lowcomm_protocol.peers.invites import Claim, Invite, Removals, read_claim, read_removals
 from lowcomm_protocol.peers.records import MAX_CLOCK_SKEW
-from lowcomm_protocol.peers.removals import Removals, read_removals
-from lowcomm_protocol.refusals import Reason
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
 from lowcomm_protocol.work import MAX_PROVED, Proofs
 

@@ -13,11 +13,10 @@ from enum import StrEnum
 from google.protobuf.message import DecodeError
 
 from lowcomm_protocol import PROTOCOL_VERSION
-from lowcomm_protocol.errors import RecordError, VersionError
+from lowcomm_protocol.errors import Reason, RecordError, VersionError
 from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, verify
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES
-from lowcomm_protocol.refusals import Reason
 
 MAX_RECORD_BYTES = 2048
 """The longest that a node writes has 1840: a name, an invite, eight IPv6 addresses and four relays.

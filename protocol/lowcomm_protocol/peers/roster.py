@@ -1,12 +1,27 @@
-"""The roster: peers with a valid signed record, and which of them have proved to be alive."""
+"""The roster: peers with a valid signed record, and which of them have proved to be alive.
+
+Which peers have proved recently to be there, and which others to probe next. No clock: time is
+an argument.
+
+    a record alone ──► unknown ── answers our call, or authenticates ──► alive, for ALIVE seconds
+                         │  ▲                                              │
+                  probed ▼  │ backoff: by peer,                            │ two exchanges in a row
+                         │  │ and by place (/24, /64, relay)               │ without an answer
+                        silent ◄───────────────────────────────────────────┘
+
+A record costs its writer nothing, so it proves nothing: only alive peers are met, counted and
+believed. An unknown peer gets a probe beside the exchanges, never a place in one.
+"""
 
 from collections import OrderedDict
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from math import inf
+from typing import TypeVar
 
-from lowcomm_protocol.errors import LowcommError, RecordError
+from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals, What
 from lowcomm_protocol.peers.admission import Admission, Rules
-from lowcomm_protocol.peers.liveness import Liveness
 from lowcomm_protocol.peers.records import (
     MAX_LIFE,
     MAX_RECORD_BYTES,
@@ -15,7 +30,6 @@ from lowcomm_protocol.peers.records import (
     is_from_future,
     read_record,
 )
-from lowcomm_protocol.refusals import Reason, Refusals, What
 
 MAX_PEERS = 4096
 SWEEP_EVERY = 5.0
@@ -170,3 +184,201 @@ class Roster:
         }
         for peer_id in [peer_id for peer_id, end in ends.items() if end <= now]:
             del self._records[peer_id]
+
+
+ALIVE = 300.0
+"""Seconds for which a sign of life counts."""
+REFRESH, LONGEST_REFRESH = 100.0, 200.0
+"""Seconds without a sign of life before a peer is probed again: of ``FEW`` or fewer, and at most.
+Three attempts fit in ``ALIVE``."""
+FEW = 3
+PROBE_EVERY = 1.0
+"""Mean seconds between two probes of unknown peers."""
+BURST = 16
+"""Probes that may accumulate."""
+FIRST_BURST = 48
+"""The same while no peer is known to be there: a newcomer must find its first partners among
+records of absent peers. It leaves room for others among a node's 64 peers at once."""
+FIRST_PAUSE, LONGEST_PAUSE = 15.0, 600.0
+"""Seconds before a silent peer is probed again: the first pause and, after doublings, the
+longest."""
+FREE_MISSES = 3
+"""Silent peers of one place before the place itself is probed more rarely."""
+LONGEST_PLACE_PAUSE = 60.0
+"""Longest pause in seconds between two probes of one place; pauses double from one second."""
+MAX_MISSED = 2
+"""Unanswered exchanges in a row before a peer is left out for a while."""
+FIRST_REST, LONGEST_REST = 15.0, 120.0
+"""Seconds for which it is left out: the first time and at most."""
+MAX_HELD = 8192
+"""Peers, and places, that are remembered; the oldest are evicted."""
+
+Value = TypeVar("Value")
+
+
+@dataclass
+class _Silence:
+    """Unanswered attempts."""
+
+    count: int = 0
+    since: float = float("-inf")
+    pause: float = 0.0
+    """Seconds after ``since`` before the next attempt may be made."""
+
+    def is_due(self, now: float) -> bool:
+        """Whether the pause is over. A pause that begins in the future has come from a clock that
+        was ahead, and is none."""
+        return not 0.0 <= now - self.since < self.pause
+
+    def rest(self, now: float, pause: float) -> None:
+        """Begin a pause."""
+        self.since, self.pause = now, pause
+
+
+def refresh_pause(known: int) -> float:
+    """Seconds of silence before a peer is probed again: longer among many, since each costs a
+    probe."""
+    return min(LONGEST_REFRESH, REFRESH * max(1.0, known / FEW))
+
+
+class Liveness:
+    """One peer's knowledge of the others' signs of life."""
+
+    def __init__(self, seed: str = "") -> None:
+        """``seed``: makes the order of probes differ from peer to peer."""
+        self._seed = seed
+        self._turn = 0
+        self._heard: OrderedDict[str, float] = OrderedDict()
+        self._silent: OrderedDict[str, _Silence] = OrderedDict()
+        self._places: OrderedDict[str, _Silence] = OrderedDict()
+        self._missed: OrderedDict[str, _Silence] = OrderedDict()
+        self._tokens = float(FIRST_BURST)
+        self._counted = float("-inf")
+
+    # signs of life
+
+    def heard(self, peer: str, now: float) -> None:
+        """A peer has answered a call, or has called us and authenticated."""
+        _keep(self._heard, peer, now)
+        self._silent.pop(peer, None)
+
+    def reached(self, places: Sequence[str]) -> None:
+        """A peer at these places has answered our call, so others there may answer, too."""
+        for place in places:
+            self._places.pop(place, None)
+
+    def met(self, peer: str, now: float) -> None:
+        """A peer has answered our offer, possibly with a refusal, or has made one."""
+        self.heard(peer, now)
+        self._missed.pop(peer, None)
+
+    def missed(self, peer: str, now: float) -> None:
+        """A peer has not answered our offer."""
+        missed = self._missed.get(peer) or _Silence()
+        missed.count += 1
+        if missed.count >= MAX_MISSED:
+            doublings = min(missed.count - MAX_MISSED, 20)
+            missed.rest(now, min(FIRST_REST * 2**doublings, LONGEST_REST))
+        _keep(self._missed, peer, missed)
+
+    def is_alive(self, peer: str, now: float) -> bool:
+        """Whether a peer has proved recently to be there, and answers offers."""
+        return self.is_proved(peer, now) and self._is_due(self._missed, peer, now)
+
+    def is_proved(self, peer: str, now: float) -> bool:
+        """Whether a peer has proved recently to be there. It may still leave offers unanswered."""
+        heard = self._heard.get(peer)
+        return heard is not None and _is_recent(heard, now)
+
+    # probes
+
+    def at_once(self, now: float) -> int:
+        """Concurrent probes allowed: more while no peer has proved recently to be there."""
+        newest = next(reversed(self._heard.values()), float("-inf"))
+        return BURST if _is_recent(newest, now) else FIRST_BURST
+
+    def is_untried(self, peer: str, now: float) -> bool:
+        """Whether a peer is known by its record only."""
+        return not self.is_proved(peer, now) and peer not in self._silent
+
+    def due(
+        self,
+        known: Iterable[tuple[str, Sequence[str]]],
+        now: float,
+        likely: Collection[str] = (),
+        most: int = FIRST_BURST,
+    ) -> list[str]:
+        """Peers to probe now, at most ``most``. Counts them as probed.
+
+        ``known``: peers with a record, and their places. ``likely``: peers connected to us
+        otherwise.
+        """
+        saved = float(self.at_once(now))
+        self._tokens = min(saved, self._tokens + max(0.0, now - self._counted) / PROBE_EVERY)
+        self._counted = now
+        self._turn = self._turn + 1
+        known = list(known)
+        refresh = refresh_pause(len(known))
+        old, unknown = list[str](), list[tuple[bool, bytes, str, Sequence[str]]]()
+        for peer, places in known:
+            heard = self._heard.get(peer)
+            if heard is not None and _is_recent(heard, now):
+                if now - heard >= refresh and self._is_due(self._silent, peer, now):
+                    old.append(peer)
+            elif self._is_due(self._silent, peer, now) and (
+                peer in likely or self._is_open(places, now)
+            ):
+                unknown.append((peer not in likely, self._lot(peer), peer, places))
+        chosen = sorted(old, key=self._heard.__getitem__)[:most]
+        for peer in chosen:
+            self._postpone(peer, now)
+        for unlikely, _, peer, places in sorted(unknown):
+            if len(chosen) >= most or self._tokens < 1.0:
+                break
+            if unlikely and not self._is_open(places, now):
+                continue  # another one of the same place was chosen just now
+            self._tokens -= 1.0
+            self._postpone(peer, now)
+            for place in places:
+                self._crowd(place, now)
+            chosen.append(peer)
+        return chosen
+
+    def _lot(self, peer: str) -> bytes:
+        """A random order that changes each turn."""
+        return sha256(f"{self._seed}/{self._turn}/{peer}".encode()).digest()
+
+    def _is_due(self, kept: "OrderedDict[str, _Silence]", name: str, now: float) -> bool:
+        silence = kept.get(name)
+        return silence is None or silence.is_due(now)
+
+    def _is_open(self, places: Sequence[str], now: float) -> bool:
+        return all(self._is_due(self._places, place, now) for place in places)
+
+    def _postpone(self, peer: str, now: float) -> None:
+        """Count a probe as unanswered until its answer comes."""
+        silence = self._silent.get(peer) or _Silence()
+        silence.rest(now, min(FIRST_PAUSE * 2 ** min(silence.count, 20), LONGEST_PAUSE))
+        silence.count += 1
+        _keep(self._silent, peer, silence)
+
+    def _crowd(self, place: str, now: float) -> None:
+        silence = self._places.get(place) or _Silence()
+        silence.count += 1
+        if silence.count > FREE_MISSES:
+            doublings = min(silence.count - FREE_MISSES - 1, 20)
+            silence.rest(now, min(2.0**doublings, LONGEST_PLACE_PAUSE))
+        _keep(self._places, place, silence)
+
+
+def _is_recent(heard: float, now: float) -> bool:
+    """Whether a sign of life still counts. One from the far future has come from a clock that was
+    ahead."""
+    return abs(now - heard) < ALIVE
+
+
+def _keep(kept: "OrderedDict[str, Value]", name: str, value: Value) -> None:
+    kept[name] = value
+    kept.move_to_end(name)
+    if len(kept) > MAX_HELD:
+        kept.popitem(last=False)

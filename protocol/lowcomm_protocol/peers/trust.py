@@ -25,8 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import MAX_REASON
+from lowcomm_protocol.errors import MAX_REASON, Deed
 
 MAX_PEERS = 4096
 """Peers that are remembered. The one with the oldest last deed is evicted first."""

@@ -20,9 +20,8 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Any, cast
 
-from lowcomm_protocol.errors import LowcommError, RecordError, SpecError, VersionError
+from lowcomm_protocol.errors import LowcommError, Reason, RecordError, SpecError, VersionError
 from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, verify
-from lowcomm_protocol.refusals import Reason
 from lowcomm_protocol.spec.document import encode
 from lowcomm_protocol.spec.run import RunSpec, SignedRun, amended
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lowcomm_protocol.spec.names import MAX_GROUP
-from lowcomm_protocol.table import Table
+from lowcomm_protocol.spec.names import MAX_GROUP, Table
 
 
 @dataclass(frozen=True)

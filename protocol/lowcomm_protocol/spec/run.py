@@ -2,6 +2,9 @@
 
 A creator writes it as TOML (settings.py); a preset fills in what it leaves out; the document (JSON,
 see document.py) is signed, and its SHA-256 is the run id.
+
+``sync.fragments = "auto"`` in a run.toml: a number is put in its place before the run is signed.
+So a document always holds a number, and every release reads it.
 """
 
 import hashlib
@@ -27,16 +30,16 @@ from lowcomm_protocol.identity import Identity, verify
 from lowcomm_protocol.spec.document import (
     MAX_OPTIONAL,
     Content,
+    expected_in_words,
     fill,
     is_encoding,
     read_content,
     write_document,
 )
-from lowcomm_protocol.spec.fragment_count import AUTO, fragment_count
-from lowcomm_protocol.spec.invalid import in_words
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.names import MODELS
 from lowcomm_protocol.spec.presets import PRESETS
-from lowcomm_protocol.spec.settings import (
+from lowcomm_protocol.spec.sections import (
     BUILTIN_TOKENS,
     GENERATION_TOKENS,
     DataSettings,
@@ -44,13 +47,12 @@ from lowcomm_protocol.spec.settings import (
     ModelSettings,
     RunSettings,
     Settings,
+    StartSettings,
     SyncSettings,
     TrainSettings,
     read_model,
     settings_of_kind,
 )
-from lowcomm_protocol.spec.start import StartSettings
-from lowcomm_protocol.spec.transformer import TransformerSettings
 
 SPEC_VERSION = 2
 MAX_SPEC_BYTES = 24 * 1024
@@ -409,7 +411,7 @@ def _explain(error: ValidationError, model: type[ModelSettings]) -> str:
         return f"unknown key {where!r}; {remedy}"
     if first["type"] == "missing":
         return f"{where!r} is missing: add it."
-    message = in_words(first)
+    message = expected_in_words(first)
     if isinstance(first["input"], dict):  # settings that do not work together
         return f"{where}: {message}."
     return f"{where} = {_show(first['input'])}: {message}." if where else f"{message}."
@@ -465,3 +467,25 @@ def _section(annotation: Any) -> type[BaseModel]:
     """The settings of a section, or of each item of a list of them."""
     inner = get_args(annotation)
     return cast("type[BaseModel]", inner[0] if inner else annotation)
+
+
+AUTO = "auto"
+VALUES, MOST_VALUES = 16_000_000, 64_000_000
+"""Of a fragment: about so many, 64 MB in fp32, so that what exchanges hold stays small beside the
+model; and at most so many."""
+
+
+def fragment_count(parameters: int, interval: int, least: int) -> int:
+    """How many fragments a model of so many parameters is cut into: ``least``, or more.
+
+    There are no more than steps in an ``interval``, or two would be due at once. Raises SpecError
+    where that leaves them too large.
+    """
+    count = min(interval, max(least, -(-parameters // VALUES)))
+    if parameters > count * MOST_VALUES:
+        raise SpecError(
+            f'fragments = "auto": {parameters:,} parameters in interval = {interval} fragments are '
+            f"more than {MOST_VALUES:,} values each: set interval = "
+            f"{-(-parameters // MOST_VALUES)} or more"
+        )
+    return count

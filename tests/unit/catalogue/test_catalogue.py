@@ -15,10 +15,9 @@ from lowcomm_node.catalogue.tables import CATALOGUE
 from lowcomm_node.catalogue.waits import PHASES, WAITS, WaitCode
 from lowcomm_node.catalogue.warnings import WARNINGS, WarningCode
 from lowcomm_node.owner.rules import Rule
-from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.errors import LowcommError, Reason
 from lowcomm_protocol.exchange.base import Cause
-from lowcomm_protocol.plan.matching import Refusal
-from lowcomm_protocol.refusals import Reason
+from lowcomm_protocol.matching import Refusal
 
 ROOTS = [Path(package.__file__).parent for package in (lowcomm_node, lowcomm_protocol)]
 FALLBACK = {"starting"}

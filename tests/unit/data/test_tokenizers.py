@@ -21,10 +21,9 @@ from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.swarm.run_template import write_template
 from lowcomm_protocol.errors import SpecError
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
-from lowcomm_protocol.spec.settings import MAX_TOKENIZER_BYTES
-from lowcomm_protocol.spec.start import PIECE_BYTES, digest_of_pieces
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.sections import MAX_TOKENIZER_BYTES, PIECE_BYTES, digest_of_pieces
 
 VOCAB = 264
 RUN = '[run]\nname = "a"\n'

@@ -22,7 +22,7 @@ from lowcomm_node.models import swarm_weights
 from lowcomm_node.status.lines import swarm_in_words
 from lowcomm_node.status.model import Status
 from lowcomm_node.system.command import program
-from lowcomm_protocol.spec.settings import DataSettings
+from lowcomm_protocol.spec.sections import DataSettings
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 

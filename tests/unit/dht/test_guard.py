@@ -30,9 +30,8 @@ from lowcomm_node.net.hivemind_parts import (
 )
 from lowcomm_node.system.quota import prefixes_of
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.invites import issue_invite
+from lowcomm_protocol.peers.invites import issue_invite, write_removals
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
-from lowcomm_protocol.peers.removals import write_removals
 from lowcomm_protocol.spec.amendments import Chain, write_amendment
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 

@@ -17,7 +17,7 @@ from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.base import Stage
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.group.machine import GroupExchange, clique
-from lowcomm_protocol.plan.matching import Refusal
+from lowcomm_protocol.matching import Refusal
 
 # Swarms of honest peers
 

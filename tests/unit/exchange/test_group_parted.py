@@ -9,7 +9,7 @@ from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.base import Cause, Stage
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.group.machine import GroupExchange
-from lowcomm_protocol.plan.matching import Refusal
+from lowcomm_protocol.matching import Refusal
 
 ME, THREE = "m", ("a", "b", "m")
 DIGESTS = {peer: bytes([number]) * 32 for number, peer in enumerate(THREE)}

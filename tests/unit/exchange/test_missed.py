@@ -7,7 +7,7 @@ import pytest
 
 from helpers.virtual import OFFER
 from lowcomm_protocol.exchange.missed import KEPT, Lacking, kept, lacking, state_mark
-from lowcomm_protocol.plan.matching import Offer
+from lowcomm_protocol.matching import Offer
 
 STATES = [(bytes([number]) * 32, bytes([100 + number]) * 32) for number in range(9)]
 MARKS = [state_mark(*state) for state in STATES]

@@ -31,7 +31,7 @@ from lowcomm_protocol.exchange.outer import (
     token_weights,
     worst_block_spread,
 )
-from lowcomm_protocol.spec.outer_settings import (
+from lowcomm_protocol.spec.outer import (
     FORGOTTEN,
     OuterSettings,
     consensus_radius,

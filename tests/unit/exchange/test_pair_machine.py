@@ -14,7 +14,7 @@ from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.base import Stage
 from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.pair.machine import Exchange, members_digest
-from lowcomm_protocol.plan.matching import Refusal
+from lowcomm_protocol.matching import Refusal
 
 STORIES = 1000
 """Schedules of one test; all tests here run about 3,000 in a few seconds."""

@@ -23,8 +23,8 @@ from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
 from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.plan.matching import Refusal
-from lowcomm_protocol.plan.schedule import FragmentProgress
+from lowcomm_protocol.matching import Refusal
+from lowcomm_protocol.plan import FragmentProgress
 from lowcomm_protocol.spec.names import CODECS, codec_in_offer, codec_of_offer
 from lowcomm_protocol.spec.run import RunSpec
 

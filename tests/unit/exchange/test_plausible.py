@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import ImplausibleError
+from lowcomm_protocol.errors import Deed, ImplausibleError
 from lowcomm_protocol.exchange import robust
 from lowcomm_protocol.exchange.plausible import (
     GROWTH,

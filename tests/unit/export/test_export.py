@@ -23,9 +23,9 @@ from lowcomm_node.export.write import export_checkpoint
 from lowcomm_node.models.base import Model, build_model, tensor_specs
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.plan.fragments import plan_fragments
+from lowcomm_protocol.plan import plan_fragments
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec, parse_toml, sign_run
-from lowcomm_protocol.spec.transformer import TransformerSettings
 
 STEP = 7
 CREATOR = Identity(bytes(32))

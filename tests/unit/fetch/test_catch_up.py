@@ -17,8 +17,8 @@ from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.storage import snapshots
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.plan.clock import largest_jump
-from lowcomm_protocol.state.snapshot import read_manifest
+from lowcomm_protocol.plan import largest_jump
+from lowcomm_protocol.state import read_manifest
 
 JUMP = largest_jump(INTERVAL)
 

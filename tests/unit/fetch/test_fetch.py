@@ -47,7 +47,7 @@ from lowcomm_node.net.stream import CalleeStream
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.state.snapshot import name_of, read_manifest
+from lowcomm_protocol.state import name_of, read_manifest
 
 pytestmark = pytest.mark.slow
 

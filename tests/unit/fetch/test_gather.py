@@ -14,7 +14,7 @@ from lowcomm_node.fetch import gather
 from lowcomm_node.fetch.gather import Gatherer
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.storage.files import DiskQuota
-from lowcomm_protocol.state.values import read_piece
+from lowcomm_protocol.state import read_piece
 
 
 def slow_of(giver: Giver) -> bytes:

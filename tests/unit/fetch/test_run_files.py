@@ -38,9 +38,9 @@ from lowcomm_node.storage.start_files import pin
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.spec import start
+from lowcomm_protocol.spec import sections
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
-from lowcomm_protocol.spec.start import StartSettings, digest_of_pieces
+from lowcomm_protocol.spec.sections import StartSettings, digest_of_pieces
 
 STEP = 100_000
 SIZE = 10 * STEP - 7
@@ -49,7 +49,7 @@ DATA = Random(1).randbytes(SIZE)
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fetching, giving, shelf, start, start_files, wanted):
+    for module in (fetching, giving, shelf, sections, start_files, wanted):
         monkeypatch.setattr(module, "PIECE_BYTES", STEP)
     for module in (shelf, start_files):
         monkeypatch.setattr(module, "BLOCK", STEP // 4)

@@ -20,7 +20,7 @@ from lowcomm_node.swarm.run_template import write_template
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_canonical, parse_toml, sign_run
-from lowcomm_protocol.spec.settings import MAX_CHAT_TEMPLATE
+from lowcomm_protocol.spec.sections import MAX_CHAT_TEMPLATE
 
 VOCAB = 340
 RUN = '[run]\nname = "a"\n[model]\nvocab = 400\n[data]\ntokenizer = "local"\n'

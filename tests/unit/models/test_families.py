@@ -19,8 +19,8 @@ from lowcomm_node.models.transformers.configuration import configuration
 from lowcomm_node.models.transformers.reading import read_config
 from lowcomm_node.swarm.run_template import write_template
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
+from lowcomm_protocol.spec.models import TransformersSettings
 from lowcomm_protocol.spec.run import parse_toml
-from lowcomm_protocol.spec.transformers import TransformersSettings
 
 TOKENS = torch.randint(256, (4, 16), generator=torch.Generator().manual_seed(0))
 VARIANTS: list[tuple[str, dict[str, Any]]] = [

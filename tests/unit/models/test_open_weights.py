@@ -19,8 +19,8 @@ from lowcomm_node.models.transformer.huggingface import huggingface_form
 from lowcomm_node.models.transformer.reading import read_config
 from lowcomm_node.storage.start_files import check
 from lowcomm_node.swarm.run_template import write_template
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import parse_canonical, parse_toml
-from lowcomm_protocol.spec.transformer import TransformerSettings
 
 SMALL = {"vocab": 64, "layers": 2, "width": 16, "heads": 4, "feed_forward": 40, "context": 16}
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -11,7 +11,7 @@ from lowcomm_node.models.precision import computing
 from lowcomm_node.models.sampling import generate
 from lowcomm_node.models.transformer.model import Transformer, build_transformer
 from lowcomm_node.trainer.device.compiling import loss_of
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.models import TransformerSettings
 
 SMALL = TransformerSettings(vocab=258, context=32, width=32, heads=2, layers=3, feed_forward=64)
 

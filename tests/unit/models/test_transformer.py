@@ -21,8 +21,8 @@ from lowcomm_node.models.transformer.model import (
     rope_table,
     rotate,
 )
-from lowcomm_protocol.plan.fragments import plan_fragments
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.plan import plan_fragments
+from lowcomm_protocol.spec.models import TransformerSettings
 
 DEMO = TransformerSettings()
 SMALL = TransformerSettings(vocab=23, layers=2, width=16, heads=2, feed_forward=40, context=16)

@@ -17,7 +17,7 @@ from lowcomm_node.net.limits import PeerLimit
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.net.unauthenticated import Unauthenticated
 from lowcomm_node.system import tasks
-from lowcomm_protocol.refusals import Refusals
+from lowcomm_protocol.errors import Refusals
 
 
 async def test_a_defect_in_a_look_at_connections_is_told_and_the_next_look_comes(

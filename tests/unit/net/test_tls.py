@@ -36,14 +36,18 @@ from lowcomm_node.net.server import ExchangeServer
 from lowcomm_node.net.service import ExchangeService
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper, pinned
-from lowcomm_protocol.errors import LowcommError, ProtocolViolation, RecordError, SignatureError
+from lowcomm_protocol.errors import (
+    LowcommError,
+    ProtocolViolation,
+    RecordError,
+    Refusals,
+    SignatureError,
+)
 from lowcomm_protocol.identity import Identity, peer_id_of
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.admission import Admission, Rules
-from lowcomm_protocol.peers.invites import issue_invite
+from lowcomm_protocol.peers.invites import issue_invite, write_removals
 from lowcomm_protocol.peers.records import CREDENTIAL_LIFE, write_credential
-from lowcomm_protocol.peers.removals import write_removals
-from lowcomm_protocol.refusals import Refusals
 
 STRANGER = Identity(b"\3" * 32)
 NOW = 1_800_000_000.0

@@ -24,8 +24,8 @@ from lowcomm_node.net import unauthenticated as unauthenticated_module
 from lowcomm_node.net.limits import UNBOUND, RateLimits
 from lowcomm_node.net.unauthenticated import MAX_KNOWN, PROVEN, Unauthenticated
 from lowcomm_node.system.quota import Allowed
+from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.refusals import Refusals
 
 
 def test_the_oldest_of_an_address_that_has_too_many_are_ended_and_no_others():

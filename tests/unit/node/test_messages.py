@@ -18,7 +18,7 @@ from helpers.light_process import READY
 from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import TABLE, Event, Message, Request, decode, encode, read_request
-from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.errors import Deed
 
 EVERY = sorted(TABLE.values(), key=lambda kind: kind.wire_name)
 

@@ -19,9 +19,9 @@ from lowcomm_node.status.board import Board
 from lowcomm_node.status.model import LastFailure, Pause
 from lowcomm_node.status.wire import to_json
 from lowcomm_node.sync.history import History
+from lowcomm_protocol.errors import Reason, Refusals, What
 from lowcomm_protocol.exchange.events import Outcome
-from lowcomm_protocol.plan.matching import Refusal
-from lowcomm_protocol.refusals import Reason, Refusals, What
+from lowcomm_protocol.matching import Refusal
 
 
 def view(**known: Any) -> View:

@@ -8,28 +8,31 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowcomm_protocol.errors import AdmissionError, LowcommError, RecordError, SignatureError
+from lowcomm_protocol.errors import (
+    AdmissionError,
+    LowcommError,
+    Reason,
+    RecordError,
+    SignatureError,
+)
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers import admission as admission_module
 from lowcomm_protocol.peers.admission import MAX_TOLD, Admission, Rules
 from lowcomm_protocol.peers.invites import (
     MAX_CLAIM_BYTES,
+    MAX_REMOVALS_BYTES,
+    MAX_REMOVED,
     MAX_USES,
     Token,
     issue_invite,
     read_claim,
+    read_removals,
     read_token,
     verify_token,
-)
-from lowcomm_protocol.peers.records import MAX_CLOCK_SKEW
-from lowcomm_protocol.peers.removals import (
-    MAX_REMOVALS_BYTES,
-    MAX_REMOVED,
-    read_removals,
     write_removals,
 )
-from lowcomm_protocol.refusals import Reason
+from lowcomm_protocol.peers.records import MAX_CLOCK_SKEW
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
 CREATOR, STRANGER = Identity(b"c" * 32), Identity(b"s" * 32)

@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 
-from lowcomm_protocol.peers.liveness import (
+from lowcomm_protocol.peers.roster import (
     ALIVE,
     BURST,
     FIRST_BURST,

@@ -4,15 +4,13 @@ from random import Random
 
 import pytest
 
+from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers import roster as roster_module
 from lowcomm_protocol.peers.admission import Admission, Rules
-from lowcomm_protocol.peers.invites import issue_invite
-from lowcomm_protocol.peers.liveness import ALIVE, FIRST_REST, MAX_MISSED
+from lowcomm_protocol.peers.invites import issue_invite, write_removals
 from lowcomm_protocol.peers.records import MAX_CLOCK_SKEW, MAX_LIFE, PeerInfo, Phase, write_record
-from lowcomm_protocol.peers.removals import write_removals
-from lowcomm_protocol.peers.roster import Roster
-from lowcomm_protocol.refusals import Refusals
+from lowcomm_protocol.peers.roster import ALIVE, FIRST_REST, MAX_MISSED, Roster
 
 ME = Identity(b"m" * 32)
 PEERS = [Identity(bytes([number]) * 32) for number in range(1, 8)]

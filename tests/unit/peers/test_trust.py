@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.deeds import Deed
+from lowcomm_protocol.errors import Deed
 from lowcomm_protocol.peers.trust import (
     BOUND,
     FORGIVEN,

@@ -10,8 +10,15 @@ import pytest
 
 from helpers.scripts import load_benchmark
 from lowcomm_node.dht.keys import Provenances
-from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, VersionError
-from lowcomm_protocol.refusals import Reason, Refusals, What
+from lowcomm_protocol.errors import (
+    LowcommError,
+    Reason,
+    RecordError,
+    Refusals,
+    SignatureError,
+    VersionError,
+    What,
+)
 
 benchmark = load_benchmark("refusals")
 CASES = {case.name: case for case in benchmark.CASES}

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from lowcomm_protocol.errors import SpecError
-from lowcomm_protocol.table import Table
+from lowcomm_protocol.spec.names import Table
 
 
 def test_what_is_registered_is_found_until_it_is_removed():

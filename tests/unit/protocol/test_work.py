@@ -11,12 +11,11 @@ from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper
 from lowcomm_node.swarm import proofs_of_work as proving
 from lowcomm_node.swarm.proofs_of_work import Prover
 from lowcomm_protocol import work
-from lowcomm_protocol.errors import AdmissionError, SpecError
+from lowcomm_protocol.errors import AdmissionError, Reason, Refusals, SpecError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.admission import Admission, Rules
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.peers.roster import Roster
-from lowcomm_protocol.refusals import Reason, Refusals
 from lowcomm_protocol.spec.run import parse_canonical, parse_toml, sign_run
 from lowcomm_protocol.work import MAX_BITS, OVERLAP, WEEK, Proof, Proofs, week_of, zero_bits
 

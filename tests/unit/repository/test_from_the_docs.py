@@ -10,13 +10,14 @@ import torch
 from helpers import from_the_docs as theirs
 from lowcomm_node.models.base import build_model, tensor_specs
 from lowcomm_node.trainer.optimizer import learning_rate
+from lowcomm_protocol import matching
+from lowcomm_protocol import plan as fragments
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.modulo import ModuloCoder
-from lowcomm_protocol.plan import fragments, matching
-from lowcomm_protocol.plan.fragments import TensorSpec
+from lowcomm_protocol.plan import TensorSpec
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.names import codecs_for_groups
-from lowcomm_protocol.spec.settings import TrainSettings
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.sections import TrainSettings
 
 SHAPES = [0, 1, 7, 255, 256, 257, 600]
 

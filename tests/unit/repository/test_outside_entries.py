@@ -21,12 +21,18 @@ from lowcomm_node.trainer.memory import reckon
 from lowcomm_protocol.codecs import Codec, FixedCodec, codec, coder
 from lowcomm_protocol.codecs.base import Bytes, Vector
 from lowcomm_protocol.errors import CodecError, SpecError
-from lowcomm_protocol.plan.pairing import Meeting, Pairing
-from lowcomm_protocol.spec.names import CODECS, OUTER_RULES, PAIRINGS, SIZE_VARIES, CodecEntry
-from lowcomm_protocol.spec.outer_settings import OuterRule, OuterSettings
+from lowcomm_protocol.matching import Meeting, Pairing
+from lowcomm_protocol.spec.names import (
+    CODECS,
+    OUTER_RULES,
+    PAIRINGS,
+    SIZE_VARIES,
+    CodecEntry,
+    Table,
+)
+from lowcomm_protocol.spec.outer import OuterRule, OuterSettings
 from lowcomm_protocol.spec.run import RunSpec, check_new_run, parse_canonical
-from lowcomm_protocol.spec.settings import ModelSettings
-from lowcomm_protocol.table import Table
+from lowcomm_protocol.spec.sections import ModelSettings
 
 TRANSFORMER = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
 STEPS = 24

@@ -12,7 +12,7 @@ from lowcomm_node.simulation import Conditions, Member
 from lowcomm_node.simulation.network import Stream
 from lowcomm_node.simulation.swarm import Swarm
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.plan.matching import Offer, Refusal
+from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.spec.run import RunSpec
 
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}

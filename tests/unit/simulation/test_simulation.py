@@ -41,11 +41,11 @@ from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange import base, kinds, underway
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.plausible import PLAUSIBLE
+from lowcomm_protocol.matching import Offer, must_realign
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.matching import Offer, must_realign
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.state.snapshot import read_manifest
+from lowcomm_protocol.state import read_manifest
 
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
 STEPS = 48
@@ -207,7 +207,7 @@ def test_a_group_of_all_peers_with_equal_start_is_diloco(dataset):
 
 
 def load(replica: Replica, vector: torch.Tensor) -> None:
-    from lowcomm_protocol.plan.rows import scatter
+    from lowcomm_protocol.rows import scatter
 
     scatter(replica.plan.fragments[0], vector, replica.weights)
 

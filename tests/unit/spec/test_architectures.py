@@ -10,8 +10,8 @@ import pytest
 
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
+from lowcomm_protocol.spec.models import TransformersSettings
 from lowcomm_protocol.spec.run import parse_canonical, parse_toml
-from lowcomm_protocol.spec.transformers import TransformersSettings
 
 SIZES = {
     "hidden_size": 32,

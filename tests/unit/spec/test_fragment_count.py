@@ -7,8 +7,13 @@ from hypothesis import strategies as st
 
 from lowcomm_node.cli.new_run import parameters_of
 from lowcomm_protocol.errors import SpecError
-from lowcomm_protocol.spec.fragment_count import MOST_VALUES, VALUES, fragment_count
-from lowcomm_protocol.spec.run import parse_canonical, parse_toml
+from lowcomm_protocol.spec.run import (
+    MOST_VALUES,
+    VALUES,
+    fragment_count,
+    parse_canonical,
+    parse_toml,
+)
 
 RUN = """
 [run]

@@ -5,7 +5,7 @@ import tomlkit
 
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.run import parse_canonical, parse_toml
-from lowcomm_protocol.spec.start import MAX_FILES, PIECE_BYTES, count_pieces
+from lowcomm_protocol.spec.sections import MAX_FILES, PIECE_BYTES, count_pieces
 
 FILE = {"name": "model.safetensors", "size": 7, "sha256": "ab" * 32, "pieces": "cd" * 32}
 

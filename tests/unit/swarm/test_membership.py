@@ -34,13 +34,12 @@ from lowcomm_node.swarm.membership import Listeners, Membership, look_pause
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.system import tasks
 from lowcomm_node.system.release import release
+from lowcomm_protocol.errors import Reason, Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.invites import Token, issue_invite
+from lowcomm_protocol.peers.invites import Token, issue_invite, write_removals
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
-from lowcomm_protocol.peers.removals import write_removals
 from lowcomm_protocol.peers.roster import Roster
-from lowcomm_protocol.refusals import Reason, Refusals
 from lowcomm_protocol.spec.amendments import Chain, write_amendment
 from lowcomm_protocol.spec.document import encode
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run

@@ -10,10 +10,9 @@ from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.amendments import Amending
+from lowcomm_protocol.errors import Reason
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.invites import Token, issue_invite
-from lowcomm_protocol.peers.removals import write_removals
-from lowcomm_protocol.refusals import Reason
+from lowcomm_protocol.peers.invites import Token, issue_invite, write_removals
 from lowcomm_protocol.spec.amendments import Chain, write_amendment
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 

@@ -32,9 +32,9 @@ from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.budget import SLACK
 from lowcomm_protocol.exchange.drift import ENDURED
 from lowcomm_protocol.exchange.needs import LIFE
+from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.roster import Roster
-from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 
 
 async def refused(caller: Node, callee: Node, reason: Refusal) -> None:

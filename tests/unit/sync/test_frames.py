@@ -12,8 +12,8 @@ from lowcomm_node.sync.link import gave_up
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
 from lowcomm_protocol.exchange.group.tally import SALT_BYTES, Tally, mark
 from lowcomm_protocol.exchange.missed import KEPT, MARK_BYTES
+from lowcomm_protocol.matching import Offer, slice_digest
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.matching import Offer, slice_digest
 from lowcomm_protocol.spec.names import MAX_GROUP
 
 PEERS = sorted(f"12D3KooW{sha256(bytes([n])).hexdigest()[:44]}" for n in range(MAX_GROUP))

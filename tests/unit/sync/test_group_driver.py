@@ -27,8 +27,8 @@ from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.group.table import HAVE_GIVEN
+from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
 
 pytestmark = pytest.mark.slow
 

@@ -18,7 +18,7 @@ from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.base import LOST, Accepted, Cause, GaveUp, Lost, Member, Refused
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Refusal
+from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 
 
 class Clock:

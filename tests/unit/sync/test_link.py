@@ -22,8 +22,8 @@ from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync import link as link_module
 from lowcomm_node.sync.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
 from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, Readiness, Refusal, consider
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.matching import REFUSAL_TEXT, Offer, Readiness, Refusal, consider
 
 WHOLE = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
 

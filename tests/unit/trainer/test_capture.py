@@ -11,8 +11,7 @@ from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import ImplausibleError
+from lowcomm_protocol.errors import Deed, ImplausibleError
 from lowcomm_protocol.exchange.plausible import (
     HEAVY,
     MIN_COSINES,

@@ -10,7 +10,7 @@ from lowcomm_node.trainer.device import copies, merging
 from lowcomm_node.trainer.device.copies import Copies
 from lowcomm_node.trainer.device.merging import merges_alike
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.spec.outer_settings import OuterSettings
+from lowcomm_protocol.spec.outer import OuterSettings
 from lowcomm_protocol.spec.run import RunSpec
 
 CPU = torch.device("cpu")

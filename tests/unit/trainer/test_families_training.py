@@ -17,7 +17,7 @@ from lowcomm_node.trainer import state
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.run import sign_run
-from lowcomm_protocol.spec.settings import ModelSettings
+from lowcomm_protocol.spec.sections import ModelSettings
 
 SYNC = """optimizer = "{optimizer}"
 warmup = 3

@@ -41,8 +41,8 @@ from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.errors import SpecError
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
-from lowcomm_protocol.spec.transformer import TransformerSettings
 
 CPU = torch.device("cpu")
 MODELS = [

@@ -20,8 +20,8 @@ from lowcomm_node.trainer.inner.gradient import Gradient
 from lowcomm_node.trainer.inner.micro_batch import Cut, choose, largest
 from lowcomm_node.trainer.inner.remembered import Remembered
 from lowcomm_node.trainer.memory import GIB, reckon
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.spec.transformer import TransformerSettings
 
 SMALL = TransformerSettings(layers=2, width=32, heads=2, feed_forward=64, context=16)
 PAIRS = """

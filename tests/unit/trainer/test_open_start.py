@@ -15,9 +15,9 @@ from lowcomm_node.models.transformer.huggingface import huggingface_form
 from lowcomm_node.node.messages import TrainerSettings
 from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.start_files import pin
+from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import parse_canonical
-from lowcomm_protocol.spec.start import StartSettings
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.sections import StartSettings
 
 
 @pytest.fixture

@@ -14,8 +14,8 @@ from lowcomm_node.models.base import build_model
 from lowcomm_node.trainer import muon as muon_module
 from lowcomm_node.trainer.muon import BatchedMuon, orthogonalized
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
-from lowcomm_protocol.spec.settings import TrainSettings
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.models import TransformerSettings
+from lowcomm_protocol.spec.sections import TrainSettings
 
 CPU = torch.device("cpu")
 TINY = TransformerSettings(layers=2, width=16, heads=2, feed_forward=32, context=16)

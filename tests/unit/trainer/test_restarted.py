@@ -7,8 +7,7 @@ import torch
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.trainer import state
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import ImplausibleError
+from lowcomm_protocol.errors import Deed, ImplausibleError
 from lowcomm_protocol.peers.trust import BOUND, FORGIVEN, Trust
 from lowcomm_protocol.spec.run import RunSpec
 

@@ -22,8 +22,8 @@ from lowcomm_node.trainer.inner.ahead import Ahead
 from lowcomm_node.trainer.loop import MOST_SKIPPED
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.spec.settings import TrainSettings
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.models import TransformerSettings
+from lowcomm_protocol.spec.sections import TrainSettings
 
 PAIRS = """
 [sync]

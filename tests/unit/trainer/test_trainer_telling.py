@@ -21,8 +21,7 @@ from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.saving import HANGS, PATIENCE
 from lowcomm_protocol.codecs import BLOCK, coder
-from lowcomm_protocol.deeds import Deed
-from lowcomm_protocol.errors import CodecError, ImplausibleError
+from lowcomm_protocol.errors import CodecError, Deed, ImplausibleError
 from lowcomm_protocol.exchange.kinds import GROUP, PAIR
 from lowcomm_protocol.spec.names import MAX_GROUP
 

@@ -25,18 +25,23 @@ from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange.plausible import MAX_CLAIM, PLAUSIBLE, UsualNorm
+from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.plan.matching import Offer
-from lowcomm_protocol.plan.schedule import FragmentProgress
+from lowcomm_protocol.plan import FragmentProgress
 from lowcomm_protocol.spec.run import RunSpec
-from lowcomm_protocol.state.pieces import (
+from lowcomm_protocol.state import (
     LEAST_VALUES,
     MOST_VALUES,
     PIECES,
+    StateForm,
+    Values,
+    Version,
+    apart,
+    name_of,
     plan_pieces,
+    read_manifest,
+    read_piece,
 )
-from lowcomm_protocol.state.snapshot import StateForm, Version, name_of, read_manifest
-from lowcomm_protocol.state.values import Values, apart, read_piece
 
 KINDS = {
     "lowcomm": {},

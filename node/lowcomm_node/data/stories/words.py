@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lowcomm_node.data.stories.grammar import CHARACTERS, RULES, TROUBLES
 from lowcomm_node.data.stories.telling import NAME
-from lowcomm_protocol.spec.settings import BYTES, STORY_TOKENS
+from lowcomm_protocol.spec.sections import BYTES, STORY_TOKENS
 
 PIECES = " ?[A-Za-z]+|[^A-Za-z]"
 """How text is cut, as a regular expression: into words, and single characters."""

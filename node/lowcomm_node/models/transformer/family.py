@@ -12,8 +12,8 @@ from typing import cast
 from lowcomm_node.models.base import Family, Footprint, HuggingFaceForm
 from lowcomm_node.models.transformer.huggingface import huggingface_form
 from lowcomm_node.models.transformer.model import Transformer, build_transformer
-from lowcomm_protocol.spec.settings import ModelSettings
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.models import TransformerSettings
+from lowcomm_protocol.spec.sections import ModelSettings
 
 
 class TransformerFamily(Family):

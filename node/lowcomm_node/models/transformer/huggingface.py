@@ -9,7 +9,7 @@ export renames tensors and writes a configuration; no value changes.
 from typing import Any
 
 from lowcomm_node.models.base import HuggingFaceForm
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.models import TransformerSettings
 
 TYPES = {
     "qwen3": {"qk_norm": True, "qkv_bias": False},

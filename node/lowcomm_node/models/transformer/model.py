@@ -24,8 +24,8 @@ from lowcomm_node.models.base import Cache, Model, Place
 from lowcomm_node.models.cross_entropy import cross_entropy
 from lowcomm_node.models.filling import fill_normal
 from lowcomm_node.models.precision import as_computed
-from lowcomm_protocol.plan.fragments import Role
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.plan import Role
+from lowcomm_protocol.spec.models import TransformerSettings
 
 INIT_STD = 0.02
 _BLOCK = re.compile(r"blocks\.(\d+)\.")

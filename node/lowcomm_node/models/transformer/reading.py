@@ -20,8 +20,8 @@ from lowcomm_node.models.strange_config import (
     wrong,
 )
 from lowcomm_node.models.transformer.huggingface import PLAIN, ROPE, TYPES
-from lowcomm_protocol.spec.invalid import in_words
-from lowcomm_protocol.spec.transformer import TransformerSettings
+from lowcomm_protocol.spec.document import expected_in_words
+from lowcomm_protocol.spec.models import TransformerSettings
 
 KINDS = {**TYPES, "mistral": TYPES["llama"]}
 """Values of ``model_type`` that are read here."""
@@ -128,7 +128,7 @@ def _rope(told: Mapping[str, Any], source: str) -> dict[str, Any]:
 
 def _explained(error: ValidationError, source: str) -> ConfigError:
     first = error.errors(include_url=False)[0]
-    message = in_words(first)
+    message = expected_in_words(first)
     if not first["loc"]:  # settings that do not work together
         return ConfigError(f"{source}: {message}.")
     ours = str(first["loc"][0])

@@ -7,7 +7,7 @@ inner step must give the same bits after a restart.
 from typing import Any
 
 from lowcomm_protocol.spec.architectures import Value
-from lowcomm_protocol.spec.transformers import TransformersSettings
+from lowcomm_protocol.spec.models import TransformersSettings
 
 _ROTARY = ("rope_theta", "partial_rotary_factor", "rope_local_base_freq")
 """Keys that the library takes together, as ``rope_parameters``."""

@@ -14,8 +14,8 @@ from lowcomm_node.models.transformers.model import (
     build_model,
     checked_model,
 )
-from lowcomm_protocol.spec.settings import ModelSettings
-from lowcomm_protocol.spec.transformers import TransformersSettings
+from lowcomm_protocol.spec.models import TransformersSettings
+from lowcomm_protocol.spec.sections import ModelSettings
 
 _PREFIX = "causal."
 _STORED = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}

@@ -23,7 +23,7 @@ from lowcomm_node.models.filling import fill_normal
 from lowcomm_node.models.transformers.configuration import configuration
 from lowcomm_node.system import command
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
-from lowcomm_protocol.spec.transformers import TransformersSettings
+from lowcomm_protocol.spec.models import TransformersSettings
 
 INIT_STD = 0.02
 _BLOCK = re.compile(r"\.(?:layers|h)\.(\d+)\.")

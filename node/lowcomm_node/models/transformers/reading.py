@@ -22,9 +22,9 @@ from lowcomm_node.models.strange_config import (
 from lowcomm_node.models.transformers.configuration import FULL, SLIDING, configuration
 from lowcomm_node.models.transformers.model import library
 from lowcomm_protocol.spec.architectures import ARCHITECTURES, Architecture, Key
-from lowcomm_protocol.spec.invalid import in_words
-from lowcomm_protocol.spec.settings import ModelSettings
-from lowcomm_protocol.spec.transformers import TransformersSettings
+from lowcomm_protocol.spec.document import expected_in_words
+from lowcomm_protocol.spec.models import TransformersSettings
+from lowcomm_protocol.spec.sections import ModelSettings
 
 _LAYERS = ("num_hidden_layers", "n_layer")
 """Names by which a type may count layers: the library makes lists as long as that."""
@@ -68,7 +68,7 @@ def read_config(config: Mapping[str, Any], source: str) -> Read:
         )
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        raise ConfigError(f"{source}: {in_words(first)[:300]}.") from None
+        raise ConfigError(f"{source}: {expected_in_words(first)[:300]}.") from None
     _compare(theirs, settings, source)
     return Read(cast("ModelSettings", settings), longest, left_out(config, known))
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from lowcomm_node.tracking.sink import Sink
-from lowcomm_protocol.table import Table
+from lowcomm_protocol.spec.names import Table
 
 SINKS: Table[Callable[[str | None], Sink]] = Table(
     "sink",

@@ -19,8 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowcomm_protocol.plan.fragments import Fragment
-from lowcomm_protocol.plan.rows import gather
+from lowcomm_protocol.plan import Fragment
+from lowcomm_protocol.rows import gather
 
 CHUNK = 1 << 22
 """Values of a piece: 16 MiB, in which a copy reaches its rate."""

@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from lowcomm_protocol.errors import PlanError
-from lowcomm_protocol.spec.outer_settings import OuterSettings
+from lowcomm_protocol.spec.outer import OuterSettings
 
 PART = 1024
 INFINITE = tl.constexpr(0x7F800000)

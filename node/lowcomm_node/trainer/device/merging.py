@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lowcomm_protocol.exchange import outer
-from lowcomm_protocol.spec.outer_settings import OuterSettings
+from lowcomm_protocol.spec.outer import OuterSettings
 
 
 def merge(

@@ -58,7 +58,7 @@ from lowcomm_protocol.exchange.base import (
 )
 from lowcomm_protocol.exchange.group.table import HAVE_GIVEN, Input, State, step
 from lowcomm_protocol.exchange.group.tally import DIGEST_BYTES, Tally
-from lowcomm_protocol.plan.matching import Refusal
+from lowcomm_protocol.matching import Refusal
 
 _ELSEWHERE = frozenset(
     {Refusal.BUSY, Refusal.TOO_SOON, Refusal.FULL, Cause.GAVE_UP, Cause.DISAGREED}

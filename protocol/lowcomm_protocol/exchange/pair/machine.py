@@ -43,7 +43,7 @@ from lowcomm_protocol.exchange.base import (
     no_partner,
 )
 from lowcomm_protocol.exchange.pair.table import HOLDING, Input, Output, State, step
-from lowcomm_protocol.plan.matching import Refusal
+from lowcomm_protocol.matching import Refusal
 
 # Events and effects, besides those of every exchange
 

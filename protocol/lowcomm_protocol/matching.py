@@ -3,16 +3,31 @@
 Groups are consecutive slices of a permutation of the live roster. In pairs a strategy
 (``sync.pairing``) draws the partner, one file each: hypercube.py, random_pairs.py. To add one,
 write its file and a line in ``spec.names.PAIRINGS``; another package calls ``PAIRINGS.register``.
+
+What a strategy of pairing is, and the permutations that it may draw from.
+
+All peers whose views are equal draw the same permutation: it sorts the hashes of peer ids. Peers
+whose views differ in one peer still agree on the order of the rest.
+
+hypercube: one permutation for a cycle of log2(n) rounds.
+
+In round r of a cycle the peer at place k meets the one at place ``k xor 2**r``. After a cycle
+everybody has met, directly or through others, the weights of all (exactly, where n is a power of
+two).
+
+random: a permutation for each round.
+
+Its first peer meets the second, the third the fourth (NoLoCo, section 3).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import sha256
 from typing import cast, overload
 
-from lowcomm_protocol.plan.pairing import Meeting, Pairing
 from lowcomm_protocol.spec.names import PAIRINGS
 
 SLICE_DIGEST_BYTES = 16
@@ -97,6 +112,43 @@ class Readiness:
     fragment_count: int
     longest: float = float("inf")
     """Seconds that an exchange may take."""
+
+
+KEPT = 32
+"""Permutations that are remembered: a peer asks again for one in each round of a cycle."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A permutation of peers."""
+
+    peers: tuple[str, ...]
+    places: dict[str, int]
+    """Of each peer in ``peers``."""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """One sync of a fragment, as one peer sees it."""
+
+    seed: int
+    """Of the run."""
+    fragment: int
+    round: int
+    peers: frozenset[str]
+    """All that may meet, oneself included."""
+
+    def line(self, number: int) -> Line:
+        """The permutation number ``number`` of these peers for this fragment."""
+        return _line(self.seed, self.fragment, number, self.peers)
+
+
+class Pairing(ABC):
+    """Whom a peer meets first. Peers with equal views must choose each other."""
+
+    @abstractmethod
+    def partner(self, meeting: Meeting, me: str) -> str | None:
+        """The partner of ``me``; None for the one that is left over."""
 
 
 class Candidates(Sequence[str]):
@@ -221,3 +273,52 @@ def steps_ahead(ours: Offer, others: Iterable[Offer], interval: int) -> int:
 def wins_crossing(me: str, other: str) -> bool:
     """Of two calls that cross, the one of the smaller peer id goes on."""
     return me < other
+
+
+def order(seed: int, fragment: int, number: int, peers: Iterable[str]) -> list[str]:
+    """The permutation number ``number`` of ``peers`` for one fragment, the same at every peer."""
+    prefix = f"{seed}/{fragment}/{number}/".encode()
+    return sorted(set(peers), key=lambda peer: sha256(prefix + peer.encode()).digest())
+
+
+@lru_cache(maxsize=KEPT)
+def _line(seed: int, fragment: int, number: int, peers: frozenset[str]) -> Line:
+    line = tuple(order(seed, fragment, number, peers))
+    return Line(line, {peer: place for place, peer in enumerate(line)})
+
+
+class Hypercube(Pairing):
+    """See the file."""
+
+    def partner(self, meeting: Meeting, me: str) -> str | None:
+        """See Pairing."""
+        rounds = max(1, (len(meeting.peers) - 1).bit_length())
+        cycle, level = divmod(meeting.round, rounds)
+        return mirrored(meeting.line(cycle), me, 1 << level)
+
+
+def mirrored(line: Line, me: str, bit: int) -> str | None:
+    """The peer across ``bit`` from ``me``.
+
+    Those who have none there make pairs among themselves, in order.
+    """
+    place = line.places[me]
+    if place ^ bit < len(line.peers):
+        return line.peers[place ^ bit]
+    left = [peer for other, peer in enumerate(line.peers) if other ^ bit >= len(line.peers)]
+    place = left.index(me) ^ 1
+    return left[place] if place < len(left) else None
+
+
+HYPERCUBE = Hypercube()
+
+
+class RandomPairs(Pairing):
+    """See the file."""
+
+    def partner(self, meeting: Meeting, me: str) -> str | None:
+        """See Pairing."""
+        return mirrored(meeting.line(meeting.round), me, 1)
+
+
+RANDOM = RandomPairs()

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.plan.clock import SwarmClock, is_supported, largest_jump
+from lowcomm_protocol.plan import SwarmClock, is_supported, largest_jump
 
 STEPS = st.integers(0, 10**9)
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from lowcomm_protocol.errors import PlanError
-from lowcomm_protocol.plan.fragments import Fragment, Slice
+from lowcomm_protocol.plan import Fragment, Slice
 
 
 @torch.no_grad()

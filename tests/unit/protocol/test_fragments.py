@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lowcomm_protocol.errors import PlanError
-from lowcomm_protocol.plan.fragments import (
+from lowcomm_protocol.plan import (
     Fragment,
     Slice,
     TensorSpec,
@@ -14,7 +14,7 @@ from lowcomm_protocol.plan.fragments import (
     plan_fragments,
     sync_index,
 )
-from lowcomm_protocol.plan.rows import gather, scatter
+from lowcomm_protocol.rows import gather, scatter
 
 PATTERNS = ("strided", "sequential")
 

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.plan.fragments import offset
-from lowcomm_protocol.plan.schedule import FragmentProgress, SyncSchedule
+from lowcomm_protocol.plan import FragmentProgress, SyncSchedule, offset
 
 
 def fresh(interval: int = 20, count: int = 4) -> SyncSchedule:

@@ -1,2 +1,0 @@
-"""What is due when, and with whom: fragments, their schedule, the swarm step, and the order of
-candidates."""

@@ -1,0 +1,320 @@
+"""A replica's state for peers that copy it: pieces, each with its digest, and the manifest that
+lists them.
+
+Replicas are close to each other, not equal, so what one value of the model needs must come from one
+peer: fast weight, slow weight, outer momentum and moments. What other values need may come from
+others. So a piece is a range of values of one fragment, in the order of the plan, with all their
+vectors. It has these, one after the other, as little-endian float32:
+
+    theta       fast weights
+    phi         slow weights
+    delta       outer momentum
+    first       AdamW's exp_avg, Muon's momentum
+    second      AdamW's exp_avg_sq; left out for values that Muon moves
+    ranges      of modulo codecs: for each block of 256 values what they have learned; else none
+
+A manifest has the run, the step and the digest of each piece of one snapshot. Its SHA-256 names the
+snapshot. Pieces of several snapshots make one state if these are of one version: their swarm steps
+are close enough for merges to heal the difference, and, if slow weights are equal in the whole
+swarm, they are equal here too, fragment by fragment.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from typing import TYPE_CHECKING, Self
+
+from google.protobuf.message import DecodeError
+
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.spec.names import BLOCK
+from lowcomm_protocol.spec.sections import SyncSettings
+
+if TYPE_CHECKING:  # the daemon plans and reads manifests without NumPy
+    from lowcomm_protocol.codecs.base import Vector
+
+PIECES = 256
+"""A state is cut into about so many pieces, within these bounds:"""
+LEAST_VALUES, MOST_VALUES = 3 * 1024, 192 * 1024
+"""values: 60 KiB and 4 MiB with AdamW."""
+Runs = Sequence[tuple[int, bool]]
+"""The slices of a fragment: the number of values, and whether the inner optimizer keeps a second
+moment of them."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Values ``[start, stop)`` of a fragment; ``seconds``: the range of their second moments."""
+
+    index: int
+    fragment: int
+    start: int
+    stop: int
+    seconds: tuple[int, int]
+    blocks: tuple[int, int]
+    """Blocks of 256 that have a range; empty unless the codec learns ranges."""
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Values of each vector."""
+        numel = self.stop - self.start
+        return (
+            numel,
+            numel,
+            numel,
+            numel,
+            self.seconds[1] - self.seconds[0],
+            self.blocks[1] - self.blocks[0],
+        )
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return 4 * sum(self.counts)
+
+
+def plan_pieces(fragments: Sequence[Runs], ranges: bool) -> tuple[Piece, ...]:
+    """Cut a state: each fragment from its start on, in equal pieces. All peers of a run cut alike.
+
+    ``ranges``: whether the codec is a modulo codec.
+    """
+    total = sum(numel for runs in fragments for numel, _ in runs)
+    wanted = -(-total // PIECES // BLOCK) * BLOCK
+    step = min(MOST_VALUES, max(LEAST_VALUES, wanted))
+    pieces: list[Piece] = []
+    for fragment, runs in enumerate(fragments):
+        numel = sum(count for count, _ in runs)
+        for start in range(0, numel, step):
+            stop = min(numel, start + step)
+            seconds = (_seconds_before(runs, start), _seconds_before(runs, stop))
+            blocks = (start // BLOCK, -(-stop // BLOCK)) if ranges else (0, 0)
+            pieces.append(Piece(len(pieces), fragment, start, stop, seconds, blocks))
+    return tuple(pieces)
+
+
+def _seconds_before(runs: Runs, stop: int) -> int:
+    """How many of a fragment's first ``stop`` values have a second moment."""
+    found = start = 0
+    for count, second in runs:
+        found += max(0, min(stop - start, count)) if second else 0
+        start += count
+    return found
+
+
+MOST_MOMENTS = 1 << 24
+"""AdamW counts in float32."""
+_LARGEST_NUMBER = 1 << 53
+_DIGEST = 32
+_OTHER_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class StateForm:
+    """The form of every snapshot of a run."""
+
+    run_id: str
+    """SHA-256, hexadecimal, like that of the plan."""
+    plan: str
+    steps: int
+    """Swarm steps of the whole run."""
+    fragments: tuple[Runs, ...]
+    ranges: bool
+    pieces: tuple[Piece, ...]
+
+    @classmethod
+    def of(
+        cls, run_id: str, plan: str, steps: int, fragments: Sequence[Runs], ranges: bool
+    ) -> Self:
+        """The form of a run's state."""
+        told = tuple(tuple((numel, second) for numel, second in runs) for runs in fragments)
+        return cls(run_id, plan, steps, told, ranges, plan_pieces(told, ranges))
+
+    @property
+    def size(self) -> int:
+        """Bytes of all pieces."""
+        return sum(piece.size for piece in self.pieces)
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """The start of each piece in a file with all pieces in order."""
+        starts: list[int] = []
+        at = 0
+        for piece in self.pieces:
+            starts.append(at)
+            at += piece.size
+        return tuple(starts)
+
+    @property
+    def largest_manifest(self) -> int:
+        """Largest size of a manifest in bytes."""
+        return _OTHER_BYTES + 40 * len(self.pieces) + 64 * len(self.fragments)
+
+
+@dataclass(frozen=True)
+class Version:
+    """Decides whether pieces fit together."""
+
+    swarm_step: int
+    slow_digests: tuple[bytes, ...]
+
+    def fits(self, base: "Version", fragment: int, sync: SyncSettings) -> bool:
+        """Whether a fragment's pieces of this version may stand beside those of ``base``."""
+        near = abs(self.swarm_step - base.swarm_step) <= tolerated_lag(sync)
+        return near and (
+            sync.consensus > 0 or self.slow_digests[fragment] == base.slow_digests[fragment]
+        )
+
+
+def tolerated_lag(sync: SyncSettings) -> int:
+    """Swarm steps between two states that merges can heal."""
+    return 2 * sync.interval if sync.consensus > 0 else sync.interval // sync.fragments
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One state at one moment."""
+
+    swarm_step: int
+    moments: int
+    """Steps in the inner optimizer's moments; 0: there are none yet."""
+    versions: tuple[int, ...]
+    slow_digests: tuple[bytes, ...]
+    digests: tuple[bytes, ...]
+
+    @property
+    def version(self) -> Version:
+        """Decides whether its pieces fit others."""
+        return Version(self.swarm_step, self.slow_digests)
+
+    def to_bytes(self, form: StateForm) -> bytes:
+        """Encode the manifest."""
+        return pb.Manifest(
+            run_id=bytes.fromhex(form.run_id),
+            plan=bytes.fromhex(form.plan),
+            swarm_step=self.swarm_step,
+            moments=self.moments,
+            versions=self.versions,
+            slow_digests=self.slow_digests,
+            digests=self.digests,
+        ).SerializeToString(deterministic=True)
+
+
+def name_of(manifest: bytes) -> bytes:
+    """The name of a snapshot."""
+    return sha256(manifest).digest()
+
+
+def read_manifest(data: bytes, form: StateForm) -> Manifest:
+    """Read an untrusted manifest.
+
+    Raises `ProtocolViolation` if it is not one of this run.
+    """
+    if len(data) > form.largest_manifest:
+        raise ProtocolViolation(
+            f"a manifest of {len(data)} bytes: at most {form.largest_manifest} are needed"
+        )
+    try:
+        told = pb.Manifest.FromString(data)
+    except DecodeError:
+        raise ProtocolViolation("bytes that are no manifest") from None
+    if told.run_id.hex() != form.run_id or told.plan.hex() != form.plan:
+        raise ProtocolViolation("a manifest of another run or plan")
+    if told.swarm_step > form.steps:
+        raise ProtocolViolation(
+            f"a snapshot of swarm step {told.swarm_step} in a run of {form.steps}"
+        )
+    if told.moments >= MOST_MOMENTS or any(version >= _LARGEST_NUMBER for version in told.versions):
+        raise ProtocolViolation("a manifest with numbers that no training reaches")
+    count = len(form.fragments)
+    if (len(told.versions), len(told.slow_digests), len(told.digests)) != (
+        count,
+        count,
+        len(form.pieces),
+    ):
+        raise ProtocolViolation("a manifest of other fragments or pieces than the plan's")
+    if any(len(digest) != _DIGEST for digest in (*told.slow_digests, *told.digests)):
+        raise ProtocolViolation("a manifest with digests that are none")
+    return Manifest(
+        swarm_step=told.swarm_step,
+        moments=told.moments,
+        versions=tuple(told.versions),
+        slow_digests=tuple(told.slow_digests),
+        digests=tuple(told.digests),
+    )
+
+
+@dataclass(frozen=True)
+class Values:
+    """The vectors of one piece, or of a whole fragment."""
+
+    theta: "Vector"
+    phi: "Vector"
+    delta: "Vector"
+    first: "Vector"
+    second: "Vector"
+    ranges: "Vector"
+
+    def cut(self, piece: Piece) -> "Values":
+        """The values of a piece, as views of a fragment's."""
+        these, seconds, blocks = (
+            slice(piece.start, piece.stop),
+            slice(*piece.seconds),
+            slice(*piece.blocks),
+        )
+        return Values(
+            self.theta[these],
+            self.phi[these],
+            self.delta[these],
+            self.first[these],
+            self.second[seconds],
+            self.ranges[blocks],
+        )
+
+    @property
+    def vectors(self) -> "tuple[Vector, ...]":
+        """In the order of a piece."""
+        return (self.theta, self.phi, self.delta, self.first, self.second, self.ranges)
+
+    def to_bytes(self) -> bytes:
+        """Encode a piece."""
+        import numpy as np
+
+        return np.concatenate(self.vectors).astype("<f4", copy=False).tobytes()
+
+
+def read_piece(piece: Piece, data: bytes | bytearray | memoryview) -> Values:
+    """The vectors of an untrusted piece; views.
+
+    Raises `ProtocolViolation` for values that no training reaches.
+    """
+    if len(data) != piece.size:
+        raise ProtocolViolation(
+            f"piece {piece.index} has {len(data)} bytes instead of {piece.size}"
+        )
+    import numpy as np
+
+    flat: Vector = np.frombuffer(data, dtype="<f4")
+    vectors: list[Vector] = []
+    start = 0
+    for count in piece.counts:
+        vectors.append(flat[start : start + count])
+        start += count
+    # The extremes suffice, and need no mask in memory: NaN spreads to both.
+    if not (np.isfinite(flat.min()) and np.isfinite(flat.max())):
+        raise ProtocolViolation(f"piece {piece.index} holds NaN or infinity")
+    values = Values(*vectors)
+    if values.second.size and values.second.min() < 0:
+        raise ProtocolViolation(f"piece {piece.index} holds impossible moments")
+    return values
+
+
+def apart(one: Values, other: Values) -> float:
+    """The distance of two peers' weights of one piece: 0 if equal, about 1.4 if unrelated."""
+    import numpy as np
+
+    mine, theirs = (
+        np.concatenate([values.theta, values.phi]).astype(np.float64) for values in (one, other)
+    )
+    largest = max(float(np.linalg.norm(mine)), float(np.linalg.norm(theirs)))
+    return float(np.linalg.norm(mine - theirs)) / largest if largest else 0.0

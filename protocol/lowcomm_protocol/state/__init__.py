@@ -1,1 +1,0 @@
-"""A replica's state for peers that copy it: in pieces, each with its digest."""
