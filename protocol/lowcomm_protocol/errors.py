@@ -47,8 +47,6 @@ class Reason(StrEnum):
     INVITE_USED_UP = "invite-used-up"
     NOT_LISTED = "not-listed"
     REMOVED = "removed"
-    NO_WORK = "no-work"
-    """No proof of work, or too little, in a run that asks for one."""
 
 
 class What(StrEnum):

@@ -122,25 +122,6 @@ def test_an_invite_lets_in_as_many_as_it_says_and_nobody_else(swarm: Swarm, stub
     assert status["peer_id"] == invited_id
 
 
-@pytest.mark.soak  # each end's part is in tests/unit/protocol/test_work.py
-def test_an_open_run_that_asks_for_work_takes_who_has_done_it_and_nobody_else(
-    swarm: Swarm, stubborn: Any
-) -> None:
-    swarm.bootstrap()
-    create(swarm, "work = 4")
-    ada, bob, idle = swarm.node("ada"), swarm.node("bob"), stubborn("idle")
-    bob.until_completed(1)
-    assert next((bob.home / "runs").glob("*/work")).stat().st_size > 0, "kept for the next start"
-    ada.until(
-        lambda s: s["refusals"].get("record.expired") or s["refusals"].get("record.no-work"),
-        "the idle refused",
-    )
-    idle.until(lambda s: s["phase"] == "training", "training alone")
-    idle_id = (idle.status() or {})["peer_id"]
-    assert all(idle_id not in [peer["peer_id"] for peer in node.peers()] for node in (ada, bob))
-    assert (idle.status() or {})["exchanges"]["completed"] == 0
-
-
 # minutes; the rules are in tests/unit/peers/test_admission.py and test_run_admission.py
 @pytest.mark.soak
 def test_a_removed_peer_is_out_within_a_minute_whether_it_cares_or_not(

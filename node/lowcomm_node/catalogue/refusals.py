@@ -42,8 +42,4 @@ REFUSALS: Mapping[str, Message] = {
     "removed": Message(
         "The run's creator has removed the peer.", "Ask the creator why; nothing else helps."
     ),
-    "no-work": Message(
-        "There is no proof of work, or too little, and the run asks for one.",
-        "Nothing: a node computes its proof when it joins, which takes as long as the run asks.",
-    ),
 }

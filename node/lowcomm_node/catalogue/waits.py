@@ -17,7 +17,6 @@ class WaitCode(StrEnum):
     SWARM_SILENT = "swarm-silent"
     SWARM_UNLISTED = "swarm-unlisted"
     LOOKING_FOR_RUN = "looking-for-run"
-    PROOF_OF_WORK = "proof-of-work"
     RUN_FILES = "run-files"
     FETCHING_FILE = "fetching-file"
     STARTING_TRAINER = "starting-trainer"
@@ -68,10 +67,6 @@ WAITS: Mapping[str, Message] = {
     WaitCode.LOOKING_FOR_RUN: Message(
         "The swarm answers, but nobody has published the run.",
         "Correct `--run`, or ask the run's creator whether it is still published.",
-    ),
-    WaitCode.PROOF_OF_WORK: Message(
-        "The run asks each newcomer for a proof of work, which is being computed.",
-        "Nothing: it takes as long as the sentence says, once a week.",
     ),
     WaitCode.RUN_FILES: Message(
         "The node looks for the files of the run, and checks those that are here.",

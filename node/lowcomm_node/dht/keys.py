@@ -178,7 +178,7 @@ class Provenances:
             found = Provenance(RUNS_KEY, math.inf, creator)
             with suppress(VersionError):  # those that can read it need it
                 rules = Rules.of(read_signed_run(value))
-                if not rules.lets_everybody_in and rules.run_id not in self._rules:
+                if rules.admission != "open" and rules.run_id not in self._rules:
                     _remember(self._rules, rules.run_id, rules, _MAX_RULES)
             _remember(self._creators, signed_for, creator, _MAX_RULES)
         elif kind == _PEER:

@@ -108,10 +108,6 @@ class Gatekeeper:
         self._own_peer_id = identity.peer_id
         self._nonces = Nonces(2 * CREDENTIAL_LIFE)  # one may come that life ahead of our clock
 
-    def show(self, claim: bytes) -> None:
-        """Send another claim from now on, such as the proof of work of another week."""
-        self._claim = claim
-
     def credential_for(self, callee: str) -> tuple[tuple[str, bytes], ...]:
         """Metadata that proves our identity to ``callee``."""
         nonce = secrets.token_bytes(16)

@@ -16,14 +16,13 @@ from lowcomm_node.status.events import RunAmended
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import find_run, open_discovery, remembered_run
 from lowcomm_node.swarm.hosts import listening
-from lowcomm_node.swarm.proofs_of_work import Prover
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.system.tasks import start
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Amendment
-from lowcomm_protocol.spec.run import SignedRun
+from lowcomm_protocol.spec.run import SignedRun, check_trainable
 
 
 class Entry:
@@ -46,8 +45,6 @@ class Entry:
         self.refusals = refusals
         self.is_open = False
         """Whether we are in the DHT."""
-        self.prover: Prover | None = None
-        """Finds our proofs of work, if the run asks for them."""
         self._kept = remembered_run(settings)
         known = self._peers_of(self._kept) if self._kept is not None else None
         self._remembered = [
@@ -104,8 +101,9 @@ class Entry:
     async def be_admitted(self, run: SignedRun) -> RunAdmission:
         """Who may take part in the run, which includes us; from now on we are kept in its swarm.
 
-        It may take as long as a proof of work. Raises NotAdmitted.
+        Raises NotAdmitted, VersionError.
         """
+        check_trainable(run.spec)
         if self._kept is None or self._kept.run_id != run.run_id:
             self.rejoin.keep(self._peers_of(run))
         self._rejoining = start(self.rejoin.run())
@@ -114,12 +112,6 @@ class Entry:
         admission.amending.on_news = self.tell_amendments
         admission.amending.on_trouble = self.board.warning(WarningCode.AMENDMENT)
         await admission.look(self.discovery)
-        if admission.rules.asks_for_work(peer_id):
-            ephemeral = self.settings.ephemeral
-            path = None if ephemeral else self.settings.paths.work(run.fingerprint)
-            show = self.board.showing(WaitCode.PROOF_OF_WORK)
-            self.prover = Prover(admission.rules, peer_id, path, show)
-            admission.claim = await self.prover.prove()
         admission.check_ourselves(time())
         return admission
 

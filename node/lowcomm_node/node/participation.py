@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import suppress
-from functools import partial
 from time import time
 
 from lowcomm_node.catalogue.warnings import WarningCode
@@ -30,7 +29,7 @@ from lowcomm_node.swarm.membership import Listeners, Membership
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.release import release
-from lowcomm_node.system.tasks import endure, start
+from lowcomm_node.system.tasks import start
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, Told
@@ -241,9 +240,6 @@ class Participation:
             self._availability.run(warn),
             self.endpoint.watch(self._board.tell, warn),
         ]
-        if self._entry.prover is not None:
-            renew = partial(self._entry.prover.renew, self._show_proof)
-            works.append(endure("the next proof of work is not looked for", renew, warn))
         self._tasks += map(start, works)
 
     # the end
@@ -278,13 +274,6 @@ class Participation:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     # news
-
-    def _show_proof(self, proof: bytes) -> None:
-        """Another week has begun."""
-        if not self._admission.rules.asks_for_work(self._peer_id):
-            return  # its creator has amended who may join
-        self._admission.claim = proof
-        self._gatekeeper.show(proof)
 
     def _drop_removed(self) -> None:
         self.exchanger.drop(self._admission.admission.barred)

@@ -108,10 +108,6 @@ class Paths:
         """The claim by which this node came to a run; valid for no other peer."""
         return self.run(fingerprint) / "claim"
 
-    def work(self, fingerprint: str) -> Path:
-        """Proofs of work of this node for an open run that asks for them."""
-        return self.run(fingerprint) / "work"
-
     def uses(self, fingerprint: str) -> Path:
         """Claims of other peers on invites of a run, so that a use stays used."""
         return self.run(fingerprint) / "uses"

@@ -94,12 +94,10 @@ class RunAdmission:
         self._spec = spec
         rules = Rules.of(self._run, spec)
         if rules == self.rules:
-            return False  # keep the old object, which caches checked proofs
-        # A claim on an invite is useless where work is asked for, and the other way round.
-        claim = self.claim if rules.admission == self.rules.admission else b""
+            return False
         self.rules = self.admission.rules = rules
         with suppress(NotAdmitted):  # `check_ourselves` raises it again
-            self.claim = claim or _own_claim(self._settings, self._run, rules, self._peer_id, now)
+            self.claim = _own_claim(self._settings, self._run, rules, self._peer_id, now)
         return True
 
     async def _hear_steps(self, discovery: Discovery) -> bool:

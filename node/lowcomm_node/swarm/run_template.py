@@ -82,8 +82,6 @@ _COMMENTS = {
     "steps": "length in swarm steps; the learning rate follows them",
     "start_peers": "how many must be there before the first step; afterwards nobody waits",
     "admission": 'who may join: "open", "invite" (lowcomm-node invite), or "list" (members below)',
-    "work": "bits of the proof of work of each identity and week, 0 to 16; 10 takes seconds,"
-    " 16 minutes (docs/admission.md)",
     "members": "their peer ids, as `lowcomm-node id` shows them",
     "vocab": "256 bytes, or the size of your tokenizer",
     "kv_heads": "heads of keys and values; 0: as many as heads",
@@ -182,9 +180,7 @@ def write_template(
     of_model = {"model": known.model_dump()} if known else {}
     bare = {"run": {"name": name, **joining}, "train": train, "sync": sync} | of_model
     spec = parse_toml(tomlkit.dumps(bare), "init")
-    run = {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers, **joining} | (
-        {"work": 0} if admission == "open" else {}
-    )
+    run = {"name": name, "seed": seed, "steps": steps, "start_peers": start_peers, **joining}
     document = tomlkit.document()
     document.add(
         tomlkit.comment(

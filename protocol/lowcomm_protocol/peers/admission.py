@@ -1,6 +1,6 @@
 """Admission to a run, as its specification says.
 
-    open     any peer; if the run asks for work, with a proof of work of this week (work.py)
+    open     any peer
     list     the peers that it names
     invite   a peer with a claim on an invite of its creator (invites.py)
 
@@ -14,9 +14,8 @@ heard the same claims decide the same; and no more than ``uses`` are ever kept. 
 who came by *the same* invite, but never members that came by another.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from google.protobuf.message import DecodeError
@@ -26,7 +25,6 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.invites import Claim, Invite, Removals, read_claim, read_removals
 from lowcomm_protocol.peers.records import MAX_CLOCK_SKEW
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
-from lowcomm_protocol.work import MAX_PROVED, Proofs
 
 MAX_CLAIMS = 4096
 """Claims of one run that are kept, over all invites."""
@@ -44,36 +42,19 @@ class Rules:
     creator: str
     admission: Literal["open", "invite", "list"] = "open"
     members: frozenset[str] = frozenset()
-    work: int = 0
-    """Bits of the proof of work that a peer of an open run shows as its claim."""
-    _proofs: Proofs = field(default_factory=Proofs, compare=False, repr=False)
-
-    def asks_for_work(self, peer_id: str) -> bool:
-        """Whether a peer must show a proof of work."""
-        return bool(self.work) and peer_id != self.creator
-
-    @property
-    def lets_everybody_in(self) -> bool:
-        """Whether no peer must show anything."""
-        return self.admission == "open" and not self.work
 
     @classmethod
     def of(cls, run: SignedRun, spec: RunSpec | None = None) -> "Rules":
         """The rules of a run; ``spec``: its amended settings, if any."""
         settings = (spec or run.spec).run
-        return cls(
-            run.run_id, run.creator, settings.admission, frozenset(settings.members), settings.work
-        )
+        return cls(run.run_id, run.creator, settings.admission, frozenset(settings.members))
 
     def check(self, peer_id: str, claim: bytes, now: float) -> Claim | None:
         """The claim by which a peer may join at Unix time ``now``, None if it needs none.
 
         Raises AdmissionError.
         """
-        if self.lets_everybody_in or peer_id == self.creator:
-            return None
-        if self.admission == "open":
-            self._proofs.check(claim, self.run_id, peer_id, self.work, now)
+        if self.admission == "open" or peer_id == self.creator:
             return None
         if self.admission == "list":
             if peer_id not in self.members:
@@ -108,8 +89,6 @@ class Admission:
         """By the key of the invite: the claims that count, by peer id."""
         self._came_by: dict[str, Claim] = {}
         """Each peer's last shown claim that counts."""
-        self._proved: OrderedDict[str, bytes] = OrderedDict()
-        """Each peer's last valid proof of work."""
         self._told = 0
 
     def check(self, peer_id: str, claim: bytes, now: float) -> None:
@@ -125,8 +104,6 @@ class Admission:
             if read is not None:
                 self._take(read, now, shown=True)
                 self._check_invite(read.invite)
-            elif self.rules.work:
-                self._keep_proof(peer_id, claim)
         # Last, because a removed peer has used up its invite all the same.
         self._check_removed(peer_id)
 
@@ -137,13 +114,7 @@ class Admission:
         if known is not None:
             self._check_known(known, now)
         else:
-            self.rules.check(peer_id, self._proved.get(peer_id, b""), now)
-
-    def _keep_proof(self, peer_id: str, proof: bytes) -> None:
-        self._proved[peer_id] = proof
-        self._proved.move_to_end(peer_id)
-        if len(self._proved) > MAX_PROVED:
-            self._proved.popitem(last=False)
+            self.rules.check(peer_id, b"", now)
 
     def barred(self, peer_id: str, now: float) -> bool:
         """Whether a peer may not take part any more, or was never admitted."""

@@ -46,7 +46,6 @@ class Added:
 ADDED: Mapping[str, Added] = MappingProxyType(
     {
         "optional": Added(since="0.2.0", before=()),
-        "run.work": Added(since="0.2.0", before=0),
         "model.kv_heads": Added(since="0.2.0", before=0),
         "model.head_width": Added(since="0.2.0", before=0),
         "model.qkv_bias": Added(since="0.2.0", before=False),

@@ -1,20 +1,15 @@
-"""What a run specification can choose by name, and what must be known of it to check a
-specification.
+"""Tables of what a run can choose by name, and what is needed to check such a choice.
 
-What computes is elsewhere and is loaded when it is used: a bootstrap server checks specifications
-without numba and torch.
-
-Tables of what a run can choose by name. Any package may register more entries.
-
-An entry may be the text ``module:name`` in place of the object. It is then imported when it is
-first used, so that a bootstrap server, which checks names and computes nothing, loads no numba and
-no torch.
+Any package may register more entries. An entry may be the text ``module:name`` in place of the
+object. It is then imported when it is first used: a bootstrap server, which checks names and
+computes nothing, loads no numba and no torch.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib import import_module
+from types import MappingProxyType
 from typing import Any, Generic, Literal, TypeVar, cast, get_args
 
 from lowcomm_protocol.errors import SpecError
@@ -103,13 +98,15 @@ CODECS: Table[CodecEntry] = Table(
         "int8": CodecEntry(_CODECS + "int8:CODEC", coarse=True),
         "e3m0": CodecEntry(_CODECS + "e3m0:CODEC", coarse=True),
         "q2": CodecEntry(_CODECS + "q2:CODEC", coarse=True),
-        "q1": CodecEntry(_CODECS + "q1:CODEC", coarse=True),
         "mod3": CodecEntry(_CODECS + "modulo:MOD3", only_in_pairs=NEXT_TO_OWN, version=3),
         "mod4": CodecEntry(_CODECS + "modulo:MOD4", only_in_pairs=NEXT_TO_OWN, version=3),
         "mod6": CodecEntry(_CODECS + "modulo:MOD6", only_in_pairs=NEXT_TO_OWN, version=3),
         "mod8": CodecEntry(_CODECS + "modulo:MOD8", only_in_pairs=NEXT_TO_OWN, version=3),
     },
 )
+
+RETIRED_CODECS: Mapping[str, CodecEntry] = MappingProxyType({"q1": CodecEntry(None, coarse=True)})
+"""Codecs of earlier releases. Runs that use them can be read, but not trained in."""
 
 
 def codec_in_offer(name: str) -> str:

@@ -31,6 +31,8 @@ class Preset:
         """All values of ``[sync]`` for a model of so many layers: those that are ``given``, and of
         the rest those of the preset."""
         settings = dict(self.sync)
+        if given.get("group") == 2:
+            settings.pop("error_feedback", None)  # pairs have none
         if layers is None:
             return {**settings, **given}
         if self.layers_a_fragment:

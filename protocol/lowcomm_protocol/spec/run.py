@@ -37,7 +37,7 @@ from lowcomm_protocol.spec.document import (
     write_document,
 )
 from lowcomm_protocol.spec.models import TransformerSettings
-from lowcomm_protocol.spec.names import MODELS
+from lowcomm_protocol.spec.names import MODELS, RETIRED_CODECS
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.sections import (
     BUILTIN_TOKENS,
@@ -133,6 +133,15 @@ class RunSpec(Settings):
         if isinstance(optional, list | tuple) and all(isinstance(name, str) for name in given):
             return tuple(sorted(set(cast("list[str]", given))))
         return given
+
+    @property
+    def retired(self) -> str:
+        """Setting that only earlier releases can train with; empty: none."""
+        if self.sync.codec in RETIRED_CODECS:
+            return f"sync.codec = {self.sync.codec!r}"
+        if self.sync.error_feedback and self.sync.group == 2:
+            return "sync.error_feedback = true in pairs"
+        return ""
 
     def canonical(self) -> bytes:
         """The document that this release signs for these settings.
@@ -257,6 +266,11 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
 
     A run that is signed already is read all the same, for it may train since an earlier release.
     """
+    if spec.retired:
+        raise SpecError(
+            f"{source}: {spec.retired}, which only earlier releases can train with: set codec = "
+            '"q2", and error_feedback = true only with group = 3 or more.'
+        )
     known = _known(type(spec.model))
     for name in spec.optional:
         section, _, setting = name.partition(".")
@@ -276,6 +290,15 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
             f"{source}: train.batch = {spec.train.batch} times model.context = "
             f"{spec.model.context} are {spec.tokens_per_step:,} tokens in an inner step, more than "
             f"{MAX_STEP_TOKENS:,}: lower one of the two."
+        )
+
+
+def check_trainable(spec: RunSpec) -> None:
+    """Raise VersionError if only earlier releases can train in a run."""
+    if spec.retired:
+        raise VersionError(
+            f"The run has {spec.retired}, which only earlier releases can train with: join with "
+            "the release that its creator names, or ask for a new run."
         )
 
 
@@ -301,8 +324,6 @@ def amended(spec: RunSpec, settings: Mapping[str, Any], source: str) -> RunSpec:
     for name, value in settings.items():
         section, _, setting = name.partition(".")
         data[section][setting] = value
-    if data["run"]["admission"] != "open":
-        data["run"]["work"] = 0  # which is for open runs
     return _validate(data, source)
 
 

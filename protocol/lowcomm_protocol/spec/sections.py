@@ -13,7 +13,7 @@ The section pins files by size and digest, whoever they come from. A file travel
 wrong piece is found as soon as it has come.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Annotated, Any, Literal, Self, cast
@@ -40,12 +40,12 @@ from lowcomm_protocol.spec.names import (
     MODELS,
     OUTER_RULES,
     PAIRINGS,
+    RETIRED_CODECS,
     Mean,
     Table,
 )
 from lowcomm_protocol.spec.outer import OuterSettings, validate_outer
 from lowcomm_protocol.spec.presets import PRESETS
-from lowcomm_protocol.work import MAX_BITS
 
 BYTES = 256
 """Tokens of ``tokenizer = "bytes"``."""
@@ -103,10 +103,12 @@ class OneOf:
     """Marks a name that must be in a table."""
 
     table: Table[Any]
+    retired: Container[str] = ()
+    """Names that only earlier releases have."""
 
     def __call__(self, name: str) -> str:
-        """Raises ValueError, which lists what there is."""
-        if name not in self.table:
+        """Raises ValueError, which lists the entries."""
+        if name not in self.table and name not in self.retired:
             raise ValueError(self.table.unknown(name))
         return name
 
@@ -141,9 +143,6 @@ class RunSettings(Settings):
     members: Annotated[tuple[PeerId, ...], Field(strict=False, max_length=MAX_MEMBERS)] = ()
     """Peer ids of those who may join with ``admission = "list"``, sorted."""
 
-    work: Annotated[int, Field(ge=0, le=MAX_BITS)] = 0
-    """Bits of the proof of work that each peer of an open run finds once a week; 0: none."""
-
     @field_validator("creator")
     @classmethod
     def _creator_is_a_peer(cls, creator: str) -> str:
@@ -167,15 +166,6 @@ class RunSettings(Settings):
         if self.admission == "list" and not self.members:
             raise ValueError(
                 'admission = "list" needs members: the peer ids that `lowcomm-node id` shows'
-            )
-        return self
-
-    @model_validator(mode="after")
-    def _work_is_for_open_runs(self) -> Self:
-        if self.work and self.admission != "open":
-            raise ValueError(
-                f'work = {self.work}, but admission = "{self.admission}": set admission = "open", '
-                "or work = 0"
             )
         return self
 
@@ -350,7 +340,7 @@ class SyncSettings(Settings):
     overlap: Annotated[int, Field(ge=0, le=1_000_000)]
     """tau: inner steps between capture and merge, at least; an exchange that takes longer merges
     when it is done."""
-    codec: Annotated[str, OneOf(CODECS)]
+    codec: Annotated[str, OneOf(CODECS, RETIRED_CODECS)]
     error_feedback: bool = False
     """What coding loses of one exchange is added to the next."""
     mean: Mean = "clip"
@@ -400,7 +390,7 @@ class SyncSettings(Settings):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        codec = CODECS[self.codec]
+        codec = RETIRED_CODECS.get(self.codec) or CODECS[self.codec]
         if codec.only_in_pairs and self.group > 2:
             raise ValueError(
                 f"codec = {self.codec!r} {codec.only_in_pairs}, which works in pairs: set group = "

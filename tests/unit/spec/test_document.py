@@ -11,6 +11,8 @@ from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.document import ADDED, MAX_OPTIONAL, encode
 from lowcomm_protocol.spec.run import (
     RunSpec,
+    check_new_run,
+    check_trainable,
     parse_canonical,
     parse_toml,
     read_signed_run,
@@ -181,3 +183,17 @@ def test_a_creator_can_mark_only_settings_that_exist():
     spec = RunSpec.model_validate({"optional": ["foo"], "run": {"name": "a"}})
     with pytest.raises(SpecError, match=r"optional names 'foo'"):
         sign_run(spec, CREATOR)
+
+
+@pytest.mark.parametrize("sync", [{"codec": "q1"}, {"group": 2, "codec": "q2"}])
+def test_a_run_of_0_1_that_uses_what_is_gone_is_read_but_neither_trained_nor_created(sync):
+    document = json.loads((GOLDEN / "0.1.0" / "streaming-diloco.json").read_text())["spec"]
+    content = json.loads(document)
+    content["sync"] |= {"error_feedback": True, "min_steps": 1} | sync
+    document = encode(content).decode()
+    spec = parse_canonical(document)
+    assert spec.canonical().decode() == document
+    with pytest.raises(VersionError, match="only earlier releases can train with"):
+        check_trainable(spec)
+    with pytest.raises(SpecError, match="only earlier releases"):
+        check_new_run(spec)
