@@ -123,7 +123,6 @@ TESTS = {
     PROTOCOL + "codecs/q1.py": "test_codecs",
     PROTOCOL + "codecs/q2.py": "test_codecs",
     PROTOCOL + "codecs/modulo_kernels.py": "test_modulo test_golden test_pieces",
-    PROTOCOL + "codecs/pieces.py": "test_pieces",
     PROTOCOL + "table.py": "test_table test_codecs",
     PROTOCOL + "codecs/kernels.py": "test_codecs test_modulo test_feedback",
     TRAINER + "saving.py": "test_saving test_trainer_loop",

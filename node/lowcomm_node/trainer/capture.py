@@ -1,11 +1,9 @@
 """The state of one exchange between capture and merge.
 
-In all kinds, ``sent_of`` gives our contribution as the others decoded it, ``mean_of`` the mean of
-all, and ``ranges`` say where there is one. Vectors are flat, float32, in host memory. What follows
-from others, such as progress, is computed where it is needed and not kept: memory is what an
-exchange takes most of. So a pair that can holds two vectors alone, the weights as captured and what
-came, which the new slow weights replace piece by piece. The latter lies where slow weights are
-kept: of a large model that is a file, so memory holds one vector alone.
+In all kinds, ``sent`` is our contribution, ``mean_of`` gives the mean of all, and ``ranges`` say
+where there is one. Vectors are flat, float32, in host memory. A pair holds the weights as captured,
+our contribution, and what came; a coder of a modulo codec holds our contribution before it was
+coded, too.
 
 A kind of exchange has one entry in `CAPTURES`: a class that knows all that the trainer must know
 of it.
@@ -26,15 +24,12 @@ from lowcomm_node.trainer.device.copies import Landing
 from lowcomm_node.trainer.missed import Step
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
-from lowcomm_protocol.codecs.pieces import Source
 from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
 from lowcomm_protocol.errors import Deed, ImplausibleError
 from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.outer import (
-    Pair,
     apart,
     mean_contribution,
-    normalized,
     square_and_cosine_apart,
     square_apart,
     token_weights,
@@ -47,7 +42,7 @@ from lowcomm_protocol.exchange.plausible import (
     Directions,
     UsualNorm,
 )
-from lowcomm_protocol.exchange.repeats import Brought, Repeats, Values
+from lowcomm_protocol.exchange.repeats import Brought, Repeats
 from lowcomm_protocol.exchange.robust import robust_mean
 from lowcomm_protocol.spec.names import MAX_GROUP, Mean
 from lowcomm_protocol.spec.sections import SyncSettings
@@ -81,12 +76,7 @@ class Capture(ABC, Generic[AnyCoder]):
     """``pull * phi`` is the part of a contribution that is no progress: ``consensus``, or 1 in a
     realignment."""
     sent: Tensor = field(default_factory=lambda: torch.empty(0))
-    """Our contribution; once it is coded, as the others decode it. Empty where it is computed."""
-    source: Source | None = None
-    """What our contribution is computed from where it is needed; None where ``sent`` is held."""
-    arriving: Scratch | None = None
-    """Lends the vector that what came is decoded into, where new slow weights take its place; else
-    ``scratch`` does."""
+    """Our contribution; once it is coded, as the others decode it."""
     realign: bool
     keep_momentum: bool = field(default=False, kw_only=True)
     """Whether a realignment leaves the outer momentum as it is."""
@@ -163,22 +153,7 @@ class Capture(ABC, Generic[AnyCoder]):
         square, cosine = square_and_cosine_apart(vector, theta, phi, self.pull, own)
         return square**0.5, cosine
 
-    def sent_of(self, start: int, stop: int) -> Tensor:
-        """Our contribution as the others decode it, once it is coded; from a block's beginning
-        on."""
-        return self.sent[start:stop]
-
-    @property
-    def recalls(self) -> bool:
-        """Whether it needs no ``sent``, where ``source`` takes its place."""
-        return False
-
-    def pair(self) -> Pair | None:
-        """What the mean follows from where it is computed; None where ``mean_of`` gives it. What
-        came is not needed any more after that."""
-        return None
-
-    def _compare(self, peer: str, steps: Tensor, ours: Values) -> None:
+    def _compare(self, peer: str, steps: Tensor, ours: Tensor) -> None:
         """Raises ImplausibleError if a peer resends its previous contribution."""
         brought = self.repeats.sample(self.received[peer], steps, ours)
         if self.repeats.repeats(peer, brought):
@@ -270,24 +245,9 @@ class PairCapture(Capture[Coder]):
         gain = self.gain * self.bound.growth
         self.coder.expect(self.phi.numpy(), self.theta.numpy(), gain)
         # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
-        if self.source is not None:
-            return self.coder.encode_from(self.source, out)
-        kept = self.scratch.take(self.numel).numpy()
-        return self.coder.encode(self.sent.numpy(), out, kept)
-
-    @property
-    def recalls(self) -> bool:
-        """See Capture."""
-        return self.coder.recalls
-
-    def sent_of(self, start: int, stop: int) -> Tensor:
-        """See Capture."""
-        if self.source is None:
-            return self.sent[start:stop]
-        values = torch.empty(stop - start)
-        self.source.fill(start, values.numpy())
-        self.coder.recall(start, values.numpy())
-        return values
+        holds = self.coder.holds_uncoded
+        uncoded = self.scratch.take(self.numel).numpy() if holds else None
+        return self.coder.encode(self.sent.numpy(), out, uncoded)
 
     def code(self, out: memoryview) -> tuple[int, ...]:
         """See Capture."""
@@ -309,7 +269,7 @@ class PairCapture(Capture[Coder]):
 
         Raises CodecError or ImplausibleError if it can't be used.
         """
-        vector = (self.arriving or self.scratch).take(self.numel)
+        vector = self.scratch.take(self.numel)
         again = self.coder.decode(data, vector.numpy())
         self.received[peer] = vector
         if not again:
@@ -318,8 +278,7 @@ class PairCapture(Capture[Coder]):
 
     def resend(self, blocks: bytes, out: memoryview) -> int:
         """See Capture."""
-        sent = self.sent.numpy() if self.source is None else None
-        return self.coder.resend(blocks, sent, out)
+        return self.coder.resend(blocks, self.sent.numpy(), out)
 
     def patch(self, peer: str, data: memoryview) -> None:
         """Take in the blocks that came again. Raises as ``receive`` does."""
@@ -336,7 +295,7 @@ class PairCapture(Capture[Coder]):
         self.bound.check(norm, "brings progress")
         if cosine is not None:
             self.directions.check(peer, cosine)
-        self._compare(peer, torch.from_numpy(self.coder.lattice_steps), self.sent_of)
+        self._compare(peer, torch.from_numpy(self.coder.lattice_steps), self.sent)
         self.norms[peer] = norm
 
     def pool(self, over: Mapping[str, int]) -> None:
@@ -348,7 +307,7 @@ class PairCapture(Capture[Coder]):
 
     def mean_of(self, start: int, stop: int) -> Tensor:
         """See Capture."""
-        ours = self.sent_of(start, stop)
+        ours = self.sent[start:stop]
         shares = [
             ours if peer == self.me else self.received[peer][start:stop] for peer in self._over
         ]
@@ -356,19 +315,6 @@ class PairCapture(Capture[Coder]):
         if self._mean.numel() < stop - start:
             self._mean = torch.empty(stop - start)
         return mean_contribution(shares, self._weights, self._mean[: stop - start])
-
-    def pair(self) -> Pair | None:
-        """See Capture."""
-        if self.source is None or len(self._over) != 2:
-            return None
-        other = next(peer for peer in self._over if peer != self.me)
-        weights = dict(zip(self._over, normalized(self._weights, 2), strict=True))
-        return Pair(
-            source=self.source,
-            recalling=self.coder.recalling(),
-            theirs=self.received[other],
-            shares=(weights[self.me], weights[other]),
-        )
 
     def release(self) -> None:
         """See Capture."""
@@ -385,7 +331,7 @@ class PairCapture(Capture[Coder]):
         if self._own.numel() < theta.numel():
             self._own = torch.empty(theta.numel())
         own = torch.sub(theta, self.phi[here], out=self._own[: theta.numel()])
-        return own, self.sent_of(here.start, here.stop)
+        return own, self.sent[here]
 
 
 @dataclass(kw_only=True)
@@ -454,7 +400,7 @@ class GroupCapture(Capture[ShardCoder]):
         if len(self.members) == 2:
             self.directions.check(peer, self._norm_and_cosine(vector, start)[1])
         steps = torch.zeros(-(-vector.numel() // BLOCK))
-        self._compare(peer, steps, lambda *part: self.sent[start:stop][slice(*part)])
+        self._compare(peer, steps, self.sent[start:stop])
 
     def _room_for(self, peer: str, size: int) -> Tensor:
         """Where a member's contribution to our shard goes: all of them are in one vector."""

@@ -35,13 +35,8 @@ EVALUATION_TOKENS = 8_192
 PAIR_VECTORS, GROUP_VECTORS = 3, 4
 """Vectors of each fragment under way (capture.py): weights, what is sent and what came; in groups
 the mean, too."""
-RECALLING_VECTORS = 2
-"""The same of a pair that computes its contribution again: weights, and what came, in whose place
-new slow weights go."""
-ARRIVING_VECTORS = 1
-"""Of these, what is in a file where slow weights are: what came."""
-KEPT_VECTORS = 1
-"""The same of coders that owe: our contribution before it was coded, or its error."""
+UNCODED_VECTORS = 1
+"""The same of coders that hold our contribution as it was before coding, or what coding lost."""
 PASSING_VECTORS = 1
 """Of the one fragment that is coded or averaged now."""
 AT_ONCE = 128 * MIB
@@ -242,18 +237,16 @@ def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:
         return 0
     fragment = largest_fragment(model, spec)
     coding = coder(sync.codec, fragment, sync.error_feedback) if sync.group == 2 else None
-    recalls = coding is not None and coding.recalls
     vectors = PAIR_VECTORS if sync.group == 2 else GROUP_VECTORS
-    recalling = RECALLING_VECTORS - (ARRIVING_VECTORS if is_mapped(spec) else 0)
-    vectors = recalling if recalls else vectors + KEPT_VECTORS * sync.error_feedback
+    holds_uncoded = sync.error_feedback if coding is None else coding.holds_uncoded
+    vectors += UNCODED_VECTORS * holds_uncoded
     outcome = 0 if is_mapped(spec) else (2 if keeps_momentum(sync) else 1)
     # A slot holds the fragment in fp32, but of its pages only those are taken that were written.
     # Slow weights that may come apart are sent in fp32 then.
     slot = FLOAT * fragment if coding is None or sync.consensus == 0 else coding.max_size
     count = at_once(exchanges, sync.fragments, fragment)
-    replaced = 0 if recalls else min(1, outcome)
-    each = FLOAT * fragment * (vectors + replaced) + kind.slots * slot
-    passing = (0 if recalls else PASSING_VECTORS) + max(0, outcome - 1)
+    each = FLOAT * fragment * (vectors + min(1, outcome)) + kind.slots * slot
+    passing = PASSING_VECTORS + max(0, outcome - 1)
     debts = (1 if sync.group == 2 else 2) * model.parameters if sync.error_feedback else 0
     return count * each + FLOAT * (passing * fragment + debts) + _kept_steps(spec, model)
 

@@ -52,7 +52,8 @@ class Codec(ABC):
     def send(self, vector: Vector, out: memoryview) -> int:
         """Code ``vector`` as ``encode`` does; it becomes what the others decode."""
         size = self.encode(vector, out)
-        self.decode(out[:size], vector)
+        if not self.is_exact:
+            self.decode(out[:size], vector)
         return size
 
     def decode(self, data: memoryview | bytes, out: Vector) -> None:
@@ -134,9 +135,6 @@ class Codec(ABC):
 class FixedCodec(Codec):
     """A codec whose size follows from the number of values: ``coded_size(numel)`` bytes."""
 
-    in_blocks: ClassVar[bool] = False
-    """Whether the code of a vector is those of its pieces of whole blocks, one after the other."""
-
     def coded_size(self, numel: int) -> int:
         """Exact number of bytes for ``numel`` values. Raises `CodecError` for a negative number."""
         return self._size(self._counted(numel))
@@ -162,6 +160,19 @@ def largest_magnitude(vector: Vector) -> float:
     NaN or infinity when the vector holds one. Allocates nothing.
     """
     return max(abs(float(vector.max())), abs(float(vector.min()))) if vector.size else 0.0
+
+
+def scratch_for(name: str, numel: int, scratch: Vector | None) -> Vector:
+    """``scratch``, or a new vector if there is none. Raises `CodecError` if it does not fit."""
+    if scratch is None:
+        return np.empty(numel, dtype=np.float32)
+    fits = scratch.shape == (numel,) and scratch.dtype == np.float32
+    if not (fits and scratch.flags.c_contiguous and scratch.flags.writeable):
+        raise CodecError(
+            f"{name}: a scratch of {scratch.dtype} and shape {scratch.shape}: pass {numel} "
+            "values, float32, contiguous and writable"
+        )
+    return scratch
 
 
 def _read_only(array: _Array) -> _Array:

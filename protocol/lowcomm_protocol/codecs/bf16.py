@@ -24,7 +24,6 @@ class Bf16(FixedCodec):
     """Two bytes a value: 8 significant bits, the whole exponent range of float32."""
 
     name = "bf16"
-    in_blocks = True
 
     def _size(self, numel: int) -> int:
         return 2 * numel

@@ -11,9 +11,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
-from lowcomm_protocol.codecs.pieces import NOTHING
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
+
+NOTHING = np.empty(0, dtype=np.float32)
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,6 @@ class Kernels:
 class BlockCodec(FixedCodec):
     """``bits`` a value behind a scale of ``head`` bytes."""
 
-    in_blocks = True
     head: ClassVar[int]
     bits: ClassVar[int]
     kernels: ClassVar[Kernels]

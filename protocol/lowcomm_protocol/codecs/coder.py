@@ -9,59 +9,29 @@
     settle      nothing more comes or is asked for: the vectors are not needed any more
     commit      the exchange is applied: keeps what it taught; without it nothing has happened
 
-One fragment is in one exchange at a time, so a coder holds at most one exchange's scratch. Where it
-``recalls``, none of our vectors has to be held between these calls: ``encode_from`` and all that
-follows compute our values again, block by block.
-
-    recall      our values -> what the others decode of them
-    recalling   the same for a kernel that goes through all blocks, and learns from others' values
-                in place of what ``settle`` would look at
+One fragment is in one exchange at a time, so a coder holds at most one exchange's scratch.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from lowcomm_protocol.codecs.base import Codec, FixedCodec, Vector
-from lowcomm_protocol.codecs.pieces import NOTHING, Source, pieces_of
+from lowcomm_protocol.codecs.base import Codec, Vector
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
 State = Mapping[str, npt.NDArray[np.float32]]
 Flags = npt.NDArray[np.uint8]
-NO_FLAGS = np.empty(0, dtype=np.uint8)
-PIECE = 1 << 16
-"""Values that are computed again at once: they stay in the cache."""
-
-
-@dataclass(frozen=True)
-class Recalling:
-    """What a kernel needs to turn our values into what others decode, and to learn from theirs: of
-    a lattice codec, by block of 256 values. All is empty where nothing is lost."""
-
-    codes: Flags = field(default_factory=lambda: NO_FLAGS)
-    """Of the steps; 0: bf16, and so are blocks that are"""
-    plain: Flags = field(default_factory=lambda: NO_FLAGS)
-    """so marked."""
-    ranges: Vector = field(default_factory=lambda: NOTHING)
-    """Of differences: the kernel moves them to what it sees."""
-    decay: float = 1.0
-    """How much of its range a block keeps."""
-    steps: Vector = field(default_factory=lambda: NOTHING)
-    """By code,"""
-    inverses: Vector = field(default_factory=lambda: NOTHING)
-    """and their inverses."""
-
-    def part(self, blocks: slice) -> "Recalling":
-        """Of some blocks."""
-        codes, plain, ranges = (one[blocks] for one in (self.codes, self.plain, self.ranges))
-        return replace(self, codes=codes, plain=plain, ranges=ranges)
 
 
 class Coder:
     """A codec that remembers nothing. Vectors are flat float32 of ``numel`` values."""
+
+    holds_uncoded: ClassVar[bool] = False
+    """Whether it holds our values as they were before coding, in a vector of their own, until
+    ``settle``, ``commit`` or ``forget``."""
 
     def __init__(self, codec: Codec, numel: int) -> None:
         self._codec = codec
@@ -101,33 +71,6 @@ class Coder:
         """
         return self._codec.send(vector, out[: self.max_size])
 
-    @property
-    def recalls(self) -> bool:
-        """Whether what others decode follows from our values alone, once they are coded."""
-        return (
-            self._codec.is_exact and isinstance(self._codec, FixedCodec) and self._codec.in_blocks
-        )
-
-    def encode_from(self, source: Source, out: memoryview) -> int:
-        """Code what ``source`` gives, as ``encode`` would code it whole, and go on with it; bytes
-        written.
-
-        Only of a coder that ``recalls``. Raises `CodecError` if not finite.
-        """
-        room, at = room_for(self.numel), 0
-        for start, stop in pieces_of(self.numel, PIECE):
-            piece = room[: stop - start]
-            source.fill(start, piece)
-            at += self._codec.send(piece, out[at : at + self._codec.most_size(stop - start)])
-        return at
-
-    def recall(self, start: int, values: Vector) -> None:
-        """Turn our values from ``start`` on, where a block begins, into what the others decode."""
-
-    def recalling(self) -> Recalling:
-        """For whoever goes through our values and theirs now, once."""
-        return Recalling()
-
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """Decode into ``out``; a bitmap of the blocks that must be sent again, empty if there are
         none.
@@ -137,11 +80,10 @@ class Coder:
         self._codec.decode(data, out)
         return b""
 
-    def resend(self, blocks: bytes, vector: Vector | None, out: memoryview) -> int:
-        """Write the blocks of this bitmap again.
+    def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
+        """Write the blocks of this bitmap again; bytes written.
 
-        Returns the bytes written. ``vector`` is what ``encode`` left, and follows; None after
-        ``encode_from``.
+        ``vector`` is what ``encode`` left; it becomes what others decode now.
         """
         raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
 
@@ -186,8 +128,3 @@ class Coder:
             raise CodecError(
                 f"{self._codec.name}: remembers nothing, but was given {', '.join(state)}"
             )
-
-
-def room_for(numel: int) -> Vector:
-    """Room for one piece of a vector of ``numel`` values."""
-    return np.empty(min(numel, PIECE), dtype=np.float32)

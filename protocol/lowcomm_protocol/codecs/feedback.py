@@ -23,7 +23,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import FixedCodec, Vector
+from lowcomm_protocol.codecs.base import FixedCodec, Vector, scratch_for
 from lowcomm_protocol.codecs.blocks import BlockCodec
 from lowcomm_protocol.codecs.coder import Coder, State
 from lowcomm_protocol.codecs.kernels import (
@@ -33,7 +33,6 @@ from lowcomm_protocol.codecs.kernels import (
     residual_limit,
     wanted_of,
 )
-from lowcomm_protocol.codecs.pieces import scratch_for
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -175,6 +174,8 @@ class FeedbackCoder(Coder):
     ``commit`` or ``forget``.
     """
 
+    holds_uncoded = True
+
     def __init__(self, inner: Coder) -> None:
         self.inner = inner
         self.numel = inner.numel
@@ -212,16 +213,11 @@ class FeedbackCoder(Coder):
         self._sent = vector
         return size
 
-    @property
-    def recalls(self) -> bool:
-        """See Coder."""
-        return False  # what is sent has what was lost before in it
-
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """See Coder."""
         return self.inner.decode(data, out)
 
-    def resend(self, blocks: bytes, vector: Vector | None, out: memoryview) -> int:
+    def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
         """See Coder."""
         return self.inner.resend(blocks, vector, out)
 

@@ -18,7 +18,6 @@ class Fp32(FixedCodec):
     """Four bytes a value, exact."""
 
     name = "fp32"
-    in_blocks = True
     is_exact = True
 
     def _size(self, numel: int) -> int:

@@ -277,44 +277,6 @@ def scale_holds(bits: Any, largest: Any) -> bool:
 
 
 @part
-def source_block(
-    theta: Vector, phi: Vector, gain: Any, pull: Any, start: Any, count: Any, out: Vector
-) -> None:
-    """``count`` values of a `pieces.Source` from ``start`` on; each product is rounded first."""
-    if phi.size == 0:
-        for i in range(count):
-            out[i] = theta[start + i]
-    elif pull == np.float32(0.0):
-        for i in range(count):
-            out[i] = np.float32(gain * np.float32(theta[start + i] - phi[start + i]))
-    else:
-        for i in range(count):
-            base = phi[start + i]
-            progress = np.float32(gain * np.float32(theta[start + i] - base))
-            out[i] = np.float32(progress + np.float32(pull * base))
-
-
-@part
-def recalled(values: Vector, begin: Any, end: Any, code: Any, step: Any, inverse: Any) -> None:
-    """Turn values of a modulo codec's block into what others decode: points of its lattice, or bf16
-    for ``code`` 0."""
-    if code == 0:
-        for i in range(begin, end):
-            values[i] = bf16_of(values[i])
-    else:
-        for i in range(begin, end):
-            values[i] = np.float32(nearest(values[i] * inverse)) * step
-
-
-@part
-def range_of(seen: Any, before: Any, decay: Any) -> Any:
-    """The range of a block whose values now were so far apart, given as bits: what was seen, or
-    slowly down to it."""
-    largest = np.uint32(seen).view(np.float32)
-    return max(largest, before * np.float32(decay), np.float32(2.0**-60))
-
-
-@part
 def bf16_of(value: Any) -> Any:
     """The value of bf16 that is nearest, of two the even one."""
     raw = np.float32(value).view(np.uint32)

@@ -45,30 +45,19 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import Bytes, Vector
-from lowcomm_protocol.codecs.coder import (
-    PIECE,
-    Coder,
-    Flags,
-    Recalling,
-    State,
-)
+from lowcomm_protocol.codecs.base import Bytes, Vector, scratch_for
+from lowcomm_protocol.codecs.coder import Coder, Flags, State
 from lowcomm_protocol.codecs.modulo_kernels import (
     HEADER,
-    INVERSES,
     MODULO_STEPS,
     modulo_check,
     modulo_decode,
-    modulo_decode_beside,
     modulo_encode,
-    modulo_encode_from,
     modulo_patch,
     modulo_ranges,
-    modulo_recall,
     modulo_resend,
     modulo_total,
 )
-from lowcomm_protocol.codecs.pieces import Source, pieces_of, scratch_for
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -87,6 +76,8 @@ TOTAL = 8
 class ModuloCoder(Coder):
     """Remembers the range of differences of each block; ``bits`` is 3, 4, 6 or 8."""
 
+    holds_uncoded = True
+
     def __init__(self, bits: int, numel: int) -> None:
         self.name = f"mod{bits}"
         self.bits = bits
@@ -98,9 +89,7 @@ class ModuloCoder(Coder):
         self._moved: Vector | None = None
         """How far the vector to be coded has moved, in each block."""
         self._own: Vector | None = None
-        """Our values, before they were coded, or else"""
-        self._source: Source | None = None
-        """what they follow from."""
+        """Our values, before they were coded."""
         self._theirs: Vector | None = None
         self._learned: Vector | None = None
         """The ranges after this exchange, if it is applied."""
@@ -111,7 +100,7 @@ class ModuloCoder(Coder):
         """Step codes of the blocks that came."""
         self._sent_codes: Flags = np.zeros(self._blocks, dtype=np.uint8)
         self._plain: Flags = np.zeros(self._blocks, dtype=np.uint8)
-        """Blocks of ours that came again as bf16."""
+        """Blocks of ours that were sent again as bf16."""
 
     @property
     def max_size(self) -> int:
@@ -152,33 +141,6 @@ class ModuloCoder(Coder):
         self._own = own
         return self._end(target, size, self._sent_hashes, self._plain)
 
-    @property
-    def recalls(self) -> bool:
-        """See Coder."""
-        return True
-
-    def encode_from(self, source: Source, out: memoryview) -> int:
-        """See Coder."""
-        target, wanted = self._begin(out, source.theta.size)
-        hashes, codes = self._sent_hashes, self._sent_codes
-        size = modulo_encode_from(*source.arguments, wanted, self.bits, target, hashes, codes)
-        if size < 0:
-            raise self._refuse(-1 - size)
-        self._source = source
-        return self._end(target, size, hashes, self._plain)
-
-    def recall(self, start: int, values: Vector) -> None:
-        """See Coder."""
-        here = self._blocks_of(start, start + values.size)
-        modulo_recall(values, self._sent_codes[here], self._plain[here])
-
-    def recalling(self) -> Recalling:
-        """See Coder."""
-        self._learned = self._ranges.copy()
-        return Recalling(
-            self._sent_codes, self._plain, self._learned, DECAY, MODULO_STEPS, INVERSES
-        )
-
     def _begin(self, out: memoryview, numel: int) -> tuple[Flags, Vector]:
         """Where to code to, and the step that each block needs."""
         target = np.frombuffer(out, dtype=np.uint8)
@@ -191,9 +153,6 @@ class ModuloCoder(Coder):
         self._plain.fill(0)
         ranges = self._ranges if self._moved is None else np.maximum(self._ranges, self._moved)
         return target, ranges * np.float32(2.0 * MARGIN / (1 << self.bits))
-
-    def _blocks_of(self, start: int, stop: int) -> slice:
-        return slice(start // BLOCK, -(-stop // BLOCK))
 
     def _encode(self, vector: Vector, wanted: Vector, own: Vector, out: Flags) -> int:
         whole, rest = divmod(self.numel, BLOCK)
@@ -220,22 +179,16 @@ class ModuloCoder(Coder):
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
         """See Coder."""
-        self._check_known()
-        coded = _bytes_of(data)
+        own, coded = self._known(), _bytes_of(data)
         blocks, end = modulo_check(coded, 0, self.numel, self.bits, self._codes)
         if blocks != self._blocks or coded.size != end + TOTAL or out.size != self.numel:
             raise self._no_fragment(coded.size)
         self._theirs = out
-        self._decode(coded, out)
+        self._decode(coded, own, out)
         return self._wrapped(coded[end:])
 
-    def _decode(self, data: Flags, out: Vector) -> None:
-        if self._source is not None:
-            given = self._source.arguments
-            modulo_decode_beside(data, *given, 0, self.bits, out, self._hashes, self._bad)
-            return
-        assert self._own is not None
-        own, (whole, rest) = self._own, divmod(self.numel, BLOCK)
+    def _decode(self, data: Flags, own: Vector, out: Vector) -> None:
+        whole, rest = divmod(self.numel, BLOCK)
         size = self._decode_blocks(0, whole, data, BLOCK, own, out)
         if rest:
             padded, decoded = np.zeros((2, BLOCK), dtype=np.float32)
@@ -270,24 +223,15 @@ class ModuloCoder(Coder):
             digits += min(2 * last, -(-last // 8) * self.bits)
         return count + digits + TOTAL, count + 2 * values + TOTAL
 
-    def resend(self, blocks: bytes, vector: Vector | None, out: memoryview) -> int:
+    def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
         """See Coder."""
-        self._check_known()
+        own = self._known()
         flags = self._flags(blocks)
         target, most = np.frombuffer(out, dtype=np.uint8), self.resent_sizes(blocks)[1]
         if target.size < most:
             raise CodecError(f"{self.name}: the blocks need a buffer of {most} bytes")
         self._plain.fill(0)
-        size = 0
-        for start, stop in pieces_of(self.numel, self._piece):
-            here = self._blocks_of(start, stop)
-            if flags[here].any():
-                own, codes = self._values(slice(start, stop)), self._sent_codes[here]
-                # Computed values may be spoilt: they are recalled where they are needed.
-                left = own if vector is None else vector[start:stop]
-                size += modulo_resend(
-                    own, codes, self.bits, flags[here], target[size:], left, self._plain[here]
-                )
+        size = modulo_resend(own, self._sent_codes, self.bits, flags, target, vector, self._plain)
         return self._end(target, size, self._sent_hashes, self._plain)
 
     def patch(self, data: memoryview, out: Vector) -> None:
@@ -306,19 +250,11 @@ class ModuloCoder(Coder):
 
     def settle(self) -> None:
         """See Coder."""
-        self._check_known()
-        if self._learned is None:
-            self._learned = self._ranges.copy()
-            if self._theirs is not None:
-                self._learn(self._theirs, self._learned)
+        own, self._learned = self._known(), self._ranges.copy()
+        if self._theirs is not None:
+            modulo_ranges(own, self._theirs, DECAY, self._learned)
         self._drop()
         self._moved = None
-
-    def _learn(self, theirs: Vector, ranges: Vector) -> None:
-        for start, stop in pieces_of(self.numel, self._piece):
-            here = slice(start, stop)
-            blocks = self._blocks_of(start, stop)
-            modulo_ranges(self._values(here), theirs[here], DECAY, ranges[blocks])
 
     def commit(self) -> None:
         """See Coder."""
@@ -355,27 +291,15 @@ class ModuloCoder(Coder):
 
     def _drop(self) -> None:
         """Hold no vector."""
-        self._own = self._theirs = self._source = None
+        self._own = self._theirs = None
 
-    def _check_known(self) -> None:
-        if self._own is None and self._source is None:
+    def _known(self) -> Vector:
+        """Our values, before they were coded."""
+        if self._own is None:
             raise CodecError(
                 f"{self.name}: encode first: others are decoded next to our own vector"
             )
-
-    @property
-    def _piece(self) -> int | None:
-        """How many of our values there are at once; None for all."""
-        return PIECE if self._own is None else None
-
-    def _values(self, here: slice) -> Vector:
-        """Our values, before they were coded: a new vector where they are computed."""
-        if self._own is not None:
-            return self._own[here]
-        assert self._source is not None
-        piece = np.empty(here.stop - here.start, dtype=np.float32)
-        self._source.fill(here.start, piece)
-        return piece
+        return self._own
 
     def _flags(self, blocks: bytes) -> Flags:
         if len(blocks) != -(-self._blocks // 8):

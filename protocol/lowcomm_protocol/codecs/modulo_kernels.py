@@ -20,9 +20,6 @@ from lowcomm_protocol.codecs.kernels import (
     kernel,
     nearest,
     part,
-    range_of,
-    recalled,
-    source_block,
 )
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -184,39 +181,6 @@ def modulo_encode(
     return np.int64(at)
 
 
-@kernel
-def modulo_encode_from(
-    theta: Vector,
-    phi: Vector,
-    gain: Any,
-    pull: Any,
-    wanted: Vector,
-    bits: int,
-    out: Bytes,
-    hashes: Any,
-    codes: Any,
-) -> Any:
-    """`modulo_encode` of what a `pieces.Source` gives, from its first block to its last."""
-    points, words = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK // 8, dtype=np.uint32)
-    own, left = np.zeros(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.float32)
-    at, zero = np.uint64(0), np.uint64(0)
-    for block in range(np.uint64(wanted.size)):
-        start = block * np.uint64(BLOCK)
-        count: Any = min(np.int64(theta.size) - np.int64(start), BLOCK)
-        source_block(theta, phi, gain, pull, start, np.uint64(count), own)
-        for i in range(np.uint64(count), np.uint64(BLOCK)):
-            own[i] = np.float32(0.0)
-        code = _code_of(own, zero, wanted[block], bits)
-        if code < 0:
-            return -1 - np.int64(block)
-        codes[block] = code
-        hashes[block] = _encode_block(
-            own, left, zero, count, np.int64(block) + 1, code, bits, out, at, points, words
-        )
-        at += np.uint64(HEADER) + np.uint64(_modulo_bytes(code, count, bits))
-    return np.int64(at)
-
-
 @part
 def _code_of(own: Vector, start: Any, wanted: Any, bits: int) -> int:
     """The code of a block's step, 0 for bf16; -1 if a value is not finite."""
@@ -339,39 +303,6 @@ def modulo_decode(
     return np.int64(at)
 
 
-@kernel
-def modulo_decode_beside(
-    data: Bytes,
-    theta: Vector,
-    phi: Vector,
-    gain: Any,
-    pull: Any,
-    first: int,
-    bits: int,
-    out: Vector,
-    hashes: Any,
-    bad: Any,
-) -> None:
-    """`modulo_decode` next to what the part of a `pieces.Source` gives that begins with the block
-    ``first``; ``out`` may end within a block."""
-    points, codes = np.empty(BLOCK, dtype=np.int32), np.zeros(BLOCK, dtype=np.int32)
-    words = np.zeros(BLOCK // 8, dtype=np.uint32)
-    own, found = np.zeros(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.float32)
-    at, zero = np.uint64(0), np.uint64(0)
-    for block in range(np.uint64(bad.size)):
-        start, number = block * np.uint64(BLOCK), first + np.int64(block) + 1
-        count: Any = min(np.int64(out.size) - np.int64(start), BLOCK)
-        source_block(theta, phi, gain, pull, start, np.uint64(count), own)
-        for i in range(np.uint64(count), np.uint64(BLOCK)):
-            own[i] = np.float32(0.0)
-        hashes[block], bad[block] = _decode_block(
-            data, at, own, found, zero, count, number, bits, points, codes, words
-        )
-        for i in range(np.uint64(count)):
-            out[start + i] = found[i]
-        at += np.uint64(HEADER) + np.uint64(_modulo_bytes(data[at], count, bits))
-
-
 @part
 def _decode_block(
     data: Bytes,
@@ -480,17 +411,6 @@ def modulo_resend(
 
 
 @kernel
-def modulo_recall(vector: Vector, codes: Any, plain: Any) -> None:
-    """Turn our values into what the other end decodes: lattice points, or bf16 in ``plain``
-    blocks."""
-    for block in range(np.uint64(codes.size)):
-        start = block * np.uint64(BLOCK)
-        stop = min(np.uint64(vector.size), start + np.uint64(BLOCK))
-        code = 0 if plain[block] else codes[block]
-        recalled(vector, start, stop, code, MODULO_STEPS[code], INVERSES[code])
-
-
-@kernel
 def modulo_patch(data: Bytes, codes: Any, bits: int, bad: Any, out: Vector, hashes: Any) -> int:
     """Read the ``bad`` blocks, which came again; the bytes read, or -1 if no encoder writes that.
 
@@ -549,4 +469,5 @@ def modulo_ranges(own: Vector, theirs: Vector, decay: Any, ranges: Vector) -> No
         for i in range(start, min(np.uint64(own.size), start + np.uint64(BLOCK))):
             apart = np.float32(own[i] - theirs[i])
             seen = np.uint32(max(seen, np.uint32(np.float32(apart).view(np.uint32) & MAGNITUDE)))
-        ranges[block] = range_of(seen, ranges[block], decay)
+        before = np.float32(ranges[block] * np.float32(decay))
+        ranges[block] = max(np.uint32(seen).view(np.float32), before, np.float32(2.0**-60))

@@ -17,7 +17,6 @@ start equal stay equal to the bit.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
@@ -25,8 +24,6 @@ import torch
 
 from lowcomm_protocol.codecs import BLOCK
 from lowcomm_protocol.codecs.base import Vector
-from lowcomm_protocol.codecs.coder import Recalling
-from lowcomm_protocol.codecs.pieces import Source
 from lowcomm_protocol.errors import PlanError, SpecError
 from lowcomm_protocol.exchange.outer_kernels import (
     add_scaled,
@@ -37,7 +34,6 @@ from lowcomm_protocol.exchange.outer_kernels import (
     mixed_in_place,
     pooled_of_mean,
     pooled_of_own,
-    pooled_of_pair,
     scaled,
     scaled_sum,
     shifted,
@@ -155,44 +151,6 @@ def outer_step(
         pooled = np.empty_like(mean)
         pooled_of_mean(mean, _array(phi), np.float32(settings.consensus), pooled)
     settings.rule.step(settings, _array(phi), _array(delta), pooled)
-
-
-def rule_step(
-    settings: OuterSettings, phi: torch.Tensor, delta: torch.Tensor, pooled: torch.Tensor
-) -> None:
-    """The rest of `outer_step`, in place on ``phi`` and ``delta``, from what `pooled_of` wrote."""
-    _check_alike(phi=phi, delta=delta, pooled=pooled)
-    settings.rule.step(settings, _array(phi), _array(delta), _array(pooled))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Two contributions, of which ours is computed again where it is needed."""
-
-    source: Source
-    recalling: Recalling
-    theirs: torch.Tensor
-    shares: tuple[float, float]
-    """Ours and theirs in the mean; they sum to 1."""
-
-
-def pooled_of(settings: OuterSettings | None, pair: Pair, start: int, out: torch.Tensor) -> float:
-    """Write what ``rule.step`` moves slow weights by, of a pair's values from ``start`` on: to the
-    bits of `mean_contribution` and `outer_step`; how far both are apart, as `worst_block_spread`
-    tells it.
-
-    It learns, so each value is to be asked for once. Without ``settings`` it is the mean itself.
-    ``out`` may be the same values of ``theirs``.
-    """
-    here = slice(start, start + out.numel())
-    one = pair.recalling.part(slice(start // BLOCK, -(-here.stop // BLOCK)))
-    known = one.codes, one.plain, one.ranges, np.float32(one.decay), one.steps, one.inverses
-    shares = np.float32(pair.shares[0]), np.float32(pair.shares[1])
-    keeps_loss = settings is not None and bool(settings.consensus)
-    theirs, into = _array(pair.theirs[here]), _array(out)
-    given = (*pair.source.part(here).arguments, *known, theirs, *shares, keeps_loss, into)
-    worst = pooled_of_pair(*given)
-    return (float(worst) / BLOCK) ** 0.5 / 2
 
 
 def merge(

@@ -23,9 +23,6 @@ from lowcomm_protocol.codecs.kernels import (
     kernel,
     part,
     peak_of,
-    range_of,
-    recalled,
-    source_block,
 )
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -114,65 +111,6 @@ def pooled_of_mean(mean: Vector, phi: Vector, pull: Any, out: Vector) -> None:
     """``out = mean - pull * phi``."""
     for i in range(out.size):
         out[i] = np.float32(mean[i] - np.float32(pull * phi[i]))
-
-
-@kernel
-def pooled_of_pair(
-    theta: Vector,
-    phi: Vector,
-    gain: Any,
-    pull: Any,
-    codes: Any,
-    plain: Any,
-    ranges: Vector,
-    decay: Any,
-    steps: Vector,
-    inverses: Vector,
-    theirs: Vector,
-    share: Any,
-    other_share: Any,
-    keeps_loss: bool,
-    out: Vector,
-) -> Any:
-    """``out``: what a pair's mean moves slow weights by; the largest sum of squares in which a
-    block of both contributions differs.
-
-    The first four are a `pieces.Source`, the next six a `coder.Recalling`: ours is computed,
-    learned from, recalled and averaged with ``theirs`` block by block. ``keeps_loss``: as
-    `pooled_of_own`, else the mean itself. ``out`` may be ``theirs``.
-    """
-    own, other = np.empty(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.float32)
-    squares, worst = np.empty(BLOCK, dtype=np.float32), np.float32(0.0)
-    zero = np.uint64(0)
-    for start in range(np.uint64(0), np.uint64(out.size), np.uint64(BLOCK)):
-        count, block = min(np.uint64(BLOCK), np.uint64(out.size) - start), start // np.uint64(BLOCK)
-        source_block(theta, phi, gain, pull, start, count, own)
-        for i in range(count):
-            other[i] = theirs[start + i]
-        if codes.size:
-            seen = np.uint32(0)
-            for i in range(count):
-                bits = np.float32(own[i] - other[i]).view(np.uint32) & MAGNITUDE
-                seen = np.uint32(max(seen, np.uint32(bits)))
-            ranges[block] = range_of(seen, ranges[block], decay)
-            code = np.uint8(0) if plain[block] else codes[block]
-            recalled(own, zero, count, code, steps[code], inverses[code])
-        for i in range(count):
-            apart = own[i] - other[i]
-            squares[i] = apart * apart
-        for i in range(count, np.uint64(BLOCK)):
-            squares[i] = np.float32(0.0)
-        worst = max(worst, _folded(squares))
-        for i in range(count):
-            other[i] = np.float32(np.float32(share * own[i]) + np.float32(other_share * other[i]))
-        if keeps_loss:
-            for i in range(count):
-                progress = np.float32(theta[start + i] - phi[start + i])
-                apart = np.float32(own[i] - other[i])
-                other[i] = np.float32(np.float32(gain * progress) - apart)
-        for i in range(count):
-            out[start + i] = other[i]
-    return worst
 
 
 @part

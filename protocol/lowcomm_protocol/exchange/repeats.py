@@ -16,7 +16,6 @@ This finds stuck weights, a checkpoint that is served for ever, and peers that s
 work. It does not find a stale contribution with added noise: that is a plausible lie.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -33,10 +32,6 @@ REMEMBERED = 32
 """Peers whose last contribution is kept: 2 MiB of each fragment at most."""
 ROUNDING = 1e-3
 """Part of a step that values may be off."""
-
-
-Values = Callable[[int, int], Tensor]
-"""Gives the values ``[start, stop)`` of a vector, until others are asked for."""
 
 
 @dataclass(frozen=True)
@@ -58,22 +53,19 @@ class Repeats:
         self.numel = numel
         count = -(-numel // BLOCK)
         looked_at = min(SAMPLE, count)
-        self._numbers = [place * count // looked_at for place in range(looked_at)]
-        self._blocks = torch.tensor(self._numbers, dtype=torch.long)
+        numbers = [place * count // looked_at for place in range(looked_at)]
+        self._blocks = torch.tensor(numbers, dtype=torch.long)
         self._places = (self._blocks[:, None] * BLOCK + torch.arange(BLOCK)).clamp(max=numel - 1)
         self._last: dict[str, Brought] = {}
 
-    def sample(self, contribution: Tensor, steps: Tensor, ours: Values) -> Brought:
+    def sample(self, contribution: Tensor, steps: Tensor, ours: Tensor) -> Brought:
         """What is kept of a contribution, float32 [numel].
 
-        ``steps``: of the lattice of each of its blocks, float32. ``ours``: our own, piece by piece.
+        ``steps``: of the lattice of each of its blocks, float32. ``ours``: our own, float32
+        [numel].
         """
-        beside = torch.empty_like(self._places, dtype=torch.float32)
-        for row, block in zip(beside, self._numbers, strict=True):
-            found = ours(block * BLOCK, min(self.numel, (block + 1) * BLOCK))
-            row[: found.numel()] = found
-            row[found.numel() :] = found[-1:]
-        return Brought(contribution[self._places], steps[self._blocks, None], beside)
+        sampled = contribution[self._places], steps[self._blocks, None], ours[self._places]
+        return Brought(*sampled)
 
     def repeats(self, peer: str, brought: Brought) -> bool:
         """Whether a peer brings what it brought when it was applied last."""

@@ -14,18 +14,15 @@ import numpy as np
 import pytest
 import torch
 
-from lowcomm_protocol.codecs import codec, coder
-from lowcomm_protocol.codecs.pieces import Source
+from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.errors import PlanError, SpecError
 from lowcomm_protocol.exchange.outer import (
-    Pair,
     are_finite,
     contribution,
     mean_contribution,
     merge,
     merge_in_place,
     outer_step,
-    pooled_of,
     square_and_cosine_apart,
     square_apart,
     token_weights,
@@ -666,32 +663,3 @@ def test_a_merge_in_place_gives_the_same_bits_and_keeps_what_the_weights_were(
     assert merge_in_place(settings, theta, phi, captured) == finite == (last == 0.0)
     assert torch.equal(theta.view(torch.int32), expected.view(torch.int32))
     assert torch.equal(captured, before)
-
-
-@pytest.mark.parametrize("consensus", [0.0, 0.7])
-@pytest.mark.parametrize("name", ["fp32", "mod3"])
-def test_a_pair_that_is_pooled_in_one_pass_is_pooled_to_the_same_bits(name: str, consensus: float):
-    settings = replace(NOLOCO, consensus=consensus)
-    (phi, other), _ = group_of(2, spread=0.01)
-    theta, came = phi + progress_of(1, 3)[0], other + progress_of(1, 4)[0]
-    numel = phi.numel()
-    source = Source(theta.numpy(), phi.numpy(), settings.gain, settings.consensus)
-    one = coder(name, numel)
-    for number in range(2):  # at first a modulo codec sends bf16
-        ours, theirs = contribution(settings, phi, theta), came * (1.0 + 0.001 * number)
-        exact = ours.clone()
-        one.encode_from(source, memoryview(bytearray(one.max_size)))
-        one.recall(0, ours.numpy())
-        mean = mean_contribution([ours, theirs], [3.0, 5.0])
-        expected = mean
-        if consensus:
-            expected = settings.gain * (theta - phi) - (ours - mean)
-        spread = worst_block_spread([ours, theirs])
-        shares = (0.375, 0.625)
-        pair = Pair(source=source, recalling=one.recalling(), theirs=theirs, shares=shares)
-        pieces = {start: theirs[start : start + 512] for start in (0, 512)}
-        found = [pooled_of(settings, pair, start, piece) for start, piece in pieces.items()]
-        assert theirs.numpy().tobytes() == expected.numpy().tobytes(), number
-        assert max(found) == spread
-        one.commit()
-        assert torch.equal(exact, ours) == (name == "fp32")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lowcomm_protocol.codecs import BLOCK, Coder, coder
-from lowcomm_protocol.exchange.repeats import FEWEST, REMEMBERED, Repeats, Values
+from lowcomm_protocol.exchange.repeats import FEWEST, REMEMBERED, Repeats
 
 NUMEL = 12 * BLOCK + 7
 CODECS = ["fp32", "bf16", "mod8", "mod4", "mod3"]
@@ -16,10 +16,6 @@ APART, MOVES = 2e-3, 1e-3
 
 def vector(seed: int, spread: float, numel: int = NUMEL) -> np.ndarray:
     return (spread * np.random.default_rng(seed).standard_normal(numel)).astype(np.float32)
-
-
-def whole(vector: torch.Tensor) -> Values:
-    return lambda start, stop: vector[start:stop]
 
 
 class Pair:
@@ -39,7 +35,7 @@ class Pair:
             self.here.patch(buffer[: self.there.resend(again, theirs, buffer)], held)
         self.there.decode(self._coded(self.here, ours.copy()), np.zeros(self.numel, np.float32))
         steps = torch.from_numpy(self.here.lattice_steps)
-        brought = self.repeats.sample(torch.from_numpy(held), steps, whole(torch.from_numpy(ours)))
+        brought = self.repeats.sample(torch.from_numpy(held), steps, torch.from_numpy(ours))
         known = self.repeats.repeats("b", brought)
         self.repeats.applied("b", brought)
         self.here.commit()
@@ -104,10 +100,10 @@ def test_blocks_that_were_coded_differently_are_not_compared():
     repeats, ones = Repeats(NUMEL), torch.ones(NUMEL)
     lattice, exact = torch.full((13,), 0.5), torch.zeros(13)
     mostly = torch.cat([lattice[:-FEWEST], exact[-FEWEST:]])
-    repeats.applied("b", repeats.sample(ones, exact, whole(-ones)))
+    repeats.applied("b", repeats.sample(ones, exact, -ones))
 
     def known(values: torch.Tensor, steps: torch.Tensor) -> bool:
-        return repeats.repeats("b", repeats.sample(values, steps, whole(ones)))
+        return repeats.repeats("b", repeats.sample(values, steps, ones))
 
     assert known(ones, exact)
     assert not known(ones, lattice)
@@ -122,9 +118,9 @@ def test_what_lay_on_a_lattice_then_and_does_not_now_is_not_compared_nor_the_oth
     ones, lattice, exact = torch.ones(NUMEL), torch.full((13,), 0.5), torch.zeros(13)
     for then, now in ((lattice, exact), (exact, lattice)):
         repeats = Repeats(NUMEL)
-        repeats.applied("b", repeats.sample(ones, then, whole(-ones)))
-        assert repeats.repeats("b", repeats.sample(ones, then, whole(ones)))
-        assert not repeats.repeats("b", repeats.sample(ones, now, whole(ones)))
+        repeats.applied("b", repeats.sample(ones, then, -ones))
+        assert repeats.repeats("b", repeats.sample(ones, then, ones))
+        assert not repeats.repeats("b", repeats.sample(ones, now, ones))
 
 
 def test_at_least_half_of_what_is_compared_must_have_moved_here():
@@ -132,15 +128,15 @@ def test_at_least_half_of_what_is_compared_must_have_moved_here():
     numel, exact = count * BLOCK, torch.zeros(count)
     for moved, known in ((FEWEST, False), (FEWEST + 1, True)):
         repeats, theirs, ours = Repeats(numel), torch.ones(numel), torch.zeros(numel)
-        repeats.applied("b", repeats.sample(theirs, exact, whole(ours)))
+        repeats.applied("b", repeats.sample(theirs, exact, ours))
         now = torch.where(torch.arange(numel) < moved * BLOCK, 1.0, ours)
-        assert repeats.repeats("b", repeats.sample(theirs, exact, whole(now))) == known
+        assert repeats.repeats("b", repeats.sample(theirs, exact, now)) == known
 
 
 def test_peers_are_told_apart_and_few_are_remembered():
     repeats, exact = Repeats(BLOCK), torch.zeros(1)
     applied, brought = (
-        repeats.sample(torch.ones(BLOCK), exact, whole(ours))
+        repeats.sample(torch.ones(BLOCK), exact, ours)
         for ours in (torch.zeros(BLOCK), torch.ones(BLOCK))
     )
     for number in range(REMEMBERED + 1):

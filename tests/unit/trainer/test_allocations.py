@@ -13,10 +13,9 @@ import torch
 from helpers.allocating import Tensors
 from helpers.merged_bits import Text, begin, train
 from lowcomm_node.trainer.memory import (
-    ARRIVING_VECTORS,
     GROUP_VECTORS,
-    KEPT_VECTORS,
-    RECALLING_VECTORS,
+    PAIR_VECTORS,
+    UNCODED_VECTORS,
 )
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.run import RunSpec
@@ -133,12 +132,12 @@ def test_an_exchange_allocates_no_vector_of_a_fragment(
             with allocating_less_than(numel // 2):
                 exchange(replicas, buffers)
     assert [replica.scratch.made for replica in replicas.values()] == made
+    slow = 2 * (1 + replicas["a"].keeps_momentum)  # slow weights and momentum, old and new
     if method == "diloco":
-        most = GROUP_VECTORS + KEPT_VECTORS + 2 * 2  # slow weights and momentum, old and new
-        assert max(made) <= most
+        assert max(made) <= GROUP_VECTORS + UNCODED_VECTORS + slow
     else:
-        # What came becomes the new slow weights; of momentum there are old and new.
-        assert made == 2 * [RECALLING_VECTORS + 1 + 2 * replicas["a"].keeps_momentum]
+        uncoded = UNCODED_VECTORS * replicas["a"].coders[0].holds_uncoded
+        assert made == 2 * [PAIR_VECTORS + uncoded + slow]
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.3])
@@ -169,14 +168,13 @@ def test_with_slow_weights_in_files_an_exchange_holds_its_capture_alone_in_memor
     numel = replicas["a"].phi[0].numel()
     buffers = {peer: memoryview(bytearray(4 * numel + 65_536)) for peer in replicas}
     pairs(replicas, buffers, until=lambda replica, fragment: None)
-    alone = RECALLING_VECTORS - ARRIVING_VECTORS
-    assert {held(one) for one in replicas.values()} == {alone}, "what came is in a file"
+    most = {PAIR_VECTORS + one.coders[0].holds_uncoded for one in replicas.values()}
+    assert {held(one) for one in replicas.values()} == most
     for replica in replicas.values():
         replica.outer(0)
-        assert held(replica) == alone
+        assert held(replica) == 1, "the weights as captured"
         replica.merge(0, replica.clock.step)
         assert held(replica) == 0
-        assert replica.scratch.made == alone
 
 
 def held(replica: Replica) -> int:

@@ -34,12 +34,10 @@ from lowcomm_node.trainer.memory import (
     FLOAT,
     at_once,
     count_parameters,
-    is_mapped,
     reckon,
 )
 from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_node.trainer.optimizer import InnerOptimizer
-from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
@@ -302,22 +300,6 @@ def test_what_compiling_takes_is_reckoned_where_it_was_needed():
     check_memory(spec, CPU, needed)
     with pytest.raises(ConfigError, match="raise --max-memory"):
         check_memory(spec, CPU, reckon(spec, False, cut=Cut(1)).host_bytes / GIB, compiled=True)
-
-
-def test_what_comes_is_reckoned_as_in_a_file_where_slow_weights_are():
-    shape = {"layers": 12, "width": 576, "heads": 9, "feed_forward": 1536, "context": 64}
-    large = spec_of(shape, batch=1)
-    fragment = -(-count_parameters(large.model) // large.sync.fragments)
-    coded = coder(large.sync.codec, fragment, False).max_size / FLOAT
-    assert is_mapped(large)
-    exact = reckon(large, False).host["exchanges"] / FLOAT
-    assert exact == pytest.approx(2 * (fragment + 2 * coded), rel=0.01), "of two, one vector each"
-    small = spec_of(batch=1)
-    assert not is_mapped(small)
-    fragment = -(-count_parameters(small.model) // small.sync.fragments)
-    coded = coder(small.sync.codec, fragment, False).max_size / FLOAT
-    exact = reckon(small, False).host["exchanges"] / FLOAT
-    assert exact == pytest.approx(4 * (2 * fragment + 2 * coded) + fragment, rel=0.01)
 
 
 def test_a_large_model_is_reckoned_without_copies_and_with_slow_weights_in_files():

@@ -1,15 +1,10 @@
-"""Pieces of a vector, and the buffers that callers hand in."""
-
-from itertools import pairwise
+"""The buffers that callers hand in."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.codecs.modulo import ModuloCoder
-from lowcomm_protocol.codecs.pieces import pieces_of
 from lowcomm_protocol.errors import CodecError
 
 BLOCK = 256
@@ -27,13 +22,6 @@ def test_an_encoding_that_fails_leaves_a_coder_that_knows_nothing_of_its_own():
         one.encode(vector, memoryview(bytearray(one.max_size)))
     with pytest.raises(CodecError, match="encode first"):
         one.decode(memoryview(bytes(one.min_size)), np.zeros(3 * BLOCK, np.float32))
-
-
-@given(numel=st.integers(0, 3000), piece=st.integers(-1, 3000))
-def test_pieces_are_whole_blocks_and_cover_the_vector(numel, piece):
-    ranges = list(pieces_of(numel, piece))
-    assert ranges[0][0] == 0 and ranges[-1][1] == numel
-    assert all(one[1] == other[0] and one[1] % BLOCK == 0 for one, other in pairwise(ranges))
 
 
 @pytest.mark.parametrize("name", ["mod3", "q2"])
