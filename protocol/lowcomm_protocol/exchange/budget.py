@@ -13,7 +13,7 @@ from lowcomm_protocol.peers.trust import MAX_PEERS
 
 SLACK = 1.5
 """Times as long as contents take at the allowed rates: other exchanges begin meanwhile."""
-FIRST_DEADLINE = 60.0
+FIRST_DEADLINE = 30.0
 """Seconds for an exchange beyond what both ends need, until one has gone well that could tell."""
 FIRST_USUAL = 5.0
 """Seconds that an exchange is taken to last beyond what we need, until one has gone well; a peer

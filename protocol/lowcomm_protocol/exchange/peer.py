@@ -39,6 +39,8 @@ from lowcomm_protocol.spec.run import RunSpec
 
 PATIENCE = 2
 """Exchanges of a fragment in a row that are left to a larger part of the group."""
+HURRY = 2
+"""Usual times that a group gets whose members include a peer that has kept us waiting."""
 # Refusals by which a peer says that we are wrong. Enough of them, and we copy a state (drift.py).
 _LEAVES_US_OUT = (Refusal.NOT_TRUSTED, Refusal.IMPLAUSIBLE_STEP)
 
@@ -533,6 +535,15 @@ class Peer:
             usual = self.budget.bytes_of(ready.sizes[one.fragment][1], self._now)
             larger = ready.realign_sizes[one.fragment] / usual
             self._allow(one, larger)
+        self._hurry(one)
+
+    def _hurry(self, one: Underway) -> None:
+        """Wait no longer than usual for a group in which a member has kept us waiting lately."""
+        usual = max(self.budget.usual(peer, one.needs) for peer in one.partners)
+        if one.kind.all_call and any(self.trust.lost(peer) > usual for peer in one.partners):
+            deadline = self._now - one.began + HURRY * usual
+            if deadline < one.deadline:
+                one.set_timers(min(usual, self.budget.deadlines.hello), deadline)
 
     def _on_answer(self, one: Underway, peer: str, theirs: Offer) -> None:
         one.calling.discard(peer)

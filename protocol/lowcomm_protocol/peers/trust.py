@@ -150,7 +150,9 @@ class Trust:
     def thank(self, peer: str, steps: int, realigned: bool = False) -> None:
         """An exchange with this peer was applied; ``realigned``: it makes up for stumbles only."""
         if (one := self._stumbles.get(peer)) is not None:
-            one.count, one.seconds = 0.0, (1.0 - GOOD) * one.seconds
+            one.seconds *= 1.0 - GOOD
+            # One that has cost much time is not forgiven for a single exchange that went well.
+            one.count *= 0.0 if one.seconds < PRICE_SECONDS else 1.0 - GOOD
         if not realigned and peer in self._standings:
             now = self._now(peer, steps)
             self._standings[peer] = replace(

@@ -6,7 +6,7 @@ import pytest
 
 from helpers.slow_lines import Swarm
 from lowcomm_protocol.exchange import events
-from lowcomm_protocol.exchange.budget import Budget, Deadlines
+from lowcomm_protocol.exchange.budget import FIRST_DEADLINE, Budget, Deadlines
 from lowcomm_protocol.exchange.events import Measured
 
 SIZES = (1_060_000,) * 4
@@ -122,11 +122,11 @@ def test_first_exchanges_of_a_whole_model_in_fp32_end_in_time(line: tuple[float,
 
 def test_a_line_is_trusted_with_a_rate_until_one_is_measured():
     budget = Budget(Deadlines())
-    assert budget.deadline_for(5, 10_000_000, 0.0) == 60.0 + 40.0
-    assert budget.deadline_for(50, 10_000_000, 0.0) == 60.0 + 50.0, "a member needs more"
+    assert budget.deadline_for(5, 10_000_000, 0.0) == FIRST_DEADLINE + 40.0
+    assert budget.deadline_for(50, 10_000_000, 0.0) == FIRST_DEADLINE + 50.0, "a member needs more"
     assert budget.deadline_for(5, 1 << 40, 0.0) == 300.0, "what the owner allows"
     budget.rates.add(1e6, 0.0)
-    assert budget.deadline_for(5, 10_000_000, 0.0) == 60.0 + 5.0
+    assert budget.deadline_for(5, 10_000_000, 0.0) == FIRST_DEADLINE + 5.0
 
 
 def test_the_deadline_provides_for_others_on_the_line():
