@@ -150,10 +150,12 @@ class Node(End):
         know."""
         while not self.trainer.news.empty():
             self.trainer.news.get_nowait()
-        await self.trainer.train(True)
+        from lowcomm_node.node.messages import Train
+
+        await self.trainer.ask(Train(on=True))
         for _ in range(INTERVAL):
             await asyncio.wait_for(self.stepped(), DEADLINE)
-        await self.trainer.train(False)
+        await self.trainer.ask(Train(on=False))
         while not self.trainer.news.empty():
             await self.stepped()
         self.exchanger.exchanging = False  # or both would begin, and their calls cross

@@ -21,7 +21,20 @@ from typing import Any
 
 import kit
 
-from lowcomm_node.node.messages import Ready, Stepped, TrainerSettings
+from lowcomm_node.node.messages import (
+    Adopt,
+    Capture,
+    Evaluate,
+    Merge,
+    Part,
+    Ready,
+    Receive,
+    Save,
+    Snapshot,
+    Stepped,
+    Train,
+    TrainerSettings,
+)
 from lowcomm_node.node.process import Trainer, TrainerProcess
 from lowcomm_node.system.machine import memory_of
 from lowcomm_node.trainer.memory import DAEMON, MIB, count_parameters, reckon
@@ -139,13 +152,13 @@ async def peaks(spec: RunSpec, folder: Path) -> dict[str, int]:
             await exchange(trainer, ready, False)
             watching.phase = "save"
             (folder / "s").mkdir()
-            _, (name, _), _ = await asyncio.gather(
-                trainer.save(), trainer.snapshot(str(folder / "s")), step(trainer)
+            _, written, _ = await asyncio.gather(
+                trainer.ask(Save()), trainer.ask(Snapshot(folder=str(folder / "s"))), step(trainer)
             )
             watching.phase = "evaluate"
-            await trainer.evaluate()
+            await trainer.ask(Evaluate())
             watching.phase = "take over"
-            await trainer.adopt(str(folder / "s" / name), False)
+            await trainer.ask(Adopt(folder=str(folder / "s" / written.name)))
         finally:
             watching.over.set()
             await trainer.stop()
@@ -171,11 +184,11 @@ class Watching:
 
 async def step(trainer: Trainer) -> None:
     """Let it take some steps."""
-    await trainer.train(True)
+    await trainer.ask(Train(on=True))
     taken = 0
     while taken < STEPS:
         taken += isinstance(await trainer.news.get(), Stepped)
-    await trainer.train(False)
+    await trainer.ask(Train(on=False))
 
 
 async def exchange(trainer: Trainer, ready: Ready, realign: bool) -> None:
@@ -186,12 +199,20 @@ async def exchange(trainer: Trainer, ready: Ready, realign: bool) -> None:
     at_once = ready.slots // 2
     assert trainer.arena is not None
     for fragment in range(at_once):
-        captured = await trainer.capture(fragment, 2 * fragment, realign, 0)
-        data = bytes(trainer.arena.view(2 * fragment, captured.size))
-        trainer.arena.view(2 * fragment + 1, captured.size)[:] = data
-        await trainer.receive(fragment, "other", 2 * fragment + 1, captured.size)
+        ours, theirs = 2 * fragment, 2 * fragment + 1
+        capture = Capture(fragment=fragment, slot=ours, realign=realign, ahead=0)
+        (size,) = (await trainer.ask(capture)).sizes
+        trainer.arena.view(theirs, size)[:] = bytes(trainer.arena.view(ours, size))
+        await trainer.ask(
+            Receive(
+                fragment=fragment, part=Part.WHOLE, peer="other", slot=theirs, offset=0, size=size
+            )
+        )
     await asyncio.gather(
-        *(trainer.merge(fragment, {"me": 1, "other": 1}, 1) for fragment in range(at_once))
+        *(
+            trainer.ask(Merge(fragment=fragment, swarm_step=1, over={"me": 1, "other": 1}))
+            for fragment in range(at_once)
+        )
     )
 
 

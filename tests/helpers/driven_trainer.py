@@ -146,7 +146,7 @@ def driven(folder: Path, *peers: str, more: str = "", **settings: Any) -> Iterat
 def begin(one: Driven, other: Driven, fragment: int = 0, realign: bool = False) -> None:
     """Both capture a fragment and decode the other's: a whole pair exchange but the merge."""
     capture = messages.Capture(fragment=fragment, slot=0, realign=realign, ahead=0)
-    sizes = {here.peer: here.ask(capture).whole.size for here in (one, other)}
+    sizes = {here.peer: here.ask(capture).sizes[0] for here in (one, other)}
     for here, there in ((one, other), (other, one)):
         again = bring(here, there, fragment, Part.WHOLE, sizes[there.peer])
         if again is not None:  # blocks of a modulo codec whose range was too narrow

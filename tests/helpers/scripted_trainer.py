@@ -3,13 +3,14 @@
 import asyncio
 import os
 from collections import Counter, defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from hashlib import sha256
+from typing import Any
 
 from lowcomm_node.errors import TrainerError
+from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import Arena, content_hash, create_file
-from lowcomm_node.node.messages import Again, Captured, Merged, Reduced, Shared
+from lowcomm_node.node.messages import Again, Done, Merged, Part, Received, Reduced, Resent, Shared
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 
@@ -79,8 +80,6 @@ class ScriptedTrainer:
         """Steps that it lacked, and the digests that they lead to."""
         self.again: Again | None = None
         """What the next contribution is asked for again."""
-        self.bend: Callable[[Captured], Captured] = lambda captured: captured
-        """What is told of a capture, when it is not the truth."""
         self.swarm_step = self.steps = self.tokens = 0
         self._blake3: dict[int, bool] = {}
         """By fragment: what digests are in its exchange."""
@@ -88,60 +87,63 @@ class ScriptedTrainer:
         self._shared_out: dict[int, SharedOut] = {}
         self._turn = asyncio.Lock()  # like the real one it answers in the order of asking
 
-    async def capture(
-        self,
-        fragment: int,
-        slot: int,
-        realign: bool,
-        ahead: int,
-        blake3: bool = False,
-        apart: int = 0,
-    ) -> Captured:
-        """See Trainer."""
+    async def ask(self, request: Any, deadline: float | None = None) -> Any:
+        """Answer as the real one does. A test knows what is asked by the name of its method."""
+        match request:
+            case messages.Receive(part=Part.WHOLE):
+                return await self.receive(request)
+            case messages.Receive(part=Part.AGAIN):
+                return await self.patch(request)
+            case messages.Receive(part=Part.SHARE):
+                return await self.receive_share(request)
+            case messages.Receive():
+                return await self.receive_mean(request)
+            case messages.Capture(members=()):
+                return await self.capture(request)
+            case messages.Capture():
+                return await self.share(request)
+        return await getattr(self, request.wire_name.replace(" ", "_"))(request)
+
+    async def capture(self, request: messages.Capture) -> Shared:
         await self._asked("capture")
+        fragment = request.fragment
         assert fragment not in self._contributions, "captured twice"
         self.captures[fragment] += 1
-        size = REALIGN_SIZE if realign else self.size
+        size = REALIGN_SIZE if request.realign else self.size
         data = contribution(self.peer_id, fragment, self.captures[fragment], size)
-        self._view(slot, size)[:] = data
+        self._view(request.slot, size)[:] = data
         self._contributions[fragment] = {self.peer_id: data}
-        self._blake3[fragment] = blake3
+        self._blake3[fragment] = request.blake3
         digest = self._digest(fragment, data)
-        return self.bend(Captured(size=size, digest=digest, steps=self.steps))
+        return Shared(sizes=(size,), digests=(digest,), steps=self.steps)
 
-    async def receive(self, fragment: int, peer: str, slot: int, size: int) -> Again | None:
-        """See Trainer."""
+    async def receive(self, request: messages.Receive) -> Received:
         await self._asked("receive")
-        self._contributions[fragment][peer] = bytes(self._view(slot, size))
+        brought = bytes(self._view(request.slot, request.size))
+        self._contributions[request.fragment][request.peer] = brought
         again, self.again = self.again, None
-        return again
+        return Received(again=again)
 
-    async def resend(self, fragment: int, blocks: bytes, slot: int) -> tuple[int, bytes]:
-        """See Trainer."""
+    async def resend(self, request: messages.Resend) -> Resent:
         await self._asked("resend")
-        data = b"again" + blocks
-        self._view(slot, len(data))[:] = data
-        return len(data), self._digest(fragment, data)
+        data = b"again" + request.blocks
+        self._view(request.slot, len(data))[:] = data
+        return Resent(size=len(data), digest=self._digest(request.fragment, data))
 
-    async def patch(self, fragment: int, peer: str, slot: int, size: int) -> None:
-        """See Trainer."""
+    async def patch(self, request: messages.Receive) -> Received:
         await self._asked("patch")
-        self._contributions[fragment][peer] += bytes(self._view(slot, size))
+        brought = bytes(self._view(request.slot, request.size))
+        self._contributions[request.fragment][request.peer] += brought
+        return Received(again=None)
 
-    async def share(
-        self,
-        fragment: int,
-        slot: int,
-        realign: bool,
-        members: tuple[str, ...],
-        ahead: int,
-        blake3: bool = False,
-    ) -> Shared:
-        """See Trainer."""
+    async def share(self, request: messages.Capture) -> Shared:
         await self._asked("share")
+        fragment, members = request.fragment, request.members
         assert fragment not in self._shared_out, "captured twice"
         self.captures[fragment] += 1
-        sizes = shard_sizes("fp32" if realign else self.codec_name, self.numel, len(members))
+        sizes = shard_sizes(
+            "fp32" if request.realign else self.codec_name, self.numel, len(members)
+        )
         shares = [
             contribution(f"{self.peer_id}>{owner}", fragment, self.captures[fragment], size)
             for owner, size in zip(members, sizes, strict=True)
@@ -152,66 +154,47 @@ class ScriptedTrainer:
         )
         shares[mine] = b""
         data = b"".join(shares)
-        self._view(slot, len(data))[:] = data
-        self._blake3[fragment] = blake3
+        self._view(request.slot, len(data))[:] = data
+        self._blake3[fragment] = request.blake3
         digests = tuple(self._digest(fragment, share) for share in shares)
         return Shared(sizes=tuple(map(len, shares)), digests=digests, steps=self.steps)
 
-    async def receive_share(
-        self, fragment: int, peer: str, slot: int, offset: int, size: int
-    ) -> None:
-        """See Trainer."""
-        await self._asked("receive_share", peer)
-        self._shared(fragment).received[peer] = bytes(self._view(slot, offset + size)[offset:])
+    async def receive_share(self, request: messages.Receive) -> Received:
+        await self._asked("receive_share", request.peer)
+        self._shared(request.fragment).received[request.peer] = self._place(request)
+        return Received(again=None)
 
-    async def reduce(
-        self, fragment: int, tokens: dict[str, int], slot: int, offset: int
-    ) -> Reduced:
-        """See Trainer."""
+    async def reduce(self, request: messages.Reduce) -> Reduced:
         await self._asked("reduce")
-        one = self._shared(fragment)
-        mean = mean_of(self.peer_id, {peer: one.received[peer] for peer in tokens})
-        self._view(slot, offset + len(mean))[offset:] = mean
+        one = self._shared(request.fragment)
+        mean = mean_of(self.peer_id, {peer: one.received[peer] for peer in request.tokens})
+        self._view(request.slot, request.offset + len(mean))[request.offset :] = mean
         one.means[self.peer_id] = mean
-        return Reduced(size=len(mean), digest=self._digest(fragment, mean), refused={})
+        return Reduced(size=len(mean), digest=self._digest(request.fragment, mean), refused={})
 
-    async def receive_mean(
-        self, fragment: int, owner: str, slot: int, offset: int, size: int
-    ) -> None:
-        """See Trainer."""
-        await self._asked("receive_mean", owner)
-        self._shared(fragment).means[owner] = bytes(self._view(slot, offset + size)[offset:])
+    async def receive_mean(self, request: messages.Receive) -> Received:
+        await self._asked("receive_mean", request.peer)
+        self._shared(request.fragment).means[request.peer] = self._place(request)
+        return Received(again=None)
 
-    async def missed(self, fragment: int, steps: int, slot: int, offset: int) -> tuple[int, bytes]:
-        """See Trainer."""
+    async def missed(self, request: messages.Missed) -> Resent:
         await self._asked("missed")
-        data = b"step " * steps
-        self._view(slot, offset + len(data))[offset:] = data
-        return len(data), self._digest(fragment, data)
+        data = b"step " * request.steps
+        self._view(request.slot, request.offset + len(data))[request.offset :] = data
+        return Resent(size=len(data), digest=self._digest(request.fragment, data))
 
-    async def take_over(
-        self,
-        fragment: int,
-        steps: int,
-        place: tuple[int, int, int],
-        digests: tuple[str, str],
-    ) -> None:
-        """See Trainer."""
+    async def take_over(self, request: messages.TakeOver) -> Done:
         await self._asked("take_over")
-        slot, offset, size = place
-        self.taken_over.append((bytes(self._view(slot, offset + size)[offset:]), digests))
+        digests = request.slow_digest, request.momentum_digest
+        self.taken_over.append((self._place(request), digests))
+        return Done()
 
-    async def merge(
-        self,
-        fragment: int,
-        over: dict[str, int] | list[str],
-        swarm_step: int,
-        keep_momentum: bool = False,
-    ) -> Merged:
-        """See Trainer."""
+    async def merge(self, request: messages.Merge) -> Merged:
         await self._asked("merge")
-        if isinstance(over, dict):
-            self.merges.append(Merge(fragment, self._contributions.pop(fragment), over, swarm_step))
+        fragment, over, swarm_step = request.fragment, request.over, request.swarm_step
+        if fragment in self._contributions:
+            brought = self._contributions.pop(fragment)
+            self.merges.append(Merge(fragment, brought, dict(over), swarm_step))
         else:
             means = self._shared_out.pop(fragment).means
             self.merges.append(
@@ -225,11 +208,14 @@ class ScriptedTrainer:
             slow_digest="33" * 32,
         )
 
-    async def drop(self, fragment: int) -> None:
-        """See Trainer."""
+    async def drop(self, request: messages.Drop) -> Done:
         await self._asked("drop")
-        self._contributions.pop(fragment, None)
-        self._shared_out.pop(fragment, None)
+        self._contributions.pop(request.fragment, None)
+        self._shared_out.pop(request.fragment, None)
+        return Done()
+
+    def _place(self, request: messages.Receive | messages.TakeOver) -> bytes:
+        return bytes(self._view(request.slot, request.offset + request.size)[request.offset :])
 
     async def _asked(self, name: str, peer: str = "") -> None:
         self.asked.append(name)

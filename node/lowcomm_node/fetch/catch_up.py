@@ -18,7 +18,7 @@ from lowcomm_node.fetch.fetch import Fetcher
 from lowcomm_node.fetch.records import StateAdopted
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
-from lowcomm_node.node.messages import Ready
+from lowcomm_node.node.messages import Adopt, Ready
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.swarm.membership import Membership
@@ -183,7 +183,7 @@ class CatchUp:
             # believe its own.
             jump = largest_jump(self.run.spec.sync.interval)
             back = drifted and download.base is not None and download.base.swarm_step + jump < own
-            ready = await self.trainer.adopt(str(self.folder), back)
+            ready = await self.trainer.ask(Adopt(folder=str(self.folder), back=back))
         except TrainerError:  # the copy is unusable
             shutil.rmtree(self.folder, ignore_errors=True)
             raise

@@ -18,6 +18,7 @@ from lowcomm_node.journal.sample import Sample
 from lowcomm_node.net.ping import match_peer
 from lowcomm_node.node.departure import Departure
 from lowcomm_node.node.exporting import Exporting
+from lowcomm_node.node.messages import Generate, Save
 from lowcomm_node.node.report import View, report, report_limits, report_peers
 from lowcomm_node.owner.limits import keep_settings
 from lowcomm_node.owner.settings import NodeSettings
@@ -164,7 +165,8 @@ class Controls:
                 f"The model is not loaded now, for the node is {phase}: `lowcomm-node status` "
                 "tells why, and `lowcomm-node wait` when it trains again."
             )
-        return await node.supervisor.trainer.generate(prompt, tokens, temperature, seed)
+        request = Generate(prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
+        return (await node.supervisor.trainer.ask(request)).text
 
     async def doctor(self, peers: Sequence[str]) -> Sequence[Finding]:
         """What is wrong with this machine or its network, within a minute or so.
@@ -206,7 +208,7 @@ class Controls:
         async with self._gathering:
             node = self._view()
             if node.supervisor.runs:
-                await node.supervisor.trainer.save()
+                await node.supervisor.trainer.ask(Save())
             run, ready, course = node.run, node.ready, node.course
             membership, exchanger = node.membership, node.exchanger
             if not (run and ready and course and membership and exchanger):

@@ -24,10 +24,7 @@ from lowcomm_node.fetch.fetching import Fetching
 from lowcomm_node.fetch.provider import Provided, Provider
 from lowcomm_node.fetch.shelf import Shelf
 from lowcomm_node.fetch.wanted import RunFile
-from lowcomm_node.node.messages import (
-    Ready,
-    TrainerSettings,
-)
+from lowcomm_node.node.messages import Amend, Evaluate, Ready, Save, Snapshot, TrainerSettings
 from lowcomm_node.node.news import News
 from lowcomm_node.node.supervisor import Failures, Supervisor
 from lowcomm_node.owner.availability import Availability
@@ -126,7 +123,7 @@ class Training:
         """Save, let exchanges under way end within so many seconds, and evaluate a last time."""
         await self._save_while_exchanges_end(patience)
         with suppress(TrainerError):
-            await self._supervisor.trainer.evaluate()
+            await self._supervisor.trainer.ask(Evaluate())
 
     @property
     def leave_seconds(self) -> float:
@@ -174,7 +171,9 @@ class Training:
         self._amended.set()
         if self._supervisor.runs:  # else the next start brings it
             with suppress(TrainerError):
-                await self._supervisor.trainer.amend(self.course.chain.data.decode())
+                await self._supervisor.trainer.ask(
+                    Amend(amendments=self.course.chain.data.decode())
+                )
 
     # a turn
 
@@ -277,7 +276,7 @@ class Training:
         await self._membership.announce(Phase.SYNCING)
         await self._catch_up(drifted)
         await self._wait_for_start()
-        await self._supervisor.trainer.evaluate()
+        await self._supervisor.trainer.ask(Evaluate())
         self._exchanger.exchanging = True
         self._board.enter("training", None)
         await self._membership.announce(Phase.TRAINING)
@@ -406,7 +405,7 @@ class Training:
         """A checkpoint of where it stands; no more steps."""
         try:
             await self._supervisor.train(False)
-            saved = await self._supervisor.trainer.save()
+            saved = await self._supervisor.trainer.ask(Save())
             self._board.checkpoint = CheckpointStatus(step=saved.swarm_step, path=saved.path)
             # It takes its last steps after its last word on them.
             self._board.advance(swarm_step=saved.swarm_step, steps=saved.steps, tokens=saved.tokens)
@@ -423,9 +422,14 @@ class Training:
     def _make_donor(self, ready: Ready) -> Donor:
         """Serve our state to joiners from now on, whenever the trainer runs."""
         folder = self._settings.paths.snapshots(self._run.fingerprint)
+
+        async def make() -> tuple[str, int]:
+            made = await self._supervisor.trainer.ask(Snapshot(folder=str(folder)))
+            return made.name, made.swarm_step
+
         self._snapshots = Snapshots(
             folder,
-            lambda: self._supervisor.trainer.snapshot(str(folder)),
+            make,
             lambda: self._board.position()[0],
             stale=tolerated_lag(self._run.spec.sync) // 2,
             useless=largest_jump(self._run.spec.sync.interval),

@@ -138,16 +138,6 @@ class Generated(Answer, name="generated"):
     text: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Captured:
-    """Our contribution to a pair, coded into its slot."""
-
-    size: int
-    digest: bytes
-    steps: int
-    """Own inner steps when it was captured."""
-
-
 class Shared(Answer, name="shared"):
     """Our contribution, coded into its slot: what each member gets, one after the other."""
 
@@ -156,11 +146,6 @@ class Shared(Answer, name="shared"):
     digests: tuple[bytes, ...]
     steps: int
     """Own inner steps when it was captured."""
-
-    @property
-    def whole(self) -> Captured:
-        """In a pair."""
-        return Captured(size=self.sizes[0], digest=self.digests[0], steps=self.steps)
 
 
 @dataclass(frozen=True, kw_only=True)

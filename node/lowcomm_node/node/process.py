@@ -13,11 +13,9 @@ import subprocess
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
-from lowcomm_node.node import messages
 from lowcomm_node.node.host import serve
 from lowcomm_node.node.ipc import (
     MAX_LINE,
@@ -32,17 +30,11 @@ from lowcomm_node.node.ipc import (
     encode,
 )
 from lowcomm_node.node.messages import (
-    Again,
     Build,
-    Captured,
-    Checkpoint,
     Ended,
-    Merged,
-    Part,
     Ready,
-    Reduced,
     Refused,
-    Shared,
+    Stop,
     Tokenizing,
     TrainerSettings,
 )
@@ -106,181 +98,11 @@ class Trainer(ABC):
         self.arena = Arena(self._memory, ready.slots, ready.slot_bytes)
         return ready
 
-    async def train(self, on: bool) -> None:
-        """Let it step, or hold it."""
-        await self.ask(messages.Train(on=on))
-
-    async def amend(self, amendments: str) -> int:
-        """Follow these amendments from the next step boundary on; the swarm step of that."""
-        return (await self.ask(messages.Amend(amendments=amendments))).swarm_step
-
-    async def evaluate(self) -> float:
-        """Loss on held-out text, nats a token."""
-        return (await self.ask(messages.Evaluate())).loss
-
-    async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        """Sample text from the fast weights."""
-        request = messages.Generate(
-            prompt=prompt, tokens=tokens, temperature=temperature, seed=seed
-        )
-        return (await self.ask(request)).text
-
-    async def capture(
-        self,
-        fragment: int,
-        slot: int,
-        realign: bool,
-        ahead: int,
-        blake3: bool = False,
-        apart: int = 0,
-    ) -> Captured:
-        """Capture our contribution at the next step boundary and code it into a slot.
-
-        ``ahead``: how many inner steps longer than we the partner claims to have trained;
-        ``blake3``: what digests are; ``apart``: for how many inner steps slow weights have parted.
-        """
-        request = messages.Capture(
-            fragment=fragment, slot=slot, realign=realign, ahead=ahead, apart=apart, blake3=blake3
-        )
-        return (await self.ask(request)).whole
-
-    async def share(
-        self,
-        fragment: int,
-        slot: int,
-        realign: bool,
-        members: Sequence[str],
-        ahead: int,
-        blake3: bool = False,
-    ) -> Shared:
-        """The same in a group: code what each other owner gets."""
-        request = messages.Capture(
-            fragment=fragment,
-            slot=slot,
-            realign=realign,
-            ahead=ahead,
-            members=tuple(members),
-            blake3=blake3,
-        )
-        return await self.ask(request)
-
-    async def receive(self, fragment: int, peer: str, slot: int, size: int) -> Again | None:
-        """Decode a partner's contribution; what must come again. The slot is free afterwards."""
-        return await self._receive(Part.WHOLE, fragment, peer, slot, 0, size)
-
-    async def patch(self, fragment: int, peer: str, slot: int, size: int) -> None:
-        """Decode the blocks that came again."""
-        await self._receive(Part.AGAIN, fragment, peer, slot, 0, size)
-
-    async def receive_share(
-        self, fragment: int, peer: str, slot: int, offset: int, size: int
-    ) -> None:
-        """Decode a member's contribution to our shard."""
-        await self._receive(Part.SHARE, fragment, peer, slot, offset, size)
-
-    async def receive_mean(
-        self, fragment: int, owner: str, slot: int, offset: int, size: int
-    ) -> None:
-        """Decode an owner's mean of its shard."""
-        await self._receive(Part.MEAN, fragment, owner, slot, offset, size)
-
-    async def _receive(
-        self, part: Part, fragment: int, peer: str, slot: int, offset: int, size: int
-    ) -> Again | None:
-        request = messages.Receive(
-            fragment=fragment, part=part, peer=peer, slot=slot, offset=offset, size=size
-        )
-        return (await self.ask(request)).again
-
-    async def resend(self, fragment: int, blocks: bytes, slot: int) -> tuple[int, bytes]:
-        """Code blocks of our contribution again, into a slot; their size and digest."""
-        told = await self.ask(messages.Resend(fragment=fragment, blocks=blocks, slot=slot))
-        return told.size, told.digest
-
-    async def reduce(
-        self, fragment: int, tokens: Mapping[str, int], slot: int, offset: int
-    ) -> Reduced:
-        """Average our shard over the peers in ``tokens``, weighted by them, and code the mean."""
-        return await self.ask(
-            messages.Reduce(fragment=fragment, tokens=tokens, slot=slot, offset=offset)
-        )
-
-    async def missed(self, fragment: int, steps: int, slot: int, offset: int) -> tuple[int, bytes]:
-        """Write the last outer steps into a slot, for a member that lacks them; size and digest."""
-        told = await self.ask(
-            messages.Missed(fragment=fragment, steps=steps, slot=slot, offset=offset)
-        )
-        return told.size, told.digest
-
-    async def take_over(
-        self,
-        fragment: int,
-        steps: int,
-        place: tuple[int, int, int],
-        digests: tuple[str, str],
-    ) -> None:
-        """Let our outer step follow steps that we lacked: ``place`` is a slot, offset and size,
-        ``digests`` of the slow weights and the momentum that they lead to."""
-        slot, offset, size = place
-        await self.ask(
-            messages.TakeOver(
-                fragment=fragment,
-                steps=steps,
-                slot=slot,
-                offset=offset,
-                size=size,
-                slow_digest=digests[0],
-                momentum_digest=digests[1],
-            )
-        )
-
-    async def merge(
-        self,
-        fragment: int,
-        over: Mapping[str, int] | Sequence[str],
-        swarm_step: int,
-        keep_momentum: bool = False,
-    ) -> Merged:
-        """Take the outer step and merge.
-
-        ``over``: in a pair the tokens that weigh each member's contribution, in a group the owners
-        of the shards that are applied. ``keep_momentum``: a realignment leaves the outer momentum
-        as it is.
-        """
-        return await self.ask(
-            messages.Merge(
-                fragment=fragment,
-                over=over if isinstance(over, Mapping) else dict.fromkeys(over, 0),
-                swarm_step=swarm_step,
-                keep_momentum=keep_momentum,
-            )
-        )
-
-    async def drop(self, fragment: int) -> None:
-        """Forget a capture that will not be merged, and write nothing more to its slots."""
-        await self.ask(messages.Drop(fragment=fragment))
-
-    async def save(self) -> Checkpoint:
-        """Write a checkpoint now."""
-        return await self.ask(messages.Save())
-
-    async def snapshot(self, folder: str) -> tuple[str, int]:
-        """Write a snapshot for joiners into a folder, beside training; its name and swarm step."""
-        told = await self.ask(messages.Snapshot(folder=folder))
-        return told.name, told.swarm_step
-
-    async def adopt(self, folder: str, back: bool = False) -> Ready:
-        """Take over the state that was downloaded into a folder.
-
-        ``back``: its swarm step too where ours is ahead of it.
-        """
-        return await self.ask(messages.Adopt(folder=folder, back=back))
-
     async def stop(self) -> None:
         """End it. What was being written is finished first; past the deadline it is killed."""
         deadline = monotonic() + STOP_DEADLINE
         try:
-            await self.ask(messages.Stop(), STOP_DEADLINE)
+            await self.ask(Stop(), STOP_DEADLINE)
         except TrainerError:
             self.kill()
         if self._writer is None and self._ours is not None:
@@ -386,7 +208,6 @@ class TrainerProcess(Trainer):
         self._niceness = niceness
 
     def kill(self) -> None:
-        """See Trainer."""
         if self._process is not None:
             self._process.kill()  # also if it is stopped
 
@@ -433,7 +254,7 @@ class TrainerThread(Trainer):
     _thread: threading.Thread | None = None
 
     def kill(self) -> None:
-        """See Trainer. A thread can't be killed: it ends with the step that it takes."""
+        """Hang up: a thread can't be killed, and ends with the step that it takes."""
         if self._writer is not None:
             self._writer.close()
         elif self._ours is not None:

@@ -25,6 +25,7 @@ from lowcomm_node.node.messages import (
     Kind,
     Ready,
     Stepped,
+    Train,
     TrainerSettings,
 )
 from lowcomm_node.node.process import STEP_DEADLINE, Trainer
@@ -293,7 +294,7 @@ class Supervisor:
 
     async def train(self, on: bool) -> None:
         """Let it step, or hold it. Raises TrainerError."""
-        await self.trainer.train(on)
+        await self.trainer.ask(Train(on=on))
         self._training = on
 
     async def wait_lost(self) -> None:

@@ -22,7 +22,7 @@ from lowcomm_node.errors import GaveUp, LinkLost, TooSlow, TrainerError, Unusabl
 from lowcomm_node.net.bandwidth import Bandwidth
 from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.node.ipc import Arena
-from lowcomm_node.node.messages import Merged, Ready
+from lowcomm_node.node.messages import Drop, Merged, Ready
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.link import Link
@@ -507,7 +507,7 @@ class ExchangeDriver(ABC):
     async def _end(self, reason: str) -> None:
         if self.one.members:  # or nothing was captured
             with suppress(TrainerError):
-                await self.trainer.drop(self.fragment)
+                await self.trainer.ask(Drop(fragment=self.fragment))
         told = f"{reason} {self._why_late}" if self._why_late else reason
         self._finish(
             events.Dropped(exchange=self.one.number, reason=told, measured=self._measured())

@@ -18,7 +18,17 @@ from typing import Any
 
 from lowcomm_node.errors import LinkLost, TrainerError, Unusable
 from lowcomm_node.net.stream import Stream
-from lowcomm_node.node.messages import Merged, Shared
+from lowcomm_node.node.messages import (
+    Capture,
+    Merge,
+    Merged,
+    Missed,
+    Part,
+    Receive,
+    Reduce,
+    Shared,
+    TakeOver,
+)
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import GroupLink, Incoming
@@ -118,12 +128,20 @@ class GroupDriver(ExchangeDriver):
         return self._view(self.slots[0], at, self.arena.slot_bytes - at)
 
     async def _take_over(self, peer: str, size: int) -> None:
-        lacking, place = self.one.lacking, (self.slots[0], sum(self.sizes), size)
+        lacking = self.one.lacking
         assert lacking is not None
-        digests = lacking.slow_digest.hex(), lacking.momentum_digest.hex()
         with self.working():
-            steps = lacking.steps[self.station.peer.me]
-            await self.trainer.take_over(self.fragment, steps, place, digests)
+            await self.trainer.ask(
+                TakeOver(
+                    fragment=self.fragment,
+                    steps=lacking.steps[self.station.peer.me],
+                    slot=self.slots[0],
+                    offset=sum(self.sizes),
+                    size=size,
+                    slow_digest=lacking.slow_digest.hex(),
+                    momentum_digest=lacking.momentum_digest.hex(),
+                )
+            )
         self.tell(groups.MissedVerified(peer=peer))
 
     async def _take_in(self, peer: str, content: Incoming) -> None:
@@ -139,16 +157,14 @@ class GroupDriver(ExchangeDriver):
             self.tell(groups.ShardVerified(peer=peer))
         else:
             with self.working():
-                await self.trainer.receive_mean(self.fragment, peer, means, *self._mean_of(peer))
+                await self._decode(Part.MEAN, peer, means, self._mean_of(peer))
             self.note("decoded")
             self.tell(groups.MeanVerified(peer=peer, digest=content.digest))
 
     async def _receive(self, peer: str, received: int) -> None:
         try:
             with self.working():
-                await self.trainer.receive_share(
-                    self.fragment, peer, received, *self._share_of(peer)
-                )
+                await self._decode(Part.SHARE, peer, received, self._share_of(peer))
         except Unusable as error:
             if len(self.one.members) < groups.OUTVOTE:
                 raise
@@ -157,6 +173,14 @@ class GroupDriver(ExchangeDriver):
                 events.Unused(exchange=number, peer=peer, reason=reason, deed=error.deed)
             )
         self.note("decoded")
+
+    async def _decode(self, part: Part, peer: str, slot: int, place: tuple[int, int]) -> None:
+        offset, size = place
+        await self.trainer.ask(
+            Receive(
+                fragment=self.fragment, part=part, peer=peer, slot=slot, offset=offset, size=size
+            )
+        )
 
     # what goes
 
@@ -213,8 +237,13 @@ class GroupDriver(ExchangeDriver):
         used = [peer for peer in contributors if peer not in self.one.muted]
         try:
             with self.working():
-                mean = await self.trainer.reduce(
-                    self.fragment, self._tokens(used), self.slots[2], offset
+                mean = await self.trainer.ask(
+                    Reduce(
+                        fragment=self.fragment,
+                        tokens=self._tokens(used),
+                        slot=self.slots[2],
+                        offset=offset,
+                    )
                 )
         except TrainerError as error:
             told = f"our shard could not be averaged: {error}"
@@ -237,8 +266,15 @@ class GroupDriver(ExchangeDriver):
 
     async def _code(self) -> None:
         one = self.one
-        self._shared = await self.trainer.share(
-            self.fragment, self.slots[0], one.realign, one.members, one.ahead, one.blake3
+        self._shared = await self.trainer.ask(
+            Capture(
+                fragment=self.fragment,
+                slot=self.slots[0],
+                realign=one.realign,
+                ahead=one.ahead,
+                members=tuple(one.members),
+                blake3=one.blake3,
+            )
         )
         # Before our contribution goes, which must come after them.
         if one.lacking is not None:
@@ -246,16 +282,24 @@ class GroupDriver(ExchangeDriver):
                 await self._write_missed(one.lacking.steps[peer])
 
     async def _write_missed(self, steps: int) -> None:
-        place = self.slots[0], sum(self.sizes)
+        slot, offset = self.slots[0], sum(self.sizes)
         with suppress(TrainerError):
-            self._missed = await self.trainer.missed(self.fragment, steps, *place)
+            written = await self.trainer.ask(
+                Missed(fragment=self.fragment, steps=steps, slot=slot, offset=offset)
+            )
+            self._missed = written.size, written.digest
 
     async def _merge(self, effect: base.Apply) -> Merged:
         owners = [
             owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied
         ]
-        return await self.trainer.merge(
-            self.fragment, owners, effect.swarm_step, self.one.keep_momentum
+        return await self.trainer.ask(
+            Merge(
+                fragment=self.fragment,
+                swarm_step=effect.swarm_step,
+                over=dict.fromkeys(owners, 0),
+                keep_momentum=self.one.keep_momentum,
+            )
         )
 
     # places in slots: offset and size

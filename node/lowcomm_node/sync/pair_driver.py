@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from lowcomm_node.net.stream import Stream
-from lowcomm_node.node.messages import Again, Captured, Merged
+from lowcomm_node.node.messages import Again, Capture, Merge, Merged, Part, Receive, Resend, Shared
 from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import PairLink
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
@@ -22,13 +22,13 @@ class PairDriver(ExchangeDriver):
         self.least = 0
         self.most = 0
         """Fewest and most bytes that one contribution may have."""
-        self.content: Captured | None = None
+        self.content: Shared | None = None
         """Ours."""
 
     @property
     def expected(self) -> int:
         """See ExchangeDriver."""
-        return 2 * (self.content.size if self.content else self.most)
+        return 2 * (self.content.sizes[0] if self.content else self.most)
 
     def _link(self, peer: str, stream: Stream) -> PairLink:
         return PairLink(peer, stream, self.station.bandwidth, *self.pace_of(peer))
@@ -49,10 +49,14 @@ class PairDriver(ExchangeDriver):
         self.arrived(peer)
         await self._until(self._captured)
         with self.working():
-            if again:
-                await self.trainer.patch(self.fragment, peer, slot, size)
-            elif missing := await self.trainer.receive(self.fragment, peer, slot, size):
-                return missing
+            part = Part.AGAIN if again else Part.WHOLE
+            received = await self.trainer.ask(
+                Receive(
+                    fragment=self.fragment, part=part, peer=peer, slot=slot, offset=0, size=size
+                )
+            )
+        if received.again is not None:
+            return received.again
         self.note("decoded")
         self.tell(pairs.Verified(peer=peer))
         return None
@@ -62,19 +66,22 @@ class PairDriver(ExchangeDriver):
         match effect:
             case pairs.SendContent():
                 assert self.content is not None
-                data = self.arena.view(self.slots[0], self.content.size)
-                await link.send_content(data, self.content.digest, blake3=self.one.blake3)
+                (size,), (digest,) = self.content.sizes, self.content.digests
+                data = self.arena.view(self.slots[0], size)
+                await link.send_content(data, digest, blake3=self.one.blake3)
             case pairs.SendConfirm(members=members):
                 await link.send_confirm(members)
 
     async def _resend(self, link: PairLink, blocks: bytes) -> None:
         """Send blocks of our contribution again, from the slot that it lay in."""
         try:
-            if self.content is None or link.bytes_sent < self.content.size:
+            if self.content is None or link.bytes_sent < self.content.sizes[0]:
                 raise ProtocolViolation("asked for what was not sent yet")
-            size, digest = await self.trainer.resend(self.fragment, blocks, self.slots[0])
-            data = self.arena.view(self.slots[0], size)
-            await link.send_content(data, digest, blake3=self.one.blake3)
+            resent = await self.trainer.ask(
+                Resend(fragment=self.fragment, blocks=blocks, slot=self.slots[0])
+            )
+            data = self.arena.view(self.slots[0], resent.size)
+            await link.send_content(data, resent.digest, blake3=self.one.blake3)
         except LowcommError as error:
             self.lose(link.peer, error)
 
@@ -85,11 +92,23 @@ class PairDriver(ExchangeDriver):
 
     async def _code(self) -> None:
         one = self.one
-        self.content = await self.trainer.capture(
-            self.fragment, self.slots[0], one.realign, one.ahead, one.blake3, one.apart
+        self.content = await self.trainer.ask(
+            Capture(
+                fragment=self.fragment,
+                slot=self.slots[0],
+                realign=one.realign,
+                ahead=one.ahead,
+                apart=one.apart,
+                blake3=one.blake3,
+            )
         )
 
     async def _merge(self, effect: base.Apply) -> Merged:
-        return await self.trainer.merge(
-            self.fragment, self._tokens(effect.members), effect.swarm_step, self.one.keep_momentum
+        return await self.trainer.ask(
+            Merge(
+                fragment=self.fragment,
+                swarm_step=effect.swarm_step,
+                over=self._tokens(effect.members),
+                keep_momentum=self.one.keep_momentum,
+            )
         )

@@ -17,6 +17,7 @@ from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.fetch.wanted import RunFile, tokenizer_of
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.inference import generate_from
+from lowcomm_node.node.messages import Generate, Save
 from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.swarm.run_template import write_template
@@ -195,8 +196,10 @@ async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(
     trainer = TrainerThread()
     try:
         await trainer.start(settings)
-        path = Path((await trainer.save()).path)
-        running = await trainer.generate("one two", 5, 0.0, 0)
+        path = Path((await trainer.ask(Save())).path)
+        running = (
+            await trainer.ask(Generate(prompt="one two", tokens=5, temperature=0.0, seed=0))
+        ).text
     finally:
         await trainer.stop()
     told = json.loads((path / "manifest.json").read_text())["content"]["meta"]["tokenizer"]

@@ -10,7 +10,7 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.node.lifecycle import LEAVE_DEADLINE, LONGEST_LEAVE, Training
-from lowcomm_node.node.messages import Checkpoint
+from lowcomm_node.node.messages import Amend, Checkpoint, Save
 from lowcomm_node.status.board import Board
 from lowcomm_node.status.model import CheckpointStatus, Progress
 from lowcomm_protocol.exchange.events import Outcome
@@ -24,7 +24,7 @@ SAVED = {"swarm_step": 700, "steps": 350, "tokens": 89_600}
 class OneThatRunsOn:
     """A trainer whose last steps nobody has heard of when it saves."""
 
-    async def save(self) -> Checkpoint:
+    async def ask(self, request: Save) -> Checkpoint:
         return Checkpoint(path="/checkpoints/700", **SAVED)
 
 
@@ -83,10 +83,10 @@ async def test_a_node_that_leaves_saves_at_once_and_again_after_a_merge_before_i
         await asyncio.wait_for(saved.wait(), 20)
         history.outcomes[Outcome.APPLIED] += applied
 
-    trainer = SimpleNamespace(
-        save=partial(act, "save", Checkpoint(path="/700", **SAVED)),
-        evaluate=partial(act, "evaluate", 1.5),
-    )
+    async def ask(request: Any) -> Any:
+        return await act(request.wire_name, Checkpoint(path="/700", **SAVED))
+
+    trainer = SimpleNamespace(ask=ask)
     training = hearing()
     training._supervisor = SimpleNamespace(train=partial(act, "hold", None), trainer=trainer)
     training._exchanger = SimpleNamespace(close=close, history=history)
@@ -112,13 +112,13 @@ async def test_a_node_that_stays_goes_on_when_the_creator_makes_the_run_longer()
     async def announce(phase: str) -> None:
         announced.append(phase)
 
-    async def amend(text: str) -> None:
-        told.append(text)
+    async def ask(request: Amend) -> None:
+        told.append(request.amendments)
 
     training._amending = SimpleNamespace(course=Course(run.spec))
     training._membership = SimpleNamespace(announce=announce)
     training._settings = SimpleNamespace(stay=False)
-    training._supervisor = SimpleNamespace(runs=True, trainer=SimpleNamespace(amend=amend))
+    training._supervisor = SimpleNamespace(runs=True, trainer=SimpleNamespace(ask=ask))
     training.news = SimpleNamespace(over=asyncio.Event())
     training._amended = asyncio.Event()
     training._board.advance(swarm_step=400)

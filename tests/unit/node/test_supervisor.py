@@ -17,7 +17,7 @@ from helpers.waiting import until_async
 from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.node import supervisor as supervisor_module
 from lowcomm_node.node.ipc import Event, Kind
-from lowcomm_node.node.messages import Stepped, TrainerSettings, failure_of
+from lowcomm_node.node.messages import Save, Stepped, TrainerSettings, failure_of
 from lowcomm_node.node.process import fate
 from lowcomm_node.node.supervisor import (
     END_DEADLINE,
@@ -138,7 +138,7 @@ async def test_one_that_is_killed_is_lost_with_the_reason_and_another_takes_its_
             "but not for ever"
         )
         with pytest.raises(TrainerLost):
-            await one.trainer.save()
+            await one.trainer.ask(Save())
         await one.stop()
         with pytest.raises(TrainerError, match="does not run now"):
             _ = one.trainer
@@ -190,7 +190,7 @@ async def test_an_answer_to_another_question_is_no_answer() -> None:
     async with supervised("") as (one, _):
         await one.start(SETTINGS)
         with pytest.raises(TrainerError, match="answered 'save' with 'done'"):
-            await one.trainer.save()
+            await one.trainer.ask(Save())
 
 
 @pytest.mark.slow
@@ -214,7 +214,7 @@ async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(
         error = await lost(one)
         assert "hangs: no step for" in str(error)
         with pytest.raises(TrainerLost):  # whoever waits for it must not wait for long
-            await asyncio.wait_for(one.trainer.save(), DEADLINE)
+            await asyncio.wait_for(one.trainer.ask(Save()), DEADLINE)
         assert (await one.explain(error)).kind is Kind.HUNG
 
 

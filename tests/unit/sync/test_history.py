@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers.virtual import OFFER
-from lowcomm_node.node.messages import Captured
+from lowcomm_node.node.messages import Shared
 from lowcomm_node.sync import history as history_module
 from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.group_driver import GroupDriver
@@ -208,7 +208,7 @@ async def test_a_round_tells_what_is_under_way():
         fragment=OFFER.fragment, round=OFFER.round, stage="capturing", partners=("a",),
         bytes_sent=10, bytes_received=20, bytes_expected=200, seconds=3.0,
     )  # fmt: skip
-    driver.content = Captured(size=60, digest=b"digest", steps=1)
+    driver.content = Shared(sizes=(60,), digests=(b"digest",), steps=1)
     assert driver.describe(now=1003.0).bytes_expected == 120, (
         "what ours has taken says best what theirs will take"
     )

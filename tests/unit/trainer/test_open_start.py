@@ -12,7 +12,7 @@ from helpers.tiny import tiny_settings
 from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.transformer.huggingface import huggingface_form
-from lowcomm_node.node.messages import TrainerSettings
+from lowcomm_node.node.messages import Save, TrainerSettings
 from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.start_files import pin
 from lowcomm_protocol.spec.models import TransformerSettings
@@ -40,7 +40,7 @@ async def saved(settings: TrainerSettings, steps: int = 0) -> tuple[Path, int]:
     trainer = TrainerThread()
     try:
         await trainer.start(settings)
-        checkpoint = await trainer.save()
+        checkpoint = await trainer.ask(Save())
     finally:
         await trainer.stop()
     return Path(checkpoint.path), checkpoint.steps

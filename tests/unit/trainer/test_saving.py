@@ -11,7 +11,7 @@ import pytest
 
 from helpers.tiny import tiny_settings
 from lowcomm_node.node import ipc
-from lowcomm_node.node.messages import Held, Saved, Stepped
+from lowcomm_node.node.messages import Evaluate, Held, Saved, Stepped, Train
 from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.checkpoint import CheckpointInfo, CheckpointStore
 from lowcomm_node.trainer.saving import FIRST_PAUSE, HANGS, LONGEST_PAUSE, PATIENCE, Saving
@@ -158,10 +158,10 @@ async def test_a_trainer_waits_for_a_disk_that_is_slower_and_goes_on_once_all_is
     trainer = TrainerThread()
     await trainer.start(tiny_settings(tmp_path, "a", checkpoint_every=EVERY))
     try:
-        await trainer.train(True)
+        await trainer.ask(Train(on=True))
         seen = await until_told(trainer, Held)
         assert [one.steps for one in steps_of(seen)] == list(range(1, EVERY + 1))
-        assert (await trainer.evaluate()) > 0, "it serves requests meanwhile"
+        assert (await trainer.ask(Evaluate())).loss > 0, "it serves requests meanwhile"
         assert not steps_of(drain(trainer))
         written.set()
         seen = await until_told(trainer, Saved)

@@ -2,6 +2,7 @@
 network between them."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import accumulate
 from pathlib import Path
 
@@ -9,7 +10,19 @@ import pytest
 
 from helpers.tiny import tiny_settings
 from lowcomm_node.errors import TrainerError, Unusable
-from lowcomm_node.node.messages import Stepped
+from lowcomm_node.node.messages import (
+    Capture,
+    Drop,
+    Merge,
+    Missed,
+    Part,
+    Receive,
+    Reduce,
+    Resent,
+    Stepped,
+    TakeOver,
+    Train,
+)
 from lowcomm_node.node.process import TrainerThread
 from lowcomm_protocol.exchange.kinds import GROUP
 
@@ -38,11 +51,11 @@ async def start(folder: Path) -> dict[str, TrainerThread]:
 async def step(trainers: dict[str, TrainerThread]) -> None:
     """All make a few steps, about the same number: the progress of others must look plausible."""
     for trainer in trainers.values():
-        await trainer.train(True)
+        await trainer.ask(Train(on=True))
         for _ in range(8):
             while not isinstance(await trainer.news.get(), Stepped):
                 pass
-        await trainer.train(False)
+        await trainer.ask(Train(on=False))
 
 
 Slots = dict[str, list[int]]
@@ -50,6 +63,18 @@ Slots = dict[str, list[int]]
 
 async def nothing(slots: Slots) -> None:
     """Nobody has missed anything."""
+
+
+async def missed(trainer: TrainerThread, steps: int, slot: int, offset: int) -> Resent:
+    return await trainer.ask(Missed(fragment=0, steps=steps, slot=slot, offset=offset))
+
+
+async def receive(
+    trainer: TrainerThread, part: Part, peer: str, slot: int, offset: int, size: int
+) -> None:
+    await trainer.ask(
+        Receive(fragment=0, part=part, peer=peer, slot=slot, offset=offset, size=size)
+    )
 
 
 async def exchange(
@@ -63,7 +88,9 @@ async def exchange(
     peers = tuple(trainers)
     slots = {peer: trainer.arena.take(GROUP.slots) for peer, trainer in trainers.items()}
     shared = {
-        peer: await trainer.share(0, slots[peer][0], realign, peers, ahead=0)
+        peer: await trainer.ask(
+            Capture(fragment=0, slot=slots[peer][0], realign=realign, ahead=0, members=peers)
+        )
         for peer, trainer in trainers.items()
     }
     await before(slots)
@@ -77,17 +104,24 @@ async def exchange(
                 trainers[owner].arena.view(slots[owner][1], (place + 1) * size)[place * size :] = (
                     data
                 )
-                await trainers[owner].receive_share(0, peer, slots[owner][1], place * size, size)
+                await receive(
+                    trainers[owner], Part.SHARE, peer, slots[owner][1], place * size, size
+                )
     tokens = {peer: count for peer, count in {"a": 10, "b": 20, "c": 30}.items() if peer in peers}
     for offset, size, owner in zip(accumulate(sizes[:-1], initial=0), sizes, peers, strict=True):
-        told = await trainers[owner].reduce(0, tokens, slots[owner][2], offset)
+        told = await trainers[owner].ask(
+            Reduce(fragment=0, tokens=tokens, slot=slots[owner][2], offset=offset)
+        )
         assert (told.size, told.left_out) == (size, {})
         data = trainers[owner].arena.view(slots[owner][2], offset + size)[offset:]
         for peer, trainer in trainers.items():
             if peer != owner:
                 trainer.arena.view(slots[peer][2], offset + size)[offset:] = data
-                await trainer.receive_mean(0, owner, slots[peer][2], offset, size)
-    merged = [await trainer.merge(0, owners, 5) for trainer in trainers.values()]
+                await receive(trainer, Part.MEAN, owner, slots[peer][2], offset, size)
+    merged = [
+        await trainer.ask(Merge(fragment=0, swarm_step=5, over=dict.fromkeys(owners, 0)))
+        for trainer in trainers.values()
+    ]
     for peer, trainer in trainers.items():
         for slot in slots[peer]:
             trainer.arena.give_back(slot)
@@ -127,13 +161,22 @@ async def test_a_trainer_that_missed_two_exchanges_takes_them_over_and_holds_the
 
         async def hand_over(slots: Slots) -> None:
             room = 4096
-            size, _ = await trainers["b"].missed(0, 2, slots["b"][0], room)
+            size = (await missed(trainers["b"], 2, slots["b"][0], room)).size
             data = trainers["b"].arena.view(slots["b"][0], room + size)[room:]
             trainers["c"].arena.view(slots["c"][0], room + size)[room:] = data
-            place = slots["c"][0], room, size
+            slow, momentum = held
+            take_over = TakeOver(
+                fragment=0,
+                steps=2,
+                slot=slots["c"][0],
+                offset=room,
+                size=size,
+                slow_digest=slow,
+                momentum_digest=momentum,
+            )
             with pytest.raises(Unusable, match="do not lead to what most hold"):
-                await trainers["c"].take_over(0, 2, place, (held[0], "00" * 32))
-            await trainers["c"].take_over(0, 2, place, held)
+                await trainers["c"].ask(replace(take_over, momentum_digest="00" * 32))
+            await trainers["c"].ask(take_over)
 
         told = await exchange(trainers, False, owners, hand_over)
         assert len(set(told)) == 1, "equal to the bit, the momentum too"
@@ -142,7 +185,7 @@ async def test_a_trainer_that_missed_two_exchanges_takes_them_over_and_holds_the
         async def ask(slots: Slots) -> None:
             # What came before those that it took over leads elsewhere.
             with pytest.raises(TrainerError, match="1 outer steps are kept"):
-                await trainers["c"].missed(0, 2, slots["c"][0], 4096)
+                await missed(trainers["c"], 2, slots["c"][0], 4096)
 
         assert len(set(await exchange(trainers, False, owners, ask))) == 1
     finally:
@@ -158,10 +201,12 @@ async def test_a_trainer_hands_over_no_more_than_it_has_kept(tmp_path: Path):
             await exchange(trainers, realign, owners)
             await step(trainers)
             slots = trainers["a"].arena.take(GROUP.slots)
-            await trainers["a"].share(0, slots[0], False, PEERS, ahead=0)
+            await trainers["a"].ask(
+                Capture(fragment=0, slot=slots[0], realign=False, ahead=0, members=PEERS)
+            )
             with pytest.raises(TrainerError, match=f"{kept} outer steps are kept"):
-                await trainers["a"].missed(0, kept + 1, slots[0], 4096)
-            await trainers["a"].drop(0)
+                await missed(trainers["a"], kept + 1, slots[0], 4096)
+            await trainers["a"].ask(Drop(fragment=0))
             for slot in slots:
                 trainers["a"].arena.give_back(slot)
     finally:
@@ -175,15 +220,17 @@ async def test_what_can_not_be_used_is_told_and_costs_nothing_else(tmp_path: Pat
         one = trainers["a"]
         shares, received, _ = one.arena.take(3)
         with pytest.raises(TrainerError):
-            await one.receive_share(0, "b", received, 0, 10)
-        size = (await one.share(0, shares, False, PEERS, ahead=0)).sizes[1]
+            await receive(one, Part.SHARE, "b", received, 0, 10)
+        size = (
+            await one.ask(Capture(fragment=0, slot=shares, realign=False, ahead=0, members=PEERS))
+        ).sizes[1]
         with pytest.raises(TrainerError, match="exactly"):
-            await one.receive_share(0, "b", received, 0, size + 1)
-        await one.drop(0)
+            await receive(one, Part.SHARE, "b", received, 0, size + 1)
+        await one.ask(Drop(fragment=0))
         with pytest.raises(TrainerError):
-            await one.reduce(0, {"a": 1}, received, 0)
-        await one.share(0, shares, False, PEERS, ahead=0)
-        await one.drop(0)
+            await one.ask(Reduce(fragment=0, tokens={"a": 1}, slot=received, offset=0))
+        await one.ask(Capture(fragment=0, slot=shares, realign=False, ahead=0, members=PEERS))
+        await one.ask(Drop(fragment=0))
     finally:
         for trainer in trainers.values():
             await trainer.stop()

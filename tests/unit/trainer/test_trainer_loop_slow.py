@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.tiny import tiny_settings
-from lowcomm_node.node.messages import Stepped
+from lowcomm_node.node.messages import Capture, Part, Receive, Stepped, Train
 from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.kinds import PAIR
@@ -40,16 +40,16 @@ async def test_a_contribution_is_decoded_while_a_step_is_under_way(
     try:
         for peer, trainer in trainers.items():
             await trainer.start(tiny_settings(tmp_path, peer, IN_PAIRS))
-            await trainer.train(True)
+            await trainer.ask(Train(on=True))
             while not isinstance(await trainer.news.get(), Stepped):
                 pass
         a, b = trainers["a"], trainers["b"]
-        await b.train(False)
+        await b.ask(Train(on=False))
         assert a.arena and b.arena
         (theirs, _), (_, slot) = b.arena.take(PAIR.slots), a.arena.take(PAIR.slots)
-        sent = await b.capture(0, theirs, realign=True, ahead=0)
+        sent = await b.ask(Capture(fragment=0, slot=theirs, realign=True, ahead=0))
         assert await asyncio.to_thread(begun.wait, SOON)
-        capturing = asyncio.create_task(a.capture(0, 0, realign=True, ahead=0))
+        capturing = asyncio.create_task(a.ask(Capture(fragment=0, slot=0, realign=True, ahead=0)))
         may_end.set()
         await capturing
         begun.clear()
@@ -60,9 +60,13 @@ async def test_a_contribution_is_decoded_while_a_step_is_under_way(
             lambda replica: (begun.set(), may_end.wait(SOON), take_step(replica))[-1],
         )
         assert await asyncio.to_thread(begun.wait, SOON), "the next step is under way"
-        a.arena.view(slot, sent.size)[:] = b.arena.view(theirs, sent.size)
+        (size,) = sent.sizes
+        a.arena.view(slot, size)[:] = b.arena.view(theirs, size)
         async with asyncio.timeout(SOON / 2):
-            assert await a.receive(0, "b", slot, sent.size) is None
+            received = await a.ask(
+                Receive(fragment=0, part=Part.WHOLE, peer="b", slot=slot, offset=0, size=size)
+            )
+            assert received.again is None
         assert not may_end.is_set()
     finally:
         may_end.set()

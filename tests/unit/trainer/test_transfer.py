@@ -17,7 +17,7 @@ from helpers.wire import calling, listening, soon
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
 from lowcomm_node.fetch.donor import Donor
-from lowcomm_node.node.messages import Stepped, TrainerSettings
+from lowcomm_node.node.messages import Adopt, Evaluate, Snapshot, Stepped, Train, TrainerSettings
 from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
 from lowcomm_node.sync.offers import from_message, to_message
@@ -367,6 +367,10 @@ async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: P
             readies.append(await one.start(settings))
         steps: list[int] = []
 
+        async def snapshot() -> tuple[str, int]:
+            written = await trainers[0].ask(Snapshot(folder=str(folder)))
+            return written.name, written.swarm_step
+
         async def follow() -> None:
             while True:
                 event = await trainers[0].news.get()
@@ -375,7 +379,7 @@ async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: P
 
         following = asyncio.create_task(follow())
         stack.callback(following.cancel)
-        await trainers[0].train(True)
+        await trainers[0].ask(Train(on=True))
         await until_async(lambda: asyncio.sleep(0, len(steps) > 5), 60, "it trains")
         form = StateForm.of(
             spec.run_id, readies[0].plan, spec.run.steps, readies[0].runs, readies[0].ranges
@@ -384,9 +388,7 @@ async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: P
             await stack.enter_async_context(listening(identity(11))),
             tmp_path / "snapshots",
         )
-        snapshots = Snapshots(
-            folder, lambda: trainers[0].snapshot(str(folder)), lambda: steps[-1], stale=1
-        )
+        snapshots = Snapshots(folder, snapshot, lambda: steps[-1], stale=1)
         callee.fetching = Donor(form, snapshots).serve
         joiners = []
         for number in range(12):
@@ -402,11 +404,12 @@ async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: P
         assert len(set(last)) >= 3, "also while it gives"
         assert steps == list(range(1, len(steps) + 1)), "and none is left out"
         assert len(list(folder.iterdir())) <= MAX_SNAPSHOTS
-        ready = await trainers[1].adopt(str(joiners[-1].download.folder))
+        ready = await trainers[1].ask(Adopt(folder=str(joiners[-1].download.folder)))
         assert ready.swarm_step == joiners[-1].download.base.swarm_step and ready.steps == 0
         assert (ready.plan, ready.runs) == (readies[1].plan, readies[1].runs)
-        await trainers[0].train(False)
-        assert abs(await trainers[0].evaluate() - await trainers[1].evaluate()) < 1.0
+        await trainers[0].ask(Train(on=False))
+        losses = [(await trainer.ask(Evaluate())).loss for trainer in trainers]
+        assert abs(losses[0] - losses[1]) < 1.0
 
 
 # On disk
