@@ -79,8 +79,9 @@ def two_nodes(
         swarm = Swarm(Path(folder))
         try:
             run = Path(folder) / "run.toml"
+            more = {"model": model.model_dump()} if model else {}
             written = write_template(
-                name, method, 10_000_000, 0, 2, interval=interval, optimizer=optimizer, model=model
+                name, method, 10_000_000, 0, 2, interval=interval, optimizer=optimizer, more=more
             )
             run.write_text(written)
             swarm.bootstrap("--run", str(run))

@@ -23,7 +23,7 @@ from shares_jobs import GROUPS as GROUP_ROWS
 from shares_jobs import LONGER as LONG_ROWS
 from shares_jobs import PAIRS as PAIR_ROWS
 
-from lowcomm_node.planner.volume import contents, fragment_sizes, members_of
+from lowcomm_node.planner.pace import contents, fragment_sizes
 from lowcomm_node.trainer.memory import count_parameters
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.presets import PRESETS
@@ -204,7 +204,7 @@ def point(
 def resent(method: str, sync: dict[str, Any], peers: int, results: list[Any]) -> float:
     """Bytes that were sent for each that coding takes where no block wraps."""
     spec = RunSpec.model_validate({"run": {"name": "a"}, "sync": {"method": method} | sync})
-    sizes, members = fragment_sizes(spec), members_of(spec.sync, peers)
+    sizes, members = fragment_sizes(spec), min(spec.sync.group, peers)
     once = sum(contents(spec.sync, size, members) for size in sizes) / len(sizes)
     sent = sum(one["bytes_sent"] for one in results)
     exchanges = sum(one["applied"] for one in results) / peers

@@ -47,9 +47,8 @@ from lowcomm_node.net import (
     limits as net_limits,
 )
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
-from lowcomm_node.planner.declared import Declared, option
 from lowcomm_node.planner.plan import Plan, plan
-from lowcomm_node.planner.question import run_of
+from lowcomm_node.planner.question import question_of, run_of
 from lowcomm_node.planner.words import plan_in_words
 from lowcomm_node.status.events import KINDS
 from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
@@ -431,9 +430,9 @@ def drawn(mermaid: Callable[[], str]) -> Iterator[str]:
     yield f"\n```mermaid\n{mermaid()}```\n"
 
 
-def planned(parameters: int, line: Declared) -> Iterator[str]:
+def planned(parameters: int, line: Mapping[str, Any]) -> Iterator[str]:
     """What `plan` prints."""
-    told = plan(line.question(run_of(parameters, line.peers), option), from_file=False)
+    told = plan(question_of(run_of(parameters, line["peers"]), line), from_file=False)
     yield from ("```", plan_in_words(told), "```")
 
 
@@ -461,8 +460,8 @@ TRUTHS = {
     "line": "seconds for which it fills the line",
     "merged": "seconds until it is merged",
 }
-NARROW = Declared(up="20Mbit", step_seconds=2.0, peers=8)
-LARGE = Declared(up="20Mbit", down="100Mbit", step_seconds=10.0, peers=16)
+NARROW = {"up": "20Mbit", "step_seconds": 2.0, "peers": 8}
+LARGE = {"up": "20Mbit", "down": "100Mbit", "step_seconds": 10.0, "peers": 16}
 
 
 def messages(catalogue: Mapping[str, Message]) -> Iterator[str]:

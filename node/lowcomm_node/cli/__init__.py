@@ -1,61 +1,22 @@
-"""The command line ``lowcomm-node``: one file a group of commands."""
+"""The command line ``lowcomm-node``: one file a group of commands.
+
+common      options that commands share, errors, exit codes
+create      init, create, plan: a new run
+members     invite, remove, amend: a run created here
+join        the node itself; running shows what it does
+watch       status, peers, rounds, wait, web, healthy, exchanges, logs
+steer       pause, resume, limits, finish, stop
+results     checkpoint, generate, report, track
+machine     doctor, ping, id, paths, config, demo
+"""
 
 from typing import Annotated
 
 import typer
 
-from lowcomm_node.cli import (
-    amend,
-    checkpoints,
-    common,
-    create,
-    demo,
-    doctor,
-    healthy,
-    join,
-    leave,
-    limits,
-    local,
-    members,
-    past,
-    pausing,
-    plan,
-    report,
-    text,
-    track,
-    watch,
-    web,
-)
+from lowcomm_node.cli import common, create, join, machine, members, results, steer, watch  # noqa: F401 - their order is that of the help
+from lowcomm_node.cli.common import app
 from lowcomm_node.system.command import end
-
-app = typer.Typer(
-    help="Train one model together with peers that you do not know, over ordinary internet links.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-for group in (
-    create,
-    members,
-    amend,
-    join,
-    demo,
-    watch,
-    past,
-    report,
-    track,
-    web,
-    healthy,
-    doctor,
-    limits,
-    pausing,
-    plan,
-    leave,
-    text,
-    local,
-):
-    group.register(app)
-app.add_typer(checkpoints.app, name="checkpoint")
 
 
 @app.callback(invoke_without_command=True)

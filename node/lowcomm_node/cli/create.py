@@ -1,35 +1,29 @@
-"""``init`` and ``create``: write a run specification, sign it, publish it."""
+"""``init``, ``create``, ``plan``: write a run, publish it, and what it costs on a line."""
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
-from lowcomm_node.cli.options import setting
-from lowcomm_node.cli.plan import (
-    PEERS,
-    STEP_SECONDS,
-    UP,
-    Down,
-    Latency,
-    Parameters,
-    Wishes,
-    run_of_parameters,
-    text_of,
-)
+from lowcomm_node.cli.common import Here, command, run_async, setting
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.system.logs import configure_logs
+
+UP = typer.Option(help="What a peer's line sends, a second.", metavar="20Mbit")
+DOWN = typer.Option(help="What it receives; default: as much as it sends.", metavar="100Mbit")
+STEP_SECONDS = typer.Option(
+    help="Seconds that a peer takes for an inner step.", metavar="SECONDS", show_default=False
+)
+PEERS = typer.Option("--peers", help="How many peers are expected.", metavar="N")
+LATENCY = typer.Option(
+    help="Milliseconds there and back between two peers; default: 50.", metavar="MS"
+)
+PARAMETERS = typer.Option(help="A model of about as many parameters.", metavar="1B")
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command("init")(init)
-    app.command("create")(create)
-
-
+@command()
 def init(
     file: Annotated[Path, typer.Argument(help="Where to write it.")] = Path("run.toml"),
     method: Annotated[
@@ -52,15 +46,15 @@ def init(
             min=1,
         ),
     ] = None,
-    parameters: Parameters = None,
+    parameters: Annotated[str | None, PARAMETERS] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Take the best method and interval for a line.")
     ] = False,
     up: Annotated[str | None, UP] = None,
-    down: Down = None,
+    down: Annotated[str | None, DOWN] = None,
     step_seconds: Annotated[float | None, STEP_SECONDS] = None,
     peers: Annotated[int | None, PEERS] = None,
-    latency: Latency = 50.0,
+    latency: Annotated[float | None, LATENCY] = None,
     seed: Annotated[int, typer.Option(help="Seed of all randomness of the run.", min=0)] = 0,
     admission: Annotated[str, typer.Option(help="Who may join: open, invite or list.")] = "open",
     member: Annotated[
@@ -79,16 +73,14 @@ def init(
         ),
     ] = None,
     force: Annotated[bool, typer.Option(help="Overwrite the file.")] = False,
-    home: Home = None,
-    json_: Json = False,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
+    *,
+    here: Here,
 ) -> None:
     """Write a commented run specification to edit.
 
     Example: lowcomm-node init --method streaming-diloco run.toml
     """
-    from lowcomm_node.cli.new_run import epochs_in_words
+    from lowcomm_node.cli import new_run
     from lowcomm_node.swarm.run_template import write_template
     from lowcomm_protocol.spec.presets import PRESETS
     from lowcomm_protocol.spec.run import parse_toml
@@ -98,71 +90,50 @@ def init(
         raise ConfigError(f"{file} exists: name another file, or overwrite it with --force.")
     if parameters is not None and from_ is not None:
         raise ConfigError("--parameters and --from: open weights have a size of their own.")
-    chosen = weights = model = None
+    weights = new_run.open_weights(from_) if from_ is not None else None
     if from_ is not None:
-        from lowcomm_node.cli.new_run import open_weights, tokenizer_beside  # loads torch
-
-        weights = open_weights(from_)
-        tokenizer = tokenizer or Path(tokenizer_beside(from_))
-    if tokenizer is not None:
-        from lowcomm_node.cli.new_run import tokenizer_file  # loads numpy
-
-        chosen = tokenizer_file(str(tokenizer), weights, from_)
+        tokenizer = tokenizer or new_run.tokenizer_beside(from_)
+    chosen = new_run.tokenizer_file(str(tokenizer), weights, from_) if tokenizer else None
+    more: dict[str, Mapping[str, Any]] = {
+        "run": {"admission": admission} | ({"members": member} if member else {})
+    }
     if parameters is not None:
+        from lowcomm_node.planner.question import run_of_parameters  # loads torch
+
         whole = run_of_parameters(parameters, peers, chosen.vocab if chosen else BYTES)
-        model, steps = whole.model, steps or whole.run.steps
-    wishes = Wishes(up=up, down=down, step_seconds=step_seconds, peers=peers, latency=latency)
+        more["model"], steps = whole.model.model_dump(), steps or whole.run.steps
+    line = {"up": up, "down": down, "step_seconds": step_seconds, "peers": peers}
 
-    def written(
-        method: str,
-        optimizer: str | None,
-        changes: Mapping[str, object],
-        line: Mapping[str, object] | None,
-    ) -> str:
+    def written() -> str:
         return write_template(
-            name,
-            method,
-            steps or 2000,
-            seed,
-            optimizer=optimizer,
-            admission=admission,
-            members=member or (),
-            tokenizer=chosen,
-            weights=weights,
-            model=model,
-            changes=changes,
-            plan=line,
-        )
+            name, method or "lowcomm", steps or 2000, seed,
+            optimizer=optimizer, more=more, tokenizer=chosen, weights=weights,
+        )  # fmt: skip
 
-    text = written(method or "lowcomm", optimizer, {}, None)
-    told = ""
+    text, told = written(), ""
     if plan:
-        from lowcomm_node.cli.new_run import planned  # loads torch
-
-        best = planned(parse_toml(text, str(file)), wishes, method, optimizer)
-        text = written(best.method, best.optimizer, best.settings, best.section)
-        told = f"{best.reason}\n"
-    elif wishes.any:
+        spec = parse_toml(text, str(file))
+        best = new_run.planned(spec, line | {"latency": latency}, method, optimizer)
+        method, optimizer = best.method, best.optimizer
+        more |= {"sync": best.settings, "plan": best.section}
+        text, told = written(), f"{best.reason}\n"
+    elif any(value is not None for value in line.values()):
         raise ConfigError("--up, --step-seconds and --peers are for --plan: give that, too.")
     spec = parse_toml(text, str(file))
     warnings = [text for one in (weights, chosen) if one for text in one.warnings]
     file.write_text(text, encoding="utf-8")
-    epochs = epochs_in_words(spec)
+    epochs = new_run.epochs_in_words(spec)
     told += f"{epochs}\n" if epochs else ""
-    show(
-        {
-            "file": str(file),
-            "name": spec.run.name,
-            "method": spec.sync.method,
-            "warnings": [*warnings],
-        },
-        json_,
-        f"{told}{spec.sync.method}: {PRESETS[spec.sync.method].purpose}\n{file} written: edit it, "
+    method = spec.sync.method
+    here.show(
+        {"file": str(file), "name": spec.run.name, "method": method, "warnings": warnings},
+        f"{told}{method}: {PRESETS[method].purpose}\n{file} written: edit it, "
         f"then publish it with\n  lowcomm-node create {file} --peers ADDR"
         + "".join(f"\nwarning: {warning}" for warning in warnings),
     )
 
 
+@command()
 def create(
     file: Annotated[Path, typer.Argument(help="The run.toml to publish.")],
     peers: Annotated[list[str], setting("peers")],
@@ -172,62 +143,107 @@ def create(
             "tokenizer", 'The tokenizer.json that all peers use, where data.tokenizer = "local".'
         ),
     ] = None,
-    home: Home = None,
-    json_: Json = False,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
+    *,
+    here: Here,
 ) -> None:
     """Sign a run specification with this node's key and publish it.
 
     Example: lowcomm-node create run.toml --peers ADDRESS
     """
-    from lowcomm_node.cli.new_run import (
-        check_line,
-        check_size,
-        check_used,
-        epochs_in_words,
-        how_to_join,
-        keep_for_the_first_node,
-        keeping_in_words,
-        name_layout,
-        name_tokenizer,
-        parameters_of,
-        tokens_of,
-    )
+    from lowcomm_node.cli import new_run
     from lowcomm_node.cli.publishing import publish_run
+    from lowcomm_node.data.tokenizer import keep_tokenizer, open_tokenizer
     from lowcomm_node.storage.files import load_or_create_identity, write_atomic
     from lowcomm_protocol.spec.run import parse_toml, sign_run
 
-    configure_logs(verbose - quiet - 1, json_)
-    settings = read_settings({"home": home, "peers": peers, "tokenizer": tokenizer}).settings
+    here.log()
+    settings = here.settings(peers=peers, tokenizer=tokenizer)
     text = text_of(file)
-    spec = parse_toml(text, str(file), parameters_of)
+    spec = parse_toml(text, str(file), new_run.parameters_of)
     if tokenizer is not None and spec.data.tokenizer != "local":
         raise ConfigError(
             f'--tokenizer {tokenizer}: {file} says data.tokenizer = "bytes": set "local", or leave '
             "the flag."
         )
-    spec = name_layout(name_tokenizer(spec, settings.tokenizer))
-    tokens = tokens_of(spec, settings.tokenizer)
-    warnings = [check_size(spec), check_line(spec, text, str(file)), check_used(spec, tokens)]
+    spec = new_run.name_layout(new_run.name_tokenizer(spec, settings.tokenizer))
+    warnings = [
+        new_run.check_size(spec),
+        new_run.check_line(spec, text, str(file)),
+        new_run.check_used(spec, new_run.tokens_of(spec, settings.tokenizer)),
+    ]
     identity = load_or_create_identity(settings.paths.identity)
     run = sign_run(spec, identity)
     kept = run_async(publish_run(settings, identity, run))
     write_atomic(settings.paths.signed_run(run.fingerprint), run.to_bytes(), 0o600)
-    keep_for_the_first_node(settings, run)
-    show(
+    if spec.data.tokenizer_sha256 and settings.tokenizer is not None:
+        # The node of this home hands it on.
+        keep_tokenizer(open_tokenizer(settings.tokenizer), settings.paths.run(run.fingerprint))
+    epochs = new_run.epochs_in_words(spec)
+    here.show(
         {
             "name": spec.run.name,
             "run_id": run.run_id,
             "fingerprint": run.fingerprint,
             "creator": run.creator,
-        }
-        | {"kept": [{"peer_id": peer, **asdict(keeping)} for peer, keeping in kept.items()]},
-        json_,
+            "kept": [{"peer_id": peer, **asdict(keeping)} for peer, keeping in kept.items()],
+        },
         f"published {spec.run.name}@{run.fingerprint} ({spec.sync.method}, {spec.run.steps} "
         "steps)\n"
-        f"{keeping_in_words(kept)}\n"
-        f"join it with\n  {how_to_join(spec, settings.peers[0])}"
-        + "".join(f"\n{note}" for note in (epochs_in_words(spec),) if note)
+        f"{new_run.keeping_in_words(kept)}\n"
+        f"join it with\n  {new_run.how_to_join(spec, settings.peers[0])}"
+        + (f"\n{epochs}" if epochs else "")
         + "".join(f"\nwarning: {warning}" for warning in warnings if warning),
     )
+
+
+@command()
+def plan(
+    file: Annotated[Path | None, typer.Argument(help="A run.toml.", metavar="[RUN.TOML]")] = None,
+    parameters: Annotated[str | None, PARAMETERS] = None,
+    up: Annotated[str | None, UP] = None,
+    down: Annotated[str | None, DOWN] = None,
+    step_seconds: Annotated[float | None, STEP_SECONDS] = None,
+    peers: Annotated[int | None, PEERS] = None,
+    latency: Annotated[float | None, LATENCY] = None,
+    *,
+    here: Here,
+) -> None:
+    """Estimate what each method costs on a line, and what of all-reduce's gain it keeps there.
+
+    A run.toml that was written for a line needs no options.
+
+    Example: lowcomm-node plan run.toml --up 20Mbit --step-seconds 2 --peers 8
+    """
+    from lowcomm_node.cli.new_run import parameters_of
+    from lowcomm_node.planner.plan import plan as plan_methods
+    from lowcomm_node.planner.question import SECTION, question_of, run_of_parameters
+    from lowcomm_node.planner.words import plan_in_words
+    from lowcomm_protocol.spec.run import parse_toml
+
+    section = None
+    if file is not None and parameters is None:
+        text = text_of(file)
+        spec, section = parse_toml(text, str(file), parameters_of), tomllib.loads(text).get(SECTION)
+    elif parameters is not None and file is None:
+        spec = run_of_parameters(parameters, peers)
+    else:
+        raise ConfigError(
+            "plan needs a run.toml (write one with `lowcomm-node init`) or --parameters, and not "
+            "both."
+        )
+    options = {
+        "up": up, "down": down, "step_seconds": step_seconds, "peers": peers, "latency": latency
+    }  # fmt: skip
+    told = plan_methods(question_of(spec, options, section, str(file)), from_file=file is not None)
+    here.show(told, plan_in_words(told))
+
+
+def text_of(file: Path) -> str:
+    """Read a run.toml, with or without a byte order mark. Raises ConfigError."""
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        reason = error.strerror
+    except UnicodeDecodeError:
+        reason = "not text in UTF-8: save it so"
+    raise ConfigError(f"{file}: {reason}. `lowcomm-node init` writes one.")

@@ -6,33 +6,25 @@ from typing import Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Json, Quiet, Verbose, read_settings
-from lowcomm_node.cli.options import takes_settings
+from lowcomm_node.cli.common import Here, command, read_settings
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.node.process import TrainerProcess
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.system.command import check_port, importing
-from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.systemd import ServiceManager
 
 ROOM = 64 * 1024
 """Bytes that a home must have room for."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("join")(join)
-
-
-@takes_settings()
+@command(home=False, settings=())
 def join(
     flags: dict[str, Any],
     web: Annotated[
         bool, typer.Option("--web", help="Print a link to the node's page, which works once.")
     ] = False,
-    json_: Json = False,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
+    *,
+    here: Here,
 ) -> None:
     """Join a run and train until it is over. Ctrl-C finishes cleanly; a second Ctrl-C stops at
     once.
@@ -44,7 +36,7 @@ def join(
 
     loaded = read_settings(flags)
     settings = loaded.settings
-    configure_logs(verbose - quiet - 1, json_)
+    here.log()
     check_system(find_p2pd)
     raise_descriptors()
     from lowcomm_node.owner.availability import Availability
@@ -69,7 +61,7 @@ def join(
     daemon = Node(settings, trainer, availability)
     for warning in loaded.warnings:
         daemon.board.warn(WarningCode.SETTINGS, warning)
-    raise SystemExit(run_daemon(daemon, manager, json_, web))
+    raise SystemExit(run_daemon(daemon, manager, here.as_json, web))
 
 
 def _refuse_at_once(settings: NodeSettings) -> None:

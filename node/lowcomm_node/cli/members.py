@@ -1,19 +1,20 @@
-"""``invite`` and ``remove``: who may take part in a run that was created in this home."""
+"""``invite``, ``remove``, ``amend``: change a run that was created in this home."""
 
+import json
 import re
 import secrets
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, read_settings, run_async, show
-from lowcomm_node.cli.options import setting
+from lowcomm_node.cli.common import Here, command, run_async, setting
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.system.logs import configure_logs
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
 _DURATION = re.compile(r"([1-9]\d{0,8})([smhdw])")
+
 _MAX_DAYS = 3660
 
 Run = Annotated[
@@ -22,12 +23,7 @@ Run = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    app.command()(invite)
-    app.command()(remove)
-
-
+@command()
 def invite(
     uses: Annotated[int, typer.Option(help="How many peers may use it.", min=1, max=1024)] = 1,
     expires: Annotated[
@@ -38,16 +34,13 @@ def invite(
         str | None, typer.Option("--for", help="The only peer id that may use it.")
     ] = None,
     run: Run = None,
-    home: Home = None,
-    json_: Json = False,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
+    *,
+    here: Here,
 ) -> None:
     """Make an invite to a run of ours with admission = "invite". Needs no network.
 
     Example: lowcomm-node invite --uses 5 --expires 8w
     """
-    from lowcomm_node.owner.sources import find_home
     from lowcomm_node.storage.files import read_small
     from lowcomm_node.storage.paths import Paths
     from lowcomm_node.swarm.created_runs import created_run
@@ -61,7 +54,7 @@ def invite(
         raise ConfigError(
             f"--uses {uses} and --for: one peer uses an invite once. Leave out one of the two."
         )
-    paths = Paths(find_home(home))
+    paths = Paths(here.folder)
     identity, signed = created_run(paths, run)
     name = f"{signed.spec.run.name}@{signed.fingerprint}"
     kept = read_small(paths.amendments(signed.fingerprint), MAX_CHAIN_BYTES)
@@ -96,9 +89,10 @@ def invite(
         "take it back, and all who came by it, with",
         f"  lowcomm-node remove {made.invite_id}",
     ]
-    show(content, json_, "\n".join(lines))
+    here.show(content, "\n".join(lines))
 
 
+@command()
 def remove(
     who: Annotated[list[str], typer.Argument(help="Peer ids, ids of invites, or invites.")],
     undo: Annotated[bool, typer.Option("--undo", help="Let them take part again.")] = False,
@@ -107,10 +101,8 @@ def remove(
         setting("peers", "Address of the swarm; default: the node of this home, or its settings."),
     ] = None,
     run: Run = None,
-    home: Home = None,
-    json_: Json = False,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
+    *,
+    here: Here,
 ) -> None:
     """Remove peers or invites from a run of ours: all its peers know within a minute.
 
@@ -119,9 +111,9 @@ def remove(
     from lowcomm_node.cli.publishing import publish_removals, with_entry_points
     from lowcomm_node.swarm.created_runs import created_run
 
-    configure_logs(verbose - quiet - 1, json_)
+    here.log()
     names = frozenset(_name_of(text) for text in who)
-    settings = read_settings({"home": home, "peers": peers}).settings
+    settings = here.settings(peers=peers)
     identity, signed = created_run(settings.paths, run)
     removals = run_async(
         publish_removals(with_entry_points(settings, signed), identity, signed, names, undo)
@@ -129,12 +121,91 @@ def remove(
     name = f"{signed.spec.run.name}@{signed.fingerprint}"
     content = {"run": name, "version": removals.version, "removed": sorted(removals.ids)}
     told = f"{'let in again' if undo else 'removed'}: {', '.join(sorted(names))}"
-    show(
+    here.show(
         content,
-        json_,
         f"{told}\n{name} has {len(removals.ids)} removed peers and invites; all know within a "
         "minute",
     )
+
+
+@command()
+def amend(
+    set_: Annotated[
+        list[str],
+        typer.Option(
+            "--set",
+            help="SETTING=VALUE; may be repeated: run.steps, train.learning_rate, "
+            "train.final_learning_rate, train.warmup, train.schedule, train.decay, "
+            "run.description, run.admission, run.members.",
+        ),
+    ],
+    at: Annotated[
+        int | None,
+        typer.Option(
+            "--at",
+            help="First swarm step with the change; default for run.description, run.admission and "
+            "run.members: at once.",
+            min=0,
+        ),
+    ] = None,
+    peers: Annotated[
+        list[str] | None,
+        setting("peers", "Address of the swarm; default: the node of this home, or its settings."),
+    ] = None,
+    run: Run = None,
+    *,
+    here: Here,
+) -> None:
+    """Change a run of ours while it trains: every peer follows from the same swarm step on.
+
+    Example: lowcomm-node amend --set run.steps=20000 --at 12000
+    """
+    from lowcomm_node.cli.publishing import publish_amendment, with_entry_points
+    from lowcomm_node.swarm.created_runs import created_run
+    from lowcomm_protocol.spec.amendments import SCHEDULE
+
+    here.log()
+    changes = dict(map(parse_change, set_))
+    if at is None and any(name in SCHEDULE for name in changes):
+        raise ConfigError(
+            "--at is missing: name the swarm step from which the change holds, a minute ahead of "
+            "the swarm, so that all peers hear of it before (`lowcomm-node status` shows the step)."
+        )
+    settings = here.settings(peers=peers)
+    identity, signed = created_run(settings.paths, run)
+    chain = run_async(
+        publish_amendment(with_entry_points(settings, signed), identity, signed, at, changes)
+    )
+    name, made = f"{signed.spec.run.name}@{signed.fingerprint}", chain.links[-1]
+    content = {"run": name, "number": made.number, "at": made.at, "settings": dict(made.settings)}
+    here.show(
+        content,
+        f"{name}: {made}\nall peers know within a minute; `lowcomm-node status` shows what is in "
+        "force",
+    )
+
+
+def parse_change(text: str) -> tuple[str, Any]:
+    """Read SETTING=VALUE. Raises ConfigError."""
+    from lowcomm_protocol.spec.amendments import AMENDABLE
+
+    name, equals, value = text.partition("=")
+    name = name.strip()
+    if not equals or not name:
+        raise ConfigError(f"--set {text[:80]}: expected SETTING=VALUE, such as run.steps=20000.")
+    if name not in AMENDABLE:
+        raise ConfigError(
+            f"--set {text[:80]}: this can't be changed while a run trains; these can: "
+            f"{', '.join(AMENDABLE)}."
+        )
+    if name == "run.members":
+        return name, [member.strip() for member in value.split(",") if member.strip()]
+    if name in ("run.description", "run.admission"):
+        return name, value
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        raise ConfigError(f"--set {text[:80]}: {value[:40]!r} is no number.") from None
 
 
 def parse_duration(text: str) -> int:

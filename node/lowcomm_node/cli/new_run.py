@@ -10,24 +10,21 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from lowcomm_node.cli.plan import Wishes
 from lowcomm_node.data.tokenizer import (
     KEPT,
     FileTokenizer,
     check_of,
     check_tokenizer,
-    keep_tokenizer,
     open_tokenizer,
 )
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.run_template import OpenWeights, TokenizerFile
 from lowcomm_node.system.units import write_size
 from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.spec.document import expected_in_words
 from lowcomm_protocol.spec.models import TransformersSettings
 from lowcomm_protocol.spec.names import MAX_GROUP
-from lowcomm_protocol.spec.run import RunSpec, SignedRun
+from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.sections import (
     BUILTIN_TOKENS,
     PIECE_BYTES,
@@ -78,36 +75,32 @@ class Planned:
     reason: str
 
 
-def planned(spec: RunSpec, wishes: Wishes, method: str | None, optimizer: str | None) -> Planned:
-    """The best method for a line, or the best interval of ``method``. Raises ConfigError."""
-    from lowcomm_node.planner.declared import Declared, option, section_of  # loads torch
-    from lowcomm_node.planner.plan import OPTIMIZER, plan
+def planned(
+    spec: RunSpec, options: Mapping[str, Any], method: str | None, optimizer: str | None
+) -> Planned:
+    """The best method for the line of ``options``, or the best interval of ``method``.
 
-    up, step, peers = wishes.up, wishes.step_seconds, wishes.peers
-    if up is None or step is None or peers is None:
-        raise ConfigError(
-            "--plan needs --up, --step-seconds and --peers: what a peer's line sends, how long it "
-            "takes for an inner step, and how many are expected."
-        )
-    line = Declared(up=up, down=wishes.down, step_seconds=step, peers=peers, latency=wishes.latency)
+    Raises ConfigError.
+    """
+    from lowcomm_node.planner.plan import OPTIMIZER, plan  # loads torch
+    from lowcomm_node.planner.question import question_of
+
     train = spec.train.model_copy(update={"optimizer": optimizer or OPTIMIZER})
-    question = line.question(spec.model_copy(update={"train": train}), option)
+    question = question_of(spec.model_copy(update={"train": train}), options, asked="--plan")
     told = plan(question, from_file=True)
     best = next((one for one in told.choices if method in (None, one.method)), None)
     if best is None:
         raise ConfigError(
-            f"--method {method} can't be planned for {peers} peers: it does not exchange, is "
-            "for fewer, or has the settings of a paper; leave --method away to get the best."
+            f"--method {method} can't be planned for {question.peers} peers: it does not exchange, "
+            "is for fewer, or has the settings of a paper; leave --method away to get the best."
         )
+    reason = f"{best.method}: every {best.interval:.0f} steps is the shortest interval that this "
     return Planned(
         method=best.method,
         optimizer=best.optimizer,
         settings=best.settings,
-        section=section_of(question),
-        reason=told.reason
-        if best is told.best
-        else f"{best.method}: every {best.interval:.0f} "
-        "steps is the shortest interval that this line carries",
+        section=question.section(),
+        reason=told.reason if best is told.best else f"{reason}line carries",
     )
 
 
@@ -117,12 +110,12 @@ def check_line(spec: RunSpec, text: str, source: str) -> str | None:
     section = tomllib.loads(text).get("plan")
     if section is None or spec.sync.group == 1:
         return None
-    from lowcomm_node.planner.declared import question_in  # loads torch
-    from lowcomm_node.planner.plan import as_written
+    from lowcomm_node.planner.plan import as_written  # loads torch
+    from lowcomm_node.planner.question import question_of
     from lowcomm_node.planner.words import interval_in_words
 
-    why = interval_in_words(as_written(question_in(section, spec, source)))
-    remedy = "plan it anew with `lowcomm-node plan`, or remove [plan] if the line is another"
+    why = interval_in_words(as_written(question_of(spec, {}, section, source, asked="")))
+    remedy = "plan it again with `lowcomm-node plan`, or remove [plan] if the line is another"
     return f"{why}: {remedy}" if why else None
 
 
@@ -273,13 +266,7 @@ def open_weights(folder: Path) -> OpenWeights:
     return OpenWeights(read.settings, read.longest, start, tuple(warnings))
 
 
-def keep_for_the_first_node(settings: NodeSettings, run: SignedRun) -> None:
-    """Have the creator's own home hold the tokenizer, for its node to hand on."""
-    if run.spec.data.tokenizer_sha256 and settings.tokenizer is not None:
-        keep_tokenizer(open_tokenizer(settings.tokenizer), settings.paths.run(run.fingerprint))
-
-
-def tokenizer_beside(folder: Path) -> str:
+def tokenizer_beside(folder: Path) -> Path:
     """The tokenizer of a folder with weights. Raises ConfigError if there is none."""
     path = folder / KEPT
     if not path.is_file():
@@ -287,7 +274,7 @@ def tokenizer_beside(folder: Path) -> str:
             f"{path} is missing, and only tokenizers of this form are read: name one with "
             "--tokenizer."
         )
-    return str(path)
+    return path
 
 
 def parameters_of(model: ModelSettings) -> int:

@@ -1,22 +1,29 @@
-"""``status``, ``peers``, ``rounds``, ``wait``: look at the running node."""
+"""``status``, ``peers``, ``rounds``, ``wait``, ``web``, ``healthy``: look at the running node.
+``exchanges`` and ``logs``: what a node of this home has done, also when it runs no more.
+"""
 
+import json
 import shutil
 import sys
 import textwrap
 import time
+import webbrowser
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from math import inf
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
-from lowcomm_node.cli.common import Home, Json, Quiet, Verbose, show
+from lowcomm_node.cli.common import Here, command
 from lowcomm_node.control.client import ControlClient
-from lowcomm_node.errors import NodeError, RetryLater
-from lowcomm_node.owner.sources import find_home
-from lowcomm_node.status.lines import progress_in_words
+from lowcomm_node.errors import ConfigError, NodeError, NotRunning, RetryLater, Unhealthy
+from lowcomm_node.journal.reader import Entry, Journal, Wanted
+from lowcomm_node.status.health import Health, judge_health
+from lowcomm_node.status.lines import event_in_words, progress_in_words
 from lowcomm_node.status.model import PeerStatus, Status
+from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.units import (
     MISSING,
@@ -24,41 +31,55 @@ from lowcomm_node.system.units import (
     milliseconds,
     quantity,
     rate,
+    read_duration,
     seconds,
     short_peer,
     size,
 )
+from lowcomm_protocol.exchange.events import Outcome
+
+Run = Annotated[
+    str | None, typer.Option(help="Fingerprint of the run; default: the one used last.")
+]
+Since = Annotated[
+    str | None, typer.Option(help="Only of this last time, such as 30m or 2h.", metavar="TIME")
+]
 
 WATCH_EVERY = 1.0
 """Seconds between two looks that are shown, until Ctrl-C: no event tells every figure."""
+
 ROUNDS_SHOWN = 4
 """Exchanges that the panel lists."""
+
 POLL = 0.5
 """Seconds between two looks at the status: no event announces a single step."""
 
+FOLLOW_EVERY = 0.5
+"""Seconds between two looks at the journal."""
 
-def register(app: typer.Typer) -> None:
-    """Add the commands."""
-    for command in (status, peers, rounds, wait):
-        app.command()(command)
+_LEADS_THERE = """<!doctype html>
+<meta charset="utf-8" />
+<title>lowcomm node</title>
+<meta http-equiv="refresh" content="0; url={link}" />
+<a href="{link}">The page of the node</a>
+"""
 
 
+@command()
 def status(
     again: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it again and again, until Ctrl-C.")
     ] = False,
-    home: Home = None,
-    json_: Json = False,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
+    *,
+    here: Here,
 ) -> None:
     """Show what the node does, and why it waits if it does."""
-    with ControlClient(find_home(home)) as client:
+    with here.node() as client:
         if again:
-            _show_again(client, json_)
+            _show_again(client, here)
         now, recent = client.status(), client.rounds(ROUNDS_SHOWN)
-    if json_:
-        show(now, True, "")
+    if here.as_json:
+        here.show(now, "")
         return
     from rich.console import Console
 
@@ -67,22 +88,102 @@ def status(
     Console().print(node_panel(now, recent))
 
 
-def _show_again(client: ControlClient, as_json: bool) -> NoReturn:
+def _show_again(client: ControlClient, here: Here) -> NoReturn:
     """Until interrupted, or the node has gone: then NotRunning tells so."""
     from rich.live import Live
 
     from lowcomm_node.status.panel import node_panel
 
-    if as_json or not sys.stdout.isatty():
+    if here.as_json or not sys.stdout.isatty():
         while True:
             now = client.status()
-            show(now, as_json, progress_in_words(now))
+            here.show(now, progress_in_words(now))
             sys.stdout.flush()
             time.sleep(WATCH_EVERY)  # until Ctrl-C, or the node has gone
     with Live(auto_refresh=False) as live:
         while True:
             live.update(node_panel(client.status(), client.rounds(ROUNDS_SHOWN)), refresh=True)
             time.sleep(WATCH_EVERY)  # likewise
+
+
+@command()
+def healthy(here: Here) -> None:
+    """Say in one line whether the node is well, and why. Exit code: 0, or 4 if it is not.
+
+    A node is not well if it does not answer, makes no progress for too long,
+    or has heard from no peer for five minutes. A paused node is well.
+    """
+    found = _look(here)
+    here.show({"healthy": found.healthy, "reason": found.reason}, found.reason)
+    if not found.healthy:
+        raise typer.Exit(Unhealthy.exit_code)
+
+
+def _look(here: Here) -> Health:
+    try:
+        with here.node() as client:
+            return judge_health(client.status())
+    except (NotRunning, Unhealthy) as error:
+        return Health(False, str(error))
+
+
+@command()
+def web(
+    open_: Annotated[
+        bool, typer.Option("--open/--print", help="Open it in a browser, or only print the link.")
+    ] = True,
+    *,
+    here: Here,
+) -> None:
+    """Show the node in a browser: loss, exchanges, peers, limits. The link works once, on this
+    machine.
+    """
+    folder = here.folder
+    with ControlClient(folder) as client:
+        link = client.link()
+    here.show({"link": link}, link)
+    if open_ and not here.as_json:
+        from lowcomm_node.storage.files import write_atomic  # Windows has no fcntl
+
+        # Every user of the machine can read the command line of the browser, and nobody else this
+        # file with the key.
+        page = Paths(folder).page_link
+        write_atomic(page, _LEADS_THERE.format(link=link).encode(), 0o600)
+        webbrowser.open(page.as_uri())
+
+
+@command()
+def wait(
+    step: Annotated[int | None, typer.Option(help="Until this swarm step.")] = None,
+    finished: Annotated[bool, typer.Option("--finished", help="Until the run is over.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds, at most.")] = 3600.0,
+    *,
+    here: Here,
+) -> None:
+    """Wait until the node trains, reaches a step, or has finished."""
+    deadline = time.monotonic() + timeout
+    with here.node() as client:
+        while True:
+            now = client.status()
+            if _reached(now, step, finished):
+                here.show(now, f"{now.phase} at swarm step {now.trainer.swarm_step}")
+                return
+            if now.phase in ("finished", "left"):
+                # Its clock stands still from now on: waiting on would only run into the timeout.
+                reached = now.trainer.swarm_step
+                raise NodeError(
+                    f"The node has {now.phase} at swarm step {reached}: it goes no further."
+                )
+            if time.monotonic() > deadline:
+                why = now.waiting or f"it is {now.phase} at swarm step {now.trainer.swarm_step}"
+                raise RetryLater(f"Not reached within {timeout:.0f} s: {why}.")
+            time.sleep(POLL)
+
+
+def _reached(now: Status, step: int | None, finished: bool) -> bool:
+    if step is not None:
+        return (now.trainer.swarm_step or 0) >= step
+    return now.phase == "finished" or (not finished and now.phase == "training")
 
 
 class Order(StrEnum):
@@ -112,19 +213,123 @@ _ORDERS: dict[Order, Callable[[PeerStatus], Any]] = {
 }
 
 
+@command()
 def peers(
     order: Annotated[Order | None, typer.Option("--sort", help="What they are listed by.")] = None,
-    home: Home = None,
-    json_: Json = False,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
+    *,
+    here: Here,
 ) -> None:
     """List the peers that are alive, and how exchanges with them went."""
-    with ControlClient(find_home(home)) as client:
+    with here.node() as client:
         found = client.peers()
     if order is not None:
         found = sorted(found, key=_ORDERS[order])
-    show(found, json_, peers_table(found, terminal_width()) if found else "no other peer is alive")
+    here.show(found, peers_table(found, terminal_width()) if found else "no other peer is alive")
+
+
+@command()
+def rounds(
+    limit: Annotated[int, typer.Option(help="How many, at most.", min=1, max=200)] = 20,
+    story: Annotated[
+        int | None,
+        typer.Option(
+            help="Instead, tell in JSON how the N-th last exchange went, for a report.",
+            metavar="N",
+            min=1,
+        ),
+    ] = None,
+    *,
+    here: Here,
+) -> None:
+    """List the last exchanges, the newest last."""
+    with here.node() as client:
+        if story is not None:
+            print(json.dumps(client.story(story)))
+            return
+        found = client.rounds(limit)
+    here.show(found, rounds_table(found, terminal_width()) if found else "no exchange yet")
+
+
+@command()
+def exchanges(
+    limit: Annotated[int, typer.Option(help="How many, at most.", min=1, max=5000)] = 20,
+    outcome: Annotated[Outcome | None, typer.Option(help="Only those that ended so.")] = None,
+    peer: Annotated[str, typer.Option(help="Only with this peer, or a part of its id.")] = "",
+    since: Since = None,
+    run: Run = None,
+    *,
+    here: Here,
+) -> None:
+    """List exchanges of this home, the newest last; the node need not run."""
+    wanted = Wanted(
+        outcome=outcome.value if outcome is not None else None, peer=peer, since=_since(since)
+    )
+    found = Journal(journal_path(here, run)).exchanges(limit, wanted)
+    here.show(found, rounds_table(found, terminal_width()) if found else "no such exchange")
+
+
+@command()
+def logs(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as it happens.")] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", help="How many of the past.", min=0, max=5000)
+    ] = 50,
+    run: Run = None,
+    *,
+    here: Here,
+) -> None:
+    """Show what happened in this home, the newest last; the node need not run."""
+    journal = Journal(journal_path(here, run))
+    entries = journal.last_notices(max(lines, 1))
+    seen = entries[-1].number if entries else 0
+    for entry in entries if lines else ():
+        _print(entry, here.as_json)
+    while follow:
+        for entry in journal.notices(seen):
+            _print(entry, here.as_json)
+            seen = entry.number
+        time.sleep(FOLLOW_EVERY)  # until Ctrl-C: no event tells that a file has grown
+
+
+def journal_path(here: Here, fingerprint: str | None) -> Path:
+    """Of the named run, or of the one that was written down last. Raises ConfigError."""
+    paths = Paths(here.folder)
+    runs = [folder.name for folder in paths.runs.glob(f"{fingerprint or ''}*") if folder.is_dir()]
+    found = [path for path in map(paths.journal, runs) if path.exists()]
+    if not found:
+        whose = f" of run {fingerprint}" if fingerprint else ""
+        raise ConfigError(f"{paths.home} holds no journal{whose}: see --home.")
+    return max(found, key=lambda path: path.stat().st_mtime)
+
+
+def _since(text: str | None) -> float:
+    if text is None:
+        return 0.0
+    try:
+        return time.time() - read_duration(text)
+    except ValueError as error:
+        raise ConfigError(f"--since: {error}.") from None
+
+
+def _print(entry: Entry, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(entry.notice.to_json()), flush=True)
+        return
+    when = time.strftime("%m-%d %H:%M:%S", time.localtime(entry.notice.time))
+    event = entry.notice.event
+    words = event_in_words(event)
+    if words is None and isinstance(event, ExchangeEnded):
+        words = _exchange_in_words(event)
+    print(f"{when}  {words or event.name}", flush=True)
+
+
+def _exchange_in_words(event: ExchangeEnded) -> str:
+    """Of one that a running node counts only."""
+    why = f": {event.reason}" if event.reason else ""
+    return clean(f"exchange of fragment {event.fragment} {event.outcome}{why}")
+
+
+# tables
 
 
 def peers_table(found: Sequence[PeerStatus], width: int) -> str:
@@ -170,30 +375,6 @@ def _notes(peer: PeerStatus) -> list[str]:
     return [clean(one) for one in told]
 
 
-def rounds(
-    limit: Annotated[int, typer.Option(help="How many, at most.", min=1, max=200)] = 20,
-    story: Annotated[
-        int | None,
-        typer.Option(
-            help="Instead, tell in JSON how the N-th last exchange went, for a report.",
-            metavar="N",
-            min=1,
-        ),
-    ] = None,
-    home: Home = None,
-    json_: Json = False,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-) -> None:
-    """List the last exchanges, the newest last."""
-    with ControlClient(find_home(home)) as client:
-        if story is not None:
-            show(client.story(story), True, "")
-            return
-        found = client.rounds(limit)
-    show(found, json_, rounds_table(found, terminal_width()) if found else "no exchange yet")
-
-
 def rounds_table(found: Sequence[ExchangeEnded], width: int) -> str:
     """Exchanges as a table; the reason why one was not applied has its own line."""
     columns = ("time", "step", "fragment", "outcome", "with", "sent", "received", "took")
@@ -212,41 +393,6 @@ def rounds_table(found: Sequence[ExchangeEnded], width: int) -> str:
     ]
     notes = [[clean(entry.reason)] if entry.reason else [] for entry in found]
     return table(columns, rows, (0, 0, 0, 0, 1, 3, 3, 2), notes, width)
-
-
-def wait(
-    step: Annotated[int | None, typer.Option(help="Until this swarm step.")] = None,
-    finished: Annotated[bool, typer.Option("--finished", help="Until the run is over.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds, at most.")] = 3600.0,
-    home: Home = None,
-    json_: Json = False,
-    quiet: Quiet = 0,
-    verbose: Verbose = 0,
-) -> None:
-    """Wait until the node trains, reaches a step, or has finished."""
-    deadline = time.monotonic() + timeout
-    with ControlClient(find_home(home)) as client:
-        while True:
-            now = client.status()
-            if _reached(now, step, finished):
-                show(now, json_, f"{now.phase} at swarm step {now.trainer.swarm_step}")
-                return
-            if now.phase in ("finished", "left"):
-                # Its clock stands still from now on: waiting on would only run into the timeout.
-                reached = now.trainer.swarm_step
-                raise NodeError(
-                    f"The node has {now.phase} at swarm step {reached}: it goes no further."
-                )
-            if time.monotonic() > deadline:
-                why = now.waiting or f"it is {now.phase} at swarm step {now.trainer.swarm_step}"
-                raise RetryLater(f"Not reached within {timeout:.0f} s: {why}.")
-            time.sleep(POLL)
-
-
-def _reached(now: Status, step: int | None, finished: bool) -> bool:
-    if step is not None:
-        return (now.trainer.swarm_step or 0) >= step
-    return now.phase == "finished" or (not finished and now.phase == "training")
 
 
 def terminal_width() -> int:

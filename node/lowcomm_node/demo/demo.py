@@ -92,7 +92,7 @@ class Demo:
             self.nodes,
             self.interval,
             self.optimizer,
-            builtin=TEXTS[self.text],
+            more=TEXTS[self.text],
         )
         spec.write_text(text, encoding="utf-8")
         with _terminated_as_interrupt():

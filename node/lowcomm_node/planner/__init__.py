@@ -1,9 +1,8 @@
 """What a run costs on a line, before it begins: bytes, seconds, the interval that results, memory,
 hours, and what of all-reduce's gain was measured at that interval.
 
-question.py  the line, the peers, and a model of so many parameters
-volume.py    bytes of one exchange, by the objects that code and frame it
-pace.py      seconds of one exchange, and the interval that results
+question.py  the line, the peers, and a model with a number of parameters
+pace.py      bytes and seconds of one exchange, and the interval that results
 shares.py    what was measured (measured.json), and how far a plan goes beyond it
 plan.py      each method, and which one to take
 words.py     the same for people

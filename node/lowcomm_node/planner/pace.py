@@ -1,4 +1,4 @@
-"""How long an exchange takes on a line, and how often a fragment is really exchanged there. Pure.
+"""Bytes and seconds of an exchange on a line, and how often a fragment is really exchanged. Pure.
 
     due       the trainer reports a step: the fragment is due
     capture   at the end of the next step
@@ -14,97 +14,144 @@ step at which it is due.
 from dataclasses import dataclass
 from math import ceil
 
+import torch
+
+from lowcomm_node.models.base import family_of, tensor_specs
 from lowcomm_node.planner.question import Line
-from lowcomm_protocol.exchange import kinds
+from lowcomm_protocol.codecs import codec, coder
+from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.plan import plan_fragments
+from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.sections import SyncSettings
 
 FRAMING = 1.045
 """Bytes on the line for each of contents: TCP and IP 3 to 5 %, TLS and HTTP/2 0.2 %
 (docs/limits.md)."""
-ROUND_TRIPS = {kinds.PAIR.name: 2.0, kinds.GROUP.name: 4.5}
+CONTROL_IN_PAIR, CONTROL_OF_GROUP, CONTROL_OF_MEMBER, CONTROL_SHARE = 200, 250, 5, 1e-5
+"""Bytes of frames that agree on an exchange: of a pair; to each member of a group, more with each
+that there is; and heads of chunks, by bytes of contents."""
+ROUND_TRIPS_IN_PAIR, ROUND_TRIPS_IN_GROUP = 2.0, 4.5
 """Waits for an answer: hello and confirmations; in groups the lists of members, too."""
 VALUES_A_SECOND = 5e7
-"""That one core codes, decodes and averages in all (docs/performance.md)."""
+"""What one core codes, decodes and averages in all (docs/performance.md)."""
 START_TRIPS = 3.0
-"""Round trips that contents lose while TCP finds the line's rate: after a pause it begins anew."""
+"""Round trips that contents lose while TCP finds the line's rate: it starts again after a pause."""
 FILLED = 0.87
-"""Of a line's time, as much as real nodes fill that have more to send: 79 % at 5/20 Mbit/s, 88 at
+"""Share of a line's time that real nodes fill if they have more to send: 79 % at 5/20 Mbit/s, 88 at
 2/10, 94 at 5/5 (docs/planning.md)."""
 
 
+# bytes
+
+
+def fragment_sizes(spec: RunSpec) -> tuple[int, ...]:
+    """Values of each fragment, by the plan that peers make."""
+    with torch.device("meta"):
+        model = family_of(spec.model).blank(spec.model)
+    plan = plan_fragments(tensor_specs(model), spec.sync.fragments, spec.sync.pattern)
+    return tuple(fragment.numel for fragment in plan.fragments)
+
+
+def contents(sync: SyncSettings, numel: int, members: int) -> int:
+    """Bytes of coded values that a member sends for a fragment, and receives.
+
+    Of a modulo codec those without blocks that wrap, which are sent again. Of a group the most that
+    one of its members sends.
+    """
+    if members < 2:
+        return 0
+    if sync.group == 2:
+        return coder(sync.codec, numel).min_size
+    coded = codec(sync.codec).coded_size
+    sizes = [coded(stop - start) for start, stop in shard_bounds(numel, members)]
+    # To each owner its shard, and to each member the mean of ours.
+    return max(sum(sizes) - mine + (members - 1) * mine for mine in sizes)
+
+
+def control(sync: SyncSettings, sent: float, members: int) -> int:
+    """Bytes of the frames that a member sends beside ``sent`` bytes of contents.
+
+    gRPC, HTTP/2 and TLS come on top, as they do for contents.
+    """
+    if members < 2:
+        return 0
+    group = (members - 1) * (CONTROL_OF_GROUP + CONTROL_OF_MEMBER * members)
+    return round((CONTROL_IN_PAIR if sync.group == 2 else group) + CONTROL_SHARE * sent)
+
+
+# seconds
+
+
 @dataclass(frozen=True, kw_only=True)
-class Load:
-    """What one exchange of a fragment of mean size puts on the line."""
+class Pace:
+    """Exchanges of fragments of mean size on a line."""
 
     bytes: float
-    """That a member sends, and receives as many: contents and what agrees on them."""
+    """Bytes that a member sends, and receives: contents and the frames that agree on them."""
     values: float
     """Of the fragment."""
+    sync: SyncSettings
+    line: Line
+    step: float
+    """Seconds of an inner step."""
 
+    @property
+    def line_seconds(self) -> float:
+        """Seconds for which an exchange fills the line."""
+        return FRAMING * self.bytes / self.line.slower
 
-def line_seconds(load: Load, line: Line) -> float:
-    """Seconds for which an exchange fills the line."""
-    return FRAMING * load.bytes / line.slower
+    @property
+    def turn_seconds(self) -> float:
+        """Seconds between two exchanges on a line that is never done."""
+        return self.line_seconds / FILLED
 
+    @property
+    def ready_seconds(self) -> float:
+        """Seconds from a capture until both ends know that the exchange is applied, if nothing else
+        is on the line."""
+        trips = START_TRIPS
+        if self.sync.group > 1:
+            trips += ROUND_TRIPS_IN_PAIR if self.sync.group == 2 else ROUND_TRIPS_IN_GROUP
+        coding = self.values / VALUES_A_SECOND
+        return self.line_seconds + trips * self.line.latency + coding
 
-def contents_seconds(load: Load, line: Line) -> float:
-    """Seconds that contents take to come, if nothing else is on the line."""
-    return line_seconds(load, line) + START_TRIPS * line.latency
+    @property
+    def steps(self) -> int:
+        """Inner steps of an exchange that nothing else disturbs, from due to merged."""
+        return 1 + max(self.sync.overlap, ceil(self.ready_seconds / self.step))
 
+    @property
+    def interval(self) -> float:
+        """Steps between two exchanges of a fragment that result: ``sync.interval``, or more."""
+        # A fragment that merges late is next due where its schedule says, at a multiple of the
+        # interval.
+        alone = self.sync.interval * ceil(self.steps / self.sync.interval)
+        return max(float(alone), self.sync.fragments * self.turn_seconds / self.step)
 
-def steps_of(load: Load, sync: SyncSettings, line: Line, step: float) -> int:
-    """Inner steps of an exchange that nothing else disturbs, from when it is due until it is
-    merged."""
-    return 1 + max(sync.overlap, ceil(_ready(load, sync, line) / step))
+    @property
+    def fitting_interval(self) -> int:
+        """The shortest interval, at least ``sync.interval``, whose exchanges the line carries."""
+        filled = ceil(self.sync.fragments * self.turn_seconds / self.step)
+        return max(self.sync.interval, self.sync.fragments, self.steps, filled)
 
-
-def _ready(load: Load, sync: SyncSettings, line: Line) -> float:
-    """Seconds from a capture until both ends know that the exchange is applied, if nothing else is
-    on the line."""
-    kind = kinds.kind_of(sync)
-    waits = ROUND_TRIPS[kind.name] * line.latency if kind else 0.0
-    return contents_seconds(load, line) + waits + load.values / VALUES_A_SECOND
-
-
-def merged_seconds(load: Load, sync: SyncSettings, line: Line, step: float) -> float:
-    """Seconds from when an exchange is due until it is merged: the mean of both ends, as they come
-    one after the other."""
-    ready = _ready(load, sync, line)
-    caller = step * steps_of(load, sync, line, step)
-    # The partner is called in the middle of a step. It captures at that step's end, before the
-    # caller does, and the contents that it waits for come as late.
-    partner = max(sync.overlap + 0.5, 1.5 + ready / step) * step
-    alone = (caller + partner) / 2
-    takes = line_seconds(load, line)
-    turn = _turn_seconds(load, line)
-    every = sync.fragments * turn
-    if (busy := every / (sync.interval * step)) < 1:
-        # Half of what contents of one size wait that come at random (Pollaczek and Khinchine): the
-        # schedule spreads them.
-        return alone + takes * min(1.0, busy / (2 * (1 - busy))) / 2
-    # The line is always full: one other is ahead of each. The slower the line, the more, until a
-    # fragment waits only half an interval to be due again. A peer begins no more than fill the
-    # line while others are coded and wait for steps (`Budget`).
-    at_once = 1 + ceil((takes + 2 * (step + load.values / VALUES_A_SECOND)) / takes)
-    return max(alone + takes, min(every - sync.interval * step / 2, at_once * turn))
-
-
-def interval_on(load: Load, sync: SyncSettings, line: Line, step: float) -> float:
-    """Steps between two exchanges of a fragment that result: ``sync.interval``, or more."""
-    # A fragment that merges late is next due where its schedule says, at a multiple of the
-    # interval.
-    alone = sync.interval * ceil(steps_of(load, sync, line, step) / sync.interval)
-    return max(float(alone), sync.fragments * _turn_seconds(load, line) / step)
-
-
-def _turn_seconds(load: Load, line: Line) -> float:
-    """Seconds between two exchanges on a line that is never done."""
-    return line_seconds(load, line) / FILLED
-
-
-def fitting_interval(load: Load, sync: SyncSettings, line: Line, step: float) -> int:
-    """The shortest interval, of ``sync.interval`` at least, whose exchanges the line carries one
-    beside the other."""
-    alone = steps_of(load, sync, line, step)
-    filled = sync.fragments * _turn_seconds(load, line) / step
-    return max(sync.interval, sync.fragments, alone, ceil(filled))
+    @property
+    def merged_seconds(self) -> float:
+        """Seconds from when an exchange is due until it is merged: the mean of both ends, as they
+        come one after the other."""
+        step, takes = self.step, self.line_seconds
+        # The partner is called in the middle of a step. It captures at that step's end, before the
+        # caller does, and the contents that it waits for come as late.
+        partner = max(self.sync.overlap + 0.5, 1.5 + self.ready_seconds / step) * step
+        alone = (step * self.steps + partner) / 2
+        every = self.sync.fragments * self.turn_seconds
+        if (busy := every / (self.sync.interval * step)) < 1:
+            # Half of what contents of one size wait that come at random (Pollaczek and Khinchine):
+            # the schedule spreads them.
+            return alone + takes * min(1.0, busy / (2 * (1 - busy))) / 2
+        # The line is always full: one other is ahead of each. The slower the line, the more, until
+        # a fragment waits only half an interval to be due again. A peer begins no more than fill
+        # the line while others are coded and wait for steps (`Budget`).
+        at_once = 1 + ceil((takes + 2 * (step + self.values / VALUES_A_SECOND)) / takes)
+        return max(
+            alone + takes, min(every - self.sync.interval * step / 2, at_once * self.turn_seconds)
+        )

@@ -1,13 +1,12 @@
 """Each method on a line, and which one to take. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
 from lowcomm_node.planner import pace, shares
 from lowcomm_node.planner.question import Line, Question
-from lowcomm_node.planner.volume import contents, control, fragment_sizes, members_of
 from lowcomm_node.simulation.baselines import ring_bytes
 from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_node.trainer.memory import count_parameters, reckon
@@ -133,7 +132,7 @@ class Plan:
 
     @property
     def best(self) -> Choice:
-        """What to take."""
+        """The choice to take."""
         return self.choices[0]
 
 
@@ -149,12 +148,14 @@ def plan(question: Question, from_file: bool) -> Plan:
         peers=question.peers,
         steps=spec.run.steps,
         tokens=spec.run.steps * spec.tokens_per_step * question.peers,
-        hours=_hours(spec, question.step_seconds),
+        hours=spec.run.steps * question.step_seconds / 3600,
         line=line,
         step_seconds=question.step_seconds,
         as_written=as_written(question) if from_file and spec.sync.group > 1 else None,
         choices=choices,
-        allreduce=AllReduce(bytes=round(sent), seconds=seconds, hours=_hours(spec, seconds)),
+        allreduce=AllReduce(
+            bytes=round(sent), seconds=seconds, hours=spec.run.steps * seconds / 3600
+        ),
         reason=_reason(choices, question.step_seconds),
         beyond=tuple(_beyond(question, parameters, choices[0])),
     )
@@ -163,10 +164,6 @@ def plan(question: Question, from_file: bool) -> Plan:
 def as_written(question: Question) -> Choice:
     """A run as it is, on this line."""
     return _choice(question, question.spec, fits_line=False)
-
-
-def _hours(spec: RunSpec, seconds: float) -> float:
-    return spec.run.steps * seconds / 3600
 
 
 def _choices(question: Question, from_file: bool) -> Iterator[Choice]:
@@ -197,9 +194,7 @@ def _fitted(question: Question, spec: RunSpec) -> RunSpec:
     least = -(-parameters // MOST_VALUES) if preset["fragments"] > 1 else 1
     for _ in range(TRIES):
         sync = spec.sync.model_copy(update={"interval": max(shortest, least)})
-        interval = pace.fitting_interval(
-            _load(question, spec), sync, question.line, question.step_seconds
-        )
+        interval = replace(_pace(question, spec), sync=sync).fitting_interval
         near = shares.nearest_point(method, optimizer, question.peers, interval)
         changes: dict[str, Any] = dict(near.sync) if near is not None else {}
         changes["interval"] = interval
@@ -212,11 +207,22 @@ def _fitted(question: Question, spec: RunSpec) -> RunSpec:
     return spec
 
 
-def _load(question: Question, spec: RunSpec) -> pace.Load:
-    sizes, members = fragment_sizes(spec), members_of(spec.sync, question.peers)
+def _pace(question: Question, spec: RunSpec) -> pace.Pace:
+    sizes, members = pace.fragment_sizes(spec), _members(question, spec)
     numel = round(sum(sizes) / len(sizes))
-    sent = _resent(question, spec) * contents(spec.sync, numel, members)
-    return pace.Load(bytes=sent + control(spec.sync, numel, members), values=numel)
+    sent = _resent(question, spec) * pace.contents(spec.sync, numel, members)
+    return pace.Pace(
+        bytes=sent + pace.control(spec.sync, sent, members),
+        values=numel,
+        sync=spec.sync,
+        line=question.line,
+        step=question.step_seconds,
+    )
+
+
+def _members(question: Question, spec: RunSpec) -> int:
+    """Members of an exchange."""
+    return min(spec.sync.group, question.peers)
 
 
 def _resent(question: Question, spec: RunSpec) -> float:
@@ -230,13 +236,10 @@ def _resent(question: Question, spec: RunSpec) -> float:
 
 
 def _choice(question: Question, spec: RunSpec, fits_line: bool) -> Choice:
-    sync, line, step = spec.sync, question.line, question.step_seconds
-    load, members = _load(question, spec), members_of(spec.sync, question.peers)
-    told = control(sync, round(load.values), members)
-    results = pace.interval_on(load, sync, line, step)
-    preset = PRESETS[sync.method].sync
-    written = preset["interval"] if fits_line else sync.interval
-    interval = float(sync.interval) if fits_line else results
+    sync, members, one = spec.sync, _members(question, spec), _pace(question, spec)
+    control = pace.control(sync, one.bytes, members)
+    written = PRESETS[sync.method].sync["interval"] if fits_line else sync.interval
+    interval = float(sync.interval) if fits_line else one.interval
     return Choice(
         method=sync.method,
         optimizer=spec.train.optimizer,
@@ -245,16 +248,16 @@ def _choice(question: Question, spec: RunSpec, fits_line: bool) -> Choice:
         fragments=sync.fragments,
         written=written,
         interval=interval,
-        fits=results <= written,
+        fits=one.interval <= written,
         exchange=Exchange(
             members=members,
-            contents=round(load.bytes - told),
-            control=told,
-            line_seconds=pace.line_seconds(load, line),
-            seconds=pace.merged_seconds(load, sync, line, step),
+            contents=round(one.bytes) - control,
+            control=control,
+            line_seconds=one.line_seconds,
+            seconds=one.merged_seconds,
         ),
         memory=_memory(spec),
-        run_bytes=round(spec.run.steps / interval * sync.fragments * load.bytes),
+        run_bytes=round(spec.run.steps / interval * sync.fragments * one.bytes),
         share=shares.estimate(sync.method, spec.train.optimizer, question.peers, interval),
     )
 
@@ -270,8 +273,7 @@ def _changed(spec: RunSpec) -> dict[str, Any]:
 
 
 def _memory(spec: RunSpec) -> Memory:
-    smallest = Cut(1, True)
-    host, gpu = reckon(spec, gpu=False, cut=smallest), reckon(spec, gpu=True, cut=smallest)
+    host, gpu = (reckon(spec, gpu=gpu, cut=Cut(1, True)) for gpu in (False, True))
     return Memory(
         host_bytes=host.host_bytes, gpu_host_bytes=gpu.host_bytes, gpu_bytes=gpu.device_bytes
     )

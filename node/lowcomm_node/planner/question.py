@@ -1,23 +1,45 @@
-"""What a plan is asked for: a run, a line, how fast a step is, and how many peers. Pure."""
+"""What a plan is asked for: a run, a line, seconds of a step, a number of peers. Pure.
+
+Options of `plan` and `init --plan` give the line; the section ``[plan]`` of a run.toml keeps it for
+`create`. It is never signed.
+"""
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import log
+from typing import Any
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import family_of
+from lowcomm_node.system.units import read_rate, write_rate
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
+SECTION = "plan"
+LATENCY = 50.0
+"""Milliseconds there and back, if not given."""
+KINDS = {"up": str, "down": str, "step_seconds": float, "peers": int, "latency": float}
+NEEDED = ("up", "step_seconds", "peers")
+"""What has no default."""
+BOUNDS = {
+    "step_seconds": (1e-4, 86_400.0, "seconds"),
+    "latency": (0.0, 10_000.0, "milliseconds"),
+    "peers": (2, 1024, "peers"),
+}
+WHAT = (
+    "--up is what a peer's line sends, --step-seconds how long it takes for an inner step, --peers "
+    "how many are expected. A run.toml of `init --plan` has them."
+)
 LEAST_PARAMETERS, MOST_PARAMETERS = 100_000, 200_000_000_000
 BYTES_BELOW = 30_000_000
 """Parameters below which a model reads bytes: a larger vocabulary would be most of it."""
 BYTES, TOKENS = 256, 32_768
 CONTEXT = 1024
 HEAD = 64
-DEEPEST, FLATTEST, USUAL = 32, 128, 64
-"""Width of a model over its layers: bounds, and what is preferred between them."""
-NEAR = 0.01
-"""So close to the parameters wanted, the shape decides."""
+WIDEST = 32 * 1024
+USUAL = 64
+"""Width of a model over its layers, about."""
 TOKENS_A_PARAMETER = 20
 """Tokens to train on where only parameters are given (Hoffmann et al., 2203.15556)."""
 _COUNT = re.compile(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*([kMBT]?)\s*")
@@ -51,6 +73,83 @@ class Question:
     """Of one inner step of a peer."""
     peers: int
 
+    def section(self) -> dict[str, Any]:
+        """``[plan]`` of a run.toml."""
+        return {
+            "up": write_rate(self.line.up),
+            "down": write_rate(self.line.down),
+            "step_seconds": self.step_seconds,
+            "peers": self.peers,
+            "latency": round(1000 * self.line.latency, 3),
+        }
+
+
+def question_of(
+    spec: RunSpec,
+    options: Mapping[str, Any],
+    section: object = None,
+    source: str = "",
+    asked: str = "plan",
+) -> Question:
+    """A run on the line that options give, and for the rest the section ``[plan]`` of ``source``.
+
+    ``asked``: how errors call what lacks a value. Raises ConfigError.
+    """
+    given = {key: value for key, value in options.items() if value is not None}
+    told = _checked(section, source) | given
+    if missing := [key for key in NEEDED if key not in told]:
+        if not asked:
+            lacking = ", ".join(missing)
+            raise ConfigError(f"{source}: [plan] lacks {lacking}: add it, or remove [plan].")
+        raise ConfigError(f"{asked} lacks {', '.join(map(option, missing))}: {WHAT}")
+
+    def named(key: str) -> str:
+        return option(key) if key in given else f"{source}: [plan] {key} ="
+
+    for key, (least, most, unit) in BOUNDS.items():
+        if key in told and not least <= told[key] <= most:
+            raise ConfigError(f"{named(key)} {told[key]:g}: give {least:g} to {most:g} {unit}.")
+    up = _rate(named("up"), told["up"])
+    down = _rate(named("down"), told["down"]) if "down" in told else up
+    line = Line(up=up, down=down, latency=told.get("latency", LATENCY) / 1000)
+    return Question(spec=spec, line=line, step_seconds=told["step_seconds"], peers=told["peers"])
+
+
+def option(key: str) -> str:
+    """The option that gives a value."""
+    return f"--{key.replace('_', '-')}"
+
+
+def _checked(section: object, source: str) -> dict[str, Any]:
+    told: dict[str, Any] = dict(section) if isinstance(section, dict) else {}
+    for key, value in told.items():
+        kind = KINDS.get(key, type(None))
+        kinds = (int, float) if kind is float else kind
+        if isinstance(value, bool) or not isinstance(value, kinds):
+            raise ConfigError(
+                f"{source}: [plan] {key} = {value!r}: it has {', '.join(KINDS)}, as `init --plan` "
+                "writes them; correct or remove it."
+            )
+    return told
+
+
+def _rate(name: str, text: str) -> float:
+    try:
+        rate = read_rate(text)
+    except ValueError as error:
+        raise ConfigError(f"{name} {text}: {error}.") from None
+    if rate is None:
+        raise ConfigError(f"{name} none: a plan is for a line; name its rate, such as 20Mbit.")
+    return rate
+
+
+def run_of_parameters(text: str, peers: int | None, vocab: int | None = None) -> RunSpec:
+    """A run of a model with as many parameters as ``--parameters`` says. Raises ConfigError."""
+    try:
+        return run_of(read_parameters(text), max(1, peers or 1), vocab)
+    except ValueError as error:
+        raise ConfigError(f"--parameters: {error}.") from None
+
 
 def read_parameters(text: str) -> int:
     """Parse a number of parameters such as ``234k``, ``10M`` or ``1.3B``.
@@ -67,33 +166,23 @@ def read_parameters(text: str) -> int:
     return count
 
 
-def model_of(parameters: int, vocab: int | None = None) -> TransformerSettings:
-    """A transformer of about as many parameters, of a usual shape; ``vocab``: of its tokenizer, if
-    that is known. Raises ConfigError."""
-    vocab = vocab or (BYTES if parameters < BYTES_BELOW else TOKENS)
-    shapes = (_of_width(parameters, vocab, width) for width in range(HEAD, 32 * 1024 + 1, HEAD))
-    fitting = [shape for shape in shapes if shape is not None]
-    if not fitting:
-        raise ConfigError(f"--parameters {parameters}: no usual shape of a model has so many.")
-    return min(fitting, key=lambda shape: _unlikeness(shape, parameters))
-
-
 def run_of(parameters: int, peers: int, vocab: int | None = None) -> RunSpec:
     """A run of such a model that trains on 20 tokens a parameter, all peers together."""
+    model = model_of(parameters, vocab)
     spec = RunSpec.model_validate(
-        {
-            "run": {"name": "plan"},
-            "model": model_of(parameters, vocab),
-            "sync": {"method": "lowcomm"},
-        }
+        {"run": {"name": "plan"}, "model": model, "sync": {"method": "lowcomm"}}
     )
     steps = round(TOKENS_A_PARAMETER * parameters / (peers * spec.tokens_per_step))
     run = spec.run.model_copy(update={"steps": max(1, steps)})
     return spec.model_copy(update={"run": run})
 
 
-def _of_width(parameters: int, vocab: int, width: int) -> TransformerSettings | None:
-    def of_layers(layers: int) -> TransformerSettings:
+def model_of(parameters: int, vocab: int | None = None) -> TransformerSettings:
+    """A transformer of about ``parameters``, of a usual shape; ``vocab``: of its tokenizer, if
+    known."""
+    vocab = vocab or (BYTES if parameters < BYTES_BELOW else TOKENS)
+
+    def shape(width: int, layers: int) -> TransformerSettings:
         return TransformerSettings(
             vocab=vocab,
             context=CONTEXT,
@@ -103,19 +192,14 @@ def _of_width(parameters: int, vocab: int, width: int) -> TransformerSettings | 
             feed_forward=32 * round(width / 12),  # about 8/3 of the width
         )
 
-    one, two = (count(of_layers(layers)) for layers in (1, 2))
-    layers = round((parameters - one) / (two - one)) + 1
-    if not 1 <= layers <= 512 or not DEEPEST <= width / layers <= FLATTEST:
-        return None
-    return of_layers(layers)
+    def unlikeness(width: int) -> float:
+        return abs(log(count(shape(width, width // USUAL)) / parameters))
+
+    width = min(range(HEAD, WIDEST + 1, HEAD), key=unlikeness)
+    one, two = (count(shape(width, layers)) for layers in (1, 2))
+    return shape(width, max(1, round((parameters - one) / (two - one)) + 1))
 
 
 def count(model: TransformerSettings) -> int:
     """Parameters of a model."""
     return family_of(model).footprint(model).parameters
-
-
-def _unlikeness(model: TransformerSettings, parameters: int) -> tuple[float, float]:
-    error = abs(count(model) / parameters - 1)
-    ratio = model.width / model.layers
-    return max(error, NEAR), max(ratio / USUAL, USUAL / ratio)

@@ -263,7 +263,7 @@ def test_each_error_has_its_exit_code(
     def fail(home: Path) -> None:
         raise error("The thing is wrong: mend it.")
 
-    monkeypatch.setattr(watch, "ControlClient", fail)
+    monkeypatch.setattr(common, "ControlClient", fail)
     ended = cli("status")
     assert (ended.code, ended.out, ended.err) == (code, "", "error: The thing is wrong: mend it.\n")
     ended = cli("status", "--json")
@@ -785,7 +785,7 @@ def test_wait_ends_when_it_is_reached_or_can_not_be_any_more(
     cli: Cli,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(watch, "ControlClient", Story(*story))
+    monkeypatch.setattr(common, "ControlClient", Story(*story))
     monkeypatch.setattr(watch, "POLL", 0.0)
     ended = cli("wait", *arguments.split())
     assert ended.code == code

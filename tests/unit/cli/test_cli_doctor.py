@@ -8,7 +8,7 @@ import pytest
 
 from lowcomm_node import cli
 from lowcomm_node.cli import common
-from lowcomm_node.cli.doctor import _print_findings, _print_routes
+from lowcomm_node.cli.machine import _print_findings, _print_routes
 from lowcomm_node.doctor.report import Finding, State
 from lowcomm_node.net.routes import RouteSpeed
 from lowcomm_node.status.model import Ping

@@ -88,7 +88,7 @@ def test_a_method_that_is_named_is_planned_alone(cli, tmp_path: Path) -> None:
 
 def test_init_cuts_the_model_that_it_writes_into_fragments_of_one_size(cli, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    cli("init", str(file), "--parameters", "20M")
+    cli("init", str(file), "--parameters", "30M")
     spec = parse_toml(file.read_text())
     assert spec.model.layers % spec.sync.fragments, "whole layers would do, so this shows nothing"
     assert spec.sync.pattern == "even"

@@ -20,7 +20,8 @@ import pytest
 
 from helpers.statuses import make_exchange, make_peer, make_status
 from helpers.waiting import until, until_async
-from lowcomm_node.cli.web import web
+from lowcomm_node.cli.common import Here
+from lowcomm_node.cli.watch import web
 from lowcomm_node.control import listening
 from lowcomm_node.control.client import ControlClient, Endpoint, read_endpoint
 from lowcomm_node.control.queries import ROOT
@@ -473,7 +474,7 @@ def test_the_key_of_a_link_stands_on_no_command_line(
 ) -> None:
     opened: list[str] = []
     monkeypatch.setattr("webbrowser.open", opened.append)
-    web(home=tmp_path)
+    web(here=Here(home=tmp_path))
     link = capsys.readouterr().out.strip()
     assert opened == [Paths(tmp_path).page_link.as_uri()]
     assert Paths(tmp_path).page_link.stat().st_mode & 0o777 == 0o600

@@ -1,17 +1,24 @@
-"""The interval that results is the one at which peers of the protocol exchange in virtual time."""
+"""Bytes of an exchange are those that coders write; the interval that results is the one at which
+peers of the protocol exchange in virtual time."""
 
 from statistics import mean
 
+import numpy as np
 import pytest
 
 from helpers.slow_lines import MBIT, Swarm
 from lowcomm_node.planner import pace
-from lowcomm_node.planner.question import Line
+from lowcomm_node.planner.pace import Pace
+from lowcomm_node.planner.question import Line, run_of
+from lowcomm_protocol.codecs import coder, shard_coder
+from lowcomm_protocol.codecs.shards import shard_bounds
+from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
 
 SECONDS = 400.0
 SIZE = 1_000_000
 """Bytes of a coded fragment."""
+NUMEL = 5000
 
 
 def sync_of(method: str = "lowcomm", **changes):
@@ -24,7 +31,13 @@ def line_of(mbit: float, latency: float = 0.05) -> Line:
     return Line(up=mbit * MBIT, down=10 * mbit * MBIT, latency=latency)
 
 
-@pytest.mark.parametrize("mbit", [2.0, 5.0, 10.0, 40.0])
+def pace_on(line: Line, step: float = 1.0, sync=None, **load) -> Pace:
+    return Pace(
+        **{"bytes": SIZE, "values": 0, **load}, sync=sync or sync_of(), line=line, step=step
+    )
+
+
+@pytest.mark.parametrize("mbit", [2.0, 10.0])
 def test_interval_and_wait_are_those_of_peers_in_virtual_time(
     mbit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -35,53 +48,79 @@ def test_interval_and_wait_are_those_of_peers_in_virtual_time(
     taken = sum(peer.steps for peer in swarm.peers.values())
     really = taken * len(swarm.sizes) / swarm.applied
     # No headers of packets there.
-    load = pace.Load(bytes=SIZE / pace.FRAMING, values=0.1 * pace.VALUES_A_SECOND)
-    planned = (load, swarm.spec.sync, line_of(mbit), swarm.step)
-    assert pace.interval_on(*planned) == pytest.approx(really, rel=0.15)
+    load = {"bytes": SIZE / pace.FRAMING, "values": 0.1 * pace.VALUES_A_SECOND}
+    planned = pace_on(line_of(mbit), swarm.step, swarm.spec.sync, **load)
+    assert planned.interval == pytest.approx(really, rel=0.15)
     waited = mean(one for peer in swarm.peers.values() for one in peer.seconds)
-    assert pace.merged_seconds(*planned) == pytest.approx(waited, rel=0.15)
+    assert planned.merged_seconds == pytest.approx(waited, rel=0.15)
 
 
 def test_a_line_that_carries_the_preset_leaves_its_interval() -> None:
-    load = pace.Load(bytes=SIZE, values=0)
-    assert pace.interval_on(load, sync_of(), line_of(100.0), 2.0) == 5
-    assert pace.fitting_interval(load, sync_of(), line_of(100.0), 2.0) == 5
+    wide = pace_on(line_of(100.0), 2.0)
+    assert wide.interval == wide.fitting_interval == 5
 
 
-def test_half_the_line_twice_the_interval() -> None:
-    load = pace.Load(bytes=SIZE, values=0)
-    wide, narrow = (pace.interval_on(load, sync_of(), line_of(mbit), 0.1) for mbit in (4.0, 2.0))
-    assert narrow == pytest.approx(2 * wide, rel=0.01)
+def test_half_the_line_twice_the_interval_whichever_direction_is_slower() -> None:
+    wide, narrow = (pace_on(line_of(mbit), 0.1) for mbit in (4.0, 2.0))
+    assert narrow.interval == pytest.approx(2 * wide.interval, rel=0.01)
+    line = narrow.line
+    turned = pace_on(Line(up=line.down, down=line.up, latency=line.latency), 0.1)
+    assert turned.interval == narrow.interval
 
 
-def test_contents_take_longer_than_they_fill_a_line_that_is_far_away() -> None:
-    load = pace.Load(bytes=SIZE, values=0)
-    near, far = line_of(100.0, latency=0.0), line_of(100.0, latency=0.2)
-    assert pace.line_seconds(load, near) == pace.line_seconds(load, far)
-    longer = pace.contents_seconds(load, far) - pace.contents_seconds(load, near)
-    assert longer == pytest.approx(0.2 * pace.START_TRIPS)
-    sync = sync_of(overlap=0)
-    waits = (pace.START_TRIPS + pace.ROUND_TRIPS["pair"]) * 0.2
-    assert pace.steps_of(load, sync, far, 0.01) - pace.steps_of(load, sync, near, 0.01) == (
-        pytest.approx(waits / 0.01, abs=1)
-    )
+def test_a_far_line_is_waited_for_by_an_exchange_and_not_by_the_line() -> None:
+    near, far = (pace_on(line_of(8.0, latency), bytes=1000) for latency in (0.05, 2.0))
+    assert far.steps > near.steps
+    assert far.line_seconds == near.line_seconds
 
 
-def test_the_slower_direction_counts_whichever_it_is() -> None:
-    load = pace.Load(bytes=SIZE, values=0)
-    up, down = Line(up=1e6, down=9e6, latency=0.1), Line(up=9e6, down=1e6, latency=0.1)
-    assert pace.line_seconds(load, up) == pace.line_seconds(load, down)
+@pytest.mark.parametrize("mbit", [0.5, 2.0, 8.0, 30.0])
+def test_an_interval_that_fits_results_as_it_is_written(mbit: float) -> None:
+    interval = pace_on(line_of(mbit), 0.3, values=1e7).fitting_interval
+    written = pace_on(line_of(mbit), 0.3, sync_of(interval=interval), values=1e7)
+    assert written.interval == interval
 
 
-def test_an_interval_that_fits_results_as_it_is_written() -> None:
-    for mbit in (0.5, 2.0, 8.0, 30.0):
-        load = pace.Load(bytes=SIZE, values=1e7)
-        interval = pace.fitting_interval(load, sync_of(), line_of(mbit), 0.3)
-        written = sync_of(interval=interval)
-        assert pace.interval_on(load, written, line_of(mbit), 0.3) == interval
+@pytest.mark.parametrize("codec", ["fp32", "mod4"])
+def test_contents_of_a_pair_are_what_its_coder_writes(codec: str) -> None:
+    near = np.linspace(-1, 1, NUMEL, dtype=np.float32)
+    one, two = coder(codec, NUMEL), coder(codec, NUMEL)
+    out, back = memoryview(bytearray(one.max_size)), memoryview(bytearray(one.max_size))
+    for _ in range(2):  # modulo codecs know how far both are apart from the second time on
+        vector = near + np.float32(1e-3) * np.cos(np.arange(NUMEL, dtype=np.float32))
+        size = one.encode(vector, out)
+        there = two.encode(near.copy(), back)
+        one.decode(back[:there], np.empty(NUMEL, dtype=np.float32))
+        two.decode(out[:size], np.empty(NUMEL, dtype=np.float32))
+        one.commit()
+        two.commit()
+    assert pace.contents(sync_of("lowcomm", codec=codec), NUMEL, 2) == size
 
 
-def test_a_long_way_is_waited_for_by_an_exchange_and_not_by_the_line() -> None:
-    load, near, far = pace.Load(bytes=1000, values=0), line_of(8.0), line_of(8.0, latency=2.0)
-    assert pace.steps_of(load, sync_of(), far, 1.0) > pace.steps_of(load, sync_of(), near, 1.0)
-    assert pace.line_seconds(load, far) == pace.line_seconds(load, near)
+@pytest.mark.parametrize("members", [2, 3, 8])
+def test_contents_of_a_group_are_what_the_member_that_sends_most_writes(members: int) -> None:
+    one, bounds = shard_coder("q2", NUMEL, feedback=True), shard_bounds(NUMEL, members)
+    sent = []
+    for mine, (start, stop) in enumerate(bounds):
+        out = memoryview(bytearray(one.max_size))
+        shares = one.encode(np.ones(NUMEL, dtype=np.float32), mine, bounds, out)
+        mean = one.reduce(np.ones(stop - start, dtype=np.float32), start, out)
+        one.forget()
+        sent.append(sum(shares) + (members - 1) * mean)
+    assert pace.contents(sync_of("streaming-diloco"), NUMEL, members) == max(sent)
+
+
+@pytest.mark.parametrize("method", [name for name in PRESETS if name != "local"])
+def test_what_agrees_on_an_exchange_is_little_beside_a_large_model(method: str) -> None:
+    sync = sync_of(method)
+    members = min(sync.group, 8)
+    sent = pace.contents(sync, 25_000_000, members)
+    assert 0 < pace.control(sync, sent, members) < 0.01 * sent
+    assert pace.contents(sync, NUMEL, 1) == pace.control(sync, 0, 1) == 0, "alone"
+
+
+def test_fragments_are_those_of_the_plan_that_peers_make() -> None:
+    spec = run_of(1_000_000, 4)
+    sizes = pace.fragment_sizes(spec)
+    assert len(sizes) == spec.sync.fragments
+    assert sum(sizes) == pytest.approx(1_000_000, rel=0.1)

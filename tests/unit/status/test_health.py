@@ -17,7 +17,7 @@ import pytest
 
 from helpers.statuses import make_status
 from lowcomm_bootstrap.health import PATIENCE, SignOfLife, check_health
-from lowcomm_node.cli import app, common, healthy
+from lowcomm_node.cli import app, common
 from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import Unhealthy
 from lowcomm_node.status.health import PHASE_PATIENCE, SWARM_PATIENCE, judge_health
@@ -102,7 +102,7 @@ def test_a_node_that_does_not_run_or_does_not_answer_is_not_well(
 
     code, told = ask()
     assert (code, told.startswith(f"No node runs in {tmp_path}"), told.count("\n")) == (4, True, 1)
-    monkeypatch.setattr(healthy, "ControlClient", partial(ControlClient, timeout=0.2))
+    monkeypatch.setattr(common, "ControlClient", partial(ControlClient, timeout=0.2))
     with closing(socket.create_server(("127.0.0.1", 0))) as deaf:
         content = {"port": deaf.getsockname()[1], "token": "t", "pid": os.getpid(), "peer_id": "p"}
         (tmp_path / "control.json").write_text(json.dumps(content))
