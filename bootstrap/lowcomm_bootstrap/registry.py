@@ -1,11 +1,9 @@
 """The runs that this server keeps published: one signed file a run, in a folder.
 
 A run of the operator stays. Any other run leaves when no peer of it has answered for a day.
-If there is no room, ``dht.eviction`` names the run that leaves:
-
-1. one without peers before one with peers; a run in its first hour counts as one with peers,
-2. of equals, one of the network that published most, then of the creator that signed most,
-3. of these, the one with the fewest peers.
+One network gets a quarter of the places. If there is no room, the run leaves whose peers have been
+silent longest. A run in its first hour, or with peers that answer, gives way to the operator's
+runs alone.
 
 A file is as old as the last answer of a peer of its run, so a restart forgets nothing. Beside it,
 ``RUN.ended`` holds the swarm step at which the peers of a run have finished it.
@@ -18,7 +16,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from time import monotonic, time
 
-from lowcomm_node.dht.eviction import Kept, Rank, first_to_go
 from lowcomm_node.errors import ConfigError, NodeError
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_protocol.errors import LowcommError, VersionError
@@ -29,6 +26,8 @@ MAX_BYTES = 2 * 1024**2
 """Of all runs together; the DHT takes no more under one key."""
 KEPT_EMPTY = 86_400.0
 """Seconds that a run stays without a peer that answers."""
+SHARE = 4
+"""One network gets this fraction of the places, and as many places at least."""
 GRACE = 3600.0
 """Seconds in which a new run, and any run after a start of this server, needs no peers."""
 FORGOTTEN_FOR = 7200.0
@@ -58,8 +57,8 @@ class Held:
     """Those that answer."""
     own: bool = False
     """Whether the operator wants it kept."""
-    networks: tuple[str, ...] = ()
-    """Where it was published from, the narrowest first; empty if that is not known."""
+    network: str = ""
+    """Where it was published from; empty if that is not known."""
     ended: int = 0
     """Swarm step at which its peers have finished it, as they say; 0: they have not."""
 
@@ -91,20 +90,19 @@ class Registry:
         runs = (held.run for held in self._held.values())
         return sorted(runs, key=lambda run: (run.spec.run.name, run.run_id))
 
-    def add(self, run: SignedRun, networks: tuple[str, ...] = (), own: bool = False) -> bool:
+    def add(self, run: SignedRun, network: str = "", own: bool = False) -> bool:
         """Keep a run; whether it is new. Raises ConfigError if there is no room, DiskFull.
 
-        ``networks``: where it was published from, the narrowest first.
-        ``own``: the operator wants it kept.
+        ``network``: where it was published from; ``own``: the operator wants it kept.
         """
         known, now = self._held.get(run.run_id), self._clock()
         if known is not None:
-            if own or (networks and not known.networks):
-                networks = networks or known.networks
-                self._held[run.run_id] = replace(known, own=known.own or own, networks=networks)
+            if own or (network and not known.network):
+                network = network or known.network
+                self._held[run.run_id] = replace(known, own=known.own or own, network=network)
             return False
         data = run.to_bytes()
-        new = Held(run, len(data), now, now, own=own, networks=networks)
+        new = Held(run, len(data), now, now, own=own, network=network)
         gone = self._those_to_go(new, now)
         try:
             write_atomic(self._path(run.run_id), data)
@@ -173,23 +171,32 @@ class Registry:
         return float("inf") if held.own else max(0.0, held.alive + KEPT_EMPTY - self._clock())
 
     def _those_to_go(self, new: Held, now: float) -> set[str]:
-        """The runs that give way to a new one. Raises ConfigError if the new one would have to."""
-        # Of equals the newest gives way, in this order: the new run, the run with the fewest peers,
-        # the run that has had them for the longest time.
-        left = [*sorted(self._held.values(), key=lambda held: (-held.peers, -held.alive)), new]
-        kept = [_ranked(held, place, now) for place, held in enumerate(left)]
-        gone = set[str]()
-        while len(kept) > self._max_runs or sum(entry.size for entry in kept) > MAX_BYTES:
-            first = first_to_go(kept)
-            if first is None or first.name == new.run.run_id:
-                held = sum(held.size for held in self._held.values())
+        """The runs that give way to a new one. Raises ConfigError if there is no room for it."""
+        others = sorted(
+            (held for held in self._held.values() if not held.own),
+            key=lambda held: (held.peers > 0, held.alive),
+        )
+        if new.network and not new.own:
+            same = sum(held.network == new.network for held in others)
+            if same >= max(SHARE, self._max_runs // SHARE):
                 raise ConfigError(
-                    f"{self._folder} holds {len(self._held)} runs, {held} bytes, and each has "
-                    "more claim to its place: remove one, or raise --max-runs "
-                    f"(all runs together may have {MAX_BYTES} bytes).",
+                    f"{new.network} has published {same} runs here: one network gets a quarter of "
+                    f"--max-runs {self._max_runs}."
                 )
-            kept.remove(first)
-            gone.add(str(first.name))
+        idle = [held for held in others if not held.peers and now >= held.added + GRACE]
+        gone, count = set[str](), len(self._held) + 1
+        used = sum(held.size for held in self._held.values()) + new.size
+        for held in others if new.own else idle:
+            if count <= self._max_runs and used <= MAX_BYTES:
+                break
+            gone.add(held.run.run_id)
+            count, used = count - 1, used - held.size
+        if count > self._max_runs or used > MAX_BYTES:
+            raise ConfigError(
+                f"{self._folder} holds {len(self._held)} runs, {used - new.size} bytes, and each "
+                "has more claim to its place: remove one, or raise --max-runs "
+                f"(all runs together may have {MAX_BYTES} bytes)."
+            )
         return gone
 
     def _remove(self, run_id: str, now: float) -> None:
@@ -228,12 +235,6 @@ class Registry:
             alive = min(now, max(stat.st_mtime, now - KEPT_EMPTY + GRACE))
             held = Held(run, stat.st_size, stat.st_mtime, alive)
             self._held[run.run_id] = replace(held, ended=_read_ended(path))
-
-
-def _ranked(held: Held, place: int, now: float) -> Kept:
-    has_claim = held.peers > 0 or now < held.added + GRACE
-    rank = Rank.OWN if held.own else Rank.ANSWERED if has_claim else Rank.TOLD
-    return Kept(held.run.run_id, held.size, rank, held.run.creator, held.networks, place)
 
 
 def _read_ended(path: Path) -> int:

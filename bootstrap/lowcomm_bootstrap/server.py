@@ -154,7 +154,7 @@ class BootstrapServer:
             if run is None:
                 return Keeping(reason="this server has not received it")
             try:
-                await self._take_in(run, prefixes_of(place))
+                await self._take_in(run, place)
             except (NodeError, OSError):
                 return Keeping(reason="this server has no room for it")
         stays, own = self._registry.stays(run_id), self._registry.own()
@@ -183,13 +183,13 @@ class BootstrapServer:
             if run is None or self._registry.has_left(run.run_id):
                 continue
             try:
-                await self._take_in(run, self._discovery.brought_from(RUNS_KEY, run.run_id))
+                await self._take_in(run, self._discovery.origin(RUNS_KEY, run.run_id))
             except (NodeError, OSError) as error:
                 # No room here or on the disk. The peers of that run keep it published.
                 self._refuse(run, str(error))
 
-    async def _take_in(self, run: SignedRun, networks: tuple[str, ...]) -> None:
-        if self._registry.add(run, networks):
+    async def _take_in(self, run: SignedRun, place: str) -> None:
+        if self._registry.add(run, prefixes_of(place)[-1] if place else ""):
             self._tell({"event": "run.adopted", **_names(run)})
             await self._publish_run(run)
 

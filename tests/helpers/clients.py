@@ -50,7 +50,6 @@ class Client(HivemindDiscovery):
             DhtSettings(
                 listen=["/ip4/127.0.0.1/tcp/0"],
                 initial_peers=doors,
-                fresh_identity=True,
                 require_peers=False,  # who gets no answer on a busy machine goes on knocking
             ),
         )

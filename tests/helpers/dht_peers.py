@@ -43,7 +43,6 @@ class Peer(HivemindDiscovery):
         listen: Sequence[str] = (),
         **options: Any,
     ) -> None:
-        known = (home / "identity.key").exists()
         self.identity = load_or_create_identity(home / "identity.key")
         super().__init__(
             self.identity,
@@ -51,7 +50,6 @@ class Peer(HivemindDiscovery):
             DhtSettings(
                 listen=listen or [f"/ip4/127.0.0.1/tcp/{port}"],
                 initial_peers=peers,
-                fresh_identity=not known,
                 **options,
             ),
         )

@@ -4,9 +4,8 @@ import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lowcomm_node.dht.interface import Knock, check_size
-from lowcomm_node.dht.keys import MAX_LIFE, key_of, pack, provenance, unpack
-from lowcomm_node.dht.knocks import MAX_CLOCK_OFFSET
+from lowcomm_node.dht.interface import MAX_CLOCK_OFFSET, Knock, check_size
+from lowcomm_node.dht.keys import MAX_LIFE, Provenance, Provenances, pack, unpack
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.control import OpenStream, TakeStream
 from lowcomm_node.net.targets import Targets
@@ -36,105 +35,89 @@ class MemoryDiscovery:
         self.max_clock_offset = MAX_CLOCK_OFFSET
 
     async def start(self) -> None:
-        """See Discovery."""
         self._network.peers.add(self.peer_id)
 
     async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
-        """See Discovery."""
         check_size(value)
         now, stored = self._network.clock(), pack(key, value)
         expires = now + min(lifetime, MAX_LIFE)
-        found, known = provenance(stored, subkey, now), self._network.records.get((key, subkey))
+        found, known = _provenance(stored, subkey, now), self._network.records.get((key, subkey))
         if found is None or found.key != key:
             return False
         if known is not None and known[1] > now:
             # As guard.py has it: what its signer says is newer holds; if that is the same, what
             # lives longer.
-            kept = provenance(known[0], subkey, now)
+            kept = _provenance(known[0], subkey, now)
             if kept is not None and (kept.order, known[1]) >= (found.order, expires):
                 return False
         self._network.records[key, subkey] = (stored, expires)
         return True
 
     async def lookup(self, key: str) -> dict[str, bytes]:
-        """See Discovery."""
         now = self._network.clock()
         return {
             subkey: unpack(stored)
             for (its_key, subkey), (stored, expires) in self._network.records.items()
-            if its_key == key and expires > now and key_of(stored, subkey, now) == key
+            if its_key == key
+            and expires > now
+            and (found := _provenance(stored, subkey, now)) is not None
+            and found.key == key
         }
 
     def answered(self, peer_id: str) -> None:
-        """See Discovery."""
+        pass
 
     def proved(self, key: str) -> frozenset[str]:
-        """See Discovery."""
         subkeys = {subkey for its_key, subkey in self._network.records if its_key == key}
         return frozenset(subkeys) & self._network.peers
 
-    def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
-        """See Discovery."""
-        return ()
+    def origin(self, key: str, subkey: str) -> str:
+        return ""
 
     def addresses(self) -> tuple[str, ...]:
-        """See Discovery."""
         return (f"/memory/{self.peer_id}",)
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
-        """See Discovery."""
+        pass
 
     async def check_connection(self) -> int:
-        """See Discovery."""
         return self.known_peers()
 
     async def knock(self, entry_points: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
-        """See Discovery."""
         there = self._network.peers - {self.peer_id}
         return {
             peer: Knock(None if peer in there else "connection refused") for peer in entry_points
         }
 
     async def find_neighbours(self) -> None:
-        """See Discovery."""
+        pass
 
     async def revive(self) -> bool:
-        """See Discovery."""
         return True
 
     async def restart(self) -> bool:
-        """See Discovery."""
         return True
 
     async def forget_connections(self, gone: Collection[str]) -> None:
-        """See Discovery."""
+        pass
 
     async def connected_peers(self) -> frozenset[str]:
-        """See Discovery."""
         return frozenset(self._network.peers - {self.peer_id})
 
-    async def has_connections(self) -> bool:
-        """See Discovery."""
-        return bool(self.known_peers())
-
     async def held_by_others(self, key: str, subkey: str, newest: bool = True) -> bytes | None:
-        """See Discovery."""
         return (await self.lookup(key)).get(subkey) if self.known_peers() else None
 
     def known_peers(self) -> int:
-        """See Discovery."""
         return len(self._network.peers - {self.peer_id})
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
-        """See Streams."""
         if not any(served == peer_id for served, _ in self._network.served):
             raise LinkLost("can't be reached")
 
     async def disconnect(self, peer_id: str) -> None:
-        """See Streams."""
+        pass
 
     async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
-        """See Streams."""
         take = self._network.served.get((peer_id, protocol))
         if take is None:
             raise LinkLost("can't be reached")
@@ -145,15 +128,16 @@ class MemoryDiscovery:
         return OpenStream(peer_id, self._network.address, near)
 
     async def serve_streams(self, protocol: str, take: TakeStream) -> None:
-        """See Streams."""
         self._network.served[self.peer_id, protocol] = take
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:
-        """See Streams."""
         return (self._network.address,)
 
     async def close(self) -> None:
-        """See Discovery."""
         self._network.peers.discard(self.peer_id)
         for key in [key for key in self._network.served if key[0] == self.peer_id]:
             del self._network.served[key]
+
+
+def _provenance(stored: bytes, subkey: str, now: float) -> Provenance | None:
+    return Provenances().check(stored, subkey, now)

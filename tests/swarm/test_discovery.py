@@ -17,9 +17,8 @@ import pytest
 from helpers.dht_peers import KEY, RUN_ID, Dht, Peer, record_of
 from helpers.processes import free_port
 from helpers.waiting import until, until_async
-from lowcomm_node.dht import duplicate_identity
 from lowcomm_node.dht.keys import RUNS_KEY, pack
-from lowcomm_node.errors import ConfigError, NodeError, NoPeers, PortInUse, RetryLater, Unhealthy
+from lowcomm_node.errors import ConfigError, NodeError, NoPeers, PortInUse, Unhealthy
 from lowcomm_node.net.hivemind_parts import DHTID, MSGPackSerializer, PeerID
 from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_protocol.identity import Identity
@@ -66,7 +65,7 @@ async def force(
     checks of ours."""
     from lowcomm_node.net.hivemind_parts import DHTID, MSGPackSerializer
 
-    protocol = peer._node.protocol
+    protocol = peer.node.protocol
     other = next(iter(protocol.routing_table.peer_id_to_uid))
     key = DHTID.generate(source=KEY)
     return await protocol.call_store(
@@ -139,7 +138,7 @@ async def test_a_forged_record_is_refused_by_the_reader_and_hides_no_other(dht: 
     evil, reader = await dht.peer(ada.addresses()), await dht.peer(ada.addresses())
     # A storer without any scruples, the only one that has ada's record; it claims that nothing
     # could be newer.
-    storage = evil._node.protocol.storage = DHTLocalStorage()
+    storage = evil.node.protocol.storage = DHTLocalStorage()
     forged = MSGPackSerializer.dumps(pack(KEY, record_of(evil.identity)))
     sound = MSGPackSerializer.dumps(pack(KEY, record_of(ada.identity)))
     key = DHTID.generate(source=KEY)
@@ -148,7 +147,7 @@ async def test_a_forged_record_is_refused_by_the_reader_and_hides_no_other(dht: 
     storage.store_subkey(key, evil.peer_id, MSGPackSerializer.dumps(7), time() + 50)
     storage.data[key] = type(storage.data[key])(storage.data[key].value, float("inf"))
     assert await reader.sees() == {ada.peer_id}
-    answer = (await reader._node.protocol.call_find(evil._p2p.peer_id, [key]))[key][0]
+    answer = (await reader.node.protocol.call_find(evil._p2p.peer_id, [key]))[key][0]
     assert answer.expiration_time < time() + 60, "its claim would end the search for better answers"
 
 
@@ -166,7 +165,7 @@ async def test_a_record_that_expires_on_the_way_hides_no_other(dht: Dht) -> None
         return time() - began > 1
 
     await until_async(expired, 5, "the stranger's record expires")
-    protocol = reader._node.protocol
+    protocol = reader.node.protocol
     from lowcomm_node.net.hivemind_parts import DHTID
 
     key = DHTID.generate(source=KEY)
@@ -183,7 +182,7 @@ async def test_nothing_can_be_put_in_a_cache(dht: Dht) -> None:
     assert await force(
         evil, pack(KEY, record_of(evil.identity, life=500)), evil.peer_id, 499, in_cache=True
     ) == [False]
-    evil._node.protocol.storage.clear()
+    evil.node.protocol.storage.clear()
     assert await evil.sees() == {ada.peer_id}
 
 
@@ -192,30 +191,13 @@ async def test_a_peer_can_not_choose_its_place(dht: Dht) -> None:
 
     ada = await dht.peer()
     evil = await dht.peer(ada.addresses(), require_peers=False)
-    protocol = ada._node.protocol
+    protocol = ada.node.protocol
     before = dict(protocol.routing_table.uid_to_peer_id)
     await protocol.update_routing_table(
         DHTID.generate(source=KEY), PeerID.from_base58(STRANGER.peer_id)
     )
     assert protocol.routing_table.uid_to_peer_id == before
     assert evil.peer_id in {str(peer) for peer in before.values()}
-
-
-async def test_storage_is_bounded(dht: Dht, monkeypatch: pytest.MonkeyPatch) -> None:
-    from lowcomm_node.dht import guard
-
-    monkeypatch.setattr(guard, "MAX_KEY_BYTES", 3 * len(record_of(STRANGER)))
-    ada = await dht.peer()
-    evil = await dht.peer(ada.addresses())
-    flood = [Identity(bytes([number]) * 32) for number in range(1, 8)]
-    taken = [await force(evil, pack(KEY, record_of(one)), one.peer_id, 59) for one in flood]
-    assert taken[0] == [True]
-    assert taken[-1] == [False]
-    assert 1 <= len(await ada.sees()) <= 3
-    assert await force(evil, pack(KEY, record_of(flood[0], step=1)), flood[0].peer_id, 59.5) in (
-        [True],
-        [False],
-    )
 
 
 async def test_a_bootstrap_that_was_killed_and_comes_back_is_found_again(dht: Dht) -> None:
@@ -294,23 +276,6 @@ async def test_leaving_takes_no_time_when_p2pd_is_dead(dht: Dht) -> None:
     assert monotonic() - began < 15
     assert await ada.lookup(KEY) == {}
     assert not await ada.tell()
-
-
-async def test_an_identity_can_not_be_in_a_swarm_twice(
-    dht: Dht, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(duplicate_identity, "PREDECESSOR_SECONDS", 1.0)
-    door = await dht.peer()
-    ada = await dht.peer(door.addresses(), home="ada")
-    (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / "identity.key").write_bytes(
-        (tmp_path / "ada" / "identity.key").read_bytes()
-    )
-    with pytest.raises(RetryLater, match=ada.peer_id):
-        await dht.peer(door.addresses(), home="copy")
-    await ada.close()
-    again = await dht.peer(door.addresses(), home="copy")
-    assert again.peer_id == ada.peer_id, "once the first is gone, it may come back"
 
 
 async def test_no_entry_point_answers(dht: Dht) -> None:
@@ -506,21 +471,18 @@ def large_record(peer: Identity, life: float) -> bytes:
     return write_record(info, peer)
 
 
-@pytest.mark.timeout(300)
-async def test_two_thousand_sybil_records_push_no_honest_peer_out_and_keep_none_out(
-    dht: Dht,
-) -> None:
+async def test_a_flood_of_records_leaves_room_for_honest_peers(dht: Dht) -> None:
     door = await dht.peer()
     honest = [await dht.peer(door.addresses()) for _ in range(2)]
     assert all([await peer.tell(life=280.0) for peer in honest])
     attacker = await dht.peer(door.addresses())
     key, sybils = (
         DHTID.generate(source=KEY),
-        [Identity(number.to_bytes(32, "big")) for number in range(1, 2001)],
+        [Identity(number.to_bytes(32, "big")) for number in range(1, 601)],
     )
 
     def kept_by(storer: Peer) -> set[str]:
-        return set(storer._node.protocol.storage.get(key).value.data)
+        return set(storer.node.protocol.storage.get(key).value.data)
 
     stored = 0
     for storer in (door, *honest):
@@ -531,11 +493,11 @@ async def test_two_thousand_sybil_records_push_no_honest_peer_out_and_keep_none_
                 MSGPackSerializer.dumps(pack(KEY, large_record(peer, 290.0))) for peer in some
             ]
             names, keys = [peer.peer_id for peer in some], [key] * len(some)
-            answer = await attacker._node.protocol.call_store(
+            answer = await attacker.node.protocol.call_store(
                 target, keys, values, time() + 280.0, subkeys=names
             )
             stored += sum(answer or ())
-    assert stored > 2000, "the flood has filled every storer"
+    assert stored < 3 * len(sybils), "no storer gives it more than a quarter of its room"
     late = await dht.peer(door.addresses())
     storers = (door, *honest)
     wanted = {peer.peer_id for peer in honest}

@@ -172,7 +172,7 @@ async def test_what_others_keep_of_us_is_told_from_what_we_keep_ourselves(dht: D
     assert await ada.held_by_others(KEY, ada.peer_id) is None
     assert await ada.tell()
     assert await ada.held_by_others(KEY, ada.peer_id) == (await ada.lookup(KEY))[ada.peer_id]
-    door._node.protocol.storage.clear()
+    door.node.protocol.storage.clear()
     assert ada.peer_id in await ada.sees(), "our own copy says nothing"
     assert await ada.held_by_others(KEY, ada.peer_id) is None
 
@@ -262,7 +262,7 @@ async def test_what_hiveminds_own_program_keeps_is_checked_when_it_is_read(
     key = DHTID.generate(source=KEY)
     peer = PeerID.from_base58(address.rpartition("/")[2])
     options = {"subkeys": [NOBODY], "in_cache": False}
-    assert await evil._node.protocol.call_store(peer, [key], [forged], [4e9], **options) == [True]
+    assert await evil.node.protocol.call_store(peer, [key], [forged], [4e9], **options) == [True]
     reader = await dht.peer([address])
     assert await reader.sees() == {ada.peer_id}, "the forged one is dropped, and hides no other"
     assert await reader.lookup(RUNS_KEY) == {}

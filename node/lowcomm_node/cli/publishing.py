@@ -12,9 +12,8 @@ from time import monotonic, time
 from typing import Any, Protocol, TypeVar
 
 from lowcomm_node.control.client import ControlClient
-from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.interface import Discovery, by_peer
 from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, removals_key
-from lowcomm_node.dht.knocks import by_peer
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers, NotRunning, Unhealthy
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.asker import CONNECT_DEADLINE
@@ -151,7 +150,7 @@ async def _publish_next(
     """
     settings = settings.model_copy(update={"dht_port": 0})
     with ephemeral_identity() as (passing, key_file):
-        discovery = open_discovery(settings, passing, key_file=key_file, fresh_identity=True)
+        discovery = open_discovery(settings, passing, key_file=key_file)
         try:
             await discovery.start()
             made = write((await discovery.lookup(key)).get(creator, b""))

@@ -1,4 +1,4 @@
-"""Hardens hivemind's DHT against other peers.
+"""Hardens hivemind's DHT against other peers, and bounds what we keep for them.
 
 hivemind trusts the peers of a DHT. Measured on 1.1.12, each of these takes one call of anybody who
 can dial us:
@@ -12,8 +12,9 @@ can dial us:
 - an answer that claims never to expire ends the search for better ones
     -> the claim is recomputed from the records
 - any number of records, of any size
-    -> at most MAX_KEYS keys, MAX_KEY_BYTES for each, MAX_BYTES for all; a flood evicts itself
-       (dht/eviction.py)
+    -> at most MAX_KEYS keys, MAX_KEY_BYTES for each, MAX_BYTES for all, and one address has at most
+       1 / SHARE of each. A peer that has answered us comes first: it is not counted by address, and
+       takes the place of the newest record of a peer that has not
 - an older record over a newer one
     -> the order of the signer decides
 - any place in the DHT, such as next to a key
@@ -21,17 +22,23 @@ can dial us:
        owner may stand anywhere, as hivemind's own programs do
 """
 
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import replace
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass
 from time import monotonic, time
 from typing import Any
 
-from lowcomm_node.dht.answered import Answered
-from lowcomm_node.dht.callers import bringer
-from lowcomm_node.dht.eviction import Kept, Rank, first_to_go, those_to_go
+from cachetools import TTLCache
+
 from lowcomm_node.dht.interface import MAX_VALUE
-from lowcomm_node.dht.keepers import SEARCHED
 from lowcomm_node.dht.keys import MAX_LIFE, Provenance, Provenances
+from lowcomm_node.dht.records import SEARCHED
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.net.addresses import place_in
+from lowcomm_node.net.control import Connection
 from lowcomm_node.net.hivemind_parts import (
     DHTID,
     DHTLocalStorage,
@@ -44,6 +51,7 @@ from lowcomm_node.net.hivemind_parts import (
     TimedStorage,
     ValueWithExpiration,
 )
+from lowcomm_node.system.quota import prefixes_of
 from lowcomm_protocol.errors import Reason
 
 Records = Any
@@ -54,15 +62,59 @@ MAX_KEY_BYTES = 2 * 1024**2
 find anything."""
 MAX_BYTES = 64 * 1024**2
 """Of all records that we keep for others."""
-REFUSED_FOR = 1.0
-"""Seconds for which records no better than a refused one are refused at once."""
-MAX_REFUSED = 1024
+SHARE = 4
+"""One address gets this fraction of each bound."""
 SWEEP_EVERY = 256
 """Records stored between two sweeps of expired ones."""
 MAX_SUBKEY = 256
 """Bytes. Ours are peer ids and run ids."""
 CLOCK_SLACK = 60.0
 """Seconds that an expiry may exceed the signer's claim or MAX_LIFE, for clocks that differ."""
+LOOK_EVERY, PLACE_SECONDS, MAX_PLACES = 0.1, 30.0, 8192
+"""Least seconds between two reads of p2pd's connections, and seconds for which a result holds."""
+
+_CALLER: ContextVar[tuple[str, str] | None] = ContextVar("caller", default=None)
+"""Peer id and address of the peer whose call stores a record; None if we store it ourselves."""
+
+
+class Callers:
+    """The peers that store records here, and their addresses, which hivemind passes on to no
+    storage."""
+
+    def __init__(self, connections: Callable[[], Awaitable[Sequence[Connection]]]) -> None:
+        self._connections = connections
+        self._places: TTLCache[str, str] = TTLCache(MAX_PLACES, PLACE_SECONDS, monotonic)
+        self._looked = float("-inf")
+        self._looking = asyncio.Lock()
+
+    async def enter(self, peer_id: str) -> None:
+        """Note that a peer's call begins in this task."""
+        if peer_id not in self._places:
+            async with self._looking:
+                if peer_id not in self._places:
+                    await self._look()
+        _CALLER.set((peer_id, prefixes_of(self._places.get(peer_id, "unknown"))[0]))
+
+    async def _look(self) -> None:
+        # Each look lists all connections. The pause bounds its cost in a flood of callers.
+        await asyncio.sleep(max(0.0, self._looked + LOOK_EVERY - monotonic()))
+        with suppress(LinkLost):
+            places = [(one.peer_id, place_in(one.address)) for one in await self._connections()]
+            # A direct connection sorts last, and so replaces a relayed one of the same peer.
+            self._places.update(sorted(places, key=lambda pair: not pair[1].startswith("relay")))
+        self._looked = monotonic()
+
+
+class Silent(TTLCache[Any, None]):
+    """Peers that hivemind avoids, in place of its ``Blacklist``: no clock makes a ban longer."""
+
+    def register_failure(self, peer: object) -> None:
+        """Note that a peer has not answered."""
+        self[peer] = None
+
+    def register_success(self, peer: object) -> None:
+        """Note that a peer has answered."""
+        self.pop(peer, None)
 
 
 def place_of(peer_id: str) -> DHTID:
@@ -75,7 +127,7 @@ def guard(
     protocol: DHTProtocol,
     provenances: Provenances,
     named: Collection[str] = (),
-    answered: Answered | None = None,
+    answered: Collection[str] = (),
 ) -> None:
     """Harden a protocol that was just created and has met no peer yet.
 
@@ -113,11 +165,21 @@ def guard(
             del table[before]  # hivemind's own programs stand elsewhere each time that they start
         await update_routing_table(known, peer_id, responded=responded)
 
+    validator = OwnRecords(provenances)
+
+    def keep_valid(key: bytes, records: DictionaryDHTValue) -> bool:
+        with records.freeze():
+            for subkey, (value, expires) in list(records.items()):
+                name = MSGPackSerializer.dumps(subkey)
+                if not validator.validate(DHTRecord(key, name, value, expires)):
+                    del records[subkey]
+        return bool(records)
+
     protocol.bucket_size = SEARCHED  # its table still keeps 20 peers at each distance
     protocol.storage, protocol.cache = BoundedStorage(provenances, answered), NoCache()
-    protocol.record_validator = OwnRecords(provenances)
+    protocol.record_validator = validator
     # hivemind's own drops all records of an answer for one that is bad.
-    setattr(protocol, "_validate_dictionary", _keep_valid(protocol.record_validator))  # noqa: B010 - a method of it
+    setattr(protocol, "_validate_dictionary", keep_valid)  # noqa: B010 - a method of it
     protocol.call_find, protocol.update_routing_table = find, update
 
 
@@ -128,7 +190,7 @@ class OwnRecords(RecordValidatorBase):
         self._provenances = provenances
 
     def validate(self, record: DHTRecord) -> bool:
-        """Called at the storer and at the reader. Never raises."""
+        """Check a record at the storer and at the reader. Never raises."""
         now = time()
         if len(record.value) > MAX_VALUE + 64 or len(record.subkey) > MAX_SUBKEY:
             return self._refuse(Reason.TOO_LARGE)  # before anything is unpacked
@@ -159,33 +221,48 @@ class OwnRecords(RecordValidatorBase):
         return False
 
 
-class BoundedStorage(DHTLocalStorage):
-    """Records that we keep for others: the newest of each subkey, within bounds; see
-    eviction.py."""
+@dataclass(frozen=True)
+class _Kept:
+    """A record that we keep."""
 
-    def __init__(self, provenances: Provenances, answered: Answered | None = None) -> None:
+    size: int
+    owner: str
+    """Its signer."""
+    place: str
+    """The address from which it came first; empty if it is our own."""
+    by_owner: bool
+    """Whether its own peer has stored it here, over a connection that proves its peer id."""
+
+    @property
+    def source(self) -> tuple[str, bool]:
+        """What shares are counted by: a connection can bring any number of records of others, and
+        leaves room for those that the peers of its address store themselves."""
+        return self.place, self.by_owner
+
+
+class BoundedStorage(DHTLocalStorage):
+    """Records that we keep for others: the newest of each subkey, within bounds."""
+
+    def __init__(self, provenances: Provenances, answered: Collection[str] = ()) -> None:
         super().__init__()
         self._provenances = provenances
-        self._answered = answered if answered is not None else Answered()
-        self._kept: dict[DHTID, dict[Any, Kept]] = {}
-        """What is known of each record, by key and subkey. Expired ones stay until they are
-        swept."""
-        self._stored = self._bytes = 0
-        self._refused: dict[tuple[DHTID, Rank, tuple[str, ...]], tuple[float, int]] = {}
-        """Time and size of the last refusal of each kind, so that a flood is refused without
-        another search."""
+        self._answered = answered
+        self._kept: dict[DHTID, dict[Any, _Kept]] = {}
+        """Records by key and subkey, oldest first. Expired ones stay until they are swept."""
+        self._bytes = Counter[object]()
+        """Bytes of all records (None), of a key, of a source, and of a source under a key."""
+        self._stored = 0
 
     def get(self, key: DHTID) -> ValueWithExpiration[Any] | None:
-        """A copy: hivemind's search adds the answers of others to the very object that it gets
-        here."""
+        """A copy: hivemind's search adds the answers of others to the object that it gets here."""
         found = super().get(key)
         return found and ValueWithExpiration(_copy(found.value), found.expiration_time)
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
         """Store a record; returns whether it was taken."""
         # Also for our own records: a run says who may join it.
-        told = self._provenance(subkey, value)
-        order = told.order if told is not None else -1
+        checked = self._provenance(subkey, value)
+        order, owner = (checked.order, checked.owner) if checked is not None else (-1, "")
         found = super().get(key)
         records: Records | None = found.value if found is not None else None
         known = records.get(subkey) if records is not None else None
@@ -194,135 +271,115 @@ class BoundedStorage(DHTLocalStorage):
             kept = before.order if before is not None else -1
             if order < kept or (order == kept and expiration_time <= known.expiration_time):
                 return False
-        new = self._describe(
-            key, subkey, value, told.owner if told is not None else "", known is not None
-        )
-        if not self._make_room(key, records, new):
+        self._stored += 1
+        if self._stored % SWEEP_EVERY == 0:
+            self._sweep()
+        peer, place = _CALLER.get() or (owner, "")
+        old = self._kept.get(key, {}).get(subkey) if known is not None else None
+        # A renewal keeps its origin, or others could replay a record to have it counted as theirs.
+        origin = old.place if old is not None and place else place
+        by_owner = peer == owner or (old is not None and old.by_owner)
+        new = _Kept(len(value), owner, origin, by_owner)
+        if not self._make_room(key, subkey, new):
             return False
-        if not self._put(key, records, subkey, value, expiration_time):
-            return False
-        self._forget(key, [subkey])
-        self._kept.setdefault(key, {})[subkey] = new
-        self._bytes += new.size
-        return True
+        self._drop(key, subkey)
+        left: Any = super().get(key)
+        if left is None:
+            is_taken = super().store_subkey(key, subkey, value, expiration_time)
+        else:
+            # hivemind would keep the older of two records if it expires later.
+            if expiration_time > left.value.latest_expiration_time:
+                TimedStorage.store(self, key, left.value, expiration_time)
+            is_taken = left.value.store(subkey, value, expiration_time)
+        if is_taken:
+            self._kept.setdefault(key, {})[subkey] = new
+            self._count(key, new, new.size)
+        return is_taken
 
     def proved(self, key: DHTID) -> frozenset[str]:
         """The signers under a key that stored their record here themselves, or have answered."""
-        entries = (self._ranked(entry) for entry in self._kept.get(key, {}).values())
+        entries = self._kept.get(key, {}).values()
         return frozenset(
-            entry.owner for entry in entries if entry.rank in (Rank.BROUGHT, Rank.ANSWERED)
+            entry.owner for entry in entries if entry.by_owner or entry.owner in self._answered
         )
 
-    def brought_from(self, key: DHTID, subkey: Any) -> tuple[str, ...]:
-        """The networks that a record came from, narrowest first; empty if it is not here, or is
-        ours."""
+    def origin(self, key: DHTID, subkey: Any) -> str:
+        """The address that a record came from; empty if it is not here, or is ours."""
         kept = self._kept.get(key, {}).get(subkey)
-        return kept.networks if kept is not None else ()
+        return kept.place if kept is not None else ""
 
-    def _put(
-        self, key: DHTID, records: Records | None, subkey: Any, value: bytes, expiration_time: float
-    ) -> bool:
-        if records is None:
-            return super().store_subkey(key, subkey, value, expiration_time)
-        known = records.get(subkey)
-        if known is not None and known.expiration_time >= expiration_time:
-            # hivemind would keep the older of two records if it expires later, such as before a
-            # goodbye.
-            del records[subkey]
-        if expiration_time > records.latest_expiration_time:
-            TimedStorage.store(self, key, records, expiration_time)
-        return records.store(subkey, value, expiration_time)
+    # bounds
 
-    def _describe(self, key: DHTID, subkey: Any, value: bytes, owner: str, is_known: bool) -> Kept:
-        by = bringer()
-        rank = Rank.OWN if by is None else Rank.BROUGHT if by.peer_id == owner else Rank.TOLD
-        self._stored += 1
-        new = Kept(
-            subkey, len(value), rank, owner, by.networks if by is not None else (), self._stored
-        )
-        before = self._kept.get(key, {}).get(subkey)
-        return before.renewed(new) if before is not None and is_known else new
+    def _comes_first(self, entry: _Kept) -> bool:
+        return not entry.place or entry.owner in self._answered
 
-    def _make_room(self, key: DHTID, records: Records | None, new: Kept) -> bool:
-        """Whether there is room for a record under a key, evicting others where needed."""
-        if self._stored % SWEEP_EVERY == 0:
-            self._sweep()
-        if records is not None:
-            others = {name: len(entry.value) for name, entry in records.items() if name != new.name}
-            excess = sum(others.values()) + new.size - MAX_KEY_BYTES
-            if excess > 0 and not self._evict(key, records, new, set(others), excess):
-                return False
-        return self._make_room_beside(key, new)
-
-    def _evict(
-        self, key: DHTID, records: DictionaryDHTValue, new: Kept, others: set[Any], excess: int
-    ) -> bool:
-        kept, ranked, now = self._kept.get(key, {}), self._ranked(new), monotonic()
-        kind = (key, ranked.rank, ranked.networks)
-        refused_at, size = self._refused.get(kind, (float("-inf"), 0))
-        if now < refused_at + REFUSED_FOR and new.size >= size and new.name not in kept:
+    def _make_room(self, key: DHTID, subkey: Any, new: _Kept) -> bool:
+        """Whether there is room for a record. For a peer that has answered us others give way."""
+        old = self._kept.get(key, {}).get(subkey)
+        growth = new.size - (old.size if old is not None else 0)
+        comes_first = self._comes_first(new)
+        if growth > 0 and not comes_first and not self._has_share(key, new, growth):
             return False
-        gone = those_to_go(
-            ranked, [self._ranked(kept[name]) for name in others if name in kept], excess
-        )
-        if gone is None:
-            if len(self._refused) >= MAX_REFUSED:
-                self._refused.clear()
-            self._refused[kind] = now, new.size
-        for entry in gone or ():
-            del records[entry.name]
-        self._forget(key, [entry.name for entry in gone or ()])
-        return gone is not None
-
-    def _make_room_beside(self, key: DHTID, new: Kept) -> bool:
-        """Whether there is room for one more key, or one that grows, evicting other keys where
-        needed."""
-        size = sum(entry.size for entry in self._kept.get(key, {}).values())
-        if (
-            len(self._kept) < MAX_KEYS or key in self._kept
-        ) and self._bytes + new.size <= MAX_BYTES:
-            return True
-        self._sweep()
-        keys = [self._of_key(one, entries) for one, entries in self._kept.items() if one != key]
-        own = self._ranked(replace(new, name=key, size=size + new.size))
-        too_many = len(keys) + 1 - MAX_KEYS
-        while too_many > 0 or sum(one.size for one in keys) + own.size > MAX_BYTES:
-            first = first_to_go([*keys, own])
-            if first is None or first is own:
+        while True:
+            is_key_full = self._bytes[key] + growth > MAX_KEY_BYTES
+            is_new_key = key not in self._kept and len(self._kept) >= MAX_KEYS
+            if not (is_key_full or is_new_key or self._bytes[None] + growth > MAX_BYTES):
+                return True
+            gone = self._newest_stranger(key, subkey) if is_key_full else self._newest_key(key)
+            if not comes_first or not gone:
                 return False
-            keys.remove(first)
-            gone: Any = first.name
-            del self[gone]
-            self._forget(gone, list(self._kept[gone]))
-            too_many -= 1
-        return True
+            for name in gone:
+                self._drop(*name)
 
-    def _of_key(self, key: DHTID, entries: dict[Any, Kept]) -> Kept:
-        """All records under one key as one entry, with the best rank and age among them."""
-        best = max(
-            (self._ranked(entry) for entry in entries.values()),
-            key=lambda entry: (entry.rank, -entry.since),
+    def _has_share(self, key: DHTID, new: _Kept, growth: int) -> bool:
+        """Whether the source of a record may take up more."""
+        sources = (next(iter(entries.values())).source for entries in self._kept.values())
+        opened = sum(source == new.source for source in sources)
+        return (
+            self._bytes[key, new.source] + growth <= MAX_KEY_BYTES // SHARE
+            and self._bytes[new.source] + growth <= MAX_BYTES // SHARE
+            and (key in self._kept or opened < MAX_KEYS // SHARE)
         )
-        return replace(best, name=key, size=sum(entry.size for entry in entries.values()))
 
-    def _ranked(self, entry: Kept) -> Kept:
-        answered = entry.rank < Rank.ANSWERED and entry.owner in self._answered
-        return replace(entry, rank=Rank.ANSWERED) if answered else entry
+    def _newest_stranger(self, key: DHTID, subkey: Any) -> list[tuple[DHTID, Any]]:
+        """The newest record under a key of a peer that has not answered."""
+        entries = reversed(self._kept.get(key, {}).items())
+        strangers = (name for name, entry in entries if not self._comes_first(entry))
+        return [(key, name) for name in strangers if name != subkey][:1]
 
-    def _sweep(self) -> None:
-        """Drop the metadata of records that have expired."""
-        live = {key: found.value for key, found in self.items()}
-        for key, entries in list(self._kept.items()):
-            records = live.get(key)
-            self._forget(key, [name for name in entries if records is None or name not in records])
+    def _newest_key(self, key: DHTID) -> list[tuple[DHTID, Any]]:
+        """All records under the newest other key where no peer has answered."""
+        for other, entries in reversed(self._kept.items()):
+            if other != key and not any(map(self._comes_first, entries.values())):
+                return [(other, name) for name in entries]
+        return []
 
-    def _forget(self, key: DHTID, names: Iterable[Any]) -> None:
+    def _count(self, key: DHTID, entry: _Kept, size: int) -> None:
+        for counted in (None, key, entry.source, (key, entry.source)):
+            self._bytes[counted] += size
+            if not self._bytes[counted]:
+                del self._bytes[counted]
+
+    def _drop(self, key: DHTID, subkey: Any) -> None:
+        """Remove a record, and what is known of it."""
         entries = self._kept.get(key, {})
-        for name in names:
-            gone = entries.pop(name, None)
-            self._bytes -= gone.size if gone is not None else 0
+        if (gone := entries.pop(subkey, None)) is not None:
+            self._count(key, gone, -gone.size)
         if not entries:
             self._kept.pop(key, None)
+        found: Any = super().get(key)
+        if found is not None and subkey in found.value:
+            del found.value[subkey]
+            if not len(found.value):
+                del self[key]
+
+    def _sweep(self) -> None:
+        """Forget the records that have expired."""
+        live = {key: found.value for key, found in self.items()}
+        for key, entries in list(self._kept.items()):
+            for subkey in list(entries):
+                if key not in live or subkey not in live[key]:
+                    self._drop(key, subkey)
 
     def _provenance(self, subkey: Any, value: bytes) -> Provenance | None:
         """The provenance of an accepted value."""
@@ -334,25 +391,10 @@ class NoCache(DHTLocalStorage):
     """Keeps nothing."""
 
     def store(self, key: DHTID, value: Any, expiration_time: float, subkey: Any = None) -> bool:
-        """Refuse."""
         return False
 
     def store_subkey(self, key: DHTID, subkey: Any, value: bytes, expiration_time: float) -> bool:
-        """Refuse."""
         return False
-
-
-def _keep_valid(validator: OwnRecords) -> Callable[[bytes, DictionaryDHTValue], bool]:
-    def keep_valid(key: bytes, records: DictionaryDHTValue) -> bool:
-        with records.freeze():
-            for subkey, (value, expires) in list(records.items()):
-                if not validator.validate(
-                    DHTRecord(key, MSGPackSerializer.dumps(subkey), value, expires)
-                ):
-                    del records[subkey]
-        return bool(records)
-
-    return keep_valid
 
 
 def _honest(found: ValueWithExpiration[Any] | None) -> ValueWithExpiration[Any] | None:

@@ -23,13 +23,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lowcomm_node.dht.answered import Answered, Silent
-from lowcomm_node.dht.callers import Callers
-from lowcomm_node.dht.duplicate_identity import refuse_duplicate_identity
-from lowcomm_node.dht.interface import Knock
+from cachetools import LRUCache, TTLCache
+
+from lowcomm_node.dht.interface import (
+    MAX_CLOCK_OFFSET,
+    Knock,
+    by_peer,
+    check_clock,
+    nobody_answers,
+)
 from lowcomm_node.dht.keys import Provenances
-from lowcomm_node.dht.knocks import MAX_CLOCK_OFFSET, by_peer, check_clock, no_answer
-from lowcomm_node.dht.records import Records
+from lowcomm_node.dht.records import DhtRecords, place_of_key
 from lowcomm_node.errors import LinkLost, NodeError, NoPeers, PortInUse
 from lowcomm_node.net.addresses import (
     MAX_DIALED,
@@ -67,9 +71,11 @@ from lowcomm_protocol.identity import Identity
 
 MAX_REASONS = 256
 """Peers whose connection errors we remember."""
-_BAN = 10.0
-"""Seconds for which hivemind avoids a silent peer. They do not grow, or a peer that returns would
-be ignored for hours."""
+BAN_SECONDS, MAX_BANNED = 10.0, 8192
+"""For how long hivemind avoids a silent peer. Bans do not grow, or a peer that returns would be
+ignored for hours."""
+ANSWERED_SECONDS, MAX_ANSWERED = 3600.0, 8192
+"""For how long an answer counts: the longest life of a record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,11 +102,9 @@ class DhtSettings:
     """What we give as a relay."""
     relays: bool = True
     """False: we carry nothing for others, where ``relay`` says nothing."""
-    fresh_identity: bool = False
-    """Whether this process has drawn our identity, so that nobody else can have it."""
 
 
-class HivemindDiscovery:
+class HivemindDiscovery(DhtRecords):
     """A peer of the DHT."""
 
     def __init__(
@@ -114,6 +118,8 @@ class HivemindDiscovery:
 
         Raises ConfigError that names a malformed address.
         """
+        self._answered_peers: TTLCache[str, bool] = TTLCache(MAX_ANSWERED, ANSWERED_SECONDS)
+        super().__init__(Provenances(refusals), self._answered_peers)
         self.peer_id = identity.peer_id
         self._entry_points = EntryPoints(self.peer_id, settings.initial_peers, settings.learned)
         self._reachability = Reachability(
@@ -129,11 +135,7 @@ class HivemindDiscovery:
         self._key_file = key_file
         self._settings = settings
         self._listen = tuple(settings.listen)
-        self._provenances = Provenances(refusals)
-        self._answered = Answered()
-        self._records = Records(lambda: self._node, self._provenances, self._answered)
         self._daemon: P2pDaemon | None = None
-        self._node: Any = None
         self._p2p: Any = None
         self.max_clock_offset = MAX_CLOCK_OFFSET
         """Seconds that our clock may differ from everybody's."""
@@ -144,16 +146,13 @@ class HivemindDiscovery:
         self._closed = False
         if settings.punching:
             self._served.add(PUNCH, lambda stream: self._puncher.take(self._control(), stream))
-        self._reasons: dict[str, str] = {}
+        self._reasons: LRUCache[str, str] = LRUCache(MAX_REASONS)
+        """Why peers could not be connected to, while p2pd waits before it dials again."""
 
     async def start(self) -> None:
-        """See Discovery. Also raises RetryLater if our identity is in use, Unhealthy if our clock
-        is off."""
+        """Enter the DHT. Raises NoPeers, PortInUse, ConfigError, Unhealthy if our clock is off."""
         try:
             entries = tuple(self._entry_points)
-            others = [entry for entry in entries if entry.peer_id != self.peer_id]
-            if others and not self._settings.fresh_identity:
-                await refuse_duplicate_identity(self.peer_id, others)
             async with self._opening:
                 await self._open(self._listen)
             knocks = await self._knock_at(entries)
@@ -162,7 +161,8 @@ class HivemindDiscovery:
                 and self._settings.require_peers
                 and all(knock.reason for knock in knocks.values())
             ):
-                raise NoPeers(no_answer([str(entry) for entry in entries], knocks))
+                reasons = [f"{entry} ({knocks[entry.peer_id].reason})" for entry in entries[:8]]
+                raise NoPeers(nobody_answers("; ".join(reasons)))
             # Only peers named by the owner may keep us from starting.
             named = {entry.peer_id for entry in self._entry_points.named}
             check_clock(
@@ -176,36 +176,27 @@ class HivemindDiscovery:
             await self.close()
             raise
 
-    async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
-        """See Discovery."""
-        return await self._records.publish(key, subkey, value, lifetime)
-
-    async def lookup(self, key: str) -> dict[str, bytes]:
-        """See Discovery."""
-        return await self._records.lookup(key)
-
     def answered(self, peer_id: str) -> None:
-        """See Discovery."""
-        self._answered.add(peer_id)
+        self._answered_peers[peer_id] = True
 
     def proved(self, key: str) -> frozenset[str]:
-        """See Discovery."""
-        return self._records.proved(key)
+        if self.node is None:
+            return frozenset()
+        return self.node.protocol.storage.proved(place_of_key(key))
 
-    def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
-        """See Discovery."""
-        return self._records.brought_from(key, subkey)
+    def origin(self, key: str, subkey: str) -> str:
+        if self.node is None:
+            return ""
+        return self.node.protocol.storage.origin(place_of_key(key), subkey)
 
     def addresses(self) -> tuple[str, ...]:
-        """See Discovery."""
         return self._reachability.addresses()
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
-        """See Discovery."""
         self._entry_points.add(addresses)
 
     async def check_connection(self) -> int:
-        """See Discovery. Never raises: whatever is wrong is tried again at the next call."""
+        """Find lost entry points again. Never raises: the next call tries again."""
         try:
             if not await self.revive():
                 return 0
@@ -220,7 +211,6 @@ class HivemindDiscovery:
         return self.known_peers()
 
     async def knock(self, entry_points: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
-        """See Discovery."""
         alone, wanted = (
             not self.known_peers(),
             {peer: leading_to(peer, texts) for peer, texts in entry_points.items()},
@@ -232,12 +222,7 @@ class HivemindDiscovery:
             await wait_routing(self._p2p)
         return dict(zip(wanted, knocks, strict=True))
 
-    async def find_neighbours(self) -> None:
-        """See Discovery."""
-        await self._records.find_neighbours()
-
     async def revive(self) -> bool:
-        """See Discovery."""
         try:
             async with self._opening:
                 if self._daemon is None or not self._daemon.running:
@@ -252,7 +237,6 @@ class HivemindDiscovery:
         return True
 
     async def restart(self) -> bool:
-        """See Discovery."""
         try:
             async with self._opening:
                 await self._renew()
@@ -262,38 +246,19 @@ class HivemindDiscovery:
         return await self.revive()
 
     async def forget_connections(self, gone: Collection[str]) -> None:
-        """See Discovery."""
         with suppress(LinkLost):
             ends = await asyncio.to_thread(own_ends)
             peers = bound_to(gone, await self._control().connections(), ends)
             await asyncio.gather(*(self.disconnect(peer) for peer in peers))
 
     async def connected_peers(self) -> frozenset[str]:
-        """See Discovery."""
         try:
-            return frozenset(
-                connection.peer_id for connection in await self._control().connections()
-            )
+            found = await self._control().connections()
         except LinkLost:
             return frozenset()
-
-    async def has_connections(self) -> bool:
-        """See Discovery."""
-        try:
-            return bool(await self._control().connections())
-        except LinkLost:
-            return False
-
-    async def held_by_others(self, key: str, subkey: str, newest: bool = True) -> bytes | None:
-        """See Discovery."""
-        return await self._records.held_by_others(key, subkey, newest)
-
-    def known_peers(self) -> int:
-        """See Discovery."""
-        return self._records.known_peers()
+        return frozenset(connection.peer_id for connection in found)
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
-        """See Streams."""
         control = self._control()
         admitted = await self._admitted(control, peer_id, entry_points)
         entries = self._entry_points.entries_for(peer_id, admitted)
@@ -304,22 +269,18 @@ class HivemindDiscovery:
             await self._puncher.improve(control, peer_id, entries)
 
     async def disconnect(self, peer_id: str) -> None:
-        """See Streams."""
         with suppress(LinkLost):
             await self._control().disconnect(peer_id)
 
     async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
-        """See Streams."""
         return await self._control().open_stream(peer_id, protocol, seconds)
 
     async def serve_streams(self, protocol: str, take: TakeStream) -> None:
-        """See Streams."""
         self._served.add(protocol, take)
         async with self._opening:
             await self._tell_what_is_served()
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:
-        """See Streams."""
         try:
             found = await self._control().connections()
         except LinkLost:
@@ -327,7 +288,6 @@ class HivemindDiscovery:
         return tuple(connection.address for connection in found if connection.peer_id == peer_id)
 
     async def close(self) -> None:
-        """See Discovery."""
         self._closed = True
         await self._served.close()
         await self._puncher.close()
@@ -336,8 +296,8 @@ class HivemindDiscovery:
 
     async def _shut(self) -> None:
         """End p2pd and its clients."""
-        node, p2p, daemon = self._node, self._p2p, self._daemon
-        self._node = self._p2p = self._daemon = None
+        node, p2p, daemon = self.node, self._p2p, self._daemon
+        self.node = self._p2p = self._daemon = None
         self._served.forget()
         if node is not None:
             with suppress(Exception):  # it waits for p2pd, which may be dead
@@ -363,8 +323,10 @@ class HivemindDiscovery:
         try:
             self._daemon = await self._start_daemon(listen)
             self._refuse_closed()
+            from lowcomm_node.dht.guard import Callers
+
             self._p2p = await attach(self._daemon, Callers(self._control().connections).enter)
-            self._node = await self._make_node()
+            self.node = await self._make_node()
             await self._reachability.look_at_ourselves()
             await self._served.tell(self._control(), self._daemon.pid)
         except BaseException:
@@ -416,7 +378,7 @@ class HivemindDiscovery:
         return Control(self._daemon.control)
 
     async def _make_node(self) -> Any:
-        from lowcomm_node.dht.guard import guard, place_of
+        from lowcomm_node.dht.guard import Silent, guard, place_of  # after load_hivemind
         from lowcomm_node.net.hivemind_parts import DHTNode
 
         try:
@@ -431,9 +393,9 @@ class HivemindDiscovery:
             raise NodeError(
                 "p2pd started, but does not answer: is this machine overloaded? Try again."
             ) from None
-        setattr(node, "blacklist", Silent(lasts=_BAN))  # noqa: B010 - of another class
+        setattr(node, "blacklist", Silent(MAX_BANNED, BAN_SECONDS))  # noqa: B010 - of another class
         named = {entry.peer_id for entry in self._entry_points.named}
-        guard(node.protocol, self._provenances, named, self._answered)
+        guard(node.protocol, self._provenances, named, self._answered_peers)
         return node
 
     async def _admitted(
@@ -453,46 +415,37 @@ class HivemindDiscovery:
         return await self.knock(by_peer([str(entry) for entry in entries]))
 
     async def _knock(self, peer_id: str, entries: Sequence[EntryPoint]) -> Knock:
-        if peer_id == self.peer_id or self._node is None:
-            return Knock(
-                "is ourselves"
-                if peer_id == self.peer_id
-                else "p2pd is not running: it is started again"
-            )
+        if peer_id == self.peer_id:
+            return Knock("is ourselves")
+        if self.node is None:
+            return Knock("p2pd is not running: it is started again")
         try:
-            told = [str(entry) for entry in entries]
-            admitted = set(await self._admitted(self._control(), peer_id, told))
+            given = [str(entry) for entry in entries]
+            admitted = set(await self._admitted(self._control(), peer_id, given))
             entries = also_over_quic([entry for entry in entries if str(entry) in admitted])
-            if told and not entries:
-                return Knock(self.targets.refusal(told))
+            if given and not entries:
+                return Knock(self.targets.refusal(given))
             await self._control().connect(peer_id, entries, KNOCK_DEADLINE)
-            ahead = await ping(self._node, peer_id)
+            ahead = await ping(self.node, peer_id)
             if ahead is None:
                 # A dead connection looks alive for minutes. Only a new one proves it.
                 await self.disconnect(peer_id)
                 await self._control().connect(peer_id, entries, KNOCK_DEADLINE)
-                ahead = await ping(self._node, peer_id)
+                ahead = await ping(self.node, peer_id)
         except LinkLost as error:
-            reason = self._why(peer_id, in_words(str(error)))
+            reason = in_words(str(error))
+            if reason == BACKED_OFF:  # p2pd did not dial: tell why it failed before
+                reason = self._reasons.get(peer_id, reason)
+            else:
+                self._reasons[peer_id] = reason
             return Knock((reason == NO_WAY and await lookup_failure(entries)) or reason)
-        return (
-            Knock(None, ahead)
-            if ahead is not None
-            else Knock("is there, but does not answer as a peer of the DHT")
-        )
-
-    def _why(self, peer_id: str, reason: str) -> str:
-        """The reason of an earlier failure, if p2pd's backoff kept it from dialing at all."""
-        if reason == BACKED_OFF:
-            return self._reasons.get(peer_id, reason)
-        if len(self._reasons) >= MAX_REASONS:
-            self._reasons.clear()
-        self._reasons[peer_id] = reason
-        return reason
+        if ahead is None:
+            return Knock("is there, but does not answer as a peer of the DHT")
+        return Knock(None, ahead)
 
 
 def _with_port(listen: str, dials: Sequence[str]) -> str:
-    """The listening address that keeps the port of this time for the next."""
+    """A listening address with the port that was used last, in place of a free one."""
     found = re.fullmatch(r"(/(ip[46])/[^/]+/(tcp|udp))/0(/quic-v1)?", listen)
     if found is None:
         return listen

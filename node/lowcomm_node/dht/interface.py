@@ -1,15 +1,21 @@
-"""What the node needs of a DHT."""
+"""What the node needs of a DHT, and what its entry points tell: who answers, whose clock is off."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
 
+from lowcomm_node.errors import ConfigError, Unhealthy
+from lowcomm_node.net.addresses import parse_entry_point
 from lowcomm_node.net.control import Streams
 from lowcomm_node.net.targets import Targets
 from lowcomm_protocol.errors import RecordError
 
 MAX_VALUE = 30 * 1024
 """Bytes of one record. Larger ones disturb hivemind's DHT."""
+MAX_CLOCK_OFFSET = 3.0
+"""Seconds. Records live for seconds to minutes: with a larger offset they seem expired, or not
+issued yet."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +52,23 @@ class Discovery(Streams, Protocol):
         """The newest valid record of every subkey."""
         ...
 
+    async def held_by_others(self, key: str, subkey: str, newest: bool = True) -> bytes | None:
+        """The newest valid record of a subkey that others keep, to see whether ours has arrived.
+
+        ``newest``: False where any version will do, which costs a fifth.
+        """
+        ...
+
     def answered(self, peer_id: str) -> None:
-        """A peer has answered us, or called and authenticated: its records are evicted last."""
+        """A peer has answered us, or called and authenticated: its records come first."""
         ...
 
     def proved(self, key: str) -> frozenset[str]:
         """The peers under a key that stored their record here themselves, or have answered."""
         ...
 
-    def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
-        """The networks from which a record was stored here, narrowest first; empty if unknown."""
+    def origin(self, key: str, subkey: str) -> str:
+        """The address from which a record was stored here, or its relay; empty if unknown."""
         ...
 
     def addresses(self) -> tuple[str, ...]:
@@ -93,21 +106,12 @@ class Discovery(Streams, Protocol):
         ...
 
     async def forget_connections(self, gone: Collection[str]) -> None:
-        """Close the connections that use our ``gone`` addresses. They are dead without knowing
-        it."""
+        """Close the connections that use our ``gone`` addresses: they do not notice that they are
+        dead."""
         ...
 
     async def connected_peers(self) -> frozenset[str]:
         """The peers that we are connected to, by proven ids; empty if p2pd can't tell."""
-        ...
-
-    async def has_connections(self) -> bool:
-        """Whether we are connected to any peer, as far as p2pd knows."""
-        ...
-
-    async def held_by_others(self, key: str, subkey: str, newest: bool = True) -> bytes | None:
-        """The newest valid record of a subkey that others keep, to see if ours has arrived; or
-        None. ``newest``: False where any will do, which costs a fifth."""
         ...
 
     def known_peers(self) -> int:
@@ -124,4 +128,33 @@ def check_size(value: bytes) -> None:
     if len(value) > MAX_VALUE:
         raise RecordError(
             f"A record of {len(value)} bytes is too large for the DHT: at most {MAX_VALUE}."
+        )
+
+
+def by_peer(addresses: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The addresses of each peer. Malformed ones are skipped."""
+    entries: dict[str, tuple[str, ...]] = {}
+    for text in addresses:
+        with suppress(ConfigError):
+            entry = parse_entry_point(text)
+            entries[entry.peer_id] = (*entries.get(entry.peer_id, ()), str(entry))
+    return entries
+
+
+def nobody_answers(where: str) -> str:
+    """An error text; ``where``: addresses and reasons in words."""
+    return f"No peer answers at {where}: check the address, and that the bootstrap server runs."
+
+
+def check_clock(knocks: Mapping[str, Knock], most: float = MAX_CLOCK_OFFSET) -> None:
+    """Raise Unhealthy if our clock differs from that of every peer."""
+    nearest = min(
+        (knock.ahead for knock in knocks.values() if knock.reason is None), key=abs, default=0.0
+    )
+    if abs(nearest) > most:
+        where = "behind" if nearest > 0 else "ahead of"
+        raise Unhealthy(
+            f"This machine's clock is {abs(nearest):.0f} s {where} the swarm's; at most {most:.0f} "
+            "s are allowed: set it right (`timedatectl set-ntp true`), or that of the bootstrap "
+            "server."
         )

@@ -14,26 +14,29 @@ otherwise valid; the peers of the run check them when they read.
 """
 
 import math
-from collections import OrderedDict
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import Any
+
+from cachetools import LRUCache
 
 from lowcomm_node.dht.interface import MAX_VALUE
 from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals, VersionError, What
 from lowcomm_protocol.peers.admission import Rules
 from lowcomm_protocol.peers.invites import read_removals
 from lowcomm_protocol.peers.records import is_from_future, read_record
-from lowcomm_protocol.spec.amendments import Chain, read_chain
+from lowcomm_protocol.spec.amendments import read_chain
 from lowcomm_protocol.spec.run import name_signed_run, read_signed_run
 
 RUNS_KEY = "lowcomm/v1/runs"
 MAX_LIFE = 3600.0
 _RUN, _PEER, _REMOVALS, _AMENDMENTS = b"R", b"P", b"L", b"A"
 _REMOVALS_PREFIX, _AMENDMENTS_PREFIX = "lowcomm/v1/removals/", "lowcomm/v1/amendments/"
-_REMEMBERED = 8192
-_MAX_RULES = 256
+MAX_REMEMBERED = 8192
+"""Values that were checked."""
+MAX_RULES = 256
+"""Runs, and chains of amendments."""
 Admissions = tuple[tuple[int, Any, frozenset[str]], ...]
 
 
@@ -69,7 +72,7 @@ def amendments_key(run_id: str, creator: str) -> str:
 
 
 def pack(key: str, value: bytes) -> bytes:
-    """Encode a value for storage."""
+    """A value as it is stored."""
     if key == RUNS_KEY:
         return _RUN + value
     kinds = {_REMOVALS_PREFIX: _REMOVALS, _AMENDMENTS_PREFIX: _AMENDMENTS}
@@ -77,20 +80,8 @@ def pack(key: str, value: bytes) -> bytes:
 
 
 def unpack(stored: bytes) -> bytes:
-    """The counterpart of ``pack``."""
+    """The value in a stored one."""
     return stored[1:]
-
-
-def key_of(stored: bytes, subkey: str, now: float) -> str | None:
-    """The key of a stored value that is valid for this subkey at Unix time ``now``; else None."""
-    found = provenance(stored, subkey, now)
-    return found.key if found else None
-
-
-def provenance(stored: bytes, subkey: str, now: float) -> Provenance | None:
-    """Check an untrusted stored value: None unless the subkey's peer has signed it, and it is
-    current."""
-    return Provenances().check(stored, subkey, now)
 
 
 class Provenances:
@@ -100,19 +91,22 @@ class Provenances:
     def __init__(self, refusals: Refusals | None = None) -> None:
         self.refusals = refusals or Refusals()
         """Refused records; the same bytes count once."""
-        self._known: OrderedDict[bytes, Provenance] = OrderedDict()
-        self._refused: OrderedDict[bytes, None] = OrderedDict()
-        self._rules: OrderedDict[str, Rules] = OrderedDict()
-        self._amended: OrderedDict[tuple[str, str], tuple[int, Admissions]] = OrderedDict()
+        self._known: LRUCache[bytes, Provenance] = LRUCache(MAX_REMEMBERED)
+        self._refused: LRUCache[bytes, bool] = LRUCache(MAX_REMEMBERED)
+        self._rules: LRUCache[str, Rules] = LRUCache(MAX_RULES)
+        self._amended: LRUCache[tuple[str, str], tuple[int, Admissions]] = LRUCache(MAX_RULES)
         """By run and signer of a chain: the number of amendments, and its admission rules by swarm
         step."""
-        self._steps: OrderedDict[str, int] = OrderedDict()
+        self._steps: LRUCache[str, int] = LRUCache(MAX_RULES)
         """By amended run: the highest swarm step in a record."""
-        self._creators: OrderedDict[str, str] = OrderedDict()
+        self._creators: LRUCache[str, str] = LRUCache(MAX_RULES)
 
     def check(self, stored: bytes, subkey: str, now: float) -> Provenance | None:
-        """See ``provenance``. Only valid values are cached: an invalid one may become valid with
-        time."""
+        """The provenance of an untrusted stored value at Unix time ``now``.
+
+        None unless the subkey's peer has signed it, and it is current. Only valid values are
+        cached: an invalid one may become valid with time.
+        """
         if len(stored) > MAX_VALUE + 1:
             self.refuse(Reason.TOO_LARGE)
             return None
@@ -129,15 +123,61 @@ class Provenances:
                     self.refuse(
                         error.reason if isinstance(error, LowcommError) else Reason.MALFORMED
                     )
-                    _remember(self._refused, digest, None, _REMEMBERED)
+                    self._refused[digest] = True
                 return None
-            _remember(self._known, digest, found, _REMEMBERED)
+            self._known[digest] = found
         # A record that was taken while our own clock was ahead as well must not hide newer ones.
         return found if found.expires > now and not is_from_future(found.issued, now) else None
 
     def refuse(self, reason: Reason) -> None:
         """Count a refused record."""
         self.refusals.count(What.RECORD, reason)
+
+    def _examine(self, stored: bytes, subkey: str, now: float) -> Provenance:
+        kind, value = stored[:1], unpack(stored)
+        if kind == _RUN:
+            found, signed_for = self._examine_run(value)
+        elif kind == _PEER:
+            found, signed_for = self._examine_peer(value, now)
+        elif kind == _REMOVALS:
+            removals, signed_for = read_removals(value, subkey), subkey
+            key = removals_key(removals.run_id, subkey)
+            found = Provenance(key, math.inf, subkey, removals.version)
+        elif kind == _AMENDMENTS:
+            chain, signed_for = read_chain(value, subkey), subkey
+            key = amendments_key(chain.run_id, subkey)
+            found = Provenance(key, math.inf, subkey, len(chain.links))
+            known, _ = self._amended.get((chain.run_id, subkey), (0, ()))
+            if chain.admissions and len(chain.links) >= known:
+                # These rules count if their signer has created the run.
+                self._amended[chain.run_id, subkey] = len(chain.links), chain.admissions
+        else:
+            raise RecordError("A value of an unknown kind is refused.")
+        if signed_for != subkey:
+            raise RecordError(
+                f"A record of {signed_for} under another name is refused.", reason=Reason.MISPLACED
+            )
+        return found
+
+    def _examine_run(self, value: bytes) -> tuple[Provenance, str]:
+        run_id, creator = name_signed_run(value)
+        with suppress(VersionError):  # those that can read it need it
+            rules = Rules.of(read_signed_run(value))
+            if rules.admission != "open" and rules.run_id not in self._rules:
+                self._rules[rules.run_id] = rules
+        self._creators[run_id] = creator
+        return Provenance(RUNS_KEY, math.inf, creator), run_id
+
+    def _examine_peer(self, value: bytes, now: float) -> tuple[Provenance, str]:
+        info = read_record(value, now)
+        self._reach(info.run_id, info.swarm_step)
+        rules = self._rules_of(info.run_id)
+        claim = rules.check(info.peer_id, info.claim, now) if rules is not None else None
+        if claim is not None and rules is not None:
+            claim.verify(rules.creator)
+        expires = min(info.expires, claim.invite.expires if claim is not None else math.inf)
+        key, order = peers_key(info.run_id), int(info.issued * 1000)
+        return Provenance(key, expires, info.peer_id, order, info.issued), info.peer_id
 
     def _rules_of(self, run_id: str) -> Rules | None:
         """The admission rules of a run, as far as known, with amendments."""
@@ -152,68 +192,8 @@ class Provenances:
             return Rules(run_id, creator, admission, members)
         return replace(known, admission=admission, members=members)
 
-    def _follow(self, chain: Chain, signer: str) -> None:
-        """Remember the admission rules of a chain. They count if its signer has created the run."""
-        known, _ = self._amended.get((chain.run_id, signer), (0, ()))
-        if chain.admissions and len(chain.links) >= known:
-            _remember(
-                self._amended,
-                (chain.run_id, signer),
-                (len(chain.links), chain.admissions),
-                _MAX_RULES,
-            )
-
     def _reach(self, run_id: str, swarm_step: int) -> None:
         """Remember how far a run is, if its admission depends on it."""
-        if (
-            run_id,
-            self._creators.get(run_id, ""),
-        ) in self._amended and swarm_step > self._steps.get(run_id, 0):
-            _remember(self._steps, run_id, swarm_step, _MAX_RULES)
-
-    def _examine(self, stored: bytes, subkey: str, now: float) -> Provenance:
-        kind, value = stored[:1], unpack(stored)
-        if kind == _RUN:
-            signed_for, creator = name_signed_run(value)
-            found = Provenance(RUNS_KEY, math.inf, creator)
-            with suppress(VersionError):  # those that can read it need it
-                rules = Rules.of(read_signed_run(value))
-                if rules.admission != "open" and rules.run_id not in self._rules:
-                    _remember(self._rules, rules.run_id, rules, _MAX_RULES)
-            _remember(self._creators, signed_for, creator, _MAX_RULES)
-        elif kind == _PEER:
-            info = read_record(value, now)
-            self._reach(info.run_id, info.swarm_step)
-            rules = self._rules_of(info.run_id)
-            claim = rules.check(info.peer_id, info.claim, now) if rules is not None else None
-            if claim is not None and rules is not None:
-                claim.verify(rules.creator)
-            expires = min(info.expires, claim.invite.expires if claim is not None else math.inf)
-            key, order, signed_for = peers_key(info.run_id), int(info.issued * 1000), info.peer_id
-            found = Provenance(key, expires, info.peer_id, order, info.issued)
-        elif kind == _REMOVALS:
-            removals, signed_for = read_removals(value, subkey), subkey
-            found = Provenance(
-                removals_key(removals.run_id, subkey), math.inf, subkey, removals.version
-            )
-        elif kind == _AMENDMENTS:
-            chain, signed_for = read_chain(value, subkey), subkey
-            found = Provenance(
-                amendments_key(chain.run_id, subkey), math.inf, subkey, len(chain.links)
-            )
-            self._follow(chain, subkey)
-        else:
-            raise RecordError("A value of an unknown kind is refused.")
-        if signed_for != subkey:
-            raise RecordError(
-                f"A record of {signed_for} under another name is refused.", reason=Reason.MISPLACED
-            )
-        return found
-
-
-def _remember(memory: OrderedDict[Any, Any], key: object, value: object, limit: int) -> None:
-    """Keep the newest ``limit`` entries."""
-    memory[key] = value
-    memory.move_to_end(key)
-    if len(memory) > limit:
-        memory.popitem(last=False)
+        is_amended = (run_id, self._creators.get(run_id, "")) in self._amended
+        if is_amended and swarm_step > self._steps.get(run_id, 0):
+            self._steps[run_id] = swarm_step

@@ -2,28 +2,62 @@
 arrival.
 
 hivemind's own ``get`` and ``store`` search each time, and each answer to such a search carries all
-records under the key. We search for names alone, seldom, and ask or store at keepers in between
-(keepers.py).
+records under the key. We search for names alone, seldom, and between two searches ask or store at
+the keepers that the last one has found:
+
+    search ──► look: all keepers ──► look: two ──► look: two others ──► ... ──► LOOKS-th: search
+      ▲                                   │
+      └── one is silent, or we have met a peer that is nearer ──┘
 """
 
 import asyncio
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic, time
-from typing import Any, TypeVar
+from typing import Any
+
+from cachetools import LRUCache
 
 from lowcomm_node.dht.interface import check_size
-from lowcomm_node.dht.keepers import REPLICAS, SEARCHED, Found, Keepers
 from lowcomm_node.dht.keys import MAX_LIFE, Provenances, pack, unpack
 from lowcomm_node.net.hivemind_client import CALL_DEADLINE, read_entry, write_entry
 from lowcomm_node.system.logs import log
 
-T = TypeVar("T")
 MAX_RECORDS = 4096
 SEEN_FOR = 15.0
 """Seconds for which a look that has found our record shows that others have it."""
+REPLICAS = 5
+"""Peers that keep a record; hivemind's own default."""
+SEARCHED = 2 * REPLICAS
+"""Nearest peers that a search asks, and that an answer names; half of them may be gone. hivemind
+takes 20, so that in a swarm of up to 20 everybody asks and names everybody."""
+ASKED = 2
+"""Keepers that a look between two searches asks, others each time."""
+LOOKS = 8
+"""Looks from one search to the next."""
+FOUND_FOR = 120.0
+"""Longest time in seconds from one search to the next."""
+MAX_SEARCHED_KEYS = 64
 
 
-class Records:
+@dataclass
+class _Found:
+    """What the last search for a key has found."""
+
+    keepers: tuple[Any, ...]
+    """Other peers that keep the records, nearest first."""
+    ours: bool
+    """Whether we keep them, too."""
+    places: frozenset[Any]
+    """Places of all peers found, ours included."""
+    node: Any
+    """The DHT node that has searched: after a restart of p2pd a new node knows nobody yet."""
+    at: float
+    looks: int
+    """Looks since then."""
+
+
+class DhtRecords:
     """One peer's requests to the DHT.
 
     Without a node, such as while p2pd is restarted, nothing is found or stored.
@@ -31,36 +65,32 @@ class Records:
 
     def __init__(
         self,
-        node: Callable[[], Any],
         provenances: Provenances,
         answered: Container[str] = (),
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """``node``: returns hivemind's ``DHTNode``, or None; ``answered``: peers that have proved
-        to be there."""
-        self._node = node
+        """``answered``: peers that have proved to be there."""
+        self.node: Any = None
+        """hivemind's ``DHTNode``."""
         self._provenances = provenances
         self._answered = answered
         self._clock = clock
-        self._keepers = Keepers(clock)
+        self._searched: LRUCache[str, _Found] = LRUCache(MAX_SEARCHED_KEYS)
         self._seen: dict[tuple[str, str], tuple[float, bytes | None]] = {}
-        """Records that somebody wants to be held by others: when a look has found them there, and
-        what it has found."""
+        """Our records that others shall keep: when a look last found each there, and its value."""
 
     async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
-        """See Discovery."""
         check_size(value)
         expires = time() + min(lifetime, MAX_LIFE)
         stored = write_entry(pack(key, value))
-        known = self._keepers.known(key, self._near(key), self._node())
-        took = await self._store(known, key, subkey, stored, expires) if known else [None]
+        found = self._last_search(key)
+        took = await self._store(found, key, subkey, stored, expires) if found else [None]
         if None in took:
-            self._keepers.forget(key)
+            self._searched.pop(key, None)
             took += await self._store(await self._search(key), key, subkey, stored, expires)
         return True in took
 
     async def lookup(self, key: str) -> dict[str, bytes]:
-        """See Discovery."""
         answers = await self._look(key)
         subkeys = {subkey for answer in answers for subkey in answer if isinstance(subkey, str)}
         # Known peers first: a flooded storer must not displace them.
@@ -69,34 +99,57 @@ class Records:
         return {subkey: value for subkey, value in found.items() if value is not None}
 
     async def held_by_others(self, key: str, subkey: str, newest: bool = True) -> bytes | None:
-        """See Discovery."""
-        if not newest and (seen := self._seen_lately(key, subkey)):
-            return seen
+        if not newest:
+            at, seen = self._seen.setdefault((key, subkey), (float("-inf"), None))
+            is_valid = seen is not None and self._provenances.check(seen, subkey, time())
+            if seen is not None and is_valid and self._clock() < at + SEEN_FOR:
+                return unpack(seen)
         found = await self._search(key)
         storers = found.keepers if found is not None else ()
-        if not newest and (held := await self._held_at(storers[:1], key, subkey)):
-            return held  # each answer carries the records of the whole swarm
-        return await self._held_at(storers, key, subkey)
+        # Each answer carries the records of the whole swarm, so one may do.
+        for asked in [storers] if newest else [storers[:1], storers[1:]]:
+            answers = await asyncio.gather(*(self._find_at(peer, key) for peer in asked))
+            held = self._newest([one for one in answers if one is not None], key, subkey)
+            if held is not None:
+                return held
+        return None
+
+    async def find_neighbours(self) -> None:
+        if self.known_peers():
+            await self._find_nearest(self.node.node_id)
+
+    def known_peers(self) -> int:
+        if self.node is None:
+            return 0
+        return len(self.node.protocol.routing_table.uid_to_peer_id)
+
+    # looks
 
     async def _look(self, key: str) -> list[Mapping[Any, Any]]:
-        """The records that we and some keepers have under a key."""
-        if (node := self._node()) is None:
+        """The records under a key that we and some keepers have."""
+        if self.node is None:
             return []
-        asked = self._keepers.next_asked(key, self._near(key), node)
-        answers = await self._find_at(asked, key)
+        asked: Sequence[Any] = ()
+        found = self._last_search(key)
+        if found is not None and found.looks < LOOKS:
+            first, count = (found.looks - 1) * ASKED, len(found.keepers)
+            found.looks += 1
+            asked = [found.keepers[(first + one) % count] for one in range(min(ASKED, count))]
+        answers = await asyncio.gather(*(self._find_at(peer, key) for peer in asked))
         if not asked or None in answers:
-            self._keepers.forget(key)
-            found = await self._search(key, look=True)
-            answers += await self._find_at(found.keepers if found is not None else (), key)
+            self._searched.pop(key, None)
+            found = await self._search(key, looks=1)
+            keepers = found.keepers if found is not None else ()
+            answers += await asyncio.gather(*(self._find_at(peer, key) for peer in keepers))
         others: list[Mapping[Any, Any]] = [answer for answer in answers if answer is not None]
-        self._see(key, others)
-        own = node.protocol.storage.get(_place(key))
+        self._note_seen(key, others)
+        own = self.node.protocol.storage.get(place_of_key(key)) if self.node is not None else None
         return [*others, dict(own.value.items())] if own is not None else others
 
     def _newest(self, answers: Sequence[Mapping[Any, Any]], key: str, subkey: str) -> bytes | None:
         """The newest valid value of a subkey."""
-        told = (self._checked(answer, key, subkey) for answer in answers)
-        held = [one for one in told if one is not None]
+        checked = (self._checked(answer, key, subkey) for answer in answers)
+        held = [entry for entry in checked if entry is not None]
         return unpack(max(held)[1]) if held else None
 
     def _checked(
@@ -104,150 +157,117 @@ class Records:
     ) -> tuple[int, bytes] | None:
         """Order and stored value of a subkey in an answer, if it is valid."""
         value = read_entry(answer, subkey)
-        told = self._provenances.check(value, subkey, time()) if value is not None else None
-        if told is None or value is None or told.key != key:
+        found = self._provenances.check(value, subkey, time()) if value is not None else None
+        if found is None or value is None or found.key != key:
             return None
-        return told.order, value
+        return found.order, value
 
-    async def _held_at(self, storers: Sequence[Any], key: str, subkey: str) -> bytes | None:
-        answers = await self._find_at(storers, key)
-        return self._newest([one for one in answers if one is not None], key, subkey)
-
-    def _see(self, key: str, answers: Iterable[Mapping[Any, Any]]) -> None:
-        """Remember which wanted records others have."""
+    def _note_seen(self, key: str, answers: Iterable[Mapping[Any, Any]]) -> None:
         for answer in answers:
-            for wanted_key, subkey in self._seen:
-                if wanted_key == key and (told := self._checked(answer, key, subkey)) is not None:
-                    self._seen[key, subkey] = self._clock(), told[1]
+            for wanted, subkey in self._seen:
+                if wanted == key and (checked := self._checked(answer, key, subkey)) is not None:
+                    self._seen[key, subkey] = self._clock(), checked[1]
 
-    def _seen_lately(self, key: str, subkey: str) -> bytes | None:
-        at, value = self._seen.setdefault((key, subkey), (float("-inf"), None))
-        if value is None or self._clock() >= at + SEEN_FOR:
+    # searches
+
+    def _last_search(self, key: str) -> _Found | None:
+        """What the last search has found; None if a new search is due."""
+        found = self._searched.get(key)
+        if found is None or found.node is not self.node:
             return None
-        told = self._provenances.check(value, subkey, time())
-        return unpack(value) if told is not None else None
+        nearest = self.node.protocol.routing_table.get_nearest_neighbors(
+            place_of_key(key), REPLICAS
+        )
+        is_old = self._clock() >= found.at + FOUND_FOR
+        return None if is_old or any(place not in found.places for place, _ in nearest) else found
 
-    async def _search(self, key: str, look: bool = False) -> Found | None:
-        """Find the keepers of a key; None if there is no node, or it fails."""
+    async def _search(self, key: str, looks: int = LOOKS) -> _Found | None:
+        """Find the keepers of a key; None if there is no node, or the search fails.
+
+        ``looks``: 1 if a look of all keepers follows.
+        """
+        # A peer that is asked for a key answers with all records under it. Nothing is stored at the
+        # neighbouring number, and the same peers are the nearest to it.
         from lowcomm_node.net.hivemind_parts import DHTID
 
-        # Whoever is asked for a key answers with all records under it. Nothing is stored at the
-        # neighbouring number, and the same peers are the nearest to it.
-        node, beside = self._node(), DHTID(_place(key) ^ 1)
-        near = await self._call("find_nearest_nodes", [beside], k_nearest=SEARCHED)
+        node = self.node
+        near = await self._find_nearest(DHTID(place_of_key(key) ^ 1))
         if near is None:
             return None
-        answering = [
-            (place, peer) for place, peer in near[beside].items() if peer not in node.blacklist
-        ][:REPLICAS]
-        found = Found(
+        before = self._searched.pop(key, None)
+        answering = [(place, peer) for place, peer in near.items() if peer not in node.blacklist]
+        answering = answering[:REPLICAS]
+        found = _Found(
             keepers=tuple(peer for place, peer in answering if place != node.node_id),
             ours=any(place == node.node_id for place, _ in answering),
-            places=frozenset(near[beside]),
+            places=frozenset(near),
             node=node,
+            at=self._clock(),
+            looks=min(looks, before.looks) if before is not None else looks,
         )
-        self._keepers.remember(key, found, look)
+        if found.keepers:
+            self._searched[key] = found
         return found
 
-    def _near(self, key: str) -> list[Any]:
-        """Places of the nearest peers that we have met."""
-        if (node := self._node()) is None:
-            return []
-        table = node.protocol.routing_table
-        return [place for place, _ in table.get_nearest_neighbors(_place(key), REPLICAS)]
+    async def _find_nearest(self, place: Any) -> dict[Any, Any] | None:
+        """The peers nearest to a place, nearest first; None if there is no node, or it fails."""
+        if self.node is None:
+            return None
+        try:
+            async with asyncio.timeout(CALL_DEADLINE):
+                found = await self.node.find_nearest_nodes([place], k_nearest=SEARCHED)
+        except Exception as error:  # hostile answers can make hivemind raise anything
+            log.debug("dht.call_failed", method="find_nearest_nodes", error=repr(error))
+            return None
+        return found[place]
+
+    # calls to one peer
 
     async def _store(
-        self, found: Found | None, key: str, subkey: str, stored: bytes, expires: float
+        self, found: _Found | None, key: str, subkey: str, stored: bytes, expires: float
     ) -> list[bool | None]:
         """Store a record at its keepers: whether each took it; None: it did not answer."""
         if found is None:
             return []
-        place = _place(key)
-        told = list[bool | None](
-            await asyncio.gather(
-                *(self._store_at(peer, place, subkey, stored, expires) for peer in found.keepers)
+        arguments = [place_of_key(key)], [stored], [expires]
+        answers = await asyncio.gather(
+            *(
+                self._call("call_store", peer, *arguments, subkeys=[subkey])
+                for peer in found.keepers
             )
         )
-        if found.ours and (node := self._node()) is not None:
-            told.append(node.protocol.storage.store_subkey(place, subkey, stored, expires))
-        return told
+        took = [bool(answer[0]) if answer else None for answer in answers]
+        if found.ours and self.node is not None:
+            storage = self.node.protocol.storage
+            took.append(storage.store_subkey(place_of_key(key), subkey, stored, expires))
+        return took
 
-    async def _store_at(
-        self, peer: Any, place: Any, subkey: str, stored: bytes, expires: float
-    ) -> bool | None:
-        """Store a record at one peer."""
-        if (node := self._node()) is None:
-            return None
-        try:
-            async with asyncio.timeout(CALL_DEADLINE):
-                told = await node.protocol.call_store(
-                    peer, [place], [stored], [expires], subkeys=[subkey]
-                )
-        except Exception as error:  # hostile answers can make hivemind raise anything
-            log.debug("dht.call_failed", method="call_store", error=repr(error))
-            told = None
-        if not told:
-            node.blacklist.register_failure(peer)
-            return None
-        return bool(told[0])
-
-    def proved(self, key: str) -> frozenset[str]:
-        """See Discovery."""
-        return self._kept(key, lambda storage, place: storage.proved(place), frozenset())
-
-    def brought_from(self, key: str, subkey: str) -> tuple[str, ...]:
-        """See Discovery."""
-        return self._kept(key, lambda storage, place: storage.brought_from(place, subkey), ())
-
-    def _kept(self, key: str, tell: Callable[[Any, Any], T], nothing: T) -> T:
-        node = self._node()
-        return tell(node.protocol.storage, _place(key)) if node is not None else nothing
-
-    async def find_neighbours(self) -> None:
-        """See Discovery."""
-        node = self._node()
-        if node is not None and self.known_peers():
-            await self._call("find_nearest_nodes", [node.node_id])
-
-    def known_peers(self) -> int:
-        """See Discovery."""
-        node = self._node()
-        return len(node.protocol.routing_table.uid_to_peer_id) if node is not None else 0
-
-    async def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        """Call the DHT; None if it fails, or while there is no node."""
-        node = self._node()
-        if node is None:
-            return None
-        try:
-            async with asyncio.timeout(CALL_DEADLINE):
-                return await getattr(node, method)(*arguments, **options)
-        except Exception as error:  # hostile answers can make hivemind raise anything
-            log.debug("dht.call_failed", method=method, error=repr(error))
-            return None
-
-    async def _find_at(self, peers: Sequence[Any], key: str) -> list[dict[Any, Any] | None]:
-        """The records under a key that each of these peers keeps; None: it did not answer."""
-        return list(await asyncio.gather(*(self._find_at_one(peer, key) for peer in peers)))
-
-    async def _find_at_one(self, peer: Any, key: str) -> dict[Any, Any] | None:
-        place, node = _place(key), self._node()
-        if node is None:
-            return None
-        try:
-            async with asyncio.timeout(CALL_DEADLINE):
-                answer = await node.protocol.call_find(peer, [place])
-        except Exception as error:  # hostile answers can make hivemind raise anything
-            log.debug("dht.call_failed", method="call_find", error=repr(error))
-            answer = None
+    async def _find_at(self, peer: Any, key: str) -> dict[Any, Any] | None:
+        """The records under a key that a peer keeps; None: it did not answer."""
+        place = place_of_key(key)
+        answer = await self._call("call_find", peer, [place])
         if not answer:
-            node.blacklist.register_failure(peer)
             return None
         found = answer[place][0]
         return dict(found.value.items()) if found is not None else {}
 
+    async def _call(self, method: str, peer: Any, *arguments: Any, **options: Any) -> Any:
+        """Call one peer. Without an answer it is avoided for a while."""
+        node, answer = self.node, None
+        if node is None:
+            return None
+        try:
+            async with asyncio.timeout(CALL_DEADLINE):
+                answer = await getattr(node.protocol, method)(peer, *arguments, **options)
+        except Exception as error:  # hostile answers can make hivemind raise anything
+            log.debug("dht.call_failed", method=method, error=repr(error))
+        if not answer:
+            node.blacklist.register_failure(peer)
+        return answer
 
-def _place(key: str) -> Any:
+
+def place_of_key(key: str) -> Any:
+    """The place of a key in the DHT."""
     from lowcomm_node.net.hivemind_parts import DHTID
 
     return DHTID.generate(source=key)

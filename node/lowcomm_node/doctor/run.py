@@ -91,7 +91,7 @@ async def examine_alone(settings: NodeSettings, absent: str, hangs: bool) -> tup
 
 async def _look_at_network(settings: NodeSettings, seen: Observations) -> Observations:
     with ephemeral_identity() as (identity, key_file):
-        discovery = open_discovery(settings, identity, key_file=key_file, fresh_identity=True)
+        discovery = open_discovery(settings, identity, key_file=key_file)
         discovery.max_clock_offset = inf  # a wrong clock is a finding
         try:
             await discovery.start()

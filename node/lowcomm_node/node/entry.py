@@ -6,8 +6,7 @@ from time import time
 
 from lowcomm_node.catalogue.waits import WaitCode, Waiting
 from lowcomm_node.catalogue.warnings import WarningCode
-from lowcomm_node.dht.interface import Discovery
-from lowcomm_node.dht.knocks import nobody_answers
+from lowcomm_node.dht.interface import Discovery, nobody_answers
 from lowcomm_node.errors import NoPeers
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.probing.prober import FOR_A_NODE, Prober
@@ -35,10 +34,8 @@ class Entry:
         key_file: Path,
         board: Board,
         refusals: Refusals,
-        fresh_identity: bool = False,
     ) -> None:
-        """``key_file``: the key of ``identity``; ``fresh_identity``: whether this process has drawn
-        it. Raises ConfigError on a malformed address."""
+        """``key_file``: the key of ``identity``. Raises ConfigError on a malformed address."""
         self.settings = settings
         self.identity = identity
         self.board = board
@@ -57,7 +54,6 @@ class Entry:
             key_file=key_file,
             refusals=refusals,
             remembered=self._remembered,
-            fresh_identity=fresh_identity,
         )
         self.rejoin = Rejoin(
             self.discovery,

@@ -108,7 +108,6 @@ class Node:
         self.settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
         with HomeLock(self.settings.paths.lock), ExitStack() as stack:
             key_file = self.settings.paths.identity
-            fresh = self.settings.ephemeral or not key_file.exists()
             if self.settings.ephemeral:
                 identity, key_file = stack.enter_context(ephemeral_identity())
             else:
@@ -118,9 +117,7 @@ class Node:
             metrics: Listening | None = None
             try:
                 metrics = self._serve_metrics()
-                self._entry = Entry(
-                    self.settings, identity, key_file, self.board, self._refusals, fresh
-                )
+                self._entry = Entry(self.settings, identity, key_file, self.board, self._refusals)
                 await self._live(self._entry)
             except asyncio.CancelledError:
                 self.board.enter("left", None)

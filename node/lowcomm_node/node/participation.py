@@ -5,8 +5,8 @@ from contextlib import suppress
 from time import time
 
 from lowcomm_node.catalogue.warnings import WarningCode
+from lowcomm_node.dht.interface import by_peer
 from lowcomm_node.dht.keys import peers_key
-from lowcomm_node.dht.knocks import by_peer
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.fetch.giving import FileGiver
 from lowcomm_node.fetch.shelf import Shelf

@@ -8,9 +8,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from time import monotonic, time
 
-from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.interface import Discovery, by_peer
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
-from lowcomm_node.dht.knocks import by_peer
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.net.addresses import place_in
 from lowcomm_node.owner.settings import NodeSettings
@@ -50,13 +49,11 @@ def open_discovery(
     key_file: Path | None = None,
     refusals: Refusals | None = None,
     remembered: Sequence[str] = (),
-    fresh_identity: bool = False,
 ) -> Discovery:
     """The DHT with these settings, not started yet. Raises ConfigError on a malformed address.
 
     ``key_file``: the key of ``identity``, if not in the home; ``refusals``: counts refused records;
-    ``remembered``: addresses that have answered before, the best first; ``fresh_identity``: whether
-    this process has drawn it.
+    ``remembered``: addresses that have answered before, the best first.
     """
     from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery  # takes seconds to import
     from lowcomm_node.net.p2pd import listeners
@@ -77,7 +74,6 @@ def open_discovery(
         learned=remembered[::-1],  # the last ones are kept if there are too many
         # p2pd does not count what it relays for others, so it relays nothing if traffic is limited.
         relays=settings.max_up is None and settings.max_down is None,
-        fresh_identity=fresh_identity,
     )
     return HivemindDiscovery(identity, key_file or settings.paths.identity, dht, refusals)
 

@@ -14,8 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from time import monotonic, time
 
-from lowcomm_node.dht.interface import Discovery, Knock
-from lowcomm_node.dht.knocks import by_peer, check_clock
+from lowcomm_node.dht.interface import Discovery, Knock, by_peer, check_clock
 from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.net.addresses import host_of, port_of, relay_of
 from lowcomm_node.net.targets import held_addresses
@@ -178,7 +177,7 @@ class Rejoin:
         self._look_at_ourselves()
         await self._discovery.revive()
         plan = self._watchdog.plan(
-            monotonic(), isolated=not await self._discovery.has_connections()
+            monotonic(), isolated=not await self._discovery.connected_peers()
         )
         if plan.restart:
             log.info("dht.restart", reason=self.reason)

@@ -345,42 +345,20 @@ def test_a_restart_forgets_no_day_and_leaves_peers_an_hour_to_come_back(
     assert len(registry.expire()) == 1
 
 
-def test_a_house_full_of_one_strangers_runs_has_room_for_others(
-    tmp_path: Path, clock: Clock
-) -> None:
-    registry, attacker = Registry(tmp_path, clock=clock), ("198.51.100.7", "198.51.100.0/24")
-    registry.add(signed("operator"), own=True)
-    for number in range(80):
-        try:
-            registry.add(signed(f"junk-{number}", Identity(number.to_bytes(32, "big"))), attacker)
-        except ConfigError:
-            assert number >= 63
-    assert len(registry.runs()) == 64
-    for run in registry.runs():
-        registry.saw(run.run_id, peers=1)  # one living identity for each
-    honest = [signed(f"honest-{number}") for number in range(8)]
-    assert all(
-        registry.add(run, (f"203.0.113.{number}", "203.0.113.0/24"))
-        for number, run in enumerate(honest)
-    )
-    with pytest.raises(ConfigError, match="more claim"):
-        registry.add(signed("junk-again", Identity(b"j" * 32)), attacker)
-    assert {f"honest-{number}" for number in range(8)} | {"operator"} <= names(registry)
-
-
-def test_one_creator_pushes_out_only_its_own_runs(tmp_path: Path, clock: Clock) -> None:
-    registry, place = Registry(tmp_path, max_runs=8, clock=clock), ("203.0.113.1", "203.0.113.0/24")
-    busy, other = Identity(b"b" * 32), Identity(b"o" * 32)
-    for number in range(8):
-        registry.add(signed(f"busy-{number}", busy), place)
-    assert registry.add(signed("other", other), place)
-    assert "other" in names(registry) and len(registry.runs()) == 8
+def test_one_network_gets_a_quarter_of_the_places(tmp_path: Path, clock: Clock) -> None:
+    registry = Registry(tmp_path, clock=clock)
+    for number in range(16):
+        registry.add(signed(f"junk-{number}"), "198.51.100.0/24")
+    with pytest.raises(ConfigError, match="a quarter"):
+        registry.add(signed("junk"), "198.51.100.0/24")
+    assert registry.add(signed("other"), "203.0.113.0/24")
+    assert registry.add(signed("operator"), "198.51.100.0/24", own=True)
 
 
 def test_an_empty_run_gives_way_before_one_with_peers_however_old(
     tmp_path: Path, clock: Clock
 ) -> None:
-    registry, place = Registry(tmp_path, max_runs=2, clock=clock), ("203.0.113.1", "203.0.113.0/24")
+    registry, place = Registry(tmp_path, max_runs=2, clock=clock), "203.0.113.0/24"
     registry.add(signed("trained"), place)
     registry.add(signed("empty"), place)
     clock.now += GRACE

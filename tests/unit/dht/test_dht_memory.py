@@ -15,10 +15,8 @@ from lowcomm_node.dht.keys import (
     MAX_LIFE,
     RUNS_KEY,
     Provenances,
-    key_of,
     pack,
     peers_key,
-    provenance,
 )
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.net.addresses import (
@@ -165,14 +163,14 @@ async def test_memory_peers_count_each_other(ada: MemoryDiscovery, bob: MemoryDi
 @example(b"L", "\ud800")
 def test_no_bytes_from_another_peer_raise(stored: bytes, subkey: str) -> None:
     for kind in (b"", b"R", b"P", b"L"):
-        assert key_of(kind + stored, subkey, NOW) is None
+        assert Provenances().check(kind + stored, subkey, NOW) is None
 
 
 @given(st.integers(0, 400), st.integers(1, 255))
 def test_a_changed_byte_makes_a_record_invalid(position: int, flip: int) -> None:
     stored = bytearray(pack(KEY, record_of(ADA)))
     stored[position % len(stored)] ^= flip
-    assert key_of(bytes(stored), ADA.peer_id, NOW) is None
+    assert Provenances().check(bytes(stored), ADA.peer_id, NOW) is None
 
 
 def test_what_was_checked_once_is_not_verified_again_and_expires_all_the_same(
@@ -188,7 +186,7 @@ def test_what_was_checked_once_is_not_verified_again_and_expires_all_the_same(
     known, stored = Provenances(), pack(KEY, record_of(ADA, life=30))
     first = known.check(stored, ADA.peer_id, NOW)
     assert verified == [ADA.peer_id]
-    assert first == provenance(stored, ADA.peer_id, NOW)
+    assert first == Provenances().check(stored, ADA.peer_id, NOW)
     assert verified == [ADA.peer_id] * 2, "who knows nothing yet verifies"
     assert known.check(stored, ADA.peer_id, NOW + 29.9) is first
     assert known.check(stored, ADA.peer_id, NOW + 30.1) is None

@@ -1,26 +1,23 @@
 """What a storer of the DHT lets in, and what it keeps; hivemind's own types, no network."""
 
+import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from lowcomm_node.dht import callers, guard
-from lowcomm_node.dht.answered import Answered, Silent
-from lowcomm_node.dht.eviction import Bringer
-from lowcomm_node.dht.guard import BoundedStorage, OwnRecords
-from lowcomm_node.dht.keepers import SEARCHED
+from lowcomm_node.dht import guard
+from lowcomm_node.dht.guard import BoundedStorage, Callers, OwnRecords
 from lowcomm_node.dht.keys import (
     RUNS_KEY,
     Provenances,
     amendments_key,
     pack,
     peers_key,
-    provenance,
     removals_key,
 )
+from lowcomm_node.net.control import Connection
 from lowcomm_node.net.hivemind_parts import (
     DHTID,
     DHTRecord,
@@ -28,7 +25,6 @@ from lowcomm_node.net.hivemind_parts import (
     PeerID,
     RoutingTable,
 )
-from lowcomm_node.system.quota import prefixes_of
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import issue_invite, write_removals
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
@@ -136,13 +132,15 @@ def test_who_only_publishes_a_run_knows_who_may_join_it():
 
 
 def test_runs_that_are_known_are_bounded(monkeypatch):
-    monkeypatch.setattr("lowcomm_node.dht.keys._MAX_RULES", 2)
-    provenances = Provenances()
+    monkeypatch.setattr("lowcomm_node.dht.keys.MAX_RULES", 2)
+    provenances, first = Provenances(), ""
     for number in range(4):
         spec = parse_toml(f'[run]\nname = "a{number}"\nadmission = "invite"\n')
         run = sign_run(spec, CREATOR)
         assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
-    assert len(provenances._rules) == 2
+        first = first or run.run_id
+    assert not lets_in(provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB))
+    assert lets_in(provenances, peers_key(first), BOB.peer_id, record(first, BOB)), "forgotten"
 
 
 def test_what_was_checked_under_one_name_is_not_believed_under_another():
@@ -239,7 +237,6 @@ def test_only_the_creator_can_write_where_its_removals_are_looked_for():
     assert not lets_in(provenances, key, CREATOR.peer_id, theirs)
     assert not lets_in(provenances, key, BOB.peer_id, theirs), "its place is another"
     assert not lets_in(provenances, key, BOB.peer_id, mine)
-    assert provenance(pack(key, mine), CREATOR.peer_id, NOW) is not None
 
 
 # Sizes and times
@@ -318,19 +315,6 @@ def test_a_record_from_when_both_clocks_were_ahead_hides_no_newer_one(monkeypatc
     ] == (right)
 
 
-def test_a_silent_peer_is_avoided_for_seconds_that_no_clock_makes_longer():
-    clock = [0.0]
-    silent = Silent(lambda: clock[0], lasts=10.0)
-    silent.register_failure("ada")
-    clock[0] = 9.0
-    assert "ada" in silent and "bob" not in silent
-    clock[0] = 10.0
-    assert "ada" not in silent
-    silent.register_failure("ada")
-    silent.register_success("ada")
-    assert "ada" not in silent
-
-
 def test_where_there_is_no_more_room_a_record_is_still_renewed(monkeypatch):
     run_id = "ab" * 32
     storage, key = BoundedStorage(Provenances()), DHTID.generate(source=peers_key(run_id))
@@ -396,11 +380,6 @@ class Table:
         ]
 
 
-def test_searches_and_answers_are_narrow_and_the_table_is_not():
-    table: Any = Table(ADA)
-    assert (table.bucket_size, table.routing_table.bucket_size) == (SEARCHED, 20)
-
-
 ANYWHERE, ELSEWHERE = (
     DHTID.generate(source="next to a key"),
     DHTID.generate(source="somewhere else"),
@@ -439,139 +418,159 @@ async def test_what_others_say_of_where_a_peer_stands_is_believed_only_if_that_o
 
 
 @contextmanager
-def brought_by(peer: str, host: str) -> Iterator[None]:
+def stored_by(peer: str, host: str) -> Iterator[None]:
     """As if this peer stored what is stored meanwhile, from this address."""
-    token = callers._BRINGER.set(Bringer(peer, prefixes_of(host)))
+    token = guard._CALLER.set((peer, host))
     try:
         yield
     finally:
-        callers._BRINGER.reset(token)
+        guard._CALLER.reset(token)
 
 
 class Stored:
-    """What one storer keeps under the key of a run."""
+    """What a storer keeps under the key of a run."""
 
     def __init__(self, monkeypatch, room: int) -> None:
         monkeypatch.setattr(guard, "MAX_KEY_BYTES", room)
-        self.answered = Answered(lambda: NOW)
+        self.answered = set[str]()
         self.storage = BoundedStorage(Provenances(), self.answered)
-        self.key = DHTID.generate(source=peers_key(RUN))
 
-    def store(self, peer: Identity, host: str = "203.0.113.1", by: str = "", step: int = 0) -> bool:
+    def store(
+        self,
+        peer: Identity,
+        host: str = "203.0.113.1",
+        by: str = "",
+        step: int = 0,
+        run_id: str = "ab" * 32,
+    ) -> bool:
         data = record(
-            RUN, peer, life=300.0, issued=NOW + step / 1000, addresses=("203.0.113.1:4000",) * 8
+            run_id, peer, life=300.0, issued=NOW + step / 1000, addresses=("203.0.113.1:4000",) * 8
         )
-        value = MSGPackSerializer.dumps(pack(peers_key(RUN), data))
-        with brought_by(by or peer.peer_id, host):
-            return self.storage.store_subkey(self.key, peer.peer_id, value, NOW + 280 + step / 1000)
+        key = peers_key(run_id)
+        value = MSGPackSerializer.dumps(pack(key, data))
+        with stored_by(by or peer.peer_id, host):
+            return self.storage.store_subkey(
+                DHTID.generate(source=key), peer.peer_id, value, NOW + 280 + step / 1000
+            )
 
     def keeps(self, peers: list[Identity]) -> int:
-        found = self.storage.get(self.key)
+        found = self.storage.get(KEY)
         return sum(peer.peer_id in found.value for peer in peers) if found is not None else 0
 
 
-RUN = "ab" * 32
+KEY = DHTID.generate(source=peers_key("ab" * 32))
 HONEST = [Identity(bytes([0, number]) * 16) for number in range(1, 9)]
 SYBILS = [Identity(bytes([1, number // 256, number % 256, 1]) * 8) for number in range(200)]
 ROOM = 25_000
 """Of about 60 records of the tests."""
 
 
-def test_a_flood_from_one_connection_pushes_nobody_out_and_keeps_nobody_out(monkeypatch):
+def test_a_flood_from_one_address_gets_a_quarter_of_the_room(monkeypatch):
     stored = Stored(monkeypatch, ROOM)
     early, late = HONEST[:4], HONEST[4:]
     assert all(stored.store(peer) for peer in early)
-    taken = [stored.store(sybil, "198.51.100.7", by=SYBILS[0].peer_id) for sybil in SYBILS]
-    assert 20 < sum(taken) < 100
-    assert all(stored.store(peer) for peer in late), (
-        "who comes later, at the address of all honest peers"
-    )
+    taken = [stored.store(sybil, "198.51.100.7") for sybil in SYBILS]
+    assert 10 < sum(taken) < 20
+    assert all(stored.store(peer) for peer in late)
     assert stored.keeps(HONEST) == len(HONEST)
+    assert not stored.store(SYBILS[-1], "198.51.100.7")
+    assert stored.store(SYBILS[0], "198.51.100.7", step=1), "a renewal takes up no more"
 
 
-def test_a_flood_of_as_many_connections_pushes_out_only_itself(monkeypatch):
+def test_records_brought_by_others_leave_room_for_their_address(monkeypatch):
     stored = Stored(monkeypatch, ROOM)
-    assert all(stored.store(peer, f"203.0.113.{number}") for number, peer in enumerate(HONEST[:4]))
-    for sybil in SYBILS:
-        stored.store(sybil, "198.51.100.7")
-    assert all(stored.store(peer, f"192.0.{number}.1") for number, peer in enumerate(HONEST[4:]))
-    assert stored.keeps(HONEST) == len(HONEST)
+    taken = [stored.store(sybil, by=SYBILS[0].peer_id) for sybil in SYBILS[1:]]
+    assert 10 < sum(taken) < 20
+    assert all(stored.store(peer) for peer in HONEST)
 
 
-def test_who_shares_the_address_of_a_flood_stays_if_it_was_here_before_or_has_answered(monkeypatch):
+def test_a_peer_that_has_answered_comes_before_a_flood_from_everywhere(monkeypatch):
     stored = Stored(monkeypatch, ROOM)
-    assert stored.store(HONEST[0], "198.51.100.7")
-    for sybil in SYBILS:
-        stored.store(sybil, "198.51.100.7")
-    assert not stored.store(HONEST[1], "198.51.100.7"), "nothing tells it from the flood"
+    assert stored.store(HONEST[0])
+    for number, sybil in enumerate(SYBILS):
+        stored.store(sybil, f"198.51.100.{number}")
+    assert not stored.store(HONEST[1]), "nothing tells it from the flood"
     stored.answered.add(HONEST[1].peer_id)
-    assert stored.store(HONEST[1], "198.51.100.7")
-    for step, sybil in enumerate(SYBILS):
-        stored.store(sybil, "198.51.100.7", step=step + 1)
+    assert stored.store(HONEST[1])
+    for number, sybil in enumerate(SYBILS):
+        stored.store(sybil, f"198.51.100.{number}", step=1)
     assert stored.keeps(HONEST[:2]) == 2
 
 
-def test_a_replayed_record_does_not_lower_its_owner(monkeypatch):
-    stored = Stored(monkeypatch, ROOM)
-    assert stored.store(HONEST[0])
-    assert stored.store(HONEST[0], "198.51.100.7", by=SYBILS[0].peer_id, step=1)
-    for sybil in SYBILS:
-        stored.store(sybil, "198.51.100.7", by=SYBILS[0].peer_id)
-    assert stored.keeps(HONEST[:1]) == 1
-
-
-def test_what_we_publish_ourselves_never_gives_way(monkeypatch):
+def test_our_own_record_comes_first(monkeypatch):
     stored = Stored(monkeypatch, 2_000)
-    value = MSGPackSerializer.dumps(pack(peers_key(RUN), record(RUN, ADA, life=300.0)))
-    for sybil in SYBILS[:20]:
-        stored.store(sybil)
-    assert stored.storage.store_subkey(stored.key, ADA.peer_id, value, NOW + 280)
-    for sybil in SYBILS[20:]:
-        stored.answered.add(sybil.peer_id)
-        stored.store(sybil)
+    value = MSGPackSerializer.dumps(pack(peers_key("ab" * 32), record("ab" * 32, ADA, life=300.0)))
+    for number, sybil in enumerate(SYBILS[:40]):
+        stored.store(sybil, f"198.51.100.{number}")
+    assert stored.storage.store_subkey(KEY, ADA.peer_id, value, NOW + 280)
     assert stored.keeps([ADA]) == 1
 
 
-def test_invented_runs_keep_no_run_out_and_take_no_more_than_their_share_of_memory(monkeypatch):
-    monkeypatch.setattr(guard, "MAX_KEYS", 20)
-    storage = BoundedStorage(Provenances(), Answered(lambda: NOW))
-
-    def store(run_id: str, peer: Identity, host: str) -> bool:
-        value = MSGPackSerializer.dumps(pack(peers_key(run_id), record(run_id, peer, life=300.0)))
-        with brought_by(peer.peer_id, host):
-            return storage.store_subkey(
-                DHTID.generate(source=peers_key(run_id)), peer.peer_id, value, NOW + 280
-            )
-
-    taken = [store(f"{number:064x}", SYBILS[0], "198.51.100.7") for number in range(50)]
-    assert sum(taken) == 20
-    assert store(RUN, HONEST[0], "203.0.113.1")
-    assert len(storage) == 20 and storage.get(DHTID.generate(source=peers_key(RUN))) is not None
-    monkeypatch.setattr(guard, "MAX_BYTES", storage._bytes)
-    assert not store(f"{99:064x}", SYBILS[0], "198.51.100.7")
-    assert store(RUN, HONEST[1], "203.0.113.2")
-    assert storage._bytes <= guard.MAX_BYTES
-
-
-def test_what_is_known_of_records_goes_with_them(monkeypatch):
+def test_peers_that_store_their_record_themselves_have_proved_to_be_there(monkeypatch):
     stored = Stored(monkeypatch, ROOM)
+    stored.store(HONEST[0])
+    stored.store(HONEST[1], "198.51.100.7", by=SYBILS[0].peer_id)
+    stored.store(HONEST[2], "198.51.100.7", by=SYBILS[0].peer_id)
+    stored.store(HONEST[0], "198.51.100.7", by=SYBILS[0].peer_id, step=1)
+    stored.answered.add(HONEST[2].peer_id)
+    assert stored.storage.proved(KEY) == {HONEST[0].peer_id, HONEST[2].peer_id}
+    assert stored.storage.origin(KEY, HONEST[0].peer_id) == "203.0.113.1", "who renews keeps it"
+
+
+def test_invented_runs_get_a_quarter_of_the_keys_and_of_the_memory(monkeypatch):
+    stored = Stored(monkeypatch, ROOM)
+    monkeypatch.setattr(guard, "MAX_KEYS", 20)
+    runs = [f"{number:064x}" for number in range(50)]
+    taken = [stored.store(SYBILS[0], "198.51.100.7", run_id=run_id) for run_id in runs]
+    assert sum(taken) == 5
+    assert stored.store(HONEST[0])
+    for number, run_id in enumerate(runs):
+        stored.store(SYBILS[1], f"192.0.2.{number}", run_id=run_id)
+    assert len(stored.storage) == 20
+    assert not stored.store(HONEST[1], run_id="cd" * 32)
+    stored.answered.add(HONEST[1].peer_id)
+    assert stored.store(HONEST[1], run_id="cd" * 32)
+    assert len(stored.storage) == 20 and stored.keeps(HONEST[:1]) == 1
+    monkeypatch.setattr(guard, "MAX_BYTES", 1)
+    assert not stored.store(HONEST[2])
+
+
+def test_expired_records_take_up_no_room(monkeypatch):
+    stored = Stored(monkeypatch, 2_000)
     now = [NOW]
     monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: now[0])
-    for sybil in SYBILS[:20]:
-        stored.store(sybil)
-    now[0] = NOW + 10_000
-    stored.storage._sweep()
-    assert (stored.storage._kept, stored.storage._bytes) == ({}, 0)
+    monkeypatch.setattr(guard, "SWEEP_EVERY", 1)
+    for number, sybil in enumerate(SYBILS[:20]):
+        stored.store(sybil, f"198.51.100.{number}")
+    assert not stored.store(HONEST[0])
+    now[0] = NOW + 281
+    assert stored.store(HONEST[0], step=10_000)
 
 
-def test_a_flood_is_refused_without_another_look_and_a_renewal_never_is(monkeypatch):
-    stored, looks = Stored(monkeypatch, ROOM), []
-    choose = guard.those_to_go
-    monkeypatch.setattr(guard, "those_to_go", lambda *rest: looks.append(rest) or choose(*rest))
-    first = SYBILS[0]
-    assert stored.store(first, "198.51.100.7")
-    for sybil in SYBILS[1:]:
-        stored.store(sybil, "198.51.100.7")
-    assert len(looks) <= 2
-    assert stored.store(first, "198.51.100.7", step=1)
-    assert stored.store(HONEST[0])
+async def test_a_caller_is_known_by_the_address_of_its_connection_or_by_its_relay(monkeypatch):
+    monkeypatch.setattr(guard, "LOOK_EVERY", 0.0)
+    addresses = {
+        "ada": "/ip4/203.0.113.7/tcp/4001",
+        "bob": "/ip6/2001:db8:1:2::3/udp/4001/quic-v1",
+        "cleo": f"/ip4/198.51.100.1/tcp/4001/p2p/{ADA.peer_id}/p2p-circuit",
+    }
+
+    async def connections() -> list[Connection]:
+        return [Connection(peer, address) for peer, address in addresses.items()]
+
+    known = Callers(connections)
+
+    async def call(peer: str) -> tuple[str, str] | None:
+        await known.enter(peer)
+        await asyncio.sleep(0)
+        return guard._CALLER.get()
+
+    peers = ("ada", "bob", "cleo", "nobody")
+    found = await asyncio.gather(*(asyncio.create_task(call(peer)) for peer in peers))
+    assert found == [
+        ("ada", "203.0.113.7"),
+        ("bob", "2001:db8:1:2::/64"),
+        ("cleo", f"relay {ADA.peer_id}"),
+        ("nobody", "unknown"),
+    ]
+    assert guard._CALLER.get() is None, "what we publish ourselves"

@@ -160,7 +160,7 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
 async def test_an_entry_point_is_knocked_at_over_quic_too(
     peer: Peer, pings: dict[str, float | None]
 ) -> None:
-    peer._node = object()
+    peer.node = object()
     entry = EntryPoint(BOOT.peer_id, "/ip4/44.1.1.1/tcp/7")
     assert (await peer._knock(BOOT.peer_id, [entry])).reason is None
     assert peer.control.dialed == [["/ip4/44.1.1.1/tcp/7", "/ip4/44.1.1.1/udp/7/quic-v1"]]
@@ -316,7 +316,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
     async def nothing(*_: Any) -> None:
         await asyncio.sleep(0)
 
-    for name in ("attach", "detach", "load_hivemind", "refuse_duplicate_identity", "wait_routing"):
+    for name in ("attach", "detach", "load_hivemind", "wait_routing"):
         monkeypatch.setattr(hivemind, name, nothing)
     monkeypatch.setattr(hivemind, "P2pDaemon", Daemon)
     Daemon.there = Daemon.most = 0
@@ -389,26 +389,3 @@ async def test_what_p2pd_did_not_hear_is_told_it_again(peer: Peer, started: Any)
         assert peer.control.told == [hivemind.PUNCH, "/a"]
     finally:
         await peer.close()
-
-
-@pytest.mark.parametrize("fresh", [True, False])
-async def test_a_twin_is_looked_for_unless_our_identity_was_drawn_here(
-    tmp_path: Path, started: Any, monkeypatch: pytest.MonkeyPatch, fresh: bool
-) -> None:
-    asked: list[str] = []
-
-    async def refuse(peer_id: str, entries: Sequence[EntryPoint]) -> None:
-        asked.append(peer_id)
-
-    async def knock(*_: Any) -> dict[str, Any]:
-        return {}
-
-    monkeypatch.setattr(hivemind, "refuse_duplicate_identity", refuse)
-    monkeypatch.setattr(HivemindDiscovery, "_knock_at", knock)
-    door = f"/ip4/127.0.0.1/tcp/1/p2p/{RELAY.peer_id}"
-    peer = Peer(tmp_path, initial_peers=[door], require_peers=False, fresh_identity=fresh)
-    try:
-        await peer.start()
-    finally:
-        await peer.close()
-    assert asked == ([] if fresh else [peer.peer_id])

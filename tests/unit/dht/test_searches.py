@@ -7,9 +7,16 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.dht.keepers import ASKED, FOUND_FOR, LOOKS, REPLICAS, SEARCHED
 from lowcomm_node.dht.keys import Provenances, pack
-from lowcomm_node.dht.records import SEEN_FOR, Records
+from lowcomm_node.dht.records import (
+    ASKED,
+    FOUND_FOR,
+    LOOKS,
+    REPLICAS,
+    SEARCHED,
+    SEEN_FOR,
+    DhtRecords,
+)
 from lowcomm_node.net.hivemind_parts import (
     DHTID,
     DHTLocalStorage,
@@ -112,11 +119,12 @@ def node_of(network: Network) -> Any:
     return node
 
 
-def searching(peers: int) -> tuple[Network, Records, Clock]:
+def searching(peers: int) -> tuple[Network, DhtRecords, Clock]:
     """A network of so many others, and the requests of the one in its middle."""
     network, clock = Network(peers), Clock()
-    node = node_of(network)
-    return network, Records(lambda: node, Trusting(), clock=clock), clock
+    records = DhtRecords(Trusting(), clock=clock)
+    records.node = node_of(network)
+    return network, records, clock
 
 
 @pytest.mark.parametrize("peers", [3, 8, 16, 40])
@@ -191,12 +199,10 @@ async def test_a_peer_that_comes_nearer_is_asked_at_the_next_look() -> None:
 
 
 async def test_after_a_restart_of_p2pd_a_look_searches() -> None:
-    network, clock = Network(16), Clock()
-    nodes = [node_of(network)]
-    records = Records(lambda: nodes[-1], Trusting(), clock=clock)
+    network, records, _ = searching(16)
     await records.lookup(KEY)
     network.named.clear()
-    nodes.append(node_of(network))
+    records.node = node_of(network)
     await records.lookup(KEY)
     assert network.named
 

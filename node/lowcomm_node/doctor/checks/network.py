@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from statistics import median
 
-from lowcomm_node.dht.knocks import MAX_CLOCK_OFFSET
+from lowcomm_node.dht.interface import MAX_CLOCK_OFFSET
 from lowcomm_node.doctor.checks.access import replies, reply_of
 from lowcomm_node.doctor.observations import Observations, Survey, is_public
 from lowcomm_node.doctor.report import Finding, State
