@@ -28,7 +28,7 @@ from lowcomm_node.catalogue.message import Message
 from lowcomm_node.catalogue.refusals import REFUSALS
 from lowcomm_node.catalogue.waits import PHASES, WAITS
 from lowcomm_node.catalogue.warnings import WARNINGS
-from lowcomm_node.fetch import donor
+from lowcomm_node.fetch import queue
 from lowcomm_node.net import (
     blocklist,
     call,
@@ -334,8 +334,8 @@ def _limits() -> dict[str, list[tuple[str, str]]]:
     ]
     state = [
         (
-            "joiners served at once; in the queue",
-            f"{donor.MAX_JOINERS}; {donor.MAX_WAITING}, one place a peer",
+            "peers served at once with files or state; in the queue",
+            f"{queue.MOST_SERVED}; {queue.MOST_WAITING}, one place a peer",
         ),
         (
             "for a joiner to take a chunk of a snapshot, or the end of its call",

@@ -117,7 +117,7 @@ def test_what_goes_wrong_on_the_way_of_one_node_costs_single_exchanges(swarm: Sw
     check_all_is_well(nodes, [victim])
 
 
-@pytest.mark.soak  # minutes; copies that are damaged or cut off are in test_fetch.py
+@pytest.mark.soak  # minutes; copies that are damaged or cut off are in test_state.py
 @pytest.mark.parametrize("faults", [2, len(TO_ITS_SNAPSHOTS.faults)])
 def test_what_goes_wrong_at_a_donor_keeps_nobody_from_joining(swarm: Swarm, faults: int) -> None:
     swarm.bootstrap("--run", str(swarm.spec(evaluate_every=100)))

@@ -10,9 +10,10 @@ from random import Random
 import numpy as np
 
 from helpers.wire import Callee, listening
-from lowcomm_node.fetch.donor import Donor
-from lowcomm_node.fetch.download import Download
-from lowcomm_node.fetch.fetch import Fetcher
+from lowcomm_node.fetch.engine import Fetch
+from lowcomm_node.fetch.files import VerifiedFiles
+from lowcomm_node.fetch.giving import PieceServer
+from lowcomm_node.fetch.state import StateDownload
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.storage.snapshots import Snapshots, write_snapshot
@@ -79,7 +80,7 @@ def manifest(
     )
 
 
-class Giver:
+class Donor:
     """A donor that serves what it was given."""
 
     def __init__(
@@ -102,8 +103,9 @@ class Giver:
         self.up = BandwidthLimit()
         self.snapshots = Snapshots(folder, self._make, lambda: self.step, stale=INTERVAL)
         self.folder = folder
-        self.donor = Donor(form, self.snapshots, self.up)
-        callee.fetching = self.donor.serve
+        self.server = PieceServer(VerifiedFiles(), self.up)
+        self.server.serve_state(form, self.snapshots)
+        callee.fetching = self.server.serve
         self.port = callee.port
 
     @property
@@ -141,15 +143,17 @@ async def giving(
     slow: Sequence[int] = (1, 1),
     noise: float = 0.02,
     common: int = 0,
-) -> AsyncIterator[Giver]:
+) -> AsyncIterator[Donor]:
     """A donor that listens."""
     async with listening(identity(number)) as callee:
         pieces = await asyncio.to_thread(drawn, form, number, noise, common)
-        yield Giver(callee, folder / f"donor-{number}", form, pieces, step, slow)
+        yield Donor(callee, folder / f"donor-{number}", form, pieces, step, slow)
 
 
-class Joiner(Fetcher):
-    """A fetcher, and what came of it."""
+class Joiner(Fetch):
+    """A joiner, and what came of it."""
+
+    download: StateDownload
 
     def __init__(
         self,
@@ -161,10 +165,12 @@ class Joiner(Fetcher):
         **more,
     ) -> None:
         self.warnings: list[str] = []
+        warn = self.warnings.append
         self.heard: Callable[[int], None] = lambda size: None
-        download = Download(folder, form, sync_of(method), Random(3))
+        state = {name: more.pop(name) for name in ("plausible",) if name in more}
+        download = StateDownload(folder, form, sync_of(method), Random(3), warn=warn, **state)
         download.load()
-        super().__init__(channels, download, donors, warn=self.warnings.append, **more)
+        super().__init__(channels, download, donors, warn=warn, **more)
 
     def received(self, size: int) -> None:
         super().received(size)
@@ -175,7 +181,7 @@ class Joiner(Fetcher):
         data, form = (self.download.folder / "state").read_bytes(), self.download.form
         return [data[at : at + one.size] for at, one in zip(form.offsets, form.pieces, strict=True)]
 
-    def given_by(self, givers: Sequence[Giver]) -> list[int]:
+    def given_by(self, givers: Sequence[Donor]) -> list[int]:
         """How many pieces are, to the bit, those of each; all must be somebody's."""
         found = [
             [giver.pieces[index] for giver in givers].index(data)

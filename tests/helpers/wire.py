@@ -79,7 +79,6 @@ class Callee:
         self.introduced: list[str] = []
         self.swapping: Handler = _hold
         self.fetching: Handler = _hold
-        self.filing: Handler = _hold
         self.certificate = new_certificate()
         self.gatekeeper = Gatekeeper(identity, RUN, clock)
         self.service = ExchangeService(self.gatekeeper, self)
@@ -105,10 +104,6 @@ class Callee:
             raise
         self.ended.put_nowait(None)
 
-    async def file(self, peer: str, stream: CalleeStream) -> None:
-        """What the test has set."""
-        await self.filing(peer, stream)
-
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Tells who called."""
         self.introduced.append(peer)
@@ -120,13 +115,13 @@ class Callee:
 
 
 async def never_serve(peer: str, stream: CalleeStream) -> None:
-    """A handler of Fetch and File with a queue that never ends."""
+    """A handler of Fetch with a queue that never ends."""
     await stream.send(pb.FetchReply(position=5))
     await asyncio.Event().wait()
 
 
 async def drip(peer: str, stream: CalleeStream) -> None:
-    """A handler of Fetch and File that is always about to begin."""
+    """A handler of Fetch that is always about to begin."""
     while True:
         await stream.send(pb.FetchReply(position=0))
         await asyncio.sleep(0.05)
@@ -139,7 +134,7 @@ class Rogue:
         self.frames: list[bytes] = []
         """What every Swap is answered with."""
         self.opening: list[bytes] = []
-        """What a Fetch or a File begins with."""
+        """What a Fetch begins with."""
         self.answers: list[bytes] = []
         """What each piece is answered with that it is asked for."""
         self.requests: list[pb.Wanted] = []
@@ -152,7 +147,6 @@ class Rogue:
         handlers = {
             "Swap": grpc.stream_stream_rpc_method_handler(self._swap),
             "Fetch": grpc.stream_stream_rpc_method_handler(self._fetch),
-            "File": grpc.stream_stream_rpc_method_handler(self._fetch),
         }
         generic = grpc.method_handlers_generic_handler(PATH.strip("/"), handlers)
         server.add_generic_rpc_handlers((generic,))

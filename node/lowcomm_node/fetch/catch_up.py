@@ -1,5 +1,9 @@
-"""Brings a late peer to where the swarm is: it copies the state of the most advanced peers, from
-several at once."""
+"""Whole states of other peers: a late peer copies where the swarm is, an export averages a few.
+
+A late peer copies the most advanced peers, from several at once. An export needs slow weights only,
+but a piece of a state holds all its vectors, and a donor sends whole pieces. So whole states are
+fetched, checked as those of a joiner, and of each only the slow weights are kept.
+"""
 
 import asyncio
 import shutil
@@ -12,10 +16,10 @@ from random import Random
 from time import time
 
 from lowcomm_node.catalogue.warnings import WarningCode
-from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, TrainerError
-from lowcomm_node.fetch.download import Download
-from lowcomm_node.fetch.fetch import Fetcher
-from lowcomm_node.fetch.records import StateAdopted
+from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, NodeError, TrainerError
+from lowcomm_node.fetch.engine import Fetch
+from lowcomm_node.fetch.records import Gathered, StateAdopted
+from lowcomm_node.fetch.state import StateDownload
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.node.messages import Adopt, Ready
@@ -25,10 +29,15 @@ from lowcomm_node.swarm.membership import Membership
 from lowcomm_protocol.peers.records import PeerInfo, Phase
 from lowcomm_protocol.plan import is_supported, largest_jump
 from lowcomm_protocol.spec.run import SignedRun
+from lowcomm_protocol.spec.sections import SyncSettings
 from lowcomm_protocol.state import StateForm, tolerated_lag
 
 ROUNDS = 5
-SHOW_EVERY = 0.25
+"""Copies in a row."""
+MOST_GATHERED = 3
+"""Peers whose weights an export averages."""
+COPY_BYTES = 1 << 22
+"""Copied at once."""
 
 
 def _reached(peers: Sequence[PeerInfo]) -> int:
@@ -145,7 +154,7 @@ class CatchUp:
             )
         ]
 
-    async def _plausible(self, donor: PeerInfo, swarm_step: int) -> bool:
+    async def _is_plausible(self, donor: PeerInfo, swarm_step: int) -> bool:
         """Whether a snapshot may be of this swarm step. The donor may have trained on since its
         record."""
         jump = largest_jump(self.run.spec.sync.interval)
@@ -157,54 +166,112 @@ class CatchUp:
 
     async def _copy(self, own: int, form: StateForm, drifted: bool) -> Ready:
         self.disk_quota.require(form.size, "The state of a peer")
-        download = Download(self.folder, form, self.run.spec.sync, Random())
         self.show("looking at what is here of the swarm's state")
+        jump = largest_jump(self.run.spec.sync.interval)
+        warn = partial(self.warn, WarningCode.DONOR_LEFT_OUT)
+        download = StateDownload(
+            self.folder, form, self.run.spec.sync, Random(), self._is_plausible, warn
+        )
         try:
             await asyncio.to_thread(download.load)
-            fetcher = Fetcher(
+            lag = tolerated_lag(self.run.spec.sync)
+            oldest = min((info.swarm_step for info in self._donors(own, drifted)), default=0) - lag
+            base = download.base
+            if base is not None and base.swarm_step < oldest and download.is_complete():
+                download.forget()  # it is of an earlier start, and the swarm is elsewhere
+            fetch = Fetch(
                 self.channels,
                 download,
                 lambda: self._donors(own, drifted),
-                self._plausible,
                 self.down,
-                partial(self.warn, WarningCode.DONOR_LEFT_OUT),
+                warn,
             )
-            self._forget_old(download, own, drifted)
-            showing = asyncio.create_task(self._keep_showing(fetcher))
-            try:
-                await fetcher.fetch()
-            finally:
-                showing.cancel()
+            await fetch.run(lambda text: self.show(f"copying the state of the swarm: {text}"))
         finally:
             download.close()
         self.show("checking the state and loading it")
+        # A peer that drifted ahead of all others goes back to their step: they would never believe
+        # its own.
+        back = drifted and download.base is not None and download.base.swarm_step + jump < own
         try:
-            # A peer that drifted ahead of all others goes back to their step: they would never
-            # believe its own.
-            jump = largest_jump(self.run.spec.sync.interval)
-            back = drifted and download.base is not None and download.base.swarm_step + jump < own
             ready = await self.trainer.ask(Adopt(folder=str(self.folder), back=back))
         except TrainerError:  # the copy is unusable
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         shutil.rmtree(self.folder, ignore_errors=True)
-        donors, received = tuple(download.peers), fetcher.bytes_received
+        donors, received = tuple(download.peers), fetch.bytes_received
         self.tell(StateAdopted(donors=donors, swarm_step=ready.swarm_step, bytes=received))
         return ready
 
-    def _forget_old(self, download: Download, own: int, drifted: bool) -> None:
-        """Drop a complete download from an earlier start if the swarm is elsewhere by now."""
-        oldest = min(
-            (info.swarm_step for info in self._donors(own, drifted)), default=0
-        ) - tolerated_lag(self.run.spec.sync)
-        if (
-            download.base is not None
-            and download.base.swarm_step < oldest
-            and download.is_complete()
-        ):
-            download.forget()
 
-    async def _keep_showing(self, fetcher: Fetcher) -> None:
-        while True:
-            self.show(f"copying the state of the swarm: {fetcher.describe()}")
-            await asyncio.sleep(SHOW_EVERY)
+@dataclass(frozen=True, kw_only=True)
+class Gatherer:
+    """Fetches slow weights of peers of one run."""
+
+    form: StateForm
+    sync: SyncSettings
+    channels: Channels
+    down: BandwidthLimit
+    disk_quota: DiskQuota
+
+    async def gather(
+        self, peers: Sequence[PeerInfo], own: int, folder: Path, seconds: float
+    ) -> Gathered:
+        """The slow weights of the peers nearest to swarm step ``own``, at most three, as far as
+        they come within ``seconds``. ``folder`` is begun anew."""
+        near = sorted(peers, key=lambda info: abs(info.swarm_step - own))[:MOST_GATHERED]
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        if not near:
+            return Gathered(folder=str(folder), missing="no peer trains beside this node now")
+        try:
+            self.disk_quota.require(len(near) * self.form.size, "The state of peers")
+        except DiskFull as error:
+            return Gathered(folder=str(folder), missing=str(error))
+        reasons = dict(
+            zip(
+                [info.peer_id for info in near],
+                await asyncio.gather(*(self._one(info, folder, seconds) for info in near)),
+                strict=True,
+            )
+        )
+        return Gathered(
+            folder=str(folder),
+            peers=tuple(peer for peer, reason in reasons.items() if not reason),
+            missing="; ".join(f"{peer[-6:]}: {why}" for peer, why in reasons.items() if why),
+        )
+
+    async def _one(self, donor: PeerInfo, folder: Path, seconds: float) -> str:
+        """Fetch one state. Returns why it has not come; empty if it has."""
+        incoming = folder / f".{donor.peer_id}"
+        download = StateDownload(incoming, self.form, self.sync, Random())
+        try:
+            async with asyncio.timeout(seconds):
+                await asyncio.to_thread(download.load)
+                await Fetch(self.channels, download, lambda: [donor], self.down).run()
+                state, file = incoming / "state", folder / donor.peer_id
+                await asyncio.to_thread(_keep_slow, state, file, self.form)
+        except TimeoutError:
+            return "it was too slow"
+        except NodeError as error:
+            return str(error)
+        finally:
+            download.close()
+            shutil.rmtree(incoming, ignore_errors=True)
+        return ""
+
+
+def _keep_slow(state: Path, file: Path, form: StateForm) -> None:
+    """Copy the slow weights of all pieces, which come in the order of the values."""
+    part = file.with_name(f".{file.name}.part")
+    with state.open("rb") as source, part.open("wb") as target:
+        for piece, offset in zip(form.pieces, form.offsets, strict=True):
+            fast, slow = (4 * count for count in piece.counts[:2])
+            source.seek(offset + fast)
+            while slow:
+                data = source.read(min(COPY_BYTES, slow))
+                if not data:
+                    raise CheckpointError(f"{state} is cut short.")
+                target.write(data)
+                slow -= len(data)
+    part.rename(file)

@@ -1,51 +1,239 @@
-"""Our side of ``File``: a peer without a file of the run takes it from us, piece by piece.
+"""The giving end: files of the run and snapshots of our state, piece by piece, to peers in turn.
 
-enter ──► position 3, 2, 1 ──► opened, digests of the pieces ──► (wanted ──► chunks)*
+    enter ──► position 3, 2, 1 ──► opened, list ──► (wanted ──► chunks)*
+
+A peer names a digest, never a path. All contents share one queue (queue.py).
 """
 
-from collections.abc import Callable
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
-from lowcomm_node.errors import RetryLater
-from lowcomm_node.fetch.donor import CHUNK_BYTES, Giver
-from lowcomm_node.fetch.queue import Turn
-from lowcomm_node.fetch.readahead import ReadAhead
-from lowcomm_node.fetch.shelf import Shelf
+from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
+from lowcomm_node.fetch.files import VerifiedFiles
+from lowcomm_node.fetch.queue import LONGEST_TURN, Turn, TurnQueue
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
+from lowcomm_node.storage.snapshots import Snapshots
+from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.sections import PIECE_BYTES
+from lowcomm_protocol.state import StateForm
 
-TURN_BYTES = 1_000_000_000
-"""Bytes that a turn is long enough for, at the rate at which states travel."""
+CHUNK_BYTES = 256 * 1024
+SHORTEST_TURN = 60.0
+"""Seconds of a turn while others wait. It lasts as long as all pieces take at"""
+TURN_RATE = 1_000_000.0
+"""this many bytes a second, and at most ``LONGEST_TURN``."""
+MAX_REQUESTS, REQUEST_BYTES = 64, 64
+"""Requests of one peer that may wait, and bytes of one."""
+ENTER_DEADLINE = 10.0
+STILL_HERE = 10.0
+"""Seconds between two signs of life while a snapshot is being made."""
+PATIENCE = 30.0
+"""Seconds for a peer to ask for the next piece, or to take a chunk, plus its time at"""
+SLOWEST = 2_000.0
+"""this many bytes a second: a quarter of the least ``--max-down``."""
 
 
-class FileGiver(Giver):
-    """Gives the files on our shelf, and no other: a peer names a digest, never a path."""
+@dataclass(frozen=True)
+class Content:
+    """What a peer takes in its turn."""
+
+    opened: pb.Opened
+    listing: bytes
+    """Precedes the pieces."""
+    path: Path
+    size: int
+    """Bytes of all pieces."""
+    place: Callable[[int], tuple[int, int]]
+    """Where a piece begins in the file, and its size; (0, 0): there is no such piece."""
+
+
+class PieceServer:
+    """Gives pieces to peers of the run: of files at once, of states as soon as ``serve_state`` was
+    called."""
 
     def __init__(
         self,
-        shelf: Shelf,
+        files: VerifiedFiles,
         up: BandwidthLimit | None = None,
         may: Callable[[str], bool] = lambda peer: True,
     ) -> None:
-        """See `Giver`."""
-        super().__init__(TURN_BYTES, up, may)
-        self._shelf = shelf
+        """``may``: whether a peer is still admitted to the run."""
+        self.turns = TurnQueue()
+        self.files = files
+        self._up = up or BandwidthLimit()
+        self._may = may
+        self._state: tuple[StateForm, Snapshots] | None = None
+
+    def serve_state(self, form: StateForm, snapshots: Snapshots) -> None:
+        """Give our state, too."""
+        self._state = form, snapshots
+
+    async def serve(self, peer: str, stream: CalleeStream) -> None:
+        """Serve one stream.
+
+        Raises RetryLater, CheckpointError, ProtocolViolation or LinkLost with the reason of its
+        end.
+        """
+        requests: asyncio.Queue[pb.FetchRequest | None] = asyncio.Queue()  # _read bounds it
+        try:
+            async with asyncio.TaskGroup() as group:
+                reading = group.create_task(_read(stream, requests))
+                enter = await _receive(requests, ENTER_DEADLINE)
+                if enter is None or enter.WhichOneof("kind") != "enter":
+                    raise ProtocolViolation("a fetch begins with enter")
+                self._refuse_unknown(enter.enter)
+                turn = self.turns.enter(peer, stream.place)
+                ending = group.create_task(turn.wait_over())
+                try:
+                    async for position in turn.wait_served():
+                        await _send(stream, pb.FetchReply(position=position))
+                    await self._serve_turn(turn, stream, requests, enter.enter)
+                finally:
+                    turn.leave()
+                reading.cancel()
+                ending.cancel()
+        except ExceptionGroup as failed:
+            raise failed.exceptions[0] from None
+
+    def _refuse_unknown(self, enter: pb.Enter) -> None:
+        """Raise RetryLater at once where waiting for a turn would be in vain."""
+        kind = enter.WhichOneof("content")
+        if kind == "state" and self._state is None:
+            raise RetryLater("has no state to hand over yet: ask another peer, or later.")
+        if kind == "file" and self.files.find(enter.file) is None:
+            raise RetryLater("does not have it yet")
+        if kind is None:
+            raise ProtocolViolation("a fetch of nothing")
 
     async def _serve_turn(
-        self, turn: Turn, stream: CalleeStream, requests: ReadAhead, wanted: bytes
+        self,
+        turn: Turn,
+        stream: CalleeStream,
+        requests: asyncio.Queue[pb.FetchRequest | None],
+        enter: pb.Enter,
     ) -> None:
-        held = self._shelf.find(wanted)
-        if held is None:
-            raise RetryLater("does not have it yet")
-        opened = pb.Opened(snapshot=wanted, size=held.size)
-        await self._send(stream, pb.FetchReply(opened=opened))
-        listed = b"".join(held.digests) if len(held.digests) > 1 else b""
-        for start in range(0, len(listed), CHUNK_BYTES):
-            data = listed[start : start + CHUNK_BYTES]
-            await self._send(stream, pb.FetchReply(chunk=pb.Chunk(offset=start, data=data)))
-        places = [
-            (start, min(PIECE_BYTES, held.size - start))
-            for start in range(0, held.size, PIECE_BYTES)
-        ]
-        await self._serve_pieces(turn, stream, requests, held.path, places)
+        async with AsyncExitStack() as stack:
+            if enter.WhichOneof("content") == "file":
+                content = self._file(enter.file)
+            else:
+                content = await stack.enter_async_context(self._snapshot(stream, enter.state))
+            turn.seconds = min(LONGEST_TURN, max(SHORTEST_TURN, content.size / TURN_RATE))
+            await _send(stream, pb.FetchReply(opened=content.opened))
+            for start in range(0, len(content.listing), CHUNK_BYTES):
+                data = content.listing[start : start + CHUNK_BYTES]
+                await self._send_chunk(turn, stream, start, data)
+            descriptor = await asyncio.to_thread(os.open, content.path, os.O_RDONLY)
+            stack.callback(os.close, descriptor)
+            size = 0
+            while True:
+                with turn.waiting():
+                    request = await _receive(requests, PATIENCE + size / SLOWEST)
+                if request is None:
+                    return
+                wanted = request.wanted
+                start, size = content.place(wanted.piece)
+                if request.WhichOneof("kind") != "wanted" or wanted.offset >= size:
+                    raise ProtocolViolation(f"byte {wanted.offset} of piece {wanted.piece}")
+                await self._send_piece(turn, stream, descriptor, start, wanted.offset, size)
+
+    async def _send_piece(
+        self, turn: Turn, stream: CalleeStream, file: int, start: int, offset: int, size: int
+    ) -> None:
+        """Send bytes ``offset`` to ``size`` of the piece that begins at ``start``."""
+        while offset < size:
+            # A removal takes effect in the middle of a transfer, too.
+            if not self._may(turn.peer):
+                raise CheckpointError("This run does not take you any more.")
+            count = min(size - offset, self._up.piece(CHUNK_BYTES))
+            data = await asyncio.to_thread(os.pread, file, count, start + offset)
+            if not data:
+                raise CheckpointError("The file is damaged: ask another peer.")
+            await self._send_chunk(turn, stream, offset, data)
+            offset += len(data)
+
+    async def _send_chunk(self, turn: Turn, stream: CalleeStream, offset: int, data: bytes) -> None:
+        await self._up.pass_(len(data))
+        with turn.waiting():
+            await _send(stream, pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)), len(data))
+        turn.patience.passed(len(data))
+
+    def _file(self, digest: bytes) -> Content:
+        file = self.files.find(digest)
+        if file is None:
+            raise RetryLater("does not have it any more")
+
+        def place(index: int) -> tuple[int, int]:
+            start = index * PIECE_BYTES
+            return start, max(0, min(PIECE_BYTES, file.size - start))
+
+        listing = b"".join(file.digests) if len(file.digests) > 1 else b""
+        opened = pb.Opened(name=digest, size=file.size)
+        return Content(opened, listing, file.path, file.size, place)
+
+    @asynccontextmanager
+    async def _snapshot(self, stream: CalleeStream, known: bytes) -> AsyncIterator[Content]:
+        """Context that holds a snapshot.
+
+        Making one of a large model takes a while: the peer gets signs of life meanwhile.
+        """
+        assert self._state is not None
+        form, snapshots = self._state
+        async with AsyncExitStack() as stack:
+            using = asyncio.ensure_future(stack.enter_async_context(snapshots.use(known)))
+            try:
+                while not (await asyncio.wait({using}, timeout=STILL_HERE))[0]:
+                    await _send(stream, pb.FetchReply(position=0))
+                snapshot = await using
+                manifest = (snapshot.path / "manifest").read_bytes()
+                offsets, pieces = form.offsets, form.pieces
+
+                def place(index: int) -> tuple[int, int]:
+                    return (offsets[index], pieces[index].size) if index < len(pieces) else (0, 0)
+
+                opened = pb.Opened(name=snapshot.name, size=len(manifest))
+                listing = b"" if known == snapshot.name else manifest
+                yield Content(opened, listing, snapshot.path / "state", form.size, place)
+            finally:
+                using.cancel()
+                await asyncio.gather(using, return_exceptions=True)
+
+
+async def _read(stream: CalleeStream, requests: asyncio.Queue[pb.FetchRequest | None]) -> None:
+    """Read requests as they come, whatever their handler does meanwhile.
+
+    gRPC buffers megabytes of a stream that nobody reads: peers that wait for their turn could fill
+    our memory with that. Raises LinkLost, ProtocolViolation.
+    """
+    while (request := await stream.receive()) is not None:
+        if request.ByteSize() > REQUEST_BYTES:
+            raise ProtocolViolation(
+                f"a request of {request.ByteSize()} bytes, where {REQUEST_BYTES} are enough"
+            )
+        if requests.qsize() >= MAX_REQUESTS:
+            raise ProtocolViolation(f"more than {MAX_REQUESTS} requests at once")
+        requests.put_nowait(request)
+    requests.put_nowait(None)
+
+
+async def _receive(
+    requests: asyncio.Queue[pb.FetchRequest | None], seconds: float
+) -> pb.FetchRequest | None:
+    try:
+        async with asyncio.timeout(seconds):
+            return await requests.get()
+    except TimeoutError:
+        raise LinkLost("asks for nothing") from None
+
+
+async def _send(stream: CalleeStream, reply: pb.FetchReply, size: int = 0) -> None:
+    try:
+        async with asyncio.timeout(PATIENCE + size / SLOWEST):
+            await stream.send(reply)
+    except TimeoutError:
+        raise LinkLost("takes what it asked for too slowly") from None

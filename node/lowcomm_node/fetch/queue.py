@@ -1,264 +1,213 @@
-"""The queue of joiners: a few are served at once, the others wait and know their position.
+"""The fair queue of a giver: a few peers are served at once, the others wait.
 
-Identities are free, so joiners are ordered by address, not by peer id (fair queueing):
+Identities are free, so places are shared by address, not by peer id:
 
-    order     one joiner of each address before a second of any; then by arrival
-    full      the last in that order is evicted, possibly the newcomer itself
-    slow      while others wait, a joiner that takes less than LEAST bytes in WINDOW s is evicted
-    long      while others wait, a turn ends after ``turn_seconds``, the slowest first
-    idle      an address whose joiner took next to nothing comes last for a while
+    enter     an address may hold half of the places at most, its network two thirds
+    order     one peer of each address before a second of any; then by arrival
+    slow      while others wait, a peer that keeps us waiting for too long loses its turn
+    long      while others wait, a turn ends after some time, the longest first
 
-An evicted joiner loses nothing: it may return, and keeps what it has.
+A peer that loses its turn may enter again, and keeps what it has.
 """
 
 import asyncio
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
 from lowcomm_node.errors import RetryLater
-from lowcomm_node.system.quota import prefixes_of
+from lowcomm_node.system.quota import OF_FEW, Shares, prefixes_of
 
-WINDOW, LEAST = 10.0, 160_000
-"""Bytes that a served joiner must take per window of its own time while others wait: 16 kB/s, twice
-the least ``--max-down``. Our own time (bandwidth limit, disk, making a snapshot) does not count."""
-IDLE = 2_000.0
-"""Bytes a second over a turn. A joiner below that gives its address a bad name."""
-BAD_NAME = 600.0
-"""Seconds for which a bad name lasts."""
-MAX_BAD_NAMES = 4096
-PREFIX_WEIGHT = 4
-"""Joiners of one /24 (IPv4) or /48 (IPv6) that weigh as much as one of a single address."""
-LOOK_EVERY = 1.0
-"""Seconds between two checks, while others wait, whether a served joiner must go."""
+MOST_SERVED = 2
+"""Peers served at once."""
+MOST_WAITING = 30
+"""Peers that may wait for their turn."""
+SLOW_SECONDS, SLOW_RATE = 10.0, 16_000.0
+"""Seconds for which a served peer may keep us waiting while others wait, and bytes a second that
+buy it as much time again: twice the least ``--max-down``."""
+LONGEST_TURN = 600.0
+NETWORK_WEIGHT = 4
+"""Peers of one /24 (IPv4) or /48 (IPv6) that weigh as much as one of a single address."""
+LOOK_SECONDS = 1.0
+"""Between two looks, while others wait, whether a served peer must go."""
+
+
+class Patience:
+    """Time for which the other end may keep us waiting; the bytes that pass buy it more."""
+
+    def __init__(self, seconds: float, rate: float) -> None:
+        """``seconds``: at the beginning and at most; ``rate``: bytes that buy a second."""
+        self.left = self.most = seconds
+        self._rate = rate
+
+    def waited(self, seconds: float) -> None:
+        """The other end has kept us waiting."""
+        self.left -= seconds
+
+    def passed(self, count: int) -> None:
+        """Bytes have passed."""
+        self.left = min(self.most, self.left + count / self._rate)
 
 
 class Turn:
-    """One peer's place in the queue. Position 0: it is being served."""
+    """A peer's place in the queue."""
 
     def __init__(self, turns: "TurnQueue", peer: str, place: str) -> None:
         self.peer = peer
         self.place = place
-        self.lost = ""
-        """Why its task was cancelled, if it was evicted."""
+        self.seconds = LONGEST_TURN
+        """Length of the turn while others wait."""
         self.began: float | None = None
         """When it was first served."""
-        self.taken = 0
-        """Bytes."""
-        self._queue = turns
-        self._clock = turns.clock
-        self._task = asyncio.current_task()
-        self._moved = asyncio.Event()
-        self._ours = 0.0
-        self._ours_since: float | None = None
-        self._window = (0.0, 0)
-        """Start of the current window: seconds of its own time, bytes."""
-
-    @property
-    def position(self) -> int:
-        """Its place among those that wait, from 1; 0 while it is served."""
-        return self._queue.position(self)
+        self.patience = Patience(SLOW_SECONDS, SLOW_RATE)
+        self._turns = turns
+        self._waiting_since: float | None = None
+        self._over = asyncio.Event()
+        self._reason = ""
 
     async def wait_served(self) -> AsyncIterator[int]:
         """Its position, at once and whenever it falls, until it is served."""
-        told = 0
-        while True:
-            self._moved.clear()
-            position = self.position
-            if not position:
-                return
-            # It may grow when a joiner of another address comes; that is not reported.
-            if not told or position < told:
-                told = position
+        said = 0
+        while position := self._turns.position(self):
+            # It may grow when a peer of another address enters; that is not reported.
+            if not said or position < said:
+                said = position
                 yield position
-                continue
-            self._queue.press()
-            try:
-                async with asyncio.timeout(LOOK_EVERY):
-                    await self._moved.wait()
-            except TimeoutError:
-                continue
+            self._turns.press()
+            await self._turns.wait_moved(LOOK_SECONDS)
 
-    def took(self, count: int) -> None:
-        """Count bytes that it has taken."""
-        self.taken += count
+    async def wait_over(self) -> None:
+        """Raise RetryLater with the reason as soon as the turn is over."""
+        await self._over.wait()
+        raise RetryLater(self._reason)
 
     @contextmanager
-    def ours(self) -> Iterator[None]:
-        """Context in which it waits for us."""
-        self._ours_since = began = self._clock()
+    def waiting(self) -> Iterator[None]:
+        """Context in which we wait for the peer."""
+        self._waiting_since = began = self._turns.clock()
         try:
             yield
         finally:
-            self._ours += self._clock() - began
-            self._ours_since = None
+            self.patience.waited(self._turns.clock() - began)
+            self._waiting_since = None
 
-    def own_seconds(self) -> float:
-        """Seconds of being served, less those in which it waited for us."""
-        if self.began is None:
-            return 0.0
-        now = self._clock()
-        waiting = now - self._ours_since if self._ours_since is not None else 0.0
-        return now - self.began - self._ours - waiting
+    def is_slow(self, now: float) -> bool:
+        """Whether the peer has kept us waiting for too long."""
+        waiting = now - self._waiting_since if self._waiting_since is not None else 0.0
+        return self.patience.left < waiting
 
-    def is_slow(self) -> bool:
-        """Whether it took too little over the last complete window."""
-        seconds, (since, before) = self.own_seconds(), self._window
-        if seconds - since < WINDOW:
-            return False
-        slow = self.taken - before < LEAST * (seconds - since) / WINDOW
-        self._window = (seconds, self.taken)
-        return slow
-
-    def rate(self) -> float:
-        """Bytes a second over its turn."""
-        return self.taken / max(self.own_seconds(), 0.1)
+    def end(self, reason: str) -> None:
+        """Have its stream end."""
+        self._reason = reason
+        self._over.set()
 
     def leave(self) -> None:
-        """Leave the queue; those behind it move up."""
-        self._queue.leave(self)
-
-    def begin(self) -> None:
-        """It is served from now on."""
-        self.began = self._clock()
-        self._moved.set()
-
-    def go_on_from(self, former: "Turn") -> None:
-        """Inherit the former turn of the same peer: coming again makes no turn longer."""
-        self.began = former.began
-        self.taken = former.taken
-        self._ours = former._ours
-        self._window = former._window
-
-    def moved(self) -> None:
-        """Its position may have changed."""
-        self._moved.set()
-
-    def give_way(self, reason: str = "") -> None:
-        """Cancel its task: the same peer has come again, or, with a reason, it is evicted."""
-        self.lost = reason
-        if self._task is not None:
-            self._task.cancel()
+        """Free its place."""
+        self._turns.leave(self)
 
 
 class TurnQueue:
-    """One place per peer. A peer that returns after a broken stream gets its former place."""
+    """Has one place a peer. A peer that enters again after a broken stream has its place back."""
 
     def __init__(
         self,
-        served: int,
-        waiting: int,
-        turn_seconds: float = 600.0,
+        served: int = MOST_SERVED,
+        waiting: int = MOST_WAITING,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.served = served
-        self.waiting = waiting
-        self.turn_seconds = turn_seconds
         self.clock = clock
+        self._most_served = served
+        self._places = served + waiting
+        self._shares = Shares(OF_FEW)
         self._serving: list[Turn] = []
         self._queued: list[Turn] = []
-        """Waiting turns, in the order of arrival."""
-        self._bad_names: OrderedDict[str, float] = OrderedDict()
-
-    def __len__(self) -> int:
-        """Turns served or waiting."""
-        return len(self._serving) + len(self._queued)
+        """In the order of arrival."""
+        self._moved = asyncio.Event()
 
     @property
-    def busy(self) -> int:
-        """Turns being served."""
+    def serving(self) -> int:
+        """Peers that are served."""
         return len(self._serving)
 
-    def enter(self, peer: str, place: str = "") -> Turn:
-        """Queue the current task; ``place``: the address that it comes from.
+    @property
+    def waiting(self) -> int:
+        """Peers that wait."""
+        return len(self._queued)
 
-        Raises RetryLater if the queue is full.
+    def enter(self, peer: str, place: str) -> Turn:
+        """Take a place; ``place``: the address that the peer comes from.
+
+        Raises RetryLater if there is none for that address.
         """
         turn = Turn(self, peer, place)
         for held in (self._serving, self._queued):
             former = next((one for one in held if one.peer == peer), None)
-            if former is not None:
+            if former is not None:  # entering again makes no turn longer
                 held[held.index(former)] = turn
-                turn.go_on_from(former)
-                former.give_way()
+                turn.began, turn.patience, turn.seconds = (
+                    former.began,
+                    former.patience,
+                    former.seconds,
+                )
+                turn.place = former.place
+                former.end("You have come again: your former stream ends.")
                 return turn
+        taken = self.serving + self.waiting
+        if taken >= self._places or not self._shares.has_room(place, self._places - taken):
+            raise RetryLater(f"{taken} peers are served or wait here: ask another peer, or later.")
+        self._shares.take(place)
         self._queued.append(turn)
         self._advance()
-        if len(self._queued) > self.waiting:
-            last = self._order()[-1]
-            self._queued.remove(last)
-            if last is turn:
-                raise RetryLater(
-                    f"{len(self)} joiners are served or wait here: ask another peer, or later."
-                )
-            last.give_way(
-                "Your place is given to a joiner from another address: ask another peer, or later."
-            )
-            self._tell_moved()
         return turn
 
     def position(self, turn: Turn) -> int:
-        """See Turn."""
+        """Its place among those that wait, from 1; 0 while it is served."""
         return self._order().index(turn) + 1 if turn in self._queued else 0
 
     def leave(self, turn: Turn) -> None:
-        """See Turn."""
+        """Free a place, unless another stream of the same peer has it."""
         for held in (self._serving, self._queued):
-            if turn in held:  # unless another stream of the same peer has its place
+            if turn in held:
                 held.remove(turn)
-        self._advance()
-        self._tell_moved()
+                self._shares.give_back(turn.place)
+                self._advance()
 
     def press(self) -> None:
-        """While others wait: end the turn of a joiner that is slow, or has had enough."""
-        if not self._queued or len(self._serving) < self.served:
+        """While others wait: end the turns of peers that are slow, or have had enough."""
+        if not self._queued or self.serving < self._most_served:
             return
-        slow = [turn for turn in self._serving if turn.is_slow()]
         now = self.clock()
-        done = [
-            turn
-            for turn in self._serving
-            if turn.began is not None and now - turn.began > self.turn_seconds
-        ]
-        over = slow or sorted(done, key=Turn.rate)[:1]
-        for turn in over:
-            if turn.rate() < IDLE:
-                self._give_bad_name(turn.place)
-            self._serving.remove(turn)
-            turn.give_way("Your turn is over, and others wait: come again.")
-        if over:
-            self._advance()
-            self._tell_moved()
+        began = {turn: turn.began or now for turn in self._serving}
+        long = [turn for turn in self._serving if now - began[turn] > turn.seconds]
+        over = [turn for turn in self._serving if turn.is_slow(now)]
+        for turn in over or sorted(long, key=lambda turn: began[turn])[:1]:
+            turn.end("Your turn is over, and others wait: come again.")
+            self.leave(turn)
+
+    async def wait_moved(self, seconds: float) -> None:
+        """Wait until positions may have changed, or for ``seconds``."""
+        try:
+            async with asyncio.timeout(seconds):
+                await self._moved.wait()
+        except TimeoutError:
+            return
 
     def _advance(self) -> None:
-        while self._queued and len(self._serving) < self.served:
+        while self._queued and self.serving < self._most_served:
             turn = self._order()[0]
             self._queued.remove(turn)
             self._serving.append(turn)
-            turn.begin()
-
-    def _tell_moved(self) -> None:
-        for turn in self._queued:
-            turn.moved()
+            turn.began = self.clock()
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
 
     def _order(self) -> list[Turn]:
         """The waiting turns, in the order in which they will be served."""
         held = Counter(prefix for turn in self._serving for prefix in prefixes_of(turn.place))
-        ranks: dict[Turn, tuple[bool, float, int]] = {}
-        for number, turn in enumerate(self._queued):
+        loads: dict[Turn, float] = {}
+        for turn in self._queued:
             prefixes = prefixes_of(turn.place)
-            load = max(held[prefixes[0]], held[prefixes[-1]] / PREFIX_WEIGHT)
-            ranks[turn] = (self._has_bad_name(prefixes[0]), load, number)
+            loads[turn] = max(held[prefixes[0]], held[prefixes[-1]] / NETWORK_WEIGHT)
             held.update(prefixes)
-        return sorted(self._queued, key=lambda turn: ranks[turn])
-
-    def _give_bad_name(self, place: str) -> None:
-        address = prefixes_of(place)[0]
-        self._bad_names[address] = self.clock() + BAD_NAME
-        self._bad_names.move_to_end(address)
-        if len(self._bad_names) > MAX_BAD_NAMES:
-            self._bad_names.popitem(last=False)
-
-    def _has_bad_name(self, address: str) -> bool:
-        return self._bad_names.get(address, 0.0) > self.clock()
+        return sorted(self._queued, key=lambda turn: loads[turn])

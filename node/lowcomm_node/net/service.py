@@ -49,11 +49,7 @@ class Handlers(Protocol):
         ...
 
     async def fetch(self, peer: str, stream: CalleeStream) -> None:
-        """Serve a joiner; returns when the joiner has what it wanted."""
-        ...
-
-    async def file(self, peer: str, stream: CalleeStream) -> None:
-        """Send a file of the run; returns when the joiner has it."""
+        """Give pieces of files or of our state; returns when the peer has what it wanted."""
         ...
 
     def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
@@ -111,9 +107,6 @@ class ExchangeService:
             "Fetch": grpc.stream_stream_rpc_method_handler(
                 self.Fetch, pb.FetchRequest.FromString, pb.FetchReply.SerializeToString
             ),
-            "File": grpc.stream_stream_rpc_method_handler(
-                self.File, pb.FetchRequest.FromString, pb.FetchReply.SerializeToString
-            ),
             "Describe": grpc.stream_unary_rpc_method_handler(
                 self.Describe, pb.Introduction.FromString, pb.Introduction.SerializeToString
             ),
@@ -145,18 +138,11 @@ class ExchangeService:
             await self._guard(call, peer, lambda: self._handlers.swap(peer, stream))
 
     async def Fetch(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
-        """Pieces of one of our snapshots, for a joiner."""
+        """Pieces of a file of the run, or of our state."""
         with Call(context, self._tunnels, self._endings) as call:
             peer = await self._welcome(call)
             stream = self._stream(context, self._traffic.of(peer), call.taking)
             await self._guard(call, peer, lambda: self._handlers.fetch(peer, stream))
-
-    async def File(self, request_iterator: Any, context: Any) -> None:  # noqa: N802
-        """Pieces of a file that the run names."""
-        with Call(context, self._tunnels, self._endings) as call:
-            peer = await self._welcome(call)
-            stream = self._stream(context, self._traffic.of(peer), call.taking)
-            await self._guard(call, peer, lambda: self._handlers.file(peer, stream))
 
     async def Describe(self, request_iterator: Any, context: Any) -> pb.Introduction:  # noqa: N802
         """Hello and goodbye: both sides hand over their newest signed record."""

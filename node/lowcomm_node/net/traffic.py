@@ -124,12 +124,6 @@ class MeteredStub:
             self._follow(self._stub.Fetch(*arguments, **options)), self._meter, self._measured
         )
 
-    def File(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
-        """See the service."""
-        return MeteredCall(
-            self._follow(self._stub.File(*arguments, **options)), self._meter, self._measured
-        )
-
     def _follow(self, call: Any) -> Any:
         self._changed(1)
         call.add_done_callback(lambda _: self._changed(-1))

@@ -10,8 +10,7 @@ from lowcomm_node.catalogue.tables import CATALOGUE
 from lowcomm_node.doctor.report import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import NodeError, RetryLater, TrainerError
-from lowcomm_node.fetch.catch_up import state_form
-from lowcomm_node.fetch.gather import Gatherer
+from lowcomm_node.fetch.catch_up import Gatherer, state_form
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.journal.reader import MOST, Entry, Journal, Wanted
 from lowcomm_node.journal.sample import Sample

@@ -9,9 +9,8 @@ run ──► turn: start the trainer ─► sync ─► train and exchange ─�
 """
 
 import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import suppress
-from pathlib import Path
 from time import monotonic, time
 from typing import Any
 
@@ -19,11 +18,9 @@ from lowcomm_node.catalogue.waits import WaitCode, Waiting
 from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.errors import ConfigError, NodeError, TrainerError, TrainerLost
 from lowcomm_node.fetch.catch_up import CatchUp, state_form
-from lowcomm_node.fetch.donor import Donor
-from lowcomm_node.fetch.fetching import Fetching
-from lowcomm_node.fetch.provider import Provided, Provider
-from lowcomm_node.fetch.shelf import Shelf
-from lowcomm_node.fetch.wanted import RunFile
+from lowcomm_node.fetch.engine import Fetch
+from lowcomm_node.fetch.files import FileDownload, Provided, Provider
+from lowcomm_node.fetch.giving import PieceServer
 from lowcomm_node.node.messages import Amend, Evaluate, Ready, Save, Snapshot, TrainerSettings
 from lowcomm_node.node.news import News
 from lowcomm_node.node.supervisor import Failures, Supervisor
@@ -80,9 +77,9 @@ class Training:
         exchanger: Exchanger,
         admission: RunAdmission,
         board: Board,
-        shelf: Shelf,
+        pieces: PieceServer,
     ) -> None:
-        """``shelf``: the files of the run that are here."""
+        """``pieces``: gives files of the run, and our state, to others."""
         self._settings = settings
         self._run = run
         self._supervisor = supervisor
@@ -93,15 +90,15 @@ class Training:
         self._barred = admission.admission.barred
         """Whether a peer may not take part at a time; such a one is handed no state."""
         self._provider = Provider(
-            settings, run, shelf, self._fetch, board.showing(WaitCode.RUN_FILES)
+            settings, run, pieces.files, self._fetch, board.showing(WaitCode.RUN_FILES)
         )
         self._failures = Failures(settings.checkpoint_every)
         self._amending = admission.amending
         self._amended = asyncio.Event()
+        self._pieces = pieces
         self._snapshots: Snapshots | None = None
+        """Copies of our state that others take, once there is a state."""
         self.news = News(board, self._failures, exchanger)
-        self.donor: Donor | None = None
-        """Hands our state to joiners, once there is one."""
         self.ready: Ready | None = None
         """What the trainer has built, resumed or adopted last."""
 
@@ -257,18 +254,21 @@ class Training:
             self._board.warn(WarningCode.CHECKPOINT_SKIPPED, f"checkpoint skipped: {skipped}")
         await self.amend()  # what was heard while it was built
         self._take_over(ready)
-        self.donor = self.donor or self._make_donor(ready)
+        if self._snapshots is None:
+            self._serve_state(ready)
 
-    async def _fetch(self, file: RunFile, path: Path) -> Sequence[bytes]:
+    async def _fetch(self, download: FileDownload) -> None:
         """Get a file of the run from peers. Raises DiskFull."""
-        fetching = Fetching(
-            file,
+        fetch = Fetch(
             self._exchanger.channels,
+            download,
             lambda: self._membership.roster.alive(time()),
             self._exchanger.bandwidth.down,
             self._board.warning(WarningCode.FILE_REFUSED),
+            gives_up=False,
         )
-        return await fetching.fetch(path, self._board.showing(WaitCode.FETCHING_FILE))
+        show = self._board.showing(WaitCode.FETCHING_FILE)
+        await fetch.run(lambda text: show(download.describe(text, fetch.serving > 0)))
 
     async def _sync_and_train(self, why: Waiting, drifted: bool) -> None:
         """Come to where the swarm is, and train and exchange from there on."""
@@ -419,7 +419,7 @@ class Training:
         self._exchanger.take_over(ready, self._supervisor.trainer)
         self._board.advance(steps=ready.steps, swarm_step=ready.swarm_step, tokens=ready.tokens)
 
-    def _make_donor(self, ready: Ready) -> Donor:
+    def _serve_state(self, ready: Ready) -> None:
         """Serve our state to joiners from now on, whenever the trainer runs."""
         folder = self._settings.paths.snapshots(self._run.fingerprint)
 
@@ -435,14 +435,8 @@ class Training:
             useless=largest_jump(self._run.spec.sync.interval),
         )
         form = state_form(self._run, ready, self.course.longest)
-        donor = Donor(
-            form,
-            self._snapshots,
-            self._exchanger.bandwidth.up,
-            lambda peer: not self._barred(peer, time()),
-        )
-        self._exchanger.around.joiners = lambda: donor.joiners
-        return donor
+        self._pieces.serve_state(form, self._snapshots)
+        self._exchanger.around.joiners = lambda: self._pieces.turns.serving
 
     def _trainer_settings(self, provided: Provided) -> TrainerSettings:
         settings = self._settings

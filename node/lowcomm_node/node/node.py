@@ -19,7 +19,7 @@ from time import monotonic
 from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.control.listening import Listening
 from lowcomm_node.control.server import ControlServer
-from lowcomm_node.fetch.provider import check_named
+from lowcomm_node.fetch.files import check_named
 from lowcomm_node.journal.feed import Feed
 from lowcomm_node.journal.recorder import Recorder
 from lowcomm_node.node.controls import Controls

@@ -8,8 +8,8 @@ from lowcomm_node.catalogue.warnings import WarningCode
 from lowcomm_node.dht.interface import by_peer
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.errors import NotAdmitted
-from lowcomm_node.fetch.giving import FileGiver
-from lowcomm_node.fetch.shelf import Shelf
+from lowcomm_node.fetch.files import VerifiedFiles
+from lowcomm_node.fetch.giving import PieceServer
 from lowcomm_node.net.endpoint import Endpoint
 from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_node.net.tls import Gatekeeper
@@ -67,10 +67,9 @@ class Participation:
             claim=admission.claim,
             refusals=entry.refusals,
         )
-        self._shelf = Shelf()
         self._calls = PeerCalls()
-        self._calls.files = FileGiver(
-            self._shelf,
+        self._pieces = self._calls.pieces = PieceServer(
+            VerifiedFiles(),
             allowance.bandwidth.up,
             lambda peer: not admission.admission.barred(peer, time()),
         )
@@ -220,13 +219,12 @@ class Participation:
             exchanger=self.exchanger,
             admission=self._admission,
             board=self._board,
-            shelf=self._shelf,
+            pieces=self._pieces,
         )
 
     def _begin(self, membership: Membership, training: Training) -> None:
         """Connect the parts, and start what runs beside training."""
         self._calls.membership = membership
-        self._calls.training = training
         self.endpoint.on_sign_of_life(membership.sign_of_life)
         self._entry.rejoin.publish_with(
             membership.republish, (peers_key(self._run.run_id), self._peer_id)

@@ -177,10 +177,12 @@ class FetchRequest(_message.Message):
     def __init__(self, enter: _Optional[_Union[Enter, _Mapping]] = ..., wanted: _Optional[_Union[Wanted, _Mapping]] = ...) -> None: ...
 
 class Enter(_message.Message):
-    __slots__ = ("snapshot",)
-    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
-    snapshot: bytes
-    def __init__(self, snapshot: _Optional[bytes] = ...) -> None: ...
+    __slots__ = ("file", "state")
+    FILE_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    file: bytes
+    state: bytes
+    def __init__(self, file: _Optional[bytes] = ..., state: _Optional[bytes] = ...) -> None: ...
 
 class Wanted(_message.Message):
     __slots__ = ("piece", "offset")
@@ -201,12 +203,12 @@ class FetchReply(_message.Message):
     def __init__(self, position: _Optional[int] = ..., opened: _Optional[_Union[Opened, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ...) -> None: ...
 
 class Opened(_message.Message):
-    __slots__ = ("snapshot", "size")
-    SNAPSHOT_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("name", "size")
+    NAME_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
-    snapshot: bytes
+    name: bytes
     size: int
-    def __init__(self, snapshot: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
+    def __init__(self, name: _Optional[bytes] = ..., size: _Optional[int] = ...) -> None: ...
 
 class Manifest(_message.Message):
     __slots__ = ("run_id", "plan", "swarm_step", "moments", "versions", "slow_digests", "digests")

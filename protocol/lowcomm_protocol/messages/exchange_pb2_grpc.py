@@ -44,11 +44,6 @@ class ExchangeStub:
                 request_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.SerializeToString,
                 response_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.FromString,
                 _registered_method=True)
-        self.File = channel.stream_stream(
-                '/lowcomm.v1.Exchange/File',
-                request_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.SerializeToString,
-                response_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.FromString,
-                _registered_method=True)
         self.Describe = channel.unary_unary(
                 '/lowcomm.v1.Exchange/Describe',
                 request_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.Introduction.SerializeToString,
@@ -79,17 +74,8 @@ class ExchangeServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Fetch(self, request_iterator, context):
-        """State for a joiner, from a snapshot of the callee, piece by piece:
-        caller: enter                              wanted*
-        callee:       position*  opened (chunk*)          chunk*
-        """
-        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-        context.set_details('Method not implemented!')
-        raise NotImplementedError('Method not implemented!')
-
-    def File(self, request_iterator, context):
-        """A file that the specification names by its SHA-256, piece by piece; `enter` names it. The list of its pieces' digests
-        comes first, unless it is of one piece:
+        """Pieces of a file that the specification names by its SHA-256, or of a replica's state; `enter` says of which. First comes
+        the list: the digests of a file's pieces, unless there is only one, or a snapshot's manifest, unless the caller has it.
         caller: enter                              wanted*
         callee:       position*  opened (chunk*)          chunk*
         """
@@ -122,11 +108,6 @@ def add_ExchangeServicer_to_server(servicer, server):
             ),
             'Fetch': grpc.stream_stream_rpc_method_handler(
                     servicer.Fetch,
-                    request_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.FromString,
-                    response_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.SerializeToString,
-            ),
-            'File': grpc.stream_stream_rpc_method_handler(
-                    servicer.File,
                     request_deserializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.FromString,
                     response_serializer=lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.SerializeToString,
             ),
@@ -193,33 +174,6 @@ class Exchange:
             request_iterator,
             target,
             '/lowcomm.v1.Exchange/Fetch',
-            lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.SerializeToString,
-            lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.FromString,
-            options,
-            channel_credentials,
-            insecure,
-            call_credentials,
-            compression,
-            wait_for_ready,
-            timeout,
-            metadata,
-            _registered_method=True)
-
-    @staticmethod
-    def File(request_iterator,
-            target,
-            options=(),
-            channel_credentials=None,
-            call_credentials=None,
-            insecure=False,
-            compression=None,
-            wait_for_ready=None,
-            timeout=None,
-            metadata=None):
-        return grpc.experimental.stream_stream(
-            request_iterator,
-            target,
-            '/lowcomm.v1.Exchange/File',
             lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchRequest.SerializeToString,
             lowcomm__protocol_dot_messages_dot_exchange__pb2.FetchReply.FromString,
             options,

@@ -14,7 +14,7 @@ from helpers.tiny import tiny_settings
 from lowcomm_node.cli.new_run import name_tokenizer, tokenizer_file
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError, TrainerError
-from lowcomm_node.fetch.wanted import RunFile, tokenizer_of
+from lowcomm_node.fetch.files import RunFile, tokenizer_of
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.inference import generate_from
 from lowcomm_node.node.messages import Generate, Save

@@ -7,18 +7,19 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
-from helpers.donors import INTERVAL, SMALL, STEP, Giver, giving, sync_of
+from helpers.donors import INTERVAL, SMALL, STEP, Donor, giving, sync_of
 from helpers.wire import calling, soon
-from lowcomm_node.fetch import donor_session, fetch
-from lowcomm_node.fetch.catch_up import ROUNDS, CatchUp
+from lowcomm_node.fetch import engine
+from lowcomm_node.fetch.catch_up import ROUNDS, CatchUp, Gatherer
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.storage import snapshots
 from lowcomm_node.storage.files import DiskQuota
-from lowcomm_protocol.peers.records import PeerInfo
+from lowcomm_protocol.peers.records import PeerInfo, Phase
 from lowcomm_protocol.plan import largest_jump
-from lowcomm_protocol.state import read_manifest
+from lowcomm_protocol.state import read_manifest, read_piece
 
 JUMP = largest_jump(INTERVAL)
 
@@ -26,7 +27,7 @@ JUMP = largest_jump(INTERVAL)
 class Late:
     """A late peer: real donors, lines and files; its membership and its trainer are the test's."""
 
-    def __init__(self, folder: Path, channels: Any, givers: list[Giver]) -> None:
+    def __init__(self, folder: Path, channels: Any, givers: list[Donor]) -> None:
         self.folder, self.givers = folder, givers
         self.claims: list[PeerInfo] = []
         """Records of peers that hand over nothing."""
@@ -90,7 +91,7 @@ def late(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Late peers of so many donors."""
     monkeypatch.setattr(snapshots, "SHORTEST_LIFE", 0.0)
     monkeypatch.setattr(snapshots, "COST_SHARE", 0.0)
-    monkeypatch.setattr(donor_session, "RETRY_PAUSE", 0.05)
+    monkeypatch.setattr(engine, "RETRY_PAUSE", 0.05)
 
     @asynccontextmanager
     async def beside(*steps: int) -> AsyncIterator[Late]:
@@ -172,7 +173,7 @@ async def test_one_peer_that_claims_a_far_step_does_not_make_others_copy_again(l
 
 
 async def test_where_the_second_copy_fails_the_first_one_is_kept(late, monkeypatch):
-    monkeypatch.setattr(fetch, "STALL_DEADLINE", 0.2)
+    monkeypatch.setattr(engine, "STALL_DEADLINE", 0.2)
     async with late(STEP) as one:
 
         def vanish() -> None:
@@ -214,3 +215,136 @@ async def test_a_donor_that_trained_on_since_its_record_is_asked_again_and_not_a
         one.ask = ask_once_before
         assert (await one.catch_up()).swarm_step == STEP + 2 * JUMP
         assert one.warnings == []
+
+
+# Whom it copies
+
+NOTHING: Any = None
+OWN = 100
+
+
+def donors(
+    *claims: int,
+    distrusted: tuple[int, ...] = (),
+    drifted: bool = False,
+    own: int = OWN,
+    phase: Phase = Phase.TRAINING,
+) -> list[int]:
+    """The claims of those that are asked, of peers that claim these swarm steps."""
+    infos = [
+        SimpleNamespace(peer_id=f"peer{number}", swarm_step=claim, phase=phase)
+        for number, claim in enumerate(claims)
+    ]
+    run: Any = SimpleNamespace(
+        spec=SimpleNamespace(sync=SimpleNamespace(interval=20, consensus=1.0, fragments=1, group=2))
+    )
+    membership: Any = SimpleNamespace(donors=lambda: infos)
+    catch_up = CatchUp(
+        run=run, trainer=NOTHING, channels=NOTHING, membership=membership, down=NOTHING,
+        disk_quota=NOTHING, folder=NOTHING,
+        trusts=lambda peer: int(peer.removeprefix("peer")) not in distrusted, show=NOTHING,
+        warn=NOTHING, tell=NOTHING,
+    )  # fmt: skip
+    return sorted((one.swarm_step for one in catch_up._donors(own, drifted)), reverse=True)
+
+
+def test_of_peers_that_have_finished_a_newcomer_copies_what_no_merge_can_bring_it():
+    assert donors(20, 20, own=0) == []
+    assert donors(20, 20, own=0, phase=Phase.FINISHED) == [20, 20]
+    assert donors(20, 20, own=10, phase=Phase.FINISHED) == [], "it has learned something itself"
+
+
+def test_who_claims_what_nobody_comes_near_to_is_no_donor():
+    assert donors(10**15, 5000, 4990) == [5000, 4990]
+
+
+def test_one_that_is_a_little_ahead_of_all_others_does_not_get_every_late_peer():
+    assert donors(5190, 5000, 4990) == [5000, 4990]
+    assert donors(5000, 4990, 4990 + 200, drifted=True) == [5000, 4990]
+    assert donors(OWN + 200, OWN + 10, OWN) == [], "nobody alone makes others copy"
+
+
+def test_one_alone_is_believed_for_every_late_peer_of_a_pair_is_in_that_place():
+    assert donors(5000) == [5000]
+
+
+def test_who_is_left_out_is_no_donor():
+    assert donors(5000, 4990, 4980, distrusted=(0,)) == [4990, 4980]
+
+
+def test_who_has_left_out_everybody_copies_from_them_all_the_same_if_it_has_drifted():
+    assert donors(5000, 4990, distrusted=(0, 1)) == []
+    assert donors(5000, 4990, distrusted=(0, 1), drifted=True) == [5000, 4990]
+    assert donors(5000, 4990, distrusted=(0,), drifted=True) == [4990], "whom it trusts comes first"
+
+
+def test_who_is_where_the_others_are_needs_no_donor_unless_it_has_drifted():
+    assert donors(OWN, OWN + 20, OWN - 20) == []
+    assert donors(OWN, OWN + 20, OWN - 20, drifted=True) == [OWN + 20, OWN, OWN - 20]
+
+
+# Weights for an average
+
+
+def slow_of(giver: Donor) -> bytes:
+    pieces = zip(SMALL.pieces, giver.pieces, strict=True)
+    return np.concatenate([read_piece(piece, data).phi for piece, data in pieces]).tobytes()
+
+
+async def gathered(folder: Path, givers: list[Donor], seconds: float = 60.0, quota=None):
+    async with calling() as channels:
+        gatherer = Gatherer(
+            form=SMALL,
+            sync=sync_of(),
+            channels=channels,
+            down=BandwidthLimit(),
+            disk_quota=quota or DiskQuota(folder, None),
+        )
+        donors = [giver.info() for giver in givers]
+        return await gatherer.gather(donors, STEP, folder / "gathered", seconds)
+
+
+async def test_the_slow_weights_of_the_nearest_three_come_to_the_bit(tmp_path: Path) -> None:
+    async with AsyncExitStack() as stack:
+        givers = [
+            await stack.enter_async_context(giving(tmp_path, number, step=STEP + 5 * number))
+            for number in (4, 1, 2, 3)
+        ]
+        found = await gathered(tmp_path, givers)
+        assert found.missing == ""
+        assert set(found.peers) == {giver.peer_id for giver in givers[1:]}
+        for giver in givers[1:]:
+            assert (Path(found.folder) / giver.peer_id).read_bytes() == slow_of(giver)
+    names = {path.name for path in Path(found.folder).iterdir()}
+    assert names == set(found.peers), "and nothing else is left there"
+
+
+async def test_who_gives_nothing_is_named_and_others_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "RETRY_PAUSE", 0.05)
+    monkeypatch.setattr(engine, "STALL_DEADLINE", 0.5)
+    async with giving(tmp_path, 1) as good, giving(tmp_path, 2) as bad:
+        bad.port = 1
+        found = await gathered(tmp_path, [good, bad])
+    assert found.peers == (good.peer_id,)
+    assert bad.peer_id[-6:] in found.missing and "can't be reached" in found.missing
+
+
+async def test_who_is_too_slow_is_left_out(tmp_path: Path) -> None:
+    async with giving(tmp_path, 1) as slow:
+        slow.may_make.clear()
+        found = await gathered(tmp_path, [slow], seconds=0.05)
+        slow.may_make.set()
+    assert found.peers == () and found.missing.endswith("it was too slow")
+
+
+async def test_without_room_on_the_disk_nothing_is_fetched(tmp_path: Path) -> None:
+    async with giving(tmp_path, 1) as giver:
+        found = await gathered(tmp_path, [giver], quota=DiskQuota(tmp_path, 1e-6))
+    assert found.peers == () and "state of peers" in found.missing and giver.made == 0
+
+
+async def test_without_peers_nothing_is_missing_but_them(tmp_path: Path) -> None:
+    found = await gathered(tmp_path, [])
+    assert found.peers == () and found.missing == "no peer trains beside this node now"

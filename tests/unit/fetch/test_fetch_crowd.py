@@ -8,11 +8,10 @@ from time import time
 import grpc
 import pytest
 
-from helpers.donors import SMALL, Giver, Joiner, giving, identity
+from helpers.donors import SMALL, Donor, Joiner, giving, identity
 from helpers.wire import RUN, cabled, calling, calling_raw, soon
-from lowcomm_node.fetch import donor_session, queue
-from lowcomm_node.fetch import fetch as fetch_module
-from lowcomm_node.fetch.queue import LEAST, WINDOW
+from lowcomm_node.fetch import engine, queue
+from lowcomm_node.fetch.queue import SLOW_SECONDS
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
@@ -28,20 +27,18 @@ SLOW_LINE = 125_000.0
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The rates are the real ones, over shorter times."""
-    monkeypatch.setattr(donor_session, "RETRY_PAUSE", 0.05)
-    for module in (donor_session, fetch_module):
-        monkeypatch.setattr(module, "LATER", 0.5)
-    monkeypatch.setattr(queue, "LOOK_EVERY", 0.1)
-    monkeypatch.setattr(queue, "WINDOW", WINDOW / 10)
-    monkeypatch.setattr(queue, "LEAST", LEAST / 10)
+    monkeypatch.setattr(engine, "RETRY_PAUSE", 0.05)
+    monkeypatch.setattr(engine, "LATER", 0.5)
+    monkeypatch.setattr(queue, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(queue, "SLOW_SECONDS", SLOW_SECONDS / 10)
 
 
-async def _idle(giver: Giver, stub: ExchangeStub, who: Identity, entered: asyncio.Event) -> None:
+async def _idle(giver: Donor, stub: ExchangeStub, who: Identity, entered: asyncio.Event) -> None:
     """Stand in line, be served, and ask for nothing; begin anew when that ends."""
     keeper = Gatekeeper(who, RUN, time)
     while True:
         call = stub.Fetch(metadata=keeper.credential_for(giver.peer_id))
-        await call.write(pb.FetchRequest(enter=pb.Enter()))
+        await call.write(pb.FetchRequest(enter=pb.Enter(state=b"")))
         with suppress(grpc.RpcError):  # refused
             if await call.read() is not grpc.aio.EOF:
                 entered.set()
@@ -50,7 +47,7 @@ async def _idle(giver: Giver, stub: ExchangeStub, who: Identity, entered: asynci
 
 
 @asynccontextmanager
-async def crowded(givers: Sequence[Giver]) -> AsyncIterator[None]:
+async def crowded(givers: Sequence[Donor]) -> AsyncIterator[None]:
     """All places of all donors are taken by identities of one address, which come again whenever
     they are dropped."""
     tasks: list[asyncio.Task[None]] = []
@@ -82,7 +79,7 @@ async def test_a_newcomer_gets_its_state_from_three_donors_with_fifty_four_idle_
             giver.port = (await stack.enter_async_context(cabled(giver.port, NEWCOMER))).port
         channels = await stack.enter_async_context(calling(identity(50)))
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info() for giver in givers])
-        await soon(joiner.fetch())
+        await soon(joiner.run())
         assert sum(joiner.given_by(givers)) == len(SMALL.pieces)
 
 
@@ -101,5 +98,5 @@ async def test_a_slow_joiner_behind_one_address_with_eight_others_gets_its_state
             joiners.append(
                 Joiner(channels, tmp_path / f"incoming-{number}", lambda: [giver.info()], down=down)
             )
-        await soon(asyncio.gather(*(joiner.fetch() for joiner in joiners)))
+        await soon(asyncio.gather(*(joiner.run() for joiner in joiners)))
         assert all(joiner.given_by([giver]) == [len(SMALL.pieces)] for joiner in joiners)

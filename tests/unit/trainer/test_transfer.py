@@ -16,7 +16,8 @@ from helpers.waiting import until_async
 from helpers.wire import calling, listening, soon
 from lowcomm_node.data import open_data
 from lowcomm_node.errors import DiskFull
-from lowcomm_node.fetch.donor import Donor
+from lowcomm_node.fetch.files import VerifiedFiles
+from lowcomm_node.fetch.giving import PieceServer
 from lowcomm_node.node.messages import Adopt, Evaluate, Snapshot, Stepped, Train, TrainerSettings
 from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
@@ -389,7 +390,9 @@ async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: P
             tmp_path / "snapshots",
         )
         snapshots = Snapshots(folder, snapshot, lambda: steps[-1], stale=1)
-        callee.fetching = Donor(form, snapshots).serve
+        server = PieceServer(VerifiedFiles())
+        server.serve_state(form, snapshots)
+        callee.fetching = server.serve
         joiners = []
         for number in range(12):
             channels = await stack.enter_async_context(calling(identity(50 + number)))
@@ -399,7 +402,7 @@ async def test_a_donor_trains_on_while_twelve_joiners_copy_its_state(tmp_path: P
         before, last = len(steps), []
         for joiner in joiners:
             joiner.heard = lambda size: last.append(steps[-1])
-        await soon(asyncio.gather(*(joiner.fetch() for joiner in joiners)))
+        await soon(asyncio.gather(*(joiner.run() for joiner in joiners)))
         assert len(steps) > before + 3, "its steps go on"
         assert len(set(last)) >= 3, "also while it gives"
         assert steps == list(range(1, len(steps) + 1)), "and none is left out"

@@ -17,7 +17,7 @@ from helpers.donors import (
     LARGE,
     SMALL,
     STEP,
-    Giver,
+    Donor,
     Joiner,
     drawn,
     giving,
@@ -37,11 +37,11 @@ from helpers.wire import (
     soon,
 )
 from lowcomm_node.errors import DiskFull, LinkLost
-from lowcomm_node.fetch import asking, donor_session, queue, replies
-from lowcomm_node.fetch import donor as donor_module
-from lowcomm_node.fetch import fetch as fetch_module
-from lowcomm_node.fetch.donor import MAX_JOINERS
-from lowcomm_node.fetch.download import Download
+from lowcomm_node.fetch import engine, queue, state
+from lowcomm_node.fetch import giving as giving_module
+from lowcomm_node.fetch.engine import Download, Wanted
+from lowcomm_node.fetch.queue import MOST_SERVED, TurnQueue
+from lowcomm_node.fetch.state import StateDownload
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_protocol.errors import ProtocolViolation
@@ -56,14 +56,18 @@ MIB = 1024 * 1024
 
 @pytest.fixture(autouse=True)
 def _quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(donor_session, "RETRY_PAUSE", 0.05)
-    for module in (donor_session, fetch_module):
-        monkeypatch.setattr(module, "LATER", 1.0)
-    monkeypatch.setattr(fetch_module, "VERSION_PATIENCE", 0.3)
+    monkeypatch.setattr(engine, "RETRY_PAUSE", 0.05)
+    monkeypatch.setattr(engine, "LATER", 1.0)
+    monkeypatch.setattr(state, "VERSION_PATIENCE", 0.3)
 
 
 async def reached(condition, why: str) -> None:
     await until_async(lambda: asyncio.sleep(0, condition()), 30, why)
+
+
+def in_line(giver: Donor) -> int:
+    """Peers that it serves, or that wait there."""
+    return giver.server.turns.serving + giver.server.turns.waiting
 
 
 # The whole of it
@@ -72,13 +76,12 @@ async def reached(condition, why: str) -> None:
 async def test_a_state_arrives_bit_for_bit_from_one_donor(tmp_path):
     async with giving(tmp_path, 11) as giver, calling() as channels:
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
-        await soon(joiner.fetch())
+        await soon(joiner.run())
         assert joiner.given_by([giver]) == [len(SMALL.pieces)]
         sent = next(giver.folder.iterdir())
         assert joiner.pieces() == giver.pieces == drawn(SMALL, 11)
         assert (tmp_path / "incoming" / "manifest").read_bytes() == (sent / "manifest").read_bytes()
         assert joiner.bytes_received == SMALL.size + (sent / "manifest").stat().st_size
-        assert joiner.describe().startswith(f"{SMALL.size / 1e6:.1f} of {SMALL.size / 1e6:.1f} MB")
 
 
 async def test_a_state_comes_from_several_donors_at_once(tmp_path):
@@ -92,8 +95,8 @@ async def test_a_state_comes_from_several_donors_at_once(tmp_path):
             channels, tmp_path / "incoming", lambda: [giver.info() for giver in givers], LARGE
         )
         most = []
-        joiner.heard = lambda size: most.append(len(joiner._serving()))
-        await soon(joiner.fetch())
+        joiner.heard = lambda size: most.append(joiner.serving)
+        await soon(joiner.run())
         assert min(joiner.given_by(givers)) > len(LARGE.pieces) // 10
         assert max(most) == 3
         assert joiner.download.peers == sorted(giver.peer_id for giver in givers)
@@ -111,9 +114,9 @@ async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_kill
     kills, joiner_dies = {places[3], places[7]}, places[5]
     async with AsyncExitStack() as stack:
         channels = await stack.enter_async_context(calling())
-        givers: list[Giver] = []
+        givers: list[Donor] = []
         cables: list[Cable] = []
-        reachable: list[Giver] = []
+        reachable: list[Donor] = []
 
         async def come(number: int) -> None:
             giver = await stack.enter_async_context(
@@ -142,7 +145,7 @@ async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_kill
                     reachable.remove(victim)
                     replaced.append(asyncio.create_task(replace(victim)))
 
-        async def replace(victim: Giver) -> None:
+        async def replace(victim: Donor) -> None:
             await cables[givers.index(victim)].close()
             await come(14 + len(replaced))
 
@@ -150,7 +153,7 @@ async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_kill
         folder = tmp_path / "incoming"
         joiner = Joiner(channels, folder, lambda: [giver.info() for giver in reachable], LARGE)
         joiner.heard = heard
-        first = asyncio.create_task(joiner.fetch())
+        first = asyncio.create_task(joiner.run())
         await soon(died.wait())
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
@@ -168,7 +171,7 @@ async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_kill
             "each piece is hashed again, and only what is damaged is missing"
         )
         again.heard = heard
-        await soon(again.fetch())
+        await soon(again.run())
         await soon(asyncio.gather(*replaced))
         assert cut == 10
         assert len(replaced) == 2
@@ -178,7 +181,7 @@ async def test_cut_at_ten_random_places_with_donors_replaced_and_the_joiner_kill
 
 
 async def test_a_broken_stream_goes_on_at_the_byte_that_it_had_reached(tmp_path, monkeypatch):
-    monkeypatch.setattr(donor_module, "CHUNK_BYTES", 10_000)
+    monkeypatch.setattr(giving_module, "CHUNK_BYTES", 10_000)
     async with (
         giving(tmp_path, 11) as giver,
         cabled(giver.callee.port) as cable,
@@ -193,7 +196,7 @@ async def test_a_broken_stream_goes_on_at_the_byte_that_it_had_reached(tmp_path,
                 cuts.append(cable.cut())
 
         joiner.heard = heard
-        await soon(joiner.fetch())
+        await soon(joiner.run())
         assert cuts and joiner.given_by([giver])
         sent = next(giver.folder.iterdir())
         assert joiner.bytes_received == SMALL.size + (sent / "manifest").stat().st_size, (
@@ -208,7 +211,7 @@ async def test_a_broken_stream_goes_on_at_the_byte_that_it_had_reached(tmp_path,
 async def test_a_donor_that_can_not_be_called_or_falls_silent_is_left_for_another(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(replies, "SILENCE", 0.5)
+    monkeypatch.setattr(engine, "SILENCE", 0.5)
     async with (
         giving(tmp_path, 11) as dead, giving(tmp_path, 12) as silent, giving(tmp_path, 13) as good,
         calling() as channels
@@ -222,14 +225,14 @@ async def test_a_donor_that_can_not_be_called_or_falls_silent_is_left_for_anothe
         joiner = Joiner(
             channels, tmp_path / "incoming", lambda: [one.info() for one in (dead, silent, good)]
         )
-        await soon(joiner.fetch())
+        await soon(joiner.run())
         assert joiner.given_by([good]) == [len(SMALL.pieces)]
 
 
 async def test_if_nobody_gives_it_the_reason_is_told_and_what_has_come_is_kept(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(fetch_module, "STALL_DEADLINE", 1.0)
+    monkeypatch.setattr(engine, "STALL_DEADLINE", 1.0)
     async with (
         giving(tmp_path, 11) as giver,
         cabled(giver.callee.port) as cable,
@@ -245,17 +248,17 @@ async def test_if_nobody_gives_it_the_reason_is_told_and_what_has_come_is_kept(
 
         joiner.heard = heard
         with pytest.raises(LinkLost, match=f"{giver.peer_id[-6:]}: can't be reached"):
-            await soon(joiner.fetch())
+            await soon(joiner.run())
         kept = Joiner(channels, tmp_path / "incoming", list)
         assert 0.3 * SMALL.size < kept.download.size < SMALL.size
 
 
 async def test_the_last_pieces_of_a_slow_donor_are_taken_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch_module, "SLOW", 0.5)
+    monkeypatch.setattr(engine, "SLOW", 0.5)
     async with giving(tmp_path, 11) as slow, giving(tmp_path, 12) as good, calling() as channels:
         slow.up.allow(4_000.0)  # 16 s a piece
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [slow.info(), good.info()])
-        await soon(joiner.fetch())
+        await soon(joiner.run())
         assert joiner.given_by([slow, good])[1] >= len(SMALL.pieces) - 2
 
 
@@ -264,7 +267,7 @@ async def test_the_rate_that_an_owner_allows_is_kept(tmp_path):
         down = BandwidthLimit(400_000.0)
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()], down=down)
         began = asyncio.get_running_loop().time()
-        await soon(joiner.fetch())
+        await soon(joiner.run())
         assert asyncio.get_running_loop().time() - began > 0.8 * SMALL.size / 400_000.0
         assert down.total == joiner.bytes_received
 
@@ -290,7 +293,7 @@ async def test_pieces_of_one_version_only_go_together(tmp_path, method, step, sl
         joiner = Joiner(
             channels, tmp_path / "incoming", lambda: [one.info(), other.info()], method=method
         )
-        await soon(joiner.fetch())
+        await soon(joiner.run())
         given = joiner.given_by([one, other])
         assert (min(given) > 0) == shared, given
 
@@ -308,7 +311,7 @@ async def test_where_slow_weights_are_equal_a_fragment_comes_from_those_who_hold
             lambda: [one.info(), other.info()],
             method="streaming-diloco",
         )
-        await soon(joiner.fetch())
+        await soon(joiner.run())
         base, second = (
             (one, other) if joiner.download.base.slow_digests[1][0] == 1 else (other, one)
         )
@@ -341,7 +344,7 @@ async def test_when_the_version_can_not_be_had_any_more_the_others_is_taken_and_
 
         closing: list[asyncio.Task[None]] = []
         joiner.heard = heard
-        await soon(joiner.fetch())
+        await soon(joiner.run())
         assert joiner.given_by([first, later]) == [0, len(SMALL.pieces)]
         assert joiner.download.base.swarm_step == STEP + 500
 
@@ -364,17 +367,17 @@ def opened(form=SMALL, pieces: list[bytes] | None = None, **changes: object) -> 
         else:
             setattr(told, name, value)
     data = told.SerializeToString()
-    begins = pb.Opened(snapshot=name_of(data), size=len(data))
+    begins = pb.Opened(name=name_of(data), size=len(data))
     return [reply(opened=begins), reply(chunk=pb.Chunk(data=data))]
 
 
 def with_size(size: int) -> list[bytes]:
-    return [reply(opened=pb.Opened(snapshot=bytes(32), size=size))]
+    return [reply(opened=pb.Opened(name=bytes(32), size=size))]
 
 
 def with_other_digest() -> list[bytes]:
     data = pb.FetchReply.FromString(opened()[1]).chunk.data
-    return [reply(opened=pb.Opened(snapshot=bytes(32), size=len(data))), opened()[1]]
+    return [reply(opened=pb.Opened(name=bytes(32), size=len(data))), opened()[1]]
 
 
 OPENINGS = {
@@ -452,7 +455,7 @@ async def test_a_donor_that_does_what_no_donor_does_is_left_out_and_another_one_
             lambda: [rogue.info(), good.info()],
             plausible=below_9000,
         )
-        fetching = asyncio.create_task(joiner.fetch())
+        fetching = asyncio.create_task(joiner.run())
         await reached(lambda: joiner.warnings, "it is left out")
         good.may_make.set()
         await soon(fetching)
@@ -477,7 +480,7 @@ async def test_weights_that_have_nothing_in_common_with_those_of_two_others_are_
         joiner = Joiner(
             channels, tmp_path / "incoming", lambda: [giver.info() for giver in givers], LARGE
         )
-        await soon(joiner.fetch())
+        await soon(joiner.run())
         given = joiner.given_by(givers)
         assert given[liar] == 0, given
         assert sum(given) == len(LARGE.pieces)
@@ -485,53 +488,56 @@ async def test_weights_that_have_nothing_in_common_with_those_of_two_others_are_
         assert joiner.bytes_received < 1.8 * LARGE.size
 
 
+def offers_of(download: StateDownload, states: list[list[bytes]], order: list[int]) -> list:
+    """Donors of these states offer them, in this order, and each gives two pieces."""
+    manifests = [
+        manifest(SMALL, [sha256(data).digest() for data in pieces], STEP + number)
+        for number, pieces in enumerate(states)
+    ]
+    offers = {number: download.offer(f"peer-{number}", manifests[number]) for number in order}
+    return [offers[number] for number in range(len(states))]
+
+
+async def give(download: StateDownload, offer, pieces: list[bytes], wanted: Wanted | None) -> None:
+    assert wanted is not None
+    await download.put(offer, wanted, bytearray(pieces[wanted.index]))
+
+
+def audit_of(download: StateDownload, other) -> Wanted:
+    """A piece that another has given."""
+    index = next(index for index, offer in download._held.items() if offer is other)
+    return Wanted(index, SMALL.pieces[index].size, is_audit=True)
+
+
 @pytest.mark.parametrize("base", [0, 1, 2])
 async def test_two_who_are_alike_outvote_the_base(tmp_path, base):
-    """The liar, number 0, comes first, second or last; each other one finds out once, and by
-    another way."""
-    download = Download(tmp_path / "incoming", SMALL, sync_of(), Random(1))
-    download.load()
+    """The liar, number 0, comes first, second or last."""
     states = [drawn(SMALL, number, common=int(number == 0)) for number in range(3)]
-    manifests = [
-        manifest(SMALL, [sha256(data).digest() for data in pieces], STEP + n)
-        for n, pieces in enumerate(states)
-    ]
-    order = [(base + number) % 3 for number in range(3)]
-    sources = {number: download.open(f"peer-{number}", manifests[number]) for number in order}
-    for number in order:
-        for _ in range(2):
-            piece = download.take(sources[number])
-            await download.put(sources[number], piece, bytearray(states[number][piece.index]))
-    for number, other in ((1, 0), (2, 0)):
-        piece = next(
-            SMALL.pieces[index] for index, one in download._held.items() if one is sources[other]
-        )
-        assert not await download.compare(
-            sources[number], piece, bytearray(states[number][piece.index])
-        )
-    assert [sources[number].out for number in range(3)] == [True, False, False]
-    assert download.peers == ["peer-1", "peer-2"]
-    assert download.base in manifests[1:]
-    download.close()
+    with closing(StateDownload(tmp_path / "incoming", SMALL, sync_of(), Random(1))) as download:
+        download.load()
+        order = [(base + number) % 3 for number in range(3)]
+        offers = offers_of(download, states, order)
+        for number in [*order, *order]:
+            wanted = Download.take(download, offers[number])
+            await give(download, offers[number], states[number], wanted)
+        for number in (1, 2):
+            audit = audit_of(download, offers[0])
+            await give(download, offers[number], states[number], audit)
+        assert [offer.is_out for offer in offers] == [True, False, False]
+        assert download.peers == ["peer-1", "peer-2"]
+        assert download.base in [offer.manifest for offer in offers[1:]]
 
 
 async def test_who_has_violated_the_protocol_loses_its_dispute_though_it_is_the_base(tmp_path):
-    pieces = [drawn(SMALL, number, common=number) for number in (0, 1)]
-    with closing(Download(tmp_path / "incoming", SMALL, sync_of(), Random(3))) as download:
+    states = [drawn(SMALL, number, common=number) for number in (0, 1)]
+    with closing(StateDownload(tmp_path / "incoming", SMALL, sync_of(), Random(3))) as download:
         download.load()
-        liar, honest = (
-            download.open(
-                name, manifest(SMALL, [sha256(data).digest() for data in these], STEP + number)
-            )
-            for number, (name, these) in enumerate(zip(("liar", "honest"), pieces, strict=True))
-        )
-        piece = download.take(liar)
-        assert piece is not None and download.base == liar.manifest
-        await download.put(liar, piece, bytearray(pieces[0][piece.index]))
-        assert not await download.compare(honest, piece, bytearray(pieces[1][piece.index]))
-        assert not (liar.out or honest.out), "nobody can tell yet"
-        download.strike("liar")
-        assert liar.out and not honest.out
+        liar, honest = offers_of(download, states, [0, 1])
+        await give(download, liar, states[0], download.take(liar))
+        await give(download, honest, states[1], audit_of(download, liar))
+        assert not (liar.is_out or honest.is_out), "nobody can tell yet"
+        download.strike("peer-0")
+        assert liar.is_out and not honest.is_out
         assert download.peers == [] and download.base == honest.manifest
 
 
@@ -544,7 +550,7 @@ async def test_of_two_donors_that_have_nothing_in_common_one_gives_all(tmp_path)
     ):
         one.up.allow(4e5)
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [one.info(), other.info()])
-        await soon(joiner.fetch())
+        await soon(joiner.run())
         assert sorted(joiner.given_by([one, other])) == [0, len(SMALL.pieces)], "never a mixture"
 
 
@@ -559,22 +565,23 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
         giver.may_make.clear()
         joiners: list[Joiner] = []
         tasks, served, told = [], [], [[] for _ in range(12)]
-        serve = giver.donor._serve_pieces
+        serve = giver.server._serve_turn
 
-        async def serve_pieces(turn, *more) -> None:
+        async def serve_turn(turn, *more) -> None:
             served.append([identity(50 + number).peer_id for number in range(12)].index(turn.peer))
             await serve(turn, *more)
 
-        monkeypatch.setattr(giver.donor, "_serve_pieces", serve_pieces)
+        monkeypatch.setattr(giver.server, "_serve_turn", serve_turn)
         for number in range(12):
             channels = await stack.enter_async_context(calling(identity(50 + number)))
             joiner = Joiner(channels, tmp_path / f"incoming-{number}", lambda: [giver.info()])
             joiners.append(joiner)
-            tasks.append(asyncio.create_task(joiner.fetch()))
-            await reached(
-                lambda number=number: len(giver.donor._queue) == number + 1, "it stands in line"
-            )
-        assert (giver.donor.joiners, giver.donor.waiting) == (MAX_JOINERS, 12 - MAX_JOINERS)
+            tasks.append(asyncio.create_task(joiner.run()))
+            await reached(lambda number=number: in_line(giver) == number + 1, "it stands in line")
+        assert (giver.server.turns.serving, giver.server.turns.waiting) == (
+            MOST_SERVED,
+            12 - MOST_SERVED,
+        )
         await reached(lambda: "queue" in joiners[-1].describe(), "the last one knows its position")
         name = giver.peer_id[-6:]
         assert joiners[2].describe() == f"1st in the queue of {name}"
@@ -584,7 +591,7 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
             while True:
                 for number, joiner in enumerate(joiners):
                     position = next(
-                        (session.position for session in joiner._sessions.running.values()), None
+                        (session.position for session in joiner.sessions.values()), None
                     )
                     if position is not None and position not in told[number]:
                         told[number].append(position)
@@ -595,66 +602,62 @@ async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_th
         await soon(asyncio.gather(*tasks))
         watching.cancel()
         assert giver.made == 1, "a stampede shares one snapshot"
-        assert all(abs(place - number) < MAX_JOINERS for place, number in enumerate(served)), served
+        assert all(abs(place - number) < MOST_SERVED for place, number in enumerate(served)), served
         for joiner, positions in zip(joiners, told, strict=True):
             assert joiner.given_by([giver]) == [len(SMALL.pieces)]
             assert positions == sorted(positions, reverse=True)
-        await reached(lambda: len(giver.donor._queue) == 0, "all have left")
+        await reached(lambda: in_line(giver) == 0, "all have left")
 
 
 async def test_a_joiner_waits_for_a_snapshot_that_takes_long_to_make(tmp_path, monkeypatch):
-    monkeypatch.setattr(donor_module, "STILL_HERE", 0.1)
-    monkeypatch.setattr(replies, "SILENCE", 0.5)
-    signs, reply = [], replies.Replies.next
+    monkeypatch.setattr(giving_module, "STILL_HERE", 0.1)
+    monkeypatch.setattr(engine, "SILENCE", 0.5)
+    signs, reply = [], engine.Session._next
 
     async def count_signs(*arguments: object) -> pb.FetchReply:
         signs.append(await reply(*arguments))
         return signs[-1]
 
-    monkeypatch.setattr(replies.Replies, "next", count_signs)
+    monkeypatch.setattr(engine.Session, "_next", count_signs)
     async with giving(tmp_path, 11) as giver, calling() as channels:
         giver.may_make.clear()
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
-        task = asyncio.create_task(joiner.fetch())
+        task = asyncio.create_task(joiner.run())
         await reached(lambda: len(signs) > 8, "signs of life for longer than a silence may last")
-        assert giver.made == 1 and giver.donor.joiners == 1
+        assert giver.made == 1 and giver.server.turns.serving == 1
         giver.may_make.set()
         await soon(task)
         assert joiner.given_by([giver]) == [len(SMALL.pieces)] and giver.made == 1
-        monkeypatch.setattr(donor_session, "OPEN_DEADLINE", 0.3)
+        monkeypatch.setattr(engine, "OPEN_DEADLINE", 0.3)
         giver.step += 1000
         giver.may_make.clear()
         giver.snapshots.close()
         again = Joiner(channels, tmp_path / "again", lambda: [giver.info()])
-        task = asyncio.create_task(again.fetch())
+        task = asyncio.create_task(again.run())
         await reached(lambda: "takes too long" in again.why_not(), "it does not wait for ever")
         task.cancel()
         giver.may_make.set()
         await asyncio.gather(task, return_exceptions=True)
-        await reached(lambda: not giver.donor._queue, "its place is free")
+        await reached(lambda: not in_line(giver), "its place is free")
 
 
 async def test_a_full_queue_sends_joiners_elsewhere(tmp_path, monkeypatch):
     async with AsyncExitStack() as stack:
         full = await stack.enter_async_context(giving(tmp_path, 11))
-        full.donor._queue.served, full.donor._queue.waiting = 1, 1
+        full.server.turns = TurnQueue(1, 2)
         full.may_make.clear()
         for number in (0, 1):
             channels = await stack.enter_async_context(calling(identity(50 + number)))
             joiner = Joiner(channels, tmp_path / f"incoming-{number}", lambda: [full.info()])
-            task = asyncio.create_task(joiner.fetch())
+            task = asyncio.create_task(joiner.run())
             stack.callback(task.cancel)
-            await reached(
-                lambda number=number: len(full.donor._queue) == number + 1, "it stands in line"
-            )
+            await reached(lambda number=number: in_line(full) == number + 1, "it stands in line")
         channels = await stack.enter_async_context(calling(identity(60)))
         good = await stack.enter_async_context(giving(tmp_path, 12))
         donors = [full.info()]
         late = Joiner(channels, tmp_path / "incoming-late", lambda: donors)
-        task = asyncio.create_task(late.fetch())
-        await reached(
-            lambda: "2 joiners are served or wait here" in late.why_not(), "it is told why"
-        )
+        task = asyncio.create_task(late.run())
+        await reached(lambda: "2 peers are served or wait here" in late.why_not(), "it is told why")
         donors.append(good.info())
         await soon(task)
         assert late.given_by([good]) == [len(SMALL.pieces)]
@@ -675,14 +678,14 @@ async def test_donors_that_serve_next_to_nothing_give_way_to_those_not_asked_yet
 ):
     """Must be seen. Six of them kept every newcomer waiting for an hour; three that were always
     about to begin counted as serving, and the queues of others were left."""
-    monkeypatch.setattr(asking, "PATIENCE", 0.5)
-    monkeypatch.setattr(asking, "PREPARING", 1)
-    monkeypatch.setattr(fetch_module, "SLOW", 0.5)
+    monkeypatch.setattr(engine, "GIVING_WAY", 0.5)
+    monkeypatch.setattr(engine, "PREPARING", 1)
+    monkeypatch.setattr(engine, "SLOW", 0.5)
     async with AsyncExitStack() as stack:
         channels = await stack.enter_async_context(calling())
         good = await stack.enter_async_context(giving(tmp_path, 12))
         donors, asked = list[PeerInfo](), set[int]()
-        for number in range(fetch_module.MOST_SESSIONS):
+        for number in range(engine.MOST_SESSIONS):
             callee = await stack.enter_async_context(listening(identity(20 + number)))
 
             async def serve(peer: str, stream: CalleeStream, number: int = number) -> None:
@@ -692,8 +695,8 @@ async def test_donors_that_serve_next_to_nothing_give_way_to_those_not_asked_yet
             callee.fetching = serve
             donors.append(callee.info())
         joiner = Joiner(channels, tmp_path / "incoming", lambda: donors)
-        task = asyncio.create_task(joiner.fetch())
-        enough = fetch_module.MOST_SERVING if way is dribble else len(donors)
+        task = asyncio.create_task(joiner.run())
+        enough = engine.MOST_SERVING if way is dribble else len(donors)
         await reached(lambda: len(asked) >= enough, "all of them keep it waiting")
         donors.append(good.info())
         await soon(task)
@@ -702,8 +705,8 @@ async def test_donors_that_serve_next_to_nothing_give_way_to_those_not_asked_yet
 
 async def test_a_donor_that_drips_bytes_is_left_within_a_silence(tmp_path, monkeypatch):
     """What a giver has sent buys it time, not what it still owes."""
-    monkeypatch.setattr(replies, "SILENCE", 0.5)
-    monkeypatch.setattr(replies, "SLOWEST", 200.0)
+    monkeypatch.setattr(engine, "SILENCE", 0.5)
+    monkeypatch.setattr(engine, "SLOWEST", 200.0)
 
     async def drip_bytes(peer: str, stream: CalleeStream) -> None:
         for one in opened():
@@ -716,42 +719,40 @@ async def test_a_donor_that_drips_bytes_is_left_within_a_silence(tmp_path, monke
         slow.fetching = drip_bytes
         donors = [slow.info()]
         joiner = Joiner(channels, tmp_path / "incoming", lambda: donors)
-        task = asyncio.create_task(joiner.fetch())
+        task = asyncio.create_task(joiner.run())
         await reached(lambda: "sends too slowly" in joiner.why_not(), "it is left")
         donors.append(good.info())
         await soon(task)
 
 
 async def test_who_is_served_enough_leaves_the_queues_of_others(tmp_path, monkeypatch):
-    monkeypatch.setattr(fetch_module, "MOST_SERVING", 1)
+    monkeypatch.setattr(engine, "MOST_SERVING", 1)
     async with (
         giving(tmp_path, 11) as busy, giving(tmp_path, 12, LARGE) as good, calling() as channels,
         calling(identity(50)) as other,
     ):  # fmt: skip
-        busy.donor._queue.served = 1
+        busy.server.turns = TurnQueue(1, 10)
         busy.may_make.clear()
-        first = asyncio.create_task(
-            Joiner(other, tmp_path / "first", lambda: [busy.info()]).fetch()
-        )
-        await reached(lambda: busy.donor.joiners == 1, "its only place is taken")
+        first = asyncio.create_task(Joiner(other, tmp_path / "first", lambda: [busy.info()]).run())
+        await reached(lambda: busy.server.turns.serving == 1, "its only place is taken")
         good.may_make.clear()
         joiner = Joiner(channels, tmp_path / "second", lambda: [busy.info(), good.info()], LARGE)
-        task = asyncio.create_task(joiner.fetch())
-        await reached(lambda: busy.donor.waiting == 1, "it waits there, too")
+        task = asyncio.create_task(joiner.run())
+        await reached(lambda: busy.server.turns.waiting == 1, "it waits there, too")
         good.up.allow(500_000.0)
         good.may_make.set()
-        await reached(lambda: busy.donor.waiting == 0, "it has left")
+        await reached(lambda: busy.server.turns.waiting == 0, "it has left")
         assert not task.done()
         good.up.allow(None)
         await soon(task)
         first.cancel()
         await asyncio.gather(first, return_exceptions=True)
-        await reached(lambda: busy.donor.joiners == 0, "who gives up frees its place")
+        await reached(lambda: busy.server.turns.serving == 0, "who gives up frees its place")
 
 
 async def test_who_comes_again_takes_the_place_that_it_had(tmp_path):
     async with giving(tmp_path, 11) as giver, calling() as channels, calling(identity(50)) as other:
-        giver.donor._queue.served = 1
+        giver.server.turns = TurnQueue(1, 10)
         giver.may_make.clear()
         streams = []
         for caller in (
@@ -760,12 +761,10 @@ async def test_who_comes_again_takes_the_place_that_it_had(tmp_path):
             channels,
         ):  # the first one has not noticed that its stream is gone
             call = (await caller.stub(giver.info())).Fetch(metadata=caller.metadata(giver.peer_id))
-            await call.write(pb.FetchRequest(enter=pb.Enter()))
+            await call.write(pb.FetchRequest(enter=pb.Enter(state=b"")))
             streams.append(call)
             expected = min(len(streams), 2)
-            await reached(
-                lambda expected=expected: len(giver.donor._queue) == expected, "it stands in line"
-            )
+            await reached(lambda expected=expected: in_line(giver) == expected, "it stands in line")
         assert (await soon(streams[1].read())).position == 1
         await soon(giver.callee.ended.get())  # the first one's stream
         giver.may_make.set()
@@ -776,25 +775,26 @@ async def test_who_comes_again_takes_the_place_that_it_had(tmp_path):
 
 async def test_a_turn_is_not_held_for_ever(tmp_path, monkeypatch):
     """Who asks for nothing is dropped; and while others wait, a turn ends after a while."""
-    monkeypatch.setattr(donor_module, "PATIENCE", 0.2)
-    monkeypatch.setattr(donor_module, "SLOWEST", 1e9)
-    monkeypatch.setattr(queue, "LOOK_EVERY", 0.05)
+    monkeypatch.setattr(giving_module, "PATIENCE", 0.2)
+    monkeypatch.setattr(giving_module, "SLOWEST", 1e9)
+    monkeypatch.setattr(queue, "LOOK_SECONDS", 0.05)
     async with giving(tmp_path, 11) as giver, calling() as channels, calling(identity(50)) as other:
-        giver.donor._queue.served = 1
+        giver.server.turns = TurnQueue(1, 10)
         idle = (await channels.stub(giver.info())).Fetch(metadata=channels.metadata(giver.peer_id))
-        await idle.write(pb.FetchRequest(enter=pb.Enter()))
+        await idle.write(pb.FetchRequest(enter=pb.Enter(state=b"")))
         assert (await soon(idle.read())).WhichOneof("kind") == "opened"
         assert isinstance(await soon(giver.callee.ended.get()), LinkLost)
-        assert giver.donor.joiners == 0
+        assert giver.server.turns.serving == 0
 
-        monkeypatch.setattr(donor_module, "PATIENCE", 30.0)
-        giver.donor._queue.turn_seconds = 0.2
+        monkeypatch.setattr(giving_module, "PATIENCE", 30.0)
+        monkeypatch.setattr(giving_module, "SHORTEST_TURN", 0.2)
+        monkeypatch.setattr(giving_module, "TURN_RATE", 1e9)
         giver.up.allow(1e6)
         both = [
             Joiner(caller, tmp_path / name, lambda: [giver.info()])
             for caller, name in ((channels, "a"), (other, "b"))
         ]
-        await soon(asyncio.gather(*(joiner.fetch() for joiner in both)))
+        await soon(asyncio.gather(*(joiner.run() for joiner in both)))
         ends = []
         while not giver.callee.ended.empty():
             ends.append(giver.callee.ended.get_nowait())
@@ -808,16 +808,16 @@ async def test_requests_that_no_joiner_makes_are_violations(tmp_path):
     wanted = [
         [pb.FetchRequest(wanted=pb.Wanted(piece=0))],
         [
-            pb.FetchRequest(enter=pb.Enter()),
+            pb.FetchRequest(enter=pb.Enter(state=b"")),
             pb.FetchRequest(wanted=pb.Wanted(piece=len(SMALL.pieces))),
         ],
         [
-            pb.FetchRequest(enter=pb.Enter()),
+            pb.FetchRequest(enter=pb.Enter(state=b"")),
             pb.FetchRequest(wanted=pb.Wanted(piece=0, offset=SMALL.pieces[0].size)),
         ],
-        [pb.FetchRequest(enter=pb.Enter()), pb.FetchRequest(enter=pb.Enter())],
+        [pb.FetchRequest(enter=pb.Enter(state=b"")), pb.FetchRequest(enter=pb.Enter(state=b""))],
         [pb.FetchRequest()],
-        [pb.FetchRequest(enter=pb.Enter(snapshot=bytes(1024)))],
+        [pb.FetchRequest(enter=pb.Enter(state=bytes(1024)))],
     ]
     async with giving(tmp_path, 11) as giver, calling() as channels:
         for requests in wanted:
@@ -828,20 +828,21 @@ async def test_requests_that_no_joiner_makes_are_violations(tmp_path):
                 await call.write(request)
             assert isinstance(await soon(giver.callee.ended.get()), ProtocolViolation)
             call.cancel()
-        assert giver.donor.joiners == 0
+        assert giver.server.turns.serving == 0
 
 
-async def test_who_fills_our_memory_while_it_waits_loses_its_place(tmp_path, monkeypatch):
-    monkeypatch.setattr(donor_module, "MAX_JOINERS", 0)
+async def test_who_fills_our_memory_while_it_waits_loses_its_place(tmp_path):
+
     async with giving(tmp_path, 11) as giver, calling() as channels:
+        giver.server.turns = TurnQueue(0, 10)
         call = (await channels.stub(giver.info())).Fetch(metadata=channels.metadata(giver.peer_id))
-        await call.write(pb.FetchRequest(enter=pb.Enter()))
+        await call.write(pb.FetchRequest(enter=pb.Enter(state=b"")))
         assert (await soon(call.read())).position == 1
-        for _ in range(donor_module.MAX_REQUESTS + 1):
+        for _ in range(giving_module.MAX_REQUESTS + 1):
             await call.write(pb.FetchRequest(wanted=pb.Wanted(piece=0)))
         assert isinstance(await soon(giver.callee.ended.get()), ProtocolViolation)
         assert "more than 64 requests" in await soon(call.details())
-        assert giver.donor.waiting == 0
+        assert giver.server.turns.waiting == 0
 
 
 # Disks
@@ -859,7 +860,7 @@ async def test_a_state_that_does_not_fit_on_the_disk_is_not_begun(tmp_path, monk
 async def test_what_is_left_of_another_state_is_not_taken_for_this_one(tmp_path, change):
     folder: Path = tmp_path / "incoming"
     async with giving(tmp_path, 11) as giver, calling() as channels:
-        await soon(Joiner(channels, folder, lambda: [giver.info()]).fetch())
+        await soon(Joiner(channels, folder, lambda: [giver.info()]).run())
         if change == "no manifest":
             (folder / "manifest").unlink()
         elif change == "rubbish":
@@ -875,8 +876,8 @@ async def test_a_donor_whose_snapshot_can_not_be_made_says_later_and_no_path(tmp
         usage = shutil.disk_usage(tmp_path)
         incoming = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
         monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-        monkeypatch.setattr(fetch_module, "STALL_DEADLINE", 0.5)
+        monkeypatch.setattr(engine, "STALL_DEADLINE", 0.5)
         with pytest.raises(LinkLost, match="no snapshot can be made here now") as caught:
-            await soon(incoming.fetch())
+            await soon(incoming.run())
         assert "/" not in str(caught.value)
         assert giver.made == 1, "it is not tried again and again"

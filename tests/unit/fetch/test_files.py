@@ -4,7 +4,7 @@ Each piece is the right one, or its sender is not asked again.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -25,12 +25,10 @@ from helpers.wire import (
     soon,
 )
 from lowcomm_node.errors import ConfigError, DiskFull
-from lowcomm_node.fetch import asking, fetching, giving, session, shelf, wanted
-from lowcomm_node.fetch.fetching import Fetching
-from lowcomm_node.fetch.giving import FileGiver
-from lowcomm_node.fetch.provider import Provider
-from lowcomm_node.fetch.shelf import Shelf
-from lowcomm_node.fetch.wanted import RunFile, start_of
+from lowcomm_node.fetch import engine, files, giving
+from lowcomm_node.fetch.engine import Fetch
+from lowcomm_node.fetch.files import FileDownload, Provider, RunFile, VerifiedFiles, start_of
+from lowcomm_node.fetch.giving import PieceServer
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage import start_files
 from lowcomm_node.storage.partial_file import PartialFile
@@ -49,14 +47,14 @@ DATA = Random(1).randbytes(SIZE)
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (fetching, giving, shelf, sections, start_files, wanted):
+    for module in (files, giving, sections, start_files):
         monkeypatch.setattr(module, "PIECE_BYTES", STEP)
-    for module in (shelf, start_files):
+    for module in (files, start_files):
         monkeypatch.setattr(module, "BLOCK", STEP // 4)
-    monkeypatch.setattr(session, "RETRY_PAUSE", 0.05)
-    monkeypatch.setattr(session, "IDLE", 0.05)
-    monkeypatch.setattr(fetching, "LATER", 0.1)
-    monkeypatch.setattr(fetching, "TICK", 0.02)
+    monkeypatch.setattr(engine, "RETRY_PAUSE", 0.05)
+    monkeypatch.setattr(engine, "LATER", 0.3)
+    monkeypatch.setattr(engine, "SLOW", 0.1)
+    monkeypatch.setattr(engine, "TICK", 0.02)
 
 
 def run_of(path: Path) -> SignedRun:
@@ -80,6 +78,24 @@ def file(original: Path) -> RunFile:
     return file
 
 
+class Taking(Fetch):
+    """A file on its way."""
+
+    download: FileDownload
+
+    def __init__(self, file: RunFile, into: Path, *more, **others) -> None:
+        channels, peers = more
+        super().__init__(channels, FileDownload(file, into), peers, gives_up=False, **others)
+
+    async def take(self, show: Callable[[str], None] = lambda text: None) -> None:
+        """All of it."""
+        try:
+            await self.run(lambda text: show(self.download.describe(text, self.serving > 0)))
+            await self.download.finish()
+        finally:
+            self.download.close()
+
+
 @asynccontextmanager
 async def givers(file: RunFile, *paths: Path) -> AsyncIterator[list[Callee]]:
     """Peers that believe these files to be the one."""
@@ -87,9 +103,9 @@ async def givers(file: RunFile, *paths: Path) -> AsyncIterator[list[Callee]]:
         callees: list[Callee] = []
         for number, path in enumerate(paths, 1):
             callee = await stack.enter_async_context(listening(identity(number)))
-            held = Shelf()
-            held.put(file, path, digests_of(DATA))
-            callee.filing = FileGiver(held).serve
+            held = VerifiedFiles()
+            held.add(file, path, digests_of(DATA))
+            callee.fetching = PieceServer(held).serve
             callees.append(callee)
         yield callees
 
@@ -101,14 +117,14 @@ def digests_of(data: bytes) -> list[bytes]:
 async def test_it_comes_from_several_peers_at_once(
     file: RunFile, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fetching, "TICK", 0.0)  # or a fast machine is done before the second look
+    monkeypatch.setattr(engine, "TICK", 0.0)  # or a fast machine is done before the second look
     shown: list[str] = []
     into = tmp_path / "home" / file.name
     async with givers(file, original, original) as callees, calling(identity(9)) as channels:
-        one = Fetching(file, channels, lambda: [callee.info() for callee in callees])
-        digests = await soon(one.fetch(into, shown.append))
+        one = Taking(file, into, channels, lambda: [callee.info() for callee in callees])
+        await soon(one.take(shown.append))
     assert into.read_bytes() == DATA
-    assert list(digests) == digests_of(DATA)
+    assert list(one.download.digests) == digests_of(DATA)
     assert [path.name for path in into.parent.iterdir()] == [file.name]
     assert all(name in (shown[0], *shown) for name in shown)
     assert any("of 1.0 MB from" in text for text in shown), shown
@@ -124,8 +140,8 @@ async def test_who_sends_a_wrong_piece_is_left_out(
     async with givers(file, other, original) as callees, calling(identity(9)) as channels:
         liar, honest = callees
         known = [liar]
-        one = Fetching(file, channels, lambda: [c.info() for c in known], warn=warnings.append)
-        work = asyncio.create_task(one.fetch(into, lambda text: None))
+        one = Taking(file, into, channels, lambda: [c.info() for c in known], warn=warnings.append)
+        work = asyncio.create_task(one.take())
         await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "the liar found")
         assert not work.done(), "and nothing of it is taken for the whole"
         known.append(honest)
@@ -137,11 +153,11 @@ async def test_who_sends_a_wrong_piece_is_left_out(
 @pytest.mark.parametrize(
     ("opening", "told"),
     [
-        ([pb.Opened(snapshot=b"x" * 32, size=SIZE)], "another file"),
-        ([pb.Opened(snapshot=sha256(DATA).digest(), size=SIZE + 1)], "another file"),
-        ([pb.Opened(snapshot=sha256(DATA).digest(), size=1 << 62)], "another file"),
-        ([pb.Opened(snapshot=sha256(DATA).digest(), size=SIZE), bytes(320)], "digests"),
-        ([pb.Opened(snapshot=sha256(DATA).digest(), size=SIZE), bytes(321)], "more than"),
+        ([pb.Opened(name=b"x" * 32, size=SIZE)], "another file"),
+        ([pb.Opened(name=sha256(DATA).digest(), size=SIZE + 1)], "another file"),
+        ([pb.Opened(name=sha256(DATA).digest(), size=1 << 62)], "another file"),
+        ([pb.Opened(name=sha256(DATA).digest(), size=SIZE), bytes(320)], "digests"),
+        ([pb.Opened(name=sha256(DATA).digest(), size=SIZE), bytes(321)], "more than"),
         ([bytes(10)], "before it was our turn"),
     ],
 )
@@ -159,8 +175,8 @@ async def test_what_is_not_the_pinned_file_is_refused_before_anything_is_allocat
             ).SerializeToString()
             for one in opening
         ]
-        one = Fetching(file, channels, lambda: [rogue.info()], warn=warnings.append)
-        work = asyncio.create_task(one.fetch(into, lambda text: None))
+        one = Taking(file, into, channels, lambda: [rogue.info()], warn=warnings.append)
+        work = asyncio.create_task(one.take())
         await until_async(lambda: asyncio.sleep(0, bool(warnings)), 30, "it is refused")
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
@@ -172,20 +188,22 @@ async def test_a_file_of_unknown_size_has_one_piece_at_most(original: Path, tmp_
     small = tmp_path / "small"
     small.write_bytes(DATA[:STEP])
     file = RunFile("tokenizer.json", sha256(DATA[:STEP]).digest())
-    assert await Shelf().try_(file, small)
-    assert not await Shelf().try_(RunFile("tokenizer.json", sha256(DATA).digest()), original)
+    assert await VerifiedFiles().verify(file, small)
+    assert not await VerifiedFiles().verify(
+        RunFile("tokenizer.json", sha256(DATA).digest()), original
+    )
     into = tmp_path / "home" / file.name
     async with listening(identity(1)) as callee, calling(identity(9)) as channels:
-        held = Shelf()
-        await held.try_(file, small)
-        callee.filing = FileGiver(held).serve
-        await soon(Fetching(file, channels, lambda: [callee.info()]).fetch(into, print))
+        held = VerifiedFiles()
+        await held.verify(file, small)
+        callee.fetching = PieceServer(held).serve
+        await soon(Taking(file, into, channels, lambda: [callee.info()]).take())
     assert into.read_bytes() == DATA[:STEP]
 
 
 LIES = {
-    "its size is smaller": [pb.Opened(snapshot=sha256(DATA[:STEP]).digest(), size=5), b"liars"],
-    "its size is larger": [pb.Opened(snapshot=sha256(DATA[:STEP]).digest(), size=STEP)],
+    "its size is smaller": [pb.Opened(name=sha256(DATA[:STEP]).digest(), size=5), b"liars"],
+    "its size is larger": [pb.Opened(name=sha256(DATA[:STEP]).digest(), size=STEP)],
 }
 
 
@@ -208,16 +226,16 @@ async def test_what_one_giver_claims_of_a_size_binds_no_other(
         listening(identity(3)) as honest,
         calling(identity(9)) as channels,
     ):
-        opened.snapshot = digest
+        opened.name = digest
         liar.opening = [pb.FetchReply(opened=opened).SerializeToString()]
         chunks = [pb.FetchReply(chunk=pb.Chunk(offset=0, data=one)) for one in sent]
         liar.answers = [chunk.SerializeToString() for chunk in chunks]
-        held = Shelf()
-        assert await held.try_(file, small)
-        honest.filing = FileGiver(held).serve
+        held = VerifiedFiles()
+        assert await held.verify(file, small)
+        honest.fetching = PieceServer(held).serve
         known = [liar.info()]
-        one = Fetching(file, channels, lambda: known, warn=warnings.append)
-        work = asyncio.create_task(one.fetch(into, lambda text: None))
+        one = Taking(file, into, channels, lambda: known, warn=warnings.append)
+        work = asyncio.create_task(one.take())
         await until_async(
             lambda: asyncio.sleep(0, bool(liar.requests or warnings)), 30, "the liar was asked"
         )
@@ -231,7 +249,7 @@ async def test_givers_whose_queue_never_ends_give_way_to_those_not_asked_yet(
     file: RunFile, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Must be seen. Three of them kept every newcomer waiting for an hour."""
-    monkeypatch.setattr(asking, "PATIENCE", 0.5)
+    monkeypatch.setattr(engine, "GIVING_WAY", 0.5)
     into = tmp_path / "home" / file.name
     async with (
         AsyncExitStack() as stack,
@@ -239,15 +257,19 @@ async def test_givers_whose_queue_never_ends_give_way_to_those_not_asked_yet(
         calling(identity(9)) as channels,
     ):
         known: list[PeerInfo] = []
-        for number in range(fetching.MOST_SESSIONS):
+        for number in range(engine.MOST_SESSIONS):
             callee = await stack.enter_async_context(listening(identity(20 + number)))
-            callee.filing = never_serve
+            callee.fetching = never_serve
             known.append(callee.info())
-        one, shown = Fetching(file, channels, lambda: known), list[str]()
-        work = asyncio.create_task(one.fetch(into, shown.append))
-        in_queue = "number 5 in the queue of"
+        one, shown = Taking(file, into, channels, lambda: known), [""]
+        work = asyncio.create_task(one.take(shown.append))
+        in_queue = "5th in the queue of"
         await until_async(
-            lambda: asyncio.sleep(0, any(text.count(in_queue) == 3 for text in shown)), 30, "full"
+            lambda: asyncio.sleep(
+                0, any(text.count(in_queue) == engine.MOST_SESSIONS for text in shown)
+            ),
+            30,
+            "full",
         )
         known.append(honest.info())
         await soon(work)
@@ -261,11 +283,9 @@ async def test_who_waits_is_told_why_and_goes_on_as_soon_as_a_peer_has_it(
     into = tmp_path / "home" / file.name
     known: list[PeerInfo] = []
     async with listening(identity(1)) as callee, calling(identity(9)) as channels:
-        held = Shelf()
-        callee.filing = FileGiver(held).serve
-        work = asyncio.create_task(
-            Fetching(file, channels, lambda: known).fetch(into, shown.append)
-        )
+        held = VerifiedFiles()
+        callee.fetching = PieceServer(held).serve
+        work = asyncio.create_task(Taking(file, into, channels, lambda: known).take(shown.append))
 
         async def told(what: str) -> None:
             await until_async(
@@ -274,8 +294,8 @@ async def test_who_waits_is_told_why_and_goes_on_as_soon_as_a_peer_has_it(
 
         await told("waiting for model.safetensors, which the run needs: no peer")
         known.append(callee.info())
-        await told(f"{callee.identity.peer_id[-6:]} does not have it yet")
-        assert await held.try_(file, original)
+        await told(f"{callee.identity.peer_id[-6:]}: does not have it yet")
+        assert await held.verify(file, original)
         await soon(work)
     assert into.read_bytes() == DATA
 
@@ -291,9 +311,9 @@ async def test_a_cut_stream_goes_on_at_its_byte(
         cabled(callee.port) as cable,
     ):
         info = callee.info(addresses=(f"127.0.0.1:{cable.port}",))
-        one = Fetching(file, channels, lambda: [info])
+        one = Taking(file, into, channels, lambda: [info])
         one.received = lambda count: _count(came, count, cable)  # type: ignore[method-assign]
-        await soon(one.fetch(into, lambda text: None))
+        await soon(one.take())
     assert into.read_bytes() == DATA
     assert sum(came) < 1.1 * SIZE
 
@@ -328,9 +348,9 @@ def test_pieces_on_the_disk_are_kept_after_a_crash_and_hashed_again(tmp_path: Pa
 async def test_nothing_is_given_but_what_has_been_verified_and_left_alone(
     file: RunFile, original: Path
 ) -> None:
-    held = Shelf()
+    held = VerifiedFiles()
     assert held.find(file.sha256) is None
-    assert await held.try_(file, original)
+    assert await held.verify(file, original)
     found = held.find(file.sha256)
     assert found is not None and list(found.digests) == digests_of(DATA)
     original.write_bytes(DATA)
@@ -345,15 +365,16 @@ def provider(
 ) -> Provider:
     settings = NodeSettings(home=home, weights=weights)
 
-    async def fetch(file: RunFile, path: Path) -> list[bytes]:
-        fetched.append(file.name)
-        one = PartialFile(path, SIZE, SIZE, [file.sha256])
-        one.put(0, DATA)
-        one.conclude()
-        one.close()
-        return digests_of(DATA)
+    async def fetch(download: FileDownload) -> None:
+        fetched.append(download.name)
+        opened = pb.Opened(name=download.file.sha256, size=SIZE)
+        peer = PeerInfo(**dict.fromkeys(PeerInfo.__dataclass_fields__, ""))
+        source = await download.open(peer, opened, b"".join(digests_of(DATA)))
+        while (wanted := download.take(source)) is not None:
+            start = wanted.index * STEP
+            await download.put(source, wanted, bytearray(DATA[start : start + wanted.size]))
 
-    return Provider(settings, run, Shelf(), fetch, lambda text: None)
+    return Provider(settings, run, VerifiedFiles(), fetch, lambda text: None)
 
 
 async def test_weights_come_from_the_owner_else_from_the_home_else_from_peers(
@@ -400,7 +421,7 @@ async def test_a_node_with_a_checkpoint_waits_for_no_weights_and_hands_on_what_i
     assert (await one.provide()).start == ()
     digest = start_of(run.spec)[0].sha256
     await until_async(
-        lambda: asyncio.sleep(0, one._shelf.find(digest) is not None), 30, "it has been found"
+        lambda: asyncio.sleep(0, one._files.find(digest) is not None), 30, "it has been found"
     )
     await one.close()
     assert not fetched
