@@ -11,7 +11,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "docker" / "entry"))
 
-from claim import claim, point, read_addresses, spread
+from claim import claim, read_addresses, spread
 
 from helpers.waiting import until
 
@@ -49,13 +49,6 @@ def test_a_container_that_starts_again_takes_the_home_that_it_had(replica: Claim
     assert replica("new")[1] == "0", "and a new one the first that is free"
 
 
-def test_a_home_whose_container_is_back_is_not_given_away_twice(replica: Claim) -> None:
-    a, _ = replica("a")
-    os.close(a)
-    assert replica("new")[1] == "0"
-    assert replica("a")[1] == "1", "its own has somebody else by now"
-
-
 def test_a_home_stays_taken_as_long_as_what_it_became_lives(tmp_path: Path, replica: Claim) -> None:
     code = (
         "import claim, os, sys, pathlib; claim.claim(pathlib.Path(sys.argv[1]), 'a'); "
@@ -75,12 +68,6 @@ def test_a_home_stays_taken_as_long_as_what_it_became_lives(tmp_path: Path, repl
         child.kill()
         child.wait()
     assert replica("c")[1] == "0", "the kernel has dropped its lock"
-
-
-def test_the_link_leads_to_the_home_of_now(tmp_path: Path) -> None:
-    for name in ("first", "second"):
-        point(tmp_path / "link", tmp_path / name)
-    assert (tmp_path / "link").readlink() == tmp_path / "second"
 
 
 def test_addresses_are_read_once_they_are_there_and_missed_with_a_reason(tmp_path: Path) -> None:

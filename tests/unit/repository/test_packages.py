@@ -77,21 +77,6 @@ def test_the_wheel_holds_every_file_of_every_package_and_no_other(wheel: Path) -
     assert license_ == (ROOT / "LICENSE").read_bytes()
 
 
-def test_the_wheel_brings_the_units_of_a_node(wheel: Path) -> None:
-    folder = f"lowcomm_node-{PROJECT['version']}.data/data/share/lowcomm/systemd/"
-    brought = {
-        name.removeprefix(folder): data
-        for name, data in contents(wheel).items()
-        if name.startswith(folder)
-    }
-    for name in ("lowcomm-node.service", "user/lowcomm-node.service"):
-        assert brought[name] == (ROOT / "docker/systemd" / name).read_bytes()
-    assert (
-        brought["lowcomm-bootstrap.service"]
-        == (ROOT / "docker/bootstrap/lowcomm-bootstrap.service").read_bytes()
-    )
-
-
 def test_its_metadata_are_those_of_the_project(wheel: Path) -> None:
     told = metadata(wheel)
     assert (told["Name"], told["Version"]) == ("lowcomm-node", PROJECT["version"])

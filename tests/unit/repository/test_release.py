@@ -50,23 +50,6 @@ def test_a_release_is_committed_and_dated(checkout: Path, release: ModuleType) -
         release.refuse_unready("1.2.3")
 
 
-def test_images_are_skipped_with_a_line_where_nothing_builds_them(
-    checkout: Path,
-    release: ModuleType,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    assert release.build_images("1.2.3", "lowcomm-node 1.2.3 (commit abc), protocol 3") == []
-    (checkout / "docker").mkdir()
-    (checkout / "docker" / "Dockerfile").touch()
-    monkeypatch.setattr(release.shutil, "which", lambda name: None)
-    assert release.build_images("1.2.3", "lowcomm-node 1.2.3 (commit abc), protocol 3") == []
-    assert capsys.readouterr().out == (
-        "== images skipped: no docker/Dockerfile\n== images skipped: neither docker nor buildah "
-        "works here\n"
-    )
-
-
 def test_the_forge_runs_only_what_the_makefile_does_and_every_python_that_we_name() -> None:
     workflow = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.M))
