@@ -139,5 +139,5 @@ for _name in codecs_for_groups():
 for _name in sorted({*CODECS} - {*codecs_for_groups()}):
     TARGETS[f"codec-{_name}"] = Target(f"codec-{_name}", partial(_modulo, _name))
 TARGETS["missed"] = Target("missed", _missed)
-for _name in ("q1", "q2", "e3m0"):
+for _name in ("q2", "e3m0"):
     TARGETS[f"shards-{_name}"] = Target(f"shards-{_name}", partial(_shards, _name))

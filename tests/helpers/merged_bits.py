@@ -42,7 +42,7 @@ CASES |= {
     f"lowcomm, {codec}": {"method": "lowcomm", "codec": codec} for codec in ("mod3", "mod6", "mod8")
 }
 CASES |= {
-    f"streaming-diloco, {codec}": GROUPS_OF_0_1 | {"codec": codec} for codec in ("q1", "q2", "int8")
+    f"streaming-diloco, {codec}": GROUPS_OF_0_1 | {"codec": codec} for codec in ("q2", "int8")
 }
 ROUNDS = 3
 MODEL = {"vocab": 258, "context": 16, "width": 32, "heads": 2, "feed_forward": 64, "layers": 1}

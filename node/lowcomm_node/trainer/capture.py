@@ -232,7 +232,11 @@ class Capture(ABC, Generic[AnyCoder]):
 class PairCapture(Capture[Coder]):
     """In a pair, both members send the whole fragment."""
 
-    new_coder = staticmethod(coder)
+    @staticmethod
+    def new_coder(name: str, numel: int, feedback: bool) -> Coder:
+        """A coder of a fragment. Pairs have no feedback."""
+        return coder(name, numel)
+
     heavy = HEAVY_IN_PAIRS
     _over: Sequence[str] = ()
     _weights: Sequence[float] = ()

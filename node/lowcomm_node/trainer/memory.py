@@ -236,7 +236,7 @@ def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:
     if kind is None:
         return 0
     fragment = largest_fragment(model, spec)
-    coding = coder(sync.codec, fragment, sync.error_feedback) if sync.group == 2 else None
+    coding = coder(sync.codec, fragment) if sync.group == 2 else None
     vectors = PAIR_VECTORS if sync.group == 2 else GROUP_VECTORS
     holds_uncoded = sync.error_feedback if coding is None else coding.holds_uncoded
     vectors += UNCODED_VECTORS * holds_uncoded
@@ -247,7 +247,7 @@ def _exchanges(spec: RunSpec, model: Footprint, exchanges: int) -> int:
     count = at_once(exchanges, sync.fragments, fragment)
     each = FLOAT * fragment * (vectors + min(1, outcome)) + kind.slots * slot
     passing = PASSING_VECTORS + max(0, outcome - 1)
-    debts = (1 if sync.group == 2 else 2) * model.parameters if sync.error_feedback else 0
+    debts = 2 * model.parameters if sync.error_feedback else 0
     return count * each + FLOAT * (passing * fragment + debts) + _kept_steps(spec, model)
 
 

@@ -1,9 +1,9 @@
-"""Codecs: how a float32 vector becomes bytes on the wire. One file a codec, with its layout byte by
-byte.
+"""Codecs: how a float32 vector becomes bytes on the wire; the layout of each, byte by byte, is in
+the docstring of its file.
 
-A `Codec` is a pure function of a vector. A `Coder` is what a peer keeps for one fragment: a codec,
-and for those that learn from exchange to exchange (modulo) what they have learned; with feedback
-also what coding has lost so far.
+A `Codec` is a pure function of a vector. A `Coder` is what a peer keeps for one fragment in pairs:
+a codec, and for those that learn from exchange to exchange (modulo) what they have learned. A
+`ShardCoder` is the same for groups, with what coding has lost so far.
 
 The table of all codecs is ``spec.names.CODECS``. To add one, write its file and a line there;
 another package calls ``CODECS.register``.
@@ -12,10 +12,8 @@ another package calls ``CODECS.register``.
 from collections.abc import Callable
 from typing import cast
 
-from lowcomm_protocol.codecs.base import Codec, FixedCodec
-from lowcomm_protocol.codecs.coder import Coder
-from lowcomm_protocol.codecs.feedback import FeedbackCoder, Residual
-from lowcomm_protocol.codecs.shards import ShardCoder
+from lowcomm_protocol.codecs.base import Codec, Coder, FixedCodec
+from lowcomm_protocol.codecs.shards import Residual, ShardCoder
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK, CODECS, CodecEntry, load
 
@@ -34,23 +32,17 @@ __all__ = [
 ]
 
 
-def coder(name: str, numel: int, feedback: bool = False) -> Coder:
-    """A fresh coder of ``numel`` values for pairs. Raises `CodecError` for a name that there is
-    none of.
-
-    ``feedback``: what coding loses is sent in the next exchange. It changes nothing for exact
-    codecs.
-    """
+def coder(name: str, numel: int) -> Coder:
+    """A fresh coder of ``numel`` values for pairs. Raises `CodecError` for an unknown name."""
     found = _find(name)
-    if not isinstance(found, Codec):
-        made = found(numel)
-        return FeedbackCoder(made) if feedback else made
-    made = Coder(found, numel)
-    return FeedbackCoder(made) if feedback and not found.is_exact else made
+    return Coder(found, numel) if isinstance(found, Codec) else found(numel)
 
 
 def shard_coder(name: str, numel: int, feedback: bool = False) -> ShardCoder:
-    """A fresh coder of ``numel`` values for groups. Raises `CodecError` as ``codec`` does."""
+    """A fresh coder of ``numel`` values for groups. Raises `CodecError` as ``codec`` does.
+
+    ``feedback``: what coding loses is sent in the next exchange. Exact codecs lose nothing.
+    """
     found = codec(name)
     return ShardCoder(found, numel, feedback and not found.is_exact)
 
@@ -58,7 +50,7 @@ def shard_coder(name: str, numel: int, feedback: bool = False) -> ShardCoder:
 def codec(name: str) -> FixedCodec:
     """The codec of this name, whose size is known before coding, as groups need it.
 
-    Raises `CodecError` for a name that there is none of, and for a codec that serves pairs alone.
+    Raises `CodecError` for an unknown name, and for a codec that serves pairs alone.
     """
     found = _find(name)
     if not isinstance(found, FixedCodec):

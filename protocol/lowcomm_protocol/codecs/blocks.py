@@ -1,7 +1,52 @@
 """Codecs of blocks: 256 values behind a scale, each block coded by itself.
 
-A file of a codec has four loops over whole blocks (`Kernels`). This cuts vectors for them: a last
-block that is shorter is coded with zeros behind its values, and those are cut off again.
+A codec has four loops over whole blocks (`Kernels`). `BlockCodec` cuts vectors for them: a last
+block that is shorter is coded with zeros behind its values, and those are cut off again. Blocks
+stand one after the other. A block with a scale below 2**-100 is all zero bytes. ``count`` is 256,
+and less only in the last block.
+
+**int8**: ``4 + count`` bytes a block, a scale of absmax / 127::
+
+    byte 0 .. 3          scale, IEEE 754 binary32, little-endian: 0,
+                         or from 2**-100 to 66052 * 2**105
+    byte 4 .. 4+count-1  codes, two's complement, -127 .. 127 (-128 is never written and refused)
+
+    value = code * scale
+
+The scale is absmax / 127 rounded to 17 significant bits. So the product is exact in float32, and
+coding decoded values again gives the same bytes. Codes are nearest, ties to even.
+
+**e3m0**: ``4 + ceil(count / 2)`` bytes a block, a scale of absmax / 16; 1 sign bit and 3 exponent
+bits a value (Streaming DiLoCo, 2501.18512)::
+
+    byte 0 .. 3   scale, IEEE 754 binary32, little-endian: 0, or from 2**-100 to
+                  (largest float32) / 16
+    byte 4 + i    low nibble (bits 0-3): value 2*i;
+                  high nibble (bits 4-7): value 2*i+1, or 0 after an odd end
+
+    nibble: bit 3 is the sign, bits 0-2 are the exponent code e
+    magnitude = 0 for e = 0, else scale * 2**(e - 3):  {0, .25, .5, 1, 2, 4, 8, 16} * scale
+
+The nearest magnitude is taken; a tie goes to the larger one. Zero has no sign: nibble 8 is never
+written and refused.
+
+**q2**: ``2 + ceil(count / 4)`` bytes a block; a sign and one of two magnitudes a value::
+
+    byte 0 .. 1   scale, bf16, little-endian: 0, or from 2**-100 to 146 * 2**119
+    byte 2 + i    values 4*i .. 4*i+3, 2 bits each, the first in the lowest bits;
+                  0 after the last value
+
+    2 bits: the high one is the sign, the low one says which magnitude
+    magnitude = scale for 0, 3.5 * scale for 1
+
+The nearest magnitude is taken; a tie goes to the larger one. Zero counts as positive. The scale is
+fitted in three rounds of Lloyd's algorithm: at first values above the mean magnitude take the outer
+level, then each takes the nearest, and the scale is that of least squares. It is summed in integers
+and rounded to float32 and then to bf16, nearest even. If all values would take the outer level, the
+scale is their mean. So coding decoded values again gives the same bytes: the mean lies between the
+levels, and the fit is exact. Of a Gaussian 0.117 of the mean square is lost: the least that four
+levels can do (Max, 1960) within 1 %. Heavier tails lose less with a ratio of 3.5 than with the
+Gaussian's 3.34.
 """
 
 from collections.abc import Callable
@@ -11,6 +56,29 @@ from typing import Any, ClassVar
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
+from lowcomm_protocol.codecs.kernels import (
+    INFINITE,
+    MAGNITUDE,
+    SIGN,
+    SMALLEST_SCALE,
+    SMALLEST_SCALE_BITS,
+    block_peak,
+    checker,
+    decoder,
+    encoder,
+    integers_of,
+    kernel,
+    nearest,
+    part,
+    scale_bits,
+    scale_holds,
+    sender,
+    short_block_holds,
+    short_scale,
+    short_scale_bits,
+    write_scale,
+    write_short_scale,
+)
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
@@ -43,14 +111,13 @@ class BlockCodec(FixedCodec):
     kernels: ClassVar[Kernels]
 
     def send(self, vector: Vector, out: memoryview) -> int:
-        """See Codec: in one pass."""
         return self.send_with_feedback(vector, NOTHING, NOTHING, out)
 
     def send_with_feedback(
         self, vector: Vector, residual: Vector, error: Vector, out: memoryview
     ) -> int:
         """Code ``vector + residual`` into ``out``; ``vector`` becomes what the others decode, and
-        ``error`` what that lost (feedback.py).
+        ``error`` what that lost (`shards.Residual`).
 
         Both are empty, or as long as ``vector``. Returns the bytes written. Raises `CodecError` as
         ``encode`` does.
@@ -122,3 +189,351 @@ class BlockCodec(FixedCodec):
             padded = np.empty(BLOCK, dtype=np.float32)
             self.kernels.decode(last, padded)
             out[whole:] = padded[:rest]
+
+
+# int8
+
+INT8_BYTES = 4 + BLOCK
+
+INT8_LARGEST_SCALE = np.float32(66052.0 * 2.0**105)
+"""The largest float32 divided by 127, rounded to 17 significant bits: 127 times it is finite."""
+
+INT8_SCALE_HALF, INT8_SCALE_KEPT = np.uint32(0x40), np.uint32(0xFFFFFF80)
+"""Rounds a scale to 17 significant bits: 7 bits of code times 17 bits of scale fit float32, so
+decoding is exact. A value is 127.001 scales at most, so no code passes 127."""
+
+
+@part
+def _int8_code(
+    values: Vector, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any
+) -> bool:
+    peak = np.uint32(block_peak(values.view(np.uint32)))
+    if peak >= INFINITE:
+        return False
+    scale = np.float32(peak.view(np.float32) / np.float32(127.0))
+    scale = np.uint32((scale.view(np.uint32) + INT8_SCALE_HALF) & INT8_SCALE_KEPT).view(np.float32)
+    if scale < SMALLEST_SCALE:
+        for i in range(np.uint64(INT8_BYTES)):
+            out[at + i] = np.uint8(0)
+        return True
+    write_scale(out, at, scale)
+    begin = at + np.uint64(4)
+    for i in range(np.uint64(BLOCK)):
+        out[begin + i] = np.uint8(nearest(values[i] / scale))
+    return True
+
+
+@part
+def _int8_holds(data: Bytes, at: Any) -> bool:
+    bad, begin = np.uint8(0), at + np.uint64(4)
+    for i in range(np.uint64(BLOCK)):
+        bad |= np.uint8(data[begin + i] == np.uint8(0x80))
+    return scale_holds(scale_bits(data, at), INT8_LARGEST_SCALE) and bad == 0
+
+
+@part
+def _int8_restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
+    scale, begin = np.uint32(scale_bits(data, at)).view(np.float32), at + np.uint64(4)
+    for i in range(np.uint64(BLOCK)):
+        out[start + i] = np.float32(np.int8(data[begin + i])) * scale
+
+
+_int8_encode, _int8_send = (
+    encoder(_int8_code, INT8_BYTES),
+    sender(_int8_code, _int8_restore, INT8_BYTES),
+)
+_int8_check, _int8_decode = checker(_int8_holds, INT8_BYTES), decoder(_int8_restore, INT8_BYTES)
+
+
+@kernel
+def int8_encode(values: Vector, count: int, out: Bytes) -> Any:
+    return _int8_encode(values, count, out)
+
+
+@kernel
+def int8_send(vector: Vector, residual: Vector, error: Vector, count: int, out: Bytes) -> Any:
+    return _int8_send(vector, residual, error, count, out)
+
+
+@kernel
+def int8_check(data: Bytes) -> Any:
+    return _int8_check(data)
+
+
+@kernel
+def int8_decode(data: Bytes, out: Vector) -> None:
+    _int8_decode(data, out)
+
+
+class Int8(BlockCodec):
+    """About one byte a value (260 bytes for 256)."""
+
+    name = "int8"
+    head, bits = 4, 8
+    kernels = Kernels(int8_encode, int8_send, int8_check, int8_decode)
+
+
+# e3m0
+
+E3M0_BYTES = 4 + BLOCK // 2
+
+E3M0_LARGEST_SCALE = np.float32((2.0 - 2.0**-23) * 2.0**123)
+"""The largest float32 divided by 16."""
+
+
+@part
+def _e3m0_nibble(value: Any, scale: Any) -> Any:
+    """Sign and exponent code of one value: the nearest magnitude, a tie goes to the larger one,
+    zero has no sign."""
+    bits = np.float32(value / scale).view(np.uint32)
+    ratio = np.int32(bits & MAGNITUDE)
+    # Adding half a mantissa carries into the exponent from 1.5 * 2**k on, the middle between 2**k
+    # and 2**(k + 1).
+    code = ((ratio + np.int32(0x00400000)) >> np.int32(23)) - np.int32(124)
+    # Bits of 0.125, the middle between 0 and .25.
+    nonzero = np.int32(ratio >= np.int32(0x3E000000))
+    code = min(np.int32(7), max(code, nonzero))
+    return np.uint8(code | (nonzero & np.int32(bits >> np.uint32(31))) << np.int32(3))
+
+
+@part
+def _e3m0_magnitude(code: Any, scale: Any) -> Any:
+    """Bits of what a nibble stands for: a power of two, made of its exponent, times the scale."""
+    exponent = np.uint32(code) & np.uint32(7)
+    power = (exponent + np.uint32(124)) << np.uint32(23) if exponent else np.uint32(0)
+    value = np.float32(np.uint32(power).view(np.float32) * scale).view(np.uint32)
+    return value | (np.uint32(code) & np.uint32(8)) << np.uint32(28)
+
+
+@part
+def _e3m0_code(
+    values: Vector, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any
+) -> bool:
+    peak = np.uint32(block_peak(values.view(np.uint32)))
+    if peak >= INFINITE:
+        return False
+    scale = np.float32(peak.view(np.float32) / np.float32(16.0))
+    if scale < SMALLEST_SCALE:
+        for i in range(np.uint64(E3M0_BYTES)):
+            out[at + i] = np.uint8(0)
+        return True
+    write_scale(out, at, scale)
+    for i in range(np.uint64(BLOCK)):
+        codes[i] = _e3m0_nibble(values[i], scale)
+    begin = at + np.uint64(4)
+    for i in range(np.uint64(BLOCK // 2)):
+        low, high = codes[np.uint64(2) * i], codes[np.uint64(2) * i + np.uint64(1)]
+        out[begin + i] = low | high << np.uint8(4)
+    return True
+
+
+@part
+def _e3m0_holds(data: Bytes, at: Any) -> bool:
+    bad, begin = np.uint8(0), at + np.uint64(4)
+    for i in range(np.uint64(BLOCK // 2)):
+        byte = data[begin + i]
+        low, high = byte & np.uint8(0x0F), byte & np.uint8(0xF0)
+        bad |= np.uint8(low == np.uint8(0x08)) | np.uint8(high == np.uint8(0x80))
+    return scale_holds(scale_bits(data, at), E3M0_LARGEST_SCALE) and bad == 0
+
+
+@part
+def _e3m0_restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
+    scale, begin = np.uint32(scale_bits(data, at)).view(np.float32), at + np.uint64(4)
+    bits = out.view(np.uint32)
+    for i in range(np.uint64(BLOCK // 2)):
+        byte, place = data[begin + i], start + np.uint64(2) * i
+        bits[place] = _e3m0_magnitude(byte & np.uint8(0x0F), scale)
+        bits[place + np.uint64(1)] = _e3m0_magnitude(byte >> np.uint8(4), scale)
+
+
+_e3m0_encode, _e3m0_send = (
+    encoder(_e3m0_code, E3M0_BYTES),
+    sender(_e3m0_code, _e3m0_restore, E3M0_BYTES),
+)
+_e3m0_check, _e3m0_decode = checker(_e3m0_holds, E3M0_BYTES), decoder(_e3m0_restore, E3M0_BYTES)
+
+
+@kernel
+def e3m0_encode(values: Vector, count: int, out: Bytes) -> Any:
+    return _e3m0_encode(values, count, out)
+
+
+@kernel
+def e3m0_send(vector: Vector, residual: Vector, error: Vector, count: int, out: Bytes) -> Any:
+    return _e3m0_send(vector, residual, error, count, out)
+
+
+@kernel
+def e3m0_check(data: Bytes) -> Any:
+    return _e3m0_check(data)
+
+
+@kernel
+def e3m0_decode(data: Bytes, out: Vector) -> None:
+    _e3m0_decode(data, out)
+
+
+class E3m0(BlockCodec):
+    """About half a byte a value (132 bytes for 256)."""
+
+    name = "e3m0"
+    head, bits = 4, 4
+    kernels = Kernels(e3m0_encode, e3m0_send, e3m0_check, e3m0_decode)
+
+
+# q2
+
+Q2_BYTES = 2 + BLOCK // 4
+
+Q2_LARGEST_SCALE = np.float32(146.0 * 2.0**119)
+"""The largest bf16 of which 3.5 times is finite in float32."""
+
+Q2_ROUNDS = 3
+"""Rounds that fit a scale to the values; a fourth would lower the error by about 1 %."""
+
+
+@part
+def _q2_fitted(integers: Any, count: int, total: Any, peak: Any) -> Any:
+    """Scale of the levels 1 and 3.5: at first the values above the mean take the outer level, then
+    the nearest does.
+
+    Each round takes the scale of least squares for these levels:
+    ``sum(value * level) / sum(level**2)``.
+    """
+    threshold, upper, lower = total // count, total, np.int64(count)
+    for _ in range(Q2_ROUNDS):
+        least, outer, outside = np.int32(threshold), np.uint32(0), np.uint32(0)
+        for i in range(np.uint64(BLOCK)):
+            far = integers[i] > least
+            outer = np.uint32(outer + np.uint32(far))
+            outside = np.uint32(outside + (np.uint32(integers[i]) if far else np.uint32(0)))
+        # Both sums 4 times: 4 * (inside + 3.5 * outside) over 4 * (inner + 12.25 * outer), so that
+        # all stays whole.
+        upper = 4 * total + 10 * np.int64(outside)
+        lower = 4 * np.int64(count) + 45 * np.int64(outer)
+        threshold = 9 * upper // (4 * lower)
+    return short_scale(upper, lower, peak, Q2_LARGEST_SCALE)
+
+
+@part
+def _q2_edge(scale: Any) -> Any:
+    """Bits of the middle between both levels."""
+    return np.float32(scale * np.float32(2.25)).view(np.uint32)
+
+
+@part
+def _q2_outer(scale: Any) -> Any:
+    """Bits of the outer level."""
+    return np.float32(scale * np.float32(3.5)).view(np.uint32)
+
+
+@part
+def _q2_all_reach(bits: Any, count: int, edge: Any) -> bool:
+    """Whether all values of a block reach ``edge``: of most blocks one of the first does not."""
+    reaching = 0
+    while reaching < count and np.uint32(bits[reaching] & MAGNITUDE) >= edge:
+        reaching += 1
+    return reaching == count
+
+
+@part
+def _q2_code(values: Vector, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any) -> bool:
+    bits = values.view(np.uint32)
+    peak, scale = np.uint32(block_peak(bits)), np.float32(0.0)
+    if peak >= INFINITE:
+        return False
+    if peak >= SMALLEST_SCALE_BITS:
+        total = integers_of(values, peak, integers)
+        scale = _q2_fitted(integers, count, total, peak)
+        if _q2_all_reach(bits, count, _q2_edge(scale)):
+            # All would be outer: the inner level holds them as well, and codes them again.
+            scale = short_scale(total, count, peak, Q2_LARGEST_SCALE)
+    if scale == 0:
+        for i in range(np.uint64(Q2_BYTES)):
+            out[at + i] = np.uint8(0)
+        return True
+    write_short_scale(out, at, scale)
+    edge = np.uint32(_q2_edge(scale))
+    for i in range(np.uint64(BLOCK)):
+        outer = np.uint8((bits[i] & MAGNITUDE) >= edge)
+        codes[i] = outer | np.uint8(bits[i] > SIGN) << np.uint8(1)
+    begin = at + np.uint64(2)
+    for i in range(np.uint64(BLOCK // 4)):
+        code = np.uint8(0)
+        for k in range(np.uint64(4)):
+            code |= codes[np.uint64(4) * i + k] << np.uint8(np.uint64(2) * k)
+        out[begin + i] = code
+    return True
+
+
+@part
+def _q2_holds(data: Bytes, at: Any) -> Any:
+    return short_block_holds(data, at, Q2_BYTES, Q2_LARGEST_SCALE)
+
+
+@part
+def _q2_restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
+    inner = np.uint32(short_scale_bits(data, at))
+    outer = np.uint32(_q2_outer(inner.view(np.float32)))
+    bits, begin = out.view(np.uint32), at + np.uint64(2)
+    for i in range(np.uint64(BLOCK // 4)):
+        byte, place = np.uint32(data[begin + i]), start + np.uint64(4) * i
+        for k in range(np.uint64(4)):
+            code = byte >> np.uint32(np.uint64(2) * k)
+            level = outer if code & np.uint32(1) else inner
+            bits[place + k] = level | (code & np.uint32(2)) << np.uint32(30)
+
+
+@part
+def _q2_sent(block: Vector, data: Bytes, at: Any, out: Vector, start: Any) -> None:
+    """What `_q2_restore` gives, without taking the codes apart."""
+    inner = np.uint32(short_scale_bits(data, at))
+    scale = inner.view(np.float32)
+    outer, edge = np.uint32(_q2_outer(scale)), np.uint32(_q2_edge(scale))
+    given, bits = block.view(np.uint32), out.view(np.uint32)
+    if inner == 0:
+        for i in range(np.uint64(BLOCK)):
+            bits[start + i] = np.uint32(0)
+        return
+    for i in range(np.uint64(BLOCK)):
+        level = outer if np.uint32(given[i] & MAGNITUDE) >= edge else inner
+        bits[start + i] = level | (SIGN if given[i] > SIGN else np.uint32(0))
+
+
+_q2_encode, _q2_send = (
+    encoder(_q2_code, Q2_BYTES),
+    sender(_q2_code, _q2_restore, Q2_BYTES, _q2_sent),
+)
+_q2_check, _q2_decode = checker(_q2_holds, Q2_BYTES), decoder(_q2_restore, Q2_BYTES)
+
+
+@kernel
+def q2_encode(values: Vector, count: int, out: Bytes) -> Any:
+    return _q2_encode(values, count, out)
+
+
+@kernel
+def q2_send(vector: Vector, residual: Vector, error: Vector, count: int, out: Bytes) -> Any:
+    return _q2_send(vector, residual, error, count, out)
+
+
+@kernel
+def q2_check(data: Bytes) -> Any:
+    return _q2_check(data)
+
+
+@kernel
+def q2_decode(data: Bytes, out: Vector) -> None:
+    _q2_decode(data, out)
+
+
+class Q2(BlockCodec):
+    """About a quarter of a byte a value (66 bytes for 256)."""
+
+    name = "q2"
+    head, bits = 2, 2
+    kernels = Kernels(q2_encode, q2_send, q2_check, q2_decode)
+
+
+INT8, E3M0, Q2_CODEC = Int8(), E3m0(), Q2()

@@ -2,7 +2,7 @@
 
 One thread, no GIL, no fast math: the same bits on every machine.
 
-A block is 256 values behind one scale, a float32 (in q2 and q1 a bf16) that stands little-endian
+A block is 256 values behind one scale, a float32 (in q2 a bf16) that stands little-endian
 before the block's codes. Scales are tested as integers: positive floats order as their bits do, so
 one comparison refuses NaN, infinity, a sign and too large a scale. A block whose scale would fall
 below 2**-100 is coded as zeros, so that no subnormal number enters the arithmetic: a thread that
@@ -55,7 +55,7 @@ def part(function: _Function) -> _Function:
 
 
 def _loop_of(code: Any) -> Callable[[_Function], _Function]:
-    """A `part` that is made for the file of ``code``.
+    """A `part` that is made for the codec of ``code``.
 
     numba names compiled code by its qualified name and a number that begins anew in every process.
     Loops that one function makes for several codecs have one qualified name, so two of them that
@@ -63,7 +63,7 @@ def _loop_of(code: Any) -> Callable[[_Function], _Function]:
     """
 
     def rename(function: _Function) -> _Function:
-        function.__qualname__ = f"{function.__qualname__}_{code.__module__.rpartition('.')[2]}"
+        function.__qualname__ = f"{function.__qualname__}_{code.__name__.strip('_')}"
         return part(function)
 
     return rename
@@ -168,9 +168,9 @@ def sender(code: Any, restore: Any, size: int, sent: Any = None) -> Any:
     """A loop that codes ``vector + residual`` as `encoder` does: ``(vector, residual, error, count,
     out)``.
 
-    ``vector`` becomes what the others decode and ``error`` what that lost (feedback.py). Without
-    feedback both are empty. All is done block by block, while that is in the cache. ``sent`` gives
-    what ``restore`` does, faster, from the values of the block and its coded scale.
+    ``vector`` becomes what the others decode and ``error`` what that lost (`shards.Residual`).
+    Without feedback both are empty. All is done block by block, while that is in the cache.
+    ``sent`` gives what ``restore`` does, faster, from the values of the block and its coded scale.
     """
 
     @_loop_of(code)

@@ -45,8 +45,7 @@ from typing import Any
 
 import numpy as np
 
-from lowcomm_protocol.codecs.base import Bytes, Vector, scratch_for
-from lowcomm_protocol.codecs.coder import Coder, Flags, State
+from lowcomm_protocol.codecs.base import Bytes, Coder, State, Vector, scratch_for
 from lowcomm_protocol.codecs.modulo_kernels import (
     HEADER,
     MODULO_STEPS,
@@ -95,21 +94,19 @@ class ModuloCoder(Coder):
         """The ranges after this exchange, if it is applied."""
         self._sent_hashes = np.zeros(self._blocks, dtype=np.uint64)
         self._hashes = np.zeros(self._blocks, dtype=np.uint64)
-        self._bad: Flags = np.zeros(self._blocks, dtype=np.uint8)
-        self._codes: Flags = np.zeros(self._blocks, dtype=np.uint8)
+        self._bad: Bytes = np.zeros(self._blocks, dtype=np.uint8)
+        self._codes: Bytes = np.zeros(self._blocks, dtype=np.uint8)
         """Step codes of the blocks that came."""
-        self._sent_codes: Flags = np.zeros(self._blocks, dtype=np.uint8)
-        self._plain: Flags = np.zeros(self._blocks, dtype=np.uint8)
+        self._sent_codes: Bytes = np.zeros(self._blocks, dtype=np.uint8)
+        self._plain: Bytes = np.zeros(self._blocks, dtype=np.uint8)
         """Blocks of ours that were sent again as bf16."""
 
     @property
     def max_size(self) -> int:
-        """See Coder."""
         return self._size(max)
 
     @property
     def min_size(self) -> int:
-        """See Coder."""
         return self._size(min)
 
     def _size(self, chosen: Callable[[int, int], int]) -> int:
@@ -122,11 +119,9 @@ class ModuloCoder(Coder):
 
     @property
     def lattice_steps(self) -> Vector:
-        """See Coder."""
         return np.where(self._bad, np.float32(0.0), MODULO_STEPS[self._codes])
 
     def expect(self, before: Vector, now: Vector, gain: float) -> None:
-        """See Coder."""
         if self._taught >= YOUNG:
             return
         self._moved = np.zeros(self._blocks, dtype=np.float32)
@@ -134,14 +129,13 @@ class ModuloCoder(Coder):
         self._moved *= np.float32(MOVED * gain)
 
     def encode(self, vector: Vector, out: memoryview, scratch: Vector | None = None) -> int:
-        """See Coder."""
         target, wanted = self._begin(out, vector.size)
         own = scratch_for(self.name, self.numel, scratch)
         size = self._encode(vector, wanted, own, target)
         self._own = own
         return self._end(target, size, self._sent_hashes, self._plain)
 
-    def _begin(self, out: memoryview, numel: int) -> tuple[Flags, Vector]:
+    def _begin(self, out: memoryview, numel: int) -> tuple[Bytes, Vector]:
         """Where to code to, and the step that each block needs."""
         target = np.frombuffer(out, dtype=np.uint8)
         if target.size < self.max_size or numel != self.numel:
@@ -154,7 +148,7 @@ class ModuloCoder(Coder):
         ranges = self._ranges if self._moved is None else np.maximum(self._ranges, self._moved)
         return target, ranges * np.float32(2.0 * MARGIN / (1 << self.bits))
 
-    def _encode(self, vector: Vector, wanted: Vector, own: Vector, out: Flags) -> int:
+    def _encode(self, vector: Vector, wanted: Vector, own: Vector, out: Bytes) -> int:
         whole, rest = divmod(self.numel, BLOCK)
         size = self._encode_blocks(0, vector, wanted[:whole], BLOCK, own, out)
         if rest:
@@ -165,7 +159,7 @@ class ModuloCoder(Coder):
         return size
 
     def _encode_blocks(
-        self, first: int, vector: Vector, wanted: Vector, count: int, own: Vector, out: Flags
+        self, first: int, vector: Vector, wanted: Vector, count: int, own: Vector, out: Bytes
     ) -> int:
         here = slice(first, first + wanted.size)
         hashes, codes = self._sent_hashes[here], self._sent_codes[here]
@@ -178,16 +172,15 @@ class ModuloCoder(Coder):
         return CodecError(f"{self.name}: block {block} is not finite: nothing is sent")
 
     def decode(self, data: memoryview, out: Vector) -> bytes:
-        """See Coder."""
         own, coded = self._known(), _bytes_of(data)
-        blocks, end = modulo_check(coded, 0, self.numel, self.bits, self._codes)
+        blocks, end = modulo_check(coded, self.numel, self.bits, self._codes)
         if blocks != self._blocks or coded.size != end + TOTAL or out.size != self.numel:
             raise self._no_fragment(coded.size)
         self._theirs = out
         self._decode(coded, own, out)
         return self._wrapped(coded[end:])
 
-    def _decode(self, data: Flags, own: Vector, out: Vector) -> None:
+    def _decode(self, data: Bytes, own: Vector, out: Vector) -> None:
         whole, rest = divmod(self.numel, BLOCK)
         size = self._decode_blocks(0, whole, data, BLOCK, own, out)
         if rest:
@@ -197,12 +190,12 @@ class ModuloCoder(Coder):
             out[-rest:] = decoded[:rest]
 
     def _decode_blocks(
-        self, first: int, stop: int, data: Flags, count: int, own: Vector, out: Vector
+        self, first: int, stop: int, data: Bytes, count: int, own: Vector, out: Vector
     ) -> int:
         hashes, bad = self._hashes[first:stop], self._bad[first:stop]
         return modulo_decode(data, own, first, count, self.bits, out, hashes, bad)
 
-    def _wrapped(self, end: Flags) -> bytes:
+    def _wrapped(self, end: Bytes) -> bytes:
         if not self._bad.any() and self._total(self._hashes, self._bad) != bytes(end):
             self._bad[:] = 1  # two errors that cancel: very rare, so everything comes again
         return np.packbits(self._bad).tobytes() if self._bad.any() else b""
@@ -213,7 +206,6 @@ class ModuloCoder(Coder):
         )
 
     def resent_sizes(self, blocks: bytes) -> tuple[int, int]:
-        """See Coder."""
         flags = self._flags(blocks)
         count, values = int(flags.sum()), self._values_of(flags)
         last = self.numel - (self._blocks - 1) * BLOCK if self._blocks and flags[-1] else BLOCK
@@ -224,7 +216,6 @@ class ModuloCoder(Coder):
         return count + digits + TOTAL, count + 2 * values + TOTAL
 
     def resend(self, blocks: bytes, vector: Vector, out: memoryview) -> int:
-        """See Coder."""
         own = self._known()
         flags = self._flags(blocks)
         target, most = np.frombuffer(out, dtype=np.uint8), self.resent_sizes(blocks)[1]
@@ -235,7 +226,6 @@ class ModuloCoder(Coder):
         return self._end(target, size, self._sent_hashes, self._plain)
 
     def patch(self, data: memoryview, out: Vector) -> None:
-        """See Coder."""
         coded = _bytes_of(data)
         body, end = coded[:-TOTAL], coded[-TOTAL:]
         size = modulo_patch(body, self._codes, self.bits, self._bad, out, self._hashes)
@@ -249,7 +239,6 @@ class ModuloCoder(Coder):
             )
 
     def settle(self) -> None:
-        """See Coder."""
         own, self._learned = self._known(), self._ranges.copy()
         if self._theirs is not None:
             modulo_ranges(own, self._theirs, DECAY, self._learned)
@@ -257,7 +246,6 @@ class ModuloCoder(Coder):
         self._moved = None
 
     def commit(self) -> None:
-        """See Coder."""
         if self._learned is None:
             self.settle()
         assert self._learned is not None
@@ -265,20 +253,16 @@ class ModuloCoder(Coder):
         self._taught += 1
 
     def forget(self) -> None:
-        """See Coder."""
         self._drop()
         self._learned = self._moved = None
 
     def state(self) -> State:
-        """See Coder."""
         return {"range": self._ranges.copy()}
 
     def lessons(self) -> State:
-        """See Coder."""
         return self.state()
 
     def restore(self, state: State) -> None:
-        """See Coder."""
         ranges = state.get("range")
         if (
             ranges is None
@@ -301,7 +285,7 @@ class ModuloCoder(Coder):
             )
         return self._own
 
-    def _flags(self, blocks: bytes) -> Flags:
+    def _flags(self, blocks: bytes) -> Bytes:
         if len(blocks) != -(-self._blocks // 8):
             raise CodecError(
                 f"{self.name}: a bitmap of {len(blocks)} bytes for {self._blocks} blocks: drop "
@@ -314,15 +298,15 @@ class ModuloCoder(Coder):
             )
         return flags[: self._blocks].copy()
 
-    def _values_of(self, flags: Flags) -> int:
+    def _values_of(self, flags: Bytes) -> int:
         short = self._blocks * BLOCK - self.numel if self._blocks and flags[-1] else 0
         return int(flags.sum()) * BLOCK - short
 
-    def _end(self, out: Flags, size: int, hashes: Any, bad: Flags) -> int:
+    def _end(self, out: Bytes, size: int, hashes: Any, bad: Bytes) -> int:
         out[size : size + TOTAL] = np.frombuffer(self._total(hashes, bad), dtype=np.uint8)
         return size + TOTAL
 
-    def _total(self, hashes: Any, bad: Flags) -> bytes:
+    def _total(self, hashes: Any, bad: Bytes) -> bytes:
         return int(modulo_total(hashes, bad)).to_bytes(TOTAL, "little")
 
 

@@ -244,21 +244,20 @@ def _remainder(data: Any, at: int, stride: int, bits: int, place: int) -> int:
 
 
 @kernel
-def modulo_check(data: Bytes, first: int, numel: int, bits: int, codes: Any) -> tuple[int, int]:
-    """How many blocks of a vector of ``numel`` values ``data`` holds whole, from the one with the
-    number ``first`` on, and in how many bytes; -1 and the block if one holds what no encoder
-    writes.
+def modulo_check(data: Bytes, numel: int, bits: int, codes: Any) -> tuple[int, int]:
+    """How many blocks of a vector of ``numel`` values ``data`` holds whole, and in how many bytes;
+    -1 and the block if one holds what no encoder writes.
 
     ``codes`` gets their step codes.
     """
     at = 0
-    for block in range(first, (numel + BLOCK - 1) // BLOCK):
+    for block in range((numel + BLOCK - 1) // BLOCK):
         count, body = min(numel - block * BLOCK, BLOCK), at + HEADER
         if body > data.size:
-            return block - first, at
+            return block, at
         end = body + _modulo_bytes(data[at], count, bits)
         if end > data.size:
-            return block - first, at
+            return block, at
         if data[at] == 0:
             if data[at + 1] | data[at + 2] | data[at + 3]:
                 return -1, block
@@ -272,7 +271,7 @@ def modulo_check(data: Bytes, first: int, numel: int, bits: int, codes: Any) -> 
                     return -1, block
         codes[block] = data[at]
         at = end
-    return (numel + BLOCK - 1) // BLOCK - first, at
+    return (numel + BLOCK - 1) // BLOCK, at
 
 
 @kernel

@@ -93,11 +93,11 @@ _CODECS = "lowcomm_protocol.codecs."
 CODECS: Table[CodecEntry] = Table(
     "codec",
     {
-        "fp32": CodecEntry(_CODECS + "fp32:CODEC"),
-        "bf16": CodecEntry(_CODECS + "bf16:CODEC"),
-        "int8": CodecEntry(_CODECS + "int8:CODEC", coarse=True),
-        "e3m0": CodecEntry(_CODECS + "e3m0:CODEC", coarse=True),
-        "q2": CodecEntry(_CODECS + "q2:CODEC", coarse=True),
+        "fp32": CodecEntry(_CODECS + "plain:FP32"),
+        "bf16": CodecEntry(_CODECS + "plain:BF16"),
+        "int8": CodecEntry(_CODECS + "blocks:INT8", coarse=True),
+        "e3m0": CodecEntry(_CODECS + "blocks:E3M0", coarse=True),
+        "q2": CodecEntry(_CODECS + "blocks:Q2_CODEC", coarse=True),
         "mod3": CodecEntry(_CODECS + "modulo:MOD3", only_in_pairs=NEXT_TO_OWN, version=3),
         "mod4": CodecEntry(_CODECS + "modulo:MOD4", only_in_pairs=NEXT_TO_OWN, version=3),
         "mod6": CodecEntry(_CODECS + "modulo:MOD6", only_in_pairs=NEXT_TO_OWN, version=3),

@@ -16,7 +16,6 @@ GOLDEN = {
     "int8": ("b2391bb5d6745c97", "8bb0d843b8637d08"),
     "e3m0": ("e1fd948a829dedba", "adfc09e8e480a2c9"),
     "q2": ("25243584bc17a428", "d00b11c993c31249"),
-    "q1": ("9343fe2fd8b75971", "1bb0aa20b72f6eb3"),
     "mod3/3": ("d7427f4a4125fabe", "fa1029590f12b114"),
     "mod4/3": ("89d15aea1272abfe", "7d0a26dd73b54a7c"),
     "mod6/3": ("7375af4c2bc6ba48", "61a2fe09f60f247b"),

@@ -278,10 +278,6 @@ def test_a_range_as_large_as_the_values_goes_as_bf16_and_does_not_run_away(name)
         assert coders[0].state()["range"].max() < 10
 
 
-def test_the_check_of_a_block_costs_less_than_a_tenth_of_a_bit_a_value():
-    assert 8 * 3 / BLOCK <= 0.1
-
-
 def test_what_is_remembered_survives():
     one, two = pair("mod4", 3 * BLOCK)
     meet(*near(3 * BLOCK, 1e-3), one, two)

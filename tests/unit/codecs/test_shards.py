@@ -97,18 +97,7 @@ def test_all_members_end_with_the_same_bits(name, count, numel, seed, feedback):
             one.commit(swarm.bounds)
 
 
-def test_fp32_gives_the_mean_itself():
-    vectors = drawn(0, 1000, 4)
-    expected = np.concatenate(
-        [
-            np.mean([vector[start:stop] for vector in vectors], axis=0, dtype=np.float32)
-            for start, stop in shard_bounds(1000, 4)
-        ]
-    )
-    assert np.array_equal(Swarm("fp32", 1000, 4, False).exchange(vectors)[0], expected)
-
-
-@pytest.mark.parametrize("count", [2, 3, 4, 8])
+@pytest.mark.parametrize("count", [2, 8])
 @pytest.mark.parametrize("name", codecs_for_groups())
 def test_a_member_sends_two_times_all_shards_but_its_own(name, count):
     numel = 58_624  # the largest fragment of the demo model
@@ -137,7 +126,7 @@ def test_with_feedback_nothing_is_lost_in_the_long_run(name):
 
 def test_a_shard_that_is_not_applied_keeps_its_old_residual():
     numel, count = 1024, 4
-    swarm = Swarm("q1", numel, count, True)
+    swarm = Swarm("q2", numel, count, True)
     swarm.exchange(drawn(0, numel, count))
     swarm.coders[0].commit([swarm.bounds[1], swarm.bounds[2]])
     lost = swarm.coders[0].state()["contribution-residual"]
@@ -149,18 +138,8 @@ def test_a_shard_that_is_not_applied_keeps_its_old_residual():
     assert of_means[256:512].any() and not of_means[512:].any()
 
 
-def test_what_is_forgotten_has_never_been():
-    vectors = drawn(0, 512, 2)
-    swarm, other = (Swarm("q2", 512, 2, True) for _ in range(2))
-    swarm.exchange(drawn(7, 512, 2))
-    for one in swarm.coders:
-        one.forget()
-    first = swarm.exchange([vector.copy() for vector in vectors])
-    assert np.array_equal(first[0], other.exchange(vectors)[0])
-
-
 def test_a_restored_coder_goes_on_alike():
-    swarm, other = (Swarm("q1", 700, 3, True) for _ in range(2))
+    swarm, other = (Swarm("q2", 700, 3, True) for _ in range(2))
     swarm.exchange(drawn(0, 700, 3))
     for one, same in zip(swarm.coders, other.coders, strict=True):
         one.commit(swarm.bounds)
@@ -169,10 +148,10 @@ def test_a_restored_coder_goes_on_alike():
 
 
 def test_a_late_peer_does_not_pay_what_its_donor_owes():
-    swarm = Swarm("q1", 700, 3, True)
+    swarm = Swarm("q2", 700, 3, True)
     swarm.exchange(drawn(0, 700, 3))
     swarm.coders[0].commit(swarm.bounds)
-    late = shard_coder("q1", 700, True)
+    late = shard_coder("q2", 700, True)
     late.restore(swarm.coders[0].state())
     late.inherit(swarm.coders[0].lessons())
     assert not any(residual.any() for residual in late.state().values())

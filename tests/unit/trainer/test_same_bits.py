@@ -32,7 +32,6 @@ RECORDED = {
     "lowcomm, mod6": "534373e88a5815d1",
     "lowcomm, mod8": "e1017e9bd9eca3e3",
     "streaming-diloco, q2": "0976fbc98296e1fe",
-    "streaming-diloco, q1": "9db66324b8418950",
     "streaming-diloco, int8": "5672135c2352ab73",
 }
 """Up to ``odd numbers`` of version 0.1, without the instructions that round a product and a sum at

@@ -48,7 +48,7 @@ KINDS = {
     "lowcomm": {},
     "muon": {"train": {"optimizer": "muon"}},
     "tied": {"model": {"tied": True}},
-    "whole": {"sync": {"fragments": 1, "codec": "mod8", "error_feedback": True}},
+    "whole": {"sync": {"fragments": 1, "codec": "mod8"}},
     "groups": {"sync": {"method": "streaming-diloco", "codec": "q2", "error_feedback": True}},
 }
 

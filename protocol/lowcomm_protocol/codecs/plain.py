@@ -1,23 +1,61 @@
-"""bf16: the upper half of every float32, rounded to nearest, ties to even.
+"""Codecs without scales. NaN and infinity are refused on both sides.
 
-Layout, for ``numel`` values (``2 * numel`` bytes)::
+**fp32**: the values as they are, ``4 * numel`` bytes::
+
+    byte 4*i .. 4*i+3    value i, IEEE 754 binary32, little-endian
+
+**bf16**: the upper half of every float32, rounded to nearest, ties to even, ``2 * numel`` bytes. A
+value that would round to infinity is refused::
 
     byte 2*i       value i, low byte:  last exponent bit, then 7 mantissa bits
     byte 2*i+1     value i, high byte: sign, then 7 exponent bits
-
-NaN and infinity are refused on both sides, and so is a value that would round to infinity.
 """
+
+from typing import Any
 
 import numpy as np
 
 from lowcomm_protocol.codecs.base import CHUNK, Bytes, FixedCodec, Vector, largest_magnitude
+from lowcomm_protocol.codecs.kernels import INFINITE, kernel, peak_of
 from lowcomm_protocol.errors import CodecError
+
+
+class Fp32(FixedCodec):
+    """Four bytes a value, exact: IEEE 754 binary32, little-endian."""
+
+    name = "fp32"
+    is_exact = True
+
+    def _size(self, numel: int) -> int:
+        return 4 * numel
+
+    def _encode(self, vector: Vector, out: Bytes) -> None:
+        if not _is_finite(vector):
+            raise self._refuse_value(vector)
+        out.view("<f4")[:] = vector
+
+    def _decode(self, data: Bytes, out: Vector) -> None:
+        values = data.view("<f4")
+        if not _is_finite(values):
+            raise CodecError("fp32: the coded data holds NaN or infinity: drop this contribution")
+        out[:] = values
+
+
+@kernel
+def _largest(bits: Any) -> Any:
+    return peak_of(bits, 0, bits.size)
+
+
+def _is_finite(values: Vector) -> bool:
+    """Whether no value is NaN or infinite: one pass."""
+    return bool(_largest(values.view("<u4")) < INFINITE)
+
 
 OVERFLOW = (2.0 - 2.0**-8) * 2.0**127
 """From here on a value is nearer to 2**128 than to the largest bf16 (the tie included: 2**128 is
 the even one)."""
 
-MAGNITUDE, INFINITY = np.uint16(0x7FFF), 0x7F80
+BF16_MAGNITUDE, BF16_INFINITY = np.uint16(0x7FFF), 0x7F80
 
 
 class Bf16(FixedCodec):
@@ -44,7 +82,7 @@ class Bf16(FixedCodec):
     def _decode(self, data: Bytes, out: Vector) -> None:
         codes, bits = data.view("<u2"), out.view(np.uint32)
         for start in range(0, out.size, CHUNK):
-            if int((codes[start : start + CHUNK] & MAGNITUDE).max()) >= INFINITY:
+            if int((codes[start : start + CHUNK] & BF16_MAGNITUDE).max()) >= BF16_INFINITY:
                 raise CodecError(
                     "bf16: the coded data holds NaN or infinity: drop this contribution"
                 )
@@ -54,4 +92,4 @@ class Bf16(FixedCodec):
             part <<= 16
 
 
-CODEC = Bf16()
+FP32, BF16 = Fp32(), Bf16()
