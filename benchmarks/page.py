@@ -125,7 +125,7 @@ def first_looks(node: Any) -> dict[str, list[tuple[float, float, int]]]:
     """Of a node that has just begun, and of one after a week, in turn."""
     from helpers.browser import browsing
     from helpers.stand_in import link, serving
-    from lowcomm_node.control.client import ControlClient
+    from lowcomm_node.web.client import ControlClient
 
     found: dict[str, list[tuple[float, float, int]]] = {"a new node": [], "after a week": []}
     with (
@@ -163,10 +163,8 @@ def after_a_week(home: Path, node: Any) -> Any:
     """A node that tells the status of another one, and has the journal of a busy week."""
     from helpers.stand_in import StandIn
     from helpers.statuses import make_exchange
-    from lowcomm_node.control.client import ControlClient
-    from lowcomm_node.journal.file import JournalFile
-    from lowcomm_node.journal.reader import Journal
-    from lowcomm_node.journal.sample import sample
+    from lowcomm_node.status.journal import Journal, JournalFile, sample
+    from lowcomm_node.web.client import ControlClient
 
     status, path, now = node.ask(ControlClient.status), home / "journal.db", time.time()
     file, plain = JournalFile(path), sample(now, status)

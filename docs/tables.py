@@ -22,12 +22,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from lowcomm_node.catalogue.errors import ERRORS
-from lowcomm_node.catalogue.exchanges import EXCHANGES
-from lowcomm_node.catalogue.message import Message
-from lowcomm_node.catalogue.refusals import REFUSALS
-from lowcomm_node.catalogue.waits import PHASES, WAITS
-from lowcomm_node.catalogue.warnings import WARNINGS
+from lowcomm_node.catalogue import ERRORS, EXCHANGES, PHASES, REFUSALS, WAITS, WARNINGS, Message
 from lowcomm_node.fetch import queue
 from lowcomm_node.net import (
     blocklist,
@@ -52,11 +47,11 @@ from lowcomm_node.planner.question import question_of, run_of
 from lowcomm_node.planner.words import plan_in_words
 from lowcomm_node.status.events import KINDS
 from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.track import OTHERS, SAMPLED
 from lowcomm_node.storage import snapshots
 from lowcomm_node.sync import link
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system import quota
-from lowcomm_node.tracking.names import OTHERS, SAMPLED
 from lowcomm_protocol import plan as schedule
 from lowcomm_protocol import state as manifests
 from lowcomm_protocol.exchange.budget import FIRST_DEADLINE, FIRST_RATE

@@ -17,11 +17,11 @@ from typing import Any
 from lowcomm_bootstrap.badges import badge
 from lowcomm_bootstrap.history import FIGURES, History
 from lowcomm_bootstrap.swarms import Swarm
-from lowcomm_node.control.listening import Listening, bind
-from lowcomm_node.control.page import FOLDER as NODE_PAGE
-from lowcomm_node.control.page import HEADERS
 from lowcomm_node.errors import NodeError
 from lowcomm_node.system.logs import log
+from lowcomm_node.web.http import Listening, bind
+from lowcomm_node.web.page import FOLDER as NODE_PAGE
+from lowcomm_node.web.page import HEADERS
 from lowcomm_protocol.spec.run import SignedRun
 
 PAGE = Path(__file__).parent / "page"

@@ -46,7 +46,7 @@ def lie_in_trainer(lie: str) -> None:
 def lie_in_daemon(lie: str) -> None:
     """Claims and frames that no honest peer sends."""
     from lowcomm_node.net.stream import CalleeStream, CallerStream
-    from lowcomm_node.status.board import Board
+    from lowcomm_node.status.events import Board
     from lowcomm_node.sync import offers
     from lowcomm_protocol.messages import exchange_pb2 as pb
 

@@ -12,8 +12,6 @@ import torch
 from machines import drive
 from target import Made, cut, fit, join, target
 
-from lowcomm_node.control import server
-from lowcomm_node.control.queries import QUERIES
 from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings, load_settings
@@ -22,6 +20,8 @@ from lowcomm_node.storage.checkpoint import read_manifest as read_checkpoint
 from lowcomm_node.storage.files import _seal
 from lowcomm_node.swarm import remembered_peers as known
 from lowcomm_node.system.units import read_rate, read_size, write_rate, write_size
+from lowcomm_node.web import server
+from lowcomm_node.web.api import QUERIES
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.state import Manifest, StateForm, read_manifest, read_piece
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from helpers.statuses import make_exchange
-from lowcomm_node.journal.file import JournalFile
-from lowcomm_node.journal.sample import Sample
+from lowcomm_node.status.journal import JournalFile, Sample
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.events import Event

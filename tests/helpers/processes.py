@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from helpers.waiting import until
-from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NodeError
-from lowcomm_node.status.wire import to_json
+from lowcomm_node.status.model import to_json
+from lowcomm_node.web.client import ControlClient
 
 START = 150.0
 TINY = """

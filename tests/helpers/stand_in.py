@@ -8,17 +8,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lowcomm_node.catalogue.message import Message
-from lowcomm_node.catalogue.tables import CATALOGUE
-from lowcomm_node.control.client import ControlClient
-from lowcomm_node.control.server import ControlServer
-from lowcomm_node.journal.feed import Feed
-from lowcomm_node.journal.reader import Entry
-from lowcomm_node.journal.sample import Sample
+from lowcomm_node.catalogue import CATALOGUE, Message
 from lowcomm_node.status.events import Notice
+from lowcomm_node.status.journal import Entry, Feed, Sample
 from lowcomm_node.status.model import Limits, PeerStatus, Status
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.web.client import ControlClient
+from lowcomm_node.web.server import ControlServer
 
 FAREWELL = "The run is over.\ncontributed: 5 steps"
 

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from lowcomm_node.status.model import PeerStatus, Status
-from lowcomm_node.status.wire import read
+from lowcomm_node.status.model import PeerStatus, Status, read
 from lowcomm_node.sync.records import ExchangeEnded
 
 RUN: dict[str, Any] = {

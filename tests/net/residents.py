@@ -8,7 +8,7 @@ from laboratory import Host
 
 from helpers.processes import TINY, Node, Process
 from helpers.waiting import until
-from lowcomm_node.status.wire import to_json
+from lowcomm_node.status.model import to_json
 
 START = 400.0
 """Seconds until a process answers: what it imports takes long where many do so at once."""

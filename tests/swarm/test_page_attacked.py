@@ -15,9 +15,9 @@ from playwright.sync_api import Browser
 from helpers.browser import PHONE, REBOUND, Visit, browsing, visiting
 from helpers.stand_in import FAREWELL, StandIn, link, port_of, serving
 from helpers.statuses import make_exchange, make_peer, make_status
-from lowcomm_node.control.queries import ROOT
-from lowcomm_node.journal.sample import Sample, sample
+from lowcomm_node.status.journal import Sample, sample
 from lowcomm_node.storage.paths import Paths
+from lowcomm_node.web.api import ROOT
 
 pytestmark = [pytest.mark.page, pytest.mark.timeout(400)]
 

@@ -15,8 +15,8 @@ from playwright.sync_api import Browser
 from helpers.browser import PHONE, Visit, browsing, visiting
 from helpers.processes import Node, Swarm, lonely_swarm, run
 from helpers.waiting import until
-from lowcomm_node.control.client import ControlClient, read_endpoint
 from lowcomm_node.system import units
+from lowcomm_node.web.client import ControlClient, read_endpoint
 
 pytestmark = [pytest.mark.swarm, pytest.mark.page, pytest.mark.timeout(400)]
 

@@ -1,9 +1,8 @@
-"""What must hold for the trackers that are too large for the lock: installed for these tests, they
-take a journal as it is, also where the tracker was killed."""
+"""What must hold for the tracker that is too large for the lock: installed for these tests, they
+take a journal as it is."""
 
 import json
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,26 +14,6 @@ import pytest
 from helpers.journals import sample, write_down
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1200)]
-KILLED = """
-import os, signal, sys
-from lowcomm_node.cli import app
-from lowcomm_node.tracking import batches
-from lowcomm_node.tracking.position import PositionFile
-batches.MOST, save, told = 4, PositionFile.save, []
-def killed(self, position):
-    told.append(position)
-    if len(told) == 2:
-        os.kill(os.getpid(), signal.SIGKILL)
-    save(self, position)
-PositionFile.save = killed
-app(sys.argv[1:])
-"""
-READ = """
-import json, trackio
-from trackio.sqlite_storage import SQLiteStorage
-[run] = trackio.Api().runs("tea")
-print(json.dumps(SQLiteStorage.get_logs("tea", run.name)))
-"""
 
 
 class Installed:
@@ -44,7 +23,6 @@ class Installed:
         self.folder = folder
         self.variables = {
             "PYTHONPATH": str(folder / "libraries"),
-            "TRACKIO_DIR": str(folder / "trackio"),
             "WANDB_DIR": str(folder),
             "WANDB_MODE": "offline",
         }
@@ -73,21 +51,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Installed]:
     folder = tmp_path_factory.mktemp("trackers")
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check")
     libraries = str(folder / "libraries")
-    subprocess.run((*pip, "--target", libraries, "wandb", "trackio"), check=True, timeout=600)
+    subprocess.run((*pip, "--target", libraries, "wandb"), check=True, timeout=600)
     yield Installed(folder)
-
-
-def test_trackio_gets_every_point_once_also_where_its_tracker_was_killed(
-    installed: Installed, tmp_path: Path
-) -> None:
-    write_down(tmp_path, [], [sample(place) for place in range(1, 13)])
-    command = ("track", "trackio", "--to", "tea", "--home", str(tmp_path))
-    installed.run("-c", KILLED, *command, code=-signal.SIGKILL)
-    assert installed.track("trackio", tmp_path)["points"] == 8
-    assert installed.track("trackio", tmp_path)["points"] == 0
-    found = json.loads(installed.run("-c", READ).splitlines()[-1])
-    steps = sorted(one["lowcomm_swarm_step"] for one in found)
-    assert steps == [10 * place for place in range(1, 13)]
 
 
 def test_weights_and_biases_offline_gets_every_point(installed: Installed, tmp_path: Path) -> None:

@@ -16,15 +16,15 @@ from typing import Annotated, Any
 
 import typer
 
-from lowcomm_node.catalogue.message import code_of
-from lowcomm_node.control.client import ControlClient
+from lowcomm_node.catalogue import code_of
 from lowcomm_node.errors import NodeError
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, kind_of
 from lowcomm_node.owner.settings import flag_of as flag_of_setting
 from lowcomm_node.owner.sources import LoadedSettings, find_home, load_settings
-from lowcomm_node.status.wire import to_json
+from lowcomm_node.status.model import to_json
 from lowcomm_node.system.command import INTERRUPTED, tell_usage
 from lowcomm_node.system.logs import configure_logs
+from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 
 app = typer.Typer(

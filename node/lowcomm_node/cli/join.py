@@ -48,7 +48,7 @@ def join(
     if availability.hold is None:
         trainer.launch()  # it imports torch while the daemon imports its own
     with importing():
-        from lowcomm_node.catalogue.warnings import WarningCode
+        from lowcomm_node.catalogue import WarningCode
         from lowcomm_node.cli.running import run_daemon
         from lowcomm_node.node.node import Node
         from lowcomm_node.owner.limits import keep_settings

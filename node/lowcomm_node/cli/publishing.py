@@ -11,7 +11,6 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, Protocol, TypeVar
 
-from lowcomm_node.control.client import ControlClient
 from lowcomm_node.dht.interface import Discovery, by_peer
 from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, removals_key
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers, NotRunning, Unhealthy
@@ -22,6 +21,7 @@ from lowcomm_node.swarm.admission import REMOVALS_LIFE, newest_removals
 from lowcomm_node.swarm.amendments import AMENDMENTS_LIFE
 from lowcomm_node.swarm.find_run import ask_server, open_discovery
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
+from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import Removals, write_removals
 from lowcomm_protocol.peers.probes import Keeping

@@ -236,7 +236,7 @@ def report(
 
     Example: lowcomm-node report --output tea.html
     """
-    from lowcomm_node.report.write import write_report
+    from lowcomm_node.status.report import write_report
 
     homes = write_report(absolute(folder or here.folder), output, run)
     told = {"file": str(output.absolute()), "homes": homes, "written": time.time()}
@@ -245,9 +245,7 @@ def report(
 
 @command()
 def track(
-    sink: Annotated[
-        str, typer.Argument(help="tensorboard, wandb, trackio, or otlp.", metavar="SINK")
-    ],
+    sink: Annotated[str, typer.Argument(help="tensorboard or wandb.", metavar="SINK")],
     to: Annotated[
         str | None,
         typer.Option(
@@ -269,11 +267,8 @@ def track(
 
     Example: lowcomm-node track tensorboard --to logs --follow
     """
-    from lowcomm_node.journal.reader import Journal
-    from lowcomm_node.tracking.follow import Tracker, Waits
-    from lowcomm_node.tracking.home import tracked_of
-    from lowcomm_node.tracking.position import PositionFile
-    from lowcomm_node.tracking.sinks import SINKS
+    from lowcomm_node.status.journal import Journal
+    from lowcomm_node.status.track import SINKS, PositionFile, Tracker, Waits, tracked_of
 
     SINKS.check(sink)
     path = journal_path(here, run)

@@ -19,15 +19,15 @@ from rich.live import Live
 from lowcomm_node.cli.common import run_async
 from lowcomm_node.node.node import Node
 from lowcomm_node.status.events import Contributed, Notice
-from lowcomm_node.status.health import condition
-from lowcomm_node.status.lines import (
+from lowcomm_node.status.panel import ROUNDS, node_panel
+from lowcomm_node.status.words import (
+    condition,
     contribution,
     event_in_words,
     progress_in_words,
     summary,
     tell_farewell,
 )
-from lowcomm_node.status.panel import ROUNDS, node_panel
 from lowcomm_node.system.command import ending_signals, say
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.systemd import ServiceManager

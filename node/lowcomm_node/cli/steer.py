@@ -10,13 +10,13 @@ from typing import Annotated, Any
 import typer
 
 from lowcomm_node.cli.common import Here, command
-from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
 from lowcomm_node.owner.settings import CHANGEABLE
-from lowcomm_node.status.lines import contribution, tell_farewell
 from lowcomm_node.status.model import Contribution, RunStatus, Status
+from lowcomm_node.status.words import contribution, tell_farewell
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.units import read_duration, write_rate
+from lowcomm_node.web.client import ControlClient
 
 PAUSE_DEADLINE = 90.0
 END_DEADLINE = 60.0

@@ -17,12 +17,10 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from lowcomm_node.cli.common import Here, command
-from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, RetryLater, Unhealthy
-from lowcomm_node.journal.reader import Entry, Journal, Wanted
-from lowcomm_node.status.health import Health, judge_health
-from lowcomm_node.status.lines import event_in_words, progress_in_words
+from lowcomm_node.status.journal import Entry, Journal, Wanted
 from lowcomm_node.status.model import PeerStatus, Status
+from lowcomm_node.status.words import Health, event_in_words, judge_health, progress_in_words
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.units import (
@@ -36,6 +34,7 @@ from lowcomm_node.system.units import (
     short_peer,
     size,
 )
+from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.exchange.events import Outcome
 
 Run = Annotated[

@@ -11,17 +11,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lowcomm_node.control.client import ControlClient
 from lowcomm_node.demo.result import NodeResult, Result, bytes_in, tidy
 from lowcomm_node.demo.view import tell, view
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater
 from lowcomm_node.node.host import die_with_parent
 from lowcomm_node.owner.sources import find_home
-from lowcomm_node.report.write import write_report
 from lowcomm_node.status.model import Status
+from lowcomm_node.status.report import write_report
 from lowcomm_node.storage.paths import absolute
 from lowcomm_node.swarm.run_template import TEXTS, write_template
 from lowcomm_node.system.command import ending_signals
+from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
 POLL = 1.0

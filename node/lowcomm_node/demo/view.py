@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.live import Live
 
-from lowcomm_node.status.lines import swarm_in_words
 from lowcomm_node.status.model import Status
 from lowcomm_node.status.panel import swarm_panel
+from lowcomm_node.status.words import swarm_in_words
 from lowcomm_node.system.units import seconds
 
 LINE_EVERY = 10.0

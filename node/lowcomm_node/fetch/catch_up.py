@@ -15,7 +15,7 @@ from pathlib import Path
 from random import Random
 from time import time
 
-from lowcomm_node.catalogue.warnings import WarningCode
+from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, NodeError, TrainerError
 from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.records import Gathered, StateAdopted

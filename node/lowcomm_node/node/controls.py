@@ -5,15 +5,12 @@ from collections.abc import Callable, Mapping, Sequence
 from time import time
 from typing import Any, TypeVar
 
-from lowcomm_node.catalogue.message import Message
-from lowcomm_node.catalogue.tables import CATALOGUE
+from lowcomm_node.catalogue import CATALOGUE, Message
 from lowcomm_node.doctor.report import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import NodeError, RetryLater, TrainerError
 from lowcomm_node.fetch.catch_up import Gatherer, state_form
 from lowcomm_node.fetch.records import Gathered
-from lowcomm_node.journal.reader import MOST, Entry, Journal, Wanted
-from lowcomm_node.journal.sample import Sample
 from lowcomm_node.net.ping import match_peer
 from lowcomm_node.node.departure import Departure
 from lowcomm_node.node.exporting import Exporting
@@ -23,8 +20,9 @@ from lowcomm_node.owner.limits import keep_settings
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.status.events import LimitsChanged, Notice
-from lowcomm_node.status.health import Health, judge_health
+from lowcomm_node.status.journal import MOST, Entry, Journal, Sample, Wanted
 from lowcomm_node.status.model import Exported, Hours, Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.words import Health, judge_health
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.sync.records import ExchangeEnded
 

@@ -14,7 +14,7 @@ from lowcomm_node.export.choices import Format
 from lowcomm_node.status.model import Exported
 
 EXPORT_DEADLINE = 840.0
-"""Seconds; whoever asks waits a little longer (control.queries.EXPORTING)."""
+"""Seconds; whoever asks waits a little longer (web.api.EXPORTING)."""
 MAX_TOLD = 64 * 1024
 
 

@@ -14,8 +14,7 @@ from contextlib import suppress
 from time import monotonic, time
 from typing import Any
 
-from lowcomm_node.catalogue.waits import WaitCode, Waiting
-from lowcomm_node.catalogue.warnings import WarningCode
+from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.errors import ConfigError, NodeError, TrainerError, TrainerLost
 from lowcomm_node.fetch.catch_up import CatchUp, state_form
 from lowcomm_node.fetch.engine import Fetch
@@ -26,8 +25,7 @@ from lowcomm_node.node.news import News
 from lowcomm_node.node.supervisor import Failures, Supervisor
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.status.board import Board
-from lowcomm_node.status.events import Paused, Resumed
+from lowcomm_node.status.events import Board, Paused, Resumed
 from lowcomm_node.status.model import CheckpointStatus
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.storage.snapshots import Snapshots

@@ -2,8 +2,7 @@
 
 import asyncio
 
-from lowcomm_node.catalogue.waits import WaitCode, Waiting
-from lowcomm_node.catalogue.warnings import WarningCode
+from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.node.ipc import Event
 from lowcomm_node.node.messages import (
     Evaluated,
@@ -16,10 +15,9 @@ from lowcomm_node.node.messages import (
     Tokenizing,
 )
 from lowcomm_node.node.supervisor import Failures
-from lowcomm_node.status.board import Board
-from lowcomm_node.status.events import SavingAgain
-from lowcomm_node.status.lines import tokenizing_in_words
+from lowcomm_node.status.events import Board, SavingAgain
 from lowcomm_node.status.model import CheckpointStatus
+from lowcomm_node.status.words import tokenizing_in_words
 from lowcomm_node.sync.exchanger import Exchanger
 
 NOT_SAVED = "checkpoints pause, training goes on, saving is tried again less and less often:"

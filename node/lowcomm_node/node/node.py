@@ -16,12 +16,8 @@ import sys
 from contextlib import ExitStack
 from time import monotonic
 
-from lowcomm_node.catalogue.warnings import WarningCode
-from lowcomm_node.control.listening import Listening
-from lowcomm_node.control.server import ControlServer
+from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.fetch.files import check_named
-from lowcomm_node.journal.feed import Feed
-from lowcomm_node.journal.recorder import Recorder
 from lowcomm_node.node.controls import Controls
 from lowcomm_node.node.departure import Departure
 from lowcomm_node.node.entry import Entry
@@ -34,10 +30,13 @@ from lowcomm_node.node.supervisor import Supervisor
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings, unused
-from lowcomm_node.status.board import Board
-from lowcomm_node.status.lines import contribution, tell_farewell
+from lowcomm_node.status.events import Board
+from lowcomm_node.status.journal import Feed, Recorder
+from lowcomm_node.status.words import contribution, tell_farewell
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
 from lowcomm_node.system.machine import keep_freed_memory
+from lowcomm_node.web.http import Listening, serve_metrics
+from lowcomm_node.web.server import ControlServer
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.spec.run import SignedRun
 
@@ -147,8 +146,6 @@ class Node:
     def _serve_metrics(self) -> Listening | None:
         if self.settings.metrics is None:
             return None
-        from lowcomm_node.control.metrics import serve_metrics  # few nodes need it
-
         return serve_metrics(self.controls.status, self.settings.metrics)
 
     async def _live(self, entry: Entry) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 from time import time
 
-from lowcomm_node.catalogue.warnings import WarningCode
+from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.dht.interface import by_peer
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.errors import NotAdmitted

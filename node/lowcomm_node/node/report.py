@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from statistics import median
 from time import monotonic, time
 
-from lowcomm_node.catalogue.waits import WaitCode, Waiting
-from lowcomm_node.catalogue.warnings import WarningCode
+from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.net.endpoint import Endpoint
 from lowcomm_node.node.messages import Ready
@@ -15,7 +14,7 @@ from lowcomm_node.node.supervisor import Supervisor
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold
-from lowcomm_node.status.board import Board, Caution
+from lowcomm_node.status.events import Board, Caution
 from lowcomm_node.status.model import (
     Amended,
     Claims,

@@ -1,14 +1,17 @@
-"""What ``status`` and ``peers`` tell, as records.
+"""What ``status`` and ``peers`` tell, as records, and these records as JSON.
 
-The daemon builds them (``node/report.py``), the API carries them as JSON (``status/wire.py``),
-and panel, lines, health, doctor and commands read them. A field that is newer than release 0.1.0
-has a default, for nodes that do not tell it yet.
+The daemon builds them (``node/report.py``), and panel, page, metrics and commands read them. A
+field that is newer than release 0.1.0 has a default, for nodes that do not tell it yet.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
+
+from lowcomm_node.errors import Unhealthy
 from lowcomm_node.net.routes import RouteSpeed
 from lowcomm_node.node.messages import Tokenizing
 from lowcomm_node.swarm.watchdog import SwarmStatus
@@ -16,6 +19,37 @@ from lowcomm_node.sync.records import ExchangeStatus, IntervalStatus
 from lowcomm_node.system.accelerator import Accelerator
 from lowcomm_node.system.machine import NodeMemory
 from lowcomm_node.system.priority import Priority
+
+T = TypeVar("T")
+
+
+_ANYTHING = TypeAdapter[Any](Any)
+
+
+def to_json(record: object) -> Any:
+    """Records as JSON has them, in dictionaries and lists; a number that is not finite is null."""
+    return _ANYTHING.dump_python(record, mode="json")
+
+
+def read(kind: type[T], told: object) -> T:
+    """What a node has told, as a record. Fields that only a newer node tells are ignored.
+
+    Raises Unhealthy if a field is missing or of another type.
+    """
+    try:
+        return _reader(kind).validate_python(told)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(str(part) for part in first["loc"]) or "the answer"
+        raise Unhealthy(
+            f"The node's answer can't be read ({place}: {first['msg']}): node and command are of "
+            "different releases. Start the node again with the release of this command."
+        ) from None
+
+
+@cache
+def _reader(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
 
 
 @dataclass(frozen=True, kw_only=True)

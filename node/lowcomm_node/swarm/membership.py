@@ -10,7 +10,7 @@ from time import monotonic, time
 
 import grpc
 
-from lowcomm_node.catalogue.warnings import WarningCode
+from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import LinkLost, NotAdmitted

@@ -16,7 +16,7 @@ from lowcomm_bootstrap.badges import badge
 from lowcomm_bootstrap.history import MOST_POINTS, History, Series
 from lowcomm_bootstrap.swarms import Swarm
 from lowcomm_bootstrap.web import JSON, SwarmDoor, SwarmPage
-from lowcomm_node.control.listening import MAX_CONNECTIONS
+from lowcomm_node.web.http import MAX_CONNECTIONS
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, Told, write_record
 from lowcomm_protocol.spec.run import parse_toml, sign_run

@@ -22,9 +22,8 @@ import typer
 import lowcomm_protocol.errors as protocol_errors
 from helpers.statuses import make_exchange, make_peer, make_status
 from lowcomm_node import errors as node_errors
-from lowcomm_node.catalogue.message import code_of
+from lowcomm_node.catalogue import code_of
 from lowcomm_node.cli import app, common, members, watch
-from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import NotRunning
 from lowcomm_node.node.process import TrainerProcess
 from lowcomm_node.owner.settings import SETTINGS, flag_of
@@ -32,6 +31,7 @@ from lowcomm_node.status.model import Limits, PeerStatus, Status
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
+from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import issue_invite, read_token, verify_token
 from lowcomm_protocol.spec.presets import PRESETS

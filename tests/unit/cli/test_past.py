@@ -13,8 +13,8 @@ from helpers.statuses import make_exchange
 from helpers.waiting import until
 from lowcomm_node.cli import app
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.journal.file import JournalFile
 from lowcomm_node.status.events import Warned
+from lowcomm_node.status.journal import JournalFile
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.events import Event
 

@@ -19,8 +19,8 @@ from lowcomm_node.demo.demo import Child, Demo
 from lowcomm_node.demo.result import NodeResult, Result, bytes_in, render, tidy
 from lowcomm_node.demo.view import Lines, tell
 from lowcomm_node.models import swarm_weights
-from lowcomm_node.status.lines import swarm_in_words
 from lowcomm_node.status.model import Status
+from lowcomm_node.status.words import swarm_in_words
 from lowcomm_node.system.command import program
 from lowcomm_protocol.spec.sections import DataSettings
 

@@ -11,7 +11,7 @@ import pytest
 from helpers.waiting import until_async
 from lowcomm_node.node.lifecycle import LEAVE_DEADLINE, LONGEST_LEAVE, Training
 from lowcomm_node.node.messages import Amend, Checkpoint, Save
-from lowcomm_node.status.board import Board
+from lowcomm_node.status.events import Board
 from lowcomm_node.status.model import CheckpointStatus, Progress
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.identity import Identity

@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
-from lowcomm_node.catalogue.waits import WaitCode, Waiting
-from lowcomm_node.catalogue.warnings import WarningCode
+from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.node.ipc import Event
 from lowcomm_node.node.messages import Evaluated, Evaluating, Held, NotSaved, Saved, Tokenizing
 from lowcomm_node.node.news import EVALUATING, HELD, NOT_SAVED, TOKENIZED, News
 from lowcomm_node.node.supervisor import Failures
-from lowcomm_node.status.board import Board, Caution
+from lowcomm_node.status.events import Board, Caution
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.trainer.saving import HANGS
 

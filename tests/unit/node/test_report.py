@@ -15,9 +15,8 @@ from lowcomm_node.node.supervisor import Failure
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold, Rule
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.status.board import Board
-from lowcomm_node.status.model import LastFailure, Pause
-from lowcomm_node.status.wire import to_json
+from lowcomm_node.status.events import Board
+from lowcomm_node.status.model import LastFailure, Pause, to_json
 from lowcomm_node.sync.history import History
 from lowcomm_protocol.errors import Reason, Refusals, What
 from lowcomm_protocol.exchange.events import Outcome

@@ -1,11 +1,16 @@
 """What must hold for what a node tells of itself: every listener gets every event, and what is kept
 is bounded."""
 
-from lowcomm_node.catalogue.waits import WaitCode, Waiting
-from lowcomm_node.catalogue.warnings import WarningCode
+from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.node.messages import Stepped
-from lowcomm_node.status.board import MAX_WAITING, MAX_WARNINGS, Board, Caution
-from lowcomm_node.status.events import Resumed, SavingAgain
+from lowcomm_node.status.events import (
+    MAX_WAITING,
+    MAX_WARNINGS,
+    Board,
+    Caution,
+    Resumed,
+    SavingAgain,
+)
 
 
 def stepped(number: int) -> Stepped:

@@ -18,10 +18,10 @@ import pytest
 from helpers.statuses import make_status
 from lowcomm_bootstrap.health import PATIENCE, SignOfLife, check_health
 from lowcomm_node.cli import app, common
-from lowcomm_node.control.client import ControlClient
 from lowcomm_node.errors import Unhealthy
-from lowcomm_node.status.health import PHASE_PATIENCE, SWARM_PATIENCE, judge_health
 from lowcomm_node.status.model import Status
+from lowcomm_node.status.words import PHASE_PATIENCE, SWARM_PATIENCE, judge_health
+from lowcomm_node.web.client import ControlClient
 
 LONG = 10 * max(PHASE_PATIENCE.values())
 

@@ -9,7 +9,7 @@ from helpers.statuses import make_exchange, make_status
 from lowcomm_node.fetch.records import StateAdopted
 from lowcomm_node.node.messages import Evaluated, Saved
 from lowcomm_node.status.events import OtherEvent, PhaseEntered
-from lowcomm_node.status.lines import (
+from lowcomm_node.status.words import (
     contribution,
     event_in_words,
     farewell,

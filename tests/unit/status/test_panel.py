@@ -9,9 +9,8 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
-from lowcomm_node.status.model import Status
+from lowcomm_node.status.model import Status, read
 from lowcomm_node.status.panel import ROUNDS, node_panel, swarm_panel
-from lowcomm_node.status.wire import read
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.units import (
     clean,

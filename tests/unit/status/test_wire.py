@@ -15,8 +15,9 @@ from lowcomm_node.status.model import (
     PeerStatus,
     Ping,
     Status,
+    read,
+    to_json,
 )
-from lowcomm_node.status.wire import read, to_json
 from lowcomm_node.sync.records import ExchangeEnded
 
 KEYS: dict[type, str] = {

@@ -4,7 +4,7 @@ from collections import Counter
 
 from lowcomm_node.doctor.observations import Observations
 from lowcomm_node.doctor.report import UNREACHED, Finding, State
-from lowcomm_node.status.wire import to_json
+from lowcomm_node.status.model import to_json
 
 NOT_CALLED = "not called yet"
 

@@ -1,1 +1,0 @@
-"""What a node remembers of a run, so that it can be looked at later: a SQLite file in its home."""

@@ -1,0 +1,295 @@
+"""What commands ask the daemon of this machine, over its API.
+
+    read home/control.json {"socket", "port", "token", "pid", "peer_id"} -> HTTP with the token, at
+    the socket file, or on 127.0.0.1 where that is missing -> JSON
+
+The daemon removes the file when it ends; after a crash it stays, so its pid is checked.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import httpx
+
+from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
+from lowcomm_node.fetch.records import Gathered
+from lowcomm_node.status.events import Notice, read_notice
+from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status, read
+from lowcomm_node.storage.paths import Paths
+from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.web import api
+from lowcomm_node.web.api import ROOT, TIMEOUT, Query
+
+T = TypeVar("T")
+POLL = 0.1
+"""Seconds between two looks at whether the daemon lives: only its parent could wait for it."""
+_START = "start it with `lowcomm-node join --peers ADDR`"
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """Where the daemon of a home answers, as its control file tells."""
+
+    port: int
+    token: str
+    pid: int
+    peer_id: str
+    socket: str = ""
+    """Path of the socket file; empty if there is none."""
+
+    def __repr__(self) -> str:
+        return f"Endpoint(port={self.port}, pid={self.pid}, peer_id={self.peer_id!r})"
+
+
+def read_endpoint(home: Path) -> Endpoint:
+    """Read the control file.
+
+    Raises NotRunning if there is none or its process is gone, ConfigError if it is unreadable.
+    """
+    path = Paths(home).control
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        endpoint = Endpoint(
+            int(content["port"]),
+            str(content["token"]),
+            int(content["pid"]),
+            str(content.get("peer_id", "")),
+            str(content.get("socket", "")),
+        )
+    except FileNotFoundError:
+        raise NotRunning(
+            f"No node runs in {home}: {_START}, or name its folder with --home."
+        ) from None
+    except PermissionError:
+        raise ConfigError(
+            f"{path} belongs to another user: run this command as the user of the node."
+        ) from None
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise NotRunning(
+            f"{path} is damaged, so the node can't be found: end it by hand if it runs, then "
+            f"{_START}."
+        ) from None
+    if not _alive(endpoint.pid):
+        raise NotRunning(
+            f"The node of {home} (process {endpoint.pid}) ended without a goodbye: {_START}; it "
+            "resumes."
+        )
+    return endpoint
+
+
+class ControlClient:
+    """A connection to the daemon of one home; use as a context manager.
+
+    Every method raises NotRunning if no daemon answers, Unhealthy if it does not answer in time,
+    and NodeError with its reason if it refuses.
+    """
+
+    def __init__(self, home: Path, timeout: float = TIMEOUT) -> None:
+        self.home = home
+        self.endpoint = read_endpoint(home)
+        self._http = httpx.Client(
+            base_url=f"http://127.0.0.1:{self.endpoint.port}",
+            headers={"Authorization": f"Bearer {self.endpoint.token}"},
+            timeout=timeout,
+            # A proxy of the environment has no business between two processes of one machine.
+            trust_env=False,
+            transport=httpx.HTTPTransport(
+                # Somebody may have removed it, such as a cleaner of /tmp.
+                uds=self.endpoint.socket if Path(self.endpoint.socket).is_socket() else None,
+                # Plain HTTP: loading the machine's certificates for nothing takes longer than the
+                # call.
+                verify=False,
+            ),
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection; the daemon goes on."""
+        self._http.close()
+
+    def ask(self, query: Query[T], **asked: Any) -> T:
+        """The answer to a query; parameters that are not given have their defaults."""
+        given = {"params": asked} if query.method == "GET" else {"body": asked}
+        timeout = None if query.timeout == TIMEOUT else query.timeout
+        path = f"{ROOT}/{query.name}"
+        return read(query.answer, self._call(query.method, path, timeout=timeout, **given))
+
+    def status(self) -> Status:
+        """Everything about the node at this moment."""
+        return self.ask(api.STATUS)
+
+    def peers(self) -> list[PeerStatus]:
+        """The peers of the run that are known to be alive."""
+        return self.ask(api.PEERS)
+
+    def rounds(self, limit: int = 20) -> list[ExchangeEnded]:
+        """The last ``limit`` exchanges, newest last."""
+        return self.ask(api.ROUNDS, limit=limit)
+
+    def story(self, last: int = 1) -> dict[str, Any]:
+        """How the ``last``-th exchange from the end went, as ``exchange/story.py`` tells it."""
+        return self.ask(api.STORY, last=last)
+
+    def events(self) -> Iterator[Notice]:
+        """Events as they happen, until the daemon ends."""
+        timeout = httpx.Timeout(TIMEOUT, read=None)
+        with (
+            self._answered(),
+            self._http.stream("GET", f"{ROOT}/events", timeout=timeout) as response,
+        ):
+            _check(response)
+            # A daemon that ends cuts the stream short: that is its end, not a failure.
+            with suppress(httpx.RemoteProtocolError):
+                for line in response.iter_lines():
+                    if line:
+                        yield read_notice(json.loads(line))
+
+    def limits(self, changes: Mapping[str, str] | None = None) -> Limits:
+        """The limits on traffic and what is used of them, after these changes."""
+        method = "POST" if changes else "GET"
+        return read(Limits, self._call(method, f"{ROOT}/limits", body=changes or None))
+
+    def finish(self) -> None:
+        """Ask the node to end in peace: finish what is under way, save, say goodbye."""
+        self._call("POST", f"{ROOT}/finish")
+
+    def stop(self, now: bool = False) -> None:
+        """Ask the node to save and end; ``now``: without saving."""
+        self._call("POST", f"{ROOT}/stop", body={"now": now})
+
+    def pause(self, seconds: float | None) -> None:
+        """Ask the node to save and to free the trainer's memory, for so long or until resumed."""
+        self._call("POST", f"{ROOT}/pause", body={"seconds": seconds})
+
+    def resume(self) -> None:
+        """Ask the node to train again, whatever keeps it from that."""
+        self._call("POST", f"{ROOT}/resume")
+
+    def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        """Text by the model as it is now; waits as long as it takes."""
+        body = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}
+        return str(self._call("POST", f"{ROOT}/generate", body=body, timeout=600.0)["text"])
+
+    def doctor(self, peers: Sequence[str] = ()) -> list[Any]:
+        """Findings on the machine and its network, as JSON; ``peers`` (multiaddresses) come
+        first."""
+        return self.ask(api.DOCTOR, peers=list(peers))
+
+    def ping(self, peer: str) -> Ping:
+        """Latency and rate on each route to a peer."""
+        return self.ask(api.PING, peer=peer)
+
+    def gather(self) -> Gathered:
+        """Save a checkpoint now, and fetch the slow weights of up to three peers; takes as long as
+        that takes."""
+        return self.ask(api.GATHER)
+
+    def link(self) -> str:
+        """A link to the node's page that lets one browser in, once."""
+        return f"http://127.0.0.1:{self.endpoint.port}/#{self._call('POST', f'{ROOT}/link')['key']}"
+
+    def wait_ended(self, timeout: float, poll: Callable[[], None] | None = None) -> bool:
+        """Wait until the daemon is gone; whether it is, within ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        while _alive(self.endpoint.pid):
+            if time.monotonic() > deadline:
+                return False
+            if poll is not None:
+                poll()
+            time.sleep(POLL)
+        return True
+
+    def _call(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Any = None,
+        body: Any = None,
+        timeout: float | None = None,
+    ) -> Any:
+        with self._answered():
+            response = self._http.request(
+                method,
+                path,
+                params=params,
+                json=body,
+                timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout,
+            )
+            _check(response)
+            return response.json() if response.content else None
+
+    @contextmanager
+    def _answered(self) -> Iterator[None]:
+        """Turn the failures of a connection into what they mean for the daemon."""
+        pid, port = self.endpoint.pid, self.endpoint.port
+        try:
+            yield
+        except httpx.TimeoutException as error:
+            raise Unhealthy(
+                f"The node (process {pid}) does not answer: see its logs, or end it with `kill "
+                f"{pid}` and start it again; it resumes from its last checkpoint."
+            ) from error
+        except httpx.TransportError as error:
+            raise NotRunning(
+                f"No node answers for {self.home} (process {pid}, port {port}): it has just ended, "
+                f"or another program has its number; {_START}."
+            ) from error
+        except ValueError as error:
+            raise Unhealthy(f"What answers on port {port} is not a node: {_START}.") from error
+
+
+def _check(response: httpx.Response) -> None:
+    if response.is_success:
+        return
+    response.read()
+    try:
+        content = response.json()
+        message, code = str(content["error"]), int(content.get("exit_code", 1))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        message, code = f"The node answered {response.status_code}", 1
+    if response.status_code == httpx.codes.UNAUTHORIZED:
+        raise Unhealthy(
+            "The node refuses the token of control.json: it has just been restarted; try again."
+        )
+    error = NodeError(message)
+    error.exit_code = code
+    raise error
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return not _is_zombie(pid)
+
+
+def _is_zombie(pid: int) -> bool:
+    """A daemon whose parent has not reaped it yet has ended, though its number still exists."""
+    try:
+        return (
+            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+            == "Z"
+        )
+    except (OSError, IndexError):
+        return False

@@ -1,0 +1,228 @@
+"""A report tells what the journal tells, in one file that loads and runs nothing."""
+
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.statuses import make_exchange
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.status.events import Warned
+from lowcomm_node.status.journal import JournalFile, Sample
+from lowcomm_node.status.report import (
+    GAP,
+    MOST_CHANGES,
+    Line,
+    chart,
+    in_general,
+    releases,
+    rising,
+    total,
+    waits,
+    write_report,
+)
+from lowcomm_node.storage.paths import Paths
+from lowcomm_node.system.events import Event
+from lowcomm_protocol.exchange.events import Outcome
+from lowcomm_protocol.identity import Identity
+from lowcomm_protocol.spec.run import parse_toml, sign_run
+
+NOW = 1_800_000_000.0
+RUN = sign_run(
+    parse_toml('[run]\nname = "tea"\ndescription = "a <b>run</b>"\n'), Identity(b"1" * 32)
+)
+EVIL = '<script src="https://example.org/x.js">alert(1)</script>\u202e'
+
+
+def sample(place: int, **told: Any) -> Sample:
+    made = Sample(
+        time=NOW + 10 * place,
+        phase="training",
+        waiting=None,
+        swarm_step=10 * place,
+        steps=10 * place,
+        tokens=5120 * place,
+        loss=5.0 / (1 + place),
+        val_loss=4.0 if place > 2 else None,
+        tokens_per_second=500.0,
+        peers=3,
+        completed=place,
+        failed=0,
+        bytes_sent=1000 * place,
+        bytes_received=1000 * place,
+        memory=None,
+    )
+    return replace(made, **told)
+
+
+def lay_down(home: Path, events: list[Event], samples: list[Sample], signed: bool = True) -> None:
+    paths = Paths(home)
+    file = JournalFile(paths.journal(RUN.fingerprint))
+    notices = [(NOW, event.name, _content(event)) for event in events]
+    file.add(notices, samples)
+    file.close()
+    if signed:
+        paths.signed_run(RUN.fingerprint).write_bytes(RUN.to_bytes())
+
+
+def _content(event: Event) -> str:
+    import json
+
+    return json.dumps(event.to_json())
+
+
+def report(home: Path) -> str:
+    file = home.parent / "out" / "report.html"
+    write_report(home, file)
+    return file.read_text(encoding="utf-8")
+
+
+class Tags(HTMLParser):
+    """Collects tags and what they refer to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.loads: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        self.loads += [f"{tag}.{name}" for name, _ in attrs if name in ("src", "href", "action")]
+        assert not [name for name, _ in attrs if name.startswith("on")]
+
+
+def text_of(page: str) -> str:
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", page))
+
+
+def test_it_tells_loss_waits_exchanges_peers_warnings_and_settings(tmp_path: Path) -> None:
+    events: list[Event] = [
+        *(make_exchange(partners=["12D3KooWabcdef"]) for _ in range(3)),
+        make_exchange(outcome=Outcome.FAILED, reason="the line broke", partners=["12D3KooWabcdef"]),
+        Warned(text="the disk is nearly full"),
+    ]
+    samples = [sample(place) for place in range(8)]
+    samples[4] = replace(samples[4], waiting="no partner")
+    lay_down(tmp_path / "home", events, samples)
+    told = text_of(report(tmp_path / "home"))
+    assert f"tea@{RUN.fingerprint}" in told
+    for words in (
+        "applied 3 ",
+        "failed the line broke 1 ",
+        "abcdef 3 1 ",
+        "the disk is nearly full",
+        "training: no partner 10.0 s 14.3 %",
+        "sync.method lowcomm",
+        "3 of 4",
+        "sent 7 kB",
+    ):
+        assert words in told, words
+    # 234,176 parameters in fp32 around a ring of four, 70 steps
+    assert "all-reduce at every step would have sent 98.4 MB" in told
+
+
+def test_texts_of_others_stay_texts_and_nothing_is_loaded_or_run(tmp_path: Path) -> None:
+    events: list[Event] = [
+        make_exchange(outcome=Outcome.FAILED, reason=EVIL, partners=[EVIL]),
+        Warned(text=EVIL),
+    ]
+    lay_down(tmp_path / "home", events, [sample(0, waiting=EVIL, phase=EVIL), sample(1)])
+    page = report(tmp_path / "home")
+    tags = Tags()
+    tags.feed(page)
+    assert "script" not in tags.tags
+    assert "b" not in tags.tags
+    assert not tags.loads
+    assert "\u202e" not in page
+    assert "@import" not in page
+    assert "url(" not in page
+    assert "default-src 'none'" in page
+    assert "&lt;script" in page
+
+
+def test_a_busy_week_makes_a_small_file(tmp_path: Path) -> None:
+    events: list[Event] = [
+        make_exchange(
+            outcome=Outcome.FAILED, reason=f"{number} {'x' * 400}", partners=[f"p{number}"]
+        )
+        for number in range(1500)
+    ]
+    lay_down(tmp_path / "home", events, [sample(place) for place in range(5000)])
+    page = report(tmp_path / "home")
+    assert len(page) < 200_000
+    assert "other reasons" in page
+
+
+def test_a_home_of_which_little_is_known_is_told_all_the_same(tmp_path: Path) -> None:
+    lay_down(tmp_path / "home", [], [], signed=False)
+    told = text_of(report(tmp_path / "home"))
+    assert "no longer holds the specification" in told
+    assert "nothing was written down" in told
+
+
+def test_a_folder_of_homes_is_one_report(tmp_path: Path) -> None:
+    for name in ("node-1", "node-2"):
+        lay_down(tmp_path / "demo" / name, [make_exchange()], [sample(1), sample(2), sample(4)])
+    told = text_of(report(tmp_path / "demo"))
+    assert "Held-out loss of all nodes" in told
+    assert "from 2 journals" in told
+
+
+def test_a_home_without_a_journal_is_refused_with_what_to_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name the home of a node"):
+        write_report(tmp_path, tmp_path / "report.html")
+
+
+def test_a_count_that_begins_anew_with_each_start_is_summed_over_all() -> None:
+    assert total([10, 30, 5, 9]) == 20 + 5 + 4
+    assert total([]) == 0
+
+
+def test_time_in_which_the_node_did_not_run_is_no_wait() -> None:
+    samples = [sample(0), sample(1), sample(2, time=NOW + 10 + 2 * GAP)]
+    assert waits(samples) == [("training", 10.0)]
+
+
+def test_what_happened_with_several_peers_counts_as_one_thing() -> None:
+    ada, ben = "12D3KooWadaADA", "12D3KooWbenBEN"
+    busy = {"adaADA is busy; benBEN is busy", "benBEN is busy; adaADA is busy", "adaADA is busy"}
+    told = {in_general(f"no partner: {one}", [ada, ben]) for one in busy}
+    assert told == {"no partner: a peer is busy"}
+    waiting = [sample(k, waiting=f"no partner: {one}") for k, one in enumerate(sorted(busy))]
+    assert waits([*waiting, sample(3)], [ada, ben]) == [
+        ("training: no partner: a peer is busy", 30.0)
+    ]
+
+
+def test_releases_are_told_from_when_they_changed(tmp_path: Path) -> None:
+    told = [("0.1.0", "0.1.0 (2)")] * 2 + [
+        ("0.2.0", "0.1.0 (2)"),
+        ("0.2.0", "0.1.0 (1), 0.2.0 (1)"),
+    ]
+    samples = [sample(k, release=own, releases=others) for k, (own, others) in enumerate(told)]
+    assert releases([sample(0), *samples]) == [(samples[k].time, *told[k]) for k in (0, 2, 3)], (
+        "a sample of an older release tells none"
+    )
+    lay_down(tmp_path / "home", [], samples)
+    words = text_of(report(tmp_path / "home"))
+    assert "0.2.0 0.1.0 (1), 0.2.0 (1)" in words
+    assert len(releases([sample(k, release=str(k)) for k in range(500)])) == MOST_CHANGES
+
+
+def test_a_chart_of_peers_names_counts_alone(tmp_path: Path) -> None:
+    lay_down(tmp_path, [], [sample(k, peers=2 * (k % 2)) for k in range(8)])
+    write_report(tmp_path, tmp_path / "report.html")
+    page = (tmp_path / "report.html").read_text()
+    chart_of_peers = page.partition("Other peers alive")[2].partition("</svg>")[0]
+    told = [one for one in re.findall(r'x="58" [^>]*>([^<]*)<', chart_of_peers) if one]
+    assert told == ["0", "1", "2"]
+
+
+def test_a_line_goes_to_the_right_from_what_is_known() -> None:
+    assert rising([(1, None), (1, 2), (1, 3), (None, 4), (2, 1)]) == [(1, 2), (2, 1)]
+    flat = chart("t", [Line("a", [(0, 1), (1, 1)])], str, str)
+    assert "nan" not in flat
+    assert flat.count("<polyline") == 1

@@ -1,0 +1,534 @@
+"""The control API between a command and the daemon: the real client against the real server, with a
+stand-in node."""
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from helpers.statuses import make_exchange, make_peer, make_status
+from helpers.waiting import until, until_async
+from lowcomm_node.cli.common import Here
+from lowcomm_node.cli.watch import web
+from lowcomm_node.errors import ConfigError, NodeError, NoPeers, NotRunning, RetryLater, Unhealthy
+from lowcomm_node.status.events import Notice, OtherEvent, PhaseEntered
+from lowcomm_node.status.journal import Sample, sample
+from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
+from lowcomm_node.storage.paths import Paths
+from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.web import http as listening
+from lowcomm_node.web.api import ROOT
+from lowcomm_node.web.client import ControlClient, Endpoint, read_endpoint
+from lowcomm_node.web.server import ControlServer
+
+pytestmark = pytest.mark.slow
+
+FINISHED = Notice(2.5, PhaseEntered(phase="finished"))
+STATUS, PEER = make_status(peer_id="12D3KooWx"), make_peer()
+
+
+class StandIn:
+    """What the server steers, in place of a daemon."""
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+        self.refusal: Exception | None = None
+        self.queues: list[asyncio.Queue[Notice]] = []
+
+    def status(self) -> Status:
+        return STATUS
+
+    def peers(self) -> list[PeerStatus]:
+        return [PEER]
+
+    def rounds(self, limit: int) -> list[ExchangeEnded]:
+        return [make_exchange(round=number) for number in range(limit)]
+
+    async def samples(self, since: int, most: int) -> list[Sample]:
+        return [sample(float(since), STATUS)][:most]
+
+    def story(self, last: int) -> dict[str, Any]:
+        if last > 2:
+            raise NodeError("There is no such story: choose 1 to 2.")
+        return {"kind": "pair", "told": [[0.5, last]]}
+
+    def limits(self) -> Limits:
+        return Limits(max_peers=64)
+
+    async def change_limits(self, changes: Mapping[str, Any]) -> Limits:
+        self.calls.append(changes)
+        if self.refusal is not None:
+            raise self.refusal
+        return Limits(max_up=625_000.0, max_peers=64)
+
+    def subscribe(self) -> asyncio.Queue[Notice]:
+        queue: asyncio.Queue[Notice] = asyncio.Queue()
+        queue.put_nowait(Notice(1.5, OtherEvent(told={"event": "new.kind"})))
+        queue.put_nowait(FINISHED)
+        self.queues.append(queue)
+        return queue
+
+    def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None:
+        self.queues.remove(queue)
+
+    def request_finish(self) -> None:
+        self.calls.append("finish")
+
+    def request_stop(self, now: bool) -> None:
+        self.calls.append("stop now" if now else "stop")
+
+    def pause(self, seconds: float | None) -> None:
+        self.calls.append(("pause", seconds))
+
+    def resume(self) -> None:
+        self.calls.append("resume")
+
+    async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
+        self.calls.append((prompt, tokens, temperature, seed))
+        if self.refusal is not None:
+            raise self.refusal
+        return prompt.upper()
+
+    async def doctor(self, peers: Sequence[str]) -> Sequence[object]:
+        self.calls.append(list(peers))
+        return [{"name": "disk", "state": "ok", "value": "9 GB free", "remedy": "", "figures": {}}]
+
+    async def ping(self, peer: str) -> Ping:
+        raise NoPeers(f"nobody is called {peer}")
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[StandIn]:
+    """A server for the home ``tmp_path``, in a thread of its own; closed and joined afterwards."""
+    stand_in = StandIn()
+    ready, end = threading.Event(), []
+
+    async def serve() -> None:
+        server, stop = ControlServer(stand_in, Paths(tmp_path)), asyncio.Event()
+        end.append((asyncio.get_running_loop(), stop))
+        await server.start(0, STATUS.peer_id)
+        ready.set()
+        await stop.wait()
+        await server.close()
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        until(
+            lambda: listens(json.loads(Paths(tmp_path).control.read_text())["port"]),
+            20,
+            "the server listens",
+        )
+        yield stand_in
+    finally:
+        loop, stop = end[0]
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(20)
+    assert not thread.is_alive()
+    assert not {"control.json", "control.sock", "open.html"} & {
+        one.name for one in tmp_path.iterdir()
+    }
+
+
+def listens(port: int) -> bool:
+    with closing(socket.socket()) as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def write_control(home: Path, **changes: Any) -> None:
+    content = {"port": 1, "token": "t", "pid": os.getpid(), "peer_id": "p"} | changes
+    Paths(home).control.write_text(json.dumps(content))
+
+
+@contextmanager
+def answering(reply: bytes | None) -> Iterator[int]:
+    """A port that takes every connection and answers ``reply``; None: never answers."""
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        taken: list[socket.socket] = []
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                taken.append(connection)
+                if reply is not None:
+                    connection.recv(65536)
+                    connection.sendall(reply)
+                    connection.close()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield server.getsockname()[1]
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            for connection in taken:
+                connection.close()
+            thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_what_the_node_tells_arrives_unchanged(node: StandIn, tmp_path: Path) -> None:
+    with ControlClient(tmp_path) as client:
+        assert client.status() == STATUS
+        assert client.peers() == [PEER]
+        assert client.rounds(3) == [make_exchange(round=number) for number in range(3)]
+        assert client.story(2) == {"kind": "pair", "told": [[0.5, 2]]}
+        with pytest.raises(NodeError, match="choose 1 to 2"):
+            client.story(3)
+        assert client.generate("def ", 7, 0.25, 9) == "DEF "
+    assert node.calls == [("def ", 7, 0.25, 9)]
+
+
+def test_events_come_one_by_one_while_the_node_runs(node: StandIn, tmp_path: Path) -> None:
+    with ControlClient(tmp_path) as client:
+        events = client.events()
+        assert next(events).event.name == "new.kind"
+        assert next(events) == FINISHED
+        assert len(node.queues) == 1
+    until(lambda: not node.queues, 20, "the node forgets a listener that has gone")
+
+
+def test_events_end_quietly_when_the_daemon_does(tmp_path: Path) -> None:
+    line = json.dumps(FINISHED.to_json()).encode() + b"\n"
+    head = (
+        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+        + f"{len(line):x}\r\n".encode()
+        + line
+        + b"\r\n"
+    )
+    with answering(head) as port:
+        write_control(tmp_path, port=port)
+        with ControlClient(tmp_path) as client:
+            assert list(client.events()) == [FINISHED]
+
+
+@pytest.mark.parametrize(
+    ("ask", "told"),
+    [
+        (lambda client: client.finish(), "finish"),
+        (lambda client: client.stop(), "stop"),
+        (lambda client: client.stop(now=True), "stop now"),
+        (lambda client: client.pause(1800.0), ("pause", 1800.0)),
+        (lambda client: client.pause(None), ("pause", None)),
+        (lambda client: client.resume(), "resume"),
+    ],
+)
+def test_only_stop_now_leaves_without_saving(
+    node: StandIn, tmp_path: Path, ask: Callable[[ControlClient], None], told: str
+) -> None:
+    with ControlClient(tmp_path) as client:
+        ask(client)
+    assert node.calls == [told]
+
+
+def test_what_the_node_refuses_is_told_in_its_own_words(node: StandIn, tmp_path: Path) -> None:
+    node.refusal = RetryLater("The model is still being built: try again in a minute.")
+    with ControlClient(tmp_path) as client, pytest.raises(NodeError, match="still being built"):
+        client.generate("x", 1, 0.0, 0)
+
+
+def test_limits_are_shown_or_changed(node: StandIn, tmp_path: Path) -> None:
+    with ControlClient(tmp_path) as client:
+        assert client.limits() == client.limits({}) == Limits(max_peers=64)
+        assert node.calls == [], "whoever looks changes nothing"
+        assert client.limits({"max_up": "5Mbit"}).max_up == 625_000
+        assert node.calls == [{"max_up": "5Mbit"}]
+        node.refusal = ConfigError("--max-up: max_up = '5Mb': write 5Mbit or 5MB.")
+        with pytest.raises(NodeError, match="write 5Mbit") as refused:
+            client.limits({"max_up": "5Mb"})
+    assert refused.value.exit_code == 78
+
+
+def test_a_proxy_of_the_environment_is_not_asked(
+    node: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:1")
+    with ControlClient(tmp_path) as client:
+        assert client.status() == STATUS
+
+
+def test_the_control_file_is_for_its_owner_alone(node: StandIn, tmp_path: Path) -> None:
+    assert Paths(tmp_path).control.stat().st_mode & 0o777 == 0o600
+
+
+def test_without_the_token_nothing_is_told_and_nothing_done(node: StandIn, tmp_path: Path) -> None:
+    content = json.loads(Paths(tmp_path).control.read_text())
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    write_control(elsewhere, port=content["port"], token=content["token"][:-1])
+    with ControlClient(elsewhere) as client:
+        for ask in (client.status, client.peers, client.rounds, client.finish, client.stop):
+            with pytest.raises(Unhealthy, match="token"):
+                ask()
+        with pytest.raises(Unhealthy, match="token"):
+            next(client.events())
+    assert node.calls == []
+    assert node.queues == []
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "words"),
+    [
+        ("doctor", {"peers": 5}, "'peers' can't be 5"),
+        ("generate", {"tokens": None}, "'tokens' can't be null"),
+        ("generate", {"tokens": True}, "'tokens' can't be true"),
+        ("generate", {"temperature": "hot"}, "'temperature' can't be"),
+        ("ping", {"peer": ["x"]}, "'peer' can't be"),
+        ("stop", {"now": 1}, "'now' can't be 1"),
+        ("pause", {"seconds": "30m"}, "'seconds' can't be"),
+        ("pause", {"seconds": -1}, "more than 0"),
+        ("pause", {"seconds": float("nan")}, "more than 0"),
+        ("pause", {"seconds": 1e12}, "at most"),
+        ("stop", [], "Expected a JSON object"),
+        ("stop", iter([b"[" * 30_000]), "Expected a JSON object"),
+        ("stop", iter([b" " * 1000] * 100), "more than 65536 bytes"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused_with_the_reason(
+    node: StandIn, tmp_path: Path, path: str, body: Any, words: str
+) -> None:
+    given = json.loads(Paths(tmp_path).control.read_text())
+    connection = HTTPConnection("127.0.0.1", given["port"], timeout=20)
+    with closing(connection):
+        headers = {"Authorization": f"Bearer {given['token']}"}
+        content = body if isinstance(body, Iterator) else json.dumps(body).encode()
+        chunked = isinstance(body, Iterator)
+        connection.request("POST", f"{ROOT}/{path}", content, headers, encode_chunked=chunked)
+        answer = connection.getresponse()
+        assert answer.status == 400
+        assert words in json.loads(answer.read())["error"]
+    assert not node.calls
+
+
+def test_the_token_is_never_shown() -> None:
+    assert "secret" not in repr(Endpoint(1, "secret", 2, "p"))
+
+
+def test_without_a_control_file_no_node_runs(tmp_path: Path) -> None:
+    with pytest.raises(NotRunning, match=r"lowcomm-node join.*--home") as caught:
+        ControlClient(tmp_path)
+    assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[]", "null", '{"port": 1}', '{"port": "x", "token": "t", "pid": 1}']
+)
+def test_a_damaged_control_file_is_no_crash(tmp_path: Path, content: str) -> None:
+    Paths(tmp_path).control.write_text(content)
+    with pytest.raises(NotRunning, match="damaged"):
+        read_endpoint(tmp_path)
+
+
+def test_a_control_file_that_outlived_its_process_is_not_believed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    write_control(tmp_path, pid=ended.pid)
+    with pytest.raises(NotRunning, match="ended without a goodbye"):
+        read_endpoint(tmp_path)
+
+
+def test_a_process_that_nobody_has_reaped_counts_as_ended(tmp_path: Path) -> None:
+    ending = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    write_control(tmp_path, pid=ending.pid)
+    try:
+        client = ControlClient(tmp_path)
+        assert not client.wait_ended(0.0)
+        ending.stdin.close()
+        assert client.wait_ended(20.0)
+        client.close()
+        with pytest.raises(NotRunning):
+            read_endpoint(tmp_path)
+    finally:
+        ending.kill()
+        ending.wait()
+
+
+def test_a_port_that_nobody_listens_on_means_not_running(tmp_path: Path) -> None:
+    with closing(socket.create_server(("127.0.0.1", 0))) as server:
+        port = server.getsockname()[1]
+    write_control(tmp_path, port=port)
+    with ControlClient(tmp_path) as client, pytest.raises(NotRunning, match=f"port {port}"):
+        client.status()
+
+
+def test_a_node_that_does_not_answer_is_unhealthy(tmp_path: Path) -> None:
+    with answering(None) as port:
+        write_control(tmp_path, port=port)
+        with (
+            ControlClient(tmp_path, timeout=0.2) as client,
+            pytest.raises(Unhealthy, match="does not answer") as caught,
+        ):
+            client.status()
+    assert caught.value.exit_code == 4
+
+
+def test_another_program_on_the_port_is_not_taken_for_the_node(tmp_path: Path) -> None:
+    with answering(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
+    ) as port:
+        write_control(tmp_path, port=port)
+        with ControlClient(tmp_path) as client, pytest.raises(Unhealthy, match="not a node"):
+            client.status()
+
+
+def test_an_error_keeps_the_exit_code_that_the_node_gives(tmp_path: Path) -> None:
+    body = json.dumps({"error": "busy", "exit_code": 75}).encode()
+    head = f"HTTP/1.1 503 Busy\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
+    with answering(head + body) as port:
+        write_control(tmp_path, port=port)
+        with ControlClient(tmp_path) as client, pytest.raises(NodeError, match="busy") as caught:
+            client.status()
+    assert caught.value.exit_code == 75
+
+
+ASKED = {
+    "nothing": b"",
+    "half a line": b"GET /page.css",
+    "half a body": b"POST /api/v1/stop HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{",
+    "a stylesheet": b"GET /page.css HTTP/1.1\r\nHost: 127.0.0.1:PORT\r\n\r\n",
+}
+
+
+def is_ended(connection: socket.socket) -> bool:
+    """Whether the other end has closed it, whatever it has said before."""
+    connection.setblocking(False)
+    try:
+        while connection.recv(65536):
+            pass
+    except BlockingIOError:
+        return False
+    except ConnectionResetError:
+        pass
+    return True
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_another_user_who_holds_all_connections_keeps_the_owner_out_of_nothing(
+    asked: str, node: StandIn, tmp_path: Path
+) -> None:
+    port = read_endpoint(tmp_path).port
+    with ControlClient(tmp_path) as client:
+        events = client.events()
+        assert next(events).event.name == "new.kind"
+        held = [
+            socket.create_connection(("127.0.0.1", port), 10)
+            for _ in range(listening.MAX_CONNECTIONS + 20)
+        ]
+        try:
+            for one in held:
+                with suppress(ConnectionError):  # it was ended already
+                    one.sendall(ASKED[asked].replace(b"PORT", str(port).encode()))
+            until(lambda: sum(map(is_ended, held)) >= 20, 10, "those that are too many are ended")
+            with ControlClient(tmp_path) as other:
+                assert other.status() == STATUS
+                other.finish()
+            for _ in range(3):  # a browser
+                with closing(HTTPConnection("127.0.0.1", port, timeout=20)) as browser:
+                    browser.request("GET", "/page.css")
+                    assert browser.getresponse().status == 200
+            assert next(events) == FINISHED
+        finally:
+            for one in held:
+                one.close()
+    assert node.calls == ["finish"]
+
+
+def test_commands_go_through_a_socket_file_of_the_owner_alone(
+    node: StandIn, tmp_path: Path
+) -> None:
+    path = Paths(tmp_path).control_socket
+    assert path.stat().st_mode & 0o777 == 0o600
+    with ControlClient(tmp_path) as client:
+        assert client.status() == STATUS
+        used = {one.raddr.port for one in psutil.Process().net_connections("tcp") if one.raddr}
+        assert client.endpoint.port not in used
+
+
+def test_where_the_socket_file_was_removed_commands_go_through_the_port(
+    node: StandIn, tmp_path: Path
+) -> None:
+    Paths(tmp_path).control_socket.unlink()
+    with ControlClient(tmp_path) as client:
+        assert client.status() == STATUS
+
+
+def test_the_key_of_a_link_stands_on_no_command_line(
+    node: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    opened: list[str] = []
+    monkeypatch.setattr("webbrowser.open", opened.append)
+    web(here=Here(home=tmp_path))
+    link = capsys.readouterr().out.strip()
+    assert opened == [Paths(tmp_path).page_link.as_uri()]
+    assert Paths(tmp_path).page_link.stat().st_mode & 0o777 == 0o600
+    assert f'url={link}"' in Paths(tmp_path).page_link.read_text()
+
+
+async def test_a_home_whose_path_no_socket_can_have_has_it_in_the_runtime_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as runtime:
+        monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
+        home = tmp_path / ("long" * 40)
+        home.mkdir()
+        server = ControlServer(StandIn(), Paths(home))
+        await server.start(0, "me")
+        path = Path(read_endpoint(home).socket)
+        assert path.is_relative_to(runtime) and path.stat().st_mode & 0o777 == 0o600
+
+        def ask() -> Status:
+            with ControlClient(home) as client:
+                return client.status()
+
+        assert await asyncio.to_thread(ask) == STATUS
+        await server.close()
+        assert not path.exists()
+
+
+async def test_requests_under_way_when_the_node_ends_leave_no_traceback(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listening, "CLOSE_DEADLINE", 0.5)
+    node, begun = StandIn(), asyncio.Event()
+
+    async def generate(*asked: Any) -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return ""
+
+    monkeypatch.setattr(node, "generate", generate)
+    server = ControlServer(node, Paths(tmp_path))
+    await server.start(0, "me")
+
+    def follow() -> int:
+        with ControlClient(tmp_path) as client:
+            return len(list(client.events()))
+
+    def write() -> None:
+        with ControlClient(tmp_path) as client, pytest.raises(NotRunning):
+            client.generate("x", 1, 0.0, 0)
+
+    working = [asyncio.create_task(asyncio.to_thread(one)) for one in (follow, write)]
+    async with asyncio.timeout(20):
+        await begun.wait()
+        await until_async(lambda: asyncio.sleep(0, node.queues), 20, "somebody follows")
+        await server.close()
+        assert await asyncio.gather(*working) == [2, None]
+    assert not caplog.records, caplog.text
