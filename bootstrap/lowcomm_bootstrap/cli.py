@@ -8,12 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
-from lowcomm_node.errors import ConfigError, NodeError, Unhealthy
+from lowcomm_node.errors import ConfigError, Unhealthy
 from lowcomm_node.net.p2pd import RelayLimits, find_p2pd
-from lowcomm_node.system.command import check_system, raise_descriptors, tell_usage
+from lowcomm_node.system.command import check_system, exit_code, raise_descriptors, tell_usage
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.units import read_size, write_size
-from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
+from lowcomm_protocol.errors import LowcommError
 
 app = typer.Typer(
     help="The door to a swarm: peers enter the DHT here, and runs stay published.",
@@ -203,15 +203,6 @@ def main() -> None:
         if code is None:
             raise
     raise SystemExit(code)
-
-
-def exit_code(error: LowcommError | OSError) -> int:
-    """The exit code that an error ends a command with (docs/design.md)."""
-    if isinstance(error, NodeError):
-        return error.exit_code
-    if isinstance(error, VersionError):
-        return 5
-    return ConfigError.exit_code if isinstance(error, SpecError | SignatureError) else 1
 
 
 def _prepare(quiet: bool, verbose: bool, as_json: bool) -> None:

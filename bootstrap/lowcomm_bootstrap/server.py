@@ -139,12 +139,6 @@ class BootstrapServer:
             await self._publish()
         await self._count()
 
-    async def count_peers(self) -> dict[str, int]:
-        """Peers that each run shows in the DHT, by run id."""
-        lookup = self._discovery.lookup
-        runs = self._registry.runs()
-        return {run.run_id: len(await lookup(peers_key(run.run_id))) for run in runs}
-
     async def keep(self, run_id: str, place: str | None) -> Keeping:
         """Whether a run is kept. If its creator has just published it from ``place``, it is
         adopted where there is room."""

@@ -11,7 +11,6 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lowcomm_bootstrap.health import SignOfLife
-from lowcomm_bootstrap.history import History
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
@@ -140,7 +139,7 @@ def _door_of(
     """The swarm's page, if the operator wants one. Raises PortInUse."""
     if settings.web is None:
         return None
-    from lowcomm_bootstrap.web import SwarmDoor, SwarmPage  # most servers need no HTTP
+    from lowcomm_bootstrap.web import History, SwarmDoor, SwarmPage  # most servers need no HTTP
 
     history = History(settings.home / "web" / "history.json")
     if history.damaged:

@@ -1,28 +1,268 @@
 """The swarm's page: public, read only.
 
-Everything is made once after each look at the swarm, and kept as the bytes that are sent. A viewer
-costs no lookup, no rendering and no compression, so there may be as many as the line carries.
+Swarm     a run that this server keeps, and what its peers said last
+History   figures of each run over time, kept over restarts
+SwarmPage everything is made once after each look at the swarm, and kept as the bytes that are sent:
+          a viewer costs no lookup, no rendering and no compression, so their number is bounded by
+          the line alone
+
+Nothing here is a fact but what creators and peers have signed: a peer can claim any number of
+tokens. So each figure says of how many peers it is, and a peer counts as *proved* only if it has
+answered or stored its record here itself.
+
+A series has a bounded number of points: once it is full, every second one goes, and points come
+half as often. So it always spans the whole life of a run.
 """
 
 import gzip
 import hashlib
 import json
+import math
 import socket
-from collections.abc import Awaitable, Callable, Mapping, Set
-from dataclasses import dataclass
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Collection, Mapping, Set
+from dataclasses import dataclass, field
+from html import escape
 from pathlib import Path
+from statistics import median_low
 from time import time
 from typing import Any
 
-from lowcomm_bootstrap.badges import badge
-from lowcomm_bootstrap.history import FIGURES, History
-from lowcomm_bootstrap.swarms import Swarm
 from lowcomm_node.errors import NodeError
+from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.system.logs import log
 from lowcomm_node.web.http import Listening, bind
 from lowcomm_node.web.page import FOLDER as NODE_PAGE
 from lowcomm_node.web.page import HEADERS
+from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record
 from lowcomm_protocol.spec.run import SignedRun
+
+# what peers say
+
+MOST_PEERS = 1024
+"""Of one run. Records beyond them are not read, those of peers that have not proved themselves
+first: a flood of identities neither holds the server up nor takes honest peers off the page."""
+MOST_SHOWN = 100
+"""Peers on the leaderboard, and releases."""
+RATE_SECONDS = 300.0
+"""Exchanges a minute are counted over the last so many seconds."""
+GONE = frozenset({Phase.LEFT, Phase.FINISHED})
+
+
+@dataclass
+class Swarm:
+    """One run, and what its peers told last."""
+
+    run: SignedRun
+    peers: dict[str, PeerInfo] = field(default_factory=dict)
+    proved: Set[str] = frozenset()
+    _records: dict[str, bytes] = field(default_factory=dict)
+    _exchanges: deque[tuple[float, int]] = field(default_factory=deque)
+    """When peers told of so many more exchanges than before."""
+    _since: float | None = None
+
+    def saw(self, records: Mapping[str, bytes], proved: Set[str], now: float) -> None:
+        """Take in the records of its peers at a Unix time."""
+        peers: dict[str, PeerInfo] = {}
+        for peer in sorted(records, key=lambda peer: peer not in proved)[:MOST_PEERS]:
+            record = records[peer]
+            # A signature costs more than all the rest, and most records are those of the last look.
+            info = (
+                self.peers.get(peer)
+                if self._records.get(peer) == record
+                else _read_record(record, now)
+            )
+            if info is not None and info.expires > now and info.phase not in GONE:
+                peers[peer] = info
+        more = sum(_more(self.peers.get(peer), info) for peer, info in peers.items())
+        self._since = now if self._since is None else self._since
+        if more:
+            self._exchanges.append((now, more))
+        while self._exchanges and self._exchanges[0][0] < now - RATE_SECONDS:
+            self._exchanges.popleft()
+        self.peers, self._records = peers, {peer: records[peer] for peer in peers}
+        self.proved = frozenset(proved) & set(peers)
+
+    def exchanges_a_minute(self, now: float) -> float:
+        """Applied, as their peers tell; an exchange of two counts at both."""
+        seconds = min(RATE_SECONDS, now - (now if self._since is None else self._since))
+        return 60 * sum(count for _, count in self._exchanges) / seconds if seconds else 0.0
+
+    def view(self, now: float, address: str) -> dict[str, Any]:
+        """What people are shown; ``address``: where they enter."""
+        spec, peers = self.run.spec, list(self.peers.values())
+        training = [peer for peer in peers if peer.phase is Phase.TRAINING]
+        losses = [peer.told.held_out_loss for peer in peers if peer.told.held_out_loss > 0]
+        releases = Counter(peer.told.release or "unknown" for peer in peers)
+        name = f"{spec.run.name}@{self.run.fingerprint}"
+        return {
+            "run": name,
+            "description": spec.run.description,
+            "creator": self.run.creator,
+            "admission": spec.run.admission,
+            "method": spec.sync.method,
+            "model": _model_in_short(spec.model.model_dump()),
+            "steps": spec.run.steps,
+            "swarm_step": median_low([peer.swarm_step for peer in training] or [0]),
+            "peers": len(peers),
+            "proved": len(self.proved),
+            "training": len(training),
+            "tokens": sum(peer.told.tokens for peer in peers),
+            "tokens_per_second": sum(peer.tokens_per_second for peer in training),
+            "held_out_loss": median_low(losses) if losses else None,
+            "held_out_loss_of": len(losses),
+            "exchanges_per_minute": self.exchanges_a_minute(now),
+            "releases": dict(releases.most_common(MOST_SHOWN)),
+            "leaders": [self._leader(peer) for peer in _by_tokens(peers)],
+            "join": f"lowcomm-node join --peers {address} --run {name}" if address else None,
+        }
+
+    def _leader(self, peer: PeerInfo) -> dict[str, Any]:
+        return {
+            "peer": peer.peer_id,
+            "name": peer.told.name,
+            "tokens": peer.told.tokens,
+            "tokens_per_second": peer.tokens_per_second,
+            "phase": peer.phase.value,
+            "proved": peer.peer_id in self.proved,
+        }
+
+
+def _by_tokens(peers: list[PeerInfo]) -> list[PeerInfo]:
+    return sorted(peers, key=lambda peer: (-peer.told.tokens, peer.peer_id))[:MOST_SHOWN]
+
+
+def _read_record(record: bytes, now: float) -> PeerInfo | None:
+    try:
+        return read_record(record, now)
+    except LowcommError:
+        return None
+
+
+def _more(before: PeerInfo | None, now: PeerInfo) -> int:
+    """Exchanges of a peer since its last record; after a restart it counts from 0."""
+    return max(0, now.told.exchanges - before.told.exchanges) if before is not None else 0
+
+
+def _model_in_short(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What tells models apart at a glance."""
+    told = ("kind", "type", "layers", "width", "heads", "context")
+    return {name: settings[name] for name in told if settings.get(name) is not None}
+
+
+# over time
+
+MOST_POINTS = 480
+FIRST_SPACING = 30.0
+"""Seconds between two points of a young run."""
+MOST_BYTES = 16 * 1024**2
+FIGURES = ("time", "peers", "tokens", "tokens_per_second", "held_out_loss", "exchanges_per_minute")
+"""What a point has, in this order."""
+
+Point = list[float | None]
+
+
+class Series:
+    """The points of one run."""
+
+    def __init__(self, points: list[Point] | None = None, spacing: float = FIRST_SPACING) -> None:
+        self.points = points or []
+        self.spacing = spacing
+
+    def add(self, view: dict[str, Any], now: float) -> bool:
+        """Take in what is told at a Unix time; whether it made a point."""
+        if self.points and now - (self.points[-1][0] or 0.0) < self.spacing:
+            return False
+        loss = view["held_out_loss"]
+        figures = [float(view[name]) for name in FIGURES[1:4]]
+        self.points.append([now, *figures, loss, view["exchanges_per_minute"]])
+        if len(self.points) > MOST_POINTS:
+            del self.points[1::2]
+            self.spacing *= 2
+        return True
+
+
+class History:
+    """The series of all runs, in one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._series: dict[str, Series] = {}
+        self.damaged = False
+        """Whether there was a file that could not be read: it was set aside."""
+        if path.exists():
+            try:
+                self._series = _read_history(path)
+            except (OSError, ValueError, TypeError, KeyError, RecursionError):
+                self.damaged = True
+                path.replace(path.with_suffix(".damaged"))
+
+    def of(self, run_id: str) -> Series:
+        """The series of a run."""
+        return self._series.setdefault(run_id, Series())
+
+    def keep_only(self, run_ids: Collection[str]) -> None:
+        """Forget all other runs."""
+        self._series = {run: one for run, one in self._series.items() if run in run_ids}
+
+    def save(self) -> None:
+        """Write it. Raises DiskFull, OSError."""
+        told = {
+            run: {"spacing": one.spacing, "points": one.points} for run, one in self._series.items()
+        }
+        write_atomic(self._path, json.dumps({"figures": FIGURES, "runs": told}).encode())
+
+
+def _read_history(path: Path) -> dict[str, Series]:
+    if path.stat().st_size > MOST_BYTES:
+        raise ValueError(f"{path}: larger than {MOST_BYTES} bytes")
+    told = json.loads(path.read_bytes())
+    if told["figures"] != list(FIGURES):
+        raise ValueError(f"{path}: other figures than {FIGURES}")
+    return {run: _series(one) for run, one in told["runs"].items()}
+
+
+def _series(told: dict[str, Any]) -> Series:
+    points, spacing = told["points"][:MOST_POINTS], float(told["spacing"])
+    if not FIRST_SPACING <= spacing < math.inf:
+        raise ValueError(f"a spacing of {spacing} s")
+    for point in points:
+        if len(point) != len(FIGURES) or not all(
+            one is None or (isinstance(one, int | float) and math.isfinite(one)) for one in point
+        ):
+            raise ValueError(f"a point {point}")
+    return Series(points, spacing)
+
+
+# a badge
+
+HEIGHT = 20
+LETTER = 6.5
+"""Width of a letter, about: nobody measures the reader's font."""
+
+
+def badge(view: dict[str, Any]) -> str:
+    """An SVG that tells how many peers a run has, and how far it is."""
+    name, _, _ = view["run"].partition("@")
+    done = f"{min(1.0, view['swarm_step'] / view['steps']):.0%}"
+    peers = view["peers"]
+    right = f"{peers} peer{'' if peers == 1 else 's'}, {done}"
+    left_width, right_width = (round(LETTER * len(text)) + 12 for text in (name, right))
+    width = left_width + right_width
+    colour = "#1d6b3a" if view["training"] else "#566068"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{HEIGHT}" role="img" '
+        f'aria-label="{escape(name)}: {escape(right)}">'
+        f'<rect width="{left_width}" height="{HEIGHT}" fill="#1c2226"/>'
+        f'<rect x="{left_width}" width="{right_width}" height="{HEIGHT}" fill="{colour}"/>'
+        '<g fill="#fff" font-family="Verdana,sans-serif" font-size="11" text-anchor="middle">'
+        f'<text x="{left_width / 2}" y="14">{escape(name)}</text>'
+        f'<text x="{left_width + right_width / 2}" y="14">{escape(right)}</text></g></svg>'
+    )
+
+
+# the page
 
 PAGE = Path(__file__).parent / "page"
 FILES = {

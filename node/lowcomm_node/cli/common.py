@@ -22,10 +22,10 @@ from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default
 from lowcomm_node.owner.settings import flag_of as flag_of_setting
 from lowcomm_node.owner.sources import LoadedSettings, find_home, load_settings
 from lowcomm_node.status.model import to_json
-from lowcomm_node.system.command import INTERRUPTED, tell_usage
+from lowcomm_node.system.command import INTERRUPTED, exit_code, tell_usage
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.web.client import ControlClient
-from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
+from lowcomm_protocol.errors import LowcommError
 
 app = typer.Typer(
     help="Train one model together with peers that you do not know, over ordinary internet links.",
@@ -226,15 +226,6 @@ def _tell(message: str, status: int, code: str) -> int:
         print(json.dumps({"error": message, "code": code, "exit_code": status}))
     print(f"error: {message}", file=sys.stderr)
     return status
-
-
-def exit_code(error: LowcommError) -> int:
-    """The exit code that an error ends a command with (docs/design.md)."""
-    if isinstance(error, NodeError):
-        return error.exit_code
-    if isinstance(error, VersionError):
-        return 5
-    return 78 if isinstance(error, SpecError | SignatureError) else 1
 
 
 def run_async(work: Coroutine[Any, Any, Any]) -> Any:

@@ -20,7 +20,8 @@ from importlib.metadata import requires
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lowcomm_node.errors import Incompatible, PortInUse
+from lowcomm_node.errors import ConfigError, Incompatible, NodeError, PortInUse
+from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
 from lowcomm_protocol.spec.document import expected_in_words
 
 INTERRUPTED = 130
@@ -41,6 +42,15 @@ def run_command(module: str) -> NoReturn:
             raise
         code = INTERRUPTED
     end(code)
+
+
+def exit_code(error: LowcommError | OSError) -> int:
+    """The exit code that an error ends a command with (docs/design.md)."""
+    if isinstance(error, NodeError):
+        return error.exit_code
+    if isinstance(error, VersionError):
+        return 5
+    return ConfigError.exit_code if isinstance(error, SpecError | SignatureError) else 1
 
 
 def end(code: int) -> NoReturn:

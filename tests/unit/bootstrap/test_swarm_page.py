@@ -11,11 +11,17 @@ from xml.etree import ElementTree
 
 import pytest
 
-from lowcomm_bootstrap import swarms, web
-from lowcomm_bootstrap.badges import badge
-from lowcomm_bootstrap.history import MOST_POINTS, History, Series
-from lowcomm_bootstrap.swarms import Swarm
-from lowcomm_bootstrap.web import JSON, SwarmDoor, SwarmPage
+from lowcomm_bootstrap import web
+from lowcomm_bootstrap.web import (
+    JSON,
+    MOST_POINTS,
+    History,
+    Series,
+    Swarm,
+    SwarmDoor,
+    SwarmPage,
+    badge,
+)
 from lowcomm_node.web.http import MAX_CONNECTIONS
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, Told, write_record
@@ -137,8 +143,8 @@ def test_a_record_that_nobody_signed_or_that_is_old_counts_for_nothing() -> None
 
 def test_a_record_that_is_the_same_is_verified_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
-    read = swarms.read_record
-    monkeypatch.setattr(swarms, "read_record", lambda *told: calls.append(1) or read(*told))
+    read = web.read_record
+    monkeypatch.setattr(web, "read_record", lambda *told: calls.append(1) or read(*told))
     swarm = Swarm(RUN)
     records = dict([record(1), record(2)])
     for k in range(5):
@@ -151,7 +157,7 @@ def test_a_record_that_is_the_same_is_verified_once(monkeypatch: pytest.MonkeyPa
 def test_a_flood_of_identities_takes_no_proved_peer_off_the_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(swarms, "MOST_PEERS", 3)
+    monkeypatch.setattr(web, "MOST_PEERS", 3)
     flood = dict(record(k) for k in range(1, 9))
     honest, own = record(9)
     swarm = Swarm(RUN)
