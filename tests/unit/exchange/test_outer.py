@@ -276,7 +276,7 @@ def test_members_stay_equal_to_the_bit_under_a_lossy_codec(name, settings):
     def code(sent: torch.Tensor) -> torch.Tensor:
         data, restored = bytearray(codec(name).coded_size(NUMEL)), torch.empty(NUMEL)
         codec(name).encode(sent.numpy(), memoryview(data))
-        codec(name).decode(data, restored.numpy())
+        codec(name).decode(bytes(data), restored.numpy())
         return restored
 
     phis, deltas = group_of(3, spread=0.0)

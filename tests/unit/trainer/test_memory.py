@@ -8,7 +8,7 @@ import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -92,7 +92,7 @@ def test_parameters_and_moments_are_those_of_the_real_model(model):
 @pytest.mark.parametrize("batch", [1, 8])
 def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model, batch):
     settings = TransformerSettings.model_validate(model)
-    real, kept = build_model(settings, 0), {}
+    real, kept = cast("Any", build_model(settings, 0)), {}
     ours = {one.untyped_storage().data_ptr() for one in (*real.parameters(), real.rope)}
     alive = []
 
@@ -143,7 +143,8 @@ def _place(tensor: torch.Tensor) -> int:
 @pytest.mark.parametrize("model", MODELS)
 def test_what_a_look_without_gradients_holds_is_counted_to_a_tenth(model):
     settings = TransformerSettings.model_validate(model)
-    real, found = build_model(settings, 0), family_of(settings).footprint(settings)
+    real: Any = build_model(settings, 0)
+    found = family_of(settings).footprint(settings)
     tokens = torch.zeros(16, settings.context, dtype=torch.long)
     assert found.looking is not None and found.looking < found.passing
     with torch.no_grad(), Alive() as alive:

@@ -52,7 +52,7 @@ def exchange(one: Driven, other: Driven) -> None:
         assert isinstance(answer, Merged)
 
 
-def bound(replica: Replica, **how: int) -> Bound:
+def bound(replica: Any, **how: int) -> Bound:
     """What the first fragment of others may have, were an exchange to begin now."""
     replica.capture(0, **how)
     kept = replica.capture_of(0).bound
@@ -259,7 +259,7 @@ def test_a_realignment_sends_the_fast_weights_themselves(folder: Path, method: s
     with driven(folder, "a", more=settings(method)) as (one,):
         one.steps(2)
         one.replica.capture(0, realign=True)
-        kept = one.replica.capture_of(0)
+        kept: Any = one.replica.capture_of(0)
         sent = kept.sent
         assert torch.equal(sent, one.replica.fast(0)) and sent.data_ptr() != kept.theta.data_ptr()
         assert (kept.pull, kept.gain) == (1.0, 1.0) and kept.phi is one.replica.phi[0]
