@@ -140,7 +140,7 @@ def test_an_exchange_allocates_no_vector_of_a_fragment(
     if method == "diloco":
         assert max(made) <= GROUP_VECTORS + UNCODED_VECTORS + slow
     else:
-        uncoded = UNCODED_VECTORS * (sync.get("codec") != "fp32" and method == "lowcomm")
+        uncoded = UNCODED_VECTORS * (sync.get("codec") == "mod3")
         assert made == 2 * [PAIR_VECTORS + uncoded + slow]
 
 
@@ -172,7 +172,7 @@ def test_with_slow_weights_in_files_an_exchange_holds_its_capture_alone_in_memor
     numel = replicas["a"].phi[0].numel()
     buffers = {peer: memoryview(bytearray(4 * numel + 65_536)) for peer in replicas}
     pairs(replicas, buffers, until=lambda replica, fragment: None)
-    most = {PAIR_VECTORS + (method == "lowcomm")}
+    most = {PAIR_VECTORS}
     assert {held(one) for one in replicas.values()} == most
     for replica in replicas.values():
         replica.outer(0)
