@@ -25,10 +25,9 @@ from torch import Tensor
 
 from lowcomm_node.models.base import build_model
 from lowcomm_node.system.machine import can_compile
-from lowcomm_node.trainer.device.copies import Copies
-from lowcomm_node.trainer.device.merging import merge
+from lowcomm_node.trainer.gpu import Copies, merge
 from lowcomm_node.trainer.memory import count_parameters, reckon
-from lowcomm_node.trainer.muon import BatchedMuon
+from lowcomm_node.trainer.optimizer import BatchedMuon
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.plan import Fragment, Slice
 from lowcomm_protocol.spec.outer import OuterSettings

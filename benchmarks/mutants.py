@@ -61,13 +61,11 @@ TESTS = {
     TRAINER
     + "loop.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_amendments",
     TRAINER + "work.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_group",
-    TRAINER + "writing.py": "test_trainer_loop test_trainer_telling test_saving",
     TRAINER + "building.py": "test_trainer_telling test_slots test_resuming",
     TRAINER + "transfer.py": "test_transfer test_trainer_loop",
     TRAINER
     + "capture.py": "test_capture test_replica test_trainer_loop test_trainer_group test_resuming",
     TRAINER + "optimizer.py": "test_optimizer test_resuming test_transfer",
-    TRAINER + "muon.py": "test_optimizer",
     PROTOCOL + "peers/trust.py": "test_trust test_standing",
     PROTOCOL + "exchange/outer.py": "test_outer test_robust",
     PROTOCOL + "exchange/robust.py": "test_robust test_capture",
@@ -131,7 +129,6 @@ TESTS = {
     NODE + "node/messages.py": "test_supervisor test_trainer_loop test_trainer_telling",
     NODE + "node/process.py": "test_supervisor test_saving test_tokenizers",
     TRAINER + "memory.py": "test_memory",
-    TRAINER + "text.py": "test_data test_trainer_loop",
 }
 """The tests of each module: those that are fast and about it."""
 

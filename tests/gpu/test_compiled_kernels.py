@@ -19,7 +19,7 @@ def test_every_kernel_compiles_without_contraction_or_flushing(generation: int) 
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from lowcomm_node.trainer.device import merge_kernels
+    from lowcomm_node.trainer import merge_kernels
 
     assert os.environ.get("TRITON_INTERPRET") != "1"
     for one in (merge_kernels._shifted, merge_kernels._mixed):

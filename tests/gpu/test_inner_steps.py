@@ -13,9 +13,8 @@ from helpers.driven_trainer import Driven, driven
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.cross_entropy import chunk_tokens, cross_entropy
 from lowcomm_node.node.messages import MicroBatch, Stepped
-from lowcomm_node.trainer.inner.gradient import Gradient
-from lowcomm_node.trainer.inner.micro_batch import Cut, largest
-from lowcomm_node.trainer.inner.outcome import read_later
+from lowcomm_node.trainer.batches import read_later
+from lowcomm_node.trainer.micro_batch import Cut, Gradient, largest
 from lowcomm_protocol.spec.models import TransformerSettings
 
 MODEL = TransformerSettings(

@@ -46,7 +46,7 @@ def same(one: Tensor, other: Tensor) -> bool:
 def test_a_merge_gives_the_same_bits_and_sees_what_is_not_finite(
     settings: OuterSettings, device: torch.device
 ) -> None:
-    from lowcomm_node.trainer.device import merge_kernels as on_device
+    from lowcomm_node.trainer import merge_kernels as on_device
 
     for numel in NUMELS:
         theta, phi = drawn(numel, 1), drawn(numel, 2)
@@ -63,7 +63,7 @@ def test_a_merge_gives_the_same_bits_and_sees_what_is_not_finite(
 
 
 def test_vectors_that_are_not_alike_are_refused(device: torch.device) -> None:
-    from lowcomm_node.trainer.device import merge_kernels as on_device
+    from lowcomm_node.trainer import merge_kernels as on_device
 
     there = torch.zeros(3, device=device)
     with pytest.raises(PlanError, match="float32"):

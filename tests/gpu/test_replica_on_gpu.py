@@ -12,7 +12,7 @@ from helpers.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.node.messages import Merged
 from lowcomm_node.system.machine import can_compile
 from lowcomm_node.trainer import state
-from lowcomm_node.trainer.muon import BatchedMuon
+from lowcomm_node.trainer.optimizer import BatchedMuon
 from lowcomm_node.trainer.replica import Replica
 
 pytestmark = pytest.mark.gpu
@@ -126,7 +126,7 @@ def test_a_checkpoint_goes_on_to_the_bit(tmp_path: Path, optimizer: str) -> None
 
 
 def test_copies_go_on_while_the_device_computes(device: torch.device) -> None:
-    from lowcomm_node.trainer.device.copies import Copies
+    from lowcomm_node.trainer.gpu import Copies
 
     copies, numel = Copies(device), 1 << 25
     source, out = torch.arange(numel, dtype=torch.float32, device=device), torch.empty(numel)
@@ -157,7 +157,7 @@ def _whole(numel: int) -> Any:
 def test_without_memory_training_waits_and_exchanges_all_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from lowcomm_node.trainer.device.copies import Copies
+    from lowcomm_node.trainer.gpu import Copies
 
     monkeypatch.setattr(Copies, "room", lambda *_: None)
     with driven(tmp_path, "a", "b", more=settings(), device="cuda") as (one, other):

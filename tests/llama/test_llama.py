@@ -16,7 +16,7 @@ import torch
 from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
 from lowcomm_node.export.write import export_checkpoint
 from lowcomm_node.models.base import Model, build_model, tensor_specs
-from lowcomm_node.models.sampling import generate
+from lowcomm_node.models.inference import generate
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.plan import plan_fragments

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer, describe
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.export.byte_tokenizer import tokenizer_json
 from lowcomm_node.export.contents import Contents
+from lowcomm_node.export.huggingface import tokenizer_json
 from lowcomm_node.models.transformer.model import frequencies
 from lowcomm_node.system.command import install
 from lowcomm_protocol.spec.models import TransformerSettings

@@ -14,11 +14,132 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowcomm_node.data.tokenizer import FileTokenizer
-from lowcomm_node.export.byte_tokenizer import tokenizer_json
-from lowcomm_node.export.card import card
+from lowcomm_node.data.stories.words import PIECES, StoryTokenizer, words
+from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
+from lowcomm_node.export.choices import Weights
 from lowcomm_node.export.contents import Contents
 from lowcomm_node.storage.state_file import write_state
+from lowcomm_node.system.units import clean
+from lowcomm_protocol.spec.sections import BYTES
+
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+
+
+def alphabet() -> list[str]:
+    """The character that stands for each byte."""
+    others = [byte for byte in range(BYTES) if byte not in _PRINTABLE]
+    characters = {byte: chr(byte) for byte in _PRINTABLE}
+    characters |= {byte: chr(BYTES + index) for index, byte in enumerate(others)}
+    return [characters[byte] for byte in range(BYTES)]
+
+
+def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
+    """The content of the file of ``bytes``, or of the tiny stories.
+
+    It names no special token: a text that spells one would no longer be read byte by byte.
+    """
+    byte_level: dict[str, Any] = {
+        "type": "ByteLevel",
+        "add_prefix_space": False,
+        "trim_offsets": True,
+        "use_regex": False,
+    }
+    knows_words = isinstance(tokenizer, StoryTokenizer)
+    letters = alphabet()
+    vocab = {character: byte for byte, character in enumerate(letters)}
+    if knows_words:
+        spelled = ("".join(letters[byte] for byte in word.encode()) for word in words())
+        vocab |= {word: BYTES + number for number, word in enumerate(spelled)}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": _words_before(byte_level) if knows_words else byte_level,
+        "post_processor": None,
+        "decoder": byte_level,
+        "model": {
+            "type": "BPE",
+            "dropout": None,
+            "unk_token": None,
+            "continuing_subword_prefix": None,
+            "end_of_word_suffix": None,
+            "fuse_unk": False,
+            "byte_fallback": False,
+            "ignore_merges": knows_words,
+            "vocab": vocab,
+            "merges": [],
+        },
+    }
+
+
+def _words_before(byte_level: dict[str, Any]) -> dict[str, Any]:
+    cut = {"type": "Split", "pattern": {"Regex": PIECES}, "behavior": "Isolated", "invert": False}
+    return {"type": "Sequence", "pretokenizers": [cut, byte_level]}
+
+
+def card(contents: Contents) -> str:
+    """Markdown that says what the model is, which run it comes from, and how to use it."""
+    parameters = sum(tensor.numel() for tensor in contents.tensors.values())
+    run_id = clean(str(contents.meta.get("run_id", "unknown")))[:64]
+    lines = [
+        "---",
+        "library_name: transformers",
+        "pipeline_tag: text-generation",
+        "tags: [lowcomm]",
+        "---",
+        "",
+        f"# {contents.name}",
+        "",
+        *_description(contents),
+        "A language model that was trained with lowcomm by peers who exchanged small, coded pieces "
+        "of it.",
+        "",
+        "| | |",
+        "|---|---|",
+        f"| parameters | {parameters:,} |",
+        f"| context | {contents.settings.context:,} tokens |",
+        f"| run | `{run_id}` |",
+        f"| swarm step | {_number(contents.meta.get('swarm_step'))} |",
+        f"| tokens that this node trained on | {_number(contents.meta.get('tokens'))} |",
+        f"| weights | {_weights(contents)} of checkpoint {contents.step:,} |",
+        "",
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer",
+        "",
+        'model = AutoModelForCausalLM.from_pretrained("FOLDER")',
+        'tokenizer = AutoTokenizer.from_pretrained("FOLDER")',
+        "```",
+        "",
+        *_specification(contents),
+    ]
+    return "\n".join(lines)
+
+
+def _description(contents: Contents) -> list[str]:
+    told = contents.run.spec.run.description if contents.run else ""
+    return [told, ""] if told else []
+
+
+def _specification(contents: Contents) -> list[str]:
+    if contents.run is None:
+        return []
+    document = contents.run.spec.model_dump_json(indent=2)
+    return ["## Specification of the run", "", "```json", document, "```", ""]
+
+
+def _weights(contents: Contents) -> str:
+    if contents.weights is Weights.AVERAGE:
+        return (
+            f"the mean of the slow weights of this node and {len(contents.peers)} of its peers, as"
+        )
+    return f"{contents.weights.value} weights"
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else "unknown"
+
 
 SHARD_BYTES = 5_000_000_000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

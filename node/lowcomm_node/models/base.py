@@ -1,17 +1,47 @@
-"""What a family of models gives: all that trainer, sampling and reckoning know of a model."""
+"""What a family of models gives: all that trainer, sampling and memory estimates know of a
+model.
+"""
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
+import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from lowcomm_node.models import FAMILIES
 from lowcomm_protocol.plan import Role, TensorSpec
 from lowcomm_protocol.spec.sections import ModelSettings
+
+
+def fill_normal(parameter: Tensor, std: float, stream: str) -> None:
+    """Draw from a stream of its own: independent of other tensors, of threads, and of torch's
+    random state."""
+    # numpy, because torch draws other bits with AVX2 than without, and peers have all kinds of
+    # processors.
+    seed = int.from_bytes(hashlib.sha256(stream.encode()).digest())
+    values = np.random.default_rng(seed).standard_normal(tuple(parameter.shape), dtype=np.float32)
+    with torch.no_grad():
+        parameter.copy_(torch.from_numpy(values)).mul_(std)
+
+
+def computing(device: torch.device) -> torch.autocast:
+    """A context in which products of matrices are bf16 on a GPU; a processor computes in fp32.
+
+    Losses of training and of held-out text are computed alike.
+    """
+    return torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda")
+
+
+def as_computed(x: torch.Tensor) -> torch.Tensor:
+    """``x`` in the precision of its context: bf16 within autocast, as it is elsewhere."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 class Cache(Protocol):

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import held_out_windows
-from lowcomm_node.models.base import Model
-from lowcomm_node.models.precision import computing
+from lowcomm_node.models.base import Model, computing
 
 EVALUATION_TOKENS = 32_768
 EVALUATION_SECONDS = 15.0

@@ -12,8 +12,7 @@ from lowcomm_node.data.stories.telling import NAME as STORIES
 from lowcomm_node.data.tokenizer import prompt_of
 from lowcomm_node.models.base import Model
 from lowcomm_node.models.evaluation import held_out_loss
-from lowcomm_node.models.inference import load_checkpoint, load_model
-from lowcomm_node.models.sampling import generate
+from lowcomm_node.models.inference import generate, load_checkpoint, load_model
 from lowcomm_node.storage.checkpoint import Checkpoint
 from lowcomm_protocol.spec.sections import DataSettings
 

@@ -8,8 +8,8 @@ from typing import Any
 from lowcomm_node.planner import pace, shares
 from lowcomm_node.planner.question import Line, Question
 from lowcomm_node.simulation.baselines import ring_bytes
-from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_node.trainer.memory import count_parameters, reckon
+from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import MOST_VALUES, RunSpec, fragment_count
 

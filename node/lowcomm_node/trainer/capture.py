@@ -20,7 +20,7 @@ from torch import Tensor
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.node.messages import Again, Part
 from lowcomm_node.system.stages import Stages
-from lowcomm_node.trainer.device.copies import Landing
+from lowcomm_node.trainer.gpu import Landing
 from lowcomm_node.trainer.missed import Step
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder

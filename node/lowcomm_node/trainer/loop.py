@@ -27,20 +27,18 @@ from typing import Any
 from lowcomm_node.data.tokenizer import prompt_of
 from lowcomm_node.errors import Diverged, TrainerError
 from lowcomm_node.models.evaluation import Evaluation, evaluate
-from lowcomm_node.models.sampling import TOP_K, generate
+from lowcomm_node.models.inference import TOP_K, generate
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import Answer, Pipe, Request
 from lowcomm_node.node.messages import Done, refusal_of
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer import transfer
+from lowcomm_node.trainer.batches import Ahead, Outcome
 from lowcomm_node.trainer.building import build, ready_of
-from lowcomm_node.trainer.device.current import use
-from lowcomm_node.trainer.inner.ahead import Ahead
-from lowcomm_node.trainer.inner.outcome import Outcome
+from lowcomm_node.trainer.gpu import use
 from lowcomm_node.trainer.optimizer import learning_rate
-from lowcomm_node.trainer.saving import Saving
+from lowcomm_node.trainer.saving import Saving, StateWriter
 from lowcomm_node.trainer.work import ExchangeWork, Handlers
-from lowcomm_node.trainer.writing import StateWriter
 from lowcomm_protocol.spec.amendments import newest
 
 MAX_GENERATED = 4096

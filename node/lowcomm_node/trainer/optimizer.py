@@ -5,17 +5,168 @@
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.optim.adamw import adamw
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.models.base import Model
-from lowcomm_node.trainer.adamw import AdamW, Group
-from lowcomm_node.trainer.muon import BatchedMuon
 from lowcomm_protocol.spec.sections import TrainSettings
+
+ADAMW_EPSILON = 1e-8
+
+
+@dataclass(frozen=True, eq=False)  # weights have no one answer to ==
+class Group:
+    """Weights that are moved alike."""
+
+    weights: Sequence[Tensor]
+    weight_decay: float
+    share: float
+    """Their part of the learning rate."""
+
+
+class AdamW:
+    """`torch.optim.AdamW`, the same to the bit."""
+
+    def __init__(self, groups: Sequence[Group], betas: tuple[float, float], fused: bool) -> None:
+        """``fused``: one kernel for all weights, where the device has one."""
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._groups = groups
+        self._betas = betas
+        self._fused = fused
+
+    @torch.no_grad()
+    def step(self, rate: float, unless: Tensor | None = None) -> None:
+        """Take one step on the gradients that are there, at this learning rate; none if ``unless``,
+        a value of the device, is true, which only a fused kernel looks at."""
+        bad = None if unless is None else unless.float()
+        for group in self._groups:
+            weights = [weight for weight in group.weights if weight.grad is not None]
+            for weight in weights:
+                if weight not in self.state:
+                    self.state[weight] = self._new(weight)
+            kept = [self.state[weight] for weight in weights]
+            adamw(
+                weights,
+                [weight.grad for weight in weights if weight.grad is not None],
+                [moments["exp_avg"] for moments in kept],
+                [moments["exp_avg_sq"] for moments in kept],
+                [],
+                [moments["step"] for moments in kept],
+                fused=self._fused or None,
+                found_inf=bad,
+                amsgrad=False,
+                beta1=self._betas[0],
+                beta2=self._betas[1],
+                lr=rate * group.share,
+                weight_decay=group.weight_decay,
+                eps=ADAMW_EPSILON,
+                maximize=False,
+            )
+
+    def _new(self, weight: Tensor) -> dict[str, Tensor]:
+        # A fused kernel counts where it computes.
+        device = weight.device if self._fused else torch.device("cpu")
+        return {
+            "step": torch.zeros((), dtype=torch.float32, device=device),
+            "exp_avg": torch.zeros_like(weight),
+            "exp_avg_sq": torch.zeros_like(weight),
+        }
+
+
+MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+MUON_STEPS = 5
+MUON_EPSILON = 1e-7
+
+
+AT_ONCE = 1 << 26
+"""Values of the matrices that a GPU moves together: 128 MiB in bf16, which keep it busy."""
+
+
+def together(values: int, gpu: bool) -> int | None:
+    """How many matrices of so many values are moved together; None for all."""
+    return max(1, AT_ONCE // values) if gpu else None
+
+
+class BatchedMuon:
+    """`torch.optim.Muon` with Nesterov momentum; the same up to the rounding of bf16."""
+
+    def __init__(
+        self,
+        weights: Sequence[Tensor],
+        momentum: float,
+        weight_decay: float,
+        gpu: bool = False,
+    ) -> None:
+        """``gpu``: whether the arithmetic is that of a GPU, in bf16."""
+        self.state: dict[Tensor, dict[str, Tensor]] = {}
+        self._gpu = gpu
+        self._weights = weights
+        self._momentum = momentum
+        self._decay = weight_decay
+
+    @torch.no_grad()
+    def step(self, rate: float, unless: Tensor | None = None) -> None:
+        """Take one step on the gradients that are there, at this learning rate; none if ``unless``,
+        a value of the device, is true."""
+        alike: defaultdict[torch.Size, list[Tensor]] = defaultdict(list)
+        for weight in self._weights:
+            if weight.grad is not None:
+                alike[weight.shape].append(weight)
+        for weights in alike.values():
+            count = together(weights[0].numel(), self._gpu) or len(weights)
+            for start in range(0, len(weights), count):
+                self._step_alike(weights[start : start + count], rate, unless)
+
+    def _step_alike(self, weights: Sequence[Tensor], rate: float, unless: Tensor | None) -> None:
+        updates: list[Tensor] = []
+        for weight in weights:
+            assert weight.grad is not None
+            if weight not in self.state:
+                self.state[weight] = {"momentum_buffer": torch.zeros_like(weight.grad)}
+            momentum = self.state[weight]["momentum_buffer"]
+            gradient = weight.grad
+            if unless is not None:  # momentum that moves towards itself stays
+                gradient = torch.where(unless, momentum, gradient)
+            momentum.lerp_(gradient, 1 - self._momentum)
+            updates.append(gradient.lerp(momentum, self._momentum))
+        precision = torch.bfloat16 if self._gpu else torch.float32
+        stacked = torch.stack([update.to(precision) for update in updates])
+        updates.clear()  # else each would be in memory twice in what follows
+        orthogonal = orthogonalized(stacked, MUON_COEFFICIENTS, MUON_STEPS, MUON_EPSILON)
+        rows, columns = weights[0].shape
+        adjusted = rate * max(1.0, rows / columns) ** 0.5
+        for weight, update in zip(weights, orthogonal, strict=True):
+            if unless is None:
+                weight.mul_(1 - rate * self._decay).add_(update, alpha=-adjusted)
+            else:
+                moved = (weight * (1 - rate * self._decay)).add_(update, alpha=-adjusted)
+                weight.copy_(torch.where(unless, weight, moved))
+
+
+def orthogonalized(
+    matrices: Tensor, coefficients: tuple[float, float, float], steps: int, epsilon: float
+) -> Tensor:
+    """Matrices ``[count, rows, columns]`` with singular values near 1, by quintic Newton-Schulz
+    steps.
+
+    Source: Jordan et al., Muon, 2024.
+    """
+    a, b, c = coefficients
+    tall = matrices.shape[1] > matrices.shape[2]
+    x = matrices.mT if tall else matrices
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=epsilon)
+    for _ in range(steps):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return x.mT if tall else x
+
 
 ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 MUON_MOMENTS = ("momentum_buffer",)

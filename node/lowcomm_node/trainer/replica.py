@@ -22,20 +22,16 @@ from torch import Tensor, nn
 from lowcomm_node.data import Dataset
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.errors import NotFinite, TrainerError
-from lowcomm_node.models.base import Model, build_model, family_of, tensor_specs
+from lowcomm_node.models.base import Model, build_model, computing, family_of, tensor_specs
 from lowcomm_node.models.open_weights import load_weights
-from lowcomm_node.models.precision import computing
 from lowcomm_node.storage.state_file import mapped_vector, sweep
 from lowcomm_node.system.machine import can_compile
 from lowcomm_node.system.reading import Readings
+from lowcomm_node.trainer.batches import Ahead, Outcome, Taken, read_later
 from lowcomm_node.trainer.capture import FP32_BYTES, Capture, capture_for
-from lowcomm_node.trainer.device.compiling import loss_of
-from lowcomm_node.trainer.device.copies import Copies
-from lowcomm_node.trainer.device.merging import merge, merges_alike
-from lowcomm_node.trainer.inner.ahead import Ahead
-from lowcomm_node.trainer.inner.gradient import Gradient
-from lowcomm_node.trainer.inner.outcome import Outcome, Taken, read_later
+from lowcomm_node.trainer.gpu import Copies, loss_of, merge, merges_alike
 from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
+from lowcomm_node.trainer.micro_batch import Gradient
 from lowcomm_node.trainer.missed import Step, read
 from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch

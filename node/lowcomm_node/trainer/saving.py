@@ -1,8 +1,8 @@
-"""When a checkpoint begins, and when training waits for one: a kill costs one interval at most.
+"""When a checkpoint begins, when training waits for one, and the thread that writes it.
 
 A checkpoint counts once it is on the disk. The next one therefore begins before the interval ends,
-as early as the last write suggests. If the write takes longer all the same, training waits for it.
-Pure: steps and time come in.
+as early as the last write suggests. If the write takes longer all the same, training waits for it:
+a kill costs one interval at most.
 
     steps   |------ every ------|
             ^ newest on disk    ^ no further while one is being written
@@ -13,6 +13,30 @@ for none of them.
 """
 
 from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from pathlib import Path
+from time import monotonic, time
+from typing import Any
+
+from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
+from lowcomm_node.node.ipc import Event
+from lowcomm_node.node.messages import (
+    Checkpoint,
+    Held,
+    NotSaved,
+    Save,
+    Saved,
+    Snapshot,
+    SnapshotWritten,
+)
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.system.reading import Reading
+from lowcomm_node.trainer import state, transfer
+from lowcomm_node.trainer.replica import Replica
+from lowcomm_node.trainer.state import Parts
+from lowcomm_node.trainer.work import Handlers
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 PATIENCE = 30.0
@@ -90,3 +114,134 @@ class Saving:
 def most_ahead(every: int) -> int:
     """Steps before the end of an interval at which a checkpoint is begun at the earliest."""
     return (every + 1) // 2
+
+
+SLOWEST_DISK = 25e6
+"""Bytes a second. Training waits so long for a state that is written from where it is, beside
+``PATIENCE``; then it goes on, and what was written is thrown away."""
+
+
+class StateWriter:
+    """The checkpoints and snapshots of one replica."""
+
+    def __init__(
+        self,
+        replica: Replica,
+        store: CheckpointStore,
+        saving: Saving,
+        thread: Executor,
+        tell: Callable[[Event], None],
+        at_boundary: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """``thread`` writes; ``at_boundary`` runs something between two steps."""
+        self.saving = saving
+        self._replica = replica
+        self._store = store
+        self._thread = thread
+        self._tell = tell
+        self._at_boundary = at_boundary
+
+    @property
+    def handlers(self) -> Handlers:
+        """The requests that it carries out."""
+        return {Save: lambda _: self._save(), Snapshot: self._snapshot}
+
+    def holds_training(self) -> bool:
+        """Whether training waits for a checkpoint.
+
+        It reports when the wait begins, and when it has lasted for too long.
+        """
+        was_held = self.saving.is_holding
+        is_held = self.saving.holds(self._replica.steps, monotonic())
+        if is_held and not was_held:
+            self._tell(Held())
+        if was_held and self.saving.trouble == HANGS:
+            self._tell(NotSaved(reason=HANGS))
+        return is_held
+
+    def is_due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        return self.saving.is_due(self._replica.steps, monotonic())
+
+    def save_if_due(self) -> None:
+        """Begin a checkpoint, if it is time for one."""
+        if self.is_due():
+            self._save()
+
+    def _save(self) -> Future[Checkpoint]:
+        reading = self._begin_reading()
+        parts, meta = state.snapshot(self._replica, copied=reading is None)
+        self.saving.began(meta["steps"])
+
+        def work() -> Checkpoint:
+            try:
+                return self._write(parts, meta, reading)
+            finally:
+                if reading is not None:
+                    reading.end()
+                self._at_boundary(lambda: None)  # wakes training, if it is held
+
+        return self._thread.submit(work)
+
+    def _begin_reading(self) -> Reading | None:
+        """Have training wait before it changes the state; None where it is copied."""
+        replica = self._replica
+        if state.is_copied(replica):
+            return None
+        return replica.readings.begin(PATIENCE + transfer.form_of(replica).size / SLOWEST_DISK)
+
+    def _write(self, parts: Parts, meta: dict[str, Any], reading: Reading | None) -> Checkpoint:
+        began = monotonic()
+        try:
+            state.require_finite(parts)
+            path = self._store.save(
+                meta["swarm_step"], parts, meta, created_at=time(), taken=lambda: _end(reading)
+            ).path
+        except Exception as error:  # whatever it is, it is reported, and training goes on
+            if self.saving.failed(str(error), monotonic()):
+                self._tell(NotSaved(reason=str(error)))
+            if isinstance(error, NotFinite):
+                self._at_boundary(partial(self._give_up, error))
+            raise
+        after_trouble = self.saving.succeeded(self._replica.steps)
+        swarm_step, seconds = meta["swarm_step"], monotonic() - began
+        self._tell(
+            Saved(
+                swarm_step=swarm_step, path=str(path), seconds=seconds, after_trouble=after_trouble
+            )
+        )
+        return Checkpoint(
+            path=str(path), swarm_step=swarm_step, steps=meta["steps"], tokens=meta["tokens"]
+        )
+
+    def _give_up(self, error: NotFinite) -> None:
+        reason = str(error).rstrip(".")
+        steps = self._replica.steps
+        raise Diverged(f"{reason}, by step {steps}: train.learning_rate is too high.")
+
+    def _snapshot(self, request: Snapshot) -> Future[SnapshotWritten]:
+        reading = self._begin_reading()
+        snapshot = transfer.Snapshot(self._replica, copied=reading is None)
+
+        def work() -> SnapshotWritten:
+            try:
+                name = snapshot.write(Path(request.folder), taken=lambda: _end(reading))
+            finally:
+                if reading is not None:
+                    reading.end()
+            return SnapshotWritten(name=name, swarm_step=snapshot.swarm_step)
+
+        return self._thread.submit(work)
+
+
+def _end(reading: Reading | None) -> None:
+    """Let training change the state. Raises CheckpointError if it already has."""
+    if reading is None:
+        return
+    reading.end()
+    if reading.is_void:
+        raise CheckpointError(
+            "The state was not written in time, and training has gone on: the disk is too slow, or "
+            "other programs take the processor. Choose another disk with --home, or save more "
+            "rarely with --checkpoint-every."
+        )

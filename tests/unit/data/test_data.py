@@ -43,7 +43,7 @@ from lowcomm_node.data.stream import TrainStream, held_out_windows
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.errors import ConfigError, DataError, DiskFull
 from lowcomm_node.storage.files import write_sealed_json
-from lowcomm_node.trainer.text import Telling
+from lowcomm_node.trainer.building import Telling
 
 TEXT = "Grüße, 世界! 🌍 naïve — one two three\n"
 

@@ -18,7 +18,7 @@ from lowcomm_node.data.stories.telling import HELD_OUT_EVERY, STORIES, count_rul
 from lowcomm_node.data.stories.words import StoryTokenizer, words
 from lowcomm_node.data.tokenizer import identify, open_tokenizer
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.export.byte_tokenizer import tokenizer_json
+from lowcomm_node.export.huggingface import tokenizer_json
 from lowcomm_node.models.inference import tokenizer_of
 
 SOURCE = "builtin:stories"

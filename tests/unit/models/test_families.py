@@ -12,10 +12,10 @@ from helpers.families import tiny
 from lowcomm_node.cli.new_run import open_weights
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import build_model, family_of, tensor_specs
+from lowcomm_node.models.inference import generate
 from lowcomm_node.models.open_weights import load_weights
-from lowcomm_node.models.sampling import generate
-from lowcomm_node.models.transformers import model as families
-from lowcomm_node.models.transformers.configuration import configuration
+from lowcomm_node.models.transformers import family as families
+from lowcomm_node.models.transformers.family import configuration
 from lowcomm_node.models.transformers.reading import read_config
 from lowcomm_node.swarm.run_template import write_template
 from lowcomm_protocol.spec.architectures import ARCHITECTURES

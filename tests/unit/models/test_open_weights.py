@@ -15,7 +15,7 @@ from lowcomm_node.models.base import build_model, family_of
 from lowcomm_node.models.open_weights import check_weights, files_of, load_weights
 from lowcomm_node.models.open_weights import settings_of as read_folder
 from lowcomm_node.models.strange_config import Read
-from lowcomm_node.models.transformer.huggingface import huggingface_form
+from lowcomm_node.models.transformer.family import huggingface_form
 from lowcomm_node.models.transformer.reading import read_config
 from lowcomm_node.storage.start_files import check
 from lowcomm_node.swarm.run_template import write_template

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 from lowcomm_node.models import evaluation
-from lowcomm_node.models.precision import computing
-from lowcomm_node.models.sampling import generate
+from lowcomm_node.models.base import computing
+from lowcomm_node.models.inference import generate
 from lowcomm_node.models.transformer.model import Transformer, build_transformer
-from lowcomm_node.trainer.device.compiling import loss_of
+from lowcomm_node.trainer.gpu import loss_of
 from lowcomm_protocol.spec.models import TransformerSettings
 
 SMALL = TransformerSettings(vocab=258, context=32, width=32, heads=2, layers=3, feed_forward=64)

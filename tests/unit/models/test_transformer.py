@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import build_model, tensor_specs
-from lowcomm_node.models.sampling import generate
+from lowcomm_node.models.inference import generate
 from lowcomm_node.models.transformer.model import (
     KeyValueCache,
     RMSNorm,

@@ -9,8 +9,8 @@ from lowcomm_node.planner.plan import Plan, as_written, plan, with_choice
 from lowcomm_node.planner.question import Line, Question, run_of
 from lowcomm_node.planner.words import interval_in_words, plan_in_words
 from lowcomm_node.status.model import to_json
-from lowcomm_node.trainer.inner.micro_batch import Cut
 from lowcomm_node.trainer.memory import reckon
+from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
 

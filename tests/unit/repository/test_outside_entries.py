@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from lowcomm_node import models
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.models.base import Cache, Family, Footprint, Model, Place
-from lowcomm_node.models.sampling import generate
+from lowcomm_node.models.inference import generate
 from lowcomm_node.simulation import simulate
 from lowcomm_node.trainer.memory import reckon
 from lowcomm_protocol.errors import SpecError

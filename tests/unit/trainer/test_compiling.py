@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lowcomm_node.system.machine import can_compile
-from lowcomm_node.trainer.device.compiling import FOLDERS, prepare
+from lowcomm_node.trainer.gpu import FOLDERS, prepare
 
 Machine = Callable[..., None]
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from helpers import merged_bits
-from lowcomm_node.trainer.device import copies, merging
-from lowcomm_node.trainer.device.copies import Copies
-from lowcomm_node.trainer.device.merging import merges_alike
+from lowcomm_node.trainer import gpu
+from lowcomm_node.trainer.gpu import Copies, merges_alike
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.outer import OuterSettings
 from lowcomm_protocol.spec.run import RunSpec
@@ -45,7 +44,7 @@ def test_exchanges_beside_the_training_give_the_same_bits(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = merged_bits.digest(name)
-    monkeypatch.setattr(copies, "CHUNK", 1000)
+    monkeypatch.setattr(gpu, "CHUNK", 1000)
     monkeypatch.setattr(merged_bits, "Replica", Beside)
     for rooms in (10**9, 0, 1, 8, 11):  # without memory on the device, in host memory
         monkeypatch.setattr(Beside, "rooms", rooms)
@@ -77,5 +76,5 @@ def test_a_device_that_merges_otherwise_does_not_merge(monkeypatch: pytest.Monke
         raise RuntimeError("ptxas")
 
     for other in (rounds, fails):
-        monkeypatch.setattr(merging, "merge", other)
+        monkeypatch.setattr(gpu, "merge", other)
         assert not merges_alike(CPU, settings)

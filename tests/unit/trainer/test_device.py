@@ -10,14 +10,14 @@ import torch
 
 from helpers.driven_trainer import driven
 from lowcomm_node.trainer import building, loop
-from lowcomm_node.trainer.device.current import use
+from lowcomm_node.trainer.gpu import use
 
 
 def test_without_a_gpu_nothing_imports_triton() -> None:
     code = (
         "import sys, torch\n"
         "from lowcomm_node.trainer import loop\n"
-        "from lowcomm_node.trainer.device import merging\n"
+        "from lowcomm_node.trainer import gpu\n"
         "assert 'triton' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)

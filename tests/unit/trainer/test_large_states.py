@@ -18,11 +18,10 @@ from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.errors import CheckpointError, DiskFull
 from lowcomm_node.node.messages import Save, Snapshot
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.trainer import memory, state, transfer, writing
+from lowcomm_node.trainer import memory, saving, state, transfer
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_node.trainer.saving import Saving
+from lowcomm_node.trainer.saving import Saving, StateWriter
 from lowcomm_node.trainer.state import Parts
-from lowcomm_node.trainer.writing import StateWriter
 from lowcomm_protocol.spec.run import RunSpec
 
 SPEC = RunSpec.model_validate(
@@ -133,8 +132,8 @@ def test_what_is_written_is_the_state_as_it_was_and_changes_wait_until_it_is_rea
 def test_a_disk_that_takes_too_long_holds_training_no_longer_and_nothing_of_it_counts(
     busy, dataset: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request_: Any
 ):
-    monkeypatch.setattr(writing, "PATIENCE", 0.0)
-    monkeypatch.setattr(writing, "SLOWEST_DISK", float("inf"))
+    monkeypatch.setattr(saving, "PATIENCE", 0.0)
+    monkeypatch.setattr(saving, "SLOWEST_DISK", float("inf"))
     replica = trained(dataset)
     disk = busy(replica)
     if isinstance(request_, Snapshot):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from lowcomm_node.trainer.capacity import GIB, limit_vram
+from lowcomm_node.trainer.memory import GIB, limit_vram
 
 
 @pytest.mark.parametrize(("gibibytes", "share"), [(6.0, 0.75), (80.0, 1.0)])

@@ -24,20 +24,19 @@ from lowcomm_node.system.machine import (
     memory_of_machine,
     too_much,
 )
-from lowcomm_node.trainer import capacity as limits
-from lowcomm_node.trainer.capacity import check_memory
-from lowcomm_node.trainer.inner.micro_batch import Cut
+from lowcomm_node.trainer import memory as limits
 from lowcomm_node.trainer.memory import (
     BETWEEN,
     COMPILING,
     EVALUATION_TOKENS,
     FLOAT,
     at_once,
+    check_memory,
     count_parameters,
     reckon,
 )
-from lowcomm_node.trainer.muon import BatchedMuon
-from lowcomm_node.trainer.optimizer import InnerOptimizer
+from lowcomm_node.trainer.micro_batch import Cut
+from lowcomm_node.trainer.optimizer import BatchedMuon, InnerOptimizer
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml

@@ -13,13 +13,9 @@ from helpers.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Model, build_model
 from lowcomm_node.node.messages import MicroBatch, Stepped
-from lowcomm_node.trainer import capacity
-from lowcomm_node.trainer.capacity import Wanted, check_memory
-from lowcomm_node.trainer.inner.finding import find
-from lowcomm_node.trainer.inner.gradient import Gradient
-from lowcomm_node.trainer.inner.micro_batch import Cut, choose, largest
-from lowcomm_node.trainer.inner.remembered import Remembered
-from lowcomm_node.trainer.memory import GIB, reckon
+from lowcomm_node.trainer import memory
+from lowcomm_node.trainer.memory import GIB, Wanted, check_memory, reckon
+from lowcomm_node.trainer.micro_batch import Cut, Gradient, Remembered, choose, find, largest
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -320,7 +316,7 @@ def test_a_processor_gets_what_is_reckoned_to_fit() -> None:
 
 def test_a_small_card_takes_part_in_a_run_of_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, card = spec_of(batch=256), SimpleNamespace(free=79 * GIB)
-    monkeypatch.setattr(capacity, "memory_of_machine", lambda: (64 * GIB, 64 * GIB))
+    monkeypatch.setattr(memory, "memory_of_machine", lambda: (64 * GIB, 64 * GIB))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (card.free, 80 * GIB))
     assert check_memory(spec, torch.device("cuda:0"), None).cut == Cut(256)
     card.free = 3 * GIB

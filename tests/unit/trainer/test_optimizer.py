@@ -11,9 +11,13 @@ from torch import nn
 
 from lowcomm_node.errors import CheckpointError
 from lowcomm_node.models.base import build_model
-from lowcomm_node.trainer import muon as muon_module
-from lowcomm_node.trainer.muon import BatchedMuon, orthogonalized
-from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
+from lowcomm_node.trainer import optimizer as muon_module
+from lowcomm_node.trainer.optimizer import (
+    BatchedMuon,
+    InnerOptimizer,
+    learning_rate,
+    orthogonalized,
+)
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.sections import TrainSettings
 

@@ -18,7 +18,7 @@ from lowcomm_node.models.base import build_model
 from lowcomm_node.node.messages import Save, Skipped, Stepped
 from lowcomm_node.trainer import replica as replica_module
 from lowcomm_node.trainer import state
-from lowcomm_node.trainer.inner.ahead import Ahead
+from lowcomm_node.trainer.batches import Ahead
 from lowcomm_node.trainer.loop import MOST_SKIPPED
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_node.trainer.replica import Replica

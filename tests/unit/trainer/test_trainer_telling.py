@@ -11,11 +11,11 @@ import torch
 from helpers.driven_trainer import driven
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.models.evaluation import Evaluation, evaluate
-from lowcomm_node.models.sampling import TOP_K, generate
+from lowcomm_node.models.inference import TOP_K, generate
 from lowcomm_node.node import messages
 from lowcomm_node.node.messages import refusal_of
 from lowcomm_node.trainer import loop as loop_module
-from lowcomm_node.trainer import writing
+from lowcomm_node.trainer import saving as saving_module
 from lowcomm_node.trainer.building import slot_bytes
 from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import learning_rate
@@ -264,7 +264,7 @@ def test_waiting_for_a_disk_is_told_once_and_so_is_that_it_has_lasted_too_long(
     for reason in (HANGS, "zzz: no space is left", "a disk is gone"):
         with driven(folder, "held", more=settings(), checkpoint_every=2) as (one,):
             clock = Clock(0.0)
-            monkeypatch.setattr(writing, "monotonic", clock)
+            monkeypatch.setattr(saving_module, "monotonic", clock)
             saving = one.loop._states.saving
             saving.began(0)
             one.replica.steps = 2

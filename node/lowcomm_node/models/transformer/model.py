@@ -20,10 +20,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.models.base import Cache, Model, Place
+from lowcomm_node.models.base import Cache, Model, Place, as_computed, fill_normal
 from lowcomm_node.models.cross_entropy import cross_entropy
-from lowcomm_node.models.filling import fill_normal
-from lowcomm_node.models.precision import as_computed
 from lowcomm_protocol.plan import Role
 from lowcomm_protocol.spec.models import TransformerSettings
 

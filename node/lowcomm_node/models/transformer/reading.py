@@ -19,7 +19,7 @@ from lowcomm_node.models.strange_config import (
     show,
     wrong,
 )
-from lowcomm_node.models.transformer.huggingface import PLAIN, ROPE, TYPES
+from lowcomm_node.models.transformer.family import PLAIN, ROPE, TYPES
 from lowcomm_protocol.spec.document import expected_in_words
 from lowcomm_protocol.spec.models import TransformerSettings
 

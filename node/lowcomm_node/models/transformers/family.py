@@ -1,21 +1,277 @@
 """Models of the library ``transformers`` as a family.
 
-Its modules keep more for the backward pass than ours: norms a copy in float32, rotations and
-activations their parts. ``test_families.py`` counts what they keep beside what is reckoned here.
+A model is built on the meta device, which takes no memory. Then ``init_weights`` computes the
+buffers (angles of positions), and our own numbers fill all parameters, by name: those of the
+library depend on its release and on torch's random state. All keys of a type are passed, never the
+library's own defaults, which may change. No dropout: an inner step must give the same bits after a
+restart.
+
+The library's modules keep more for the backward pass than ours: norms a copy in float32, rotations
+and activations their parts. ``test_families.py`` counts what they keep beside the estimate.
 """
 
+import hashlib
+import importlib
+import json
+import math
+import re
+from collections.abc import Iterator
 from typing import Any, cast
 
-from lowcomm_node.models.base import Family, Footprint, HuggingFaceForm
-from lowcomm_node.models.transformers.model import (
-    LINEAR_HEADS,
-    TransformersModel,
-    blank_model,
-    build_model,
-    checked_model,
+import torch
+from torch import Tensor, nn
+
+from lowcomm_node.errors import ConfigError
+from lowcomm_node.models.base import (
+    Cache,
+    Family,
+    Footprint,
+    HuggingFaceForm,
+    Model,
+    Place,
+    fill_normal,
 )
+from lowcomm_node.models.cross_entropy import cross_entropy
+from lowcomm_node.system import command
+from lowcomm_protocol.spec.architectures import ARCHITECTURES, Value
 from lowcomm_protocol.spec.models import TransformersSettings
 from lowcomm_protocol.spec.sections import ModelSettings
+
+_ROTARY = ("rope_theta", "partial_rotary_factor", "rope_local_base_freq")
+"""Keys that the library takes together, as ``rope_parameters``."""
+_WITHOUT_DROPOUT = {
+    "gpt2": ("attn_pdrop", "embd_pdrop", "resid_pdrop"),
+    "phi3": ("attention_dropout", "embd_pdrop", "resid_pdrop"),
+    "starcoder2": ("attention_dropout", "embedding_dropout", "residual_dropout"),
+    "gpt_neox": ("attention_dropout", "hidden_dropout"),
+}
+_FULL_EVERY = {"olmo3": 4, "gemma3_text": 6}
+"""Every so many layers one looks back at the whole text."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+def configuration(settings: TransformersSettings) -> dict[str, Any]:
+    """Arguments of ``AutoConfig.for_model``, beside the type."""
+    type_, values, sizes = (
+        settings.architecture,
+        settings.values,
+        settings.architecture.sizes(settings.config),
+    )
+    told: dict[str, Any] = {name: one for name, one in values.items() if name not in _ROTARY}
+    if type_.kv_heads:
+        told[type_.kv_heads] = sizes.kv_heads
+    if type_.head:
+        told[type_.head] = sizes.head
+    told[type_.inner] = values[type_.inner] or None
+    if "sliding_window" in told:
+        told["sliding_window"] = told["sliding_window"] or None
+    if settings.type in _FULL_EVERY:
+        told["layer_types"] = _layer_types(sizes.layers, _FULL_EVERY[settings.type])
+    if "rope_theta" in values:
+        told["rope_parameters"] = _rotary(settings.type, values)
+    dropouts = _WITHOUT_DROPOUT.get(settings.type, ("attention_dropout",))
+    return {
+        **told,
+        "vocab_size": settings.vocab,
+        type_.context: settings.context,
+        **dict.fromkeys(dropouts, 0.0),
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id")),
+    }
+
+
+def _layer_types(layers: int, every: int) -> list[str]:
+    return [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
+
+
+def _rotary(type_: str, values: dict[str, Value]) -> dict[str, Any]:
+    plain: dict[str, Any] = {"rope_type": "default", "rope_theta": values["rope_theta"]}
+    if "partial_rotary_factor" in values:
+        plain["partial_rotary_factor"] = values["partial_rotary_factor"]
+    if type_ not in _FULL_EVERY:
+        return plain
+    near = {**plain, "rope_theta": values.get("rope_local_base_freq", values["rope_theta"])}
+    return {FULL: plain, SLIDING: near}
+
+
+INIT_STD = 0.02
+_BLOCK = re.compile(r"\.(?:layers|h)\.(\d+)\.")
+_INTO_RESIDUAL = re.compile(
+    r"\.(?:o_proj|down_proj|dense|dense_4h_to_h|fc2|(?:attn|mlp)\.c_proj)\.weight$"
+)
+"""Matrices that write into the residual stream."""
+_OFFSET_NORMS = ("gemma3_text",)
+"""Types whose norms scale by 1 + weight."""
+
+
+LINEAR_HEADS = frozenset(ARCHITECTURES) - {"nanochat"}
+"""Types whose logits are a matrix times states, perhaps divided by a number."""
+
+
+class KeptText:
+    """Keys and values of a text, as the library keeps them."""
+
+    def __init__(self, kept: Any) -> None:
+        self.kept = kept
+        self.length = 0
+
+
+class TransformersModel(Model):
+    """See the file."""
+
+    def __init__(self, settings: TransformersSettings, causal: nn.Module) -> None:
+        super().__init__()
+        self.settings = settings
+        self.causal = causal
+
+    def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
+        """See Model. Raises ConfigError if the text exceeds the context."""
+        text = cast("KeptText | None", cache)
+        end = tokens.shape[1] + (text.length if text is not None else 0)
+        if end > self.settings.context:
+            raise ConfigError(
+                f"A text of {end} tokens exceeds context = {self.settings.context}: pass fewer "
+                "tokens."
+            )
+        if text is None:
+            return self.causal(input_ids=tokens, use_cache=False).logits
+        found = self.causal(input_ids=tokens, past_key_values=text.kept, use_cache=True)
+        text.length = end
+        return found.logits
+
+    def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """See Model."""
+        settings = cast("TransformersSettings", self.settings)
+        if settings.type not in LINEAR_HEADS:
+            return super().loss(tokens, targets)
+        causal: Any = self.causal
+        states = causal.base_model(input_ids=tokens, use_cache=False).last_hidden_state
+        states = states / float(settings.values.get("logits_scaling", 1.0))
+        return cross_entropy(states, causal.get_output_embeddings().weight, targets)
+
+    def recompute_blocks(self, on: bool) -> None:
+        """See Model."""
+        super().recompute_blocks(on)
+        causal: Any = self.causal
+        # Releases of 5 name it in two ways.
+        kind = "activation" if hasattr(causal, "activation_checkpointing_enable") else "gradient"
+        if on:
+            how = {"use_reentrant": False, "preserve_rng_state": False}
+            getattr(causal, f"{kind}_checkpointing_enable")(how)
+        else:
+            getattr(causal, f"{kind}_checkpointing_disable")()
+
+    def new_cache(self) -> KeptText:
+        """See Model."""
+        return KeptText(library().DynamicCache(config=self.causal.config))
+
+    def place_of(self, name: str) -> Place:
+        """See Model."""
+        block = _BLOCK.search(name)
+        if block:
+            return Place("block", int(block[1]))
+        if "norm" in name or "ln_f" in name:
+            return Place("norm")
+        is_table = "embed" in name or ".wte." in name or ".wpe." in name
+        return Place("embedding" if is_table else "head")
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters by the library's names, tied ones once."""
+        return self.causal.named_parameters()
+
+
+def library() -> Any:
+    """The library. Raises ConfigError where it is missing."""
+    try:
+        found = importlib.import_module("transformers")
+    except ImportError:
+        raise ConfigError(
+            "This run trains a model of the library transformers, which is not installed: "
+            f"{command.install('[hf]')}."
+        ) from None
+    found.logging.set_verbosity_error()  # its advice is for users of its own
+    return found
+
+
+def bare_model(settings: TransformersSettings) -> TransformersModel:
+    """The model on the meta device. Raises ConfigError if the library can't build it."""
+    hf = library()
+    if settings.type not in hf.CONFIG_MAPPING:
+        raise ConfigError(
+            f"transformers {hf.__version__} knows no models of type {settings.type!r}: "
+            f"{install(settings)}."
+        )
+    try:
+        config = hf.AutoConfig.for_model(settings.type, **configuration(settings))
+        with torch.device("meta"):
+            causal = hf.AutoModelForCausalLM.from_config(
+                config, attn_implementation="sdpa", dtype=torch.float32, trust_remote_code=False
+            )
+    except Exception as error:  # whatever another release thinks of its own keys
+        raise ConfigError(
+            f"transformers {hf.__version__} can't build a {settings.type} of this run "
+            f"({str(error)[:200]}): {install(settings)}."
+        ) from error
+    return TransformersModel(settings, causal)
+
+
+def install(settings: TransformersSettings) -> str:
+    """The command that installs the release of a run."""
+    release = f"=={settings.release}" if settings.release else ">=5"
+    return command.install(f"transformers{release}")
+
+
+def layout_of(model: TransformersModel) -> str:
+    """SHA-256, hexadecimal, of type, names and shapes, in their order."""
+    shapes = [[name, *parameter.shape] for name, parameter in model.named()]
+    type_ = cast("TransformersSettings", model.settings).type
+    text = json.dumps(["lowcomm layout 1", type_, shapes], separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def checked_model(settings: TransformersSettings) -> TransformersModel:
+    """The model on the meta device, with the layout of the run. Raises ConfigError."""
+    model = bare_model(settings)
+    if settings.layout not in ("", layout_of(model)):
+        raise ConfigError(
+            f"transformers {library().__version__} builds this model with other tensors than "
+            f"{settings.release or 'the release of its creator'}: {install(settings)}."
+        )
+    return model
+
+
+def blank_model(settings: TransformersSettings) -> TransformersModel:
+    """A model whose weights are arbitrary. Raises ConfigError."""
+    model = checked_model(settings)
+    if torch.get_default_device().type == "meta":
+        return model
+    causal: Any = model.causal.to_empty(device=torch.get_default_device())
+    for parameter in causal.parameters():
+        parameter._is_hf_initialized = True  # init_weights leaves it alone
+    with torch.random.fork_rng(devices=[]):
+        causal.init_weights()  # ties what is tied, too
+    return model
+
+
+def build_model(settings: TransformersSettings, seed: int) -> TransformersModel:
+    """A model whose weights depend on settings and seed alone. Raises ConfigError."""
+    model = blank_model(settings)
+    if torch.get_default_device().type != "meta":
+        _fill(model, seed)
+    return model
+
+
+@torch.no_grad()
+def _fill(model: TransformersModel, seed: int) -> None:
+    settings = cast("TransformersSettings", model.settings)
+    layers = settings.architecture.sizes(settings.config).layers
+    norm = 0.0 if settings.type in _OFFSET_NORMS else 1.0
+    for name, parameter in model.named():
+        if parameter.dim() > 1:
+            std = INIT_STD / math.sqrt(2 * layers) if _INTO_RESIDUAL.search(name) else INIT_STD
+            fill_normal(parameter, std, f"{seed}:{name}")
+        else:
+            parameter.fill_(0.0 if name.endswith(".bias") else norm)
+
 
 _PREFIX = "causal."
 _STORED = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}

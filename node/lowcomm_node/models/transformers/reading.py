@@ -19,8 +19,7 @@ from lowcomm_node.models.strange_config import (
     refuse_alarming,
     wrong,
 )
-from lowcomm_node.models.transformers.configuration import FULL, SLIDING, configuration
-from lowcomm_node.models.transformers.model import library
+from lowcomm_node.models.transformers.family import FULL, SLIDING, configuration, library
 from lowcomm_protocol.spec.architectures import ARCHITECTURES, Architecture, Key
 from lowcomm_protocol.spec.document import expected_in_words
 from lowcomm_protocol.spec.models import TransformersSettings

@@ -1,4 +1,4 @@
-"""Copies between a GPU and host memory that no inner step waits for.
+"""Work of the trainer on a GPU: compiled blocks, copies beside training, merges.
 
     capture      a copy on the device between two steps, which takes microseconds
                  └─ to host memory on a stream of its own, while training goes on
@@ -11,16 +11,65 @@ can't swap it: two pieces are pinned, and vectors pass through them piece by pie
 device's memory does not hold a vector more, the caller copies as training waits.
 """
 
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lowcomm_node.models.base import Model
+from lowcomm_protocol.exchange import outer
 from lowcomm_protocol.plan import Fragment
 from lowcomm_protocol.rows import gather
+from lowcomm_protocol.spec.outer import OuterSettings
+
+
+def use(device: torch.device) -> None:
+    """Let this thread work on a device from now on."""
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+
+
+FOLDERS = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+"""Where torch and Triton look for what they compiled: folders within the one of the home."""
+
+
+def prepare(device: torch.device, folder: Path) -> None:
+    """Set this process up for a device: call it before the first tensor is there.
+
+    What is compiled is kept in ``folder``, of the home: the next start needs seconds for what took
+    a minute. It is code, so it is never taken from peers. An owner's own folders are left alone.
+    """
+    if device.type != "cuda":
+        return
+    for variable, name in FOLDERS.items():
+        os.environ.setdefault(variable, str(folder / name))
+    # Products of fp32 matrices outside of autocast: TF32, with bf16's exponents and 10 bits.
+    torch.set_float32_matmul_precision("high")
+
+
+def loss_of(model: Model, compiled: bool) -> Callable[[Tensor, Tensor], Tensor]:
+    """The loss of a model for training."""
+    if not compiled:
+        return model.loss
+    blocks = model.compiled_parts()
+    if not blocks:
+        return partial(_compiled_loss(type(model)), model)
+    for block in blocks:
+        block.compile()
+    return model.loss
+
+
+@cache
+def _compiled_loss(kind: type[Model]) -> Callable[..., Any]:
+    """Replicas of one process share what was compiled."""
+    return torch.compile(kind.loss)
+
 
 CHUNK = 1 << 22
 """Values of a piece: 16 MiB, in which a copy reaches its rate."""
@@ -128,3 +177,38 @@ class Copies:
 def _chunks(numel: int) -> Iterator[slice]:
     for start in range(0, numel, CHUNK):
         yield slice(start, min(numel, start + CHUNK))
+
+
+def merge(
+    settings: OuterSettings,
+    theta: Tensor,
+    phi_new: Tensor,
+    theta_captured: Tensor,
+    out: Tensor | None = None,
+) -> bool:
+    """Bring an outer step into the fast weights; whether all is finite.
+
+    Vectors are contiguous float32 of one shape, on one device. Raises PlanError otherwise.
+    """
+    if theta.device.type == "cpu":
+        return outer.merge(settings, theta, phi_new, theta_captured, out)
+    from lowcomm_node.trainer import merge_kernels
+
+    return merge_kernels.merge(settings, theta, phi_new, theta_captured, out)
+
+
+def merges_alike(device: torch.device, settings: OuterSettings) -> bool:
+    """Whether merges compile for a device, and give there what they give in host memory.
+
+    What differs by a bit on one card, with one release of Triton or of a driver, would go unseen
+    and spoil an average of the swarm. So a few thousand values are tried before it is relied on.
+    """
+    theta, phi, captured = (torch.sin(torch.arange(5000.0) * step) for step in (1.1, 2.3, 3.7))
+    captured[::3] = theta[::3]
+    expected, there = torch.empty_like(theta), [one.to(device) for one in (theta, phi, captured)]
+    outer.merge(settings, theta, phi, captured, expected)
+    try:
+        merge(settings, *there)
+    except Exception:  # Triton raises what its compiler, a linker or a driver raise
+        return False
+    return torch.equal(there[0].cpu().view(torch.int32), expected.view(torch.int32))

@@ -1,1 +1,0 @@
-"""One inner step, cut to what the device holds: micro-batches, and batches prepared ahead."""
