@@ -22,7 +22,7 @@ from torch import Tensor
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
 from lowcomm_protocol.codecs.shards import ShardCoder
-from lowcomm_protocol.exchange.plausible import Bound
+from lowcomm_protocol.exchange.judging import Bound
 from lowcomm_protocol.rows import scatter
 
 CHUNK = 4096

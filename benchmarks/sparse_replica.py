@@ -18,7 +18,7 @@ from torch import Tensor
 
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import BLOCK
-from lowcomm_protocol.exchange.plausible import Bound
+from lowcomm_protocol.exchange.judging import Bound
 
 MARGIN = 1.5
 """Of what stands in for modulo codecs, but knows how far both are apart: they have to learn it."""

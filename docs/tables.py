@@ -54,10 +54,10 @@ from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system import quota
 from lowcomm_protocol import plan as schedule
 from lowcomm_protocol import state as manifests
+from lowcomm_protocol.exchange import group as group_table
+from lowcomm_protocol.exchange import pair as pair_table
 from lowcomm_protocol.exchange.budget import FIRST_DEADLINE, FIRST_RATE
-from lowcomm_protocol.exchange.group import table as group_table
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
-from lowcomm_protocol.exchange.pair import table as pair_table
 from lowcomm_protocol.peers import probes, records
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.document import ADDED

@@ -18,8 +18,8 @@ from lowcomm_node.simulation.driver import ExchangeDriver
 from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_node.simulation.peer import PeerDriver, SimulatedPeer
 from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.pair import machine as pairs
+from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan import FragmentProgress, SwarmClock, SyncSchedule
 from lowcomm_protocol.spec.amendments import Course

@@ -8,7 +8,7 @@ from faults import Boundary, Fault, Injector, Kind, Plan
 from helpers.virtual import CALM, DEADLINE, LAST_WORDS, Part, Swarm, VirtualPeer, Weather, check
 from lowcomm_node.simulation.network import Stream
 from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange.underway import Underway
 
 PAIR_FRAMES = ("hello", "accept", "content", "confirm")

@@ -11,7 +11,7 @@ from lowcomm_node.trainer import missed
 from lowcomm_protocol.codecs import CODECS, codec, coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import CodecError, PlanError
-from lowcomm_protocol.exchange.missed import KEPT
+from lowcomm_protocol.exchange.underway import KEPT
 from lowcomm_protocol.spec.names import codecs_for_groups
 
 NUMEL = 700

@@ -16,9 +16,9 @@ from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import GroupLink, Incoming, PairLink
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.pair import machine as pairs
-from lowcomm_protocol.exchange.plausible import UsualNorm, growth, plausible_norm
+from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange import pair as pairs
+from lowcomm_protocol.exchange.judging import UsualNorm, growth, plausible_norm
 from lowcomm_protocol.exchange.robust import MEANS, robust_mean
 from lowcomm_protocol.matching import Offer, Readiness, consider
 from lowcomm_protocol.messages import exchange_pb2 as pb

@@ -46,7 +46,7 @@ from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.kinds import kind_of
-from lowcomm_protocol.exchange.pair.machine import members_digest
+from lowcomm_protocol.exchange.pair import members_digest
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.messages import exchange_pb2 as pb

@@ -24,7 +24,8 @@ from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
 from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_node.simulation.words import event_of, words_of
 from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange.group import machine as groups
+from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.outer import (
     contribution,
     mean_contribution,
@@ -32,7 +33,6 @@ from lowcomm_protocol.exchange.outer import (
     outer_step,
     token_weights,
 )
-from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan import FragmentProgress

@@ -11,8 +11,8 @@ from typing import Any
 from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
 from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_protocol.exchange import base, events
+from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.budget import Deadlines
-from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan import FragmentProgress

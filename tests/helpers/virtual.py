@@ -18,9 +18,9 @@ from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
 from lowcomm_node.simulation.network import Conditions, Network, Stream
 from lowcomm_protocol.errors import Deed
 from lowcomm_protocol.exchange import base, events, kinds
+from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.budget import Deadlines
-from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import Offer

@@ -16,8 +16,8 @@ from lowcomm_node.simulation.words import event_of, words_of
 from lowcomm_node.trainer.capture import CAPTURES, Capture, GroupCapture, PairCapture
 from lowcomm_protocol.errors import CodecError, Deed, ImplausibleError, LowcommError
 from lowcomm_protocol.exchange import base, events, kinds
-from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.pair import machine as pairs
+from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.underway import Underway
 
 ENDLESS = 8

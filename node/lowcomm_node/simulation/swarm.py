@@ -20,8 +20,8 @@ from lowcomm_node.simulation.words import control_bytes
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.capture import Capture
 from lowcomm_node.trainer.replica import Replica
+from lowcomm_protocol.exchange.judging import PLAUSIBLE, Bound
 from lowcomm_protocol.exchange.outer import worst_block_spread
-from lowcomm_protocol.exchange.plausible import PLAUSIBLE, Bound
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.run import RunSpec

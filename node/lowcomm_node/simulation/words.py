@@ -6,9 +6,9 @@ from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_protocol.errors import MAX_REASON
 from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.group.tally import SALT_BYTES
-from lowcomm_protocol.exchange.pair import machine as pairs
+from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange import pair as pairs
+from lowcomm_protocol.exchange.tally import SALT_BYTES
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 SALT = bytes(SALT_BYTES)

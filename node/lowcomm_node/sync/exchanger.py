@@ -30,8 +30,7 @@ from lowcomm_node.system.quota import OF_FEW, Shares
 from lowcomm_node.system.tasks import start
 from lowcomm_protocol.errors import Deed, ProtocolViolation
 from lowcomm_protocol.exchange import base, events, kinds
-from lowcomm_protocol.exchange.budget import Deadlines
-from lowcomm_protocol.exchange.needs import LIFE
+from lowcomm_protocol.exchange.budget import LIFE, Deadlines
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.matching import Refusal
 from lowcomm_protocol.peers.records import Phase

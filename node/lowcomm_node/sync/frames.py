@@ -8,8 +8,8 @@ square. In brief, both are bits and marks. Earlier peers read only the full form
 from collections.abc import Sequence
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.group.machine import MAX_PEER_ID
-from lowcomm_protocol.exchange.group.tally import DIGEST_BYTES, MARK_BYTES, SALT_BYTES, mark
+from lowcomm_protocol.exchange.group import MAX_PEER_ID
+from lowcomm_protocol.exchange.tally import DIGEST_BYTES, MARK_BYTES, SALT_BYTES, mark
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import MAX_GROUP
 

@@ -36,8 +36,8 @@ from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.group.tally import SALT_BYTES
+from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange.tally import SALT_BYTES
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import codec_of_offer

@@ -10,7 +10,7 @@ from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_protocol.exchange.base import Cause
 from lowcomm_protocol.exchange.events import Outcome
-from lowcomm_protocol.exchange.story import Story
+from lowcomm_protocol.exchange.underway import Story
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 
 WE_REFUSED: dict[Refusal, str] = {
@@ -122,7 +122,7 @@ class History:
             events -= len(self.stories.popleft().told)
 
     def story(self, last: int) -> dict[str, Any]:
-        """How the ``last``-th exchange from the end went, for ``story.replay``. Raises
+        """How the ``last``-th exchange from the end went, for ``underway.replay``. Raises
         NodeError."""
         kept = len(self.stories)
         if not 1 <= last <= kept:

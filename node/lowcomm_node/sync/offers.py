@@ -1,7 +1,7 @@
 """Offers as messages, and back; nothing of a message is used before it is checked here."""
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.missed import KEPT, MARK_BYTES
+from lowcomm_protocol.exchange.underway import KEPT, MARK_BYTES
 from lowcomm_protocol.matching import REFUSAL_TEXT, SLICE_DIGEST_BYTES, Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 

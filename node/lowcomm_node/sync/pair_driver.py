@@ -10,7 +10,7 @@ from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import PairLink
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange.pair import machine as pairs
+from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.underway import Underway
 
 

@@ -27,6 +27,15 @@ from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
 from lowcomm_protocol.errors import Deed, ImplausibleError
 from lowcomm_protocol.exchange import kinds
+from lowcomm_protocol.exchange.judging import (
+    HEAVY,
+    HEAVY_IN_PAIRS,
+    Bound,
+    Brought,
+    Directions,
+    Repeats,
+    UsualNorm,
+)
 from lowcomm_protocol.exchange.outer import (
     apart,
     mean_contribution,
@@ -35,14 +44,6 @@ from lowcomm_protocol.exchange.outer import (
     token_weights,
     worst_block_spread,
 )
-from lowcomm_protocol.exchange.plausible import (
-    HEAVY,
-    HEAVY_IN_PAIRS,
-    Bound,
-    Directions,
-    UsualNorm,
-)
-from lowcomm_protocol.exchange.repeats import Brought, Repeats
 from lowcomm_protocol.exchange.robust import robust_mean
 from lowcomm_protocol.spec.names import MAX_GROUP, Mean
 from lowcomm_protocol.spec.sections import SyncSettings

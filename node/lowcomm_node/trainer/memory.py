@@ -18,7 +18,7 @@ from lowcomm_node.trainer.micro_batch import Cut, choose
 from lowcomm_node.trainer.optimizer import together
 from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.exchange.kinds import kind_of
-from lowcomm_protocol.exchange.missed import kept
+from lowcomm_protocol.exchange.underway import kept
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.sections import ModelSettings, SyncSettings, TrainSettings
 

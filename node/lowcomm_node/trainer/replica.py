@@ -37,22 +37,22 @@ from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
 from lowcomm_protocol.errors import CodecError
-from lowcomm_protocol.exchange.missed import kept
+from lowcomm_protocol.exchange.judging import (
+    HEAVY,
+    Bound,
+    Directions,
+    Repeats,
+    UsualNorm,
+    believed_steps,
+    growth,
+)
 from lowcomm_protocol.exchange.outer import (
     are_finite,
     contribution,
     merge_in_place,
     outer_step,
 )
-from lowcomm_protocol.exchange.plausible import (
-    HEAVY,
-    Bound,
-    Directions,
-    UsualNorm,
-    believed_steps,
-    growth,
-)
-from lowcomm_protocol.exchange.repeats import Repeats
+from lowcomm_protocol.exchange.underway import kept
 from lowcomm_protocol.plan import (
     FragmentProgress,
     SwarmClock,
@@ -451,7 +451,7 @@ class Replica:
         return capture.begins or own
 
     def missed(self, fragment: int, steps: int) -> bytes:
-        """The last outer steps, for a member that has missed them (``missed.py``).
+        """The last outer steps, for a member that has missed them (``underway.py``).
 
         Raises TrainerError if fewer are kept.
         """

@@ -17,7 +17,7 @@ from lowcomm_node.storage.state_file import is_finite
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import BLOCK
 from lowcomm_protocol.codecs.base import Vector
-from lowcomm_protocol.exchange.plausible import UsualNorm
+from lowcomm_protocol.exchange.judging import UsualNorm
 from lowcomm_protocol.plan import Fragment, FragmentProgress, SyncSchedule
 from lowcomm_protocol.rows import between
 from lowcomm_protocol.state import Manifest, Piece, StateForm, Values, read_manifest, read_piece

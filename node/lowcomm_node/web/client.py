@@ -144,7 +144,7 @@ class ControlClient:
         return self.ask(api.ROUNDS, limit=limit)
 
     def story(self, last: int = 1) -> dict[str, Any]:
-        """How the ``last``-th exchange from the end went, as ``exchange/story.py`` tells it."""
+        """How the ``last``-th exchange from the end went, as ``exchange/underway.py`` tells it."""
         return self.ask(api.STORY, last=last)
 
     def events(self) -> Iterator[Notice]:

@@ -1,18 +1,43 @@
 """What every kind of exchange shares: its events and effects, and how it gathers those that take
 part.
 
-A kind of exchange is a subclass of `Gathering` (``pair/machine.py``, ``group/machine.py``) and an
+A kind of exchange is a subclass of `Gathering` (``pair.py``, ``group.py``) and an
 entry of the table in ``kinds.py``. No clock, no sockets: events go in, effects come out.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.matching import Offer, Refusal, wins_crossing
+
+S = TypeVar("S", bound=StrEnum)
+I = TypeVar("I", bound=StrEnum)  # noqa: E741
+R = TypeVar("R")
+
+
+def look_up(table: Mapping[tuple[S, I], R], state: S, event: I) -> R:
+    """What a table of transitions has for an input. Raises ProtocolViolation where it has no
+    entry."""
+    try:
+        return table[state, event]
+    except KeyError:
+        told = f"{event.value!r} is not allowed in state {state.value!r}: the stream is closed."
+        raise ProtocolViolation(told) from None
+
+
+def draw(
+    first: StrEnum, arrows: Iterable[tuple[StrEnum, str, StrEnum]], terminal: Iterable[StrEnum]
+) -> str:
+    """A Mermaid state diagram of arrows from state to state."""
+    lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
+    lines += [f"    {state.value} --> {after.value}: {label}" for state, label, after in arrows]
+    lines += [f"    {state.value} --> [*]" for state in terminal]
+    return "\n".join(lines) + "\n"
+
 
 OFFERED, DONE, REFUSED, LOST = "offered", "done", "refused", "lost"
 """States that the table of every kind has: we called; nothing more is due; both ways out."""
@@ -140,7 +165,7 @@ class Equal:
 
 @dataclass(frozen=True, kw_only=True)
 class Missed:
-    """Members lack outer steps that most have taken (``missed.py``)."""
+    """Members lack outer steps that most have taken (`Lacking`)."""
 
     receivers: tuple[str, ...] = ()
     """Whom we hand them over to."""

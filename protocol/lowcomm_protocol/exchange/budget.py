@@ -1,15 +1,87 @@
-"""How long exchanges may take here: the owner's deadlines, and what was measured of late. Pure."""
+"""Seconds that exchanges need and may take, and what fits beside those that run. Pure: the time
+comes in.
+
+    limits   contents at the rates that the owner allows
+    step     a capture waits for the end of an inner step
+    work     what the trainer takes beyond that: coding, decoding, averaging
+    line     what contents took at the rates that were measured, beyond ``limits``
+
+Both ends send their sum in their offers, and both add the larger to their deadlines.
+"""
 
 from collections import OrderedDict, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil, inf
 from statistics import median
 
-from lowcomm_protocol.exchange.events import Measured
-from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
-from lowcomm_protocol.exchange.needs import STEPS, Needs, Recent
+from lowcomm_protocol.exchange.events import Measured, Surroundings
+from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE, Kind
+from lowcomm_protocol.exchange.position import Position
+from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.peers.trust import MAX_PEERS
+
+MEASUREMENTS = 16
+"""Measurements that count."""
+LIFE = 600.0
+"""Seconds after which one is forgotten: a bad moment must not keep exchanges from ever being tried
+again."""
+STEPS = 8
+"""The longest of so many last steps is what a capture may wait for."""
+
+
+class Recent:
+    """The last measurements of one quantity."""
+
+    def __init__(self) -> None:
+        self._values: deque[tuple[float, float]] = deque(maxlen=MEASUREMENTS)
+
+    def add(self, value: float, now: float) -> None:
+        """Take in one more."""
+        self._values.append((now, value))
+
+    def usual(self, now: float) -> float | None:
+        """Their median; None if there is none."""
+        values = [value for since, value in self._values if now - since <= LIFE]
+        return median(values) if values else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Needs:
+    """What one exchange needs; whole seconds are told."""
+
+    limits: int = 0
+    step: float = 0.0
+    work: float = 0.0
+    line: float = 0.0
+    streams: int = 1
+    """How many share the link."""
+
+    @property
+    def least(self) -> int:
+        """What it takes in any case: an exchange that may not take so long is not begun."""
+        return self.limits + int(self.step)
+
+    def told(self, longest: float) -> int:
+        """What an offer tells. What was only measured makes no exchange too long to be begun."""
+        return max(
+            self.least, min(int(longest), self.limits + int(self.step + self.work + self.line))
+        )
+
+    def hindrance(self, longest: float) -> str | None:
+        """Why it can't be begun where one may take ``longest`` seconds, and what to do; None if it
+        can."""
+        if self.least <= longest:
+            return None
+        shared = f", which {self.streams} share," if self.streams > 1 else ""
+        causes = [f"at the limits on traffic{shared}"] if self.limits else []
+        causes += [f"with steps of {self.step:.0f} s"] if self.step >= 1 else []
+        remedy = "--max-up and --max-down, or that" if self.limits else "that"
+        return (
+            f"{' and '.join(causes)} an exchange may take {self.least} s, and --exchange-deadline "
+            f"allows {longest:.0f}: raise {remedy}"
+        )
+
 
 SLACK = 1.5
 """Times as long as contents take at the allowed rates: other exchanges begin meanwhile."""
@@ -175,3 +247,71 @@ class Budget:
         """Why these exchanges, or one of late, can't begin within ``longest``; None if they can."""
         needs = [*each, *([self._too_long] if self._too_long is not None else [])]
         return max(needs, key=lambda one: one.least).hindrance(self.deadlines.longest)
+
+
+class Room:
+    """Room for exchanges beside those that run."""
+
+    def __init__(
+        self,
+        kind: Kind | None,
+        budget: Budget,
+        position: Position,
+        around: Surroundings,
+        running: Mapping[int, Underway],
+    ) -> None:
+        """``running``: exchanges under way, by fragment."""
+        self.closing: set[int] = set()
+        """Exchanges that are over, and whose memory is not free yet."""
+        self._kind = kind
+        self._budget = budget
+        self._position = position
+        self._around = around
+        self._running = running
+
+    @property
+    def free(self) -> int:
+        """How many exchanges may begin beside those that run."""
+        ready = self._position.ready
+        return (ready.exchanges if ready else 0) - len(self._running)
+
+    @property
+    def has_memory(self) -> bool:
+        """Whether one more finds memory."""
+        return self.free > len(self.closing)
+
+    def fills_line(self, now: float) -> bool:
+        """Whether those under way take all that the line carries until one is decided."""
+        running = self._running.values()
+        undecided = sum(one.decided is None and not self.gives_way(one, now) for one in running)
+        return undecided >= self._budget.at_once(now)
+
+    def gives_way(self, one: Underway, now: float) -> bool:
+        """Whether an exchange ends where one of our own is due: one of a pair that a caller began,
+        and that takes longer than usual. A group would do without us."""
+        if one.call is None or one.kind.all_call or one.decided is not None or one.machine.over:
+            return False
+        return now - one.began > self._budget.usual(one.call.peer, one.needs)
+
+    def has_place_for(self, place: str) -> bool:
+        """Whether a call from an address may begin an exchange: no address takes all."""
+        callers = [one.call.place for one in self._running.values() if one.call]
+        return self._around.has_room_for(place, callers, self.free)
+
+    def needs_now(self, fragment: int, now: float) -> Needs:
+        """What an exchange of a fragment needs beside those that run."""
+        streams = len({*self._running, fragment}) + self._around.sharing()
+        return self.needs(fragment, streams, now)
+
+    def needs(self, fragment: int, streams: int, now: float) -> Needs:
+        """What an exchange of a fragment needs while so many share the line."""
+        size = self.bytes_of(fragment, now)
+        seconds = self._around.transfer_seconds(size, streams)
+        return self._budget.needs(size, seconds, streams, now)
+
+    def bytes_of(self, fragment: int, now: float) -> int:
+        """What an exchange of a fragment carries one way."""
+        assert self._position.ready is not None
+        assert self._kind is not None
+        most = self._kind.contents * self._position.ready.sizes[fragment][1]
+        return self._budget.bytes_of(most, now)

@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.base import (
     Crossed,
     DeadlinePassed,
@@ -21,8 +23,6 @@ from lowcomm_protocol.exchange.base import (
     NeedsMost,
     WentAway,
 )
-from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.spec.sections import SyncSettings
 
 HELLO_DEADLINE = 10.0

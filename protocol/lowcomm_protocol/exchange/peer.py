@@ -16,14 +16,10 @@ from typing import Any
 
 from lowcomm_protocol.errors import Deed, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange.budget import Budget, Deadlines
-from lowcomm_protocol.exchange.company import Company
-from lowcomm_protocol.exchange.drift import Drift
+from lowcomm_protocol.exchange.budget import Budget, Deadlines, Room
 from lowcomm_protocol.exchange.events import Event, Outcome, Surroundings
 from lowcomm_protocol.exchange.kinds import kind_of
-from lowcomm_protocol.exchange.own_line import OwnLine
-from lowcomm_protocol.exchange.position import Position
-from lowcomm_protocol.exchange.room import Room
+from lowcomm_protocol.exchange.position import Company, Drift, OwnLine, Position
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import (
     Offer,
@@ -41,7 +37,7 @@ PATIENCE = 2
 """Exchanges of a fragment in a row that are left to a larger part of the group."""
 HURRY = 2
 """Usual times that a group gets whose members include a peer that has kept us waiting."""
-# Refusals by which a peer says that we are wrong. Enough of them, and we copy a state (drift.py).
+# Refusals by which a peer says that we are wrong. Enough of them, and we copy a state (`Drift`).
 _LEAVES_US_OUT = (Refusal.NOT_TRUSTED, Refusal.IMPLAUSIBLE_STEP)
 
 

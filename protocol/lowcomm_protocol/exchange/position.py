@@ -1,10 +1,13 @@
-"""Where a peer stands in the run, what it offers of that, and whose claims it supports. Pure."""
+"""Where a peer stands in the run: its counters and offers, with whom it merged lately, whether its
+own line is to blame for stalls, and when it has drifted so far that it copies a state. Pure."""
 
-from collections import Counter
+from collections import Counter, deque
+from dataclasses import dataclass
+from math import ceil
 
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.exchange.events import Merged, Stepped, Surroundings, TrainerReady
-from lowcomm_protocol.exchange.missed import TRIES, UNKNOWN, Lacking, kept, state_mark
+from lowcomm_protocol.exchange.underway import TRIES, UNKNOWN, Lacking, kept, state_mark
 from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.plan import SyncSchedule, is_supported, largest_jump
 from lowcomm_protocol.spec.names import codec_in_offer
@@ -112,3 +115,184 @@ class Position:
     def steps_alone(self) -> int:
         """Own inner steps since the last merge of any fragment."""
         return self.schedule.steps_alone(self.steps)
+
+
+@dataclass(frozen=True)
+class _Last:
+    partner: str
+    first: int
+    """Own inner steps when the first contribution of this row of merges was captured."""
+    last: int
+    """The same of the last one."""
+
+
+class Company:
+    """The last partner in pairs."""
+
+    def __init__(self) -> None:
+        self._by_fragment: dict[int, _Last] = {}
+
+    def merged(self, fragment: int, partner: str, steps: int) -> None:
+        """Count a merge with a partner, of what was captured after ``steps`` own inner steps."""
+        was = self._by_fragment.get(fragment)
+        first = steps if was is None or was.partner != partner else was.first
+        self._by_fragment[fragment] = _Last(partner, first, steps)
+
+    def apart(self, fragment: int, peer: str) -> int:
+        """For how many own inner steps we have merged a fragment with one other alone, who is not
+        ``peer``."""
+        was = self._by_fragment.get(fragment)
+        return 0 if was is None or was.partner == peer else was.last - was.first
+
+    def forget(self) -> None:
+        """Know nothing any more: our slow weights are others."""
+        self._by_fragment.clear()
+
+
+STALLED_PEERS = 64
+"""Peers that are remembered."""
+
+
+class OwnLine:
+    """What has come and what has stalled, as far as it tells of our own line."""
+
+    def __init__(self) -> None:
+        self._stalled = set[str]()
+        """Peers whose contents have stalled since one came whole."""
+
+    def came(self) -> None:
+        """A content has come whole."""
+        self._stalled.clear()
+
+    def stalled(self, peer: str) -> bool:
+        """A peer's content has not come; whether that is its fault, as far as we know."""
+        is_its_fault = not self._stalled - {peer}
+        if len(self._stalled) < STALLED_PEERS:
+            self._stalled.add(peer)
+        return is_its_fault
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with our line; None if nothing tells that anything is."""
+        count = len(self._stalled)
+        if count < 2:
+            return None
+        return (
+            f"contents of {count} peers in a row did not come, so it is this machine's line: see "
+            "`lowcomm-node doctor`"
+        )
+
+
+FIRST_REST = 10.0
+"""Seconds after the first copy, in which exchanges show whether it has helped."""
+REST_SHARE = 4.0
+"""The wait in durations of the copy, if that is longer: at most a fifth of the time goes into
+copies."""
+LONGEST_REST = 3600.0
+"""Seconds that a rest lasts at most."""
+COPY_COUNTS_SECONDS = 24 * 3600.0
+"""Seconds for which a copy counts."""
+COPIES = 16
+
+
+class Rest:
+    """The rest after copies; times are seconds of one clock."""
+
+    def __init__(self) -> None:
+        self._copies: deque[float] = deque(maxlen=COPIES)
+        self._until = float("-inf")
+
+    def copied(self, took: float, now: float) -> None:
+        """A copy that took ``took`` seconds is done."""
+        doublings = sum(now - before < COPY_COUNTS_SECONDS for before in self._copies)
+        self._copies.append(now)
+        self._until = now + min(LONGEST_REST, max(FIRST_REST, REST_SHARE * took) * 2**doublings)
+
+    def left(self, now: float) -> float:
+        """Seconds until the next copy may begin."""
+        return max(0.0, self._until - now)
+
+
+WITNESSES = 2
+"""Peers that must leave us out before we believe that we are wrong: one alone could be a liar, or
+as wrong as we."""
+DRIFTED = 2
+"""Intervals without an exchange after which peers that leave us out are believed."""
+ENDURED = 50
+"""Intervals of training before we look again, where nobody could hand over a state."""
+MAX_PEERS = 1024
+
+
+class Drift:
+    """What tells that we have drifted, and what was done about it."""
+
+    def __init__(self, position: Position, surroundings: Surroundings) -> None:
+        self._position = position
+        self._around = surroundings
+        self._left_out_by: set[str] = set()
+        """Peers that have left us out, or did not believe our swarm step, since the last exchange
+        that was applied."""
+        self._endured_until = 0
+        self._stranded = False
+        self.rest = Rest()
+        """After a copy that was to bring us back."""
+
+    def left_out(self, peer: str) -> None:
+        """A peer leaves us out."""
+        if len(self._left_out_by) < MAX_PEERS:
+            self._left_out_by.add(peer)
+
+    def strand(self) -> None:
+        """Our slow weights are others than those of most, and nobody can hand over the steps
+        between."""
+        self._stranded = True
+
+    def forget(self) -> None:
+        """An exchange was applied, or nothing of it holds any more."""
+        self._left_out_by.clear()
+
+    def restart(self) -> None:
+        """The state is another one now."""
+        self.forget()
+        self._stranded = False
+        self._endured_until = 0
+
+    def endure(self) -> None:
+        """Nobody could hand over a state: train on, rather than ask again and again."""
+        self._endured_until = self._position.steps + ENDURED * self._position.interval
+
+    def must_copy(self, now: float) -> bool:
+        """Whether to copy the state of others now: exchanges can't bring us back to them."""
+        position = self._position
+        if position.ready is None or position.steps < self._endured_until or self.rest.left(now):
+            return False
+        return self._is_far()
+
+    def resting(self, now: float) -> str | None:
+        """Why we train on though we are far from most peers; None if we aren't, or copy soon."""
+        seconds = self.rest.left(now)
+        if self._position.ready is None or not seconds or not self._is_far():
+            return None
+        return (
+            "still far from most peers, whose state was copied of late: it is copied again in "
+            f"{ceil(seconds)} s at the earliest"
+        )
+
+    def _is_far(self) -> bool:
+        if self._stranded:
+            return True
+        position = self._position
+        # This is asked at each step where an exchange is due. A look at the furthest peer is cheap,
+        # one at all peers of a large swarm is not.
+        far = position.swarm_step + largest_jump(position.interval)
+        if not self._left_out_by and self._around.furthest(but=position.me) <= far:
+            return False
+        training = self._around.training()
+        # Others must support the step that a peer claims: a single liar is not ahead.
+        ahead = sum(step > far and position.supports(peer, step) for peer, step in training)
+        left_out = sum(peer in self._left_out_by for peer, _ in training)
+        # As long as exchanges are applied, those that leave us out are the ones that err.
+        if position.steps_alone < DRIFTED * position.interval or left_out < WITNESSES:
+            left_out = 0
+        # Not their sum: a peer that is ahead and leaves us out is one peer.
+        return 2 * max(ahead, left_out) > len(training)

@@ -9,7 +9,7 @@ its own slow weights. The specification names one of four means:
     median    of each coordinate, unweighted
     trimmed   of each coordinate without the largest and the smallest value, unweighted
 
-Two contributions have no majority, so of two all four are the weighted mean. ``plausible.py`` has
+Two contributions have no majority, so of two all four are the weighted mean. ``judging.py`` has
 the checks that each contribution passes before it enters a mean.
 
 Sources: Sun et al., 1911.07963 (norm bounds); Yin et al., 1803.01498 (median and trimmed mean).
@@ -20,8 +20,8 @@ from collections.abc import Sequence
 import torch
 
 from lowcomm_protocol.errors import SpecError
+from lowcomm_protocol.exchange.judging import lower_median
 from lowcomm_protocol.exchange.outer import mean_contribution
-from lowcomm_protocol.exchange.plausible import lower_median
 from lowcomm_protocol.spec.names import MEANS, Mean
 
 CLIP = 1.5

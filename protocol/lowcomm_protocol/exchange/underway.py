@@ -1,18 +1,183 @@
-"""One exchange under way: its machine, its timers, and the story of what its machine was told."""
+"""One exchange under way: its machine, its timers, the outer steps that members lack, and the story
+of what its machine was told."""
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from hashlib import sha256
 from operator import itemgetter
-from typing import Any
+from typing import Any, get_args
 
-from lowcomm_protocol.exchange.base import Gathering
+from lowcomm_protocol.errors import ProtocolViolation
+from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange.base import Cause, Effect, Gathering
 from lowcomm_protocol.exchange.events import Called
-from lowcomm_protocol.exchange.kinds import Kind
-from lowcomm_protocol.exchange.missed import Lacking, lacking
-from lowcomm_protocol.exchange.story import Story
-from lowcomm_protocol.matching import Offer, keeps_momentum, must_realign, steps_ahead
+from lowcomm_protocol.exchange.kinds import Kind, kind_named
+from lowcomm_protocol.matching import Offer, Refusal, keeps_momentum, must_realign, steps_ahead
+
+KEPT = 4
+"""Outer steps of a fragment that a member keeps for others, at most."""
+MARK_BYTES = 8
+UNKNOWN = bytes(32)
+"""In place of the digest of slow weights where a member has failed to take over what it lacks: as
+nobody knows it, the member is stranded."""
+TRIES = 2
+"""Exchanges in which a member may fail so before it says that."""
+
+
+def kept(coded: int, whole: int) -> int:
+    """How many outer steps are kept, of so many bytes each, of a fragment of ``whole`` bytes in
+    fp32: with a contribution they are no larger than what a realignment sends."""
+    return max(0, min(KEPT, whole // coded - 1))
+
+
+@dataclass(frozen=True)
+class Lacking:
+    """Members of a group that lack the last outer steps of most of them, and what they take over:
+    the means of those steps, in the bits that they travelled in."""
+
+    steps: Mapping[str, int]
+    """How many steps each lacks."""
+    donors: Mapping[str, str]
+    """Who hands them over to each."""
+    stranded: frozenset[str]
+    """Members that lack steps which nobody can hand over."""
+    slow_digest: bytes
+    """Of what they hold then, as most do now."""
+    momentum_digest: bytes
+
+    def receivers(self, donor: str) -> tuple[str, ...]:
+        """Whom a member hands steps over to."""
+        return tuple(peer for peer, other in self.donors.items() if other == donor)
+
+
+def lacking(offers: Mapping[str, Offer], *, is_whole: bool = False) -> Lacking | None:
+    """Who lacks outer steps, by the offers of all members; None where nobody does, or where it
+    can't be mended so. ``is_whole``: whether the swarm is no larger than a group.
+
+    Two or more must hold the same, and be at least half of all that are not stranded: the others
+    take their word for what they had missed.
+    """
+    states = {peer: (one.slow_digest, one.momentum_digest) for peer, one in offers.items()}
+    counts = Counter(states.values())
+    most = max(counts.values())
+    if most == len(offers) or most < 2:
+        return None
+    for state in sorted(state for state, count in counts.items() if count == most):
+        found = _led_to(state, states, offers)
+        # A liar is alone with what it claims. Others that differ and hold the same are heard.
+        is_alone = all(is_whole and counts[states[peer]] == 1 for peer in found.stranded)
+        if is_alone and 2 * most >= len(offers) - len(found.stranded):
+            return found
+    return None
+
+
+def _led_to(
+    state: tuple[bytes, bytes],
+    states: Mapping[str, tuple[bytes, bytes]],
+    offers: Mapping[str, Offer],
+) -> Lacking:
+    free = sorted(peer for peer, held in states.items() if held == state)
+    # Another one each time: if it fails, the next may not.
+    first = max(one.round for one in offers.values()) % len(free)
+    free = free[first:] + free[:first]
+    steps, donors, stranded = dict[str, int](), dict[str, str](), set[str]()
+    for peer in sorted(peer for peer, held in states.items() if held != state):
+        mark = state_mark(*states[peer])
+        donor = next((one for one in free if mark in offers[one].previous), None)
+        if donor is None:
+            stranded.add(peer)
+            continue
+        free.remove(donor)
+        previous = offers[donor].previous
+        steps[peer], donors[peer] = len(previous) - previous.index(mark), donor
+    return Lacking(steps, donors, frozenset(stranded), *state)
+
+
+def state_mark(slow_digest: bytes, momentum_digest: bytes) -> bytes:
+    """What tells one state of a fragment from its other ones, in `MARK_BYTES`."""
+    return sha256(slow_digest + momentum_digest).digest()[:MARK_BYTES]
+
+
+STORY_VERSION = 1
+STORY_EVENTS = 512
+"""Events of an exchange that are remembered; one that goes well takes fewer than a hundred."""
+
+
+def to_json(event: Any) -> Any:
+    """An event, effect or offer as JSON: dataclasses as their name and fields, bytes as hexadecimal
+    digits."""
+    if is_dataclass(event):
+        named = {one.name: to_json(getattr(event, one.name)) for one in fields(event)}
+        return {"is": type(event).__name__} | named
+    if isinstance(event, bytes):
+        return {"hex": event.hex()}
+    if isinstance(event, tuple | list):
+        return [to_json(one) for one in event]  # pyright: ignore[reportUnknownVariableType]
+    return event
+
+
+def from_json(told: Any, kind: Kind) -> Any:
+    """An event of a kind, from what ``to_json`` made of it. Raises KeyError for a name that it
+    lacks."""
+    if isinstance(told, list):
+        return tuple(from_json(one, kind) for one in told)  # pyright: ignore[reportUnknownVariableType]
+    if not isinstance(told, dict):
+        return told
+    if "hex" in told:
+        return bytes.fromhex(told["hex"])  # pyright: ignore[reportUnknownArgumentType]
+    values = {name: from_json(value, kind) for name, value in told.items() if name != "is"}  # pyright: ignore[reportUnknownVariableType]
+    if "reason" in values and told["is"] == "Refused":
+        values["reason"] = Refusal(values["reason"])
+    if "cause" in values:
+        values["cause"] = _cause(values["cause"])
+    named = {one.__name__: one for one in (*get_args(base.Event), Offer, *kind.events)}
+    return named[told["is"]](**values)
+
+
+def _cause(told: str) -> Cause | Refusal:
+    return Refusal(told) if told in list(Refusal) else Cause(told)
+
+
+@dataclass
+class Story:
+    """How an exchange began, and what its machine was told."""
+
+    kind: str
+    me: str
+    group: int
+    expected: tuple[str, ...]
+    """Peers that had called before it began."""
+    called: list[str] = field(default_factory=list[str])
+    """Peers that it called, in this order."""
+    told: list[tuple[float, Any]] = field(default_factory=list[tuple[float, Any]])
+    """Seconds since it began, and events."""
+
+    def add(self, seconds: float, event: Any) -> None:
+        """Its machine is told an event."""
+        if len(self.told) < STORY_EVENTS:
+            self.told.append((seconds, event))
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it."""
+        told = [[round(seconds, 6), to_json(event)] for seconds, event in self.told]
+        return {"version": STORY_VERSION} | vars(self) | {"told": told}
+
+
+def replay(story: dict[str, Any]) -> list[tuple[float, list[Effect]]]:
+    """What a machine decides that is told the same: seconds and effects of each event, those of its
+    start first."""
+    kind = kind_named(story["kind"])
+    machine = kind.machine(story["me"], story["called"], story["group"])
+    for peer in story["expected"]:
+        machine.expect(peer)
+    effects = [(0.0, machine.start())] if not story["expected"] or kind.all_call else []
+    for seconds, told in story["told"]:
+        try:
+            effects.append((seconds, machine.handle(from_json(told, kind))))
+        except ProtocolViolation:
+            effects.append((seconds, []))  # what follows was told as well
+    return effects
 
 
 @dataclass

@@ -8,7 +8,7 @@ import pytest
 
 from helpers.slow_lines import LineExchange, Swarm
 from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange.company import Company
+from lowcomm_protocol.exchange.position import Company
 
 SIZES = (1_060_000,) * 4
 Meeting = tuple[str, int]

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from helpers.virtual import CALM, OFFER, STORM, Swarm, VirtualPeer, Weather, check, naming, stories
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange.base import Stage
-from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.group.machine import GroupExchange, clique
+from lowcomm_protocol.exchange.group import GroupExchange, clique
 from lowcomm_protocol.matching import Refusal
 
 # Swarms of honest peers

@@ -6,9 +6,9 @@ import pytest
 from helpers.virtual import OFFER
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange.base import Cause, Stage
-from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.group.machine import GroupExchange
+from lowcomm_protocol.exchange.group import GroupExchange
 from lowcomm_protocol.matching import Refusal
 
 ME, THREE = "m", ("a", "b", "m")

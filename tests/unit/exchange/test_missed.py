@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from helpers.virtual import OFFER
-from lowcomm_protocol.exchange.missed import KEPT, Lacking, kept, lacking, state_mark
+from lowcomm_protocol.exchange.underway import KEPT, Lacking, kept, lacking, state_mark
 from lowcomm_protocol.matching import Offer
 
 STATES = [(bytes([number]) * 32, bytes([100 + number]) * 32) for number in range(9)]

@@ -1,6 +1,6 @@
 """What must hold when contents do not come: one peer is slow, several in a row are our own line."""
 
-from lowcomm_protocol.exchange.own_line import OwnLine
+from lowcomm_protocol.exchange.position import OwnLine
 
 
 def test_one_peer_that_stalls_is_to_blame_however_often():

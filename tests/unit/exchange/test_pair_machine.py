@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from helpers.virtual import CALM, OFFER, STORM, Swarm, Weather, stories
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.base import Stage
-from lowcomm_protocol.exchange.pair import machine as pairs
-from lowcomm_protocol.exchange.pair.machine import Exchange, members_digest
+from lowcomm_protocol.exchange.pair import Exchange, members_digest
 from lowcomm_protocol.matching import Refusal
 
 STORIES = 1000

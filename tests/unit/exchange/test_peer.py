@@ -16,11 +16,11 @@ from lowcomm_node.simulation import peer as simulated
 from lowcomm_node.simulation.swarm import Swarm
 from lowcomm_node.sync import exchanger
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.exchange import base, events, kinds, story
+from lowcomm_protocol.exchange import base, events, kinds, underway
+from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.budget import Deadlines
-from lowcomm_protocol.exchange.group import machine as groups
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
-from lowcomm_protocol.exchange.pair import machine as pairs
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import Refusal
@@ -446,6 +446,6 @@ def test_the_story_of_an_exchange_is_decided_again_the_same(monkeypatch, dataset
     ).network.run()
     assert len(stories) > 10
     for one, stage, reason in stories:
-        last = [effect for _, effects in story.replay(one) for effect in effects][-1]
+        last = [effect for _, effects in underway.replay(one) for effect in effects][-1]
         applied = stage is base.Stage.APPLIED
         assert isinstance(last, base.Apply) if applied else last == base.End(reason=reason)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lowcomm_protocol.errors import Deed, ImplausibleError
 from lowcomm_protocol.exchange import robust
-from lowcomm_protocol.exchange.plausible import (
+from lowcomm_protocol.exchange.judging import (
     GROWTH,
     HEAVY,
     HEAVY_IN_PAIRS,
@@ -20,7 +20,7 @@ from lowcomm_protocol.exchange.plausible import (
     MIN_MEAN_COSINE,
     PLAUSIBLE,
     RECENT,
-    REMEMBERED,
+    USUAL_NORMS,
     Bound,
     Directions,
     UsualNorm,
@@ -114,13 +114,13 @@ def test_two_peers_that_drifted_apart_come_together_and_one_that_lies_stays_boun
 def test_only_so_many_peers_are_remembered():
     usual = UsualNorm()
     usual.saw("old", 1e9)
-    for number in range(REMEMBERED):
+    for number in range(USUAL_NORMS):
         usual.saw("again" if number % 2 else f"peer{number}", 1.0)
     assert usual.value == 1.0
-    for number in range(10 * REMEMBERED):
+    for number in range(10 * USUAL_NORMS):
         usual.saw(f"new{number}", 3.0)
     assert usual.value == 3.0
-    assert len(usual._last) == REMEMBERED
+    assert len(usual._last) == USUAL_NORMS
 
 
 def test_who_claims_to_have_trained_for_longer_may_bring_more_up_to_a_bound():
@@ -232,10 +232,10 @@ def test_only_the_last_contributions_tell_where_a_peer_points_and_each_peer_for_
     assert refused_at(directions, "b", -0.2) == 6, "the sixth of the last 16"
     assert refused_at(directions, "c", -0.2) == MIN_COSINES
     directions.check("d", -0.2)
-    for number in range(REMEMBERED - 1):
+    for number in range(USUAL_NORMS - 1):
         directions.check(f"other{number}", 0.5)
     assert refused_at(directions, "d", -0.2) == MIN_COSINES - 1, "it is still remembered"
-    for number in range(REMEMBERED):
+    for number in range(USUAL_NORMS):
         directions.check(f"other{number}", 0.5)
     assert refused_at(directions, "d", -0.2) == MIN_COSINES
 

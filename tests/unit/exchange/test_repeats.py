@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lowcomm_protocol.codecs import BLOCK, Coder, coder
-from lowcomm_protocol.exchange.repeats import FEWEST, REMEMBERED, Repeats
+from lowcomm_protocol.exchange.judging import CONTRIBUTIONS, FEWEST, Repeats
 
 NUMEL = 12 * BLOCK + 7
 CODECS = ["fp32", "bf16", "mod8", "mod4", "mod3"]
@@ -139,8 +139,8 @@ def test_peers_are_told_apart_and_few_are_remembered():
         repeats.sample(torch.ones(BLOCK), exact, ours)
         for ours in (torch.zeros(BLOCK), torch.ones(BLOCK))
     )
-    for number in range(REMEMBERED + 1):
+    for number in range(CONTRIBUTIONS + 1):
         assert not repeats.repeats(f"peer-{number}", brought)
         repeats.applied(f"peer-{number}", applied)
     assert not repeats.repeats("peer-0", brought), "forgotten"
-    assert all(repeats.repeats(f"peer-{number}", brought) for number in range(1, REMEMBERED + 1))
+    assert all(repeats.repeats(f"peer-{number}", brought) for number in range(1, CONTRIBUTIONS + 1))

@@ -4,7 +4,7 @@ is applied, whatever one of them tells."""
 import pytest
 
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.group.tally import DIGEST_BYTES, Tally
+from lowcomm_protocol.exchange.tally import DIGEST_BYTES, Tally
 
 MEMBERS = ("a", "b", "c")
 A, B, C, OTHER = (bytes([value]) * DIGEST_BYTES for value in range(1, 5))

@@ -39,8 +39,8 @@ from lowcomm_node.trainer.transfer import Snapshot
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange import base, kinds, underway
-from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.plausible import PLAUSIBLE
+from lowcomm_protocol.exchange import group as groups
+from lowcomm_protocol.exchange.judging import PLAUSIBLE
 from lowcomm_protocol.matching import Offer, must_realign
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.presets import PRESETS

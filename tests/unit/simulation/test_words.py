@@ -4,7 +4,7 @@ import pytest
 
 from lowcomm_node.simulation.words import control_bytes
 from lowcomm_node.sync import frames, offers
-from lowcomm_protocol.exchange.group.tally import SALT_BYTES
+from lowcomm_protocol.exchange.tally import SALT_BYTES
 from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 

@@ -29,9 +29,8 @@ from lowcomm_node.sync import exchanger as exchanger_module
 from lowcomm_node.sync import offers
 from lowcomm_node.sync.history import WE_REFUSED
 from lowcomm_protocol.exchange import events
-from lowcomm_protocol.exchange.budget import SLACK
-from lowcomm_protocol.exchange.drift import ENDURED
-from lowcomm_protocol.exchange.needs import LIFE
+from lowcomm_protocol.exchange.budget import LIFE, SLACK
+from lowcomm_protocol.exchange.position import ENDURED
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.roster import Roster

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import gave_up
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
-from lowcomm_protocol.exchange.group.tally import SALT_BYTES, Tally, mark
-from lowcomm_protocol.exchange.missed import KEPT, MARK_BYTES
+from lowcomm_protocol.exchange.tally import SALT_BYTES, Tally, mark
+from lowcomm_protocol.exchange.underway import KEPT, MARK_BYTES
 from lowcomm_protocol.matching import Offer, slice_digest
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import MAX_GROUP

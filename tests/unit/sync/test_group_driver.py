@@ -24,9 +24,9 @@ from lowcomm_node.errors import TrainerError
 from lowcomm_node.sync import frames, offers
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.exchange import base
+from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange.events import Outcome
-from lowcomm_protocol.exchange.group import machine as groups
-from lowcomm_protocol.exchange.group.table import HAVE_GIVEN
+from lowcomm_protocol.exchange.group import HAVE_GIVEN
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 

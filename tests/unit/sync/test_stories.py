@@ -10,7 +10,7 @@ from helpers.exchanging import INTERVAL, swarm
 from helpers.stimuli import RecordedPeer
 from lowcomm_node.errors import NodeError
 from lowcomm_node.sync import exchanger, history
-from lowcomm_protocol.exchange import base, events, story
+from lowcomm_protocol.exchange import base, events, underway
 
 
 @pytest.mark.parametrize("group", [2, 3])
@@ -32,7 +32,7 @@ async def test_what_a_node_tells_of_an_exchange_is_decided_again_the_same(
             carried_out = [effect.effect for effect in decided if isinstance(effect, events.Do)]
             assert [
                 effect
-                for _, effects in story.replay(json.loads(file.read_text()))
+                for _, effects in underway.replay(json.loads(file.read_text()))
                 for effect in effects
             ] == carried_out
             assert isinstance(carried_out[-1], base.Apply)
@@ -51,7 +51,7 @@ async def test_the_log_of_a_defect_carries_the_story():
             assert "please report it with the log" in (await node.ended()).reason
         other.trainer.holds["capture"].set()
         (entry,) = [entry for entry in logs if entry["event"] == "exchange.defect"]
-        again = story.replay(json.loads(entry["story"]))
+        again = underway.replay(json.loads(entry["story"]))
         assert again[0] == (0.0, [base.Dial(peer=other.peer_id)])
         assert len(node.exchanger.history.stories) == 1, "it is kept, too"
 

@@ -12,15 +12,15 @@ from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import Deed, ImplausibleError
-from lowcomm_protocol.exchange.plausible import (
+from lowcomm_protocol.exchange.judging import (
     HEAVY,
     MIN_COSINES,
     PLAUSIBLE,
     Bound,
     Directions,
+    Repeats,
     UsualNorm,
 )
-from lowcomm_protocol.exchange.repeats import Repeats
 from lowcomm_protocol.spec.names import Mean
 
 NUMEL = 1024

@@ -10,7 +10,7 @@ from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.trainer.capture import PairCapture
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ImplausibleError
-from lowcomm_protocol.exchange.company import Company
+from lowcomm_protocol.exchange.position import Company
 from lowcomm_protocol.spec.run import RunSpec
 
 SPEC = RunSpec.model_validate(

@@ -17,7 +17,7 @@ from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica, choose_device
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange import outer
-from lowcomm_protocol.exchange.plausible import HEAVY, HEAVY_IN_PAIRS, Bound, growth
+from lowcomm_protocol.exchange.judging import HEAVY, HEAVY_IN_PAIRS, Bound, growth
 from lowcomm_protocol.plan import largest_jump
 from lowcomm_protocol.spec.outer import OuterSettings
 

@@ -25,7 +25,7 @@ from lowcomm_node.sync.offers import from_message, to_message
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange.plausible import MAX_CLAIM, PLAUSIBLE, UsualNorm
+from lowcomm_protocol.exchange.judging import MAX_CLAIM, PLAUSIBLE, UsualNorm
 from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.plan import FragmentProgress

@@ -1,10 +1,4 @@
-"""Which contributions are plausible: checks of the norm (`Bound`) and of the direction
-(`Directions`) of a single contribution, before it enters a mean.
-
-Two peers have no majority, so no mean can outvote a liar there (``robust.py``). A receiver compares
-each contribution with its own progress and with what peers usually bring (`UsualNorm`). All vectors
-are flat float32 and progress as the receiver sees it: less ``consensus`` times its slow weights.
-"""
+"""What a contribution must pass before it enters a mean: a plausible norm, and no repetition."""
 
 import math
 from collections import deque
@@ -12,6 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+from torch import Tensor
+
+from lowcomm_protocol.codecs import BLOCK
 from lowcomm_protocol.errors import Deed, ImplausibleError
 
 PLAUSIBLE = 3.0
@@ -39,7 +37,7 @@ RECENT = 16
 """How many values are recent: cosines of a peer, or norms (half of them our own)."""
 MAX_LONE = 4.0
 """In a swarm of two, the partner's last norm counts up to this many times what was applied."""
-REMEMBERED = 15
+USUAL_NORMS = 15
 """Peers whose contributions are remembered; the least recent one is forgotten first."""
 
 
@@ -210,5 +208,78 @@ def lower_median(norms: Iterable[float]) -> float:
 
 
 def _forget_oldest(values: dict[str, Any]) -> None:
-    while len(values) > REMEMBERED:
+    while len(values) > USUAL_NORMS:
         del values[next(iter(values))]
+
+
+SAMPLE = 64
+"""Blocks of 256 values that are compared, spread over the fragment."""
+FEWEST = 8
+"""Of those that are compared so many, or all that there are, must have been coded alike both
+times."""
+CONTRIBUTIONS = 32
+"""Peers whose last contribution is kept: 2 MiB of each fragment at most."""
+ROUNDING = 1e-3
+"""Part of a step that values may be off."""
+
+
+@dataclass(frozen=True)
+class Brought:
+    """The sample of one contribution."""
+
+    values: Tensor
+    """Float32 [blocks, 256]."""
+    steps: Tensor
+    """Of the lattice: float32 [blocks, 1]; 0 where equal values are decoded to equal values."""
+    ours: Tensor
+    """Of our own contribution then, as others decoded it: float32 [blocks, 256]."""
+
+
+class Repeats:
+    """The last contribution of each peer to one fragment of ``numel`` values that was applied."""
+
+    def __init__(self, numel: int) -> None:
+        self.numel = numel
+        count = -(-numel // BLOCK)
+        looked_at = min(SAMPLE, count)
+        numbers = [place * count // looked_at for place in range(looked_at)]
+        self._blocks = torch.tensor(numbers, dtype=torch.long)
+        self._places = (self._blocks[:, None] * BLOCK + torch.arange(BLOCK)).clamp(max=numel - 1)
+        self._last: dict[str, Brought] = {}
+
+    def sample(self, contribution: Tensor, steps: Tensor, ours: Tensor) -> Brought:
+        """What is kept of a contribution, float32 [numel].
+
+        ``steps``: of the lattice of each of its blocks, float32. ``ours``: our own, float32
+        [numel].
+        """
+        sampled = contribution[self._places], steps[self._blocks, None], ours[self._places]
+        return Brought(*sampled)
+
+    def repeats(self, peer: str, brought: Brought) -> bool:
+        """Whether a peer brings what it brought when it was applied last."""
+        last = self._last.get(peer)
+        if last is None:
+            return False
+        alike = ((brought.steps > 0) == (last.steps > 0)).flatten()
+        cells = (brought.steps + last.steps) / 2
+        ours = _moved(last.ours, brought.ours, cells) & alike
+        if int(ours.sum()) < max(min(FEWEST, len(alike)), int(alike.sum()) / 2):
+            return False
+        return not bool((_moved(last.values, brought.values, cells) & alike).any())
+
+    def applied(self, peer: str, brought: Brought) -> None:
+        """Remember what was applied.
+
+        Of the peer that was applied longest ago nothing is known any more.
+        """
+        self._last.pop(peer, None)
+        self._last[peer] = brought
+        while len(self._last) > CONTRIBUTIONS:
+            del self._last[next(iter(self._last))]
+
+
+def _moved(before: Tensor, now: Tensor, cells: Tensor) -> Tensor:
+    """Which blocks hold a value that has moved by more than coding explains: bool [blocks]."""
+    apart = (now - before).abs()
+    return torch.where(cells > 0, apart >= cells * (1 - ROUNDING), apart > 0).any(dim=1)

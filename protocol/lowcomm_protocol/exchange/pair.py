@@ -7,15 +7,22 @@
     APPLIED     both said the same: the outer step is taken
     ENDED       nothing is applied, training goes on
 
-No clock, no sockets: events go in, effects come out. Only the last confirmation can leave two ends
-in doubt (one has applied, the other has not); ``in_doubt`` counts it, and the consensus term or a
-resync heals it.
+What one stream carries:
 
-Larger groups are in ``group/machine.py``; what both share is in ``base.py``.
+    caller ── hello ──────────────► callee            the offer: run, plan, fragment, progress
+    caller ◄───── accept | refuse ─ callee
+    both   ── content, chunk* ────► both              at once, in both directions
+    both   ── confirm ────────────► both              "I hold exactly these contributions"
+
+The table of transitions is the protocol: a missing key is a violation (``docs/states.md`` draws
+it). No clock, no sockets: events go in, effects come out. Only the last confirmation can leave two
+ends in doubt (one has applied, the other has not); ``in_doubt`` counts it, and the consensus term
+or a resync heals it. ``group.py`` has larger groups, ``base.py`` what both share.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from hashlib import sha256
 
 from lowcomm_protocol.errors import ProtocolViolation
@@ -40,10 +47,93 @@ from lowcomm_protocol.exchange.base import (
     Refused,
     Stage,
     WentAway,
+    draw,
+    look_up,
     no_partner,
 )
-from lowcomm_protocol.exchange.pair.table import HOLDING, Input, Output, State, step
 from lowcomm_protocol.matching import Refusal
+
+
+class PairState(StrEnum):
+    """Where one stream stands, as seen from one end."""
+
+    OFFERED = "offered"  # we called; no answer yet
+    AGREED = "agreed"  # accepted; our contribution is not captured yet
+    RECEIVED = "received"  # as AGREED, and theirs has arrived whole
+    STREAMING = "streaming"  # ours is on its way, theirs has not arrived
+    PROMISED = "promised"  # as STREAMING, and they have confirmed
+    HELD = "held"  # theirs has arrived whole
+    READY = "ready"  # as HELD, and they have confirmed
+    CONFIRMING = "confirming"  # we have confirmed, they have not
+    DONE = "done"  # both have confirmed
+    REFUSED = "refused"
+    LOST = "lost"
+
+
+class PairInput(StrEnum):
+    """What can happen to a stream."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    CAPTURED = "captured"  # our contribution is coded
+    VERIFIED = "verified"  # their contribution has arrived whole, and decodes to what is allowed
+    SETTLED = "settled"  # the exchange knows its members
+    CONFIRMED = "confirmed"  # they have confirmed
+    FAILED = "failed"  # stream lost, corrupt content, deadline, or either side gave up
+
+
+class Output(StrEnum):
+    """What a stream must send."""
+
+    SEND_CONTENT = "send-content"
+    SEND_CONFIRM = "send-confirm"
+
+
+TERMINAL = frozenset({PairState.DONE, PairState.REFUSED, PairState.LOST})
+HOLDING = frozenset({PairState.HELD, PairState.READY, PairState.CONFIRMING, PairState.DONE})
+"""States in which their contribution may be used."""
+
+_NOTHING: tuple[Output, ...] = ()
+_CONTENT = (Output.SEND_CONTENT,)
+_CONFIRM = (Output.SEND_CONFIRM,)
+
+PAIR_TRANSITIONS: dict[tuple[PairState, PairInput], tuple[tuple[Output, ...], PairState]] = {
+    (PairState.OFFERED, PairInput.ACCEPTED): (_NOTHING, PairState.AGREED),
+    (PairState.OFFERED, PairInput.REFUSED): (_NOTHING, PairState.REFUSED),
+    (PairState.AGREED, PairInput.CAPTURED): (_CONTENT, PairState.STREAMING),
+    (PairState.AGREED, PairInput.VERIFIED): (_NOTHING, PairState.RECEIVED),
+    (PairState.RECEIVED, PairInput.CAPTURED): (_CONTENT, PairState.HELD),
+    # They confirm only what they hold, so no confirmation can come before our content was sent.
+    (PairState.STREAMING, PairInput.VERIFIED): (_NOTHING, PairState.HELD),
+    (PairState.STREAMING, PairInput.CONFIRMED): (_NOTHING, PairState.PROMISED),
+    (PairState.PROMISED, PairInput.VERIFIED): (_NOTHING, PairState.READY),
+    (PairState.HELD, PairInput.CONFIRMED): (_NOTHING, PairState.READY),
+    (PairState.HELD, PairInput.SETTLED): (_CONFIRM, PairState.CONFIRMING),
+    (PairState.READY, PairInput.SETTLED): (_CONFIRM, PairState.DONE),
+    (PairState.CONFIRMING, PairInput.CONFIRMED): (_NOTHING, PairState.DONE),
+    **{
+        (state, PairInput.FAILED): (_NOTHING, PairState.LOST)
+        for state in PairState
+        if state not in TERMINAL
+    },
+}
+
+
+def step(state: PairState, event: PairInput) -> tuple[tuple[Output, ...], PairState]:
+    """What to send, and the next state. Raises ProtocolViolation where the table has no entry."""
+    return look_up(PAIR_TRANSITIONS, state, event)
+
+
+def mermaid() -> str:
+    """The table as a Mermaid state diagram, for docs/states.md: inputs on the arrows, outputs after
+    the slash."""
+    arrows: list[tuple[StrEnum, str, StrEnum]] = []
+    for (state, event), (outputs, after) in PAIR_TRANSITIONS.items():
+        arrows.append(
+            (state, event.value + "".join(f" / {output.value}" for output in outputs), after)
+        )
+    return draw(PairState.OFFERED, arrows, [state for state in PairState if state in TERMINAL])
+
 
 # Events and effects, besides those of every exchange
 
@@ -126,9 +216,9 @@ class Exchange(Gathering):
             case Captured():
                 return self._on_captured()
             case Verified(peer=peer):
-                return self._advance(peer, Input.VERIFIED) + self._settle()
+                return self._advance(peer, PairInput.VERIFIED) + self._settle()
             case Confirmed(peer=peer, members=members):
-                effects = self._advance(peer, Input.CONFIRMED)
+                effects = self._advance(peer, PairInput.CONFIRMED)
                 self._confirmed[peer] = members
                 return effects + self._conclude()
             case Lost(peer=peer, reason=reason, cause=cause):
@@ -144,7 +234,7 @@ class Exchange(Gathering):
 
     def _gather(self) -> list[Effect]:
         # One call at a time: a second peer that accepted would wait in vain.
-        if not self.partners and not self._in(State.OFFERED):
+        if not self.partners and not self._in(PairState.OFFERED):
             return self._dial_next()
         return super()._gather()
 
@@ -153,7 +243,7 @@ class Exchange(Gathering):
             peer = self.candidates[self._next]
             self._next += 1
             if peer not in self._members:
-                self._members[peer] = Member(State.OFFERED)
+                self._members[peer] = Member(PairState.OFFERED)
                 return [Dial(peer=peer)]
         return self._close_gathering()
 
@@ -174,14 +264,14 @@ class Exchange(Gathering):
             raise ProtocolViolation(f"A capture is not expected while {self.stage.value}.")
         self.stage = Stage.TRADING
         (partner,) = self.partners
-        return self._advance(partner, Input.CAPTURED) + self._settle()
+        return self._advance(partner, PairInput.CAPTURED) + self._settle()
 
     def _settle(self) -> list[Effect]:
         holders = self._in(*HOLDING)
         if self.stage is not Stage.TRADING or not holders:
             return []
         self.stage = Stage.CONFIRMING
-        return self._advance(holders[0], Input.SETTLED) + self._conclude()
+        return self._advance(holders[0], PairInput.SETTLED) + self._conclude()
 
     # CONFIRMING
 
@@ -228,7 +318,7 @@ class Exchange(Gathering):
         return self._end(reason, cause, in_doubt=self.stage is Stage.CONFIRMING)
 
     def _step(self, peer: str, member: Member, event: str) -> list[Effect]:
-        outputs, member.state = step(State(member.state), Input(event))
+        outputs, member.state = step(PairState(member.state), PairInput(event))
         return [self._send(peer, output) for output in outputs]
 
     def _send(self, peer: str, output: Output) -> Effect:

@@ -1,5 +1,5 @@
-"""One exchange of one fragment in a group: reduce-scatter and all-gather over direct streams, at
-most eight members.
+"""One exchange of one fragment in a group of at most eight members: reduce-scatter and all-gather
+over direct streams.
 
     GATHERING   call all of the slice at once, accept calls
     AGREEING    tell all partners whom we hold a stream with (roll); the lowest peer id names a
@@ -15,13 +15,26 @@ most eight members.
     APPLIED     the shards that most would apply are applied
     ENDED       nothing is applied, training goes on
 
-A member that is lost costs its own shard, and no more. No clock, no sockets: events go in, effects
-come out.
+What one stream carries:
+
+    caller ── hello ──────────────► callee            the offer: run, plan, fragment, progress
+    caller ◄───── accept | refuse ─ callee
+    both   ── roll ───────────────► both              "I hold streams with these peers"
+    both   ── members ────────────► both              "the members are"; a lower list may follow
+    donor  ── content, chunk* ────► receiver          outer steps that the receiver lacks, if any
+    both   ── content, chunk* ────► both              our contribution to the shard of the other
+    both   ── content, chunk* ────► both              the mean of our shard
+    both   ── held ───────────────► both              "I hold the means with these digests"
+    both   ── commit ─────────────► both              "I would apply these shards; helds I heard"
+
+The table of transitions has only what the other end has told us so far, since what we tell goes to
+all members at once. A missing key is a violation (``docs/states.md`` draws it). A member that is
+lost costs its own shard, and no more. No clock, no sockets: events go in, effects come out.
 
 **Lists.** If the leader dies half-way, or some hear of its loss before others, more than one list
 may be under way. Lists are ordered; everybody goes over to the lowest that it hears of until all of
 a list have named it, and never back. So of two lists that differ no two members can both agree on
-one while they count on each other: whoever still goes over after we have agreed is lost for us.
+one while they count on each other: a member that still goes over after we have agreed is lost.
 
 **Shards.** ``tally.py`` tells which are applied. We are in doubt if votes are missing that could
 decide, if others apply a shard that we lack, or if a member did not answer our commit. Where all
@@ -31,6 +44,7 @@ it has taken over: so what it holds is what others held before, and they can han
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange.base import (
@@ -54,11 +68,85 @@ from lowcomm_protocol.exchange.base import (
     Refused,
     Stage,
     Stumbled,
+    draw,
+    look_up,
     no_partner,
 )
-from lowcomm_protocol.exchange.group.table import HAVE_GIVEN, Input, State, step
-from lowcomm_protocol.exchange.group.tally import DIGEST_BYTES, Tally
+from lowcomm_protocol.exchange.tally import DIGEST_BYTES, Tally
 from lowcomm_protocol.matching import Refusal
+
+
+class GroupState(StrEnum):
+    """What one member has told us so far, always in this order."""
+
+    OFFERED = "offered"  # we called; no answer yet
+    LINKED = "linked"  # accepted
+    ROLLED = "rolled"  # their roll has come
+    NAMED = "named"  # they have named a list of members
+    MEMBER = "member"  # the list is agreed, and they are in it
+    GIVEN = "given"  # their contribution to our shard has arrived whole
+    AVERAGED = "averaged"  # the mean of their shard has, too
+    TOLD = "told"  # they have told which means they hold
+    DONE = "done"  # they have committed
+    REFUSED = "refused"
+    LOST = "lost"
+
+
+class GroupInput(StrEnum):
+    """What can happen to a stream of a group."""
+
+    ACCEPTED = "accepted"
+    REFUSED = "refused"
+    ROLL = "roll"
+    NAMED = "named"  # a list of members
+    AGREED = "agreed"  # all members have named the same list
+    MISSED = "missed"  # outer steps that we had missed have come whole, and lead to what most hold
+    SHARD = (
+        "shard"  # their contribution to our shard has arrived whole, and decodes to what is allowed
+    )
+    MEAN = "mean"  # the same of the mean of their shard
+    HELD = "held"
+    COMMIT = "commit"
+    FAILED = "failed"  # stream lost, corrupt content, deadline, or either side gave up
+
+
+TERMINAL = frozenset({GroupState.DONE, GroupState.REFUSED, GroupState.LOST})
+HAVE_GIVEN = frozenset({GroupState.GIVEN, GroupState.AVERAGED, GroupState.TOLD, GroupState.DONE})
+"""States in which their contribution to our shard may be used."""
+
+GROUP_TRANSITIONS: dict[tuple[GroupState, GroupInput], GroupState] = {
+    (GroupState.OFFERED, GroupInput.ACCEPTED): GroupState.LINKED,
+    (GroupState.OFFERED, GroupInput.REFUSED): GroupState.REFUSED,
+    (GroupState.LINKED, GroupInput.ROLL): GroupState.ROLLED,
+    (GroupState.ROLLED, GroupInput.NAMED): GroupState.NAMED,
+    # They heard of a lower list. Once we have agreed we can't follow them there.
+    (GroupState.NAMED, GroupInput.NAMED): GroupState.NAMED,
+    (GroupState.MEMBER, GroupInput.NAMED): GroupState.LOST,
+    (GroupState.NAMED, GroupInput.AGREED): GroupState.MEMBER,
+    # Before its contribution, if it hands over any.
+    (GroupState.MEMBER, GroupInput.MISSED): GroupState.MEMBER,
+    (GroupState.MEMBER, GroupInput.SHARD): GroupState.GIVEN,
+    (GroupState.GIVEN, GroupInput.MEAN): GroupState.AVERAGED,
+    # Whoever was too slow to make its mean tells so, and sends none.
+    (GroupState.GIVEN, GroupInput.HELD): GroupState.TOLD,
+    (GroupState.AVERAGED, GroupInput.HELD): GroupState.TOLD,
+    (GroupState.TOLD, GroupInput.COMMIT): GroupState.DONE,
+    **{
+        (state, GroupInput.FAILED): GroupState.LOST for state in GroupState if state not in TERMINAL
+    },
+}
+
+
+def step(state: GroupState, event: GroupInput) -> GroupState:
+    """The next state. Raises ProtocolViolation where the table has no entry."""
+    return look_up(GROUP_TRANSITIONS, state, event)
+
+
+def mermaid() -> str:
+    """The table as a Mermaid state diagram, for docs/states.md."""
+    arrows = [(state, event.value, after) for (state, event), after in GROUP_TRANSITIONS.items()]
+    return draw(GroupState.OFFERED, arrows, [state for state in GroupState if state in TERMINAL])
+
 
 _ELSEWHERE = frozenset(
     {Refusal.BUSY, Refusal.TOO_SOON, Refusal.FULL, Cause.GAVE_UP, Cause.DISAGREED}
@@ -309,7 +397,7 @@ class GroupExchange(Gathering):
         # Peers that called first have their places already.
         room = self.group - 1 - len(self._members)
         peers = [peer for peer in self.candidates if peer not in self._members][: max(0, room)]
-        self._members.update({peer: Member(State.OFFERED) for peer in peers})
+        self._members.update({peer: Member(GroupState.OFFERED) for peer in peers})
         return [Dial(peer=peer) for peer in peers] or self._gather()
 
     def handle(self, event: Event) -> list[Effect]:
@@ -346,7 +434,7 @@ class GroupExchange(Gathering):
             case MissedVerified(peer=peer):
                 return self._on_missed(peer)
             case ShardVerified(peer=peer):
-                return self._advance(peer, Input.SHARD) + self._settle()
+                return self._advance(peer, GroupInput.SHARD) + self._settle()
             case ReduceClosed():
                 self._reduce_closed = True
                 return self._settle()
@@ -382,23 +470,23 @@ class GroupExchange(Gathering):
         return [*(SendRoll(peer=peer, roll=roll) for peer in self.partners), *self._agree()]
 
     def _on_roll(self, peer: str, roll: tuple[str, ...]) -> list[Effect]:
-        if self._would(peer, Input.ROLL) is None:
+        if self._would(peer, GroupInput.ROLL) is None:
             return []
         self._check_list(peer, roll)
-        self._advance(peer, Input.ROLL)
+        self._advance(peer, GroupInput.ROLL)
         self._rolls[peer] = roll
         return self._agree()
 
     def _on_members(self, peer: str, members: tuple[str, ...]) -> list[Effect]:
-        after = self._would(peer, Input.NAMED)
+        after = self._would(peer, GroupInput.NAMED)
         if after is None:
             return []
         self._check_list(peer, members)
         self._check_named(peer, members)
-        if after is State.LOST:
+        if after is GroupState.LOST:
             why = "has agreed with others on another list of members"
             return self._give_up([peer], why, Cause.DISAGREED) + self._go_on()
-        self._advance(peer, Input.NAMED)
+        self._advance(peer, GroupInput.NAMED)
         self._lists[peer] = members
         return self._agree()
 
@@ -450,7 +538,7 @@ class GroupExchange(Gathering):
             return effects + self._end_as_minority()
         self.stage, self.tally = Stage.CAPTURING, Tally(self.me, self.members)
         for peer in others:
-            self._advance(peer, Input.AGREED)
+            self._advance(peer, GroupInput.AGREED)
         effects += self._give_up(left_out, "is not in the list of members", Cause.DISAGREED)
         return [*effects, Capture(members=self.members)]
 
@@ -473,7 +561,7 @@ class GroupExchange(Gathering):
             for peer, members in named
             if members[0] < leader or members[0] == leader == peer
         ]
-        if leader == self.me and not self.members and not self._in(State.LINKED):
+        if leader == self.me and not self.members and not self._in(GroupState.LINKED):
             self._proposed = clique({peer: self._rolls[peer] for peer in (self.me, *self.partners)})
             lists.append(self._proposed)
         lowest = min(lists, default=self.members)
@@ -498,7 +586,7 @@ class GroupExchange(Gathering):
         leader = self._leader()
         if not self.members and leader == self.me:
             why = "did not tell its links in time"
-            return self._give_up(self._in(State.LINKED), why, Cause.LATE) + self._agree()
+            return self._give_up(self._in(GroupState.LINKED), why, Cause.LATE) + self._agree()
         self._waited += 1
         if self._waited < self._patience(leader):
             return []
@@ -526,11 +614,11 @@ class GroupExchange(Gathering):
         return [*missed, *shards, *self._settle()]
 
     def _on_missed(self, peer: str) -> list[Effect]:
-        if self._would(peer, Input.MISSED) is None:
+        if self._would(peer, GroupInput.MISSED) is None:
             return []
         if peer != self._donor:
             raise ProtocolViolation(f"{peer} handed over steps that we do not wait for.")
-        self._advance(peer, Input.MISSED)
+        self._advance(peer, GroupInput.MISSED)
         self._donor, self._took_over = "", True
         return self._settle()
 
@@ -547,38 +635,38 @@ class GroupExchange(Gathering):
         return [*(SendMean(peer=peer) for peer in self.partners), *self._settle()]
 
     def _on_mean(self, peer: str, digest: bytes) -> list[Effect]:
-        if self._would(peer, Input.MEAN) is None:
+        if self._would(peer, GroupInput.MEAN) is None:
             return []
         if len(digest) != DIGEST_BYTES:
             raise ProtocolViolation(
                 f"The mean of {peer} has a digest of {len(digest)} bytes, not {DIGEST_BYTES}."
             )
-        self._advance(peer, Input.MEAN)
+        self._advance(peer, GroupInput.MEAN)
         self.tally.means[peer] = digest
         return self._settle()
 
     # CONFIRMING, COMMITTING
 
     def _on_held(self, peer: str, held: tuple[bytes, ...], salt: bytes) -> list[Effect]:
-        if self._would(peer, Input.HELD) is None:
+        if self._would(peer, GroupInput.HELD) is None:
             return []
         self.tally.add_held(peer, held, salt)
-        self._advance(peer, Input.HELD)
+        self._advance(peer, GroupInput.HELD)
         return self._settle()
 
     def _on_commit(
         self, peer: str, shards: tuple[bool, ...], heard: tuple[bool, ...]
     ) -> list[Effect]:
-        if self._would(peer, Input.COMMIT) is None:
+        if self._would(peer, GroupInput.COMMIT) is None:
             return []
         self.tally.add_commit(peer, shards, heard)
-        self._advance(peer, Input.COMMIT)
+        self._advance(peer, GroupInput.COMMIT)
         return self._settle()
 
     def _on_confirming_closed(self) -> list[Effect]:
         if self.stage is not Stage.CONFIRMING:
             return []
-        silent = self._in(State.MEMBER, State.GIVEN, State.AVERAGED)
+        silent = self._in(GroupState.MEMBER, GroupState.GIVEN, GroupState.AVERAGED)
         why = "did not tell in time what it holds"
         return self._give_up(silent, why, Cause.LATE) + self._go_on()
 
@@ -587,15 +675,17 @@ class GroupExchange(Gathering):
     def _settle(self) -> list[Effect]:
         effects: list[Effect] = []
         # One event may complete several stages, such as the loss of the member that all wait for.
-        if self.stage is Stage.REDUCING and (self._reduce_closed or not self._in(State.MEMBER)):
+        if self.stage is Stage.REDUCING and (
+            self._reduce_closed or not self._in(GroupState.MEMBER)
+        ):
             effects += self._reduce()
         if self.stage in (Stage.REDUCING, Stage.AVERAGING) and not self._awaits():
             effects += self._confirm()
         if self.stage is Stage.CONFIRMING and not self._in(
-            State.MEMBER, State.GIVEN, State.AVERAGED
+            GroupState.MEMBER, GroupState.GIVEN, GroupState.AVERAGED
         ):
             effects += self._commit()
-        if self.stage is Stage.COMMITTING and not self._in(State.TOLD):
+        if self.stage is Stage.COMMITTING and not self._in(GroupState.TOLD):
             effects += self._conclude()
         return effects
 
@@ -636,7 +726,7 @@ class GroupExchange(Gathering):
         return [*effects, Apply(members=self.members, swarm_step=swarm_step, shards=shards)]
 
     def _go_on_without_silent(self) -> list[Effect]:
-        silent, why = self._in(State.TOLD), "did not commit in time"
+        silent, why = self._in(GroupState.TOLD), "did not commit in time"
         return self._give_up(silent, why, Cause.LATE) + self._go_on()
 
     # any stage
@@ -664,7 +754,7 @@ class GroupExchange(Gathering):
     def _lose(self, peer: str, reason: str, cause: Cause | Refusal) -> None:
         # Its commit may be lost on the way: then it has applied what we do not.
         self._unanswered = self._unanswered or (
-            self.stage is Stage.COMMITTING and peer in self._in(State.TOLD)
+            self.stage is Stage.COMMITTING and peer in self._in(GroupState.TOLD)
         )
         super()._lose(peer, reason, cause)
 
@@ -690,7 +780,7 @@ class GroupExchange(Gathering):
     def _give_in(self, reason: str, cause: Cause | Refusal) -> list[Effect]:
         return self._end(reason, cause, in_doubt=self.stage is Stage.COMMITTING)
 
-    def _would(self, peer: str, event: Input) -> State | None:
+    def _would(self, peer: str, event: GroupInput) -> GroupState | None:
         """The state that an event leads to; None if it was on its way when we gave the member
         up."""
         member = self._members.get(peer)
@@ -698,8 +788,8 @@ class GroupExchange(Gathering):
             raise ProtocolViolation(
                 f"{peer}: {event.value!r} from a peer that has no part in this exchange."
             )
-        return None if member.state == State.LOST else step(State(member.state), event)
+        return None if member.state == GroupState.LOST else step(GroupState(member.state), event)
 
     def _step(self, peer: str, member: Member, event: str) -> list[Effect]:
-        member.state = step(State(member.state), Input(event))
+        member.state = step(GroupState(member.state), GroupInput(event))
         return []

@@ -1,1 +1,0 @@
-"""An exchange of a group: every member averages one shard, and sends the mean to the others."""

@@ -1,1 +1,0 @@
-"""An exchange of two."""
