@@ -16,8 +16,8 @@ from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.net.p2pd import RelayLimits, listeners, numeric
-from lowcomm_node.probing.prober import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.storage.files import HomeLock, load_or_create_identity
+from lowcomm_node.swarm.probes import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.command import ending_signals, say
 from lowcomm_node.system.logs import log

@@ -402,7 +402,7 @@ WAITS: Mapping[str, Message] = {
     ),
     WaitCode.OWN_LINE: Message(
         "Contents of several peers did not come, so the line of this machine is to blame.",
-        "`lowcomm-node doctor` measures the line.",
+        "`lowcomm-node ping PEER` measures the line.",
     ),
     WaitCode.NOT_APPLIED: Message(
         "The last exchange was not applied; training goes on with the next.",
@@ -478,6 +478,7 @@ class WarningCode(StrEnum):
     RUN_ENDED = "run-ended"
     STARTED_ALONE = "started-alone"
     CLOCK = "clock"
+    IDENTITY_IN_USE = "identity-in-use"
     AMENDMENT = "amendment"
     TOKENIZER_UNCHECKED = "tokenizer-unchecked"
     FILE_REFUSED = "file-refused"
@@ -520,6 +521,12 @@ WARNINGS: Mapping[str, Message] = {
     WarningCode.CLOCK: Message(
         "The clock of this machine differs from those of others, who will refuse its records.",
         "Set the clock; a network time service keeps it right.",
+    ),
+    WarningCode.IDENTITY_IN_USE: Message(
+        "Another process takes part under the identity of this node, so peers mistake one for the "
+        "other.",
+        "End one of them, or give one a `--home` of its own; a copied home needs another "
+        "`identity.key`.",
     ),
     WarningCode.AMENDMENT: Message(
         "The run's creator has changed it in a way that this release can't follow.",

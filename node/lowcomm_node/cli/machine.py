@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.cli.common import Here, command, read_settings, run_async, setting
-from lowcomm_node.doctor.report import Finding, exit_code
+from lowcomm_node.doctor.findings import Finding, exit_code
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.model import Ping

@@ -43,7 +43,7 @@ def invite(
     """
     from lowcomm_node.storage.files import read_small
     from lowcomm_node.storage.paths import Paths
-    from lowcomm_node.swarm.created_runs import created_run
+    from lowcomm_node.swarm.find_run import created_run
     from lowcomm_protocol.identity import KEY_BYTES
     from lowcomm_protocol.peers.invites import issue_invite
     from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, newest
@@ -109,7 +109,7 @@ def remove(
     Example: lowcomm-node remove 12D3KooW... --peers ADDRESS
     """
     from lowcomm_node.cli.publishing import publish_removals, with_entry_points
-    from lowcomm_node.swarm.created_runs import created_run
+    from lowcomm_node.swarm.find_run import created_run
 
     here.log()
     names = frozenset(_name_of(text) for text in who)
@@ -161,7 +161,7 @@ def amend(
     Example: lowcomm-node amend --set run.steps=20000 --at 12000
     """
     from lowcomm_node.cli.publishing import publish_amendment, with_entry_points
-    from lowcomm_node.swarm.created_runs import created_run
+    from lowcomm_node.swarm.find_run import created_run
     from lowcomm_protocol.spec.amendments import SCHEDULE
 
     here.log()

@@ -15,11 +15,10 @@ from lowcomm_node.dht.interface import Discovery, by_peer
 from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, removals_key
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers, NotRunning, Unhealthy
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.probing.asker import CONNECT_DEADLINE
 from lowcomm_node.storage.files import ephemeral_identity, read_small, write_atomic
-from lowcomm_node.swarm.admission import REMOVALS_LIFE, newest_removals
-from lowcomm_node.swarm.amendments import AMENDMENTS_LIFE
+from lowcomm_node.swarm.admission import AMENDMENTS_LIFE, REMOVALS_LIFE, newest_removals
 from lowcomm_node.swarm.find_run import ask_server, open_discovery
+from lowcomm_node.swarm.probes import CONNECT_DEADLINE
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.identity import Identity

@@ -14,8 +14,7 @@ import psutil
 from lowcomm_node.dht.interface import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_node.doctor.checks import CHECKS, Check
-from lowcomm_node.doctor.observations import Observations, Subject
-from lowcomm_node.doctor.report import Finding
+from lowcomm_node.doctor.findings import Finding, Observations, Subject
 from lowcomm_node.doctor.survey import ask_others
 from lowcomm_node.errors import NodeError, NoPeers
 from lowcomm_node.net.server import find_free
@@ -29,7 +28,7 @@ from lowcomm_node.swarm.hosts import listening
 
 @dataclass(frozen=True, kw_only=True)
 class RunningNode:
-    """What the doctor is shown of a node that runs."""
+    """A node that runs, as far as the doctor looks at it."""
 
     settings: NodeSettings
     status: Status
@@ -40,7 +39,7 @@ class RunningNode:
     entry_points: Sequence[str]
     """Where the peers of its run enter the DHT."""
     addresses: Sequence[str]
-    """Where others are told to call it."""
+    """Where others shall call it."""
     port: int | None
     """Of its Exchange service, once that listens."""
     certificate: bytes
@@ -54,13 +53,12 @@ async def check(seen: Observations, checks: Iterable[Check] = CHECKS) -> tuple[F
 
 
 async def examine_node(node: RunningNode, peers: Sequence[str]) -> tuple[Finding, ...]:
-    """Findings of a node that runs, with its identity, ports and peers; ``peers`` come first."""
+    """Findings of a node that runs, with its identity, ports and peers; ``peers`` are asked
+    first."""
     settings, discovery, status = node.settings, node.discovery, node.status
-    asked = (*peers, *settings.peers)
     seen = Observations(
         home=settings.home,
         peers=settings.peers,
-        asked=asked,
         status=status,
         members=node.members,
     )
@@ -69,7 +67,7 @@ async def examine_node(node: RunningNode, peers: Sequence[str]) -> tuple[Finding
         return await check(replace(seen, trouble=trouble))
     subject = _subject(discovery, settings, node.port, node.certificate, node.addresses)
     dht_peers = await discovery.check_connection()
-    survey = await ask_others(discovery, subject, (*asked, *node.entry_points))
+    survey = await ask_others(discovery, subject, (*peers, *settings.peers, *node.entry_points))
     return await check(replace(seen, dht_peers=dht_peers, survey=survey))
 
 
@@ -81,7 +79,7 @@ async def examine_alone(settings: NodeSettings, absent: str, hangs: bool) -> tup
     malformed address.
     """
     peers = settings.peers
-    seen = Observations(home=settings.home, peers=peers, asked=peers, absent=absent, hangs=hangs)
+    seen = Observations(home=settings.home, peers=peers, absent=absent, hangs=hangs)
     if peers:
         # A node that hangs holds its ports.
         free = {"port": 0, "dht_port": 0} if hangs else {}
@@ -95,8 +93,8 @@ async def _look_at_network(settings: NodeSettings, seen: Observations) -> Observ
         discovery.max_clock_offset = inf  # a wrong clock is a finding
         try:
             await discovery.start()
-            async with _serving(settings) as (port, certificate, told):
-                subject = _subject(discovery, settings, port, certificate, told)
+            async with _serving(settings) as (port, certificate, announced):
+                subject = _subject(discovery, settings, port, certificate, announced)
                 return replace(
                     seen,
                     runs=len(await discovery.lookup(RUNS_KEY)),
@@ -116,17 +114,17 @@ def _subject(
     settings: NodeSettings,
     port: int | None,
     certificate: bytes,
-    told: Sequence[str],
+    announced: Sequence[str],
 ) -> Subject:
     host, _ = listening(settings)
-    announced = int(settings.announce[0].rpartition(":")[2]) if settings.announce else None
+    forwarded = int(settings.announce[0].rpartition(":")[2]) if settings.announce else None
     return Subject(
         peer_id=discovery.peer_id,
         hosts=own_hosts(),
         listens=tuple(address.rpartition("/p2p/")[0] for address in discovery.addresses()),
-        direct=announced or port,
+        direct=forwarded or port,
         certificate=certificate,
-        told=tuple(told),
+        announced=tuple(announced),
         loopback=host in ("127.0.0.1", "[::1]"),
     )
 

@@ -2,29 +2,39 @@
 
 our libp2p ── to up to MAX_HELPERS ── look          which address, whose clock
            ── to each of them      ── dial back     our ports, called from there
-probes.py  ── over UDP and over TCP
-our libp2p ── to the first one     ── ping          bandwidth; last, for it may use up our quota
+a p2pd of UDP alone, with a throw-away identity, since our libp2p is connected already:
+           ── QUIC, to the first helper ── look     does UDP get out
+           the second helper, which was not called, calls back: does UDP get in
+           ── QUIC, to the others       ── look     does the router show all the same port
 """
 
 import asyncio
 import socket
 from collections.abc import Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
 
-from lowcomm_node.doctor.observations import Helper, Subject, Survey
-from lowcomm_node.doctor.probes import ask_back, probe_packets, probe_udp
-from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.addresses import EntryPoint, host_of, parse_entry_point
-from lowcomm_node.net.control import Streams
-from lowcomm_node.net.measuring import Speed, measure_speed
-from lowcomm_node.probing.asker import CONNECT_DEADLINE, Asker
-from lowcomm_protocol.errors import LowcommError
+from lowcomm_node.doctor.findings import (
+    Helper,
+    ObservedAddress,
+    Subject,
+    Survey,
+    UdpProbe,
+    place_of,
+)
+from lowcomm_node.errors import ConfigError, NodeError
+from lowcomm_node.net.addresses import EntryPoint, host_of, parse_entry_point, port_of
+from lowcomm_node.net.control import Control, Streams
+from lowcomm_node.net.p2pd import P2pDaemon
+from lowcomm_node.swarm.probes import CONNECT_DEADLINE, Asker, multiaddress
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.peers.probes import Kind, Target
 
 MAX_HELPERS = 3
 MAX_TRIED = 8
 """Entry points that are tried to find helpers."""
-SPEED_DEADLINE = 30.0
+UDP_DEADLINE, CALL_DEADLINE = 60.0, 5.0
+"""Seconds for the probe of UDP, and for a call in it."""
 
 
 async def ask_others(streams: Streams, subject: Subject, entries: Iterable[str]) -> Survey:
@@ -35,24 +45,18 @@ async def ask_others(streams: Streams, subject: Subject, entries: Iterable[str])
         answers = list(zip(tried, met, strict=True))
         silent = {str(entry): answer for entry, answer in answers if isinstance(answer, str)}
         askers = choose_helpers([answer for answer in met if not isinstance(answer, str)])
-        helpers = [helper for _, helper in askers]
-        if not helpers:
+        if not askers:
             return Survey(subject=subject, silent=silent)
-        called, udp, packets = await asyncio.gather(
+        called, udp = await asyncio.gather(
             asyncio.gather(*(_called_back(asker, helper, subject) for asker, helper in askers)),
             probe_udp(askers, subject.loopback),
-            probe_packets(helpers, subject.loopback),
         )
-        speed, no_speed = await _speed(streams, helpers[0].entry.peer_id)
         return Survey(
             subject=subject,
             helpers=tuple(called),
             silent=silent,
             udp=udp,
-            speed=speed,
-            no_speed=no_speed,
-            packets=packets,
-            outward=_outward_host(helpers[0].host),
+            outward=_outward_host(askers[0][1].host),
         )
 
 
@@ -72,12 +76,10 @@ def distinct(entries: Iterable[str], own_peer_id: str) -> list[EntryPoint]:
     """One address of each peer, ours and those through relays left out; MAX_TRIED at most."""
     found: dict[str, EntryPoint] = {}
     for text in entries:
-        try:
+        with suppress(ConfigError):
             entry = parse_entry_point(text)
-        except ConfigError:
-            continue
-        if entry.relay is None and entry.peer_id != own_peer_id:
-            found.setdefault(entry.peer_id, entry)
+            if entry.relay is None and entry.peer_id != own_peer_id:
+                found.setdefault(entry.peer_id, entry)
     return list(found.values())[:MAX_TRIED]
 
 
@@ -108,16 +110,19 @@ async def _called_back(asker: Asker, helper: Helper, subject: Subject) -> Helper
     return replace(helper, reached=reached, refused=refused)
 
 
-async def _speed(streams: Streams, peer_id: str) -> tuple[Speed | None, str]:
+async def ask_back(
+    asker: Asker,
+    peer_id: str,
+    targets: Sequence[Target],
+) -> tuple[dict[Kind, bool], str]:
+    """Which of these ports of ours are reached, and why none was tried."""
+    if not targets:
+        return {}, "there is no port of ours to call"
     try:
-        async with asyncio.timeout(SPEED_DEADLINE):
-            # A stream of its own: if a ping is refused, answers to others are left in it.
-            with await Asker.open(streams, peer_id) as asker:
-                return await measure_speed(asker), ""
-    except TimeoutError:
-        return None, f"took longer than {SPEED_DEADLINE:.0f} s"
+        reached = await asker.dial_back(peer_id, targets)
     except LowcommError as error:
-        return None, str(error)
+        return {}, str(error)
+    return {target.kind: ok for target, ok in zip(targets, reached, strict=True)}, ""
 
 
 def _outward_host(towards: str) -> str:
@@ -132,3 +137,79 @@ def _outward_host(towards: str) -> str:
             return probe.getsockname()[0]
     except OSError:
         return ""
+
+
+# UDP
+
+
+async def probe_udp(askers: Sequence[tuple[Asker, Helper]], loopback: bool) -> UdpProbe | None:
+    """Whether UDP gets out and in; None if the first helper has none. Never raises."""
+    entry, is_announced = over_quic(askers[0][1])
+    if ":" in askers[0][1].host:
+        return None
+    daemon = P2pDaemon(
+        None, [f"/ip4/{'127.0.0.1' if loopback else '0.0.0.0'}/udp/0/quic-v1"], punching=False
+    )
+    try:
+        async with asyncio.timeout(UDP_DEADLINE):
+            await daemon.start()
+            found = await _probe_quic(Control(daemon.control), askers, entry)
+    except (NodeError, TimeoutError):
+        return None  # p2pd could not be started, or others took their time
+    finally:
+        await daemon.stop()
+    return found if found.gets_out or is_announced else None
+
+
+async def _probe_quic(
+    control: Control,
+    askers: Sequence[tuple[Asker, Helper]],
+    entry: EntryPoint,
+) -> UdpProbe:
+    try:
+        asker = await _call(control, entry)
+    except LowcommError:
+        return UdpProbe(str(entry), gets_out=False)
+    with asker:
+        try:
+            first = await _observed(asker)
+            peer_id, _ = await control.identify()
+        except LowcommError as error:
+            return UdpProbe(str(entry), gets_out=True, refused=str(error))
+        # A router may let in whom we have called. So another helper that sees the same address
+        # calls; the one that was called does only if there is none.
+        stranger = next((other for other, helper in askers[1:] if helper.sees == first.host), None)
+        own = [Target(Kind.QUIC, first.port)]
+        called, refused = await ask_back(stranger or asker, peer_id, own)
+    observed = [first]
+    for _, helper in askers[1:]:
+        with suppress(LowcommError), await _call(control, over_quic(helper)[0]) as another:
+            observed.append(await _observed(another))
+    gets_in = called.get(Kind.QUIC)
+    return UdpProbe(str(entry), True, tuple(observed), gets_in, stranger is not None, refused)
+
+
+async def _observed(asker: Asker) -> ObservedAddress:
+    """How the other end sees us. Raises LinkLost, ProtocolViolation."""
+    seen, _ = await asker.look()
+    place = place_of(seen.address)
+    if place is None:
+        raise ProtocolViolation("does not see our address")
+    return ObservedAddress(host_of(asker.address) or "", "probe", *place)
+
+
+def over_quic(helper: Helper) -> tuple[EntryPoint, bool]:
+    """Where a helper is dialed over QUIC, and whether it says so.
+
+    If it does not, that is the port that it serves over TCP, as bootstrap servers do.
+    """
+    dials = (dial for dial in helper.dials if "/udp/" in dial and host_of(dial) == helper.host)
+    announced = next(dials, None)
+    dial = announced or multiaddress(helper.host, Kind.QUIC, port_of(helper.entry.dial) or 0)
+    return EntryPoint(helper.entry.peer_id, dial), announced is not None
+
+
+async def _call(control: Control, entry: EntryPoint) -> Asker:
+    """A stream of probes. Raises LinkLost."""
+    await control.connect(entry.peer_id, [entry], CALL_DEADLINE)
+    return await Asker.open(control, entry.peer_id)

@@ -6,12 +6,12 @@ certificate for as long as its process lives.
 """
 
 import asyncio
+import ssl
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import sha256
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.probing.dialing import shown_certificate
 
 FETCH_DEADLINE = 10.0
 HEAD_START = 0.5
@@ -92,3 +92,16 @@ async def _fetch(digest: bytes, address: str) -> bytes:
     if shown is None or len(shown) > MAX_CERTIFICATE_BYTES or sha256(shown).digest() != digest:
         raise OtherCertificate(ELSEWHERE)
     return shown
+
+
+async def shown_certificate(host: str, port: int) -> bytes | None:
+    """The certificate (DER) shown at an address. Raises OSError if nobody speaks TLS there."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # the caller compares the digest
+    context.set_alpn_protocols(["h2"])
+    _, writer = await asyncio.open_connection(host, port, ssl=context, server_hostname="lowcomm")
+    try:
+        return writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    finally:
+        writer.transport.abort()

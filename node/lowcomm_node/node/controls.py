@@ -6,7 +6,7 @@ from time import time
 from typing import Any, TypeVar
 
 from lowcomm_node.catalogue import CATALOGUE, Message
-from lowcomm_node.doctor.report import Finding
+from lowcomm_node.doctor.findings import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import NodeError, RetryLater, TrainerError
 from lowcomm_node.fetch.catch_up import Gatherer, state_form

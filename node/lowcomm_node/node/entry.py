@@ -8,11 +8,11 @@ from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.dht.interface import Discovery, nobody_answers
 from lowcomm_node.errors import NoPeers
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.probing.prober import FOR_A_NODE, Prober
 from lowcomm_node.status.events import Board, RunAmended
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import find_run, open_discovery, remembered_run
 from lowcomm_node.swarm.hosts import listening
+from lowcomm_node.swarm.probes import FOR_A_NODE, Prober
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.system.tasks import start

@@ -25,8 +25,7 @@ from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.find_run import ask_server, name_of
 from lowcomm_node.swarm.hosts import any_host, in_numbers
-from lowcomm_node.swarm.membership import Listeners, Membership
-from lowcomm_node.swarm.own_record import OwnRecord
+from lowcomm_node.swarm.membership import Listeners, Membership, OwnRecord
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import start
@@ -58,7 +57,6 @@ class Participation:
         self._supervisor = supervisor
         self._availability = availability
         self._peer_id = entry.identity.peer_id
-        self._bandwidth = allowance.bandwidth
         self._gatekeeper = Gatekeeper(
             entry.identity,
             run.run_id,
@@ -230,7 +228,6 @@ class Participation:
             membership.republish, (peers_key(self._run.run_id), self._peer_id)
         )
         self._entry.rejoin.on_move(self._move)
-        self._entry.prober.keep_to(self._bandwidth.up, self._bandwidth.down)
         self._admission.amending.on_news = self._hear_amendments
         warn = self._board.warning(WarningCode.DEFECT)
         works = [

@@ -4,24 +4,32 @@
                the earliest claims on an invite are the ones that count
     uses       claims of others, so that a used-up invite stays so when we start again
     removals   the newest list of removed peers: from the DHT, or written by `lowcomm-node remove`
-    amending   the creator's changes of the run, admission included (swarm/amendments.py)
+    amending   the creator's changes of the run, admission included: from the DHT and peers, or
+               written by `lowcomm-node amend`
 
 All lie in the folder of the run. A damaged file counts as missing; the swarm sends it again.
 """
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from time import time
 
 from lowcomm_node.dht.interface import Discovery
-from lowcomm_node.dht.keys import peers_key, removals_key
+from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import read_small, write_atomic
-from lowcomm_node.swarm.amendments import Amending
-from lowcomm_protocol.errors import AdmissionError, LowcommError, SignatureError
+from lowcomm_node.system.logs import log
+from lowcomm_protocol.errors import (
+    AdmissionError,
+    LowcommError,
+    SignatureError,
+    SpecError,
+    VersionError,
+)
 from lowcomm_protocol.peers.admission import Admission, Rules
 from lowcomm_protocol.peers.invites import (
     MAX_CLAIM_BYTES,
@@ -33,10 +41,78 @@ from lowcomm_protocol.peers.invites import (
     verify_token,
 )
 from lowcomm_protocol.peers.records import read_record
+from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, Amendment, Course, read_chain
 from lowcomm_protocol.spec.run import SignedRun
 
-REMOVALS_LIFE = 1800.0
-_MAX_USES_BYTES = 4 * 1024**2
+REMOVALS_LIFE, AMENDMENTS_LIFE = 1800.0, 1800.0
+"""Seconds for which the DHT keeps them."""
+MAX_USES_BYTES = 4 * 1024**2
+
+
+class Amending:
+    """The amendments of one run: from its home, the DHT and peers."""
+
+    def __init__(self, run: SignedRun, path: Path) -> None:
+        """Read what the home keeps."""
+        self.course = Course(run.spec)
+        self.on_news: Callable[[list[Amendment]], None] = lambda news: None
+        """Called with new amendments."""
+        self.on_trouble: Callable[[str], None] = lambda reason: None
+        """Called once with the reason why a chain signed by the creator can't be followed."""
+        self._run = run
+        self._path = path
+        self._refused: bytes = b""
+        self.hear(read_small(path, MAX_CHAIN_BYTES))
+
+    def hear(self, data: bytes) -> bool:
+        """Take in an untrusted chain. Returns whether it is newer than ours."""
+        if not data or data in (self.course.chain.data, self._refused):
+            return False
+        try:
+            chain = read_chain(data, self._run.creator)
+            if chain.run_id != self._run.run_id or chain.order <= self.course.chain.order:
+                return False
+            before = len(self.course.chain.links)
+            self.course = Course(self._run.spec, chain)
+        except (SpecError, VersionError) as error:
+            self._refused = data
+            self.on_trouble(
+                f"the creator has amended the run in a way that this node can't follow: {error}"
+            )
+            return False
+        except LowcommError as error:
+            log.debug("amendments.refused", reason=str(error))
+            return False
+        self.on_news(list(chain.links[before:]))
+        return True
+
+    async def look(self, discovery: Discovery) -> bool:
+        """Compare with the home and the DHT, and publish ours if theirs is older. Returns whether
+        there was a newer one.
+
+        Raises DiskFull, OSError.
+        """
+        newer = self.hear(await asyncio.to_thread(read_small, self._path, MAX_CHAIN_BYTES))
+        theirs = (await discovery.lookup(self._key)).get(self._run.creator, b"")
+        newer |= self.hear(theirs)
+        data = self.course.chain.data
+        if data != theirs:
+            await self.publish(discovery)
+        if data and data != await asyncio.to_thread(read_small, self._path, MAX_CHAIN_BYTES):
+            await asyncio.to_thread(write_atomic, self._path, data)
+        return newer
+
+    async def publish(self, discovery: Discovery) -> None:
+        """Keep the chain alive in the DHT, since its creator may be away."""
+        with suppress(LowcommError):
+            if self.course.chain.data:
+                await discovery.publish(
+                    self._key, self._run.creator, self.course.chain.data, AMENDMENTS_LIFE
+                )
+
+    @property
+    def _key(self) -> str:
+        return amendments_key(self._run.run_id, self._run.creator)
 
 
 class RunAdmission:
@@ -49,7 +125,8 @@ class RunAdmission:
         """
         self._run = run
         self.amending = Amending(run, settings.paths.amendments(run.fingerprint))
-        self._reached = _saved_step(settings.paths.checkpoints(run.fingerprint))
+        saved = settings.paths.checkpoints(run.fingerprint)
+        self._reached = max(CheckpointStore(saved).steps(), default=0) if saved.is_dir() else 0
         """Our own swarm step. Before we train: the highest in the records of the run's peers."""
         self._trains = False
         self._spec = self.amending.course.at(self._reached)
@@ -60,7 +137,7 @@ class RunAdmission:
         self.claim = b""
         self._removals = settings.paths.removals(run.fingerprint)
         self._uses = settings.paths.uses(run.fingerprint)
-        self.admission.load(read_small(self._uses, _MAX_USES_BYTES), now)
+        self.admission.load(read_small(self._uses, MAX_USES_BYTES), now)
         self._kept = self.admission.to_bytes()
         self._read_removals()
         self.claim = _own_claim(settings, run, self.rules, peer_id, now)
@@ -80,7 +157,8 @@ class RunAdmission:
         return newer
 
     def reach(self, swarm_step: int) -> bool:
-        """We train and have reached a swarm step. Returns whether that changes who may join."""
+        """Note the swarm step that our training has reached. Returns whether that changes who may
+        join."""
         self._reached = swarm_step
         self._trains = True
         return self._follow_amendments(time())
@@ -125,10 +203,10 @@ class RunAdmission:
         """
         newer = self._read_removals() | await self.amending.look(discovery)
         newer |= self._follow_amendments(time()) | await self._hear_steps(discovery)
-        told = (await discovery.lookup(self._key)).get(self.rules.creator, b"")
+        theirs = (await discovery.lookup(self._key)).get(self.rules.creator, b"")
         with suppress(LowcommError):
-            newer |= bool(told) and self.admission.hear_removals(told)
-        if self.admission.removals.data != told:
+            newer |= bool(theirs) and self.admission.hear_removals(theirs)
+        if self.admission.removals.data != theirs:
             await self.publish(discovery)
         # Serialize here: the thread must not read dictionaries that the event loop changes.
         await asyncio.to_thread(self._keep, self.admission.removals.data, self.admission.to_bytes())
@@ -160,15 +238,10 @@ class RunAdmission:
             self._kept = uses
 
 
-def _saved_step(checkpoints: Path) -> int:
-    """The swarm step of the newest checkpoint; 0 if there is none."""
-    return max(CheckpointStore(checkpoints).steps(), default=0) if checkpoints.is_dir() else 0
-
-
-def newest_removals(run: SignedRun, path: Path, told: bytes) -> Removals:
+def newest_removals(run: SignedRun, path: Path, heard: bytes) -> Removals:
     """The newer of the home's list and the DHT's; empty if there is neither."""
     admission = Admission(Rules.of(run))
-    for data in (read_small(path, MAX_REMOVALS_BYTES), told):
+    for data in (read_small(path, MAX_REMOVALS_BYTES), heard):
         with suppress(LowcommError):
             if data:
                 admission.hear_removals(data)

@@ -1,8 +1,8 @@
-"""Enters the DHT and finds the owner's run: in the swarm, or in the home from an earlier start."""
+"""Finds the owner's run: in the swarm, or in the home from an earlier start."""
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -13,10 +13,11 @@ from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.net.addresses import place_in
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.probing.asker import Asker
-from lowcomm_node.storage.files import write_atomic
+from lowcomm_node.storage.files import load_or_create_identity, write_atomic
+from lowcomm_node.storage.paths import Paths
 from lowcomm_node.swarm.admission import given_token
 from lowcomm_node.swarm.hosts import listening
+from lowcomm_node.swarm.probes import Asker
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.system.quota import prefixes_of
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, Refusals, VersionError
@@ -86,11 +87,11 @@ def remembered_run(settings: NodeSettings) -> SignedRun | None:
     is no address whose peers could decide.
     """
     invited_to = token.invite.run_id if (token := given_token(settings)) is not None else None
-    runs = matching(_kept(settings), settings.run, invited_to)
+    runs = matching(kept_runs(settings.paths), settings.run, invited_to)
     if settings.peers and (len(runs) > 1 or (settings.run is None and invited_to is None)):
         # Otherwise a mistyped address of another swarm would train an old run.
         given, now = by_peer(settings.peers), time()
-        runs = [run for run in runs if _was_entered_at(settings, run, list(given), now)]
+        runs = [run for run in runs if not given.keys().isdisjoint(_entered_at(settings, run, now))]
         return runs[0] if len(runs) == 1 else None
     return the_only(runs)
 
@@ -116,7 +117,8 @@ async def find_run(
     while monotonic() < began + deadline:
         found, unread = await _published(discovery)
         is_kept = kept is not None and (
-            any(run.run_id == kept.run_id for run in found) or _is_late(began, found)
+            any(run.run_id == kept.run_id for run in found)
+            or (not found and monotonic() >= began + KEPT_AFTER)
         )
         fitting = matching(found, settings.run, invited_to)
         chosen = kept if is_kept else fitting[0] if len(fitting) == 1 else None
@@ -288,31 +290,6 @@ async def ask_server(
         return Keeping(reason=str(error))
 
 
-def _is_late(began: float, found: list[SignedRun]) -> bool:
-    return not found and monotonic() >= began + KEPT_AFTER
-
-
-def _kept(settings: NodeSettings) -> list[SignedRun]:
-    """The signed runs in the home. Damaged ones count as missing."""
-    runs: list[SignedRun] = []
-    for path in sorted(settings.paths.runs.glob("*/run.json")):
-        try:
-            with path.open("rb") as file:
-                run = read_signed_run(file.read(2 * MAX_SPEC_BYTES + 1), str(path))
-        except (LowcommError, OSError):
-            continue
-        if settings.paths.signed_run(run.fingerprint) == path:
-            runs.append(run)
-    return runs
-
-
-def _was_entered_at(
-    settings: NodeSettings, run: SignedRun, peer_ids: list[str], now: float
-) -> bool:
-    entry_points = RememberedPeers(settings.paths.remembered_peers(run.fingerprint), now)
-    return any(peer_id in entry_points for peer_id in peer_ids)
-
-
 async def _published(discovery: Discovery) -> tuple[list[SignedRun], list[str]]:
     """The published runs, and why this release can't read others."""
     runs: list[SignedRun] = []
@@ -328,3 +305,45 @@ async def _published(discovery: Discovery) -> tuple[list[SignedRun], list[str]]:
         if run.run_id == run_id:
             runs.append(run)
     return runs, unread
+
+
+def _entered_at(settings: NodeSettings, run: SignedRun, now: float) -> set[str]:
+    """The peers at which this home has entered the swarm of a run."""
+    remembered = RememberedPeers(settings.paths.remembered_peers(run.fingerprint), now)
+    return {peer.peer_id for peer in remembered.peers()}
+
+
+def kept_runs(paths: Paths) -> list[SignedRun]:
+    """The signed runs that a node keeps in its home. Damaged ones count as missing."""
+    found = _read_runs(paths.runs.glob("*/run.json"))
+    return [run for path, run in found if paths.signed_run(run.fingerprint) == path]
+
+
+def _read_runs(paths: Iterable[Path]) -> list[tuple[Path, SignedRun]]:
+    runs: list[tuple[Path, SignedRun]] = []
+    for path in sorted(paths):
+        with suppress(LowcommError, OSError), path.open("rb") as file:
+            runs.append((path, read_signed_run(file.read(2 * MAX_SPEC_BYTES + 1), str(path))))
+    return runs
+
+
+def created_run(paths: Paths, wanted: str | None) -> tuple[Identity, SignedRun]:
+    """The home's identity, and its run ``wanted`` (NAME or NAME@FINGERPRINT; None: the only one).
+
+    That identity may invite to the run, and remove peers. Raises ConfigError if there is none, or
+    if it is ambiguous.
+    """
+    runs: list[SignedRun] = []
+    if paths.identity.exists():
+        identity = load_or_create_identity(paths.identity)
+        # A node keeps runs in folders; a bootstrap server, which signs a given run.toml, in files.
+        found = _read_runs([*paths.runs.glob("*/run.json"), *paths.runs.glob("*.json")])
+        runs = [run for _, run in found if run.creator == identity.peer_id]
+        chosen = the_only(matching(runs, wanted))
+        if chosen is not None:
+            return identity, chosen
+    known = ", ".join(sorted(map(name_of, runs)))
+    raise ConfigError(
+        f"{paths.home} has created {'no run' if not runs else f'no run {wanted!r}, only {known}'}: "
+        "name the home where `lowcomm-node create` was called with --home."
+    )

@@ -1,14 +1,15 @@
-"""Which hosts this node listens on and announces."""
+"""The hosts that this node listens on and announces."""
 
 import asyncio
 import ipaddress
+import socket
 from collections.abc import Sequence
-from socket import SOCK_STREAM
+from contextlib import suppress
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.net.p2pd import ANY_HOSTS, has_ipv6, numeric
+from lowcomm_node.net.targets import held_addresses
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.swarm.rejoin import own_addresses
 from lowcomm_protocol.peers.records import MAX_ADDRESSES
 
 
@@ -41,7 +42,7 @@ async def in_numbers(announced: Sequence[str]) -> tuple[str, ...]:
         host, _, port = address.rpartition(":")
         try:
             answers = await asyncio.get_running_loop().getaddrinfo(
-                host.strip("[]"), int(port), type=SOCK_STREAM
+                host.strip("[]"), int(port), type=socket.SOCK_STREAM
             )
         except OSError as error:
             raise ConfigError(
@@ -66,3 +67,16 @@ def _own_hosts() -> tuple[str, ...]:
     return tuple(str(one) if one.version == 4 else f"[{one}]" for one in numbers[:8]) or (
         "127.0.0.1",
     )
+
+
+def own_addresses() -> tuple[str, ...]:
+    """Addresses by which others may reach this machine: all of IPv4, and the IPv6 address in
+    use."""
+    # Of an interface the system names hardware addresses, too, which have no dots.
+    numbers = [text for text in held_addresses() if "." in text and not text.startswith("127.")]
+    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        # Nothing is sent. The kernel picks the address in use: machines change their temporary IPv6
+        # addresses daily, and keep the old ones for a while.
+        probe.connect(("2001:db8::1", 9))
+        numbers.append(probe.getsockname()[0])
+    return tuple(sorted(set(numbers)))

@@ -1,14 +1,14 @@
 """Membership in a swarm: our record goes out, others' come in, through the DHT and directly."""
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from time import monotonic, time
 
 import grpc
+from cachetools import LRUCache
 
 from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.dht.interface import Discovery
@@ -19,19 +19,28 @@ from lowcomm_node.net.peer_channel import OTHER_CERTIFICATE
 from lowcomm_node.net.targets import places_of
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.release import release
 from lowcomm_node.system.tasks import endure, log_defect, repeat
 from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What, in_words
+from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.records import MAX_RECORD_BYTES, PeerInfo, Phase
+from lowcomm_protocol.peers.records import (
+    MAX_ENTRY_POINTS,
+    MAX_RECORD_BYTES,
+    PeerInfo,
+    Phase,
+    Told,
+    next_issue,
+    read_record,
+    write_record,
+)
 from lowcomm_protocol.peers.roster import MAX_PEERS, PROBE_EVERY, Roster
 from lowcomm_protocol.spec.run import SignedRun
 
 MEET_DEADLINE = 3.0
 MAX_MET = 64
-"""Peers that are told directly when we come, change phase or go. The DHT tells the others."""
+"""Peers that we greet when we come, change phase or go. The others read the DHT."""
 PROBE_DEADLINE = 12.0
 """Seconds for a peer that is still unproven: a tunnel to it may have to be opened first."""
 ACQUAINT_DEADLINE = 20.0
@@ -45,7 +54,7 @@ REMOVALS_EVERY = 10.0
 """Seconds between two looks for removed peers: a removal must take effect within a minute."""
 MAX_RELEASE = 32
 """Characters of the release that a peer names."""
-MAX_TOLD_OFF = 8
+MAX_REFUSING = 8
 """Warnings that peers refuse us: the first ones say why."""
 
 
@@ -57,9 +66,68 @@ def look_pause(poll: float, record_life: float, peers: int) -> float:
     return max(poll, min(LONGEST_POLL, record_life / 2, poll * peers / SMALL_SWARM))
 
 
+@dataclass(kw_only=True)
+class OwnRecord:
+    """What this node announces of itself."""
+
+    identity: Identity
+    run_id: str
+    certificate: bytes
+    """SHA-256 of our TLS certificate."""
+    addresses: tuple[str, ...]
+    """``host:port`` of our Exchange service."""
+    progress: Callable[[], tuple[int, int, float]]
+    """Swarm step, own inner steps, tokens a second."""
+    told: Callable[[], Told] = Told
+    """What people see of us."""
+    phase: Phase = Phase.JOINING
+    last_issued: float = 0.0
+
+    @property
+    def peer_id(self) -> str:
+        """Our peer id."""
+        return self.identity.peer_id
+
+    def follow(self, data: bytes) -> None:
+        """Continue after our last record, or a clock set back would make new ones look outdated."""
+        with suppress(LowcommError):
+            info = read_record(data, time())
+            if info.peer_id == self.peer_id:
+                self.last_issued = max(self.last_issued, info.issued)
+
+    def is_used_elsewhere(self, data: bytes) -> bool:
+        """Whether a record under our peer id is newer than our last one: another process has our
+        identity."""
+        with suppress(LowcommError):
+            info = read_record(data, time())
+            return info.peer_id == self.peer_id and info.issued > self.last_issued
+        return False
+
+    def sign(self, life: float, entry_points: tuple[str, ...], claim: bytes) -> bytes:
+        """A serialized SignedRecord that is valid for ``life`` seconds from now."""
+        swarm_step, steps, speed = self.progress()
+        self.last_issued = next_issue(time(), self.last_issued)
+        info = PeerInfo(
+            peer_id=self.peer_id,
+            run_id=self.run_id,
+            phase=self.phase,
+            issued=self.last_issued,
+            expires=self.last_issued + life,
+            addresses=self.addresses,
+            certificate=self.certificate,
+            swarm_step=swarm_step,
+            steps=steps,
+            tokens_per_second=speed,
+            entry_points=entry_points[:MAX_ENTRY_POINTS],
+            claim=claim,
+            told=self.told(),
+        )
+        return write_record(info, self.identity)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listeners:
-    """What the daemon hears from its membership."""
+    """Callbacks of the node."""
 
     warn: Callable[[WarningCode, str], None]
     withdraw: Callable[[WarningCode], None]
@@ -102,13 +170,13 @@ class Membership:
         self._refusing: set[str] = set()
         """Peers that do not take us, as the owner was warned."""
         self._run_due = 0.0
-        self._has_looked = False
+        self._has_looked = self._is_twin_seen = False
         self._is_too_large = False
         """Whether more peers are alive than the run is for, and the owner was warned."""
         self._changed = asyncio.Event()
         self._greetings: set[asyncio.Task[None]] = set()
         self._release = release()
-        self._releases: OrderedDict[str, str] = OrderedDict()
+        self._releases: LRUCache[str, str] = LRUCache(MAX_PEERS)
         """The software of peers that have introduced themselves."""
         self._likely: frozenset[str] = frozenset()
         """Peers that the DHT has connected us to."""
@@ -252,11 +320,19 @@ class Membership:
         """Read the records in the DHT, and greet new peers."""
         await self._look_for_removals()
         records = await self._discovery.lookup(peers_key(self._run.run_id))
+        ours = records.get(self.own.peer_id, b"")
         if not self._has_looked:
             self._has_looked = True
             # After a restart with a clock that was set back, peers would take new records for older
             # ones.
-            self.own.follow(records.get(self.own.peer_id, b""))
+            self.own.follow(ours)
+        elif not self._is_twin_seen and self.own.is_used_elsewhere(ours):
+            self._is_twin_seen = True
+            self._listeners.warn(
+                WarningCode.IDENTITY_IN_USE,
+                f"another process takes part as {self.own.peer_id}: end it, or start this one with "
+                "a --home of its own; a copied home needs its identity.key moved away",
+            )
         news = [info for data in records.values() if (info := self._hear(data)) is not None]
         await self._probe()
         now = time()
@@ -321,7 +397,7 @@ class Membership:
         log_defect(task)
 
     def sign_of_life(self, peer_id: str) -> None:
-        """A peer has answered us, or called us, and has authenticated."""
+        """Note that a peer has answered us, or called us, and has authenticated."""
         now, liveness = time(), self.roster.liveness
         is_new, info = not liveness.is_proved(peer_id, now), self.roster.get(peer_id, now)
         liveness.heard(peer_id, now)
@@ -339,14 +415,9 @@ class Membership:
             entry for entry in info.entry_points if entry.endswith(f"/p2p/{info.peer_id}")
         ]
         self._discovery.add_entry_points(entry_points)
-        self._tell_rejoin(info, entry_points)
-
-    def _tell_rejoin(self, info: PeerInfo, entry_points: Sequence[str]) -> None:
-        if self._rejoin is None:
-            return
-        if info.phase is Phase.LEFT:
+        if self._rejoin is not None and info.phase is Phase.LEFT:
             self._rejoin.left(info.peer_id)
-        else:
+        elif self._rejoin is not None:
             self._rejoin.learned(info.peer_id, entry_points)
 
     async def _look_for_removals(self) -> None:
@@ -372,19 +443,14 @@ class Membership:
             return
         if introduction.HasField("record"):  # a peer may call only to see whether we answer
             self._hear(introduction.record.SerializeToString(), sender=peer)
-        self._hear_release(peer, introduction.release)
+        theirs = introduction.release
+        # It is shown in terminals: no control characters.
+        if theirs and len(theirs) <= MAX_RELEASE and theirs.isascii() and theirs.isprintable():
+            self._releases[peer] = theirs
         self._run_admission.admission.hear_uses(introduction.uses, time())
         if self._run_admission.hear_amendments(introduction.amendments):
             self._changed.set()
             self._listeners.on_removals()
-
-    def _hear_release(self, peer: str, told: str) -> None:
-        # It is shown in terminals: no control characters.
-        if told and len(told) <= MAX_RELEASE and told.isascii() and told.isprintable():
-            self._releases[peer] = told
-            self._releases.move_to_end(peer)
-            if len(self._releases) > MAX_PEERS:
-                self._releases.popitem(last=False)
 
     def _hear(self, data: bytes, sender: str | None = None) -> PeerInfo | None:
         info = self.roster.hear(data, time(), sender)
@@ -441,25 +507,23 @@ class Membership:
         elif (
             code is grpc.StatusCode.UNAUTHENTICATED
             and info.peer_id not in self._refusing
-            and len(self._refusing) < MAX_TOLD_OFF
+            and len(self._refusing) < MAX_REFUSING
         ):
             self._refusing.add(info.peer_id)
-            told = f"{info.peer_id[-6:]} does not take us: {in_words(details)}"
-            self._listeners.warn(WarningCode.NOT_TAKEN, told)
+            reason = f"{info.peer_id[-6:]} does not take us: {in_words(details)}"
+            self._listeners.warn(WarningCode.NOT_TAKEN, reason)
 
     def _introduction(self) -> pb.Introduction:
         signed = pb.SignedRecord()
         signed.ParseFromString(self._record())
         alive = frozenset(info.peer_id for info in self.roster.alive(time()))
-        uses, amendments = (
-            self._run_admission.admission.uses_to_tell(alive),
-            self._run_admission.amending.course.chain.data,
-        )
         return pb.Introduction(
-            record=signed, release=self._release, uses=uses, amendments=amendments
+            record=signed,
+            release=self._release,
+            uses=self._run_admission.admission.uses_to_tell(alive),
+            amendments=self._run_admission.amending.course.chain.data,
         )
 
     def _record(self) -> bytes:
-        return self.own.sign(
-            self._settings.record_life, self.entry_points, self._run_admission.claim
-        )
+        life, claim = self._settings.record_life, self._run_admission.claim
+        return self.own.sign(life, self.entry_points, claim)

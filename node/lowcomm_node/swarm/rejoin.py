@@ -3,21 +3,21 @@
 Training never waits for it.
 
 own addresses ─┐
-knocks ────────┼─► watchdog ─► plan: restart p2pd, drop connections, knock, publish, read back
+knocks ────────┼─► watchdog ─► restart p2pd, drop connections, knock, publish, read back
 listed peers ──┘        └────► status: our state in the swarm, and why
 """
 
 import asyncio
-import ipaddress
-import socket
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
 from time import monotonic, time
+
+from cachetools import LRUCache
 
 from lowcomm_node.dht.interface import Discovery, Knock, by_peer, check_clock
 from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.net.addresses import host_of, port_of, relay_of
 from lowcomm_node.net.targets import held_addresses
+from lowcomm_node.swarm.hosts import own_addresses
 from lowcomm_node.swarm.records import (
     AddressesChanged,
     EntryPointAnswers,
@@ -28,19 +28,18 @@ from lowcomm_node.swarm.records import (
     SwarmUnlisted,
 )
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_node.swarm.watchdog import MAX_ENTRY_POINTS, State, SwarmStatus, Watchdog
+from lowcomm_node.swarm.watchdog import MAX_ENTRY_POINTS, SwarmState, SwarmStatus, Watchdog
 from lowcomm_node.system.events import Event
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import DEFECT_PAUSE, Enduring
 
 SAVE_EVERY = 30.0
-
-Tell = Callable[[Event], None]
+Addresses = Callable[[], tuple[str, ...]]
 _EVENTS = {
-    State.LOOKING: SwarmLooking,
-    State.CONNECTED: SwarmConnected,
-    State.LOST: SwarmLost,
-    State.UNLISTED: SwarmUnlisted,
+    SwarmState.LOOKING: SwarmLooking,
+    SwarmState.CONNECTED: SwarmConnected,
+    SwarmState.LOST: SwarmLost,
+    SwarmState.UNLISTED: SwarmUnlisted,
 }
 
 
@@ -52,14 +51,14 @@ class Rejoin:
         discovery: Discovery,
         named: Sequence[str],
         remembered: RememberedPeers | None,
-        tell: Tell,
+        tell: Callable[[Event], None],
         warn: Callable[[str], None] = lambda text: None,
-        addresses: Callable[[], tuple[str, ...]] | None = None,
+        addresses: Addresses = own_addresses,
         restarts: bool = True,
-        held: Callable[[], tuple[str, ...]] | None = None,
+        held: Addresses = held_addresses,
         withdraw: Callable[[], None] = lambda: None,
     ) -> None:
-        """``named``: the owner's entry points; ``restarts``: see Watchdog.
+        """``named``: the owner's entry points; ``restarts``: whether p2pd may be restarted.
 
         ``warn``: this machine's clock is off; ``withdraw``: it is right again.
         ``addresses``: this machine's addresses in use; ``held``: all that it has.
@@ -69,67 +68,64 @@ class Rejoin:
         self._tell = tell
         self._warn = warn
         self._withdraw = withdraw
-        self._addresses = addresses or own_addresses
-        self._held = held or held_addresses
+        self._addresses = addresses
+        self._held = held
         self._named = by_peer(named)
-        before = (
-            {peer.peer_id: peer.addresses for peer in remembered.peers()}
-            if remembered is not None
-            else {}
-        )
+        known = remembered.peers() if remembered is not None else []
+        before = {peer.peer_id: peer.addresses for peer in known}
         self._watchdog = Watchdog(monotonic(), self._named, before, restarts)
         self._record: tuple[str, str] | None = None
         self._publish: Callable[[], Awaitable[None]] | None = None
-        self._on_move: Callable[[], None] | None = None
+        self._on_move: Callable[[], None] = lambda: None
         self._saved = monotonic()
-        self._told: dict[str, str | None] = {}
-        self._state = State.LOOKING
-        self._clock_told = False
+        self._reported: LRUCache[str, str | None] = LRUCache(2 * MAX_ENTRY_POINTS)
+        """Why each entry point did not answer when it was last called; None: it did."""
+        self._state = SwarmState.LOOKING
+        self._clock_is_off = False
         self._enduring = Enduring("the node does not look whether it is in the swarm")
 
-    # what is told to it
+    # what it hears
 
     def keep(self, remembered: RememberedPeers) -> None:
-        """The run is known: remember entry points in this file from now on."""
+        """Remember entry points in this file from now on: the run is known."""
         self._remembered = remembered
         for peer in remembered.peers():
             self.learned(peer.peer_id, peer.addresses)
-        for peer_id in self._watchdog.open_entry_points(monotonic()):
-            remembered.answered(
-                peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named
-            )
+        for peer_id, entry in self._watchdog.entries.items():
+            if entry.answers:
+                remembered.answered(peer_id, entry.addresses, time(), entry.named)
 
     def publish_with(
         self, publish: Callable[[], Awaitable[None]], record: tuple[str, str] | None
     ) -> None:
-        """How to publish our records, and key and subkey of the one that shows whether they
-        arrived."""
+        """Set how our records are published, and key and subkey of the record that shows whether
+        they arrived."""
         self._publish = publish
         self._record = record
 
     def on_move(self, move: Callable[[], None]) -> None:
-        """What to do when the addresses of this machine change."""
+        """Set what to do when the addresses of this machine change."""
         self._on_move = move
 
     def learned(self, peer_id: str, addresses: Sequence[str]) -> None:
-        """A peer announces where it can be dialed."""
+        """Note where a peer can be dialed."""
         if addresses:
             self._watchdog.learned(peer_id, addresses, monotonic())
 
     def listed(self, peer_ids: set[str]) -> None:
-        """The peers that the DHT lists."""
+        """Note the peers that the DHT lists."""
         self._watchdog.listed(peer_ids, monotonic())
 
     def left(self, peer_id: str) -> None:
-        """A peer has said goodbye."""
+        """Note a peer's goodbye."""
         self._watchdog.left(peer_id)
 
-    # what it tells
+    # what it says
 
     @property
     def connected(self) -> bool:
         """Whether any entry point answers."""
-        return self._watchdog.state(monotonic()) in (State.CONNECTED, State.UNLISTED)
+        return self._watchdog.is_connected(monotonic())
 
     @property
     def reason(self) -> str | None:
@@ -139,12 +135,11 @@ class Rejoin:
     def unanswered(self) -> str:
         """The entry points that do not answer, and why."""
         silent = [entry for entry in self.describe().doors if entry.reason]
-        return (
-            "; ".join(f"{entry.address} ({entry.reason})" for entry in silent[:8]) or "any address"
-        )
+        reasons = "; ".join(f"{entry.address} ({entry.reason})" for entry in silent[:8])
+        return reasons or "any address"
 
     def describe(self) -> SwarmStatus:
-        """For ``status``."""
+        """Our state in the swarm, for ``status``."""
         return self._watchdog.describe(monotonic())
 
     # the loop
@@ -176,9 +171,8 @@ class Rejoin:
     async def _step(self) -> float:
         self._look_at_ourselves()
         await self._discovery.revive()
-        plan = self._watchdog.plan(
-            monotonic(), isolated=not await self._discovery.connected_peers()
-        )
+        isolated = not await self._discovery.connected_peers()
+        plan = self._watchdog.plan(monotonic(), isolated)
         if plan.restart:
             log.info("dht.restart", reason=self.reason)
             await self._discovery.restart()
@@ -194,36 +188,39 @@ class Rejoin:
         if plan.read_back and self._record is not None:
             held = await self._discovery.held_by_others(*self._record, newest=False)
             self._watchdog.read_back(held is not None, monotonic())
-        self._tell_state()
-        await self._save()
+        state = self._watchdog.state(monotonic())
+        if state is not self._state:
+            self._state = state
+            self._tell(_EVENTS[state](reason=self.reason))
+        if monotonic() - self._saved >= SAVE_EVERY:
+            await self.save()
         return plan.wait
 
     async def _knock(self, entry_points: Mapping[str, Sequence[str]]) -> None:
-        was_connected = self.connected
+        was_connected, news = self.connected, False
         knocks = await self._discovery.knock(entry_points)
-        found = False
         for peer_id, knock in knocks.items():
-            now = monotonic()
             if knock.reason is None:
-                found = found or not was_connected or self._told.get(peer_id, "") is not None
-                self._watchdog.answered(peer_id, now, await self._answers_at(peer_id))
-                if self._remembered is not None:
-                    self._remembered.answered(
-                        peer_id, self._watchdog.addresses(peer_id), time(), peer_id in self._named
-                    )
+                news |= not was_connected or self._reported.get(peer_id, "") is not None
+                at = await self._answers_at(peer_id)
+                self._watchdog.answered(peer_id, monotonic(), at)
+                entry = self._watchdog.entries.get(peer_id)
+                if self._remembered is not None and entry is not None:
+                    self._remembered.answered(peer_id, entry.addresses, time(), entry.named)
             else:
-                self._watchdog.silent(peer_id, knock.reason, now)
-            self._tell_entry_point(peer_id, knock.reason)
+                self._watchdog.silent(peer_id, knock.reason, monotonic())
+            self._report(peer_id, knock.reason)
         self._look_at_clock(knocks)
-        if found:
+        if news:
             await self._discovery.find_neighbours()
 
     async def _answers_at(self, peer_id: str) -> str:
         """The address to which our connection to a peer leads; empty if that is not known. The
-        first one that is known of it may be another, where nobody is."""
+        first address that is known of it may be another, where no peer is."""
         connected = await self._discovery.connected_at(peer_id)
-        known = self._watchdog.addresses(peer_id)
-        # A name is looked up by p2pd alone, which does not tell what it has found.
+        entry = self._watchdog.entries.get(peer_id)
+        known = entry.addresses if entry is not None else ()
+        # A name is looked up by p2pd alone, which does not say what it has found.
         by_name = [text for text in known if host_of(text) is None and relay_of(text) is None]
         places = {(host_of(one), port_of(one), relay_of(one)) for one in connected}
         exact = [text for text in known if (host_of(text), port_of(text), relay_of(text)) in places]
@@ -236,23 +233,22 @@ class Rejoin:
         try:
             check_clock(knocks)
         except Unhealthy as error:
-            if not self._clock_told:
-                self._clock_told = True
+            if not self._clock_is_off:
                 self._warn(str(error))
+            self._clock_is_off = True
         else:
-            if self._clock_told:
+            if self._clock_is_off:
                 self._withdraw()
-            self._clock_told = False
+            self._clock_is_off = False
 
-    def _tell_entry_point(self, peer_id: str, reason: str | None) -> None:
+    def _report(self, peer_id: str, reason: str | None) -> None:
         """Report an entry point named by the owner when it begins or stops to answer."""
-        before = self._told.pop(peer_id, "")
-        self._told[peer_id] = reason
-        if len(self._told) > 2 * MAX_ENTRY_POINTS:
-            del self._told[next(iter(self._told))]
+        before = self._reported.get(peer_id, "")
+        self._reported[peer_id] = reason
         if before == reason:
             return
-        address = self._watchdog.place(peer_id)
+        entry = self._watchdog.entries.get(peer_id)
+        address = entry.place if entry is not None else None
         if reason is None:
             event: Event = EntryPointAnswers(peer_id=peer_id, address=address)
         else:
@@ -262,50 +258,17 @@ class Rejoin:
         elif reason is None or not before:  # it answered before, or was unknown
             self._tell(event)
 
-    def _tell_state(self) -> None:
-        state = self._watchdog.state(monotonic())
-        if state is not self._state:
-            self._state = state
-            self._tell(_EVENTS[state](reason=self.reason))
-
     def _look_at_ourselves(self) -> None:
         addresses = self._addresses()
         if self._watchdog.own_addresses(addresses, monotonic(), self._held()):
             self._tell(AddressesChanged(addresses=tuple(addresses)))
-            if self._on_move is not None:
-                self._on_move()
-
-    async def _save(self) -> None:
-        if self._remembered is None or monotonic() - self._saved < SAVE_EVERY:
-            return
-        self._saved = monotonic()
-        await self.save()
+            self._on_move()
 
     async def save(self) -> None:
         """Keep the entry points for the next start. Never raises: they are useful, not needed."""
-        if self._remembered is None:
-            return
+        self._saved = monotonic()
         try:
-            await asyncio.to_thread(self._remembered.save)
+            if self._remembered is not None:
+                await asyncio.to_thread(self._remembered.save)
         except (NodeError, OSError) as error:
             log.warning("remembered_peers.not_kept", reason=str(error))
-
-
-def own_addresses() -> tuple[str, ...]:
-    """Addresses by which others may reach this machine: all of IPv4, and the IPv6 address in
-    use."""
-    numbers = [text for text in held_addresses() if _is_lasting(text)]
-    with suppress(OSError), socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent. The kernel picks the address in use: machines change their temporary IPv6
-        # addresses daily, and keep the old ones for a while.
-        probe.connect(("2001:db8::1", 9))
-        numbers.append(probe.getsockname()[0])
-    return tuple(sorted(set(numbers)))
-
-
-def _is_lasting(text: str) -> bool:
-    try:
-        address = ipaddress.IPv4Address(text)
-    except ValueError:
-        return False
-    return not address.is_loopback

@@ -8,11 +8,11 @@ when it is read. A damaged file counts as empty.
 """
 
 import json
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.net.addresses import is_peer_id, parse_entry_point
@@ -29,13 +29,14 @@ MAX_AGE = 30 * 86_400.0
 _VERSION = 1
 
 
-@dataclass(frozen=True)
-class RememberedPeer:
+class RememberedPeer(BaseModel):
     """A peer that has answered."""
 
+    model_config = ConfigDict(strict=True, frozen=True)
+
     peer_id: str
-    addresses: tuple[str, ...]
-    answered: float
+    addresses: list[str]
+    answered: Annotated[float, Field(allow_inf_nan=False)]
     """Unix time, seconds, of its last answer."""
     named: bool = False
     """Whether the owner has named it."""
@@ -61,13 +62,12 @@ class RememberedPeers:
     ) -> None:
         """Remember a peer. Beyond MAX_REMEMBERED the oldest are forgotten."""
         before = self._peers.get(peer_id)
-        good = [text for text in addresses if _leads_to(text, peer_id)]
-        kept = tuple(dict.fromkeys([*good, *(before.addresses if before else ())]))[:MAX_ADDRESSES]
-        if kept:
-            self._peers[peer_id] = RememberedPeer(
-                peer_id, kept, now, named or (before is not None and before.named)
-            )
-        self._peers = {peer.peer_id: peer for peer in _newest(self._peers.values())}
+        known = [*addresses, *(before.addresses if before else ())]
+        good = _leading_to(peer_id, known)
+        if good:
+            named = named or (before is not None and before.named)
+            peer = RememberedPeer(peer_id=peer_id, addresses=good, answered=now, named=named)
+            self._peers = _newest([*self._peers.values(), peer])
 
     def save(self) -> None:
         """Write changes atomically. Raises DiskFull, OSError."""
@@ -77,23 +77,17 @@ class RememberedPeers:
             self._written = content
 
     def _content(self) -> bytes:
-        peers = [
-            {
-                "peer_id": peer.peer_id,
-                "addresses": peer.addresses,
-                "answered": peer.answered,
-                "named": peer.named,
-            }
-            for peer in self.peers()
-        ]
-        return json.dumps({"version": _VERSION, "doors": peers}, indent=1).encode()
+        doors = [peer.model_dump() for peer in self.peers()]
+        return json.dumps({"version": _VERSION, "doors": doors}, indent=1).encode()
 
 
-def _newest(peers: Any) -> list[RememberedPeer]:
-    newest = sorted(peers, key=lambda peer: -peer.answered)
+def _newest(peers: Iterable[RememberedPeer]) -> dict[str, RememberedPeer]:
+    """The last entry of each peer, as far as there is room."""
+    last = {peer.peer_id: peer for peer in peers}
+    newest = sorted(last.values(), key=lambda peer: -peer.answered)
     named = [peer for peer in newest if peer.named][:MAX_NAMED]
     others = [peer for peer in newest if peer not in named]
-    return [*named, *others[: MAX_REMEMBERED - len(named)]]
+    return {peer.peer_id: peer for peer in (*named, *others[: MAX_REMEMBERED - len(named)])}
 
 
 def _read(path: Path, now: float) -> list[RememberedPeer]:
@@ -103,50 +97,31 @@ def _read(path: Path, now: float) -> list[RememberedPeer]:
         content = json.loads(data) if len(data) <= MAX_BYTES else None
     except (OSError, ValueError, RecursionError):
         return []
-    if (
-        not isinstance(content, dict)
-        or content.get("version") != _VERSION
-        or not isinstance(content.get("doors"), list)
-    ):
+    if not isinstance(content, dict) or content.get("version") != _VERSION:
         return []
-    found = [
-        peer
-        for entry in content["doors"][: 4 * MAX_REMEMBERED]
-        if (peer := _read_peer(entry, now)) is not None
-    ]
-    return _newest({peer.peer_id: peer for peer in found}.values())
+    doors = content.get("doors")
+    found: list[RememberedPeer] = []
+    for entry in doors[: 4 * MAX_REMEMBERED] if isinstance(doors, list) else ():
+        try:
+            peer = RememberedPeer.model_validate(entry)
+        except ValidationError:
+            continue
+        # An entry from the future counts as the oldest possible, or it would never be forgotten.
+        answered = peer.answered if peer.answered <= now else now - MAX_AGE
+        good = _leading_to(peer.peer_id, peer.addresses[:MAX_ADDRESSES])
+        if good and is_peer_id(peer.peer_id) and now - answered <= MAX_AGE:
+            found.append(peer.model_copy(update={"addresses": good, "answered": answered}))
+    return list(_newest(found).values())
 
 
-def _read_peer(entry: Any, now: float) -> RememberedPeer | None:
-    if not isinstance(entry, dict):
-        return None
-    peer_id, addresses, answered = (
-        entry.get("peer_id"),
-        entry.get("addresses"),
-        entry.get("answered"),
-    )
-    if not isinstance(peer_id, str) or not is_peer_id(peer_id) or not isinstance(addresses, list):
-        return None
-    if (
-        not isinstance(answered, int | float)
-        or isinstance(answered, bool)
-        or not math.isfinite(answered)
-    ):
-        return None
-    # An entry from the future counts as the oldest possible, or it would never be forgotten.
-    answered = float(answered) if answered <= now else now - MAX_AGE
-    good = [
-        text
-        for text in addresses[:MAX_ADDRESSES]
-        if isinstance(text, str) and _leads_to(text, peer_id)
-    ]
-    if not good or now - answered > MAX_AGE:
-        return None
-    return RememberedPeer(peer_id, tuple(dict.fromkeys(good)), answered, entry.get("named") is True)
-
-
-def _leads_to(text: str, peer_id: str) -> bool:
-    try:
-        return str(parse_entry_point(text)) == text and parse_entry_point(text).peer_id == peer_id
-    except ConfigError:
-        return False
+def _leading_to(peer_id: str, addresses: Sequence[str]) -> list[str]:
+    """The first addresses of a peer; those that lead elsewhere are left out."""
+    good: dict[str, None] = {}
+    for text in addresses:
+        try:
+            entry = parse_entry_point(text)
+        except ConfigError:
+            continue
+        if str(entry) == text and entry.peer_id == peer_id:
+            good[text] = None
+    return list(good)[:MAX_ADDRESSES]

@@ -6,8 +6,8 @@
                                    │      ▲
                      others answer, but do not list us ──► UNLISTED ── they list us ──┘
 
-An *entry point* is a peer at which the swarm can be entered: one named by the owner, one met, or
-one remembered.
+An *entry point* is a peer at which the swarm can be entered: named by the owner, met, or
+remembered.
 
 - An entry point that answers is knocked at every HEARTBEAT seconds, a silent one with growing
   pauses.
@@ -17,8 +17,8 @@ one remembered.
 - A peer that answers for the first time after a silence may have forgotten us: we publish again.
 - When an address of ours is gone, so are the connections that use it. They do not notice, so we
   close them.
-- p2pd waits with growing pauses between two dials. If nothing answers and nothing is connected, a
-  new p2pd dials at once.
+- p2pd waits with growing pauses between two dials. If no peer answers and none is connected, a new
+  p2pd dials at once.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -50,13 +50,15 @@ RESTART_AFTER = 30.0
 RESTART_MOVED = 12.0
 """The same after our address has changed."""
 LONGEST_RESTART = 120.0
-"""By then p2pd waits about 40 s between two dials, and would go on to five minutes."""
+"""p2pd itself would wait up to five minutes between two dials."""
 MAX_ENTRY_POINTS = 64
 MAX_ADDRESSES = 4
 """Of one entry point."""
+MAX_SHOWN = 16
+"""Entry points in ``status``."""
 
 
-class State(StrEnum):
+class SwarmState(StrEnum):
     """Our state in the swarm."""
 
     LOOKING = "looking"
@@ -101,7 +103,7 @@ class SwarmStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class Watch:
     """What to do now."""
 
     knock: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -113,20 +115,22 @@ class Plan:
     read_back: bool = False
     """After the knocks, check whether others have our record."""
     wait: float = 1.0
-    """Seconds until the next plan is due."""
+    """Seconds until the next look."""
 
 
 @dataclass
-class _EntryPoint:
+class EntryPointState:
+    """What is known of an entry point."""
+
     peer_id: str
     named: bool
     given: tuple[str, ...]
     """The owner's addresses."""
-    addresses: tuple[str, ...]
     seen: float
     """When the DHT last listed it, or it answered."""
+    addresses: tuple[str, ...] = ()
     answers: bool = False
-    answered: float | None = None
+    answered: float = float("-inf")
     failures: int = 0
     """In a row."""
     due: float = float("-inf")
@@ -134,6 +138,11 @@ class _EntryPoint:
     missing: bool = False
     at: str = ""
     """The address where it answered last."""
+
+    @property
+    def place(self) -> str | None:
+        """The address where it answers, or else the first that is known."""
+        return (self.answers and self.at) or next(iter(self.addresses), None)
 
 
 class Watchdog:
@@ -150,12 +159,13 @@ class Watchdog:
         """``named``, ``remembered``: addresses by peer id, best first; ``restarts``: p2pd may be
         restarted."""
         self._restarts = restarts
-        self._entries: dict[str, _EntryPoint] = {}
+        self.entries: dict[str, EntryPointState] = {}
         self._quiet_since = self._since = now
-        self._ever = False
+        self._ever_connected = False
         self._unheld = 0
+        """Checks in a row that did not find our record at others."""
         self._read_due = now
-        self._publish = False
+        self._must_publish = False
         self._forget = frozenset[str]()
         self._restart_after = RESTART_AFTER
         self._moved = False
@@ -163,17 +173,27 @@ class Watchdog:
         self._ours: frozenset[str] | None = None
         for is_named, entries in ((True, named), (False, remembered)):
             for peer_id, addresses in entries.items():
-                self._add(peer_id, addresses, now, is_named)
+                self.learned(peer_id, addresses, now, is_named)
 
     # what was seen
 
-    def learned(self, peer_id: str, addresses: Sequence[str], now: float) -> None:
-        """A peer announces where it can be dialed."""
-        self._add(peer_id, addresses, now, named=False)
+    def learned(
+        self, peer_id: str, addresses: Sequence[str], now: float, named: bool = False
+    ) -> None:
+        """Note where a peer can be dialed."""
+        entry = self.entries.get(peer_id)
+        if entry is None:
+            given = tuple(addresses) if named else ()
+            entry = self.entries[peer_id] = EntryPointState(peer_id, named, given, seen=now)
+            others = [one for one in self.entries.values() if not one.named and one is not entry]
+            if len(self.entries) > MAX_ENTRY_POINTS and others:
+                del self.entries[min(others, key=lambda one: (one.answers, one.seen)).peer_id]
+        # The owner's addresses stay in front; of the others the newest are kept.
+        entry.addresses = tuple(dict.fromkeys((*entry.given, *addresses)))[:MAX_ADDRESSES]
 
     def listed(self, peer_ids: Collection[str], now: float) -> None:
-        """The peers that the DHT lists now."""
-        for entry in self._entries.values():
+        """Note the peers that the DHT lists now."""
+        for entry in self.entries.values():
             if entry.peer_id in peer_ids:
                 entry.seen, entry.missing = now, False
                 continue
@@ -183,48 +203,43 @@ class Watchdog:
             entry.missing = absent
 
     def left(self, peer_id: str) -> None:
-        """A peer has said goodbye."""
-        if (entry := self._entries.get(peer_id)) is not None and not entry.named:
-            del self._entries[peer_id]
+        """Note a peer's goodbye."""
+        if (entry := self.entries.get(peer_id)) is not None and not entry.named:
+            del self.entries[peer_id]
 
     def answered(self, peer_id: str, now: float, at: str = "") -> None:
-        """An entry point answered; ``at``: the address, if it is known."""
-        entry = self._entries.get(peer_id)
+        """Note an answer of an entry point; ``at``: the address, if it is known."""
+        entry = self.entries.get(peer_id)
         if entry is None:
             return
-        if not entry.answers:
-            self._publish = True
-        if not self._connected(now):
+        self._must_publish |= not entry.answers
+        if not self.is_connected(now):
             self._since = now
         entry.answers, entry.answered, entry.failures, entry.reason = True, now, 0, ""
-        entry.at = at
-        entry.due, entry.seen, entry.missing = now + HEARTBEAT, now, False
+        entry.at, entry.due, entry.seen, entry.missing = at, now + HEARTBEAT, now, False
         self._quiet_since = now
-        self._ever = True
+        self._ever_connected = True
         self._restart_after = RESTART_AFTER
         self._moved = False
 
     def silent(self, peer_id: str, reason: str, now: float) -> None:
-        """An entry point did not answer."""
-        entry = self._entries.get(peer_id)
+        """Note that an entry point did not answer."""
+        entry = self.entries.get(peer_id)
         if entry is None:
             return
         entry.answers, entry.reason = False, reason
-        aside = not entry.named and self._connected(now)
+        aside = not entry.named and self.is_connected(now)
         longest = LONGEST_ASIDE if aside else LONGEST_PAUSE
         entry.due = now + min(FIRST_PAUSE * 2 ** min(entry.failures, 20), longest)
         entry.failures += 1
 
     def read_back(self, held: bool, now: float) -> None:
-        """Whether others have our record."""
-        listed_before = self._unheld < UNLISTED_AFTER
+        """Note whether others have our record."""
         self._unheld = 0 if held else self._unheld + 1
-        if held:
-            return
-        self._publish = True
-        if listed_before and self._unheld >= UNLISTED_AFTER:
+        self._must_publish |= not held
+        if self._unheld == UNLISTED_AFTER:
             self._since = now
-            for entry in self._entries.values():
+            for entry in self.entries.values():
                 entry.due = min(entry.due, now)
 
     def own_addresses(
@@ -234,202 +249,128 @@ class Watchdog:
 
         ``held``: addresses that still exist, but are not used for new connections.
         """
-        before = self._ours
-        self._ours = frozenset(addresses)
+        before, self._ours = self._ours, frozenset(addresses)
         if before is None or before == self._ours:
             return False
         # An additional address breaks no connection.
         self._forget |= before - self._ours - set(held)
-        self._publish = self._moved = True
+        self._must_publish = self._moved = True
         self._restarted = now
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             entry.due, entry.failures = now, 0
         return True
 
     def restarted(self, now: float) -> None:
-        """p2pd was restarted."""
+        """Note that p2pd was restarted."""
         self._restarted = now
         self._restart_after = min(2 * self._restart_after, LONGEST_RESTART)
         self._moved = False
-        for entry in self._entries.values():
+        for entry in self.entries.values():
             entry.due, entry.failures, entry.answers = now, 0, False
 
     def published(self) -> None:
-        """Our records were published."""
-        self._publish = False
-
-    def open_entry_points(self, now: float) -> list[str]:
-        """The peer ids of entry points that answer."""
-        entries = self._entries.values()
-        return [
-            entry.peer_id
-            for entry in entries
-            if entry.answers and now - (entry.answered or 0.0) < LOST_AFTER
-        ]
-
-    def must_publish(self, now: float) -> bool:
-        """Whether others may lack our records, and can be reached."""
-        return self._publish and self._connected(now)
+        """Note that our records were published."""
+        self._must_publish = False
 
     # what follows
 
-    def addresses(self, peer_id: str) -> tuple[str, ...]:
-        """The addresses of an entry point; empty if it is unknown."""
-        entry = self._entries.get(peer_id)
-        return entry.addresses if entry is not None else ()
-
-    def place(self, peer_id: str) -> str | None:
-        """The address where an entry point answers, or else the first that is known of it."""
-        entry = self._entries.get(peer_id)
-        if entry is None:
-            return None
-        return (entry.answers and entry.at) or next(iter(entry.addresses), None)
-
-    def plan(self, now: float, isolated: bool = False) -> Plan:
-        """What to do now; ``isolated``: p2pd has no connection at all."""
-        connected = self._connected(now)
-        forget = self._forget
-        self._forget = frozenset[str]()
-        after = RESTART_MOVED if self._moved else self._restart_after
-        quiet = now - max(self._quiet_since, self._restarted)
-        restart = (
-            self._restarts
-            and bool(self._entries)
-            and not connected
-            and quiet >= after
-            and (isolated or self._moved)
+    def is_connected(self, now: float) -> bool:
+        """Whether any entry point answers."""
+        return any(
+            entry.answers and now - entry.answered < LOST_AFTER for entry in self.entries.values()
         )
+
+    def must_publish(self, now: float) -> bool:
+        """Whether others may lack our records, and can be reached."""
+        return self._must_publish and self.is_connected(now)
+
+    def plan(self, now: float, isolated: bool = False) -> Watch:
+        """What to do now; ``isolated``: p2pd has no connection at all."""
+        connected = self.is_connected(now)
+        forget, self._forget = self._forget, frozenset[str]()
+        quiet = now - max(self._quiet_since, self._restarted)
+        is_long = quiet >= (RESTART_MOVED if self._moved else self._restart_after)
+        may_help = isolated or self._moved
+        restart = self._restarts and bool(self.entries) and not connected and is_long and may_help
         knock = {entry.peer_id: entry.addresses for entry in self._due(now)} if not restart else {}
         read_back = connected and now >= self._read_due
         if read_back:
             self._read_due = now + READ_BACK
-        return Plan(
-            knock=knock,
-            forget=forget,
-            restart=restart,
-            read_back=read_back,
-            wait=self._wait(now, set(knock)),
-        )
+        wait = HEARTBEAT / 2 if connected and not knock else FIRST_PAUSE
+        return Watch(knock=knock, forget=forget, restart=restart, read_back=read_back, wait=wait)
 
-    def state(self, now: float) -> State:
+    def state(self, now: float) -> SwarmState:
         """Our state in the swarm."""
-        if not self._connected(now):
-            return State.LOST if self._ever else State.LOOKING
-        return State.UNLISTED if self._unheld >= UNLISTED_AFTER else State.CONNECTED
+        if not self.is_connected(now):
+            return SwarmState.LOST if self._ever_connected else SwarmState.LOOKING
+        is_listed = self._unheld < UNLISTED_AFTER
+        return SwarmState.CONNECTED if is_listed else SwarmState.UNLISTED
 
     def reason(self, now: float) -> str | None:
         """Why we are not in the swarm, and when we try again; None if we are, or know no entry
         point."""
-        match self.state(now):
-            case State.CONNECTED:
-                return None
-            case State.UNLISTED:
-                return (
-                    "other peers answer, but do not tell of us: we publish again, and knock at all "
-                    "that we know"
-                )
-            case state:
-                return self._why_quiet(now, state)
+        state = self.state(now)
+        if state is SwarmState.CONNECTED or (state is SwarmState.LOOKING and not self.entries):
+            return None
+        if state is SwarmState.UNLISTED:
+            return (
+                "other peers answer, but do not list us: we publish again, and knock at all that "
+                "we know"
+            )
+        entries = sorted(self.entries.values(), key=lambda entry: not entry.named)
+        tried = [entry for entry in entries if entry.reason]
+        quiet = "no peer answered"
+        if state is SwarmState.LOST:
+            quiet = f"no peer answers for {now - self._quiet_since:.0f} s"
+        if not tried:
+            return quiet
+        reasons = "; ".join(
+            f"{next(iter(entry.addresses), entry.peer_id)}: {entry.reason}" for entry in tried[:3]
+        )
+        more = f" and {len(tried) - 3} more" if len(tried) > 3 else ""
+        ahead = max(0.0, min(entry.due for entry in entries if self._is_wanted(entry, now)) - now)
+        return f"{quiet}: {reasons}{more}; next attempt in {ahead:.0f} s"
 
     def describe(self, now: float) -> SwarmStatus:
-        """For ``status``: state, since when, why, and the entry points named or tried."""
+        """State, since when, why, and the entry points named or tried, for ``status``."""
         shown = [
             entry
-            for entry in self._entries.values()
+            for entry in self.entries.values()
             if entry.named or entry.failures or self._is_wanted(entry, now)
         ]
+        shown.sort(key=lambda entry: (not entry.named, not entry.answers))
         return SwarmStatus(
             state=self.state(now).value,
-            seconds=now - (self._since if self._connected(now) else self._quiet_since),
+            seconds=now - (self._since if self.is_connected(now) else self._quiet_since),
             reason=self.reason(now),
             doors=tuple(
                 EntryPointStatus(
                     peer_id=entry.peer_id,
-                    address=self.place(entry.peer_id),
+                    address=entry.place,
                     named=entry.named,
                     answers=entry.answers,
                     reason=entry.reason or None,
                     next_attempt=max(0.0, entry.due - now) if self._is_wanted(entry, now) else None,
                 )
-                for entry in sorted(shown, key=lambda entry: (not entry.named, not entry.answers))[
-                    :16
-                ]
+                for entry in shown[:MAX_SHOWN]
             ),
         )
 
-    # entry points
-
-    def _add(self, peer_id: str, addresses: Sequence[str], now: float, named: bool) -> None:
-        entry = self._entries.get(peer_id)
-        if entry is None:
-            given = tuple(addresses) if named else ()
-            entry = self._entries[peer_id] = _EntryPoint(peer_id, named, given, (), seen=now)
-            self._make_room(entry)
-        # The owner's addresses stay in front; of the others the newest are kept.
-        entry.addresses = tuple(dict.fromkeys((*entry.given, *addresses)))[:MAX_ADDRESSES]
-
-    def _make_room(self, newest: _EntryPoint) -> None:
-        while len(self._entries) > MAX_ENTRY_POINTS:
-            others = [
-                entry for entry in self._entries.values() if not entry.named and entry is not newest
-            ]
-            if not others:
-                return
-            del self._entries[min(others, key=lambda entry: (entry.answers, entry.seen)).peer_id]
-
-    def _connected(self, now: float) -> bool:
-        return bool(self.open_entry_points(now))
-
-    def _due(self, now: float) -> list[_EntryPoint]:
+    def _due(self, now: float) -> list[EntryPointState]:
         due = [
             entry
-            for entry in self._entries.values()
+            for entry in self.entries.values()
             if entry.due <= now and self._is_wanted(entry, now)
         ]
-        named = [entry for entry in due if entry.named]
-        others = [entry for entry in due if not entry.named]
         # First those that answer, to keep them alive; then those missed, then the least tried,
         # newest first.
-        others.sort(
-            key=lambda entry: (not entry.answers, not entry.missing, entry.failures, -entry.seen)
-        )
-        return [*named, *others[:AT_ONCE]]
+        due.sort(key=lambda one: (not one.answers, not one.missing, one.failures, -one.seen))
+        others = [entry for entry in due if not entry.named]
+        return [*(entry for entry in due if entry.named), *others[:AT_ONCE]]
 
-    def _is_wanted(self, entry: _EntryPoint, now: float) -> bool:
+    def _is_wanted(self, entry: EntryPointState, now: float) -> bool:
         if entry.named or entry.missing or self._unheld >= UNLISTED_AFTER:
             return True
-        up = [other for other in self._entries.values() if other.answers]
-        up.sort(key=lambda other: (not other.named, -(other.answered or 0.0)))
-        if entry.answers:
-            return entry in up[:WANTED]
-        return len(up) < WANTED
-
-    def _wait(self, now: float, knocking: Collection[str]) -> float:
-        dues = [
-            entry.due
-            for entry in self._entries.values()
-            if entry.peer_id not in knocking and self._is_wanted(entry, now)
-        ]
-        return min(
-            max(min(dues, default=now + HEARTBEAT) - now, 1.0),
-            FIRST_PAUSE if knocking else HEARTBEAT / 2,
-        )
-
-    def _why_quiet(self, now: float, state: State) -> str | None:
-        if not self._entries:
-            return None
-        entries = sorted(self._entries.values(), key=lambda entry: not entry.named)
-        tried = [entry for entry in entries if entry.reason]
-        seconds = now - self._quiet_since
-        quiet = (
-            f"no peer answers for {seconds:.0f} s" if state is State.LOST else "no peer answered"
-        )
-        if not tried:
-            return quiet
-        told = "; ".join(
-            f"{entry.addresses[0] if entry.addresses else entry.peer_id}: {entry.reason}"
-            for entry in tried[:3]
-        )
-        more = f" and {len(tried) - 3} more" if len(tried) > 3 else ""
-        ahead = max(0.0, min(entry.due for entry in entries if self._is_wanted(entry, now)) - now)
-        return f"{quiet}: {told}{more}; next attempt in {ahead:.0f} s"
+        up = [other for other in self.entries.values() if other.answers]
+        up.sort(key=lambda other: (not other.named, -other.answered))
+        return entry in up[:WANTED] if entry.answers else len(up) < WANTED

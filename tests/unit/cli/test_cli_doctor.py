@@ -9,7 +9,7 @@ import pytest
 from lowcomm_node import cli
 from lowcomm_node.cli import common
 from lowcomm_node.cli.machine import _print_findings, _print_routes
-from lowcomm_node.doctor.report import Finding, State
+from lowcomm_node.doctor.findings import Finding, Severity
 from lowcomm_node.net.routes import RouteSpeed
 from lowcomm_node.status.model import Ping
 
@@ -60,9 +60,9 @@ def test_what_mends_several_findings_is_told_once_and_nothing_of_it_is_cut(
 ):
     monkeypatch.setenv("COLUMNS", "60")
     remedy = f"run this: lowcomm-node doctor --peers {ADDRESS}"
-    bad = [Finding(name, State.FAULT, ADDRESS, remedy) for name in ("nat", "outside")]
-    fine = Finding("disk", State.OK, "much\x1b[2J room")
-    last = Finding("memory", State.WARNING, "little", "end [bold]other[/bold] programs")
+    bad = [Finding(name, Severity.FAULT, ADDRESS, remedy) for name in ("nat", "outside")]
+    fine = Finding("disk", Severity.OK, "much\x1b[2J room")
+    last = Finding("memory", Severity.WARNING, "little", "end [bold]other[/bold] programs")
     _print_findings([*bad, fine, last])
     printed = capsys.readouterr().out
     assert (

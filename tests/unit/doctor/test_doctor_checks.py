@@ -2,11 +2,8 @@
 
 import json
 import os
-import socket
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,22 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.statuses import make_peer, make_status
-from lowcomm_node.doctor.checks import Check, access, machine, network, node, reach
-from lowcomm_node.doctor.checks.access import ALWAYS, Reply
-from lowcomm_node.doctor.checks.reach import Nat, kind_of_nat
-from lowcomm_node.doctor.observations import (
+from lowcomm_node.doctor import checks, machine
+from lowcomm_node.doctor.checks import Check, Nat, kind_of_nat
+from lowcomm_node.doctor.findings import (
+    Finding,
     Helper,
-    LargePackets,
     Observations,
     ObservedAddress,
+    Severity,
     Subject,
     Survey,
     UdpProbe,
+    exit_code,
 )
-from lowcomm_node.doctor.report import Finding, State, exit_code
 from lowcomm_node.doctor.run import check, own_hosts
 from lowcomm_node.net.addresses import EntryPoint
-from lowcomm_node.net.measuring import Speed
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import Kind, Seen
 
@@ -49,14 +45,16 @@ BEHIND = Subject(
     ),
     direct=45123,
     certificate=b"der",
-    told=(f"{LAN}:45123",),
+    announced=(f"{LAN}:45123",),
 )
-PUBLIC = replace(BEHIND, hosts=(OUTER,), listens=(f"/ip4/{OUTER}/tcp/40001",), told=(f"{OUTER}:1",))
+PUBLIC = replace(
+    BEHIND, hosts=(OUTER,), listens=(f"/ip4/{OUTER}/tcp/40001",), announced=(f"{OUTER}:1",)
+)
 # The only address of a machine.
 ALL_SIX = replace(
     BEHIND,
     hosts=(SIX,),
-    told=("[fd00::7]:45123",),
+    announced=("[fd00::7]:45123",),
     listens=(f"/ip6/{SIX}/tcp/40006", f"/ip6/{SIX}/udp/40007/quic-v1"),
 )
 INNER_SIX = replace(ALL_SIX, hosts=("fd00::7",), listens=("/ip6/fd00::7/tcp/40006",))
@@ -81,7 +79,7 @@ def survey(*helpers: Helper, subject: Subject = BEHIND, **options: Any) -> Surve
 
 def told(*addresses: str) -> Survey:
     """What a helper says that calls a forwarded port, of which others are told so."""
-    subject = replace(BEHIND, told=addresses)
+    subject = replace(BEHIND, announced=addresses)
     return survey(helper(direct=True), subject=subject, udp=FORWARDED)
 
 
@@ -95,19 +93,19 @@ def finding(one: Check, **seen: Any) -> Finding:
     """What a check finds."""
     defaults: dict[str, Any] = {"home": HOME, "peers": ("ADDR",), "dht_peers": 3}
     found = one(Observations(**defaults | seen))
-    assert found is not None and (found.state is not State.OK or not found.remedy)
+    assert found is not None and (found.state is not Severity.OK or not found.remedy)
     as_json = json.loads(json.dumps(found.to_json()))
     assert found == Finding.from_json(as_json | {"since": "a newer release"}), "it travels as it is"
     return found
 
 
-def case(must: str, one: Check, state: State, seen: Any, *words: str, never: str = "\0") -> Any:
+def case(must: str, one: Check, state: Severity, seen: Any, *words: str, never: str = "\0") -> Any:
     """What must hold: what is found in a survey, or in other observations."""
     seen = {"survey": seen} if isinstance(seen, Survey) else seen
     return pytest.param(one, state, seen, words, never, id=must)
 
 
-OK, WARNING, FAULT, UNKNOWN = State.OK, State.WARNING, State.FAULT, State.UNKNOWN
+OK, WARNING, FAULT, UNKNOWN = Severity.OK, Severity.WARNING, Severity.FAULT, Severity.UNKNOWN
 SHUT = survey(helper(10, **NOTHING), helper(11, **NOTHING))
 PORTS = tuple(ObservedAddress(f"44.128.0.1{k}", "probe", OUTER, 7 + k) for k in range(2))
 SYMMETRIC = replace(SHUT, udp=UdpProbe("x", True, PORTS, False, True))
@@ -142,83 +140,66 @@ def clocks(*offsets: float) -> Survey:
     return survey(*(helper(10 + k, offset=offset) for k, offset in enumerate(offsets)))
 
 
-def carried(*large: tuple[bool, bool]) -> Survey:
-    """What helpers say of large packets, out and in, and of a good rate."""
-    packets = tuple(LargePackets(*one) for one in large)
-    return survey(helper(), packets=packets, speed=Speed(0.1, 1e6, 1e6))
-
-
-IN_LOST = carried((True, False), (True, False))
-SOME_LOST = carried((True, True), (False, True))
 SIX_FORWARD = "TCP and UDP port 40006 to fd00::7"
 BEHIND_SIX = over_six(replace(INNER_SIX, listens=(CIRCUIT, *INNER_SIX.listens)), **NOTHING)
-TOLD_SIX = over_six(replace(ALL_SIX, told=(f"[{SIX}]:45123",)), direct=True)
+TOLD_SIX = over_six(replace(ALL_SIX, announced=(f"[{SIX}]:45123",)), direct=True)
 ALONE = replace(SHUT, subject=replace(BEHIND, listens=BEHIND.listens[1:]))
 NO_UDP = survey(helper(), udp=None)
 UDP_LOST = survey(helper(), udp=LOST_UDP)
-SLOW = survey(helper(), speed=Speed(0.3, 40_000, 2e6))
-UNMEASURED = survey(helper(), no_speed="measure again tomorrow")
 NTP = "12.3 s ahead of 3 peers: run `timedatectl set-ntp true`"
 BROKEN = {"broken": TAKEN, "absent": "start it", "dht_peers": None}
 HANGS = {"absent": "end it with `kill 42`", "hangs": True}
 REMEMBERED = {"peers": (), "dht_peers": 0, "status": STATUS}
 LOST_PEERS = "1 relay; 1 not called yet; 1 not reached: direct: can't"
-HOME_KNOWS = "the addresses that this home remembers"
+HOME_KNOWS = "no peer answers at the addresses that this home remembers"
 
 
 @pytest.mark.parametrize(
     ("one", "state", "seen", "words", "never"),
     [
-        case("holes can be punched", reach.nat, OK, SHUT, "port restricted"),
-        case("ports to forward", reach.outside, WARNING, SHUT, FORWARD + START, "punched"),
-        case("the relay that is left", reach.outside, WARNING, SHUT, RELAY[-6:]),
-        case("no relay at all", reach.outside, FAULT, ALONE, "nobody reaches it"),
-        case("a symmetric router", reach.nat, WARNING, SYMMETRIC, FORWARD, "rarely"),
-        case("no holes there", reach.outside, WARNING, SYMMETRIC, FORWARD, never="punched"),
-        case("a firewall", reach.nat, WARNING, FIREWALL, UFW.format(1), never="router"),
-        case("ports to let in", reach.outside, FAULT, FIREWALL, UFW.format(1), never="router"),
-        case("an address of its own", reach.nat, OK, OPEN, f"none: {OUTER}"),
-        case("that is called", reach.outside, OK, OPEN, "direct calls, libp2p over TCP and"),
-        case("a port unknown", reach.outside, WARNING, told(f"{LAN}:1"), f"--announce {OUTER}:4"),
-        case("a port that is told", reach.outside, OK, told(f"{OUTER}:45123")),
-        case("by a name", reach.outside, OK, told("node.example.org:45123")),
-        case("not by IPv6", reach.outside, WARNING, told(f"{LAN}:1", "[fd00::7]:45123")),
-        case("IPv6 unknown", reach.outside, WARNING, over_six(ALL_SIX, direct=True), SIX_FLAGS),
-        case("IPv6 that is told", reach.outside, OK, TOLD_SIX),
-        case("IPv6 shut", reach.outside, FAULT, over_six(ALL_SIX, **NOTHING), UFW.format(6)),
-        case("IPv6 behind", reach.outside, WARNING, BEHIND_SIX, SIX_FLAGS, SIX_FORWARD),
-        case("neighbours tried", reach.outside, WARNING, NEAR, "from within this network only"),
-        case("and saw nothing", reach.nat, UNKNOWN, NEAR, "doctor --peers ADDR"),
-        case("a clock that is right", network.clock, OK, clocks(0.01, -0.02, 0.0), "right"),
-        case("far ahead", network.clock, FAULT, clocks(-12.3, -12.4, -12.2), NTP),
-        case("a bit behind", network.clock, WARNING, clocks(1.5, 1.6, 1.4), "1.5 s behind 3 peers"),
-        case("one of three is wrong", network.clock, OK, clocks(0.0, 0.1, 500.0), "0.1 s behind"),
-        case("one against one", network.clock, FAULT, clocks(60.0), "if it is that one's clock"),
-        case("UDP is lost", network.udp, WARNING, UDP_LOST, f"UDP out of {LAN}", "/udp/31330/quic"),
-        case("nobody offers UDP", network.udp, UNKNOWN, NO_UDP, "offers UDP"),
-        case("a slow line", network.bandwidth, WARNING, SLOW, "40 kB/s"),
-        case("unmeasured", network.bandwidth, UNKNOWN, UNMEASURED, "tomorrow"),
-        case("silence: clock", network.clock, UNKNOWN, SILENT, "not to probes"),
-        case("silence: nat", reach.nat, UNKNOWN, SILENT, "not to probes"),
-        case("silence: outside", reach.outside, UNKNOWN, SILENT, "not to probes"),
-        case("silence: udp", network.udp, UNKNOWN, SILENT, "not to probes"),
-        case("silence: bandwidth", network.bandwidth, UNKNOWN, SILENT, "not to probes"),
-        case("none gets out", network.packets, FAULT, carried((False, True)), "probing", LAN),
-        case("none gets in", network.packets, FAULT, IN_LOST, "TCP", "mtu 1280", never="probing"),
-        case("some get out", network.packets, WARNING, SOME_LOST, "out (1 of 2 got one)"),
-        case("all get through", network.packets, OK, carried((True, True))),
-        case("a node that waits", node.node, OK, {"status": STATUS}, "alone", "2 exchanges done"),
-        case("a node that hangs", node.node, FAULT, HANGS, "end it with `kill 42`"),
-        case("a port that is taken", node.node, FAULT, BROKEN, TAKEN),
-        case("is no fault of the swarm", node.dht, UNKNOWN, BROKEN, TAKEN),
-        case("a silent swarm", node.dht, FAULT, {"trouble": "Nobody"}, "Nobody", "compare ADDR"),
-        case("no run", node.dht, WARNING, {"runs": 0}, "create run.toml --peers ADDR"),
-        case("at remembered peers", node.dht, FAULT, REMEMBERED, f"nobody answers at {HOME_KNOWS}"),
-        case("peers not reached", node.routes, WARNING, {"members": MEMBERS}, LOST_PEERS, TO_PING),
+        case("holes can be punched", checks.nat, OK, SHUT, "port restricted"),
+        case("ports to forward", checks.outside, WARNING, SHUT, FORWARD + START, "punched"),
+        case("the relay that is left", checks.outside, WARNING, SHUT, RELAY[-6:]),
+        case("no relay at all", checks.outside, FAULT, ALONE, "no peer reaches it"),
+        case("a symmetric router", checks.nat, WARNING, SYMMETRIC, FORWARD, "rarely"),
+        case("no holes there", checks.outside, WARNING, SYMMETRIC, FORWARD, never="punched"),
+        case("a firewall", checks.nat, WARNING, FIREWALL, UFW.format(1), never="router"),
+        case("ports to let in", checks.outside, FAULT, FIREWALL, UFW.format(1), never="router"),
+        case("an address of its own", checks.nat, OK, OPEN, f"none: {OUTER}"),
+        case("that is called", checks.outside, OK, OPEN, "direct calls, libp2p over TCP and"),
+        case("a port unknown", checks.outside, WARNING, told(f"{LAN}:1"), f"--announce {OUTER}:4"),
+        case("a port that is told", checks.outside, OK, told(f"{OUTER}:45123")),
+        case("by a name", checks.outside, OK, told("node.example.org:45123")),
+        case("not by IPv6", checks.outside, WARNING, told(f"{LAN}:1", "[fd00::7]:45123")),
+        case("IPv6 unknown", checks.outside, WARNING, over_six(ALL_SIX, direct=True), SIX_FLAGS),
+        case("IPv6 that is told", checks.outside, OK, TOLD_SIX),
+        case("IPv6 shut", checks.outside, FAULT, over_six(ALL_SIX, **NOTHING), UFW.format(6)),
+        case("IPv6 behind", checks.outside, WARNING, BEHIND_SIX, SIX_FLAGS, SIX_FORWARD),
+        case("neighbours tried", checks.outside, WARNING, NEAR, "from within this network only"),
+        case("and saw nothing", checks.nat, UNKNOWN, NEAR, "doctor --peers ADDR"),
+        case("a clock that is right", checks.clock, OK, clocks(0.01, -0.02, 0.0), "right"),
+        case("far ahead", checks.clock, FAULT, clocks(-12.3, -12.4, -12.2), NTP),
+        case("a bit behind", checks.clock, WARNING, clocks(1.5, 1.6, 1.4), "1.5 s behind 3 peers"),
+        case("one of three is wrong", checks.clock, OK, clocks(0.0, 0.1, 500.0), "0.1 s behind"),
+        case("one against one", checks.clock, FAULT, clocks(60.0), "if it is that one's clock"),
+        case("UDP is lost", checks.udp, WARNING, UDP_LOST, f"UDP out of {LAN}", "/udp/31330/quic"),
+        case("nobody offers UDP", checks.udp, UNKNOWN, NO_UDP, "offers UDP"),
+        case("silence: clock", checks.clock, UNKNOWN, SILENT, "not to probes"),
+        case("silence: nat", checks.nat, UNKNOWN, SILENT, "not to probes"),
+        case("silence: outside", checks.outside, UNKNOWN, SILENT, "not to probes"),
+        case("silence: udp", checks.udp, UNKNOWN, SILENT, "not to probes"),
+        case("a node that waits", checks.node, OK, {"status": STATUS}, "alone", "2 exchanges done"),
+        case("a node that hangs", checks.node, FAULT, HANGS, "end it with `kill 42`"),
+        case("a port that is taken", checks.node, FAULT, BROKEN, TAKEN),
+        case("is no fault of the swarm", checks.dht, UNKNOWN, BROKEN, TAKEN),
+        case("a silent swarm", checks.dht, FAULT, {"trouble": "Nobody"}, "Nobody", "compare ADDR"),
+        case("no run", checks.dht, WARNING, {"runs": 0}, "create run.toml --peers ADDR"),
+        case("at remembered peers", checks.dht, FAULT, REMEMBERED, HOME_KNOWS),
+        case("peers lost", checks.routes, WARNING, {"members": MEMBERS}, LOST_PEERS, TO_PING),
     ],
 )
 def test_a_finding_says_what_was_seen_and_what_to_do(
-    one: Check, state: State, seen: dict[str, Any], words: tuple[str, ...], never: str
+    one: Check, state: Severity, seen: dict[str, Any], words: tuple[str, ...], never: str
 ):
     found = finding(one, **seen)
     text = f"{found.value}; {found.remedy}"
@@ -227,10 +208,10 @@ def test_a_finding_says_what_was_seen_and_what_to_do(
 
 
 def test_figures_tell_the_same_to_programs():
-    assert finding(reach.outside, survey=SHUT).figures == {**NOTHING, "relays": [RELAY]}
+    assert finding(checks.outside, survey=SHUT).figures == {**NOTHING, "relays": [RELAY]}
     for seen, kind in ((SHUT, "port-restricted"), (SYMMETRIC, "symmetric"), (OPEN, "none")):
-        assert finding(reach.nat, survey=seen).figures["kind"] == kind
-    assert f"[{SIX}]:9" in finding(reach.nat, survey=over_six(ALL_SIX)).figures["seen"]
+        assert finding(checks.nat, survey=seen).figures["kind"] == kind
+    assert f"[{SIX}]:9" in finding(checks.nat, survey=over_six(ALL_SIX)).figures["seen"]
 
 
 EXIT = [([], 0), (["dht"], 6), (["node"], 4), (["node", "dht"], 6)]
@@ -246,14 +227,14 @@ async def test_a_check_is_a_function_and_a_line_in_the_table():
     def weather(seen: Observations) -> Finding:
         return Finding("weather", FAULT, f"rain at {seen.home}")
 
-    found = await check(Observations(home=HOME), [lambda _: None, weather, node.dht])
+    found = await check(Observations(home=HOME), [lambda _: None, weather, checks.dht])
     assert [one.name for one in found] == ["weather", "dht"]
 
 
 async def test_a_network_that_was_not_looked_at_says_how_it_can_be(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for variable in [one for one in os.environ if one.lower() in access.PROXIES]:
+    for variable in [one for one in os.environ if one.lower() in checks.PROXIES]:
         monkeypatch.delenv(variable)
     found = {one.name: one for one in await check(Observations(home=tmp_path, absent="start it"))}
     assert set(found) == {"node", "dht", "congestion", "disk", "memory", "gpu"}
@@ -322,155 +303,26 @@ def test_an_address_that_there_can_not_be_is_not_believed(address: str):
 
 def test_ipv6_is_looked_at_only_where_there_is_some(monkeypatch: pytest.MonkeyPatch):
     called = list[tuple[str, int]]()
-    answers = {"2a00:128::20": network.GREETING}
+    answers = {("2a00:128::20", 31330)}
 
-    def reply_of(host: str, port: int, **_: object) -> bytes:
-        called.append((host, port))
-        return answers.get(host, b"")
+    def is_open(at: tuple[str, int]) -> bool:
+        called.append(at)
+        return at in answers
 
-    monkeypatch.setattr(network, "reply_of", reply_of)
-    told = ("/ip6/::1/tcp/1", "/ip6/fd00::1/tcp/1", "/ip6/2a00:128::20/tcp/31330")
-    points = tuple(f"{dial}/p2p/{HELPER}" for dial in told)
+    monkeypatch.setattr(checks, "is_open", is_open)
+    announced = ("/ip6/::1/tcp/1", "/ip6/fd00::1/tcp/1", "/ip6/2a00:128::20/tcp/31330")
+    points = tuple(f"{dial}/p2p/{HELPER}" for dial in announced)
     strange = f"/ip6/2a00:128::99/tcp/1/p2p/{RELAY}"
     six = replace(helper(), seen=Seen("", 0.0, (strange, *points)))
     subject = replace(BEHIND, hosts=(*BEHIND.hosts, SIX))
-    assert finding(network.ipv6, survey=survey(six)).state is OK, "there is none here"
-    assert finding(network.ipv6, survey=survey(helper(), subject=subject)).state is UNKNOWN
+    assert finding(checks.ipv6, survey=survey(six)).state is OK, "there is none here"
+    assert finding(checks.ipv6, survey=survey(helper(), subject=subject)).state is UNKNOWN
     assert not called
-    assert finding(network.ipv6, survey=survey(six, subject=subject)).value == "works"
+    assert finding(checks.ipv6, survey=survey(six, subject=subject)).value == "works"
     assert called == [("2a00:128::20", 31330)], "no stranger names others, or our own networks"
     answers.clear()
-    lost = finding(network.ipv6, survey=survey(six, subject=subject))
+    lost = finding(checks.ipv6, survey=survey(six, subject=subject))
     assert lost.state is WARNING and SIX in lost.remedy
-    assert [target.port for target in subject.targets(6)] == [45123, 40006], "with ports of its own"
-
-
-# access
-
-PEER = f"/ip4/44.128.0.11/tcp/31337/p2p/{HELPER}"
-HOST, PORT = "44.128.0.11", 31337
-FOUND = b"HTTP/1.1 302 Found\r\nLocation: https://login.hotel.example:8443/?from=x\r\n\r\n"
-LOGIN = b"HTTP/1.1 511 Network Authentication Required\r\n\r\n"
-
-
-@pytest.fixture
-def answering(monkeypatch: pytest.MonkeyPatch) -> dict[int, bytes]:
-    """What each port of a peer answers."""
-    answers = dict[int, bytes]()
-    monkeypatch.setattr(access, "reply_of", lambda host, port, question: answers.get(port, b""))
-    return answers
-
-
-@pytest.mark.parametrize(
-    ("port", "reply", "page"),
-    [
-        (PORT, FOUND, "https://login.hotel.example:8443/?from=x"),
-        (PORT, b"HTTP/1.0 200 OK\r\n\r\nHello", f"http://{HOST}:{PORT}/"),
-        (80, FOUND, "https://login.hotel.example:8443/?from=x"),
-        (80, LOGIN, f"http://{HOST}:80/"),
-    ],
-)
-def test_a_web_page_in_a_peers_place_is_a_login_page(
-    answering: dict[int, bytes],
-    port: int,
-    reply: bytes,
-    page: str,
-):
-    answering[port] = reply
-    portal = finding(access.portal, asked=(PEER,))
-    assert portal.state is FAULT and portal.remedy.startswith(f"open {page} in a browser")
-    silent = Survey(subject=BEHIND, silent={PEER: "gone"})
-    assert finding(access.portal, survey=silent).state is FAULT, "peers that were found are asked"
-    assert access.portal(Observations(home=HOME, asked=(PEER,), survey=survey(helper()))) is None
-
-
-@pytest.mark.parametrize(
-    "reply",
-    [
-        b"HTTP/1.1 200 OK\r\n\r\na page of its own",
-        f"HTTP/1.1 301 Moved\r\nLocation: https://{HOST}/\r\n\r\n".encode(),
-        b"HTTP/1.1 302 Found\r\nLocation: /index.html\r\n\r\n",
-        b"SSH-2.0-x",
-        b"HTTP/1.1",
-        b"",
-    ],
-)
-def test_a_web_server_beside_a_peer_is_none(reply: bytes):
-    assert access.login_page(Reply(HOST, 80, False, reply)) == ""
-
-
-def test_what_a_login_page_tells_can_write_nothing_to_a_terminal():
-    location = b"http://x.example/\x1b[31m" + b"a" * 3000
-    reply = b"HTTP/1.1 302 Found\r\nLocation: " + location + b"\r\n\r\n"
-    page = access.login_page(Reply(HOST, 80, False, reply))
-    assert page and "\x1b" not in page and len(page) <= 200
-
-
-def test_a_peer_that_answers_a_few_bytes_and_no_more_tells_of_lost_packets(
-    answering: dict[int, bytes],
-):
-    answering[PORT] = network.GREETING
-    packets = finding(network.packets, asked=(PEER,))
-    assert packets.state is WARNING and f"{HOST}:{PORT} answers" in packets.value
-    answering[80] = answering.pop(PORT)
-    assert network.packets(Observations(home=HOME, asked=(PEER,))) is None, "no peer is at port 80"
-
-
-def test_what_answers_is_asked_as_a_browser_asks():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        peer = f"/ip4/127.0.0.1/tcp/{server.getsockname()[1]}/p2p/{HELPER}"
-        server.settimeout(20)
-        asked = list[bytes]()
-
-        def serve() -> None:
-            call, _ = server.accept()
-            with call:
-                asked.append(call.recv(1000))
-                call.sendall(FOUND)
-
-        thread = Thread(target=serve)
-        thread.start()
-        found = access.replies(Observations(home=HOME, asked=(peer,)))
-        thread.join(20)
-    assert [one.data for one in found if one.is_peers] == [FOUND]
-    assert asked[0].startswith(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n")
-
-
-@pytest.fixture
-def resolving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], str]:
-    """A resolver that knows boot.example, and no boot.exmple; with a file of name servers."""
-
-    def resolve(name: str, _: object) -> list[object]:
-        if name == "boot.example":
-            return []
-        raise socket.gaierror(socket.EAI_NONAME if name == "boot.exmple" else socket.EAI_AGAIN, "")
-
-    file = tmp_path / "resolv.conf"
-    file.write_text("# ours\nnameserver 192.168.1.1\n")
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    monkeypatch.setattr(access, "RESOLV", file)
-    return lambda name: f"/dns4/{name}/tcp/1/p2p/{HELPER}"
-
-
-def test_a_name_that_this_node_needs_and_nobody_resolves_is_a_fault(
-    resolving: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
-):
-    assert finding(access.names, asked=(resolving("boot.example"),)).state is OK
-    asked = tuple(map(resolving, ("boot.example", "boot.exmple", "a.b")))
-    names = finding(access.names, asked=asked)
-    assert names.state is FAULT and "a.b: no name server answers" in names.value
-    assert "boot.exmple: there is no such name" in names.value and "192.168.1.1" in names.value
-    monkeypatch.setattr(access, "RESOLV", HOME / "none")
-    assert "names no name server" in finding(access.names, asked=asked).value
-
-
-def test_names_that_this_node_does_not_need_are_a_warning_at_most(
-    resolving: Callable[[str], str],
-):
-    names = finding(access.names, asked=(PEER,))
-    assert names.state is WARNING and "so it trains" in names.remedy
-    assert names.figures["tried"] == {ALWAYS: "no name server answers"}
-    assert access.names(Observations(home=HOME)) is None, "nothing was looked for"
 
 
 # machine
@@ -495,7 +347,7 @@ def has(monkeypatch: pytest.MonkeyPatch, **looks: object) -> None:
     ],
 )
 def test_room_on_the_disk_is_held_against_checkpoints(
-    monkeypatch: pytest.MonkeyPatch, free: int, checkpoint: int, state: State, words: str
+    monkeypatch: pytest.MonkeyPatch, free: int, checkpoint: int, state: Severity, words: str
 ):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     has(monkeypatch, largest_checkpoint=checkpoint)
@@ -519,7 +371,7 @@ def test_room_on_the_disk_is_held_against_checkpoints(
     ],
 )
 def test_this_machine_is_judged(
-    monkeypatch: pytest.MonkeyPatch, one: str, looks: dict[str, Any], state: State, words: str
+    monkeypatch: pytest.MonkeyPatch, one: str, looks: dict[str, Any], state: Severity, words: str
 ):
     has(monkeypatch, congestion_controls=("cubic", ["cubic"]), torch_sees_gpus=True)
     has(monkeypatch, **looks)
@@ -544,7 +396,7 @@ def test_what_a_node_takes_is_told_beside_what_was_reckoned():
         ("idle", "/user.slice", WARNING, "of the control group /user.slice alone"),
     ],
 )
-def test_for_whom_training_steps_back_is_told(by: str, behind: str, state: State, words: str):
+def test_for_whom_training_steps_back_is_told(by: str, behind: str, state: Severity, words: str):
     status = make_status(trainer={"priority": {"level": 19, "by": by, "behind": behind}})
     found = finding(machine.priority, status=status)
     assert found.state is state and words in found.value

@@ -13,33 +13,24 @@ import pytest
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
-from lowcomm_node.doctor import probes, run, survey
-from lowcomm_node.doctor.checks import network
-from lowcomm_node.doctor.observations import (
-    Helper,
-    LargePackets,
-    Observations,
-    Subject,
-    Survey,
-)
+from lowcomm_node.doctor import run, survey
+from lowcomm_node.doctor.findings import Helper, Observations, Subject
 from lowcomm_node.errors import LinkLost, RetryLater
 from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.control import OpenStream
 from lowcomm_node.net.p2pd import has_ipv6
 from lowcomm_node.node import controls, node
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.probing.asker import Asker
-from lowcomm_node.probing.prober import ProbeLimits, Prober
+from lowcomm_node.swarm.probes import Asker, Prober
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.probes import PROTOCOL, Kind, Seen, Target
 
 ME, *HELPERS = (Identity(letter * 32).peer_id for letter in (b"m", b"1", b"2", b"3"))
 OUTER, INNER = "44.128.0.12", "192.168.1.7"
 SUBJECT = Subject(peer_id=ME, hosts=(INNER,), listens=(f"/ip4/{INNER}/tcp/4001",))
-PLENTY, LITTLE = (Allowed(each=count, all=10**9, seconds=86_400.0) for count in (10**9, 40_000))
+PLENTY = Allowed(each=10**9, all=10**9, seconds=86_400.0)
 
 
 def helper(number: int, sees: str = OUTER) -> Helper:
@@ -52,7 +43,6 @@ def helper(number: int, sees: str = OUTER) -> Helper:
 @asynccontextmanager
 async def answering(
     address: str,
-    size: Allowed = PLENTY,
 ) -> AsyncIterator[tuple[MemoryDiscovery, list[Target]]]:
     """The first helper answers probes that come from ``address``: the asker, the ports called."""
     network, called = MemoryNetwork(time, address=address), list[Target]()
@@ -61,8 +51,7 @@ async def answering(
         called.append(target)
         return True
 
-    limits = ProbeLimits(calls=PLENTY, bytes=size, rate=1e9)
-    prober = Prober(MemoryDiscovery(HELPERS[0], network), tuple, limits, dial)
+    prober = Prober(MemoryDiscovery(HELPERS[0], network), tuple, PLENTY, dial)
     await prober.serve()
     try:
         yield MemoryDiscovery(ME, network), called
@@ -70,15 +59,14 @@ async def answering(
         await prober.close()
 
 
-async def test_who_does_not_measure_with_us_still_calls_us_back(monkeypatch: pytest.MonkeyPatch):
-    async def nothing(*_: object) -> tuple[()]:
-        return ()
+async def test_a_helper_says_how_it_sees_us_and_calls_us_back(monkeypatch: pytest.MonkeyPatch):
+    async def nothing(*_: object) -> None:
+        return None
 
-    for name in ("probe_udp", "probe_packets"):
-        monkeypatch.setattr(survey, name, nothing)
-    async with answering(f"/ip4/{OUTER}/tcp/9", LITTLE) as (streams, called):
+    monkeypatch.setattr(survey, "probe_udp", nothing)
+    async with answering(f"/ip4/{OUTER}/tcp/9") as (streams, called):
         found = await survey.ask_others(streams, SUBJECT, [str(helper(0).entry)])
-    assert found.speed is None and "tomorrow" in found.no_speed
+    assert found.helpers[0].sees == OUTER and abs(found.helpers[0].offset) < 1
     assert found.helpers[0].reached == {Kind.TCP: True} and not found.helpers[0].refused
     assert called == [Target(Kind.TCP, 4001)]
 
@@ -125,7 +113,7 @@ def test_neighbours_help_only_where_there_is_nobody_else():
 async def test_an_address_that_there_can_not_be_is_not_believed(port: int):
     async with answering(f"/ip4/{OUTER}/udp/{port}/quic-v1") as (streams, _):
         with await Asker.open(streams, HELPERS[0]) as asker, pytest.raises(ProtocolViolation):
-            await probes._observed(asker)
+            await survey._observed(asker)
 
 
 class Control:
@@ -160,12 +148,12 @@ async def test_only_a_helper_that_sees_the_same_address_is_asked_to_call_it():
     askers: Any = list(zip(callers, helpers, strict=True))
     async with answering(f"/ip4/{OUTER}/udp/7000/quic-v1") as (streams, called):
         control: Any = Control(streams)
-        found = await probes._probe_quic(control, askers, helpers[0].entry)
+        found = await survey._probe_quic(control, askers, helpers[0].entry)
         assert (found.gets_in, found.by_stranger) == (False, True)
         assert [one.called for one in callers] == [[], [], [Target(Kind.QUIC, 7000)]]
         assert len(found.observed) == 3 and not called
         # Nobody else sees it: the helper that we have called is asked, which says less.
-        found = await probes._probe_quic(control, askers[:2], helpers[0].entry)
+        found = await survey._probe_quic(control, askers[:2], helpers[0].entry)
         assert (found.gets_in, found.by_stranger) == (True, False)
         assert called == [Target(Kind.QUIC, 7000)] and not callers[1].called
 
@@ -178,67 +166,39 @@ async def test_a_call_that_nobody_tries_is_told_with_the_reason():
     askers: Any = [(Caller(), helper(0)), (Refusing(), helper(1))]
     async with answering(f"/ip4/{OUTER}/udp/7000/quic-v1") as (streams, _):
         control: Any = Control(streams)
-        found = await probes._probe_quic(control, askers, helper(0).entry)
+        found = await survey._probe_quic(control, askers, helper(0).entry)
     assert found.gets_out and found.gets_in is None and found.refused == "calls nobody today"
-    asked = Survey(subject=SUBJECT, helpers=(helper(0),), udp=found)
-    told = network.udp(Observations(home=Path("unused"), survey=asked))
-    assert told is not None and told.value.endswith("nobody tried to call (calls nobody today)")
+
+
+class P2pd:
+    """A p2pd of the probe of UDP, of which each call leads to ``connect``."""
+
+    control = Path("unused")
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.stopped = False
+        P2pd.newest = self
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None:
+        self.stopped = True
 
 
 async def test_a_probe_that_others_keep_waiting_ends(monkeypatch: pytest.MonkeyPatch):
-    ended = list[str]()
-
     class Waiting:
+        def __init__(self, _: Path) -> None: ...
+
         async def connect(self, *_: object) -> None:
             await asyncio.Event().wait()
 
-    @asynccontextmanager
-    async def p2pd(transport: str, loopback: bool) -> AsyncIterator[Waiting]:
-        try:
-            yield Waiting()
-        finally:
-            ended.append(transport)
-
-    monkeypatch.setattr(probes, "_p2pd", p2pd)
-    monkeypatch.setattr(probes, "PROBE_DEADLINE", 0.05)
-    one: Any = (Caller(), helper(0))
+    monkeypatch.setattr(survey, "P2pDaemon", P2pd)
+    monkeypatch.setattr(survey, "Control", Waiting)
+    monkeypatch.setattr(survey, "UDP_DEADLINE", 0.05)
+    asker: Any = (Caller(), helper(0))
     async with asyncio.timeout(20):
-        assert await probes.probe_udp([one], loopback=False) is None
-        assert await probes.probe_packets([one[1]], loopback=False) == ()
-    assert ended == ["udp/0/quic-v1", "tcp/0", "tcp/0"]
-
-
-@pytest.mark.parametrize("lost", ["", "out", "in"])
-async def test_large_packets_are_sent_over_tcp_each_way_over_a_connection_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, lost: str
-):
-    """A connection over which something was lost carries nothing that follows, as TCP does."""
-
-    class P2pd:
-        def __init__(self) -> None:
-            self.connected, self.stuck = list[str](), False
-
-        async def connect(self, _: str, entries: Sequence[EntryPoint], seconds: float) -> None:
-            self.connected += [entry.dial for entry in entries]
-
-    async def pinged(one: P2pd, peer_id: str, ping: pb.Ping) -> bool:
-        is_large = {"out": len(ping.content), "in": ping.wanted, "": 0}[lost] > 1000
-        one.stuck = one.stuck or is_large
-        return not one.stuck
-
-    made = list[P2pd]()
-
-    @asynccontextmanager
-    async def p2pd(transport: str, loopback: bool) -> AsyncIterator[P2pd]:
-        assert transport == "tcp/0"
-        made.append(P2pd())
-        yield made[-1]
-
-    monkeypatch.setattr(probes, "_p2pd", p2pd)
-    monkeypatch.setattr(probes, "pinged", pinged)
-    found = await probes.probe_packets([helper(0)], loopback=False)
-    assert found == (LargePackets(lost != "out", lost != "in"),)
-    assert [one.connected for one in made] == [[helper(0).entry.dial]] * 2
+        assert await survey.probe_udp([asker], loopback=False) is None
+    assert P2pd.newest.stopped
 
 
 def test_only_a_helper_that_offers_udp_is_held_against_the_network():
@@ -246,25 +206,24 @@ def test_only_a_helper_that_offers_udp_is_held_against_the_network():
     elsewhere = f"/ip4/9.9.9.9/udp/31331/quic-v1/p2p/{HELPERS[0]}"
     somebody = f"/ip4/44.128.0.20/udp/1/quic-v1/p2p/{HELPERS[1]}"
     says = replace(helper(0), seen=Seen("", 0.0, (elsewhere, somebody, told)))
-    assert (str(probes.over_quic(says)[0]), probes.over_quic(says)[1]) == (told, True)
-    entry, is_told = probes.over_quic(replace(says, seen=Seen("", 0.0, (elsewhere, somebody))))
+    assert (str(survey.over_quic(says)[0]), survey.over_quic(says)[1]) == (told, True)
+    entry, is_told = survey.over_quic(replace(says, seen=Seen("", 0.0, (elsewhere, somebody))))
     assert (entry.dial, is_told) == ("/ip4/44.128.0.20/udp/31330/quic-v1", False)
 
 
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_udp_that_nobody_offered_is_no_loss(monkeypatch: pytest.MonkeyPatch, is_told: bool):
     class Deaf:
+        def __init__(self, _: Path) -> None: ...
+
         async def connect(self, *_: object) -> None:
             raise LinkLost("no answer")
 
-    @asynccontextmanager
-    async def p2pd(transport: str, loopback: bool) -> AsyncIterator[Deaf]:
-        yield Deaf()
-
-    monkeypatch.setattr(probes, "_p2pd", p2pd)
+    monkeypatch.setattr(survey, "P2pDaemon", P2pd)
+    monkeypatch.setattr(survey, "Control", Deaf)
     told = (f"/ip4/44.128.0.20/udp/31330/quic-v1/p2p/{HELPERS[0]}",) if is_told else ()
     one: Any = (Caller(), replace(helper(0), seen=Seen("", 0.0, told)))
-    found = await probes.probe_udp([one], loopback=False)
+    found = await survey.probe_udp([one], loopback=False)
     assert (found is not None) == is_told and (found is None or not found.gets_out)
 
 

@@ -11,11 +11,11 @@ from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import ConfigError, NoPeers
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import load_settings
-from lowcomm_node.probing.prober import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.swarm import find_run as find_run_module
 from lowcomm_node.swarm.find_run import find_run, missing_run, open_discovery, remembered_run
+from lowcomm_node.swarm.probes import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import Keeping

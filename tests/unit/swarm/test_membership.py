@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from threading import get_ident
 from time import time
 from typing import Any
 
@@ -30,8 +29,7 @@ from lowcomm_node.swarm import hosts
 from lowcomm_node.swarm import membership as membership_module
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.hosts import in_numbers
-from lowcomm_node.swarm.membership import Listeners, Membership, look_pause
-from lowcomm_node.swarm.own_record import OwnRecord
+from lowcomm_node.swarm.membership import Listeners, Membership, OwnRecord, look_pause
 from lowcomm_node.system import tasks
 from lowcomm_node.system.release import release
 from lowcomm_protocol.errors import Reason, Refusals
@@ -239,14 +237,6 @@ async def test_a_man_in_the_middle_with_another_certificate_is_counted_and_told_
     assert bob.warnings == []
 
 
-async def test_a_peer_that_is_only_gone_is_no_man_in_the_middle(parties: Parties) -> None:
-    ada, bob = await parties(ADA), await parties(BOB)
-    ada.membership.own.addresses = ("127.0.0.1:1",)
-    await ada.membership.announce(Phase.TRAINING)
-    await bob.look()
-    assert bob.refusals.counts() == {}
-
-
 async def test_a_stolen_record_that_its_thief_tells_as_its_own_is_not_believed(
     parties: Parties,
 ) -> None:
@@ -259,12 +249,6 @@ async def test_a_stolen_record_that_its_thief_tells_as_its_own_is_not_believed(
     assert cleo.refusals.counts() == {"record.misplaced": 1}
     await ada.call(cleo, pb.Introduction(record=stolen))
     assert cleo.knows() == {ADA.peer_id}
-
-
-async def test_a_peer_that_tells_nothing_of_itself_is_answered(parties: Parties) -> None:
-    ada, bob = await parties(ADA), await parties(BOB)
-    assert (await bob.call(ada, pb.Introduction()))[0] is grpc.StatusCode.OK
-    assert ada.refusals.counts() == {} and ada.knows() == set()
 
 
 async def test_a_record_of_a_megabyte_is_refused_before_it_is_copied(
@@ -323,12 +307,24 @@ def test_an_address_of_a_provider_s_own_network_is_told_after_a_public_one(
     assert hosts._own_hosts()[0] == "44.1.1.1"
 
 
+async def test_another_process_with_our_identity_is_warned_of_once(parties: Parties) -> None:
+    ada, again = await parties(ADA), await parties(ADA)
+    await ada.membership.announce(Phase.TRAINING)
+    await ada.look()
+    assert ada.warnings == []
+    again.membership.own.last_issued = time() + 1
+    await again.membership.announce(Phase.TRAINING)
+    await ada.look()
+    await ada.look()
+    assert len(ada.warnings) == 1 and ADA.peer_id in ada.warnings[0]
+
+
 async def test_a_node_whose_clock_was_ahead_for_a_moment_is_believed_at_once(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ada, bob = await parties(ADA), await parties(BOB)
     with monkeypatch.context() as patch:
-        patch.setattr("lowcomm_node.swarm.own_record.time", lambda: time() + 3600)
+        patch.setattr("lowcomm_node.swarm.membership.time", lambda: time() + 3600)
         assert bob.roster.hear(ada.membership._record(), time()) is None
     assert bob.roster.hear(ada.membership._record(), time()) is not None
 
@@ -376,19 +372,6 @@ async def test_a_warning_that_a_peer_does_not_take_us_goes_when_it_does(
     assert ada.warnings == []
 
 
-async def test_a_record_of_ours_from_the_far_future_does_not_lead_us_there(
-    parties: Parties,
-) -> None:
-    ada = await parties(ADA)
-    far = PeerInfo(
-        peer_id=ADA.peer_id, run_id=parties.run.run_id, phase=Phase.LEFT, issued=time() + 70,
-        expires=time() + 90
-    )  # fmt: skip
-    ada.membership.own.follow(write_record(far, ADA))
-    ada.membership.own.follow(b"rubbish")
-    assert ada.membership.own.last_issued == 0.0
-
-
 # Who may join
 
 
@@ -420,23 +403,6 @@ async def test_who_came_late_by_an_invite_learns_that_it_is_used_up(invited: Par
     assert ada.knows() == set() and ada.barred == []
     assert ada.refusals.counts()["record.invite-used-up"] == 1
     assert [error.reason for error in bob.barred] == [Reason.INVITE_USED_UP]
-
-
-async def test_a_use_of_a_peer_that_has_gone_is_told_to_newcomers(invited: Parties) -> None:
-    token = invite(invited.run)
-    old, newcomer = await invited(CREATOR), await invited(CLEO, invite(invited.run, letter=b"c"))
-    old.run_admission.admission.check(
-        ADA.peer_id, token.claim(ADA.peer_id, time() - 5).data, time()
-    )
-    await old.membership.announce(Phase.TRAINING)
-    await newcomer.look()
-    bob = await invited(BOB, token)
-    code, details = await bob.call(newcomer, pb.Introduction())
-    assert (code, newcomer.refusals.counts()) == (
-        grpc.StatusCode.UNAUTHENTICATED,
-        {"call.invite-used-up": 1},
-    )
-    assert "ask the run's creator for another invite" in details
 
 
 # Removals
@@ -475,38 +441,6 @@ async def test_every_peer_keeps_the_newest_list_in_the_dht(parties: Parties) -> 
     await ada.look()
     assert parties.removals_in_dht() == newest
     assert ada.run_admission.admission.removals.ids == {BOB.peer_id}
-
-
-async def test_a_list_that_the_creator_writes_into_the_home_of_its_node_is_published(
-    parties: Parties,
-) -> None:
-    creator = await parties(CREATOR)
-    await creator.look()
-    data = write_removals(CREATOR, parties.run.run_id, 1, frozenset([BOB.peer_id])).data
-    (creator.home / "runs" / parties.run.fingerprint).mkdir(parents=True, exist_ok=True)
-    (creator.home / "runs" / parties.run.fingerprint / "removals").write_bytes(data)
-    await creator.look()
-    assert creator.removals_heard == 1
-    assert parties.removals_in_dht() == data
-
-
-async def test_looks_for_removals_are_often_enough_for_a_minute_and_no_more(
-    parties: Parties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.undo()
-    assert membership_module.REMOVALS_EVERY <= 20
-    ada = await parties(ADA)
-    looks: list[str] = []
-    lookup = ada.discovery.lookup
-
-    async def count(key: str) -> Any:
-        looks.append(key)
-        return await lookup(key)
-
-    monkeypatch.setattr(ada.discovery, "lookup", count)
-    for _ in range(5):
-        await ada.look()
-    assert len([key for key in looks if "/removals/" in key]) == 1
 
 
 async def test_a_disk_that_is_full_holds_up_no_removal(
@@ -549,41 +483,6 @@ async def test_one_look_that_fails_is_warned_of_once_and_not_the_last(
     assert len(ada.warnings) == 1 and "RuntimeError('first')" in ada.warnings[0], ada.warnings
 
 
-async def test_what_is_kept_is_read_where_nothing_else_changes_it(
-    invited: Parties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ada = await invited(ADA, invite(invited.run))
-    to_bytes, threads = ada.run_admission.admission.to_bytes, list[int]()
-
-    def note() -> bytes:
-        threads.append(get_ident())
-        return to_bytes()
-
-    monkeypatch.setattr(ada.run_admission.admission, "to_bytes", note)
-    await ada.look()
-    assert set(threads) == {get_ident()}
-
-
-async def test_removals_reach_a_node_that_only_runs_its_loops(
-    parties: Parties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ada, bob = await parties(ADA), await parties(BOB)
-    await bob.membership.announce(Phase.TRAINING)
-    monkeypatch.setattr(
-        ada.membership, "_settings", ada.membership._settings.model_copy(update={"poll": 0.01})
-    )
-    loops = asyncio.create_task(ada.membership.run())
-    try:
-        await until_async(lambda: asyncio.sleep(0, BOB.peer_id in ada.knows()), 20, "bob is known")
-        await parties.removing(BOB.peer_id)
-        await until_async(
-            lambda: asyncio.sleep(0, BOB.peer_id not in ada.knows()), 20, "bob is out"
-        )
-    finally:
-        loops.cancel()
-        await asyncio.gather(loops, return_exceptions=True)
-
-
 @pytest.mark.parametrize(
     ("poll", "record_life", "peers", "pause"),
     [
@@ -595,11 +494,6 @@ def test_looks_at_a_large_swarm_are_rarer_but_no_record_expires_in_between(
     poll: float, record_life: float, peers: int, pause: float
 ) -> None:
     assert look_pause(poll, record_life, peers) == pause
-
-
-def test_a_node_looks_up_as_many_records_a_minute_in_a_swarm_of_four_and_of_sixteen() -> None:
-    a_minute = {peers: peers * 60 / look_pause(2.0, 30.0, peers) for peers in (4, 8, 16)}
-    assert len(set(a_minute.values())) == 1, a_minute
 
 
 async def test_connections_are_listed_only_while_a_peer_has_not_proved_to_be_there(
@@ -720,24 +614,6 @@ async def test_a_newcomer_learns_the_step_from_records_and_one_that_trains_goes_
     assert RunAdmission(settings, run, BOB.peer_id, time()).rules.admission == "invite"
     (settings.paths.checkpoints(run.fingerprint) / "step-0000000300").mkdir(parents=True)
     assert RunAdmission(settings, run, BOB.peer_id, time()).rules.admission == "open"
-
-
-async def test_who_may_join_changes_as_soon_as_it_is_heard_where_the_step_is_behind(
-    parties: Parties,
-) -> None:
-    ada, bob, cleo = await parties(ADA), await parties(BOB), await parties(CLEO)
-    for party in (bob, cleo):
-        await party.membership.announce(Phase.TRAINING)
-    await ada.look()
-    assert ada.knows() == {BOB.peer_id, CLEO.peer_id}
-    listed = {"run.admission": "list", "run.members": [ADA.peer_id, BOB.peer_id]}
-    chain = write_amendment(CREATOR, parties.run, Chain(), 0, listed)
-    ada.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=chain.data))
-    assert ada.removals_heard == 1 and ada.knows() == {BOB.peer_id}
-    assert (await cleo.call(ada, pb.Introduction()))[0] is grpc.StatusCode.UNAUTHENTICATED
-    cleo.membership._hear_introduction(ADA.peer_id, ada.membership._introduction())
-    await cleo.look()
-    assert [str(error) for error in cleo.barred] and "not on the list" in str(cleo.barred[0])
 
 
 async def test_amendments_not_signed_by_the_creator_change_nothing(parties: Parties) -> None:

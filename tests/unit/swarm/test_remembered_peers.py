@@ -47,13 +47,6 @@ def test_what_answered_is_there_at_the_next_start_named_ones_first_then_the_newe
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_the_newest_addresses_of_a_peer_come_first_and_are_few(path: Path) -> None:
-    known = RememberedPeers(path, NOW)
-    for port in range(1, 10):
-        known.answered(peer(1), [address(1, port)], NOW + port)
-    assert known.peers()[0].addresses == tuple(address(1, port) for port in (9, 8, 7, 6))
-
-
 def test_addresses_that_lead_elsewhere_are_not_kept(path: Path) -> None:
     known = RememberedPeers(path, NOW)
     known.answered(peer(1), [address(2), "rubbish", ""], NOW)
@@ -83,12 +76,6 @@ def test_a_peer_that_has_not_answered_for_long_is_forgotten(path: Path) -> None:
     known.save()
     assert RememberedPeers(path, NOW + MAX_AGE - 1).peers()
     assert not RememberedPeers(path, NOW + MAX_AGE + 1).peers()
-
-
-def test_nothing_is_written_where_nothing_has_changed(path: Path) -> None:
-    known = RememberedPeers(path, NOW)
-    known.save()
-    assert not path.exists()
 
 
 def entry(**changed: object) -> dict[str, object]:

@@ -8,8 +8,7 @@ from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.dht.keys import removals_key
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.owner.sources import load_settings
-from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.amendments import Amending
+from lowcomm_node.swarm.admission import Amending, RunAdmission
 from lowcomm_protocol.errors import Reason
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import Token, issue_invite, write_removals

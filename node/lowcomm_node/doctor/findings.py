@@ -1,28 +1,70 @@
-"""What was seen of a machine, its network and its node, before any check. No I/O."""
+"""Findings, and what they go by: what was seen of a machine, its network and its node. No I/O."""
 
 import ipaddress
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
+from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
+from typing import Any, Self
 
-from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.addresses import (
-    EntryPoint,
-    host_of,
-    parse_entry_point,
-    port_of,
-    relay_of,
-)
-from lowcomm_node.net.measuring import Speed
+from lowcomm_node.errors import ConfigError, NoPeers, Unhealthy
+from lowcomm_node.net.addresses import EntryPoint, host_of, parse_entry_point, port_of, relay_of
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_protocol.peers.probes import Kind, Seen, Target
+
+UNREACHED = "dht"
+"""The check whose fault means that no peer answers at all."""
+
+
+class Severity(StrEnum):
+    """How good a finding is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """It works, but worse than it could."""
+    FAULT = "fault"
+    """It does not work."""
+    UNKNOWN = "unknown"
+    """It could not be looked at; the remedy says how it can."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    name: str
+    state: Severity
+    value: str
+    """What was found, for people."""
+    remedy: str = ""
+    """What to do, with this machine's own values; empty if there is nothing to do."""
+    figures: Mapping[str, object] = field(default_factory=dict)
+    """What was found, for programs."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The form of ``--json`` and of the control API."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """Read a finding of the control API; a newer release may add fields."""
+        known = {entry.name: data[entry.name] for entry in fields(cls) if entry.name in data}
+        return replace(cls(**known), state=Severity(data["state"]))
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """The exit code of the command: 0 ok, 4 unhealthy, 6 if no peer answers."""
+    faults = {finding.name for finding in findings if finding.state is Severity.FAULT}
+    if UNREACHED in faults:
+        return NoPeers.exit_code
+    return Unhealthy.exit_code if faults else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Who is examined: our own ports."""
+    """Our own ports, which others are asked to call."""
 
     peer_id: str
     """Of our libp2p."""
@@ -34,8 +76,8 @@ class Subject:
     """The port at which others call the Exchange service; None if there is none."""
     certificate: bytes = b""
     """The certificate that the Exchange service shows, DER."""
-    told: tuple[str, ...] = ()
-    """Where others are told to call it, ``host:port``."""
+    announced: tuple[str, ...] = ()
+    """Where others shall call it, ``host:port``."""
     loopback: bool = False
     """Whether the node listens on loopback alone."""
 
@@ -80,7 +122,7 @@ class ObservedAddress:
 
 @dataclass(frozen=True)
 class Helper:
-    """A peer that told how it sees us."""
+    """A peer that has said how it sees us."""
 
     entry: EntryPoint
     host: str
@@ -105,16 +147,14 @@ class Helper:
 
     @property
     def dials(self) -> tuple[str, ...]:
-        """Where it says that it is dialed, without a relay.
-
-        A stranger wrote this, so only addresses that lead to itself count.
-        """
+        """Its own addresses, without a relay. A stranger names them, so only those with its own
+        peer id count."""
         entries = [self.entry]
         for text in self.seen.entry_points:
             with suppress(ConfigError):
                 entries.append(parse_entry_point(text))
-        own = (one for one in entries if one.peer_id == self.entry.peer_id)
-        return tuple(one.dial for one in own if one.relay is None)
+        own = (entry for entry in entries if entry.peer_id == self.entry.peer_id)
+        return tuple(entry.dial for entry in own if entry.relay is None)
 
 
 @dataclass(frozen=True)
@@ -126,43 +166,30 @@ class UdpProbe:
     gets_out: bool
     observed: tuple[ObservedAddress, ...] = ()
     gets_in: bool | None = None
-    """Whether a call comes in; None if nobody tried."""
+    """Whether a call comes in; None if no helper tried."""
     by_stranger: bool = False
-    """Whether that call came from somebody who had not been called before."""
+    """Whether that call came from a helper that had not been called before."""
     refused: str = ""
-    """Why nobody tried to call."""
-
-
-@dataclass(frozen=True)
-class LargePackets:
-    """Whether more than a packet full gets through over TCP, where a few bytes do."""
-
-    out: bool
-    into: bool
+    """Why no helper tried to call."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """What others told of us."""
+    """How others see us."""
 
     subject: Subject
     helpers: tuple[Helper, ...] = ()
     silent: Mapping[str, str] = field(default_factory=dict)
     """Addresses that did not help, and why."""
     udp: UdpProbe | None = None
-    packets: tuple[LargePackets, ...] = ()
-    """Of each helper that is called over TCP."""
-    speed: Speed | None = None
-    no_speed: str = ""
-    """Why the rate was not measured."""
     outward: str = ""
     """Our own address that packets leave from."""
 
     @property
     def reached(self) -> dict[Kind, bool]:
-        """Which of our ports somebody could call, of those that somebody tried."""
-        told = [entry for helper in self.helpers for entry in helper.reached.items()]
-        return {kind: any(ok for its_kind, ok in told if its_kind is kind) for kind, _ in told}
+        """Which of our ports any helper could call, of those that were tried."""
+        tried = [entry for helper in self.helpers for entry in helper.reached.items()]
+        return {kind: any(ok for its_kind, ok in tried if its_kind is kind) for kind, _ in tried}
 
     @property
     def observed(self) -> tuple[ObservedAddress, ...]:
@@ -179,9 +206,7 @@ class Observations:
 
     home: Path
     peers: tuple[str, ...] = ()
-    """Where this home is told to look for the swarm."""
-    asked: tuple[str, ...] = ()
-    """Where it was looked for now."""
+    """Entry points that this home is set to."""
     survey: Survey | None = None
     dht_peers: int | None = None
     """Peers of the DHT that are known; None if it was not entered."""
@@ -207,6 +232,6 @@ def is_public(host: str) -> bool:
 
 
 def place_of(address: str) -> tuple[str, int] | None:
-    """Host and port in a multiaddress that a stranger wrote; None if there can be none such."""
+    """Host and port in a stranger's multiaddress; None if they can't be an address."""
     host, port = host_of(address), port_of(address)
     return (host, port) if host and port is not None and 0 < port < 65536 else None

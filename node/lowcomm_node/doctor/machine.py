@@ -9,8 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from lowcomm_node.doctor.observations import Observations
-from lowcomm_node.doctor.report import Finding, State
+from lowcomm_node.doctor.findings import Finding, Observations, Severity
 from lowcomm_node.net.congestion import BBR, LOSSY
 from lowcomm_node.system.machine import memory_of_machine
 from lowcomm_node.system.priority import EVERYBODY, ITS_SESSION, NOBODY
@@ -21,7 +20,7 @@ LITTLE_MEMORY, TOO_LITTLE_MEMORY = 1e9, 256e6
 LITTLE_GPU = 1e9
 GPU_DEADLINE = 10.0
 FEWEST_SEGMENTS = 10_000
-"""Of TCP, sent since the machine started: fewer tell nothing of what is lost."""
+"""TCP segments sent since the machine started: fewer show nothing of what is lost."""
 _MEANS = {
     "nice": "nice {level}",
     "idle": "SCHED_IDLE",
@@ -43,26 +42,26 @@ def congestion(seen: Observations) -> Finding:
     """Whether TCP copes with a line that loses packets."""
     used, allowed = congestion_controls()
     if not used:
-        return Finding("congestion", State.UNKNOWN, "this system does not tell")
+        return Finding("congestion", Severity.UNKNOWN, "this system does not show it")
     resent = resent_share()
     figures = {"tcp": used, "allowed": allowed, "resent": resent}
     value = f"TCP uses {used}"
     if resent is not None:
         value += f"; {100 * resent:.2f} % of segments were sent again"
     if used == BBR or resent is None or resent <= LOSSY:
-        return Finding("congestion", State.OK, value, "", figures)
+        return Finding("congestion", Severity.OK, value, "", figures)
     if BBR in allowed:
         value += "; a node's connections that lose go on with bbr"
-        return Finding("congestion", State.OK, value, "", figures)
+        return Finding("congestion", Severity.OK, value, "", figures)
     remedy = (
         "run `sysctl -w net.ipv4.tcp_congestion_control=bbr net.core.default_qdisc=fq` as root "
         f"(now it is {used}), and put both lines into /etc/sysctl.d/ to keep them"
     )
-    return Finding("congestion", State.WARNING, value, remedy, figures)
+    return Finding("congestion", Severity.WARNING, value, remedy, figures)
 
 
 def congestion_controls() -> tuple[str, list[str]]:
-    """That of new connections, and those that any user may choose; empty where not told."""
+    """That of new connections, and those that any user may choose; empty where not known."""
     try:
         with socket.socket() as probe:
             raw = probe.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
@@ -77,7 +76,7 @@ def congestion_controls() -> tuple[str, list[str]]:
 
 
 def resent_share(counters: Path = Path("/proc/net/snmp")) -> float | None:
-    """The share of TCP segments that were sent again; None if too few were sent, or not told."""
+    """The share of TCP segments that were sent again; None if unknown, or too few were sent."""
     try:
         lines = [line.split() for line in counters.read_text(encoding="utf-8").splitlines()]
         names, counts = (words for words in lines if words[0] == "Tcp:")
@@ -96,12 +95,12 @@ def disk(seen: Observations) -> Finding:
     figures = {"free": free, "checkpoint": checkpoint}
     if not os.access(there, os.W_OK | os.X_OK):
         remedy = f"make {home} writable for this user, or choose another --home"
-        return Finding("disk", State.FAULT, f"{home} is not writable", remedy, figures)
+        return Finding("disk", Severity.FAULT, f"{home} is not writable", remedy, figures)
     each = f"; a checkpoint has {size(checkpoint)}" if checkpoint else ""
     value = f"{size(free)} free at {home}{each}"
     if free >= max(LITTLE_DISK, 5 * checkpoint):
-        return Finding("disk", State.OK, value, "", figures)
-    state = State.FAULT if free < max(TOO_LITTLE_DISK, 2 * checkpoint) else State.WARNING
+        return Finding("disk", Severity.OK, value, "", figures)
+    state = Severity.FAULT if free < max(TOO_LITTLE_DISK, 2 * checkpoint) else Severity.WARNING
     remedy = f"make room ({value}), lower --keep, or choose another --home"
     return Finding("disk", state, value, remedy, figures)
 
@@ -125,8 +124,8 @@ def memory(seen: Observations) -> Finding:
     if node is not None:
         value += f"; the node takes {size(node.taken)} of {size(node.reckoned)} that it may need"
     if free >= LITTLE_MEMORY:
-        return Finding("memory", State.OK, value, "", figures)
-    state = State.FAULT if free < TOO_LITTLE_MEMORY else State.WARNING
+        return Finding("memory", Severity.OK, value, "", figures)
+    state = Severity.FAULT if free < TOO_LITTLE_MEMORY else Severity.WARNING
     remedy = f"end other programs ({value}), or train a smaller model"
     return Finding("memory", state, value, remedy, figures)
 
@@ -139,11 +138,11 @@ def priority(seen: Observations) -> Finding | None:
     figures = found.__dict__
     if found.behind == NOBODY:
         value = "training takes its share of the processors like any program (--nice 0)"
-        return Finding("priority", State.OK, value, "", figures)
+        return Finding("priority", Severity.OK, value, "", figures)
     by = _MEANS[found.by].format(level=found.level)
     if found.behind == EVERYBODY:
         value = f"training steps back for all other programs ({by})"
-        return Finding("priority", State.OK, value, "", figures)
+        return Finding("priority", Severity.OK, value, "", figures)
     those = f"the control group {found.behind}"
     if found.behind == ITS_SESSION:
         those = "its session"
@@ -152,7 +151,7 @@ def priority(seen: Observations) -> Finding | None:
         "CPUWeight, and containers take --cpu-shares 40"
     )
     value = f"training steps back for programs of {those} alone ({by})"
-    return Finding("priority", State.WARNING, value, remedy, figures)
+    return Finding("priority", Severity.WARNING, value, remedy, figures)
 
 
 def gpu(seen: Observations) -> Finding:
@@ -160,8 +159,8 @@ def gpu(seen: Observations) -> Finding:
     found = gpus()
     figures = {"gpus": [gpu._asdict() for gpu in found]}
     if not found:
-        value = "none that a driver tells of: trains on the CPU"
-        return Finding("gpu", State.OK, value, "", figures)
+        value = "no driver reports any: trains on the CPU"
+        return Finding("gpu", Severity.OK, value, "", figures)
     value = ", ".join(f"{gpu.name} ({size(gpu.free)} free of {size(gpu.total)})" for gpu in found)
     device = seen.status.trainer.device if seen.status is not None else None
     name, remedy = found[0].name, ""
@@ -171,7 +170,7 @@ def gpu(seen: Observations) -> Finding:
         remedy = f"start the node with --device cuda: it trains on the CPU beside the {name}"
     elif device is None and max(gpu.free for gpu in found) < LITTLE_GPU:
         remedy = f"end what else uses the {name}: `nvidia-smi` shows it"
-    return Finding("gpu", State.WARNING if remedy else State.OK, value, remedy, figures)
+    return Finding("gpu", Severity.WARNING if remedy else Severity.OK, value, remedy, figures)
 
 
 def gpus() -> list[Gpu]:
@@ -179,10 +178,10 @@ def gpus() -> list[Gpu]:
     # The driver's own tool: torch would take memory of the GPU only to look at it.
     command = ["nvidia-smi", *_QUERY]
     try:
-        told = subprocess.run(command, capture_output=True, timeout=GPU_DEADLINE, check=True)
+        done = subprocess.run(command, capture_output=True, timeout=GPU_DEADLINE, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
-    lines = re.findall(r"^(.+), (\d+), (\d+)\s*$", told.stdout.decode(errors="replace"), re.M)
+    lines = re.findall(r"^(.+), (\d+), (\d+)\s*$", done.stdout.decode(errors="replace"), re.M)
     return [Gpu(name, int(total) << 20, int(free) << 20) for name, total, free in lines]
 
 

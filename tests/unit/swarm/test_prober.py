@@ -1,12 +1,10 @@
-"""Whoever answers probes calls nobody but the asker, and gives no more than its owner allows."""
+"""A peer that answers probes calls nobody but the asker, and gives no more than it may."""
 
-import asyncio
 import datetime
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from hashlib import sha256
-from itertools import count
 from time import time
 from typing import Any
 
@@ -17,11 +15,16 @@ from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.control import OpenStream
-from lowcomm_node.net.measuring import MAX_BYTES, OVERHEAD, PIECE, measure_speed
 from lowcomm_node.net.tls import make_certificate
-from lowcomm_node.probing import dialing
-from lowcomm_node.probing.asker import Asker, receive_message, send_message
-from lowcomm_node.probing.prober import MAX_STREAMS_PER_CALLER, ProbeLimits, Prober
+from lowcomm_node.swarm import probes
+from lowcomm_node.swarm.probes import (
+    MAX_STREAMS_PER_CALLER,
+    Asker,
+    Prober,
+    is_reached,
+    receive_message,
+    send_message,
+)
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
@@ -42,12 +45,10 @@ class World:
         self,
         address: str = FROM,
         calls: Allowed = PLENTY,
-        size: Allowed = PLENTY,
         keeps: bool = True,
     ) -> None:
         self.network = MemoryNetwork(clock=time, address=address)
         self.helper, self.asker = (MemoryDiscovery(peer, self.network) for peer in (HELPER, ASKER))
-        limits = ProbeLimits(calls=calls, bytes=size, rate=1e9)
         self.now = 0.0
         self.called: list[tuple[str, str, Target]] = []
         self.answering = {Kind.DIRECT, Kind.QUIC}
@@ -55,7 +56,7 @@ class World:
         self.prober = Prober(
             self.helper,
             lambda: ("/ip4/198.51.100.1/tcp/1/p2p/" + HELPER,),
-            limits,
+            calls,
             self.dial,
             self.clock,
             self.keep if keeps else None,
@@ -103,13 +104,10 @@ async def test_calls_go_to_the_address_that_the_asker_comes_from_and_nowhere_els
     assert made.called == [("203.0.113.7", ASKER, target) for target in TARGETS]
 
 
-async def test_who_comes_through_a_relay_is_not_called_nor_measured():
+async def test_who_comes_through_a_relay_is_not_called():
     async with world(address=f"/ip4/198.51.100.9/tcp/1/p2p/{RELAY}/p2p-circuit") as made:
-        with await made.stream() as asker:
-            with pytest.raises(LinkLost, match="relay"):
-                await asker.dial_back(ASKER, TARGETS)
-            with pytest.raises(LinkLost, match="relay"):
-                await measure_speed(asker)
+        with await made.stream() as asker, pytest.raises(LinkLost, match="relay"):
+            await asker.dial_back(ASKER, TARGETS)
     assert made.called == []
 
 
@@ -129,30 +127,10 @@ async def test_a_caller_that_asks_for_too_many_calls_is_refused_until_time_has_p
             assert await asker.dial_back(ASKER, TARGETS) == (True, False, True)
 
 
-async def test_no_more_is_measured_than_is_given_a_day():
-    async with world(size=Allowed(each=40_000, all=10**9, seconds=86_400.0)) as made:
-        with await made.stream() as asker:
-            await asker.send(pb.Ping(wanted=30_000))
-            assert len((await asker.receive()).content) == 30_000
-            await asker.send(pb.Ping(content=bytes(20_000)))
-            with pytest.raises(LinkLost, match="tomorrow"):
-                await asker.receive()
-
-
-async def test_probes_without_content_are_not_free_either():
-    async with world(size=Allowed(each=3 * OVERHEAD, all=10**9, seconds=86_400.0)) as made:
-        with await made.stream() as asker:
-            for _ in range(3):
-                await asker.look()
-            with pytest.raises(LinkLost):
-                await asker.look()
-
-
-async def test_all_that_come_through_relays_are_one_caller():
+async def test_all_that_come_through_relays_are_one_caller(monkeypatch: pytest.MonkeyPatch):
     circuit = f"/ip4/198.51.100.9/tcp/1/p2p/{RELAY}/p2p-circuit"
-    async with world(
-        address=circuit, size=Allowed(each=3 * OVERHEAD, all=10**9, seconds=86_400.0)
-    ) as made:
+    monkeypatch.setattr(probes, "MAX_PROBES", Allowed(each=3, all=100, seconds=3600.0))
+    async with world(address=circuit) as made:
         with await made.stream() as asker:
             for _ in range(3):
                 await asker.look()
@@ -166,7 +144,6 @@ async def test_a_prober_that_is_closed_takes_no_streams():
         await made.prober.close()
         with await made.stream() as asker, pytest.raises(LinkLost):
             await asker.look()
-        assert not made.prober._tasks
 
 
 async def test_a_caller_holds_a_few_streams_at_most():
@@ -196,7 +173,6 @@ async def test_a_caller_holds_a_few_streams_at_most():
     [
         b"",
         b"\xff\xff\xff",
-        pb.Probe(ping=pb.Ping(wanted=10**9)).SerializeToString(),
         pb.Probe(dial_back=pb.DialBack(peer_id="nobody")).SerializeToString(),
         pb.Probe(
             dial_back=pb.DialBack(
@@ -217,48 +193,6 @@ async def test_what_is_no_probe_ends_the_stream_and_nothing_else(data: bytes):
     assert made.called == []
 
 
-class Counted:
-    """A carrier that counts the bytes of contents."""
-
-    def __init__(self, asker: Asker) -> None:
-        self._asker, self.up, self.down = asker, 0, 0
-
-    async def send(self, ping: pb.Ping) -> None:
-        self.up += len(ping.content)
-        await self._asker.send(ping)
-
-    async def receive(self) -> pb.Pong:
-        pong = await self._asker.receive()
-        self.down += len(pong.content)
-        return pong
-
-
-@pytest.mark.slow
-async def test_a_line_is_measured_in_both_directions():
-    ticks = count()
-    async with world() as made:
-        with await made.stream() as asker:
-            carrier = Counted(asker)
-            speed = await measure_speed(carrier, lambda: next(ticks) * 1e-6)
-    assert carrier.up == carrier.down == MAX_BYTES // PIECE * PIECE
-    assert speed.up > 0 and speed.down > 0 and speed.round_trip > 0
-
-
-async def test_pings_keep_to_what_the_owner_allows():
-    passed: list[int] = []
-
-    class Owner:
-        async def pass_(self, count: int) -> None:
-            passed.append(count)
-
-    async with world() as made:
-        made.prober.keep_to(Owner())
-        with await made.stream() as asker:
-            await asker.send(pb.Ping(content=bytes(100), wanted=1000))
-            await asker.receive()
-    assert passed == [1100]
-
-
 async def test_a_helper_that_answers_something_else_is_not_believed():
     near, far = socket.socketpair()
     for end in (near, far):
@@ -269,14 +203,14 @@ async def test_a_helper_that_answers_something_else_is_not_believed():
         with pytest.raises(ProtocolViolation, match="was expected"):
             await asker.look()
         await send_message(far, lie)
-        with pytest.raises(ProtocolViolation, match="told of 1 calls where 3"):
+        with pytest.raises(ProtocolViolation, match="of 1 calls where 3"):
             await asker.dial_back(ASKER, TARGETS)
 
 
 async def test_an_answer_that_comes_too_late_is_not_taken_for_another(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr("lowcomm_node.probing.asker.LOOK_DEADLINE", 0.05)
+    monkeypatch.setattr("lowcomm_node.swarm.probes.LOOK_DEADLINE", 0.05)
     near, far = socket.socketpair()
     for end in (near, far):
         end.setblocking(False)
@@ -287,18 +221,6 @@ async def test_an_answer_that_comes_too_late_is_not_taken_for_another(
             await send_message(far, pb.Probed(seen=pb.Seen(address=FROM)).SerializeToString())
         with pytest.raises(LinkLost):
             await asker.dial_back(ASKER, TARGETS)
-
-
-async def test_what_ends_a_stream_is_told_also_where_the_system_has_no_words(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    async def fail(*_: object) -> None:
-        raise ConnectionResetError("lost")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "sock_sendall", fail)
-    near, far = socket.socketpair()
-    with near, far, pytest.raises(LinkLost, match=r"broke off \(lost\)"):
-        await send_message(near, b"x")
 
 
 async def test_a_bootstrap_server_is_asked_for_a_run_with_the_place_of_who_asks():
@@ -323,26 +245,24 @@ async def test_a_bootstrap_server_is_asked_for_a_run_with_the_place_of_who_asks(
 async def test_a_direct_call_reaches_only_the_certificate_that_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(dialing, "DIAL_DEADLINE", 20.0)
+    monkeypatch.setattr(probes, "DIAL_DEADLINE", 20.0)
     certificate = make_certificate(datetime.datetime.now(datetime.UTC))
     server = aio.server()
     port = server.add_secure_port("127.0.0.1:0", certificate.server_credentials())
     await server.start()
     digest = sha256(certificate.der).digest()
     try:
-        assert await dialing.is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, digest))
-        assert not await dialing.is_reached(
-            "127.0.0.1", ASKER, Target(Kind.DIRECT, port, b"o" * 32)
-        )
+        assert await is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, digest))
+        assert not await is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, b"o" * 32))
     finally:
         await server.stop(None)
-    assert not await dialing.is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, digest))
+    assert not await is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, digest))
 
 
 async def test_a_port_that_takes_calls_and_says_nothing_is_not_reached(
     monkeypatch: pytest.MonkeyPatch,
 ):
-    monkeypatch.setattr(dialing, "DIAL_DEADLINE", 0.3)
+    monkeypatch.setattr(probes, "DIAL_DEADLINE", 0.3)
     with socket.create_server(("127.0.0.1", 0)) as mute:
         target = Target(Kind.DIRECT, mute.getsockname()[1], b"d" * 32)
-        assert not await dialing.is_reached("127.0.0.1", ASKER, target)
+        assert not await is_reached("127.0.0.1", ASKER, target)

@@ -1,0 +1,325 @@
+"""Probes, both ends: how others see this machine, whether they can call it, what a server keeps.
+
+    asker ─ stream of libp2p ─ look ──────► where it comes from, our time        anybody
+                             ─ dial back ─► calls to that address, no other      a few an hour
+                             ─ keep ──────► is the run kept? (bootstrap server)  counts as a call
+
+Our own libp2p may be connected already, and remembers addresses. So each call back to libp2p comes
+from a p2pd of its own, which lives as long as the call.
+"""
+
+import asyncio
+import socket
+import ssl
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from hashlib import sha256
+from time import monotonic, time
+from typing import Protocol, Self
+
+from lowcomm_node.errors import LinkLost, NodeError
+from lowcomm_node.net.addresses import EntryPoint, host_of, place_in
+from lowcomm_node.net.control import Control, OpenStream, Streams, read_message
+from lowcomm_node.net.hivemind_client import load_hivemind
+from lowcomm_node.net.limits import Allowed, Quota, network_of
+from lowcomm_node.net.p2pd import P2pDaemon
+from lowcomm_node.net.varint import write_varint
+from lowcomm_node.system.logs import log
+from lowcomm_node.system.tasks import start
+from lowcomm_protocol.errors import LowcommError, in_words
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.peers.probes import (
+    MAX_ENTRY_POINTS,
+    MAX_MESSAGE,
+    PROTOCOL,
+    DialBack,
+    Keeping,
+    Kind,
+    Seen,
+    Target,
+    read_dial_back,
+    read_keep,
+    read_kept,
+    read_probe,
+    read_probed,
+    read_reached,
+    read_seen,
+)
+
+CONNECT_DEADLINE = 6.0
+LOOK_DEADLINE = 6.0
+KEEP_DEADLINE = 20.0
+DIAL_BACK_DEADLINE = 40.0
+"""Seconds: others may be served first, and each call takes a few."""
+DIAL_DEADLINE = 5.0
+"""Seconds for TCP and TLS, or QUIC: the second SYN goes out after one, the third after three."""
+MAX_STREAMS = 64
+MAX_STREAMS_PER_CALLER = 8
+"""A household may have several nodes: each needs up to two, and a ``doctor`` four."""
+STREAM_SECONDS = 120.0
+IDLE_SECONDS = 45.0
+"""A peer that asks several waits for the slowest of them."""
+MAX_PROBES = Allowed(each=1000, all=30_000, seconds=3600.0)
+FOR_A_BOOTSTRAP = Allowed(each=32, all=1000, seconds=3600.0)
+"""Ports that are called back."""
+FOR_A_NODE = Allowed(each=16, all=100, seconds=3600.0)
+"""A node trains: it helps where there is no bootstrap server, and as a second pair of eyes."""
+_RELAYED = "relayed"
+_TRANSPORTS = {Kind.TCP: "tcp/{}", Kind.QUIC: "udp/{}/quic-v1"}
+
+Dial = Callable[[str, str, Target], Awaitable[bool]]
+Keep = Callable[[str, str | None], Awaitable[Keeping]]
+
+
+# asking
+
+
+class OpensStreams(Protocol):
+    """Opens streams to peers that we are connected to."""
+
+    async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
+        """Open a stream. Raises LinkLost."""
+        ...
+
+
+class Asker:
+    """A stream of probes, as a context manager."""
+
+    def __init__(self, stream: OpenStream) -> None:
+        self._stream = stream
+        self._asking = asyncio.Lock()
+        self.address = stream.address
+        """Where we see the other end, as a multiaddress."""
+
+    @classmethod
+    async def open(cls, streams: OpensStreams, peer_id: str) -> Self:
+        """Ask a peer that we are connected to. Raises LinkLost."""
+        return cls(await streams.open_stream(peer_id, PROTOCOL, CONNECT_DEADLINE))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the stream."""
+        self._stream.socket.close()
+
+    async def look(self, clock: Callable[[], float] = time) -> tuple[Seen, float]:
+        """How we are seen, and how many seconds the peer's clock is ahead of ours.
+
+        The offset is as exact as the delay allows. Raises LinkLost, ProtocolViolation.
+        """
+        asked = clock()
+        seen = read_seen((await self._ask(pb.Probe(look=pb.Look()), "seen", LOOK_DEADLINE)).seen)
+        # The answer was written between the two: whatever lies in there is no offset.
+        return seen, seen.time - min(max(seen.time, asked), clock())
+
+    async def dial_back(self, peer_id: str, targets: Sequence[Target]) -> tuple[bool, ...]:
+        """Which of these ports of ours the peer can call.
+
+        Raises LinkLost, also if the peer refuses, ProtocolViolation.
+        """
+        request = DialBack(peer_id, tuple(targets)).to_message()
+        answer = await self._ask(request, "dialed_back", DIAL_BACK_DEADLINE)
+        return read_reached(answer.dialed_back, len(targets))
+
+    async def keeps(self, run_id: str, only_tell: bool = False) -> Keeping:
+        """Whether a bootstrap server keeps a run. It adopts the run unless it shall ``only_tell``.
+
+        Raises LinkLost, also if the peer is no bootstrap server, ProtocolViolation.
+        """
+        keep = pb.Keep(run_id=bytes.fromhex(run_id), only_tell=only_tell)
+        return read_kept((await self._ask(pb.Probe(keep=keep), "kept", KEEP_DEADLINE)).kept)
+
+    async def _ask(self, probe: pb.Probe, wanted: str, seconds: float) -> pb.Probed:
+        async with self._asking:
+            try:
+                async with asyncio.timeout(seconds):
+                    await send_message(self._stream.socket, probe.SerializeToString())
+                    data = await receive_message(self._stream.socket)
+            except TimeoutError:
+                self.close()  # a late answer would be taken for that to the next question
+                raise LinkLost(f"did not answer within {seconds:.0f} s") from None
+            except asyncio.CancelledError:
+                self.close()
+                raise
+        probed = read_probed(data, wanted)
+        if probed.WhichOneof("kind") == "refused":
+            raise LinkLost(in_words(probed.refused))
+        return probed
+
+
+async def send_message(stream: socket.socket, data: bytes) -> None:
+    """Send a message, its length in front of it. Raises LinkLost."""
+    try:
+        await asyncio.get_running_loop().sock_sendall(stream, write_varint(len(data)) + data)
+    except OSError as error:
+        raise LinkLost(f"the stream broke off ({error.strerror or error})") from None
+
+
+async def receive_message(stream: socket.socket) -> bytes:
+    """The next message. Raises LinkLost, also at the end of the stream."""
+    try:
+        return await read_message(stream, MAX_MESSAGE)
+    except OSError as error:
+        raise LinkLost(f"the stream broke off ({error.strerror or error})") from None
+
+
+# answering
+
+
+class Prober:
+    """Answers probes (lowcomm_protocol.peers.probes) until it is closed."""
+
+    def __init__(
+        self,
+        streams: Streams,
+        entry_points: Callable[[], tuple[str, ...]],
+        calls: Allowed,
+        dial: Dial | None = None,
+        clock: Callable[[], float] = monotonic,
+        keep: Keep | None = None,
+    ) -> None:
+        """``entry_points``: where we can be dialed; ``calls``: what strangers may have dialed.
+
+        ``keep``: says whether a run is kept, and adopts it for the place in which it was published.
+        """
+        self._streams = streams
+        self._entry_points = entry_points
+        self._dial = dial or is_reached
+        self._clock = clock
+        self._keep = keep
+        self._calls = Quota(calls)
+        self._probes = Quota(MAX_PROBES)
+        self._open: Counter[str] = Counter()
+        self._dialing = asyncio.Lock()
+        """One request is dialed for at a time: each costs up to MAX_TARGETS processes."""
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def serve(self) -> None:
+        """Answer from now on. Raises LinkLost."""
+        await self._streams.serve_streams(PROTOCOL, self._take)
+
+    async def close(self) -> None:
+        """Answer no more."""
+        self._closed = True
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _take(self, stream: OpenStream) -> None:
+        host = host_of(stream.address)
+        # Identities are free, and a relay hides addresses: all that come through relays are one.
+        caller = network_of(host) if host else _RELAYED
+        is_full = self._open[caller] >= MAX_STREAMS_PER_CALLER or self._open.total() >= MAX_STREAMS
+        if self._closed or is_full:
+            stream.socket.close()
+            return
+        self._open[caller] += 1
+        task = start(self._serve(stream, host, caller))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, stream: OpenStream, host: str | None, caller: str) -> None:
+        try:
+            async with asyncio.timeout(STREAM_SECONDS):
+                while True:
+                    async with asyncio.timeout(IDLE_SECONDS):
+                        data = await receive_message(stream.socket)
+                    probe = read_probe(data)
+                    if not self._probes.take(caller, 1, self._clock()):
+                        return
+                    probed = await self._answer(probe, stream.address, host, caller)
+                    await send_message(stream.socket, probed.SerializeToString())
+        except (LowcommError, TimeoutError) as error:
+            log.debug("probe.ended", peer=stream.peer_id, reason=str(error) or "took too long")
+        finally:
+            self._open[caller] -= 1
+            if not self._open[caller]:
+                del self._open[caller]
+            with suppress(OSError):
+                stream.socket.close()
+
+    async def _answer(
+        self, probe: pb.Probe, address: str, host: str | None, caller: str
+    ) -> pb.Probed:
+        match probe.WhichOneof("kind"):
+            case "look":
+                own = self._entry_points()[:MAX_ENTRY_POINTS]
+                now = round(time() * 1000)
+                return pb.Probed(seen=pb.Seen(address=address, time_ms=now, entry_points=own))
+            case "keep":
+                run_id = read_keep(probe.keep)
+                if self._keep is None:
+                    return _refused("is a node: only bootstrap servers keep runs of others")
+                if not self._calls.take(caller, 1, self._clock()):
+                    return _refused("runs were asked for too often: ask again in an hour")
+                place = None if probe.keep.only_tell else place_in(address)
+                return pb.Probed(kept=(await self._keep(run_id, place)).to_message())
+            case "dial_back":
+                return await self._dial_back(probe.dial_back, host, caller)
+            case kind:
+                return _refused(f"answers no {kind}")
+
+    async def _dial_back(self, message: pb.DialBack, host: str | None, caller: str) -> pb.Probed:
+        wanted = read_dial_back(message)
+        if host is None:
+            return _refused("you come through a relay: your own address is not seen")
+        if not self._calls.take(caller, len(wanted.targets), self._clock()):
+            return _refused("too many calls were asked for: ask again in an hour")
+        async with self._dialing:
+            calls = (self._dial(host, wanted.peer_id, target) for target in wanted.targets)
+            return pb.Probed(dialed_back=pb.DialedBack(reached=await asyncio.gather(*calls)))
+
+
+def _refused(reason: str) -> pb.Probed:
+    return pb.Probed(refused=reason)
+
+
+# calling back
+
+
+async def is_reached(host: str, peer_id: str, target: Target) -> bool:
+    """Whether a fresh connection to a port of ``host``, an IP address, leads to the named peer.
+
+    Takes DIAL_DEADLINE at most; for libp2p also the start of a process.
+    """
+    if target.kind is Kind.DIRECT:
+        return await _shows_certificate(host, target)
+    caller = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"], punching=False)
+    entry = EntryPoint(peer_id, multiaddress(host, target.kind, target.port))
+    try:
+        await asyncio.gather(caller.start(), load_hivemind())
+        await Control(caller.control).connect(peer_id, [entry], DIAL_DEADLINE)
+    except NodeError:
+        return False
+    finally:
+        await caller.stop()
+    return True
+
+
+def multiaddress(host: str, kind: Kind, port: int) -> str:
+    """Where libp2p is dialed."""
+    return f"/{'ip6' if ':' in host else 'ip4'}/{host}/{_TRANSPORTS[kind].format(port)}"
+
+
+async def _shows_certificate(host: str, target: Target) -> bool:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE  # its digest is compared instead
+    context.set_alpn_protocols(["h2"])
+    try:
+        async with asyncio.timeout(DIAL_DEADLINE):
+            _, writer = await asyncio.open_connection(
+                host, target.port, ssl=context, server_hostname="lowcomm"
+            )
+    except (OSError, TimeoutError):  # ssl.SSLError is an OSError
+        return False
+    shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+    writer.transport.abort()
+    return shown is not None and sha256(shown).digest() == target.certificate
