@@ -15,6 +15,7 @@ from helpers.wire import calling, soon
 from lowcomm_node.fetch import engine
 from lowcomm_node.fetch.catch_up import ROUNDS, CatchUp, Gatherer
 from lowcomm_node.net.bandwidth import BandwidthLimit
+from lowcomm_node.node.messages import Adopt
 from lowcomm_node.storage import snapshots
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_protocol.peers.records import PeerInfo, Phase
@@ -41,7 +42,7 @@ class Late:
         run: Any = SimpleNamespace(spec=SimpleNamespace(sync=sync_of()))
         self.copier = CatchUp(
             run=run,
-            trainer=self,
+            trainer=SimpleNamespace(ask=self.adopt),
             channels=channels,
             membership=self,
             trusts=lambda peer: True,
@@ -73,11 +74,11 @@ class Late:
 
     # as the trainer
 
-    async def adopt(self, folder: str, back: bool) -> Any:
+    async def adopt(self, message: Adopt) -> Any:
         """Take over a state."""
-        step = read_manifest((Path(folder) / "manifest").read_bytes(), SMALL).swarm_step
+        step = read_manifest((Path(message.folder) / "manifest").read_bytes(), SMALL).swarm_step
         self.adopted.append(step)
-        self.went_back.append(back)
+        self.went_back.append(message.back)
         self.after_copy()
         return SimpleNamespace(swarm_step=step)
 
