@@ -77,8 +77,10 @@ def _refuse_at_once(settings: NodeSettings) -> None:
         if named is not None and not Path(named).expanduser().exists():
             raise ConfigError(f"--{option} {named}: nothing is there: correct the path.")
     if settings.data is not None and not settings.data.startswith("builtin:"):
-        from lowcomm_node.data.corpus import KINDS
-        from lowcomm_node.data.documents import is_there  # loads numpy
+        from lowcomm_node.data.documents import (
+            KINDS,
+            is_there,  # loads numpy
+        )
 
         kind, _, path = settings.data.partition(":")
         if not is_there(path if path and kind in KINDS else settings.data):

@@ -10,17 +10,16 @@ import json
 import os
 import platform
 import sysconfig
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path, PurePosixPath
+from typing import Protocol
 
 from lowcomm_node.data import documents
-from lowcomm_node.data.documents import Reading, Text
-from lowcomm_node.data.kinds import JSONL, KINDS, TEXT, choose
-from lowcomm_node.data.source import Corpus, Document
-from lowcomm_node.data.stories.telling import NAME, StoryCorpus
+from lowcomm_node.data.documents import JSONL, KINDS, TEXT, Document, Reading
+from lowcomm_node.data.stories import NAME, StoryCorpus
 from lowcomm_node.errors import ConfigError, DataError
 
 PYTHON_BYTES = 12 << 20
@@ -37,6 +36,36 @@ _SKIPPED = {
 }
 _HELD_OUT_FILES = 20
 _HELD_OUT_DOCUMENTS = 100
+
+
+class Corpus(Protocol):
+    """A source of text."""
+
+    @property
+    def name(self) -> str:
+        """Kind and file name; safe to show, since it names no folder."""
+        ...
+
+    @property
+    def origin(self) -> str:
+        """The owner's choice. The cache keeps one version of each."""
+        ...
+
+    def fingerprint(self) -> str:
+        """Changes when the text does."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files on disk."""
+        ...
+
+    def documents(self, reading: Reading | None = None) -> Iterator[Document]:
+        """All documents, always in the same order, with bounded memory; ``reading`` follows.
+
+        Raises DataError.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -60,7 +89,7 @@ class PythonCorpus:
         for name, path in self._files:
             if reading is not None:
                 reading.end(path.stat().st_size)
-            yield Document(path.read_bytes(), _one_in(_HELD_OUT_FILES, name.encode()))
+            yield Document(path.read_bytes(), _hash(name.encode()) % _HELD_OUT_FILES == 0)
 
     @cached_property
     def _files(self) -> list[tuple[str, Path]]:
@@ -79,13 +108,18 @@ class PythonCorpus:
         return found
 
     def _sources(self) -> Iterator[tuple[str, Path]]:
-        """The library's files. Folders of other packages are skipped: they can be far larger."""
+        """The library's files. Folders of other packages are skipped: they can be far larger.
+
+        ``_sysconfigdata`` and ``config-*`` contain paths of this machine. Without them equal
+        Pythons have equal text.
+        """
         for folder, folders, files in os.walk(self.root):
             folders[:] = [name for name in folders if name not in _SKIPPED]
             for file in files:
                 path = Path(folder, file)
                 name = path.relative_to(self.root).as_posix()
-                if file.endswith(".py") and _belongs(name):
+                is_local = file.startswith("_sysconfigdata") or name.startswith("config-")
+                if file.endswith(".py") and not is_local:
                     yield name, path
 
 
@@ -116,39 +150,37 @@ class FileCorpus:
     def documents(self, reading: Reading | None = None) -> Iterator[Document]:
         """At least one document, or the end of one, is held out, with all its copies."""
         spare = self._spare()
-        for text in self._texts(reading or Reading()):
-            if text.held_out is not None:
-                yield Document(text.text, text.held_out, text.ends, text.file)
+        for document in self._texts(reading or Reading()):
+            if document.held_out is not None:
+                yield document
                 continue
-            number = _hash(text.text)
-            held_out, end = number % _HELD_OUT_DOCUMENTS == 0, len(text.text)
+            text, number = document.text, _hash(document.text)
+            held_out, end = number % _HELD_OUT_DOCUMENTS == 0, len(text)
             if number == spare and self.kind == TEXT:
-                end = documents.cut_before(text.text, max(end // 2, end - self._tail))
-            parts = [(text.text[:end], held_out or (number == spare and self.kind != TEXT))]
-            parts += [(text.text[end:], True)] if text.text[end:] else []
+                tail = max(documents.SHORTEST_TAIL, self.size // documents.TAIL_SHARE)
+                end = documents.cut_before(text, max(end // 2, end - tail))
+            parts = [(text[:end], held_out or (number == spare and self.kind != TEXT))]
+            parts += [(text[end:], True)] if text[end:] else []
             for content, out in parts:
                 for part, is_last in documents.in_parts(BytesIO(content)):
-                    yield Document(part, out, is_last, text.file)
-
-    @property
-    def _tail(self) -> int:
-        return max(documents.SHORTEST_TAIL, self.size // _HELD_OUT_DOCUMENTS)
+                    yield Document(part, out, is_last, document.file)
 
     def _spare(self) -> int | None:
         """The hash of the document to hold out if no other is. Of a large corpus it reads only the
         beginning."""
         smallest: int | None = None
-        for text in self._texts(Reading()):
-            if text.held_out is not None or _one_in(_HELD_OUT_DOCUMENTS, text.text):
+        for document in self._texts(Reading()):
+            number = _hash(document.text)
+            if document.held_out is not None or number % _HELD_OUT_DOCUMENTS == 0:
                 return None
-            smallest = _hash(text.text) if smallest is None else min(smallest, _hash(text.text))
+            smallest = number if smallest is None else min(smallest, number)
         return smallest
 
-    def _texts(self, reading: Reading) -> Iterable[Text]:
+    def _texts(self, reading: Reading) -> Iterator[Document]:
         if self.kind == TEXT:
             return documents.read_text(self.files, reading)
         read = documents.read_jsonl if self.kind == JSONL else documents.read_parquet
-        return (Text(text) for text in read(self.files, self.field, reading))
+        return read(self.files, self.field, reading)
 
 
 def open_corpus(source: str, field: str = "text") -> Corpus:
@@ -175,27 +207,12 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
     kind, separator, path = source.partition(":")
     wanted = kind if separator and kind in KINDS else None
     path = path if wanted else source
-    kind, files = choose(path, documents.find_files(path), wanted, documents.is_folder(path))
+    kind, files = documents.choose(path, wanted)
     if not files:
         raise ConfigError(
             f"data source = {source!r} names no {kind} file: check the path that --data gives."
         )
     return FileCorpus(kind, source, f"{kind}:{PurePosixPath(path).name}", tuple(files), field)
-
-
-def _belongs(name: str) -> bool:
-    # _sysconfigdata and config-* contain paths of this machine. Without them equal Pythons have
-    # equal text.
-    parts = name.split("/")
-    return (
-        not _SKIPPED.intersection(parts)
-        and not parts[-1].startswith("_sysconfigdata")
-        and name[:7] != "config-"
-    )
-
-
-def _one_in(count: int, key: bytes) -> bool:
-    return _hash(key) % count == 0
 
 
 def _hash(key: bytes) -> int:

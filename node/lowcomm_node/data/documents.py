@@ -5,6 +5,7 @@ import gzip
 import importlib
 import json
 import os
+import re
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,22 +13,49 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from lowcomm_node.data.kinds import is_packed
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_node.system.command import install
 
 PART_BYTES = 1 << 20
-"""Bytes of a text that are tokenized at once. A longer one is cut after lines, where the next part
+"""Bytes of a text that are tokenized at once. A longer text is cut after lines, where the next part
 follows as if it had not been cut."""
 LONG_BYTES = 256 << 10
 """Bytes of a text file from which on its end is held out, instead of all of it or nothing."""
 SHORTEST_TAIL = 4 << 10
 """Bytes of such an end."""
-_TAIL_SHARE = 100
+TAIL_SHARE = 100
+TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
+KINDS = (TEXT, JSONL, PARQUET)
+ARRAY = "a JSON array: write one object a line"
+OTHER_JSON = "JSON, but not one object a line"
+TABLE = "a table: write it as JSON lines or Parquet"
+_ENDINGS = {".jsonl": JSONL, ".ndjson": JSONL, ".csv": TABLE, ".tsv": TABLE}
+_READABLE = (TEXT, JSONL, ARRAY, OTHER_JSON, TABLE)
+"""Kinds that an owner may have read as text."""
+_GZIP, _BYTE_ORDER_MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
+_MAGIC = {
+    b"PAR1": PARQUET,
+    b"PARE": "encrypted Parquet",
+    b"%PDF": "PDF",
+    b"PK\x03\x04": "a zip archive or an office document",
+    b"\x28\xb5\x2f\xfd": "packed with zstd",
+    b"\xfd7zXZ": "packed with xz",
+    b"BZh": "packed with bzip2",
+    b"ARROW1": "Arrow: write it as Parquet",
+    b"\xff\xff\xff\xff": "Arrow: write it as Parquet",
+    b"\xff\xfe": "UTF-16 rather than UTF-8",
+    b"\xfe\xff": "UTF-16 rather than UTF-8",
+}
+_CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
+_OBJECT = re.compile(rb'(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
+_HEAD_BYTES = 4096
+"""Read of each file to tell its kind."""
 _LONGEST_LINE = 64 << 20
 _LONGEST_CHARACTER = 4
 _ROWS = 256
-_NAMED_FIELDS = 8
+_NAMED_FILES, _NAMED_FIELDS = 3, 8
+"""In a message."""
+_VALUES = {bool: "true or false", list: "a list", dict: "an object"}
 
 
 @dataclass
@@ -35,7 +63,7 @@ class Reading:
     """The progress of reading, in bytes on disk; packed files count packed."""
 
     done: int = 0
-    """Of all finished files and of the current one."""
+    """Of all finished files and of the current file."""
     finished: int = 0
     """Of all finished files."""
 
@@ -50,15 +78,19 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Text:
-    """A text of a file, or a part of a long one."""
+class Document:
+    """A text, or a part of a long text."""
 
     text: bytes
     held_out: bool | None = None
-    """Of a long file; None: to be decided by the content."""
+    """None: the content is still to decide."""
     ends: bool = True
     """Whether the text ends here, rather than in the next part."""
     file: Path | None = None
+    """The owner's file that it comes from."""
+
+
+# Files
 
 
 def find_files(path: str) -> list[Path]:
@@ -82,8 +114,7 @@ def find_files(path: str) -> list[Path]:
     once: dict[tuple[int, int], Path] = {}
     for file in sorted(found):
         if file.is_file():
-            status = file.stat()
-            once.setdefault((status.st_dev, status.st_ino), file)
+            once.setdefault(_identity(file), file)
     return list(once.values())
 
 
@@ -98,13 +129,17 @@ def _walk(root: Path) -> Iterator[Path]:
 
     seen = set[tuple[int, int]]()
     for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
-        status = Path(folder).stat()
-        if (place := (status.st_dev, status.st_ino)) in seen:
-            folders.clear()
-            continue
+        place = _identity(Path(folder))
+        visible = () if place in seen else folders
+        folders[:] = sorted(name for name in visible if not name.startswith("."))
+        if place not in seen:
+            yield from (Path(folder, name) for name in files if not name.startswith("."))
         seen.add(place)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        yield from (Path(folder, name) for name in files if not name.startswith("."))
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_dev, status.st_ino
 
 
 def is_there(path: str) -> bool:
@@ -113,34 +148,126 @@ def is_there(path: str) -> bool:
     return root.exists() or next(glob.iglob(str(root), recursive=True), None) is not None  # noqa: PTH207
 
 
-def is_folder(path: str) -> bool:
-    """Whether a path names a folder."""
-    return _expanded(path).is_dir()
+def _expanded(path: str) -> Path:
+    return Path(os.path.expanduser(path))  # noqa: PTH111, Path's own raises RuntimeError on a user it does not know
 
 
-def read_text(files: Sequence[Path], reading: Reading | None = None) -> Iterator[Text]:
+# Kinds
+
+
+def choose(source: str, wanted: str | None) -> tuple[str, Sequence[Path]]:
+    """The kind of the files of a source, and those that are of it.
+
+    Of a folder ``wanted`` selects the files of that kind; a file or a glob is taken at the owner's
+    word. Raises ConfigError, which names some files, if they are mixed or can't be read.
+    """
+    files, is_folder = find_files(source), _expanded(source).is_dir()
+    if not files or (wanted not in (None, TEXT) and not is_folder):
+        return wanted or TEXT, files
+    found: dict[str, list[Path]] = {}
+    for path in files:
+        found.setdefault(kind_of(path), []).append(path)
+    if wanted and is_folder:
+        return wanted, found.get(wanted, [])
+    allowed = _READABLE if wanted else KINDS
+    if found.keys() <= set(allowed) and (wanted or len(found) == 1):
+        return wanted or next(iter(found)), files
+    held: list[str] = []
+    for kind, those in sorted(found.items()):
+        names = ", ".join(path.name for path in those[:_NAMED_FILES])
+        more = f" and {len(those) - _NAMED_FILES} more" if len(those) > _NAMED_FILES else ""
+        held.append(f"{names}{more} ({kind})")
+    kinds = sorted(found.keys() & KINDS, key=lambda kind: (-len(found[kind]), kind))
+    remedy = f"read one kind of it, such as by --data {kinds[0]}:{source}, or " if kinds else ""
+    raise ConfigError(
+        f"{source} can't be read as one text, as it holds {'; '.join(held)}: {remedy}convert, "
+        "unpack or remove files until all are text, JSON lines or Parquet."
+    )
+
+
+def kind_of(path: Path) -> str:
+    """``text``, ``jsonl``, ``parquet``, or in other words what else a file holds.
+
+    The contents decide, and the name where they can't. Raises ConfigError.
+    """
+    head = _head(path)
+    for magic, kind in _MAGIC.items():
+        if head.startswith(magic):
+            return kind
+    name = path.name.lower().removesuffix(".gz").removesuffix(".gzip")
+    ending = Path(name).suffix
+    if ending == ".parquet":  # its reader says better what is wrong with it
+        return PARQUET
+    if head.translate(None, _CONTROL) != head:
+        return "not text"
+    if ending in _ENDINGS:
+        return _ENDINGS[ending]
+    start = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
+    found = _OBJECT.match(start)
+    if found and found[1]:
+        return ARRAY
+    if found:
+        first, is_whole, _ = start.partition(b"\n")
+        return JSONL if not is_whole or _is_object(first) else OTHER_JSON
+    if ending == ".json" and start:
+        return ARRAY if start.startswith(b"[") else OTHER_JSON
+    return TEXT
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file, unpacked if needed. Errors of unpacking are left to its reader."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} can't be read ({error.strerror}): correct its permissions, or remove it."
+        ) from None
+    if not _is_packed(path, head):
+        return head
+    try:
+        with gzip.open(path) as file:
+            return file.read(_HEAD_BYTES)
+    except (OSError, EOFError, zlib.error):
+        return b""
+
+
+def _is_packed(path: Path, head: bytes) -> bool:
+    return path.suffix.lower() in (".gz", ".gzip") or head.startswith(_GZIP)
+
+
+def _is_object(line: bytes) -> bool:
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+# Readers
+
+
+def read_text(files: Sequence[Path], reading: Reading) -> Iterator[Document]:
     """The texts of files, long ones in parts, of which the last hundredth is held out.
 
     A file packed with gzip is unpacked.
     """
-    reading = reading or Reading()
     for path in files:
         with _open(path) as (file, raw):
             size = path.stat().st_size
             if file is not raw:  # the size that it has unpacked is known only at its end
                 size = sum(map(len, iter(lambda: file.read(PART_BYTES), b"")))
                 file.seek(0)
-            left = size - max(SHORTEST_TAIL, size // _TAIL_SHARE)
+            left = size - max(SHORTEST_TAIL, size // TAIL_SHARE)
             for part, is_last in in_parts(file):
                 reading.at(raw.tell())
                 if size < LONG_BYTES:
-                    yield Text(part, None, is_last, path)
+                    yield Document(part, None, is_last, path)
                 elif 0 < left <= len(part):
                     end = cut_before(part, left)
-                    yield Text(part[:end], False, True, path)
-                    yield Text(part[end:], True, is_last, path)
+                    yield Document(part[:end], False, True, path)
+                    yield Document(part[end:], True, is_last, path)
                 else:
-                    yield Text(part, left <= 0, is_last, path)
+                    yield Document(part, left <= 0, is_last, path)
                 left -= len(part)
             reading.end(raw.tell())
 
@@ -163,11 +290,8 @@ def cut_before(text: bytes, end: int) -> int:
     return max((place for place in last if text[place] & 0xC0 != 0x80), default=end)
 
 
-def read_jsonl(
-    files: Sequence[Path], field: str, reading: Reading | None = None
-) -> Iterator[bytes]:
+def read_jsonl(files: Sequence[Path], field: str, reading: Reading) -> Iterator[Document]:
     """The text in one field of each line. Raises DataError that names the line."""
-    reading = reading or Reading()
     for path in files:
         with _open(path) as (file, raw):
             number = 0
@@ -175,13 +299,30 @@ def read_jsonl(
                 number += 1
                 reading.at(raw.tell())
                 if line.strip():
-                    yield from _encoded(_field_of(line, field, f"{path}:{number}"))
+                    yield from _field_of(line, field, f"{path}:{number}")
             reading.end(raw.tell())
 
 
-def read_parquet(
-    files: Sequence[Path], field: str, reading: Reading | None = None
-) -> Iterator[bytes]:
+def _field_of(line: bytes, field: str, where: str) -> Iterator[Document]:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise DataError(
+            f"{where} is not a JSON object ({error}): correct or remove that line, or read the "
+            "file as text with --data text:PATH."
+        ) from None
+    if not isinstance(record, dict) or field not in record:
+        content = cast("dict[str, Any]", record) if isinstance(record, dict) else {}
+        names = [f"{name:.40}" for name, value in content.items() if isinstance(value, str)]
+        others = f", but {', '.join(names[:_NAMED_FIELDS])}" if names else ""
+        raise DataError(
+            f"{where} has no field {field!r}{others}: name the field with --field, or correct that "
+            "line."
+        )
+    return _checked(cast("Any", record)[field], field, where)
+
+
+def read_parquet(files: Sequence[Path], field: str, reading: Reading) -> Iterator[Document]:
     """The text in one column.
 
     Raises ConfigError if pyarrow is missing, DataError if the column is.
@@ -193,7 +334,6 @@ def read_parquet(
         raise ConfigError(
             f"{files[0]} needs the library pyarrow: {install('[parquet]')}."
         ) from None
-    reading = reading or Reading()
     for path in files:
         try:
             with parquet.ParquetFile(path) as file:
@@ -210,7 +350,7 @@ def read_parquet(
                     seen += batch.num_rows
                     reading.at(size * seen // rows)
                     for value in batch.column(0).to_pylist():
-                        yield from _encoded(_checked(value, field, str(path)))
+                        yield from _checked(value, field, str(path))
                 reading.end(size)
         # ValueError includes bytes that are not UTF-8.
         except (library.ArrowException, OSError, ValueError) as error:
@@ -219,55 +359,22 @@ def read_parquet(
             ) from error
 
 
-def _field_of(line: bytes, field: str, where: str) -> str:
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(
-            f"{where} is not a JSON object ({error}): correct or remove that line, or read the "
-            "file as text with --data text:PATH."
-        ) from None
-    if not isinstance(record, dict) or field not in record:
-        raise DataError(
-            f"{where} has no field {field!r}{_fields_of(record)}: name the field with --field, or "
-            "correct that line."
-        )
-    return _checked(record[field], field, where)
-
-
-_KINDS = {bool: "true or false", list: "a list", dict: "an object"}
-
-
-def _checked(value: object, field: str, where: str) -> str:
-    if value is None:
-        return ""
+def _checked(value: object, field: str, where: str) -> Iterator[Document]:
     if isinstance(value, bytes):  # Parquet of Impala and ClickHouse does not mark text as such
         try:
-            return value.decode()
+            value = value.decode()
         except UnicodeDecodeError:
             raise DataError(
                 f"{where}: {field!r} holds bytes that are not text in UTF-8: write the column as "
                 "strings, or name another one with --field."
             ) from None
-    if not isinstance(value, str):
+    if not isinstance(value, str | None):
         raise DataError(
-            f"{where}: {field!r} holds {_KINDS.get(type(value), 'a number')}, not text: name "
+            f"{where}: {field!r} holds {_VALUES.get(type(value), 'a number')}, not text: name "
             "another field with --field."
         )
-    return value
-
-
-def _fields_of(record: object) -> str:
-    """The first fields of a line that hold text, to choose from."""
-    content = cast("dict[str, Any]", record) if isinstance(record, dict) else {}
-    names = [f"{name:.40}" for name, value in content.items() if isinstance(value, str)]
-    return f", but {', '.join(names[:_NAMED_FIELDS])}" if names else ""
-
-
-def _encoded(text: str) -> Iterator[bytes]:
     # JSON can hold half of a surrogate pair, which UTF-8 can't.
-    if text:
-        yield text.encode(errors="replace")
+    return iter([Document(value.encode(errors="replace"))] if value else [])
 
 
 @contextmanager
@@ -276,14 +383,10 @@ def _open(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     read."""
     try:
         with path.open("rb") as raw:
-            if is_packed(path, raw.peek(2)[:2]):
+            if _is_packed(path, raw.peek(2)[:2]):
                 with gzip.open(raw) as file:
                     yield cast("BinaryIO", file), raw
             else:
                 yield raw, raw
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"{path} can't be read ({error}): replace or remove it.") from error
-
-
-def _expanded(path: str) -> Path:
-    return Path(os.path.expanduser(path))  # noqa: PTH111, Path's own raises RuntimeError on a user it does not know

@@ -23,8 +23,8 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from lowcomm_node.data.corpus import Corpus, Document
-from lowcomm_node.data.documents import Reading
+from lowcomm_node.data.corpus import Corpus
+from lowcomm_node.data.documents import Document, Reading
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
 from lowcomm_node.errors import DataError
 from lowcomm_node.storage.files import (
@@ -156,9 +156,8 @@ def _make(
     disk_quota: DiskQuota,
     tell: Tell,
 ) -> None:
-    for leftover in cache.glob(f"{_WRITING}*"):
+    for leftover in (*cache.glob(f"{_WRITING}*"), folder):
         shutil.rmtree(leftover, ignore_errors=True)
-    shutil.rmtree(folder, ignore_errors=True)
     temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=cache))
     try:
         with disk_full_error(cache):
@@ -168,7 +167,13 @@ def _make(
             sync_folder(cache)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    _remove_former(corpus, tokenizer, cache, folder)
+    # Remove earlier versions of the same origin, so that edits to a text don't fill the disk.
+    for manifest in cache.glob(f"tokens-*/{_MANIFEST}"):
+        with suppress(OSError, ValueError, KeyError):
+            content = read_sealed_json(manifest)
+            same = (content["origin"], content["tokenizer"]) == (corpus.origin, tokenizer.name)
+            if same and manifest.parent != folder:
+                shutil.rmtree(manifest.parent, ignore_errors=True)
 
 
 def _tokenize(
@@ -176,31 +181,25 @@ def _tokenize(
 ) -> None:
     room = disk_quota.room()
     dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
-    separator = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype)
-    begins, is_first = np.array(tokenizer.begins, dtype), True
+    separator = [] if tokenizer.separator is None else [tokenizer.separator]
     train, held_out = (_ShardWriter(folder, split, dtype) for split in _SPLITS)
-    reading, total = Reading(), corpus.size
+    reading, total, is_first = Reading(), corpus.size, True
     with closing(train), closing(held_out):
-        is_first = True
         for batch in _batches(corpus.documents(reading)):
             encoded = _encode(tokenizer, batch, is_first)
             for document, tokens in zip(batch, encoded, strict=True):
                 writer = held_out if document.held_out else train
                 if is_first:
-                    writer.write(begins)
-                is_first = document.ends
+                    writer.write(np.array(tokenizer.begins, dtype))
                 writer.write(tokens)
                 if document.ends:
-                    writer.write(separator)
+                    writer.write(np.array(separator, dtype))
                 is_first = document.ends
                 # The number of tokens is known only afterwards.
                 if (size := train.size + held_out.size) > room:
                     raise disk_quota.refusal(size, f"The text of {corpus.name}")
-            tell(
-                Tokenized(
-                    min(reading.done, total), total, (train.size + held_out.size) // dtype.itemsize
-                )
-            )
+            tokens = (train.size + held_out.size) // dtype.itemsize
+            tell(Tokenized(min(reading.done, total), total, tokens))
         train.finish_shard()
         held_out.finish_shard()
     if not train.shards or not held_out.shards:
@@ -224,8 +223,15 @@ def _encode(tokenizer: Tokenizer, batch: Sequence[Document], begins: bool) -> li
     A later part of a text is encoded behind a line end, as many tokenizers put a blank before what
     they take for a beginning. Raises DataError.
     """
-    if isinstance(tokenizer, FileTokenizer):
-        _check_utf8(batch)
+    for document in batch if isinstance(tokenizer, FileTokenizer) else ():
+        try:
+            document.text.decode()
+        except UnicodeDecodeError as error:
+            if document.file is not None:
+                raise DataError(
+                    f"{document.file} is not UTF-8 (byte 0x{document.text[error.start]:02x}): "
+                    "convert it, such as by `iconv -f WINDOWS-1252 -t UTF-8`, or remove it."
+                ) from None
     begin = [begins, *(document.ends for document in batch[:-1])]
     texts = [
         document.text if first else _LINE_END + document.text
@@ -244,18 +250,6 @@ def _encode(tokenizer: Tokenizer, batch: Sequence[Document], begins: bool) -> li
     return encoded
 
 
-def _check_utf8(batch: Sequence[Document]) -> None:
-    for document in batch:
-        try:
-            document.text.decode()
-        except UnicodeDecodeError as error:
-            if document.file is not None:
-                raise DataError(
-                    f"{document.file} is not UTF-8 (byte 0x{document.text[error.start]:02x}): "
-                    "convert it, such as by `iconv -f WINDOWS-1252 -t UTF-8`, or remove it."
-                ) from None
-
-
 def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
     """Documents in their order, several at a time."""
     batch: list[Document] = []
@@ -268,16 +262,6 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-def _remove_former(corpus: Corpus, tokenizer: Tokenizer, cache: Path, folder: Path) -> None:
-    """Remove earlier versions of the same origin, so that edits to a text don't fill the disk."""
-    for manifest in cache.glob(f"tokens-*/{_MANIFEST}"):
-        with suppress(OSError, ValueError, KeyError):
-            content = read_sealed_json(manifest)
-            same = (content["origin"], content["tokenizer"]) == (corpus.origin, tokenizer.name)
-            if same and manifest.parent != folder:
-                shutil.rmtree(manifest.parent, ignore_errors=True)
 
 
 class _ShardWriter:
@@ -297,7 +281,8 @@ class _ShardWriter:
         self.size += len(tokens) * self._dtype.itemsize
         while len(tokens):
             if self._file is None:
-                self._file = self._path().open("wb")
+                name = f"{self._split}-{len(self.shards):05d}.bin"
+                self._file = (self._folder / name).open("wb")
                 self._room = SHARD_BYTES // self._dtype.itemsize
             self._file.write(tokens[: self._room].astype(self._dtype).data)
             written = min(len(tokens), self._room)
@@ -309,14 +294,12 @@ class _ShardWriter:
     def finish_shard(self) -> None:
         if self._file is None:
             return
+        path = Path(self._file.name)
         self._file.close()
         self._file = None
-        path = self._path()
         sync_file(path)
-        size = path.stat().st_size
-        self.shards.append(
-            {"split": self._split, "file": path.name, "size": size, "sha256": sha256_file(path)}
-        )
+        shard = {"split": self._split, "file": path.name, "size": path.stat().st_size}
+        self.shards.append({**shard, "sha256": sha256_file(path)})
 
     def close(self) -> None:
         """Close the file, finished or not. After a full disk this fails like the write before
@@ -324,6 +307,3 @@ class _ShardWriter:
         if self._file is not None:
             with suppress(OSError):
                 self._file.close()
-
-    def _path(self) -> Path:
-        return self._folder / f"{self._split}-{len(self.shards):05d}.bin"

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from lowcomm_node.data.stories.words import StoryTokenizer
+from lowcomm_node.data.stories import StoryTokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.files import sha256_file, write_atomic
 from lowcomm_node.system.command import install

@@ -115,7 +115,7 @@ def _about(text: str) -> str:
     """What it was trained on."""
     if text != "stories":
         return ""
-    from lowcomm_node.data.stories.telling import count_rules  # loads numpy
+    from lowcomm_node.data.stories import count_rules  # loads numpy
 
     return f" (tiny stories from a grammar of {count_rules()} rules)"
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowcomm_node.data.stories.words import PIECES, StoryTokenizer, words
+from lowcomm_node.data.stories import PIECES, StoryTokenizer, words
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
 from lowcomm_node.export.choices import Weights
 from lowcomm_node.export.contents import Contents

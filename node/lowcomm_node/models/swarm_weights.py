@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from lowcomm_node.data import Tokenizer, open_data
-from lowcomm_node.data.stories.telling import NAME as STORIES
+from lowcomm_node.data.stories import NAME as STORIES
 from lowcomm_node.data.tokenizer import prompt_of
 from lowcomm_node.models.base import Model
 from lowcomm_node.models.evaluation import held_out_loss

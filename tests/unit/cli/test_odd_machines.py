@@ -17,7 +17,7 @@ from pyarrow import parquet
 from lowcomm_bootstrap import cli as bootstrap
 from lowcomm_node.cli import app, common
 from lowcomm_node.cli.publishing import with_entry_points
-from lowcomm_node.data.documents import read_parquet
+from lowcomm_node.data.documents import Reading, read_parquet
 from lowcomm_node.errors import ConfigError, DataError
 from lowcomm_node.owner.settings import unused
 from lowcomm_node.owner.sources import load_settings
@@ -177,7 +177,8 @@ def test_text_in_parquet_need_not_be_marked_as_text(tmp_path: Path) -> None:
     for values, told in (([b"one", "zwölf".encode()], None), ([b"\xff"], "bytes .* UTF-8")):
         parquet.write_table(pyarrow.table({"text": pyarrow.array(values, pyarrow.binary())}), path)
         if told is None:
-            assert list(read_parquet([path], "text")) == values
+            found = [one.text for one in read_parquet([path], "text", Reading())]
+            assert found == values
         else:
             with pytest.raises(DataError, match=told):
-                list(read_parquet([path], "text"))
+                list(read_parquet([path], "text", Reading()))

@@ -30,14 +30,17 @@ from helpers.disk import PowerLoss, is_killed_at, on_small_disk
 from lowcomm_node.data import Split, open_data, open_tokenizer
 from lowcomm_node.data.corpus import Document, PythonCorpus, open_corpus
 from lowcomm_node.data.documents import (
+    ARRAY,
+    OTHER_JSON,
+    TABLE,
     Reading,
     find_files,
     in_parts,
+    kind_of,
     read_jsonl,
     read_parquet,
     read_text,
 )
-from lowcomm_node.data.kinds import ARRAY, OTHER_JSON, TABLE, kind_of
 from lowcomm_node.data.shards import Tokenized, open_shards
 from lowcomm_node.data.stream import TrainStream, held_out_windows
 from lowcomm_node.data.tokenizer import BytesTokenizer
@@ -46,6 +49,10 @@ from lowcomm_node.storage.files import write_sealed_json
 from lowcomm_node.trainer.building import Telling
 
 TEXT = "Grüße, 世界! 🌍 naïve — one two three\n"
+
+
+def texts(read, *arguments) -> list[bytes]:
+    return [document.text for document in read(*arguments, Reading())]
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
@@ -281,7 +288,7 @@ def test_parts_of_a_text_make_up_the_whole_and_end_where_lines_do(tmp_path: Path
 def test_each_file_of_a_text_ends_on_its_own(tmp_path: Path) -> None:
     for name, text in (("a", b"one\n"), ("b", b""), ("c", b"three")):
         (tmp_path / name).write_bytes(text)
-    found = [(text.text, text.ends) for text in read_text(sorted(tmp_path.iterdir()))]
+    found = [(text.text, text.ends) for text in read_text(sorted(tmp_path.iterdir()), Reading())]
     assert found == [(b"one\n", True), (b"three", True)]
 
 
@@ -305,8 +312,8 @@ def test_bytes_that_are_no_text_at_all_are_still_read_whole(tmp_path: Path) -> N
 def test_packed_files_are_unpacked(tmp_path: Path) -> None:
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
     (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}'))
-    assert [text.text for text in read_text([tmp_path / "a.txt.gz"])] == [TEXT.encode()]
-    assert list(read_jsonl([tmp_path / "b.jsonl.gz"], "text")) == [b"one", b"two"]
+    assert texts(read_text, [tmp_path / "a.txt.gz"]) == [TEXT.encode()]
+    assert texts(read_jsonl, [tmp_path / "b.jsonl.gz"], "text") == [b"one", b"two"]
 
 
 def test_a_packed_file_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
@@ -320,7 +327,7 @@ def test_a_packed_file_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
     for content in [*damaged, b"not packed"]:
         path.write_bytes(content)
         with pytest.raises(DataError, match=rf"{path} can't be read .*: replace or remove it"):
-            list(read_text([path]))
+            texts(read_text, [path])
 
 
 def test_lines_of_json_give_the_text_of_one_field(tmp_path: Path) -> None:
@@ -329,7 +336,7 @@ def test_lines_of_json_give_the_text_of_one_field(tmp_path: Path) -> None:
         b'{"text": "one", "n": 1}\n\n  \n{"n": 2, "text": "Gr\xc3\xbc\xc3\x9fe"}\r\n'
         b'{"text": ""}\n{"text": null}\n{"text": "\\ud800 half"}\n{"text": "last"}'
     )
-    assert list(read_jsonl([path], "text")) == [b"one", "Grüße".encode(), b"? half", b"last"]
+    assert texts(read_jsonl, [path], "text") == [b"one", "Grüße".encode(), b"? half", b"last"]
 
 
 @pytest.mark.parametrize(
@@ -352,21 +359,23 @@ def test_a_line_that_holds_no_text_is_named(tmp_path: Path, line: bytes, word: s
     path = tmp_path / "a.jsonl"
     path.write_bytes(b'{"text": "good"}\n\n' + line + b"\n")
     with pytest.raises(DataError, match=word) as caught:
-        list(read_jsonl([path], "text"))
+        texts(read_jsonl, [path], "text")
     assert f"{path}:3" in str(caught.value)
 
 
 def test_columns_of_parquet_give_their_text(tmp_path: Path) -> None:
-    texts = [*sentences(700), None, "", "Grüße"]
+    written = [*sentences(700), None, "", "Grüße"]
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(
-        pyarrow.table({"other": range(703), "body": texts}), path, row_group_size=100
+        pyarrow.table({"other": range(703), "body": written}), path, row_group_size=100
     )
-    assert list(read_parquet([path, path], "body")) == [text.encode() for text in texts if text] * 2
+    assert (
+        texts(read_parquet, [path, path], "body") == [text.encode() for text in written if text] * 2
+    )
     with pytest.raises(DataError, match="has no column 'text', only other, body"):
-        list(read_parquet([path], "text"))
+        texts(read_parquet, [path], "text")
     with pytest.raises(DataError, match="'other' holds a number, not text"):
-        list(read_parquet([path], "other"))
+        texts(read_parquet, [path], "other")
 
 
 def test_parquet_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
@@ -381,7 +390,7 @@ def test_parquet_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
     for content in damaged:
         path.write_bytes(content)
         try:
-            list(read_parquet([path], "text"))  # a changed letter can't be noticed
+            texts(read_parquet, [path], "text")  # a changed letter can't be noticed
         except DataError as error:
             assert str(path) in str(error)
             refused += 1

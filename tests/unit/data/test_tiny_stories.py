@@ -13,9 +13,16 @@ import numpy as np
 import pytest
 
 from lowcomm_node.data.corpus import open_corpus
-from lowcomm_node.data.stories.grammar import CHARACTERS, TROUBLES
-from lowcomm_node.data.stories.telling import HELD_OUT_EVERY, STORIES, count_rules, tell
-from lowcomm_node.data.stories.words import StoryTokenizer, words
+from lowcomm_node.data.stories import (
+    CHARACTERS,
+    HELD_OUT_EVERY,
+    STORIES,
+    TROUBLES,
+    StoryTokenizer,
+    count_rules,
+    tell,
+    words,
+)
 from lowcomm_node.data.tokenizer import identify, open_tokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.export.huggingface import tokenizer_json

@@ -1,0 +1,374 @@
+"""Tiny stories from a grammar: text that a small model learns to write in minutes.
+
+A story has a hero with a thing, and a friend in a trouble that the thing can end: what is found
+in the second sentence decides what goes wrong in the fourth, and what helps in the sixth. That is
+what a model has to carry through a story, beside names and pronouns.
+
+The stories of ``builtin:stories`` and their tokens never change, since signed runs name them:
+another grammar needs another name. The same number gives the same bytes on every machine: the
+choices come from SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number
+generators", 2014), not from a library's generator.
+"""
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lowcomm_node.data.documents import Document, Reading
+from lowcomm_protocol.spec.sections import BYTES, STORY_TOKENS
+
+T = TypeVar("T")
+
+NAME = "builtin:stories"
+STORIES = 12_000
+HELD_OUT_EVERY = 20
+"""Stories, of which one is held out."""
+PIECES = " ?[A-Za-z]+|[^A-Za-z]"
+"""How text is cut into tokens, as a regular expression: into words, and single characters."""
+_PIECES = re.compile(PIECES)
+_SLOT = re.compile(r"\{(\w+)\}")
+_WORD = (1 << 64) - 1
+_NEWLINE = 10
+
+
+# The grammar. ``{name}`` stands for a text of the rule of that name, or for a part of the cast.
+
+
+class Character(NamedTuple):
+    """A character of a story."""
+
+    name: str
+    she: str
+    her: str
+    hers: str
+    animal: str
+    home: str
+
+
+class Trouble(NamedTuple):
+    """What goes wrong for the friend, and the thing that helps."""
+
+    thing: str
+    """With its article."""
+    short: str
+    """Its name from then on."""
+    plea: str
+    trouble: str
+    help: str
+    """What the hero does with the thing."""
+    after: str
+
+
+_PRONOUNS = {"she": ("she", "her", "her"), "he": ("he", "him", "his")}
+_CHARACTERS = """
+Mira | she | fox | at the edge of the forest
+Lily | she | rabbit | under the roots of an oak
+Tilda | she | turtle | next to a quiet lake
+Wren | she | owl | in a hollow tree
+Luna | she | cat | in a house with a red roof
+Poppy | she | mouse | behind the village school
+Pip | he | hedgehog | in a garden full of roses
+Oskar | he | bear | in a cave by the sea
+Finn | he | frog | in an old mill by the river
+Hugo | he | dragon | in a tower of stone
+Leo | he | squirrel | on top of a green hill
+Sam | he | duck | near the bridge
+"""
+_TROUBLES = """
+a bright lantern | lantern | It is so dark here
+  {he} could not find the way home in the dark
+  {hero} held up the lantern, and they walked down the path together
+  Soon {friend} saw the lights of home
+a warm scarf | scarf | I am so cold
+  {he} was shivering in the cold wind
+  {hero} put the scarf around {his} neck
+  Soon {friend} was warm from head to toe
+a big umbrella | umbrella | The rain will never stop
+  {he} was wet all over from the rain
+  {hero} opened the umbrella, and there was room for two
+  They sat under it and counted the drops
+a long ladder | ladder | I can not reach it
+  {his} kite was stuck in a tall tree
+  {hero} put the ladder against the tree and climbed up
+  Soon the kite danced in the sky again
+a strong rope | rope | I can not climb out
+  {he} had fallen into a deep hole
+  {hero} let down the rope and pulled and pulled
+  At last {friend} stood in the sun again
+a little boat | boat | I can not swim
+  {he} was alone on an island in the lake
+  {hero} came over the water in the boat
+  They rowed back and sang all the way
+a basket of apples | basket | I am so hungry
+  {he} had not eaten since the day before
+  {hero} took two apples out of the basket, one for each
+  They ate until only the seeds were left
+a needle and some thread | needle | Now my ship can not leave
+  {his} sail was torn in two
+  {hero} took the needle and mended the sail
+  Soon the ship flew over the waves
+a wooden flute | flute | I am so tired
+  {he} had not slept for three nights
+  {hero} played a soft song on the flute
+  Soon {friend} was fast asleep and dreamed of clouds
+a golden key | key | I can not get in
+  {he} stood in front of a locked door
+  {hero} put the key into the lock, and it turned
+  Behind the door was a room full of toys
+a blue bucket | bucket | They need water
+  all {his} flowers were dry
+  {hero} filled the bucket at the well again and again
+  The next day every flower was in bloom
+a silver bell | bell | They can not see me
+  {he} had lost all {his} sheep in the fog
+  {hero} rang the bell as loudly as {she} could
+  One by one the sheep came out of the fog
+an old map | map | Every road looks the same
+  {he} was lost and did not know which road to take
+  {hero} opened the map and showed {him} the right road
+  They were home before dinner
+a jar of honey | honey | Tonight is my big concert
+  {he} had a sore throat and could not sing
+  {hero} made a cup of tea with the honey
+  That night {friend} sang better than ever
+a soft feather | feather | Nothing is funny any more
+  {he} had not laughed for a whole week
+  {hero} tickled {friend} with the feather
+  They laughed until they fell over
+a tiny hammer | hammer | Now it will not roll
+  a wheel of {his} cart was broken
+  {hero} fixed the wheel with the hammer
+  Off they rolled, faster than the wind
+"""
+_RULES = """
+story:
+  {beginning} {found} {meeting} {asking} {helping} {ending}
+beginning:
+  Once upon a time there was {adjective} {animal} named {hero}, who lived {home}.
+  Once upon a time {adjective} {animal} named {hero} lived {home}.
+  Once upon a time, {home}, there lived {adjective} {animal}. {Her} name was {hero}.
+adjective: a small | a brave | a clever | a sleepy | a cheerful | a shy | a kind | a curious
+  an old | a tiny
+found:
+  One {weather} {time} {she} found {thing} {place}.
+  One {weather} {time} {hero} went for a walk and found {thing} {place}.
+  One {time} {hero} got a present. It was {thing}.
+  {hero} found {thing} {place}. "{hello}!" said {hero}.
+hello: How lovely | What a surprise | This will be useful | I will keep it
+weather: sunny | rainy | windy | snowy | foggy | warm | cold | bright
+time: morning | afternoon | evening | day
+place: under a bush | on the road | behind the house | in the grass | at the market | on the beach
+  between two stones | beside the well
+meeting:
+  Then {she} heard somebody cry. It was {friend} the {friend_animal}.
+  On the way home {she} met {friend} the {friend_animal}.
+  Later that {time} {hero} met {friend} the {friend_animal}.
+  Not far away sat {friend} the {friend_animal}.
+asking:
+  {sad}, because {trouble}. "{plea}," said {friend}.
+  "{question}?" asked {hero}. "{plea}," said {friend}, because {trouble}.
+  {sad}. "{question}?" asked {hero}. {friend} said that {trouble}.
+sad:
+  {friend} was very sad
+  {friend} looked unhappy
+  A big tear ran down the face of {friend}
+question: What is wrong | Why are you so sad | Can I help you
+helping:
+  {hero} thought of the {short}. {help}.
+  Then {hero} had an idea. "I have {thing}," said {hero}. {help}.
+  "Do not worry," said {hero}. "{Thing} will help." {help}.
+ending: {after}. {thanks} | {after}. {thanks} {last} | {after}. {last}
+thanks:
+  "Thank you, {hero}," said {friend}.
+  "You are a good friend," said {friend}, and gave {hero} a hug.
+  {friend} smiled and gave {hero} {gift}.
+gift: a shiny button | a piece of cake | a red balloon | a kiss on the nose | a bunch of flowers
+  a warm cookie
+last:
+  From that day on they were best friends.
+  And {hero} went home happy.
+  That night the stars were very bright.
+  And they danced until the moon came up.
+"""
+
+
+def _characters() -> Iterator[Character]:
+    for line in _CHARACTERS.strip().splitlines():
+        name, pronoun, animal, home = line.split(" | ")
+        yield Character(name, *_PRONOUNS[pronoun], animal, home)
+
+
+def _troubles() -> Iterator[Trouble]:
+    lines = _TROUBLES.strip().splitlines()
+    for first, *others in zip(*(lines[part::4] for part in range(4)), strict=True):
+        yield Trouble(*first.split(" | "), *(line.strip() for line in others))
+
+
+def _rules() -> Mapping[str, tuple[str, ...]]:
+    rules: dict[str, tuple[str, ...]] = {}
+    name = ""
+    for line in _RULES.strip().splitlines():
+        texts = line
+        if not line.startswith(" "):
+            name, _, texts = line.partition(":")
+        rules[name] = rules.get(name, ()) + tuple(filter(None, texts.strip().split(" | ")))
+    return rules
+
+
+CHARACTERS, TROUBLES, RULES = tuple(_characters()), tuple(_troubles()), _rules()
+
+
+# A story from its number
+
+
+class Choices:
+    """Draws with equal chances, from a number alone."""
+
+    def __init__(self, number: int) -> None:
+        self._state = number * 0xD1342543DE82EF95 & _WORD
+        self.nats = 0.0
+        """Information in all draws so far."""
+
+    def draw(self, options: Sequence[T]) -> T:
+        """Draw one of a few options."""
+        if len(options) == 1:
+            return options[0]
+        self.nats += math.log(len(options))
+        # The bias of the remainder is below one in 10^17.
+        return options[self._next() % len(options)]
+
+    def _next(self) -> int:
+        self._state = self._state + 0x9E3779B97F4A7C15 & _WORD
+        mixed = self._state
+        mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+        mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD
+        return mixed ^ mixed >> 31
+
+
+def tell(number: int) -> tuple[str, float]:
+    """The story of a number, and the nats of the choices in it: a model can't do better."""
+    choices = Choices(number)
+    hero = choices.draw(CHARACTERS)
+    friend = choices.draw(tuple(one for one in CHARACTERS if one is not hero))
+    trouble = choices.draw(TROUBLES)
+    cast = {
+        **hero._asdict(),
+        **trouble._asdict(),
+        "hero": hero.name,
+        "Her": hero.hers.capitalize(),
+        "Thing": trouble.thing.capitalize(),
+        "friend": friend.name,
+        "friend_animal": friend.animal,
+        "he": friend.she,
+        "him": friend.her,
+        "his": friend.hers,
+    }
+    return _expand("{story}", cast, choices) + "\n", choices.nats
+
+
+def _expand(text: str, cast: Mapping[str, str], choices: Choices) -> str:
+    def replacement(slot: re.Match[str]) -> str:
+        name = slot[1]
+        return _expand(cast[name] if name in cast else choices.draw(RULES[name]), cast, choices)
+
+    return _SLOT.sub(replacement, text)
+
+
+def count_rules() -> int:
+    """How many texts the grammar has to choose from."""
+    return sum(map(len, RULES.values())) + len(TROUBLES) + len(CHARACTERS)
+
+
+@cache
+def _all() -> tuple[str, ...]:
+    return tuple(tell(number)[0] for number in range(STORIES))
+
+
+@dataclass(frozen=True)
+class StoryCorpus:
+    """All stories as a source of text."""
+
+    name: str = NAME
+    origin: str = NAME
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256("".join(_all()).encode()).hexdigest()
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, _all()))  # all characters are ASCII
+
+    def documents(self, reading: Reading | None = None) -> Iterator[Document]:
+        for number, story in enumerate(_all()):
+            if reading is not None:
+                reading.end(len(story))
+            yield Document(story.encode(), number % HELD_OUT_EVERY == 0)
+
+
+# Words as tokens
+
+
+@cache
+def words() -> tuple[str, ...]:
+    """The words, sorted; token ``256 + n`` is the word of number n."""
+    found = {piece for text in _texts() for piece in _PIECES.findall(text) if len(piece) > 1}
+    return tuple(sorted(found))
+
+
+def _texts() -> Iterator[str]:
+    """All texts of the grammar: after a blank, and those that a quotation or a story begins with
+    as they are."""
+    things = [one.thing.capitalize() for one in TROUBLES]
+    fixed = [text for texts in (*RULES.values(), *TROUBLES, *CHARACTERS) for text in texts]
+    fixed += things + [one.hers.capitalize() for one in CHARACTERS]
+    quoted = [one.plea for one in TROUBLES] + things
+    for name in ("beginning", "hello", "question", "last"):
+        quoted += RULES[name]
+    for text in fixed:
+        yield from (f" {part.strip()}" for part in _SLOT.split(text)[::2])
+        yield from re.findall(r'"([A-Za-z]+)', text)
+    yield from (re.split("[^A-Za-z]", text)[0] for text in quoted)
+
+
+class StoryTokenizer:
+    """Words with the blank before them, and bytes for all else.
+
+    Numbers below 256 are bytes, as in the tokenizer ``bytes``, so every text has tokens and comes
+    back as it was.
+    """
+
+    name = NAME
+    vocab = STORY_TOKENS
+    begins = ()
+    separator = _NEWLINE
+    """An empty line follows a story."""
+
+    def __init__(self) -> None:
+        self._tokens = {word: BYTES + number for number, word in enumerate(words())}
+        single = [bytes([byte]) for byte in range(BYTES)]
+        self._bytes = [*single, *(word.encode() for word in words())]
+        self.sha256 = hashlib.sha256("\n".join(words()).encode()).hexdigest()
+
+    def encode(self, text: bytes) -> NDArray[Any]:
+        # Latin-1 has a character for each byte, so nothing is lost where a text is no UTF-8.
+        return np.fromiter(self._numbers(text.decode("latin-1")), dtype=np.uint16)
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
+        return [self.encode(text) for text in texts]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        # A model may know more tokens than there are; 255 never is text.
+        known = (token if token < len(self._bytes) else 255 for token in tokens)
+        return b"".join(self._bytes[token] for token in known).decode(errors="replace")
+
+    def _numbers(self, text: str) -> Iterator[int]:
+        for piece in _PIECES.findall(text):
+            number = self._tokens.get(piece)
+            yield from (number,) if number is not None else piece.encode("latin-1")
