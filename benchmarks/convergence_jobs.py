@@ -112,8 +112,8 @@ def methods(quick: bool) -> Iterator[Job]:
 
 
 # Learning rate and momentum of Muon were tuned on seed 0 for each kind of row alike;
-# docs/results.md tells what was tried. The longer the interval, the further pairs are apart: 4 bits
-# wrap less often than 3, and momentum begins to help.
+# the longer the interval, the further pairs are apart: 4 bits wrap less often than 3, and momentum
+# begins to help.
 RARE_PAIRS = {"codec": "mod4", "outer_lr": 0.7, "momentum": 0.3}
 WIRE = {
     "muon": (

@@ -55,8 +55,7 @@ class Job:
 
 
 MUON = {"optimizer": "muon"}
-# Of one replica and of all-reduce the momentum was tuned, too: docs/results.md tells what was
-# tried.
+# Of one replica and of all-reduce the momentum was tuned, too.
 STEADY = {"muon_momentum": 0.8}
 RATES = (0.02, 0.03)
 """Learning rates of all-reduce. With each number of peers the one that ended lowest on seed 0 is

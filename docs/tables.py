@@ -54,8 +54,6 @@ from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system import quota
 from lowcomm_protocol import plan as schedule
 from lowcomm_protocol import state as manifests
-from lowcomm_protocol.exchange import group as group_table
-from lowcomm_protocol.exchange import pair as pair_table
 from lowcomm_protocol.exchange.budget import FIRST_DEADLINE, FIRST_RATE
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
 from lowcomm_protocol.peers import probes, records
@@ -84,13 +82,13 @@ RECORDS: dict[str, type] = {
     "contribution": Contribution,
     "plan": Plan,
 }
-"""What ``--json`` prints, by the name of its table in docs/json.md."""
+"""What ``--json`` prints, by its name in docs/json-schema.json."""
 HEADINGS: dict[type, str] = {
     ExchangeEnded: "rounds",
     Limits: "limits",
     Contribution: "contribution",
 }
-"""Of records that are events, too: where docs/json.md lists their fields."""
+"""Of records that are events, too: the command that prints them."""
 
 
 def settings() -> Iterator[str]:
@@ -365,7 +363,7 @@ def events() -> Iterator[str]:
     for kind in KINDS:
         names = ", ".join(f"`{name}`" for name in kind.names())
         record = next((one for one in kind.__mro__ if one in HEADINGS), None)
-        same = "" if record is None else f" Fields as in [{HEADINGS[record]}](#{HEADINGS[record]})."
+        same = "" if record is None else f" Fields as of `{HEADINGS[record]}`."
         yield from _wrapped(f"- **{names}**: {(inspect.getdoc(kind) or '').splitlines()[0]}{same}")
         yield from (f"  {line}" for line in _fields(kind, "") if record is None)
     yield ""
@@ -420,11 +418,6 @@ def _bytes(count: int) -> str:
     return f"{count // 2**20} MiB" if count >= 2**20 else f"{count // 2**10} KiB"
 
 
-def drawn(mermaid: Callable[[], str]) -> Iterator[str]:
-    """A table of transitions as a diagram."""
-    yield f"\n```mermaid\n{mermaid()}```\n"
-
-
 def planned(parameters: int, line: Mapping[str, Any]) -> Iterator[str]:
     """What `plan` prints."""
     told = plan(question_of(run_of(parameters, line["peers"]), line), from_file=False)
@@ -456,7 +449,6 @@ TRUTHS = {
     "merged": "seconds until it is merged",
 }
 NARROW = {"up": "20Mbit", "step_seconds": 2.0, "peers": 8}
-LARGE = {"up": "20Mbit", "down": "100Mbit", "step_seconds": 10.0, "peers": 16}
 
 
 def messages(catalogue: Mapping[str, Message]) -> Iterator[str]:
@@ -494,12 +486,8 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "waits": partial(messages, WAITS),
     "warnings": partial(messages, WARNINGS),
     "exchanges": partial(messages, EXCHANGES),
-    "pair": partial(drawn, pair_table.mermaid),
-    "group": partial(drawn, group_table.mermaid),
     "plan-narrow": partial(planned, 10**8, NARROW),
-    "plan-large": partial(planned, 10**9, LARGE),
     "plan-truth": truth,
-    **{name: partial(printed, kind) for name, kind in RECORDS.items()},
 }
 
 

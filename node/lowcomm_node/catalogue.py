@@ -1,6 +1,6 @@
 """Codes of errors, refusals, waits, warnings and exchanges, each with a meaning and a remedy.
 
-`docs/messages.md` is written from these tables (`make tables`); a test fails where an entry is
+`docs/trouble.md` is written from these tables (`make tables`); a test fails where an entry is
 missing. Codes stay as they are: scripts and pages of help name them.
 """
 
@@ -62,7 +62,7 @@ ERRORS: Mapping[str, Message] = {
     ),
     "data-error": Message(
         "The training text is missing, malformed or too short.",
-        "Name other text with `--data`; docs/text.md says what a node reads.",
+        "Name other text with `--data`; docs/node.md says what a node reads.",
     ),
     "checkpoint-error": Message(
         "A saved state is missing, damaged, or not what was expected.",
@@ -91,7 +91,7 @@ ERRORS: Mapping[str, Message] = {
     ),
     "link-lost": Message(
         "A stream to a peer broke off, or can't be opened; it costs one exchange.",
-        "Nothing, where it is rare; `lowcomm-node peers` shows routes, docs/reach.md mends them.",
+        "Nothing, where it is rare; `lowcomm-node peers` shows routes, docs/trouble.md mends them.",
     ),
     "gave-up": Message(
         "The peer gave up an exchange, and told why.",
@@ -169,7 +169,7 @@ ERRORS: Mapping[str, Message] = {
 
 
 _LATER = "Nothing: it is met again at a later exchange."
-_RARE = "Nothing, while it is rare; `lowcomm-node peers` shows routes, docs/reach.md mends them."
+_RARE = "Nothing, while it is rare; `lowcomm-node peers` shows routes, docs/trouble.md mends them."
 _DEADLINE = (
     "Raise `--exchange-deadline` on the end that the sentence names, or the limits `--max-up` and "
     "`--max-down`."

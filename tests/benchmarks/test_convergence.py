@@ -70,7 +70,7 @@ def test_of_what_is_claimed_only_that_does_not_hold_which_the_documentation_tell
     out = tmp_path / "convergence.json"
     out.write_text(COMMITTED.read_text())
     report = run(out, "--report", check=False)
-    # docs/results.md: 3 bits in pairs of 8 peers with Muon.
+    # docs/measurements.md: 3 bits in pairs of 8 peers with Muon.
     failing = [line for line in report.stdout.splitlines() if line.startswith("FAILS")]
     assert [line.split(",")[0] for line in failing] == ["FAILS  lowcomm mod3: weight spread"]
     assert report.returncode == 1, "who runs the benchmark sees it"

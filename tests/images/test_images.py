@@ -107,7 +107,7 @@ NOWHERE = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpU
 
 
 def locked() -> tuple[str, ...]:
-    """How docs/containers.md has a node run."""
+    """How docs/server.md has a node run."""
     limits = ("--cgroups=disabled", "--ulimit=nofile=1024:1024", "--ulimit=nproc=1000:1000")
     return (
         *limits,

@@ -6,7 +6,7 @@ that stalls, or goes to a peer whose line is slower than ours, holds up nobody.
 The owner's limits on the link: one token bucket per direction, shared by all streams.
 
 Counted are contents: the chunks of exchanges and of state for joiners, over both routes. Messages
-without contents, framing, encryption and the DHT are not counted (docs/limits.md has figures).
+without contents, framing, encryption and the DHT are not counted (docs/node.md has figures).
 
     up     the sender waits before each piece; pieces are small, so a slow link is used evenly
     down   the receiver pays before it reads on. gRPC buffers some bytes ahead of the reader: one

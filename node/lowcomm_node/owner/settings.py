@@ -2,7 +2,7 @@
 
 A field of ``NodeSettings`` is an option of ``join`` (``--max-up``), a variable of the environment
 (``LOWCOMM_MAX_UP``), a key of ``config.toml`` (``max_up``), a line of ``lowcomm-node config`` and a
-row of ``docs/settings.md``. All of them are made from its name, its type, its default and what its
+row of ``docs/node.md``. All of them are made from its name, its type, its default and what its
 ``Setting`` says. ``sources`` reads them.
 """
 

@@ -26,19 +26,19 @@ from lowcomm_protocol.spec.sections import SyncSettings
 
 FRAMING = 1.045
 """Bytes on the line for each of contents: TCP and IP 3 to 5 %, TLS and HTTP/2 0.2 %
-(docs/limits.md)."""
+(docs/node.md)."""
 CONTROL_IN_PAIR, CONTROL_OF_GROUP, CONTROL_OF_MEMBER, CONTROL_SHARE = 200, 250, 5, 1e-5
 """Bytes of frames that agree on an exchange: of a pair; to each member of a group, more with each
 that there is; and heads of chunks, by bytes of contents."""
 ROUND_TRIPS_IN_PAIR, ROUND_TRIPS_IN_GROUP = 2.0, 4.5
 """Waits for an answer: hello and confirmations; in groups the lists of members, too."""
 VALUES_A_SECOND = 5e7
-"""What one core codes, decodes and averages in all (docs/performance.md)."""
+"""What one core codes, decodes and averages in all (docs/measurements.md)."""
 START_TRIPS = 3.0
 """Round trips that contents lose while TCP finds the line's rate: it starts again after a pause."""
 FILLED = 0.87
 """Share of a line's time that real nodes fill if they have more to send: 79 % at 5/20 Mbit/s, 88 at
-2/10, 94 at 5/5 (docs/planning.md)."""
+2/10, 94 at 5/5 (docs/run.md)."""
 
 
 # bytes

@@ -55,7 +55,7 @@ COPIED = 256 * MIB
 More of them would take too much memory twice: they are written from where they are."""
 ON_GPU = 2
 """Bytes of a value that a step keeps or passes on a GPU, where products are in bf16 and norms in
-fp32: 2.0 on the mean, and 1.5 where blocks are compiled (docs/gpu.md)."""
+fp32: 2.0 on the mean, and 1.5 where blocks are compiled (docs/measurements.md)."""
 DEVICE_VECTORS = 4
 """Of a fragment on a GPU: one that is captured, and three of a merge (device/copies.py)."""
 MUON_VECTORS = 5

@@ -10,7 +10,7 @@ The creator is always admitted, and removed peers (removals.py) never are.
 known claims on an invite, the earliest count, by (time of claim, peer id), as many as it has uses.
 A peer's set of them depends only on the claims it has heard, not on their order, so peers that have
 heard the same claims decide the same; and no more than ``uses`` are ever kept. The limit
-(docs/admission.md): the holder of a token chooses the time of its claim, so it can displace others
+(docs/run.md): the holder of a token chooses the time of its claim, so it can displace others
 who came by *the same* invite, but never members that came by another.
 """
 

@@ -126,7 +126,7 @@ PRESETS: Table[Preset] = Table(
             "swarms of up to 32 average a quarter of the model at a time, in 2 bits: nearest to a "
             "cluster",
             # Every parameter often, in few bits: that leaves more of all-reduce's gain than more
-            # bits more rarely (docs/results.md). Quasi-global momentum: benchmarks/shares.py.
+            # bits more rarely (docs/measurements.md). Quasi-global momentum: benchmarks/shares.py.
             {
                 "interval": 4,
                 "fragments": 4,

@@ -87,7 +87,7 @@ def test_every_file_and_test_that_a_page_names_exists(page: Path) -> None:
 
 def test_the_page_of_the_doctor_lists_its_checks_in_their_order() -> None:
     listed = re.findall(
-        r"^- \*\*`([a-z0-9]+)`\*\*:", (DOCS / "doctor.md").read_text(), re.MULTILINE
+        r"^- \*\*`([a-z0-9]+)`\*\*:", (DOCS / "trouble.md").read_text(), re.MULTILINE
     )
     assert listed == [check.__name__ for check in CHECKS]
 
