@@ -1,19 +1,23 @@
-"""What the owner asks of a node that runs: the control API calls it, and so does ``join``."""
+"""Questions and orders of the owner to a running node, for the control API and ``join``."""
 
 import asyncio
+import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from time import time
+from contextlib import suppress
+from pathlib import Path
+from time import strftime, time
 from typing import Any, TypeVar
 
 from lowcomm_node.catalogue import CATALOGUE, Message
 from lowcomm_node.doctor.findings import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
-from lowcomm_node.errors import NodeError, RetryLater, TrainerError
+from lowcomm_node.errors import ConfigError, NodeError, RetryLater, TrainerError
+from lowcomm_node.export.choices import Format
 from lowcomm_node.fetch.catch_up import Gatherer, state_form
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.net.ping import match_peer
-from lowcomm_node.node.departure import Departure
-from lowcomm_node.node.exporting import Exporting
+from lowcomm_node.node.entry import Departure
 from lowcomm_node.node.messages import Generate, Save
 from lowcomm_node.node.report import View, report, report_limits, report_peers
 from lowcomm_node.owner.limits import keep_settings
@@ -26,11 +30,11 @@ from lowcomm_node.status.words import Health, judge_health
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.sync.records import ExchangeEnded
 
-GATHER_DEADLINE = 780.0
-"""Seconds; whoever asks waits a little longer (control.queries.GATHERING)."""
+EXPORT_DEADLINE, GATHER_DEADLINE, EXAMINE_DEADLINE = 840.0, 780.0, 150.0
+"""Seconds; clients wait a little longer (web.api)."""
+MAX_OUTPUT_BYTES = 64 * 1024
+"""Of an export that are read."""
 T = TypeVar("T")
-EXAMINE_DEADLINE = 150.0
-"""Seconds; whoever asks waits a little longer (control.queries.EXAMINING)."""
 
 
 class Controls:
@@ -43,7 +47,7 @@ class Controls:
         self._leave = leave
         self._examining = asyncio.Lock()
         self._gathering = asyncio.Lock()
-        self._exporting = Exporting(settings.home)
+        self._exporting = asyncio.Lock()
 
     def status(self) -> Status:
         """Everything that ``status`` and the panel show."""
@@ -69,16 +73,16 @@ class Controls:
         )
 
     async def exchanges(self, limit: int, since: int) -> list[ExchangeEnded]:
-        """The last exchanges that were written down, newest last. Raises NodeError."""
+        """The last exchanges in the journal, newest last. Raises NodeError."""
         wanted = Wanted(since=since)
         return await self._from_journal(lambda journal: journal.exchanges(max(1, limit), wanted))
 
     async def missed(self, number: int, most: int) -> list[Entry]:
-        """What was written down behind a number, oldest first. Raises NodeError."""
+        """Entries of the journal behind a number, oldest first. Raises NodeError."""
         return await self._from_journal(lambda journal: journal.notices(number, most))
 
     async def _from_journal(self, read: Callable[[Journal], list[T]]) -> list[T]:
-        """What a journal has to tell, in a thread; nothing where there is none yet."""
+        """Read the journal in a thread; nothing where there is none yet."""
         run = self._view().run
         if run is None:
             return []
@@ -93,7 +97,7 @@ class Controls:
         return exchanger.history.story(last)
 
     def messages(self) -> Mapping[str, Mapping[str, Message]]:
-        """What each code means, and what to do."""
+        """The meaning and the remedy of each code."""
         return CATALOGUE
 
     def subscribe(self) -> asyncio.Queue[Notice]:
@@ -126,12 +130,11 @@ class Controls:
         self._leave.stop(now)
 
     def pause(self, seconds: float | None) -> None:
-        """Save and end the trainer, which frees its GPU, for so many seconds or until
-        ``resume``."""
+        """Save and end the trainer, which frees its GPU, for ``seconds`` or until ``resume``."""
         self._view().availability.pause(seconds)
 
     def resume(self) -> None:
-        """Train again, whatever keeps the node from that now."""
+        """Resume training, overriding any pause."""
         self._view().availability.resume()
 
     def schedule(self, hours: str) -> Hours:
@@ -147,7 +150,12 @@ class Controls:
         run = self._view().run
         if run is None:
             raise NodeError("The node has no run yet: try again when it trains.")
-        return await self._exporting.export(run.fingerprint, to)
+        if to not in (Format.HF, Format.GGUF):
+            raise ConfigError(f"'to' can't be {to[:80]!r}: choose hf or gguf.")
+        if self._exporting.locked():
+            raise RetryLater("An export is being written already: wait for its end.")
+        async with self._exporting:
+            return await export_newest(self._settings.home, run.fingerprint, to)
 
     async def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         """Sample text from the fast weights. Raises TrainerError while there is no model yet."""
@@ -166,7 +174,7 @@ class Controls:
         return (await node.supervisor.trainer.ask(request)).text
 
     async def doctor(self, peers: Sequence[str]) -> Sequence[Finding]:
-        """What is wrong with this machine or its network, within a minute or so.
+        """Findings about this machine and its network, within a minute or so.
 
         ``peers`` are asked first. Raises RetryLater.
         """
@@ -179,7 +187,7 @@ class Controls:
             ) from None
 
     def _shown(self) -> RunningNode:
-        """What the doctor is shown of the node."""
+        """The node as the doctor sees it."""
         node = self._view()
         membership = node.membership
         members = membership.roster.alive(time()) if membership is not None else ()
@@ -241,3 +249,40 @@ class Controls:
         info = match_peer(peer, node.membership.roster.alive(time()))
         routes = await node.exchanger.channels.ping(info, node.exchanger.bandwidth)
         return Ping(peer_id=info.peer_id, routes=tuple(routes))
+
+
+async def export_newest(home: Path, fingerprint: str, format_: str) -> Exported:
+    """Write the newest model of a run into a new folder of the home.
+
+    ``checkpoint export`` does it in a process of its own, since the daemon holds no tensors. Raises
+    NodeError, RetryLater.
+    """
+    folder = home / "exports" / f"{fingerprint[:12]}-{strftime('%Y%m%d-%H%M%S')}-{format_}"
+    folder.parent.mkdir(mode=0o700, exist_ok=True)
+    child = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "lowcomm_node", "checkpoint", "export", str(folder)),
+        *("--format", format_, "--run", fingerprint, "--home", str(home), "--json"),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        async with asyncio.timeout(EXPORT_DEADLINE):
+            out, errors = await child.communicate()
+    except TimeoutError:
+        raise RetryLater(
+            f"The export took longer than {EXPORT_DEADLINE:.0f} s: `lowcomm-node checkpoint "
+            "export` has no such limit."
+        ) from None
+    finally:
+        if child.returncode is None:
+            with suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
+    if child.returncode:
+        lines = errors[-MAX_OUTPUT_BYTES:].decode("utf-8", "replace").strip().splitlines()
+        last = lines[-1] if lines else f"exit code {child.returncode}"
+        raise NodeError(last.removeprefix("error: "))
+    written = json.loads(out[-MAX_OUTPUT_BYTES:].decode().strip().splitlines()[-1])
+    missing = str(written.get("missing", ""))
+    return Exported(path=str(folder), step=int(written["step"]), missing=missing)

@@ -1,12 +1,16 @@
-"""Enters the swarm: the DHT, the run that is meant, and whether that takes this node."""
+"""How a node enters the swarm, and how it leaves: the DHT, the run that is meant, whether that
+takes this node, and by when it must be gone."""
 
 import asyncio
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from time import time
+from time import monotonic, time
+from typing import Any, TypeVar
 
 from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
 from lowcomm_node.dht.interface import Discovery, nobody_answers
 from lowcomm_node.errors import NoPeers
+from lowcomm_node.node.process import REAP_DEADLINE, STOP_DEADLINE
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.events import Board, RunAmended
 from lowcomm_node.swarm.admission import RunAdmission
@@ -15,11 +19,19 @@ from lowcomm_node.swarm.hosts import listening
 from lowcomm_node.swarm.probes import FOR_A_NODE, Prober
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_node.system.tasks import start
+from lowcomm_node.system.tasks import first_of, start
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Amendment
 from lowcomm_protocol.spec.run import SignedRun, check_trainable
+
+T = TypeVar("T")
+LEAVE_DEADLINE = 45.0
+"""Seconds for a node that leaves to end exchanges, save and evaluate, beside its steps and its
+disk."""
+GOODBYE_DEADLINE = 5.0
+END_DEADLINE = 15.0
+"""Seconds to close connections and end p2pd, when all that matters is done."""
 
 
 class Entry:
@@ -132,3 +144,61 @@ class Entry:
 
     def _peers_of(self, run: SignedRun) -> RememberedPeers:
         return RememberedPeers(self.settings.paths.remembered_peers(run.fingerprint), time())
+
+
+class Departure:
+    """Requests by the owner, by a signal, or by the run that this node leaves."""
+
+    def __init__(self, saving: Callable[[], float]) -> None:
+        """``saving``: seconds that the node may take to end exchanges, save and evaluate."""
+        self.wanted = asyncio.Event()
+        """Set once the node shall leave in peace."""
+        self.hurry = False
+        """Whether it leaves without waiting long for exchanges."""
+        self._saving = saving
+        self._by: float | None = None
+        """Deadline, once it has begun to leave (monotonic seconds)."""
+        self._main: asyncio.Task[Any] | None = None
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that it may still take; below 0 where it should be gone. None while it stays."""
+        return None if self._by is None else self._by - monotonic()
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it ends at once, without saving."""
+        return self._main is not None and self._main.cancelling() > 0
+
+    def attend(self) -> None:
+        """Take the current task as the one that ends the node when it is cancelled."""
+        self._main = asyncio.current_task()
+
+    async def unless_wanted(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Result of ``work``; None if the node shall leave before that is done."""
+        results: list[T] = []
+
+        async def keep() -> None:
+            results.append(await work)
+
+        await first_of(keep(), self.wanted.wait())
+        return results[0] if results else None
+
+    def begin(self) -> None:
+        """Count the seconds from now on."""
+        rest = GOODBYE_DEADLINE + STOP_DEADLINE + REAP_DEADLINE + END_DEADLINE
+        self._by = monotonic() + self._saving() + rest
+
+    def finish(self) -> None:
+        """End the running exchanges, save, say goodbye, leave."""
+        self.begin()
+        self.wanted.set()
+
+    def stop(self, now: bool = True) -> None:
+        """Save, end the running exchanges soon, leave; ``now``: leave without saving."""
+        self.begin()
+        if not now:
+            self.hurry = True
+            self.wanted.set()
+        elif self._main is not None:
+            self._main.cancel()

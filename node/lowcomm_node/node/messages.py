@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 from lowcomm_node.errors import Diverged, TrainerError, Unusable
 from lowcomm_node.node.ipc import Answer, Event, Failed, Kind, Request
@@ -22,6 +23,12 @@ from lowcomm_protocol.errors import CodecError, Deed, ImplausibleError, LowcommE
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
     """What a trainer is started with."""
+
+    OF_OWNER: ClassVar = (
+        *("data", "field", "device", "threads", "max_memory", "max_vram", "micro_batch"),
+        *("activation_checkpointing", "max_disk", "keep", "checkpoint_every"),
+    )
+    """Fields that the owner's settings have under the same names."""
 
     spec: str
     """Document of the run, as it was signed."""

@@ -1,4 +1,4 @@
-"""The life of a node, from its start to its goodbye. Decides nothing itself.
+"""The life of a node, from its start to its goodbye.
 
 starting    lock the home, read the identity, open the control API
 joining     enter the DHT, find the run, check its signature, and whether it takes us
@@ -19,13 +19,10 @@ from time import monotonic
 from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.fetch.files import check_named
 from lowcomm_node.node.controls import Controls
-from lowcomm_node.node.departure import Departure
-from lowcomm_node.node.entry import Entry
-from lowcomm_node.node.ipc import Event
-from lowcomm_node.node.lifecycle import LEAVE_DEADLINE, Training
-from lowcomm_node.node.participation import Participation
+from lowcomm_node.node.entry import LEAVE_DEADLINE, Departure, Entry
 from lowcomm_node.node.process import Trainer, TrainerProcess
 from lowcomm_node.node.report import View
+from lowcomm_node.node.run import Run
 from lowcomm_node.node.supervisor import Supervisor
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
@@ -58,7 +55,7 @@ class Node:
         self.board = Board()
         warn = self.board.warning(WarningCode.DEFECT)
         self.supervisor = Supervisor(
-            lambda: TrainerProcess(settings.nice), self._on_news, trainer, warn=warn
+            lambda: TrainerProcess(settings.nice), first=trainer, warn=warn
         )
         self._availability = availability or Availability.of(settings)
         self._allowance = Allowance(settings)
@@ -66,21 +63,17 @@ class Node:
         self._began = monotonic()
         self._peer_id = ""
         self._entry: Entry | None = None
-        self._run: SignedRun | None = None
-        self._part: Participation | None = None
+        self._signed: SignedRun | None = None
+        self.part: Run | None = None
+        """Its part in a run; None before it takes part in one."""
         self._departure = Departure(self._leave_seconds)
         self.controls = Controls(settings, self._view, self._departure)
         feed = Feed()
         self.control = ControlServer(self.controls, settings.paths, feed, warn)
         self._recorder = Recorder(self.board, self.controls.status, feed)
 
-    @property
-    def training(self) -> Training | None:
-        """Its turns of training; None before it takes part in a run."""
-        return self._part.training if self._part is not None else None
-
     def _view(self) -> View:
-        entry, part, training = self._entry, self._part, self.training
+        entry, part = self._entry, self.part
         return View(
             peer_id=self._peer_id,
             began=self._began,
@@ -90,9 +83,9 @@ class Node:
             availability=self._availability,
             allowance=self._allowance,
             refusals=self._refusals,
-            run=self._run,
-            course=training.course if training else None,
-            ready=training.ready if training else None,
+            run=self._signed,
+            course=part.course if part else None,
+            ready=part.ready if part else None,
             rejoin=entry.rejoin if entry else None,
             discovery=entry.discovery if entry and entry.is_open else None,
             endpoint=part.endpoint if part else None,
@@ -126,19 +119,43 @@ class Node:
                 await self.control.close(self._farewell())
                 if metrics is not None:
                     await metrics.close()
-        if self._part is not None and self._part.barred is not None:
-            raise self._part.barred
+        if self.part is not None and self.part.barred is not None:
+            raise self.part.barred
         return 0
+
+    async def _live(self, entry: Entry) -> None:
+        try:
+            await entry.open()
+            run = self._signed = await self._departure.unless_wanted(entry.find_run())
+            if run is not None:
+                check_named(run.spec, self.settings)  # before anything is downloaded
+                self._recorder.open(self.settings.paths.journal(run.fingerprint))
+                for text in unused(self.settings, run.spec):
+                    self.board.warn(WarningCode.SETTINGS, text)
+                admission = await self._departure.unless_wanted(entry.be_admitted(run))
+                if admission is not None:
+                    self.part = Run(
+                        run, entry, admission, self.supervisor, self._availability, self._allowance
+                    )
+                    await self.part.take_part(self._departure)
+        finally:
+            await self.supervisor.stop()
+            await entry.close()
+            self.board.enter("left", None)
+            await self._recorder.close()
+
+    def _leave_seconds(self) -> float:
+        return self.part.leave_seconds if self.part is not None else LEAVE_DEADLINE
 
     def _farewell(self) -> str:
         """Why the node ends, and what to do with the model, for those who watch its page."""
-        error = sys.exception() or (self._part and self._part.barred)
+        error = sys.exception() or (self.part and self.part.barred)
         why = "The node has left: `lowcomm-node join` goes on where it stopped."
         if error is not None:
             why = f"The node has ended: {error}"
-        elif self.training is not None and self.training.is_over:
+        elif self.part is not None and self.part.is_over:
             why = "The run is over, and the node has left it."
-        if self.training is None or self.training.ready is None:
+        if self.part is None or self.part.ready is None:
             return why
         given = contribution(self.controls.status())
         return f"{why}\n{tell_farewell(given, self.settings.home)}"
@@ -147,35 +164,3 @@ class Node:
         if self.settings.metrics is None:
             return None
         return serve_metrics(self.controls.status, self.settings.metrics)
-
-    async def _live(self, entry: Entry) -> None:
-        try:
-            await entry.open()
-            self._run = await self._departure.unless_wanted(entry.find_run())
-            if self._run is not None:
-                check_named(self._run.spec, self.settings)  # before anything is downloaded
-                self._recorder.open(self.settings.paths.journal(self._run.fingerprint))
-                await self._take_part(self._run, entry)
-        finally:
-            await self.supervisor.stop()
-            await entry.close()
-            self.board.enter("left", None)
-            await self._recorder.close()
-
-    async def _take_part(self, run: SignedRun, entry: Entry) -> None:
-        for text in unused(self.settings, run.spec):
-            self.board.warn(WarningCode.SETTINGS, text)
-        admission = await self._departure.unless_wanted(entry.be_admitted(run))
-        if admission is None:
-            return  # its owner would rather leave
-        self._part = Participation(
-            run, entry, admission, self.supervisor, self._availability, self._allowance
-        )
-        await self._part.run(self._departure)
-
-    def _leave_seconds(self) -> float:
-        return self._part.leave_seconds if self._part is not None else LEAVE_DEADLINE
-
-    def _on_news(self, event: Event) -> None:
-        assert self._part, "which starts the trainer"
-        self._part.hear(event)

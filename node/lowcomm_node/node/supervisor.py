@@ -206,7 +206,7 @@ class Supervisor:
     def __init__(
         self,
         make: Callable[[], Trainer],
-        on_news: Callable[[Event], None],
+        on_news: Callable[[Event], None] = lambda event: None,
         first: Trainer | None = None,
         least_silence: float = LEAST,
         warn: Warn = lambda text: None,
@@ -214,7 +214,8 @@ class Supervisor:
         """``first``: one that is launched already."""
         self._warn = warn
         self._make = make
-        self._on_news = on_news
+        self.on_news = on_news
+        """Gets each event of the trainer."""
         self._least_silence = least_silence
         self._trainer = first
         self._built = self._training = False
@@ -367,7 +368,7 @@ class Supervisor:
                 case _:
                     pass
             with enduring:
-                self._on_news(event)
+                self.on_news(event)
 
     async def _watch(self, trainer: Trainer, max_memory: float | None) -> None:
         while not self._lost.is_set():

@@ -70,3 +70,21 @@ def log_defect(task: asyncio.Task[Any]) -> None:
     """Log a task that ended with an exception."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("task.defect", error=repr(error), exc_info=error)
+
+
+async def first_of(*works: Coroutine[Any, Any, Any]) -> int:
+    """Run several works until one of them ends, and cancel the others; its index.
+
+    The first in order counts where several have ended. Raises what any of these has raised.
+    """
+    tasks = [asyncio.create_task(work) for work in works]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            if task.done():
+                task.result()
+        return next(index for index, task in enumerate(tasks) if task.done())
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -5,35 +5,11 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.errors import ConfigError, NoPeers
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.node import node
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
-
-
-@pytest.mark.parametrize(
-    ("stored", "ephemeral", "fresh"),
-    [(False, False, True), (True, False, False), (True, True, True)],
-)
-async def test_an_identity_is_fresh_if_it_was_drawn_at_this_start(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stored: bool, ephemeral: bool, fresh: bool
-) -> None:
-    told: list[Any] = []
-
-    def enter(*arguments: Any) -> None:
-        told.append(arguments[-1])
-        raise NoPeers("as far as this test goes")
-
-    monkeypatch.setattr(node, "Entry", enter)
-    settings = NodeSettings(home=tmp_path / "home", ephemeral=ephemeral)
-    if stored:
-        settings.home.mkdir()
-        load_or_create_identity(settings.paths.identity)
-    with pytest.raises(NoPeers):
-        await node.Node(settings).run()
-    assert told == [fresh]
 
 
 @pytest.mark.parametrize(

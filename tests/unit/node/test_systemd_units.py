@@ -13,9 +13,8 @@ import pytest
 
 from lowcomm_bootstrap.server import LOOK_DEADLINE
 from lowcomm_node.errors import ConfigError, Incompatible, NodeError, NotAdmitted
-from lowcomm_node.node.departure import END_DEADLINE as CLOSE_DEADLINE
-from lowcomm_node.node.departure import GOODBYE_DEADLINE
-from lowcomm_node.node.lifecycle import LEAVE_DEADLINE
+from lowcomm_node.node.entry import END_DEADLINE as CLOSE_DEADLINE
+from lowcomm_node.node.entry import GOODBYE_DEADLINE, LEAVE_DEADLINE
 from lowcomm_node.node.process import REAP_DEADLINE, STOP_DEADLINE
 from lowcomm_node.node.supervisor import END_DEADLINE
 from lowcomm_node.owner.settings import NodeSettings

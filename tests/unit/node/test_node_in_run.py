@@ -1,7 +1,8 @@
-"""What must hold when a node stops training: it tells of where it stands as it has saved it."""
+"""What must hold for a node in a run: it shows what it waits for, and saves before it leaves."""
 
 import asyncio
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -9,15 +10,30 @@ from typing import Any
 import pytest
 
 from helpers.waiting import until_async
-from lowcomm_node.node.lifecycle import LEAVE_DEADLINE, LONGEST_LEAVE, Training
-from lowcomm_node.node.messages import Amend, Checkpoint, Save
-from lowcomm_node.status.events import Board
+from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
+from lowcomm_node.node.entry import LEAVE_DEADLINE
+from lowcomm_node.node.ipc import Event
+from lowcomm_node.node.messages import (
+    Amend,
+    Checkpoint,
+    Evaluated,
+    Evaluating,
+    Held,
+    NotSaved,
+    Save,
+    Saved,
+    Tokenizing,
+)
+from lowcomm_node.node.run import EVALUATING, HELD, LONGEST_LEAVE, NOT_SAVED, TOKENIZED, Run
+from lowcomm_node.status.events import Board, Caution
 from lowcomm_node.status.model import CheckpointStatus, Progress
+from lowcomm_node.trainer.saving import HANGS
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
+PEERS = Waiting(WaitCode.LOOKING_FOR_PEERS, "looking for peers")
 SAVED = {"swarm_step": 700, "steps": 350, "tokens": 89_600}
 
 
@@ -34,7 +50,7 @@ async def test_a_node_that_saves_tells_of_the_steps_in_its_checkpoint() -> None:
 
     board = Board()
     board.advance(swarm_step=696, steps=346, tokens=88_576, loss=1.5)
-    training = object.__new__(Training)
+    training = object.__new__(Run)
     training._board = board
     training._supervisor = SimpleNamespace(train=train, trainer=OneThatRunsOn())
     await training._save()
@@ -56,10 +72,10 @@ def test_a_node_gets_as_long_to_leave_as_a_step_and_a_checkpoint_take(
 ) -> None:
     training = hearing()
     training.ready = SimpleNamespace(parameters=110_000_000)
-    training._exchanger = SimpleNamespace(
+    training.exchanger = SimpleNamespace(
         peer=SimpleNamespace(budget=SimpleNamespace(step_seconds=step))
     )
-    training.news = SimpleNamespace(save_seconds=saved)
+    training._save_seconds = saved
     assert training.leave_seconds == pytest.approx(seconds)
     training.ready = None
     assert training.leave_seconds == LEAVE_DEADLINE
@@ -89,17 +105,17 @@ async def test_a_node_that_leaves_saves_at_once_and_again_after_a_merge_before_i
     trainer = SimpleNamespace(ask=ask)
     training = hearing()
     training._supervisor = SimpleNamespace(train=partial(act, "hold", None), trainer=trainer)
-    training._exchanger = SimpleNamespace(close=close, history=history)
+    training.exchanger = SimpleNamespace(close=close, history=history)
     await training.conclude(1.0)
     assert did == ["hold", "save"] * (1 + applied) + ["evaluate"]
     did.clear()
-    await training.hurry_out()
+    await training._save_while_exchanges_end(1.0)
     assert did == ["hold", "save"] * (1 + applied)
 
 
-def hearing() -> Training:
+def hearing() -> Run:
     """The part of a node's training that hears its trainer."""
-    training = object.__new__(Training)
+    training = object.__new__(Run)
     training._board = Board()
     return training
 
@@ -115,28 +131,86 @@ async def test_a_node_that_stays_goes_on_when_the_creator_makes_the_run_longer()
     async def ask(request: Amend) -> None:
         told.append(request.amendments)
 
-    training._amending = SimpleNamespace(course=Course(run.spec))
-    training._membership = SimpleNamespace(announce=announce)
+    amending = SimpleNamespace(course=Course(run.spec))
+    training._admission = SimpleNamespace(amending=amending)
+    membership: Any = SimpleNamespace(announce=announce)
     training._settings = SimpleNamespace(stay=False)
     training._supervisor = SimpleNamespace(runs=True, trainer=SimpleNamespace(ask=ask))
-    training.news = SimpleNamespace(over=asyncio.Event())
+    training._over = asyncio.Event()
     training._amended = asyncio.Event()
     training._board.advance(swarm_step=400)
-    assert not await training._goes_on(), "who does not stay leaves"
+    assert not await training._goes_on(membership), "who does not stay leaves"
 
     training._settings.stay = True
 
     async def announced_often(times: int) -> bool:
         return len(announced) == times
 
-    waits = asyncio.create_task(training._goes_on())
+    waits = asyncio.create_task(training._goes_on(membership))
     await until_async(lambda: announced_often(2), 5, "it waits")
     same = write_amendment(creator, run, Chain(), 0, {"run.description": "no longer than before"})
-    training._amending.course = Course(run.spec, same)
+    amending.course = Course(run.spec, same)
     await training.amend()
     await until_async(lambda: announced_often(3), 5, "it waits on")
     longer = write_amendment(creator, run, same, 0, {"run.steps": 500})
-    training._amending.course = Course(run.spec, longer)
+    amending.course = Course(run.spec, longer)
     await training.amend()
     assert await waits
     assert told == [same.data.decode(), longer.data.decode()]
+
+
+@pytest.mark.parametrize("then", [
+    Saved(swarm_step=700, path="/checkpoints/700", seconds=1.0, after_trouble=False),
+    NotSaved(reason="No room."),
+])  # fmt: skip
+def test_a_node_whose_training_waits_for_its_disk_says_so_until_that_is_over(then: Event) -> None:
+    news = hearing()
+    board = news._board
+    news.hear(Held())
+    assert board.waiting == HELD
+    news.hear(then)
+    assert board.waiting is None
+
+
+def test_what_else_a_node_waits_for_by_now_is_not_taken_back() -> None:
+    news = hearing()
+    board = news._board
+    news.hear(Held())
+    board.show(PEERS)
+    news.hear(NotSaved(reason="No room."))
+    assert board.waiting == PEERS
+
+
+def test_the_newest_reason_why_nothing_is_saved_takes_the_place_of_the_one_before() -> None:
+    news = hearing()
+    board = news._board
+    for reason in (HANGS, "The disk is gone."):
+        news.hear(NotSaved(reason=reason))
+    assert board.warnings == [Caution(WarningCode.NOT_SAVED, f"{NOT_SAVED} The disk is gone.")]
+    news.hear(Saved(swarm_step=700, path="/checkpoints/700", seconds=1.0, after_trouble=True))
+    assert not board.warnings
+
+
+def test_a_node_that_tokenizes_says_how_far_it_is_and_how_long_it_takes_yet() -> None:
+    news = hearing()
+    board = news._board
+    progress = Tokenizing(
+        done=52_000_000, total=400_000_000, tokens=11_000_000, rate=2.9e6, remaining=120.0
+    )
+    news.hear(progress)
+    assert board.tokenizing == progress
+    expected = "tokenizing the text: 13 %, 52.0 MB of 400.0 MB, 2.9 MB/s, about 2:00 left"
+    assert board.waiting == Waiting(WaitCode.TOKENIZING, expected)
+    news.hear(replace(progress, done=400_000_000, remaining=0.0))
+    assert board.waiting == Waiting(WaitCode.STARTING_TRAINER, TOKENIZED)
+
+
+@pytest.mark.parametrize(("phase", "before"), [("syncing", PEERS), ("training", None)])
+def test_a_node_that_evaluates_says_so(phase: str, before: Waiting | None) -> None:
+    news = hearing()
+    board = news._board
+    board.enter(phase, before)
+    news.hear(Evaluating())
+    assert board.waiting == EVALUATING
+    news.hear(Evaluated(loss=1.5, tokens=512, swarm_step=3, steps=3))
+    assert board.waiting is None

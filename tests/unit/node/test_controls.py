@@ -5,15 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from lowcomm_node.errors import ConfigError, NodeError
-from lowcomm_node.node.exporting import Exporting
-
-
-@pytest.mark.parametrize("to", ["", "../x", "safetensors", "x" * 10_000])
-async def test_only_formats_for_other_programs_are_written(tmp_path: Path, to: str) -> None:
-    with pytest.raises(ConfigError, match="choose hf or gguf"):
-        await Exporting(tmp_path).export("e1f145ac155e", to)
-    assert not list(tmp_path.iterdir())
+from lowcomm_node.errors import NodeError
+from lowcomm_node.node.controls import export_newest
 
 
 async def test_what_the_command_refuses_is_told_in_its_words(
@@ -24,7 +17,7 @@ async def test_what_the_command_refuses_is_told_in_its_words(
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(NodeError, match=r"^no room$"):
-        await Exporting(tmp_path).export("e1f145ac155e", "hf")
+        await export_newest(tmp_path, "e1f145ac155e", "hf")
 
 
 async def test_what_was_written_is_told_with_its_folder(
@@ -34,7 +27,7 @@ async def test_what_was_written_is_told_with_its_folder(
     program.write_text('#!/bin/sh\necho "{\\"step\\": 7, \\"missing\\": \\"$*\\"}"\n')
     program.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(program))
-    told = await Exporting(tmp_path).export("e1f145ac155e", "gguf")
+    told = await export_newest(tmp_path, "e1f145ac155e", "gguf")
     assert told.step == 7
     assert Path(told.path).parent == tmp_path / "exports"
     assert f"checkpoint export {told.path} --format gguf --run e1f145ac155e" in told.missing
