@@ -31,8 +31,8 @@ from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import Arena, create_file
 from lowcomm_node.system.machine import memory_of
 from lowcomm_node.trainer.building import slot_bytes
+from lowcomm_node.trainer.exchanges import ExchangeWork
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_node.trainer.work import ExchangeWork
 from lowcomm_protocol.spec.run import RunSpec
 
 MIB = 1024**2

@@ -60,7 +60,8 @@ TESTS = {
     " test_trainer_amendments",
     TRAINER
     + "loop.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_amendments",
-    TRAINER + "work.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_group",
+    TRAINER
+    + "exchanges.py": "test_trainer_loop test_resuming test_trainer_telling test_trainer_group",
     TRAINER + "building.py": "test_trainer_telling test_slots test_resuming",
     TRAINER + "transfer.py": "test_transfer test_trainer_loop",
     TRAINER

@@ -192,7 +192,7 @@ def replica(legs: tuple[Sparse, Sparse], fade: float, keeps: bool) -> type[Repli
         def contribute(self, fragment: int) -> None:
             super().contribute(fragment)
             # Progress of many exchanges in few values is larger than what a node believes.
-            self.captures[fragment].bound = Bound(math.inf, math.inf)
+            self.captures[fragment].judge.bound = Bound(math.inf, math.inf)
 
         def outer(self, fragment: int) -> None:
             capture = self.captures[fragment]

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lowcomm_node.trainer.replica import choose_device
+from lowcomm_node.trainer.inner import choose_device
 
 HERE = Path(__file__).parent
 

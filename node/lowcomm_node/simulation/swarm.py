@@ -323,7 +323,7 @@ def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
             super().capture(fragment, *rest, **named)
             if self._lies():
                 capture = self.captures[fragment]
-                capture.bound = Bound(math.inf, math.inf)
+                capture.judge.bound = Bound(math.inf, math.inf)
                 if abs(factor) > PLAUSIBLE:
                     capture.reduce = partial(_without_ours, capture, capture.reduce)
 

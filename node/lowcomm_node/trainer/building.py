@@ -22,6 +22,7 @@ from lowcomm_node.system.machine import cores_allowed
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.capture import Capture
 from lowcomm_node.trainer.gpu import prepare, use
+from lowcomm_node.trainer.inner import choose_device
 from lowcomm_node.trainer.memory import (
     Wanted,
     at_once,
@@ -33,7 +34,7 @@ from lowcomm_node.trainer.memory import (
 )
 from lowcomm_node.trainer.micro_batch import RECOMPUTE, Cut, Remembered, describe, find
 from lowcomm_node.trainer.rehearsal import rehearse
-from lowcomm_node.trainer.replica import Replica, choose_device
+from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.codecs.kernels import compiled_here
 from lowcomm_protocol.exchange.kinds import kind_of

@@ -2,8 +2,8 @@
 
 In all kinds, ``sent`` is our contribution, ``mean_of`` gives the mean of all, and ``ranges`` say
 where there is one. Vectors are flat, float32, in host memory. A pair holds the weights as captured,
-our contribution, and what came; a coder of a modulo codec holds our contribution before it was
-coded, too.
+our contribution, and what came; a modulo codec holds our contribution before it was coded, too. A
+group holds the mean besides.
 
 A kind of exchange has one entry in `CAPTURES`: a class that knows all that the trainer must know
 of it.
@@ -21,26 +21,17 @@ from lowcomm_node.errors import TrainerError
 from lowcomm_node.node.messages import Again, Part
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer.gpu import Landing
+from lowcomm_node.trainer.judging import Judge
 from lowcomm_node.trainer.missed import Step
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
 from lowcomm_protocol.errors import Deed, ImplausibleError
 from lowcomm_protocol.exchange import kinds
-from lowcomm_protocol.exchange.judging import (
-    HEAVY,
-    HEAVY_IN_PAIRS,
-    Bound,
-    Brought,
-    Directions,
-    Repeats,
-    UsualNorm,
-)
+from lowcomm_protocol.exchange.judging import HEAVY, HEAVY_IN_PAIRS
 from lowcomm_protocol.exchange.outer import (
     apart,
     mean_contribution,
-    square_and_cosine_apart,
-    square_apart,
     token_weights,
     worst_block_spread,
 )
@@ -49,8 +40,14 @@ from lowcomm_protocol.spec.names import MAX_GROUP, Mean
 from lowcomm_protocol.spec.sections import SyncSettings
 
 Ranges = Sequence[tuple[int, int]]
+Slow = tuple[Tensor, Tensor | None]
+"""Slow weights, and outer momentum where any is kept."""
 AnyCoder = TypeVar("AnyCoder", bound=Coder | ShardCoder)
 FP32_BYTES = 4
+
+
+def _empty() -> Tensor:
+    return torch.empty(0)
 
 
 @dataclass(kw_only=True)
@@ -58,149 +55,81 @@ class Capture(ABC, Generic[AnyCoder]):
     """The part that all kinds share."""
 
     new_coder: ClassVar[Callable[[str, int, bool], Any]]
-    """A coder for a codec and so many values, with feedback or without."""
+    """Makes a coder: codec, number of values, with feedback or without."""
     slack: ClassVar[int] = 0
     """Bytes of a slot beyond those of the coded fragment."""
     heavy: ClassVar[float] = HEAVY
     """The bound of what can't happen to an honest peer, where slow weights may differ."""
 
     me: str
-    coder: AnyCoder
     members: Sequence[str] = ()
     """Peer ids, sorted; empty in a pair."""
     averaging: Mean = "mean"
     """How three or more are averaged."""
+    coder: AnyCoder
+    judge: Judge
     scratch: Scratch
-    theta: Tensor
-    phi: Tensor
-    pull: float
-    """``pull * phi`` is the part of a contribution that is no progress: ``consensus``, or 1 in a
-    realignment."""
-    sent: Tensor = field(default_factory=lambda: torch.empty(0))
+    sent: Tensor = field(default_factory=_empty)
     """Our contribution; once it is coded, as the others decode it."""
     realign: bool
-    keep_momentum: bool = field(default=False, kw_only=True)
+    keep_momentum: bool = False
     """Whether a realignment leaves the outer momentum as it is."""
-    blake3: bool = field(default=False, kw_only=True)
+    blake3: bool = False
     """Whether digests of what is coded are BLAKE3; else SHA-256."""
-    digests: tuple[str, str] = field(default=("", ""), kw_only=True)
-    """SHA-256 of the new slow weights and momentum, hexadecimal, where all must hold the same."""
-    bound: Bound
-    """How large the progress of others may be."""
-    gain: float
-    """Factor of our own progress in a contribution."""
-    usual: UsualNorm
-    """Learns what norms they bring."""
-    directions: Directions
-    """Learns whether they point along ours."""
-    norms: dict[str, float] = field(default_factory=dict)
-    """What was plausible of what they have brought this time."""
+    steps: int
+    """Inner steps and tokens of this replica at the capture."""
+    tokens: int
+    received: dict[str, Tensor] = field(default_factory=dict)
+    """Contributions; in a group, to our shard."""
+    ranges: Ranges = ()
+    """Where the mean may be used: ``[start, stop)``."""
     worst_block: float = 0.0
     """The largest spread of the contributions in any block of 256 values; in a group, of our
     shard."""
-    repeats: Repeats = field(default_factory=lambda: Repeats(0))
-    """Learns what they bring, to know it again; in a group, to our shard."""
-    received: dict[str, Tensor] = field(default_factory=dict)
-    """Contributions; in a group, to our shard."""
-    brought: dict[str, Brought] = field(default_factory=dict)
-    left_out: dict[str, ImplausibleError] = field(default_factory=dict)
-    """Contributors left out of our mean: they point against us, and nobody could outvote them."""
-    steps: int
-    """Inner steps and tokens of this replica that were done by then."""
-    tokens: int
-    ranges: Ranges = ()
-    """Where the mean may be used: ``[start, stop)``."""
-    begins: tuple[Tensor, Tensor | None] | None = None
-    """Slow weights and momentum that the outer step begins with, where steps that we had missed
-    came first; None: our own."""
-    outcome: tuple[Tensor, Tensor | None] | None = None
-    """New slow weights and momentum, if any is kept, once the outer step is computed."""
+    begins: Slow | None = None
+    """What the outer step begins with, where steps that we had missed came first; None: our own."""
+    outcome: Slow | None = None
+    """What the outer step led to."""
+    digests: tuple[str, str] = ("", "")
+    """SHA-256 of that, hexadecimal, where all must hold the same."""
     landing: Landing | None = None
     """On a GPU: the weights until they are in host memory; then, until the merge, the new slow
     weights and the weights as they were captured."""
     stages: Stages = field(default_factory=Stages)
     """Seconds that each stage has taken so far."""
-    _own_squares: dict[tuple[int, int], float] = field(default_factory=dict)
-    """The squared norm of our progress in a range: weights that are captured do not change."""
+
+    @property
+    def theta(self) -> Tensor:
+        """The weights as captured."""
+        return self.judge.theta
+
+    @property
+    def phi(self) -> Tensor:
+        """The slow weights at the capture."""
+        return self.judge.phi
 
     @property
     def numel(self) -> int:
         """Values of the fragment."""
-        return self.theta.numel()
+        return self.judge.theta.numel()
 
-    def norm_of(self, vector: Tensor, start: int = 0) -> float:
-        """The norm of the progress in a contribution from ``start`` on, relative to our slow
-        weights."""
-        base = self.phi[start : start + vector.numel()]
-        return square_apart(vector, base, self.pull) ** 0.5
-
-    def own_norm(self, start: int = 0, stop: int | None = None) -> float:
-        """The norm of our own progress, times its gain in a contribution."""
-        return self.gain * self._own_square(start, stop) ** 0.5
-
-    def _own_square(self, start: int, stop: int | None) -> float:
-        here = (start, self.numel if stop is None else stop)
-        if here not in self._own_squares:
-            theta, phi = self.theta[slice(*here)], self.phi[slice(*here)]
-            self._own_squares[here] = square_apart(theta, phi, 1.0)
-        return self._own_squares[here]
-
-    def _norm_and_cosine(self, vector: Tensor, start: int = 0) -> tuple[float, float]:
-        """`norm_of` a contribution, and the cosine between its progress and ours: one pass for
-        both."""
-        here = slice(start, start + vector.numel())
-        own = self._own_square(here.start, here.stop)
-        theta, phi = self.theta[here], self.phi[here]
-        square, cosine = square_and_cosine_apart(vector, theta, phi, self.pull, own)
-        return square**0.5, cosine
-
-    def _compare(self, peer: str, steps: Tensor, ours: Tensor) -> None:
-        """Raises ImplausibleError if a peer resends its previous contribution."""
-        brought = self.repeats.sample(self.received[peer], steps, ours)
-        if self.repeats.repeats(peer, brought):
-            raise ImplausibleError(
-                "brings what it has brought before, as if it had not trained since"
-            )
-        self.brought[peer] = brought
+    @property
+    def due(self) -> int:
+        """Number of values that each of the others brings us."""
+        return self.numel
 
     @property
     def merged(self) -> Ranges:
         """Where slow weights are new."""
         return self.ranges if self.begins is None else ((0, self.numel),)
 
-    def step(self) -> Step | None:
-        """What was applied, to hand it over to members that miss it; None where that can't be."""
-        return None
-
-    def learn(self) -> None:
-        """Keep what this exchange taught of the others: its outer step is applied."""
-        for norm in self.norms.values():
-            self.usual.applied(norm, self.bound.grown)
-        for peer, brought in self.brought.items():
-            self.repeats.applied(peer, brought)
+    @abstractmethod
+    def code(self, out: memoryview) -> tuple[int, ...]:
+        """Code the contribution into ``out``: what each member gets, one after the other; bytes."""
 
     @abstractmethod
-    def commit(self) -> None:
-        """Keep what coding lost and learned, on the thread that codes: the step is applied."""
-
-    def release(self) -> None:
-        """Let go of what was averaged: until the merge, which may be steps away, only the weights
-        as they were captured and the outcome are needed."""
-        self.sent = torch.empty(0)
-        self.received.clear()
-
-    def forget(self) -> None:
-        """Keep nothing of what it taught: nothing is applied."""
-        self.coder.forget()
-
-    @property
-    def due(self) -> int:
-        """How many values each of the others brings us."""
-        return self.numel
-
-    def ours(self, here: slice) -> tuple[Tensor, ...]:
-        """Our progress and contribution, where outer steps may use them beside the mean."""
-        return ()
+    def take(self, part: Part, peer: str, data: memoryview) -> Again | None:
+        """Decode a part that a peer brings; what of it must come again."""
 
     def resend(self, blocks: bytes, out: memoryview) -> int:
         """Code again what a member could not decode; bytes. Raises CodecError for a bad bitmap."""
@@ -211,13 +140,10 @@ class Capture(ABC, Generic[AnyCoder]):
         bytes."""
         raise TrainerError("In this kind of exchange nobody has a shard to average.")
 
-    @abstractmethod
-    def code(self, out: memoryview) -> tuple[int, ...]:
-        """Code the contribution into ``out``: what each member gets, one after the other; bytes."""
-
-    @abstractmethod
-    def take(self, part: Part, peer: str, data: memoryview) -> Again | None:
-        """Decode a part that a peer brings; what of it must come again."""
+    @property
+    def left_out(self) -> Mapping[str, ImplausibleError]:
+        """Contributors that are not in the mean of our shard, and why."""
+        return {}
 
     @abstractmethod
     def pool(self, over: Mapping[str, int]) -> None:
@@ -225,29 +151,49 @@ class Capture(ABC, Generic[AnyCoder]):
 
     @abstractmethod
     def mean_of(self, start: int, stop: int) -> Tensor:
-        """The mean of these values, within one of the ``ranges``; until the next one is asked
-        for."""
+        """The mean of these values, within one of the ``ranges``; until the next call."""
+
+    def ours(self, here: slice) -> tuple[Tensor, ...]:
+        """Our progress and contribution, where outer steps may use them beside the mean."""
+        return ()
+
+    def step(self) -> Step | None:
+        """What was applied, to hand it over to members that miss it; None where that can't be."""
+        return None
+
+    def release(self) -> None:
+        """Let go of what was averaged: until the merge, which may be steps away, only the weights
+        as they were captured and the outcome are needed."""
+        self.sent = _empty()
+        self.received.clear()
+
+    @abstractmethod
+    def commit(self) -> None:
+        """Keep what coding lost and learned, on the thread that codes: the step is applied."""
+
+    def forget(self) -> None:
+        """Keep nothing of what it taught: nothing is applied."""
+        self.coder.forget()
 
 
 @dataclass(kw_only=True)
 class PairCapture(Capture[Coder]):
     """In a pair, both members send the whole fragment."""
 
+    heavy = HEAVY_IN_PAIRS
+    _weights: Mapping[str, float] = field(default_factory=dict)
+    """By member, in the order that both sum up in."""
+    _mean: Tensor = field(default_factory=_empty)
+    _own: Tensor = field(default_factory=_empty)
+
     @staticmethod
     def new_coder(name: str, numel: int, feedback: bool) -> Coder:
-        """A coder of a fragment. Pairs have no feedback."""
-        return coder(name, numel)
-
-    heavy = HEAVY_IN_PAIRS
-    _over: Sequence[str] = ()
-    _weights: Sequence[float] = ()
-    _mean: Tensor = field(default_factory=lambda: torch.empty(0))
-    _own: Tensor = field(default_factory=lambda: torch.empty(0))
+        return coder(name, numel)  # error feedback is for groups alone
 
     def encode(self, out: memoryview) -> int:
         """Code the contribution into ``out``; bytes. Raises CodecError if it is not finite."""
         # The partner may have trained for longer.
-        gain = self.gain * self.bound.growth
+        gain = self.judge.gain * self.judge.bound.growth
         self.coder.expect(self.phi.numpy(), self.theta.numpy(), gain)
         # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
         holds = self.coder.holds_uncoded
@@ -255,11 +201,9 @@ class PairCapture(Capture[Coder]):
         return self.coder.encode(self.sent.numpy(), out, uncoded)
 
     def code(self, out: memoryview) -> tuple[int, ...]:
-        """See Capture."""
         return (self.encode(out),)
 
     def take(self, part: Part, peer: str, data: memoryview) -> Again | None:
-        """See Capture."""
         if part is Part.AGAIN:
             self.patch(peer, data)
             return None
@@ -282,7 +226,6 @@ class PairCapture(Capture[Coder]):
         return again
 
     def resend(self, blocks: bytes, out: memoryview) -> int:
-        """See Capture."""
         return self.coder.resend(blocks, self.sent.numpy(), out)
 
     def patch(self, peer: str, data: memoryview) -> None:
@@ -291,52 +234,38 @@ class PairCapture(Capture[Coder]):
         self._check(peer)
 
     def _check(self, peer: str) -> None:
-        vector, cosine = self.received[peer], None
-        if self.usual.is_lone(peer):
-            norm, cosine = self._norm_and_cosine(vector)
-        else:
-            norm = self.norm_of(vector)
-        self.usual.saw(peer, norm)
-        self.bound.check(norm, "brings progress")
-        if cosine is not None:
-            self.directions.check(peer, cosine)
-        self._compare(peer, torch.from_numpy(self.coder.lattice_steps), self.sent)
-        self.norms[peer] = norm
+        vector = self.received[peer]
+        norm = self.judge.check_whole(peer, vector)
+        steps = torch.from_numpy(self.coder.lattice_steps)
+        self.judge.check_repeat(peer, vector, steps, self.sent)
+        self.judge.norms[peer] = norm
 
     def pool(self, over: Mapping[str, int]) -> None:
-        """Weigh these peers by tokens, in the order that all of them use."""
-        self._over = tuple(over)
-        self._weights = token_weights(list(over.values()))
+        self._weights = dict(zip(over, token_weights(list(over.values())), strict=True))
         self.worst_block = 0.0
         self.ranges = ((0, self.numel),)
 
     def mean_of(self, start: int, stop: int) -> Tensor:
-        """See Capture."""
-        ours = self.sent[start:stop]
-        shares = [
-            ours if peer == self.me else self.received[peer][start:stop] for peer in self._over
-        ]
+        vectors = (self.sent if peer == self.me else self.received[peer] for peer in self._weights)
+        shares = [vector[start:stop] for vector in vectors]
         self.worst_block = max(self.worst_block, worst_block_spread(shares))
         if self._mean.numel() < stop - start:
             self._mean = torch.empty(stop - start)
-        return mean_contribution(shares, self._weights, self._mean[: stop - start])
-
-    def release(self) -> None:
-        """See Capture."""
-        self.coder.settle()  # before what came is let go
-        super().release()
-
-    def commit(self) -> None:
-        """See Capture."""
-        self.coder.commit()
+        return mean_contribution(shares, list(self._weights.values()), self._mean[: stop - start])
 
     def ours(self, here: slice) -> tuple[Tensor, ...]:
-        """See Capture."""
         theta = self.theta[here]
         if self._own.numel() < theta.numel():
             self._own = torch.empty(theta.numel())
         own = torch.sub(theta, self.phi[here], out=self._own[: theta.numel()])
         return own, self.sent[here]
+
+    def release(self) -> None:
+        self.coder.settle()  # before what came is let go
+        super().release()
+
+    def commit(self) -> None:
+        self.coder.commit()
 
 
 @dataclass(kw_only=True)
@@ -347,8 +276,9 @@ class GroupCapture(Capture[ShardCoder]):
     new_coder = staticmethod(shard_coder)
     slack = MAX_GROUP * FP32_BYTES * BLOCK  # shards are cut at blocks: one may be a block longer
     bounds: Bounds = ()
-    mean: Tensor = field(default_factory=lambda: torch.empty(0))
-    _inbox: Tensor = field(default_factory=lambda: torch.empty(0))
+    mean: Tensor = field(default_factory=_empty)
+    _left_out: dict[str, ImplausibleError] = field(default_factory=dict)
+    _inbox: Tensor = field(default_factory=_empty)
     _coded: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Means as they travelled, by the owner; none where slow weights may differ anyway."""
 
@@ -358,14 +288,17 @@ class GroupCapture(Capture[ShardCoder]):
 
     @property
     def mine(self) -> int:
-        """Which shard is ours."""
+        """Index of our shard."""
         return self.members.index(self.me)
 
     @property
     def due(self) -> int:
-        """See Capture."""
         start, stop = self.bounds[self.mine]
         return stop - start
+
+    @property
+    def left_out(self) -> Mapping[str, ImplausibleError]:
+        return self._left_out
 
     def encode(self, out: memoryview) -> list[int]:
         """Code one shard for each member into ``out``, one after the other; bytes of each.
@@ -376,15 +309,10 @@ class GroupCapture(Capture[ShardCoder]):
         return self.coder.encode(self.sent.numpy(), self.mine, self.bounds, out, kept)
 
     def code(self, out: memoryview) -> tuple[int, ...]:
-        """See Capture."""
         return tuple(self.encode(out))
 
     def take(self, part: Part, peer: str, data: memoryview) -> Again | None:
-        """See Capture."""
-        if part is Part.MEAN:
-            self.receive_mean(peer, data)
-        else:
-            self.receive(peer, data)
+        (self.receive_mean if part is Part.MEAN else self.receive)(peer, data)
         return None
 
     def receive(self, peer: str, data: memoryview) -> None:
@@ -397,83 +325,67 @@ class GroupCapture(Capture[ShardCoder]):
         self.coder.decode(data, vector.numpy())
         self.received[peer] = vector
         try:
-            self._check(peer, vector, self.mine, "brings progress")
+            self.judge.check_part(peer, vector, start, "brings progress")
         except ImplausibleError as error:
             if error.deed is Deed.HEAVY or len(self.members) == 2 or self.averaging == "mean":
                 raise
             self._shorten(vector, start)  # a majority outvotes it: no reason to lose a member
         if len(self.members) == 2:
-            self.directions.check(peer, self._norm_and_cosine(vector, start)[1])
+            self.judge.check_direction(peer, vector, start)
         steps = torch.zeros(-(-vector.numel() // BLOCK))
-        self._compare(peer, steps, self.sent[start:stop])
+        self.judge.check_repeat(peer, vector, steps, self.sent[start:stop])
 
     def _room_for(self, peer: str, size: int) -> Tensor:
-        """Where a member's contribution to our shard goes: all of them are in one vector."""
+        """Room for a member's contribution to our shard: all of them are in one vector."""
         if not self._inbox.numel():
             self._inbox = self.scratch.take((len(self.members) - 1) * size)
-        others = [one for one in self.members if one != self.me]
-        place = others.index(peer)
+        place = [one for one in self.members if one != self.me].index(peer)
         return self._inbox[place * size : (place + 1) * size]
-
-    def _seen(self, vectors: Sequence[Tensor], start: int) -> Sequence[Tensor]:
-        """The progress in contributions to our shard."""
-        if self.pull == 0.0:
-            return vectors
-        size = vectors[0].numel()
-        room = self.scratch.take(len(vectors) * size).split(size)
-        phi = self.phi[start : start + size]
-        return [apart(one, phi, self.pull, out) for one, out in zip(vectors, room, strict=True)]
 
     def _shorten(self, vector: Tensor, start: int) -> None:
         """Scale the progress in a contribution down to the largest norm that may enter a mean."""
-        share = vector.numel() / self.numel
-        own = self.own_norm(start, start + vector.numel())
-        factor = self.bound.part(own, share).limit / self.norm_of(vector, start)
-        too_much = self.scratch.take(vector.numel())
-        phi = self.phi[start : start + vector.numel()]
-        vector.add_(apart(vector, phi, self.pull, too_much).mul_(factor - 1.0))
+        limit = self.judge.bound_of_part(vector, start).limit
+        factor = limit / self.judge.norm_of(vector, start)
+        phi, room = self.phi[start : start + vector.numel()], self.scratch.take(vector.numel())
+        vector.add_(apart(vector, phi, self.judge.pull, room).mul_(factor - 1.0))
 
     def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:
-        """See Capture."""
         start, stop = self.bounds[self.mine]
-        self.left_out = self._against(tokens)
-        tokens = {peer: count for peer, count in tokens.items() if peer not in self.left_out}
-        ours = self.sent[start:stop]
+        self._left_out = self._against(tokens)
+        tokens = {peer: count for peer, count in tokens.items() if peer not in self._left_out}
+        ours, pull = self.sent[start:stop], self.judge.pull
         shares = [ours if peer == self.me else self.received[peer] for peer in tokens]
         weights = token_weights(list(tokens.values()))
         mean = self.mean[start:stop]
-        mean.copy_(robust_mean(self.averaging, self._seen(shares, start), weights))
+        mean.copy_(robust_mean(self.averaging, self._progress(shares, start), weights))
         self.worst_block = worst_block_spread(shares)
-        if self.pull:
-            apart(mean, self.phi[start:stop], -self.pull, mean)
+        if pull:
+            apart(mean, self.phi[start:stop], -pull, mean)
         kept = self.scratch.take(mean.numel()).numpy()
         size = self.coder.reduce(mean.numpy(), start, out, kept)
         self._keep(self.me, out[:size])
         return size
 
     def _against(self, contributors: Iterable[str]) -> dict[str, ImplausibleError]:
+        """A lone contributor to our shard that points against us: nobody could outvote it."""
         others = [peer for peer in contributors if peer != self.me]
         if len(others) != 1 or len(self.members) == 2:
             return {}
         try:
             start, _ = self.bounds[self.mine]
-            vector = self.received[others[0]]
-            self.directions.check(others[0], self._norm_and_cosine(vector, start)[1])
+            self.judge.check_direction(others[0], self.received[others[0]], start)
         except ImplausibleError as error:
             return {others[0]: error}
         return {}
 
-    def _check(self, peer: str, vector: Tensor, shard: int, what: str) -> float:
-        """The norm of the progress in a shard, scaled to the whole fragment.
-
-        Raises ImplausibleError if it is too large.
-        """
-        start, stop = self.bounds[shard]
-        share = vector.numel() / self.numel
-        norm = self.norm_of(vector, start)
-        self.usual.saw(peer, norm / share**0.5)
-        self.bound.part(self.own_norm(start, stop), share).check(norm, what)
-        return norm / share**0.5
+    def _progress(self, vectors: Sequence[Tensor], start: int) -> Sequence[Tensor]:
+        """The progress in contributions to our shard."""
+        pull, size = self.judge.pull, vectors[0].numel()
+        if pull == 0.0:
+            return vectors
+        room = self.scratch.take(len(vectors) * size).split(size)
+        phi = self.phi[start : start + size]
+        return [apart(one, phi, pull, out) for one, out in zip(vectors, room, strict=True)]
 
     def receive_mean(self, owner: str, data: memoryview) -> None:
         """Decode an owner's mean of its shard.
@@ -483,16 +395,15 @@ class GroupCapture(Capture[ShardCoder]):
         start, stop = self.bounds[self.members.index(owner)]
         mean = self.mean[start:stop]
         self.coder.decode(data, mean.numpy())
-        self.norms[owner] = self._check(owner, mean, self.members.index(owner), "sent a mean")
+        self.judge.norms[owner] = self.judge.check_part(owner, mean, start, "sent a mean")
         self._keep(owner, data)
 
     def _keep(self, owner: str, coded: memoryview) -> None:
         # A contribution that is all progress is what leads from equal weights to equal ones.
-        if self.pull == 0.0:
+        if self.judge.pull == 0.0:
             self._coded[owner] = bytes(coded)
 
     def step(self) -> Step | None:
-        """See Capture."""
         means = [
             (shard, self._coded[owner])
             for shard, owner in enumerate(self.members)
@@ -500,22 +411,20 @@ class GroupCapture(Capture[ShardCoder]):
         ]
         return Step(len(self.members), means) if means else None
 
+    def pool(self, over: Collection[str]) -> None:
+        """Apply only the shards of these owners."""
+        self.ranges = [self.bounds[self.members.index(owner)] for owner in over]
+        norms = self.judge.norms
+        self.judge.norms = {owner: norm for owner, norm in norms.items() if owner in over}
+
     def mean_of(self, start: int, stop: int) -> Tensor:
-        """See Capture."""
         return self.mean[start:stop]
 
-    def pool(self, over: Collection[str]) -> None:
-        """Only the shards of these owners are applied."""
-        self.ranges = [self.bounds[self.members.index(owner)] for owner in over]
-        self.norms = {owner: norm for owner, norm in self.norms.items() if owner in over}
-
     def release(self) -> None:
-        """See Capture."""
         super().release()
-        self.mean = self._inbox = torch.empty(0)
+        self.mean = self._inbox = _empty()
 
     def commit(self) -> None:
-        """See Capture."""
         self.coder.commit(self.ranges)
 
 

@@ -33,12 +33,12 @@ from lowcomm_node.node.ipc import Answer, Pipe, Request
 from lowcomm_node.node.messages import Done, refusal_of
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer import transfer
-from lowcomm_node.trainer.batches import Ahead, Outcome
 from lowcomm_node.trainer.building import build, ready_of
+from lowcomm_node.trainer.exchanges import ExchangeWork, Handlers
 from lowcomm_node.trainer.gpu import use
+from lowcomm_node.trainer.inner import BatchesAhead, Outcome
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.saving import Saving, StateWriter
-from lowcomm_node.trainer.work import ExchangeWork, Handlers
 from lowcomm_protocol.spec.amendments import newest
 
 MAX_GENERATED = 4096
@@ -124,7 +124,7 @@ class TrainerLoop:
     def _serve(self, wait: bool) -> None:
         """Carry out what waits for a step boundary; with ``wait`` until training can go on."""
         while not self._stopping:
-            self._merge_ripe()
+            self._merge_pending()
             if wait:
                 self._settle()
             try:
@@ -168,7 +168,7 @@ class TrainerLoop:
         for executor in (self._coder, self._writer, self._batches):
             executor.submit(use, built.replica.device)
         self.replica = built.replica
-        self.replica.ahead = Ahead(self._batches, built.replica.device)
+        self.replica.ahead = BatchesAhead(self._batches, built.replica.device)
         self.store = built.store
         self.arena = built.arena
         at_boundary = self._boundary.put
@@ -230,12 +230,12 @@ class TrainerLoop:
     def _finished(self) -> bool:
         return self.replica.course.is_over(self.replica.clock.step)
 
-    def _merge_ripe(self) -> None:
+    def _merge_pending(self) -> None:
         """Merge what is ripe; nothing waits once training is held or over."""
         if self._exchanges is None:
             return
         with self._waits.during("merge"):
-            merged = self._exchanges.merge_ripe(self._can_step)
+            merged = self._exchanges.merge_pending(self._can_step)
         if merged:
             self._tell_if_finished()
 

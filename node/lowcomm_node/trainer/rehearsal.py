@@ -160,7 +160,7 @@ def _in_a_group(replicas: Sequence[Replica], realign: bool) -> None:
 
 def _catch_up(late: Replica, donor: Replica) -> None:
     """Take over what was missed, where slow weights should be equal and are not."""
-    if donor.past[0] and late.slow_digest(0) != donor.slow_digest(0):
+    if donor.history[0].past and late.slow_digest(0) != donor.slow_digest(0):
         digests = donor.slow_digest(0), donor.momentum_digest(0)
         late.take_over(0, memoryview(donor.missed(0, 1)), 1, digests)
 

@@ -1,5 +1,11 @@
 """One replica: fast weights that the inner optimizer moves, slow weights that outer steps move.
 
+    copy         between two inner steps: fast weights as of now
+    contribute   what we send, from these and the slow weights
+    ...          contributions of others come in (``capture.py``)
+    outer        the outer step: new slow weights from the mean, beside inner steps
+    merge        between two inner steps: new slow weights into the fast weights
+
 Signs and symbols are those of docs/design.md: ``theta`` fast weights, ``phi`` slow weights,
 ``delta`` outer momentum, ``D = theta - phi`` progress, ``c`` contribution. ``phi`` and ``delta``
 are float32 in host memory, one flat vector a fragment; without momentum nothing is kept as
@@ -10,30 +16,26 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lowcomm_node.data import Dataset
-from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.errors import NotFinite, TrainerError
-from lowcomm_node.models.base import Model, build_model, computing, family_of, tensor_specs
-from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.storage.state_file import mapped_vector, sweep
 from lowcomm_node.system.machine import can_compile
-from lowcomm_node.system.reading import Readings
-from lowcomm_node.trainer.batches import Ahead, Outcome, Taken, read_later
-from lowcomm_node.trainer.capture import FP32_BYTES, Capture, capture_for
-from lowcomm_node.trainer.gpu import Copies, loss_of, merge, merges_alike
+from lowcomm_node.trainer.capture import FP32_BYTES, Capture, Slow, capture_for
+from lowcomm_node.trainer.gpu import Copies, merge, merges_alike
+from lowcomm_node.trainer.inner import InnerReplica
+from lowcomm_node.trainer.judging import Judge
 from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
-from lowcomm_node.trainer.micro_batch import Gradient
 from lowcomm_node.trainer.missed import Step, read
-from lowcomm_node.trainer.optimizer import InnerOptimizer, learning_rate
+from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
 from lowcomm_protocol.errors import CodecError
@@ -53,13 +55,7 @@ from lowcomm_protocol.exchange.outer import (
     outer_step,
 )
 from lowcomm_protocol.exchange.underway import kept
-from lowcomm_protocol.plan import (
-    FragmentProgress,
-    SwarmClock,
-    SyncSchedule,
-    largest_jump,
-    plan_fragments,
-)
+from lowcomm_protocol.plan import FragmentProgress, SyncSchedule, largest_jump
 from lowcomm_protocol.rows import copy_flat, gather, paired, scatter
 from lowcomm_protocol.spec.amendments import Course
 from lowcomm_protocol.spec.names import MAX_GROUP
@@ -73,8 +69,22 @@ PIECE = 131_072
 beside the arithmetic: with 17 million values 80 ms, where 32,768 at once took 165 ms."""
 
 
-class Replica:
-    """The model, its inner optimizer, and the slow weights of every fragment."""
+@dataclass
+class FragmentHistory:
+    """What exchanges of one fragment have left, beside its slow weights."""
+
+    repeats: Repeats
+    """Last contributions of others."""
+    past: deque[Step]
+    """The last outer steps, for members that miss them."""
+    usual: UsualNorm
+    """Usual norm of others' progress."""
+    worst_block: float = 0.0
+    """Spread of the contributions in their worst block at the last merge."""
+
+
+class Replica(InnerReplica):
+    """An inner replica with the slow weights of every fragment, and the exchanges under way."""
 
     def __init__(
         self,
@@ -86,70 +96,40 @@ class Replica:
         run_id: str | None = None,
         course: Course | None = None,
     ) -> None:
-        """``run_id``: of the signed run; None in a simulation, where nobody has signed any.
-
-        ``course``: how the run is amended.
-        """
-        self.spec = spec
-        self.peer_id = peer_id
-        self.dataset = dataset
-        self.device = device
-        self.run_id = run_id or spec.run_id
-        self.course = course or Course(spec)
-        """The settings of training over swarm steps; all else is ``spec``'s."""
-        self.model = _built(spec).to(device)
-        self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
-        self.optimizer = InnerOptimizer(self.model, spec.train, device)
-        self.stream = TrainStream(
-            dataset.train, spec.model.context, spec.train.batch, spec.run.seed, peer_id
-        )
-        self.clock = SwarmClock()
-        self.steps = 0
-        """Inner steps done, skipped ones included."""
-        self.tokens = 0
-        """Trained on: those of skipped steps do not count."""
-        self.skipped = 0
-        """Inner steps that were skipped, as loss or gradients were not finite."""
-        self.skipped_in_a_row = 0
-        self.schedule = SyncSchedule(
-            spec.sync.interval, [FragmentProgress() for _ in self.plan.fragments]
-        )
-        self.weights = dict(self.model.named_parameters())
-        self.readings = Readings()
-        """Who reads weights and moments on another thread; whoever changes them waits for it."""
-        self.phi = [self.fast(p) for p in range(len(self.plan.fragments))]
+        """Build it with the weights of the run's seed; arguments are those of InnerReplica."""
+        super().__init__(spec, peer_id, dataset, device, compiled, run_id, course)
+        numels = [fragment.numel for fragment in self.plan.fragments]
+        self.schedule = SyncSchedule(spec.sync.interval, [FragmentProgress() for _ in numels])
+        self.phi = [self.fast(p) for p in range(len(numels))]
         self.keeps_momentum = keeps_momentum(spec.sync) or (
             type(self).outer_step is not Replica.outer_step
         )
         """Whether outer steps need the ``delta`` of those before."""
         self.delta = [torch.zeros_like(phi) for phi in self.phi] if self.keeps_momentum else []
         """Outer momentum by fragment; empty where none is kept."""
-        self.usual = [UsualNorm() for _ in self.phi]
-        """Usual norm of others' progress, by fragment."""
-        self.repeats = [Repeats(phi.numel()) for phi in self.phi]
-        self.directions = Directions()
-        """Whether the progress of others points along ours."""
-        self.worst_block = [0.0 for _ in self.phi]
-        """Spread of the contributions in their worst block at the last merge, by fragment."""
         self.captures: dict[int, Capture[Any]] = {}
         self.exchanged = capture_for(spec.sync)
-        """What exchanges are captured with."""
-        largest = max(fragment.numel for fragment in self.plan.fragments)
+        """The class of captures."""
         # Shards are cut at blocks: those of all members, as long as ours, may be longer together.
-        self.scratch = Scratch(largest + MAX_GROUP * BLOCK, SCRATCH * len(self.phi))
+        self.scratch = Scratch(max(numels) + MAX_GROUP * BLOCK, SCRATCH * len(numels))
         self._slow = self.scratch
-        """Where new slow weights and momenta come from."""
+        """Lends vectors for new slow weights and momenta."""
         self._coders: list[Coder | ShardCoder] = [
-            self.exchanged.new_coder(spec.sync.codec, fragment.numel, spec.sync.error_feedback)
-            for fragment in self.plan.fragments
+            self.exchanged.new_coder(spec.sync.codec, numel, spec.sync.error_feedback)
+            for numel in numels
         ]
-        self.past = [
-            deque[Step](maxlen=kept(coder.max_size, FP32_BYTES * coder.numel))
-            for coder in self._coders
-        ]
-        """The last outer steps, for members that miss them, by fragment."""
         self._committing: dict[int, Future[None]] = {}
         """What coders keep of the last merge of a fragment, on the thread that codes."""
+        self.history = [
+            FragmentHistory(
+                Repeats(coder.numel),
+                deque(maxlen=kept(coder.max_size, FP32_BYTES * coder.numel)),
+                UsualNorm(),
+            )
+            for coder in self._coders
+        ]
+        self.directions = Directions()
+        """Whether the progress of others points along ours."""
         self._outer = spec.sync.outer_settings
         self.copies = Copies(device) if device.type == "cuda" else None
         """Copies that no inner step waits for; None where weights are in host memory."""
@@ -157,89 +137,10 @@ class Replica:
             self.copies is not None and can_compile() and merges_alike(device, self._outer)
         )
         """Whether the device merges; else the host does while training waits."""
-        # Compiling pays on CUDA, where a step is many small kernels. On a CPU it needs a compiler
-        # and a minute of start-up.
-        worth_it = device.type == "cuda" and can_compile()
-        self.loss = loss_of(self.model, worth_it if compiled is None else compiled)
-        self.gradient = Gradient(self.model, self._loss_of, spec.train.batch)
-        self.ahead: Ahead | None = None
-        """What prepares batches beside the steps."""
-        self.runs_ahead = device.type == "cuda"
-        """Whether steps are queued before the outcome of those before is known."""
-        self._unsettled: deque[Taken] = deque()
-
-    @property
-    def now(self) -> RunSpec:
-        """The settings that hold at this swarm step."""
-        return self.course.at(self.clock.step)
 
     def begin_with(self, files: Sequence[Path]) -> None:
-        """Take the weights of the files that the run names, before the first step.
-
-        Raises ConfigError if they hold another model.
-        """
-        load_weights(self.model, files)
+        super().begin_with(files)
         self.phi = [self.fast(p, self.slow(p)) for p in range(len(self.plan.fragments))]
-
-    # inner steps
-
-    def inner_step(self) -> float:
-        """Train on one batch of our own stream; the loss in nats a token.
-
-        If the loss or a gradient is not finite, the step is skipped: only counters, stream and
-        clock go on.
-        """
-        self.take_step()
-        while True:
-            outcome = self.settle()
-            if not self.unsettled:
-                return outcome.loss
-
-    def take_step(self) -> None:
-        """The same without waiting for a GPU: ``settle`` tells what came of it."""
-        batch = self.stream.next_batch() if self.ahead is None else self.ahead.next(self.stream)
-        tokens, targets = (one.to(self.device, non_blocking=True) for one in batch)
-        loss = self.gradient.of(tokens, targets)
-        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.train.clip)
-        both, now = torch.stack((loss.float(), norm.float())), self.now
-        self.readings.wait()
-        if self.runs_ahead:
-            bad = both.isfinite().all().logical_not()
-            self.optimizer.step(self.clock.step, now.run.steps, now.train, unless=bad)
-            figures = read_later(both)
-        else:
-            known = both.tolist()
-            if all(map(math.isfinite, known)):
-                self.optimizer.step(self.clock.step, now.run.steps, now.train)
-            else:
-                self.model.zero_grad(set_to_none=True)
-            figures = partial(list, known)
-        self.steps += 1
-        self.clock.tick()
-        self._unsettled.append(Taken(steps=self.steps, swarm_step=self.clock.step, figures=figures))
-
-    def settle(self) -> Outcome:
-        """Count the oldest step that is not counted yet; waits for the device."""
-        taken = self._unsettled.popleft()
-        loss, norm = taken.figures()
-        if math.isfinite(loss) and math.isfinite(norm):
-            self.skipped_in_a_row = 0
-            self.tokens += self.spec.tokens_per_step
-        else:
-            self.skipped += 1
-            self.skipped_in_a_row += 1
-        return Outcome(loss=loss, steps=taken.steps, swarm_step=taken.swarm_step)
-
-    @property
-    def unsettled(self) -> int:
-        """Steps that were taken, and that ``tokens`` and ``skipped`` do not count yet."""
-        return len(self._unsettled)
-
-    def _loss_of(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        with computing(self.device):
-            return self.loss(tokens, targets)
-
-    # exchanges
 
     @property
     def coders(self) -> Sequence[Coder | ShardCoder]:
@@ -247,6 +148,8 @@ class Replica:
         while self._committing:
             self._committing.popitem()[1].result()
         return self._coders
+
+    # vectors of a fragment
 
     def fast(self, fragment: int, out: Tensor | None = None) -> Tensor:
         """A copy of one fragment of the fast weights: flat, float32, in ``out`` or host memory."""
@@ -272,6 +175,16 @@ class Replica:
         for vectors in (self.phi, self.delta):
             for p, held in enumerate(vectors):
                 vectors[p] = self.slow(p).copy_(held)
+
+    def slow_digest(self, fragment: int) -> str:
+        """SHA-256 of one fragment's slow weights, hexadecimal."""
+        return _digest(self.phi[fragment])
+
+    def momentum_digest(self, fragment: int) -> str:
+        """SHA-256 of its outer momentum, hexadecimal; empty where none is kept."""
+        return _digest(self.delta[fragment] if self.keeps_momentum else None)
+
+    # capture
 
     def capture(
         self,
@@ -311,25 +224,28 @@ class Replica:
         pull = 1.0 if realign else self.spec.sync.consensus
         heavy = self.exchanged.heavy if pull else HEAVY
         coding = self._coders[fragment]
-        capture = self.exchanged(
-            me=self.peer_id,
-            coder=self.exchanged.new_coder("fp32", numel, False) if realign else coding,
-            members=members,
-            averaging=self.spec.sync.mean,
-            scratch=self.scratch,
+        judge = Judge(
             theta=theta,
             phi=phi,
             pull=pull,
-            realign=realign,
-            bound=replace(self._bound(fragment, ahead, apart), heavy=heavy, realigns=realign),
             gain=1.0 if realign else self._outer.gain,
-            usual=self.usual[fragment],
+            bound=replace(self._bound(fragment, ahead, apart), heavy=heavy, realigns=realign),
+            usual=self.history[fragment].usual,
             directions=self.directions,
+        )
+        capture = self.exchanged(
+            me=self.peer_id,
+            members=members,
+            averaging=self.spec.sync.mean,
+            coder=self.exchanged.new_coder("fp32", numel, False) if realign else coding,
+            judge=judge,
+            scratch=self.scratch,
+            realign=realign,
             steps=self.steps,
             tokens=self.tokens,
             landing=landing,
         )
-        capture.repeats = self._repeats(fragment, capture.due, realign)
+        judge.repeats = self._repeats(fragment, capture.due, realign)
         self.captures[fragment] = capture
 
     def contribute(self, fragment: int) -> None:
@@ -338,32 +254,35 @@ class Replica:
         if self.copies is not None and capture.landing is not None:
             self.copies.to_host(capture.landing, capture.theta)
             capture.landing = None
-        own = capture.own_norm()
+        own = capture.judge.own_norm()
         if not math.isfinite(own):
             self.drop(fragment)
             raise NotFinite(
                 f"Our weights in fragment {fragment} are not finite: they are not sent."
             )
-        capture.bound = replace(capture.bound, own=own)
+        capture.judge.bound = replace(capture.judge.bound, own=own)
         if capture.realign:
             capture.sent = self.scratch.take(capture.numel).copy_(capture.theta)
         else:
             capture.sent = self.contribution(capture.phi, capture.theta)
 
+    def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
+        """What we send of a fragment: a new vector. Override it for a method of your own."""
+        return contribution(self._outer, phi, theta, self.scratch.take(phi.numel()))
+
     def _repeats(self, fragment: int, numel: int, realign: bool) -> Repeats:
-        """What others brought last to these values; nothing is known if their number has
-        changed."""
-        if realign or self.repeats[fragment].numel != numel:
-            known = Repeats(numel)
-            if realign:
-                return known
-            self.repeats[fragment] = known
-        return self.repeats[fragment]
+        """Last contributions to these values; nothing is known if their number has changed."""
+        if realign:
+            return Repeats(numel)
+        history = self.history[fragment]
+        if history.repeats.numel != numel:
+            history.repeats = Repeats(numel)
+        return history.repeats
 
     def _bound(self, fragment: int, ahead: int, apart: int) -> Bound:
         """The largest plausible progress of peers that claim ``ahead`` more steps than we and whose
         slow weights have parted for ``apart`` steps; our own is not known yet."""
-        usual, interval = self.usual[fragment].value, self.spec.sync.interval
+        usual, interval = self.history[fragment].usual.value, self.spec.sync.interval
         since = max(1, self.steps - self.schedule[fragment].merged_steps)
         little_known = not usual and self.steps < interval
         believed = believed_steps(since, ahead, interval, little_known)
@@ -381,10 +300,6 @@ class Replica:
         holding = ((step, self.course.at(step)) for step in range(start, start + count))
         return sum(learning_rate(spec.train, step, spec.run.steps) for step, spec in holding)
 
-    def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
-        """What we send of a fragment: a new vector. Override it for a method of your own."""
-        return contribution(self._outer, phi, theta, self.scratch.take(phi.numel()))
-
     def capture_of(self, fragment: int) -> Capture[Any]:
         """The capture of an exchange that is under way."""
         capture = self.captures.get(fragment)
@@ -400,6 +315,8 @@ class Replica:
         if capture is not None:
             capture.forget()
 
+    # outer step
+
     def outer(self, fragment: int) -> None:
         """Compute the outer step from the mean of the capture; ``merge`` applies it.
 
@@ -407,9 +324,8 @@ class Replica:
         and snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
-        before, momentum = self._begins(fragment, capture)
-        phi = self.slow(fragment)
-        delta = self.slow(fragment) if self.keeps_momentum else None
+        before, momentum = capture.begins or self._held(fragment)
+        phi, delta = self._new(fragment)
         if sum(stop - start for start, stop in capture.ranges) < capture.numel:
             copy_flat(before, phi)
             if delta is not None and momentum is not None:
@@ -417,8 +333,7 @@ class Replica:
         settings = self._outer_of(fragment, capture)
         for start, stop in _pieces(capture.ranges):
             here = slice(start, stop)
-            mean = capture.mean_of(start, stop)
-            slow = phi[here]
+            mean, slow = capture.mean_of(start, stop), phi[here]
             copy_flat(before[here], slow)
             if delta is None or momentum is None:
                 moved = torch.zeros(stop - start)
@@ -440,22 +355,45 @@ class Replica:
                 )
         capture.outcome = (phi, delta)
         if self.spec.sync.consensus == 0:
-            capture.digests = (_digest(phi), "" if delta is None else _digest(delta))
+            capture.digests = (_digest(phi), _digest(delta))
         capture.release()
         if self.copies is not None and self.merges_there:
             capture.landing = self.copies.to_device(phi, capture.theta)
 
-    def _begins(self, fragment: int, capture: Capture[Any]) -> tuple[Tensor, Tensor | None]:
-        """Slow weights and momentum that an outer step begins with."""
-        own = self.phi[fragment], self.delta[fragment] if self.keeps_momentum else None
-        return capture.begins or own
+    def outer_step(
+        self,
+        phi: Tensor,
+        delta: Tensor,
+        mean: Tensor,
+        progress: Tensor | None = None,
+        sent: Tensor | None = None,
+    ) -> None:
+        """One outer step, in place on ``phi`` and ``delta``; override it for a method of your
+        own. It is called for one piece of the fragment after the other."""
+        outer_step(self._outer, phi, delta, mean, progress, sent)
+
+    def _outer_of(self, fragment: int, capture: Capture[Any]) -> OuterSettings:
+        """The settings of an outer step. Without a consensus term all members must take the same
+        step, so theirs do not follow from the steps of one."""
+        if not self.spec.sync.consensus:
+            return self._outer
+        return self._outer.after(self.schedule.intervals_since(fragment, capture.steps))
+
+    def _held(self, fragment: int) -> Slow:
+        return self.phi[fragment], self.delta[fragment] if self.keeps_momentum else None
+
+    def _new(self, fragment: int) -> Slow:
+        """Vectors for both, which may hold anything."""
+        return self.slow(fragment), self.slow(fragment) if self.keeps_momentum else None
+
+    # outer steps that were missed
 
     def missed(self, fragment: int, steps: int) -> bytes:
-        """The last outer steps, for a member that has missed them (``underway.py``).
+        """The last outer steps, for a member that has missed them (``missed.py``).
 
         Raises TrainerError if fewer are kept.
         """
-        past = self.past[fragment]
+        past = self.history[fragment].past
         if len(past) < steps:
             raise TrainerError(f"Of fragment {fragment} {len(past)} outer steps are kept.")
         return b"".join(one.pack() for one in list(past)[len(past) - steps :])
@@ -469,35 +407,25 @@ class Replica:
         Raises CodecError, and the capture is as before, if they do not.
         """
         capture = self.capture_of(fragment)
-        phi = self.slow(fragment).copy_(self.phi[fragment])
-        delta = self.slow(fragment).copy_(self.delta[fragment]) if self.keeps_momentum else None
+        phi, delta = self._new(fragment)
+        phi.copy_(self.phi[fragment])
+        if delta is not None:
+            delta.copy_(self.delta[fragment])
         for moved, mean in read(data, capture.coder, capture.numel, steps):
             for start, stop in _pieces(moved):
                 here = slice(start, stop)
                 beside = torch.zeros(stop - start) if delta is None else delta[here]
                 self.outer_step(phi[here], beside, mean[here])
-        if (_digest(phi), "" if delta is None else _digest(delta)) != digests:
+        if (_digest(phi), _digest(delta)) != digests:
             raise CodecError("The outer steps that were handed over do not lead to what most hold.")
         capture.begins = phi, delta
 
-    def _outer_of(self, fragment: int, capture: Capture[Any]) -> OuterSettings:
-        """The settings of an outer step. Without a consensus term all members must take the same
-        step, so theirs do not follow from the steps of one."""
-        if not self.spec.sync.consensus:
-            return self._outer
-        return self._outer.after(self.schedule.intervals_since(fragment, capture.steps))
+    def forget_past(self) -> None:
+        """Keep no outer steps: slow weights are others now."""
+        for history in self.history:
+            history.past.clear()
 
-    def outer_step(
-        self,
-        phi: Tensor,
-        delta: Tensor,
-        mean: Tensor,
-        progress: Tensor | None = None,
-        sent: Tensor | None = None,
-    ) -> None:
-        """One outer step, in place on ``phi`` and ``delta``; override it for a method of your
-        own. It is called for one piece of the fragment after the other."""
-        outer_step(self._outer, phi, delta, mean, progress, sent)
+    # merge
 
     def merge(self, fragment: int, swarm_step: int, coder: Executor | None = None) -> None:
         """Bring the new slow weights into the fast weights, and take over a partner's swarm step.
@@ -515,30 +443,22 @@ class Replica:
                 "applied."
             )
         del self.captures[fragment]
-        self._remember(fragment, capture)
+        history, step = self.history[fragment], capture.step()
+        if step is None or capture.begins is not None:
+            history.past.clear()
+        if step is not None:
+            history.past.append(step)
+        history.worst_block = capture.worst_block
         self.phi[fragment] = phi
         if delta is not None:
             self.delta[fragment] = delta
-        capture.learn()
+        capture.judge.learn()
         if coder is None:
             capture.commit()
         else:
             self._committing[fragment] = coder.submit(capture.commit)
-        self.worst_block[fragment] = capture.worst_block
         self.clock.observe(swarm_step)
         self.schedule.merged(fragment, self.clock.step, capture.steps, capture.tokens)
-
-    def forget_past(self) -> None:
-        """Keep no outer steps: slow weights are others now."""
-        for past in self.past:
-            past.clear()
-
-    def _remember(self, fragment: int, capture: Capture[Any]) -> None:
-        step = capture.step()
-        if step is None or capture.begins is not None:
-            self.past[fragment].clear()
-        if step is not None:
-            self.past[fragment].append(step)
 
     def _merge_into_weights(self, fragment: int, capture: Capture[Any], phi: Tensor) -> bool:
         """Bring new slow weights into the fast weights; False, and they are as before, if the
@@ -581,14 +501,6 @@ class Replica:
         merged = [merge(self._outer, theta[here], phi[here], out[here]) for here in parts]
         return theta if all(merged) else None
 
-    def slow_digest(self, fragment: int) -> str:
-        """SHA-256 of one fragment's slow weights, hexadecimal."""
-        return _digest(self.phi[fragment])
-
-    def momentum_digest(self, fragment: int) -> str:
-        """The same of its outer momentum; empty where none is kept."""
-        return _digest(self.delta[fragment]) if self.keeps_momentum else ""
-
 
 def _pieces(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
     """Ranges cut into pieces."""
@@ -597,20 +509,5 @@ def _pieces(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             yield begin, min(stop, begin + PIECE)
 
 
-def _digest(vector: Tensor) -> str:
-    return sha256(vector.numpy().data).hexdigest()
-
-
-def choose_device(name: str) -> torch.device:
-    """``auto`` takes a GPU where there is one; ``cuda`` is the first one."""
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    # torch limits the memory of a GPU only where it is told which.
-    return torch.device("cuda:0" if name == "cuda" else name)
-
-
-def _built(spec: RunSpec) -> Model:
-    """The model of a run. Where it names files with weights, they or a checkpoint set them."""
-    if spec.start.files:
-        return family_of(spec.model).blank(spec.model)
-    return build_model(spec.model, spec.run.seed)
+def _digest(vector: Tensor | None) -> str:
+    return "" if vector is None else sha256(vector.numpy().data).hexdigest()

@@ -34,9 +34,9 @@ from lowcomm_node.node.messages import (
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.system.reading import Reading
 from lowcomm_node.trainer import state, transfer
+from lowcomm_node.trainer.exchanges import Handlers
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.state import Parts
-from lowcomm_node.trainer.work import Handlers
 
 FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 PATIENCE = 30.0

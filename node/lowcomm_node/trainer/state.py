@@ -62,7 +62,7 @@ def snapshot(replica: Replica, copied: bool = True) -> tuple[Parts, dict[str, An
         "tokens": replica.tokens,
         "skipped": replica.skipped,
         "progress": [asdict(replica.schedule[p]) for p in range(len(replica.schedule))],
-        "usual": [usual.learned for usual in replica.usual],
+        "usual": [history.usual.learned for history in replica.history],
         "stream": replica.stream.state(),
         "model": replica.spec.model.model_dump(),
         "amendments": replica.course.chain.data.decode(),
@@ -96,7 +96,8 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
     replica.course = newest(
         replica.spec, replica.run_id, [replica.course.chain.data, _amendments(meta)]
     )
-    replica.usual = _usual(replica, meta)
+    for history, usual in zip(replica.history, _usual(replica, meta), strict=True):
+        history.usual = usual
     replica.schedule = _schedule(replica, meta["progress"])
 
 
@@ -150,7 +151,7 @@ def _check(replica: Replica, meta: dict[str, Any]) -> None:
 
 def _usual(replica: Replica, meta: dict[str, Any]) -> list[UsualNorm]:
     """Norms of usual progress; a donor that claims nonsense gives none."""
-    claimed, count = meta.get("usual"), len(replica.usual)
+    claimed, count = meta.get("usual"), len(replica.history)
     norms = (
         [one for one in claimed if isinstance(one, float) and 0.0 <= one < 1e6]
         if isinstance(claimed, list)

@@ -123,7 +123,8 @@ def adopt(replica: Replica, manifest: Manifest, read: Read, back: bool = False) 
     for fragment in tuple(replica.captures):
         replica.drop(fragment)
     # What is usual each peer learns itself: a donor could make any norm plausible.
-    replica.usual = [UsualNorm(one.learned) for one in replica.usual]
+    for history in replica.history:
+        history.usual = UsualNorm(history.usual.learned)
     if back:
         replica.clock.step = 0
     replica.clock.observe(manifest.swarm_step)

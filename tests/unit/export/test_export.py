@@ -160,20 +160,6 @@ def test_slow_weights_are_exported_where_a_run_has_them(tmp_path: Path) -> None:
         assert torch.equal(tensor, ours[name] + 1.0), name
 
 
-@pytest.mark.parametrize("missing", ["run.json", "exchanges"])
-def test_fast_weights_are_exported_where_there_are_no_slow_ones(
-    tmp_path: Path, missing: str
-) -> None:
-    method = "local" if missing == "exchanges" else "lowcomm"
-    run = saved(tmp_path / "run", trained(), method, shift=1.0)
-    if missing == "run.json":
-        (run / missing).unlink()
-    assert export_checkpoint(run, tmp_path / "out", Choices()).weights is Weights.FAST
-    with pytest.raises(CheckpointError, match="--weights fast"):
-        export_checkpoint(run, tmp_path / "slow", Choices(weights=Weights.SLOW))
-    assert not (tmp_path / "slow").exists()
-
-
 def test_slow_weights_of_another_cut_are_refused(tmp_path: Path) -> None:
     model = trained()
     run = saved(tmp_path / "run", model)
@@ -201,22 +187,6 @@ def test_large_weights_lie_in_shards_that_an_index_lists(tmp_path: Path) -> None
     assert sum(tensor.numel() for tensor in found.values()) == 234_176
 
 
-def test_bfloat16_halves_the_weights(tmp_path: Path) -> None:
-    run = saved(tmp_path / "run", trained())
-    export_checkpoint(run, tmp_path / "out", Choices(dtype=Dtype.BFLOAT16))
-    assert {tensor.dtype for tensor in tensors_of(tmp_path / "out").values()} == {torch.bfloat16}
-    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "bfloat16"
-
-
-def test_the_readme_says_where_the_model_comes_from(tmp_path: Path) -> None:
-    run = saved(tmp_path / "run", trained())
-    export_checkpoint(run, tmp_path / "out", Choices())
-    card = (tmp_path / "out" / "README.md").read_text()
-    meta = CheckpointStore(run / "checkpoints").info(STEP).meta
-    for told in ("# tea", "A run.", meta["run_id"], "1,234,567", "slow weights", '"method"'):
-        assert told in card
-
-
 def test_llama_in_gguf_has_its_rows_in_the_order_of_llama_cpp(tmp_path: Path) -> None:
     import gguf
 
@@ -234,16 +204,6 @@ def test_llama_in_gguf_has_its_rows_in_the_order_of_llama_cpp(tmp_path: Path) ->
     )
     assert tensors["rope_freqs.weight"].shape == (8,)
     assert float(tensors["rope_freqs.weight"][-1]) == 8.0
-
-
-def test_gguf_names_biases(tmp_path: Path) -> None:
-    import gguf
-
-    export_checkpoint(
-        saved(tmp_path / "run", trained(MODELS["qwen2"])), tmp_path / "out", Choices(Format.GGUF)
-    )
-    (file,) = (tmp_path / "out").glob("*.gguf")
-    assert "blk.3.attn_v.bias" in {one.name for one in gguf.GGUFReader(file).tensors}
 
 
 @pytest.mark.parametrize("dtype", Dtype)
@@ -281,14 +241,6 @@ def test_choices_that_do_not_go_together_are_refused(
     with pytest.raises(ConfigError, match=told):
         export_checkpoint(run, tmp_path / "out", choices)
     assert not (tmp_path / "out").exists()
-
-
-def test_a_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
-    run = saved(tmp_path / "run", trained())
-    (tmp_path / "out").mkdir()
-    with pytest.raises(CheckpointError, match="exists"):
-        export_checkpoint(run, tmp_path / "out", Choices())
-    assert list((tmp_path / "out").iterdir()) == []
 
 
 # The mean of several nodes
@@ -332,15 +284,6 @@ def test_the_mean_is_of_ours_and_of_all_peers_that_are_near(tmp_path: Path) -> N
         "the mean of the slow weights of this node and 2 of its peers"
         in (tmp_path / "mean" / "README.md").read_text()
     )
-
-
-@pytest.mark.parametrize("weights", [None, Weights.AVERAGE])
-def test_without_peers_the_mean_is_of_our_own_slow_weights(
-    tmp_path: Path, weights: Weights | None
-) -> None:
-    run = saved(tmp_path / "run", trained(), shift=1.0)
-    exported = export_checkpoint(run, tmp_path / "out", Choices(weights=weights))
-    assert (exported.weights, exported.peers) == (Weights.SLOW, ())
 
 
 # How a model begins and ends

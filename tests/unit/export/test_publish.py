@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.hub import Hub, hub
-from lowcomm_node.errors import ConfigError
 from lowcomm_node.export import publish as publishing
-from lowcomm_node.export.publish import publish
 
 TOKEN = "hf_aSecretOfItsOwner"
 
@@ -70,26 +68,6 @@ def test_without_a_login_that_may_write_the_remedy_is_told_and_no_token(
     assert done.returncode == 78
     assert "hf auth login" in done.stderr and "alice/tea" in done.stderr
     assert "Secret" not in done.stdout + done.stderr
-
-
-def test_only_an_export_is_published(tmp_path: Path, export: Path) -> None:
-    (export / "model.safetensors").unlink()
-    with pytest.raises(ConfigError, match="holds no export: write one with"):
-        publish(export, "alice/tea", public=False)
-    (export / "model.safetensors").symlink_to("/etc/hostname")
-    with pytest.raises(ConfigError, match=r"model\.safetensors is a link"):
-        publish(export, "alice/tea", public=False)
-
-
-def test_without_the_library_the_command_that_installs_it_is_told(
-    export: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def missing(name: str) -> None:
-        raise ImportError(name)
-
-    monkeypatch.setattr(publishing.importlib, "import_module", missing)
-    with pytest.raises(ConfigError, match=r"pip install 'lowcomm-node\[hub\]'"):
-        publish(export, "alice/tea", public=False)
 
 
 def test_a_failure_is_told_without_the_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from helpers.hub_tokenizers import CHAT, write_tokenizer
-from lowcomm_node.cli.new_run import name_tokenizer, tokenizer_file
+from lowcomm_node.cli.new_run import tokenizer_file
 from lowcomm_node.data import open_data, open_tokenizer
 from lowcomm_node.data.tokenizer import FileTokenizer, identify, prompt_of
 from lowcomm_node.errors import CheckpointError, ConfigError
@@ -113,14 +113,6 @@ def test_a_run_carries_them_and_reads_the_same_when_signed(tmp_path: Path) -> No
     assert b'"export"' not in parse_toml(RUN).canonical(), "older releases read a run without"
 
 
-def test_create_names_them_for_a_run_that_names_no_tokenizer_yet(tmp_path: Path) -> None:
-    path = str(folder_of(tmp_path, config={"eos_token_id": 2}) / "tokenizer.json")
-    named = name_tokenizer(parse_toml(RUN), path)
-    assert (named.data.begin_tokens, named.data.end_token) == ((0,), 2)
-    chosen = name_tokenizer(parse_toml(RUN + "begin_tokens = []\nend_token = 3\n"), path)
-    assert (chosen.data.begin_tokens, chosen.data.end_token) == ((), 3)
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -138,12 +130,6 @@ def test_create_names_them_for_a_run_that_names_no_tokenizer_yet(tmp_path: Path)
 def test_tokens_and_settings_out_of_bounds_are_refused(text: str, told: str) -> None:
     with pytest.raises(SpecError, match=told):
         parse_toml(RUN + text)
-
-
-def test_a_run_that_is_too_large_with_its_signature_is_refused() -> None:
-    text = RUN + f"[export]\nchat_template = '{chr(34) * 10_000}'\n"
-    with pytest.raises(SpecError, match=r"export\.chat_template"):
-        sign_run(parse_toml(text), Identity(bytes(32)))
 
 
 def test_documents_begin_and_end_as_the_run_says_and_prompts_begin_so(tmp_path: Path) -> None:

@@ -87,13 +87,6 @@ def test_logits_far_from_zero_neither_overflow_nor_vanish(monkeypatch: pytest.Mo
         torch.testing.assert_close(ours, one, rtol=1e-4, atol=1e-6)
 
 
-def test_what_is_not_finite_makes_a_loss_that_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "chunk_tokens", lambda *_: 5)
-    states, head, targets = inputs(20, 8, 30)
-    states[0, 0, 0] = torch.nan
-    assert cross_entropy(states, head, targets).isnan()
-
-
 def test_half_precision_under_autocast_is_close_to_the_whole_loss_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -117,28 +110,3 @@ def test_at_32k_words_the_peak_is_less_than_a_quarter_of_the_whole_loss() -> Non
             learn(loss, *given)
         peaks.append(peak.most)
     assert peaks[1] < peaks[0] / 4, peaks
-
-
-def test_a_chunk_has_enough_tokens_to_be_worth_a_gradient_of_the_head() -> None:
-    assert chunk_tokens(8192, 32_768) == 512
-    assert chunk_tokens(8192, 262_144) == 256
-    assert chunk_tokens(100, 262_144) == 100
-
-
-def test_a_gpu_has_larger_chunks_and_of_no_more_tokens_than_there_are() -> None:
-    assert chunk_tokens(8192, 32_768, gpu=True) == 2048
-    assert chunk_tokens(1024, 32_768, gpu=True) == 1024
-    assert chunk_tokens(512, 512, gpu=True) is None
-
-
-def test_a_gpu_without_a_compiler_takes_the_loops_of_the_host_and_asks_for_one_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    asked: list[bool] = []
-    monkeypatch.setattr(module, "can_compile", lambda: bool(asked.append(True)))
-    module._slopes_on_gpu.cache_clear()
-    try:
-        chosen = [module._slopes_on_gpu() for _ in range(3)]
-    finally:
-        module._slopes_on_gpu.cache_clear()
-    assert chosen == [module.slopes_on_host] * 3 and asked == [True]

@@ -103,21 +103,6 @@ def test_weights_of_transformers_compute_the_same_here(kind: str, tmp_path: Path
         torch.testing.assert_close(ours(tokens), theirs(tokens).logits, atol=1e-5, rtol=0)
 
 
-def test_other_precisions_are_cast(tmp_path: Path) -> None:
-    settings = settings_of(qk_norm=False)
-    folder = folder_of(tmp_path, settings)
-    wanted = build_model(settings, 1)
-    from safetensors.torch import load_file
-
-    halves = {n: t.bfloat16() for n, t in load_file(folder / "model.safetensors").items()}
-    save_file(halves, folder / "model.safetensors", {"format": "pt"})
-    model = build_model(settings, 2)
-    load_weights(model, files_of(folder))
-    for (name, one), other in zip(model.named_parameters(), wanted.parameters(), strict=True):
-        assert one.dtype == torch.float32, name
-        assert torch.equal(one, other.bfloat16().float()), name
-
-
 @pytest.mark.parametrize(
     ("changes", "parts"),
     [

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from lowcomm_node.models import evaluation
-from lowcomm_node.models.base import computing
 from lowcomm_node.models.inference import generate
 from lowcomm_node.models.transformer.model import Transformer, build_transformer
 from lowcomm_node.trainer.gpu import loss_of
@@ -42,12 +41,6 @@ def streams(model: Transformer, tokens: torch.Tensor) -> list[torch.dtype]:
     return seen
 
 
-def test_a_processor_computes_in_fp32(model: Transformer) -> None:
-    tokens = torch.arange(32).view(1, 32)
-    with computing(torch.device("cpu")):
-        assert streams(model, tokens) == [torch.float32] * 3
-
-
 @pytest.mark.usefixtures("autocast")
 def test_within_autocast_the_residual_stream_is_in_bf16(model: Transformer) -> None:
     tokens = torch.arange(32).view(1, 32)
@@ -56,28 +49,6 @@ def test_within_autocast_the_residual_stream_is_in_bf16(model: Transformer) -> N
     loss.backward()
     assert loss.dtype == torch.float32
     assert all(weight.grad.dtype == torch.float32 for weight in model.parameters())
-
-
-@pytest.mark.slow
-def test_a_bf16_stream_trains_as_well_as_one_in_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
-    def trained() -> float:
-        model, generator = build_transformer(SMALL, 0), torch.Generator().manual_seed(0)
-        optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
-        for _ in range(40):
-            start = torch.randint(0, 200, (8, 1), generator=generator)
-            tokens = (start + 3 * torch.arange(33)) % 200  # each text counts by threes
-            with torch.autocast("cpu", torch.bfloat16):
-                loss = model.loss(tokens[:, :-1], tokens[:, 1:])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-        return float(loss.detach())
-
-    short = trained()
-    monkeypatch.setattr("lowcomm_node.models.transformer.model.as_computed", lambda x: x)
-    wide = trained()
-    assert short < 4.0, "it learns"
-    assert abs(short - wide) < 0.05 * wide
 
 
 def test_held_out_loss_is_computed_as_training_computes(

@@ -832,15 +832,15 @@ def test_the_first_steps_of_a_replica_are_no_measure_of_what_others_may_bring(da
     replica.inner_step()
     replica.capture(0, ahead=10**9)
     first, gain = replica.captures[0], replica.spec.sync.outer_settings.gain
-    assert first.bound.own == pytest.approx(gain * float((first.theta - first.phi).norm()))
+    assert first.judge.bound.own == pytest.approx(gain * float((first.theta - first.phi).norm()))
     replica.drop(0)
     replica.capture(0)
-    assert replica.captures[0].bound.limit == pytest.approx(PLAUSIBLE * first.bound.own), (
-        "nobody claims anything"
-    )
+    assert replica.captures[0].judge.bound.limit == pytest.approx(
+        PLAUSIBLE * first.judge.bound.own
+    ), "nobody claims anything"
     replica.drop(0)
-    replica.usual[0].applied(first.bound.own, first.bound.own)
+    replica.history[0].usual.applied(first.judge.bound.own, first.judge.bound.own)
     replica.capture(0)
-    assert replica.captures[0].bound.limit > 2 * PLAUSIBLE * first.bound.own, (
+    assert replica.captures[0].judge.bound.limit > 2 * PLAUSIBLE * first.judge.bound.own, (
         "an interval is usual without a claim"
     )

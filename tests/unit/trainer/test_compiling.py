@@ -51,14 +51,6 @@ def test_it_does_not_try_where_something_is_missing(
     assert not can_compile()
 
 
-def test_a_compiler_that_the_environment_names_will_do(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    machine(compiler=None)
-    monkeypatch.setenv("CC", "/opt/cc")
-    assert can_compile()
-
-
 def test_what_is_compiled_for_a_gpu_is_kept_in_the_home(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

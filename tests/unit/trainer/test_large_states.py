@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 
-from helpers.allocating import Tensors
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.errors import CheckpointError, DiskFull
 from lowcomm_node.node.messages import Save, Snapshot
@@ -144,66 +143,6 @@ def test_a_disk_that_takes_too_long_holds_training_no_longer_and_nothing_of_it_c
     with pytest.raises(CheckpointError, match="training has gone on: the disk is too slow, or"):
         asked.result(60)
     assert disk.store.steps() == [] and not list(tmp_path.glob("snapshots/*"))
-
-
-def test_a_small_state_is_copied_and_holds_up_nothing(busy, dataset: Dataset):
-    replica = trained(dataset)
-    before, _ = state.snapshot(replica)
-    disk = busy(replica)
-    saved = disk.ask(Save())
-    replica.inner_step()  # the disk is busy all the while
-    disk.free.set()
-    assert same(before, disk.store.load(saved.result(60).swarm_step).tensors)
-
-
-@pytest.mark.usefixtures("large")
-def test_neither_writing_nor_adopting_a_state_takes_the_memory_of_a_fragment(
-    dataset: Dataset, tmp_path: Path
-):
-    replica, joiner = trained(dataset), trained(dataset)
-    numel = replica.plan.fragments[0].numel
-    with Tensors(numel) as tensors:
-        parts, _ = state.snapshot(replica, copied=False)
-        name = transfer.Snapshot(replica, copied=False).write(tmp_path)
-        transfer.adopt_folder(joiner, tmp_path / name)
-    assert tensors.found == []
-    live = {one.data_ptr() for one in (*replica.weights.values(), *replica.phi, *replica.delta)}
-    written = {**parts["weights"], **parts["outer"]}
-    assert live <= {one.data_ptr() for one in written.values()}, "no copies"
-    moments, _ = replica.optimizer.moment_vectors()
-    assert {one.data_ptr() for one in moments.values()} <= {
-        one.data_ptr() for one in parts["inner"].values()
-    }
-
-
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_moments_of_others_go_to_the_place_of_ours(
-    dataset: Dataset, tmp_path: Path, optimizer: str
-):
-    spec = SPEC.model_copy(update={"train": SPEC.train.model_copy(update={"optimizer": optimizer})})
-    donor, joiner = trained(dataset, spec), trained(dataset, spec)
-    donor.inner_step()
-    name = transfer.Snapshot(donor).write(tmp_path)
-    before = places(joiner)
-    transfer.adopt_folder(joiner, tmp_path / name)
-    assert places(joiner) == before
-    for ours, theirs in zip(vectors(joiner), vectors(donor), strict=True):
-        assert torch.equal(ours, theirs)
-    fresh = Replica(spec, "peer", dataset, torch.device("cpu"))
-    young = transfer.Snapshot(fresh).write(tmp_path)
-    kept = [one.clone() for one in vectors(joiner)]
-    transfer.adopt_folder(joiner, tmp_path / young)
-    assert all(map(torch.equal, vectors(joiner), kept)), "a donor that took no step has none"
-
-
-def vectors(replica: Replica) -> list[torch.Tensor]:
-    """All moments."""
-    return [one for part in replica.optimizer.moment_vectors() for one in part.values()]
-
-
-def places(replica: Replica) -> list[int]:
-    """Where they are."""
-    return [one.data_ptr() for one in vectors(replica)]
 
 
 def test_slow_weights_in_files_are_those_in_memory_and_leave_no_file_behind(

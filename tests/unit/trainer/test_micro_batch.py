@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from helpers.driven_trainer import Driven, begin, driven, finish
+from helpers.driven_trainer import driven
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Model, build_model
 from lowcomm_node.node.messages import MicroBatch, Stepped
 from lowcomm_node.trainer import memory
 from lowcomm_node.trainer.memory import GIB, Wanted, check_memory, reckon
-from lowcomm_node.trainer.micro_batch import Cut, Gradient, Remembered, choose, find, largest
+from lowcomm_node.trainer.micro_batch import Cut, Gradient, Remembered, choose, find
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -84,33 +84,6 @@ def test_parts_of_any_size_give_loss_and_gradient_of_the_batch(windows: int) -> 
         assert (ours - one).abs().max() < 1e-6
 
 
-def test_a_batch_that_goes_through_at_once_keeps_its_bits() -> None:
-    model = build_model(SMALL, 0)
-    expected = model.loss(*batch_of(8))
-    expected.backward()
-    loss, found = learned(Cut(8))
-    assert torch.equal(loss, expected)
-    for ours, weight in zip(found, model.parameters(), strict=True):
-        assert weight.grad is not None and torch.equal(ours, weight.grad)
-
-
-def test_parts_weigh_by_their_tokens() -> None:
-    assert [Cut(size).parts(8) for size in (8, 7, 4, 3, 1, 100)] == [8, 4, 4, 3, 1, 8]
-    model = build_model(SMALL, 0)
-    tokens, targets = batch_of(5)
-    seen: list[int] = []
-
-    def loss(some: Tensor, theirs: Tensor) -> Tensor:
-        seen.append(len(some))
-        return model.loss(some, theirs)
-
-    gradient = gradient_of(model, 5, loss)
-    gradient.cut = Cut(3)
-    found = gradient.of(tokens, targets)
-    assert seen == [3, 2], "the last one is smaller, and counts for less"
-    torch.testing.assert_close(found, model.loss(tokens, targets).detach())
-
-
 def test_blocks_that_are_computed_again_change_no_bit_and_keep_less() -> None:
     kept: list[int] = []
 
@@ -136,15 +109,6 @@ def test_blocks_that_are_computed_again_change_no_bit_and_keep_less() -> None:
 
 
 # what fits
-
-
-@pytest.mark.parametrize("most", [1, 2, 7, 8, 33])
-def test_the_largest_that_fits_is_found_in_few_tries(most: int) -> None:
-    for limit in range(most + 2):
-        tried: list[int] = []
-        found = largest(most, lambda count: tried.append(count) or count <= limit)  # noqa: B023
-        assert found == min(limit, most)
-        assert len(tried) <= 1 + most.bit_length()
 
 
 @pytest.mark.parametrize("fails_at", [2, 3, 8, 9])
@@ -198,15 +162,6 @@ def test_a_try_takes_what_a_step_will_take_beside_it() -> None:
     assert all(weight.grad is None for weight in model.parameters())
 
 
-def test_an_error_that_is_not_about_memory_ends_the_search() -> None:
-    model = build_model(SMALL, 0)
-    gradient = gradient_of(model, 8, Allocator(model, 1, "an illegal memory access"))
-    with pytest.raises(RuntimeError, match="illegal"):
-        gradient.fits(Cut(8))
-    with pytest.raises(RuntimeError, match="illegal"):
-        gradient.of(*batch_of(8))
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -243,36 +198,6 @@ def test_a_step_that_runs_out_is_halved_and_taken_again() -> None:
     torch.testing.assert_close(loss, expected, rtol=0, atol=1e-6)
     for weight, one in zip(model.parameters(), gradients, strict=True):
         assert weight.grad is not None and (weight.grad - one).abs().max() < 1e-6
-
-
-def test_what_a_step_has_learned_before_it_runs_out_does_not_count_twice() -> None:
-    _, gradients = learned(Cut(8))
-    model = build_model(SMALL, 0)
-    asked: list[int] = []
-
-    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
-        asked.append(len(tokens))
-        if asked == [4, 4]:
-            raise MemoryError
-        return model.loss(tokens, targets)
-
-    gradient = gradient_of(model, 8, loss)
-    gradient.cut = Cut(4)
-    gradient.of(*batch_of(8))
-    assert asked == [4, 4, 2, 2, 2, 2]
-    for weight, one in zip(model.parameters(), gradients, strict=True):
-        assert weight.grad is not None and (weight.grad - one).abs().max() < 1e-6
-
-
-def test_a_window_that_runs_out_is_computed_again_where_that_is_allowed() -> None:
-    model = build_model(SMALL, 0)
-    gradient = gradient_of(model, 2, Allocator(model, 1))
-    with pytest.raises(RuntimeError, match="out of memory"):
-        gradient.of(*batch_of(2))
-    assert gradient.cut == Cut(1)
-    gradient.may_recompute = True
-    gradient.of(*batch_of(2))
-    assert gradient.cut == Cut(1, True)
 
 
 def test_the_loop_tells_that_it_cuts_steps(tmp_path: Path) -> None:
@@ -321,36 +246,3 @@ def test_a_small_card_takes_part_in_a_run_of_a_large_one(monkeypatch: pytest.Mon
     assert check_memory(spec, torch.device("cuda:0"), None).cut == Cut(256)
     card.free = 3 * GIB
     assert 1 <= check_memory(spec, torch.device("cuda:0"), None).cut.windows < 64
-
-
-def test_the_owner_sets_the_micro_batch(tmp_path: Path) -> None:
-    with driven(tmp_path, "a", more=PAIRS, micro_batch=1, activation_checkpointing="on") as (one,):
-        one.steps(1)
-        assert one.replica.gradient.cut == Cut(1, True)
-        told = one.events(Stepped)[-1]
-        assert (told.micro_batch, told.activation_checkpointing) == (1, True)
-
-
-def test_two_nodes_of_different_micro_batch_stay_in_one_run(tmp_path: Path) -> None:
-    def exchanged(folder: Path, windows: int) -> list[Driven]:
-        folder.mkdir()
-        with driven(folder, "a", "b", more=PAIRS) as (one, other):
-            other.replica.gradient.cut = Cut(windows)
-            for _ in range(3):
-                for here in (one, other):
-                    here.steps(2)
-                for fragment in range(2):
-                    begin(one, other, fragment)
-                    for here, number in zip(
-                        (one, other), finish(one, other, fragment), strict=True
-                    ):
-                        assert "merged" in type(here.answer(number)).wire_name
-            return [one, other]
-
-    same, mixed = (exchanged(tmp_path / str(windows), windows) for windows in (2, 1))
-    for here in mixed:
-        assert (here.replica.steps, here.replica.clock.step) == (6, 6)
-        assert here.replica.tokens == same[0].replica.tokens, "tokens count alike"
-    for ours, theirs in zip(mixed, same, strict=True):
-        for phi, other in zip(ours.replica.phi, theirs.replica.phi, strict=True):
-            assert (phi - other).abs().max() < 1e-4

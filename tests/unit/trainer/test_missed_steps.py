@@ -144,12 +144,6 @@ def test_what_was_taken_over_reaches_all_weights_where_one_shard_alone_is_applie
     assert not torch.allclose(theta[start:stop], wanted[start:stop], atol=1e-4)
 
 
-def test_more_members_than_values_are_refused():
-    few = 10
-    with pytest.raises(CodecError, match="of 11 members"):
-        list(read(memoryview(HEAD.pack(11, 1) + bytes(100)), shard_coder("q2", few), few, 1))
-
-
 @given(st.binary(max_size=2000), st.integers(1, 4))
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_are_steps_or_refused(data, steps):

@@ -9,9 +9,8 @@ import torch
 
 from helpers.driven_trainer import Driven, begin, driven, finish, merge_of
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.node.messages import Capture, Drop, Finished, Merged, Reduce, Stepped, Train
+from lowcomm_node.node.messages import Capture, Drop, Finished, Merged, Reduce, Stepped
 from lowcomm_node.trainer import state
-from lowcomm_protocol.spec.presets import PRESETS
 
 PAIRS = ("lowcomm", "noloco", "gossip")
 GROUPS = ("diloco", "streaming-diloco")
@@ -223,16 +222,6 @@ def test_a_merge_waits_for_the_steps_that_overlap_it(folder: Path) -> None:
         assert not torch.equal(one.replica.phi[0], before)
 
 
-def test_what_waits_is_merged_once_training_is_held(folder: Path) -> None:
-    with driven(folder, "a", "b", more=settings(overlap=3)) as (one, partner):
-        for here in (one, partner):
-            here.steps(2)
-        begin(one, partner)
-        number, _ = finish(one, partner)
-        one.ask(Train(on=False))
-        assert one.answer(number) is not None
-
-
 def test_a_merge_takes_over_the_swarm_step_of_one_that_is_ahead_and_can_end_the_run(
     folder: Path,
 ) -> None:
@@ -261,21 +250,6 @@ def test_a_state_of_another_run_or_without_counters_is_refused(folder: Path, key
         assert image(one) == before
 
 
-@pytest.mark.parametrize("name", state._COUNTERS)
-def test_each_counter_of_a_fragment_has_its_own_lowest_value(folder: Path, name: str) -> None:
-    with driven(folder, "a", more=settings()) as (one,):
-        one.steps(1)
-        parts, meta = state.snapshot(one.replica)
-        lowest = -1 if name == "synced" else 0
-        for value, fine in ((lowest, True), (lowest - 1, False)):
-            progress = [counters | {name: value} for counters in meta["progress"]]
-            if fine:
-                state.restore(one.replica, parts, meta | {"progress": progress})
-                continue
-            with pytest.raises(CheckpointError, match="counters"):
-                state.restore(one.replica, parts, meta | {"progress": progress})
-
-
 def test_a_norm_that_is_claimed_is_taken_where_it_is_one(folder: Path) -> None:
     with driven(folder, "a", more=settings()) as (one,):
         parts, meta = state.snapshot(one.replica)
@@ -288,8 +262,4 @@ def test_a_norm_that_is_claimed_is_taken_where_it_is_one(folder: Path) -> None:
             (None, 0.0),
         ):
             state.restore(one.replica, parts, meta | {"usual": told})
-            assert [usual.learned for usual in one.replica.usual] == [learned] * count
-
-
-def test_every_method_is_resumed_here() -> None:
-    assert set(PRESETS) == {*PAIRS, *GROUPS, *AS_IN_PAPERS, "local"}
+            assert [each.usual.learned for each in one.replica.history] == [learned] * count

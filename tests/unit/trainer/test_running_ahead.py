@@ -13,13 +13,11 @@ from torch import Tensor
 from helpers.driven_trainer import Driven, driven
 from lowcomm_node.data import open_data, open_tokenizer
 from lowcomm_node.data.stream import TrainStream
-from lowcomm_node.errors import DataError, Diverged
 from lowcomm_node.models.base import build_model
-from lowcomm_node.node.messages import Save, Skipped, Stepped
-from lowcomm_node.trainer import replica as replica_module
+from lowcomm_node.node.messages import Skipped, Stepped
+from lowcomm_node.trainer import inner as inner_module
 from lowcomm_node.trainer import state
-from lowcomm_node.trainer.batches import Ahead
-from lowcomm_node.trainer.loop import MOST_SKIPPED
+from lowcomm_node.trainer.inner import BatchesAhead
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.models import TransformerSettings
@@ -50,7 +48,7 @@ class Device:
             self.done.append(f"step {replica.steps}")
 
         monkeypatch.setattr(Replica, "take_step", queue)
-        monkeypatch.setattr(replica_module, "read_later", self.read_later)
+        monkeypatch.setattr(inner_module, "read_later", self.read_later)
 
     def read_later(self, figures: Tensor) -> Callable[[], list[float]]:
         """See outcome.py."""
@@ -100,16 +98,6 @@ def test_a_loss_is_read_once_the_next_step_is_queued(ahead: tuple[Driven, Device
     assert device.done[-1] == "read 3"
 
 
-def test_what_is_asked_between_two_steps_sees_all_steps_counted(
-    ahead: tuple[Driven, Device],
-) -> None:
-    one, _ = ahead
-    run(one, 3)
-    saved = one.ask(Save())
-    assert (saved.steps, saved.tokens) == (3, 3 * one.replica.spec.tokens_per_step)
-    assert [step.steps for step in one.events(Stepped)][:3] == [1, 2, 3]
-
-
 def test_a_checkpoint_counts_all_steps_that_are_in_its_weights(
     ahead: tuple[Driven, Device], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,20 +142,6 @@ def test_steps_are_the_same_to_the_bit_whether_they_are_read_late_or_not(
         ]
 
 
-def test_so_many_skipped_steps_in_a_row_end_training_one_step_later(
-    ahead: tuple[Driven, Device],
-) -> None:
-    one, _ = ahead
-    run(one, 1)
-    before = {name: weight.detach().clone() for name, weight in one.replica.weights.items()}
-    poison(one, [True] * 20)
-    with pytest.raises(Diverged, match=r"10 inner steps in a row .* by step 11"):
-        run(one, 20)
-    assert one.replica.steps == 1 + MOST_SKIPPED + 1
-    for name, weight in one.replica.weights.items():
-        assert torch.equal(weight, before[name])
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_an_optimizer_that_is_told_to_skip_on_the_device_changes_nothing(optimizer: str) -> None:
     settings = TransformerSettings(layers=1, width=16, heads=2, feed_forward=32, context=16)
@@ -209,7 +183,7 @@ def stream(tmp_path: Path) -> TrainStream:
 
 def test_batches_prepared_ahead_are_those_of_the_stream(stream: TrainStream) -> None:
     with ThreadPoolExecutor(1) as executor:
-        ahead = Ahead(executor, torch.device("cpu"))
+        ahead = BatchesAhead(executor, torch.device("cpu"))
         for number in (0, 1, 2):
             assert torch.equal(ahead.next(stream)[0], stream.batch(number)[0])
         assert stream.batches == 3, "what is prepared counts once it is taken"
@@ -217,33 +191,3 @@ def test_batches_prepared_ahead_are_those_of_the_stream(stream: TrainStream) -> 
         assert torch.equal(ahead.next(stream)[1], stream.batch(7)[1])
         stream.restore({"batches": 1})
         assert torch.equal(ahead.next(stream)[1], stream.batch(1)[1])
-
-
-def test_text_that_can_t_be_read_ends_the_step_that_needs_it(
-    stream: TrainStream, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        ahead = Ahead(executor, torch.device("cpu"))
-        honest = stream.batch
-
-        def broken(number: int) -> tuple[Tensor, Tensor]:
-            if number == 1:
-                raise DataError("gone")
-            return honest(number)
-
-        monkeypatch.setattr(stream, "batch", broken)
-        ahead.next(stream)
-        with pytest.raises(DataError, match="gone"):
-            ahead.next(stream)
-        assert stream.batches == 1
-
-
-def test_a_loop_that_resumes_goes_on_with_the_batch_after_the_saved_one(tmp_path: Path) -> None:
-    with driven(tmp_path, "a", more=PAIRS) as (one,):
-        one.steps(3)
-        parts, meta = state.snapshot(one.replica)
-        one.steps(2)
-        expected = [step.loss for step in one.events(Stepped)][3:]
-        state.restore(one.replica, parts, meta)
-        one.steps(2)
-        assert [step.loss for step in one.events(Stepped)][5:] == expected

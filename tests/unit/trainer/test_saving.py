@@ -73,13 +73,6 @@ def test_a_fast_disk_never_makes_training_wait_and_is_not_written_to_twice_as_of
     assert min(apart) >= 90 and disk.worst <= 100
 
 
-def test_a_disk_that_has_become_slower_is_waited_for_once() -> None:
-    disk = Disk(100)
-    disk.live(1000, 1.0)
-    disk.live(1000, 20.0)
-    assert 0 < disk.waited <= 20 and disk.worst == 100
-
-
 def test_a_disk_that_hangs_holds_training_for_a_while_only() -> None:
     saving = Saving(10)
     saving.began(10)
@@ -88,16 +81,6 @@ def test_a_disk_that_hangs_holds_training_for_a_while_only() -> None:
     assert not saving.holds(400, PATIENCE + 1) and not saving.is_due(400, PATIENCE + 1)
     assert saving.succeeded(400), "that it went well after all is news"
     assert saving.trouble is None and saving.is_due(400, PATIENCE + 2)
-
-
-def test_why_a_disk_that_hung_failed_is_told_as_well() -> None:
-    saving = Saving(10)
-    saving.began(10)
-    assert saving.holds(10, 0.0) and saving.is_holding
-    assert not saving.holds(10, PATIENCE) and not saving.is_holding
-    assert (
-        saving.failed("The disk is gone.", PATIENCE + 1) and saving.trouble == "The disk is gone."
-    )
 
 
 def test_after_a_save_that_failed_the_next_ones_wait_longer_and_longer() -> None:
@@ -126,23 +109,6 @@ def test_after_a_save_that_failed_the_next_ones_wait_longer_and_longer() -> None
     assert saving.succeeded(23)
     saving.began(33)
     assert not saving.succeeded(33)
-
-
-def test_what_is_resumed_is_not_saved_again_at_once() -> None:
-    assert not Saving(10, 20).is_due(21, 0.0)
-    disk = Disk(10, 20)
-    disk.live(100, 1.0)
-    assert disk.worst <= 10
-
-
-def test_two_that_are_written_one_after_the_other_are_told_apart() -> None:
-    saving = Saving(10)
-    saving.began(5)
-    saving.began(9)
-    saving.succeeded(9)
-    assert saving.holds(15, 0.0) and not saving.holds(14, 0.0), "5 steps are on the disk"
-    saving.succeeded(15)
-    assert not saving.holds(15, 0.0)
 
 
 async def test_a_trainer_waits_for_a_disk_that_is_slower_and_goes_on_once_all_is_written(

@@ -10,9 +10,8 @@ import pytest
 from helpers import tiny
 from helpers.driven_trainer import begin, driven, finish
 from lowcomm_node.node.messages import Amend, Finished, Merged, Save, Stepped
-from lowcomm_node.simulation import simulate
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment
+from lowcomm_protocol.spec.amendments import Chain, write_amendment
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
 CREATOR = Identity(b"c" * 32)
@@ -94,15 +93,6 @@ def test_a_run_that_is_over_goes_on_when_its_creator_makes_it_longer(
         assert not ada.loop._can_step()
 
 
-def test_a_run_that_is_made_shorter_ends_at_once_where_that_is_behind(
-    run: SignedRun, tmp_path: Path
-) -> None:
-    with driven(tmp_path, "ada", more=MORE) as (ada,):
-        ada.steps(6)
-        ada.ask(Amend(amendments=amended(run, (2, {"run.steps": 4})).data.decode()))
-        assert [event.swarm_step for event in ada.events(Finished)] == [6]
-
-
 def test_a_resume_knows_the_amendments_of_its_checkpoint(run: SignedRun, tmp_path: Path) -> None:
     chain = amended(run, (2, CONSTANT), (2, {"run.steps": 50}))
     with driven(tmp_path, "ada", more=MORE) as (ada,):
@@ -127,11 +117,3 @@ def test_what_the_creator_has_not_signed_changes_nothing(run: SignedRun, tmp_pat
         for text in (forged, "", "nonsense"):
             ada.ask(Amend(amendments=text))
         assert ada.replica.course.chain == Chain()
-
-
-def test_the_simulator_follows_a_course(run: SignedRun, tmp_path: Path) -> None:
-    with driven(tmp_path, "ada", more=MORE) as (ada,):
-        dataset = ada.replica.dataset
-    shorter = Course(run.spec, amended(run, (3, {"run.steps": 5})))
-    assert simulate(run.spec, dataset, 2).steps == (STEPS, STEPS)
-    assert simulate(run.spec, dataset, 2, course=shorter).steps == (5, 5)

@@ -193,27 +193,6 @@ async def test_a_trainer_that_missed_two_exchanges_takes_them_over_and_holds_the
             await trainer.stop()
 
 
-async def test_a_trainer_hands_over_no_more_than_it_has_kept(tmp_path: Path):
-    trainers = await start(tmp_path)
-    owners = ["a", "b", "c"]
-    try:
-        for realign, kept in ((False, 1), (False, 2), (True, 0), (False, 1)):
-            await exchange(trainers, realign, owners)
-            await step(trainers)
-            slots = trainers["a"].arena.take(GROUP.slots)
-            await trainers["a"].ask(
-                Capture(fragment=0, slot=slots[0], realign=False, ahead=0, members=PEERS)
-            )
-            with pytest.raises(TrainerError, match=f"{kept} outer steps are kept"):
-                await missed(trainers["a"], kept + 1, slots[0], 4096)
-            await trainers["a"].ask(Drop(fragment=0))
-            for slot in slots:
-                trainers["a"].arena.give_back(slot)
-    finally:
-        for trainer in trainers.values():
-            await trainer.stop()
-
-
 async def test_what_can_not_be_used_is_told_and_costs_nothing_else(tmp_path: Path):
     trainers = await start(tmp_path)
     try:

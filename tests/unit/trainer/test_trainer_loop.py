@@ -2,7 +2,6 @@
 ends it is told."""
 
 import math
-import socket
 import threading
 from pathlib import Path
 
@@ -10,16 +9,13 @@ import pytest
 import torch
 
 from helpers.driven_trainer import Driven, begin, driven, finish, merge_of
-from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
-from lowcomm_node.node.host import serve
-from lowcomm_node.node.ipc import Pipe, Request, create_file, decode
+from lowcomm_node.errors import CheckpointError, Diverged
+from lowcomm_node.node.ipc import Request
 from lowcomm_node.node.messages import (
     Adopt,
     Capture,
     Drop,
-    Failed,
     Generate,
-    Kind,
     Merged,
     Part,
     Receive,
@@ -29,9 +25,8 @@ from lowcomm_node.node.messages import (
     Snapshot,
     Stepped,
 )
-from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer import state, transfer
-from lowcomm_node.trainer.loop import MOST_SKIPPED, TrainerLoop
+from lowcomm_node.trainer.loop import MOST_SKIPPED
 
 PAIRS = """
 [sync]
@@ -88,22 +83,6 @@ def test_a_merge_that_ripens_while_a_state_is_copied_is_void_and_training_goes_o
         assert len(one.events(Stepped)) == 7
 
 
-def test_a_merge_that_is_asked_for_while_a_state_is_copied_is_void(
-    folder: Path, tmp_path: Path
-) -> None:
-    with driven(folder, "a", "b", more=PAIRS) as (one, other):
-        for here in (one, other):
-            here.steps(2)
-        begin(one, other)
-        held = threading.Event()
-        one.loop._coder.submit(held.wait)
-        number = one.send(merge_of(one, {"a": 1, "b": 1}))
-        threading.Timer(0.05, held.set).start()
-        adopt(one, other, tmp_path)
-        one.steps(5)
-        assert "void" in one.refused(number).text
-
-
 def test_a_merge_of_an_exchange_that_is_over_does_not_touch_the_next_one(folder: Path) -> None:
     with driven(folder, "a", "b", more=PAIRS) as (one, other):
         for here in (one, other):
@@ -115,20 +94,6 @@ def test_a_merge_of_an_exchange_that_is_over_does_not_touch_the_next_one(folder:
         one.steps(4)
         assert "void" in one.refused(number).text
         assert 0 in one.replica.captures, "the next one goes on"
-
-
-def test_what_is_dropped_late_is_the_exchange_that_was_meant(folder: Path) -> None:
-    with driven(folder, "a", "b", more=PAIRS) as (one, other):
-        for here in (one, other):
-            here.steps(2)
-        begin(one, other)
-        held = threading.Event()
-        one.loop._coder.submit(held.wait)
-        one.send(Drop(fragment=0))
-        one.send(CAPTURE)
-        held.set()
-        one.settle()
-        assert 0 in one.replica.captures
 
 
 @pytest.mark.parametrize("codec", ["fp32", "mod3"])
@@ -163,51 +128,6 @@ def test_an_error_on_the_coding_thread_that_nobody_foresaw_is_answered(folder: P
         assert "KeyError" in answer.text and "report it" in answer.text
         one.ask(Drop(fragment=0))
         assert "not captured any more" in one.refusal(receive(Part.WHOLE)).text
-
-
-def test_whatever_ends_the_loop_is_told_with_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(self: TrainerLoop) -> None:
-        _ = {}[3]
-
-    monkeypatch.setattr(loop_module.TrainerLoop, "run", run)
-    ours, theirs = socket.socketpair()
-    ended: list[int] = []
-    thread = threading.Thread(target=lambda: ended.append(serve(theirs, create_file())))
-    thread.start()
-    with ours, ours.makefile("rb") as lines:
-        (told,) = map(decode, lines)
-    thread.join(20)
-    assert ended == [1]
-    event, _ = told
-    assert isinstance(event, Failed) and event.kind is Kind.ERROR
-    assert (
-        event.reason.startswith("KeyError in test_trainer_loop.py, line")
-        and "report it" in event.reason
-    )
-
-
-def test_no_thread_holds_the_loop_any_more_when_the_trainer_ends(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    returned = threading.Event()
-    outlived: list[bool] = []
-
-    class Loop:
-        def __init__(self, pipe: Pipe, memory: int) -> None:
-            self._pipe = pipe
-
-        def run(self) -> None:
-            self._pipe.start_reading(lambda *_: None, self._gone)
-
-        def _gone(self) -> None:
-            outlived.append(returned.wait(0.2))
-
-    monkeypatch.setattr(loop_module, "TrainerLoop", Loop)
-    ours, theirs = socket.socketpair()
-    with ours:
-        assert serve(theirs, create_file()) == 0
-        returned.set()
-    assert outlived == [False]
 
 
 # Nothing but numbers
@@ -257,27 +177,6 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing_but_counters(
         assert any(
             not torch.equal(weight, before[name]) for name, weight in one.replica.weights.items()
         )
-
-
-def test_a_node_that_skips_steps_keeps_to_the_rounds_of_the_others(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with driven(folder, "skips", "b", more=PAIRS.replace("overlap = 3", "overlap = 0")) as pair:
-        one, other = pair
-        poisoned(monkeypatch, one, [True, False, True, True])
-        for _ in range(2):
-            for here in pair:
-                here.steps(2)
-            for fragment in range(2):
-                begin(one, other, fragment)
-                for here, number in zip(pair, finish(one, other, fragment), strict=True):
-                    assert here.answered(number, merge_of(here, {}, fragment)).swarm_step
-        assert (one.replica.skipped, other.replica.skipped) == (3, 0)
-        for here in pair:
-            assert (here.replica.steps, here.replica.clock.step) == (4, 4)
-            assert [here.replica.schedule[p].merged_steps for p in range(2)] == [4, 4]
-            assert all(weight.isfinite().all() for weight in here.replica.weights.values())
-        assert one.replica.tokens == other.replica.tokens / 4, "it weighs what it has learned"
 
 
 def test_so_many_skipped_steps_in_a_row_end_training_with_a_remedy(
@@ -344,22 +243,6 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_sent_nor_handed_on(
         )
 
 
-@pytest.mark.parametrize("part", ["phi", "delta", "moments"])
-def test_slow_weights_and_moments_that_are_not_finite_are_not_saved(
-    folder: Path, part: str
-) -> None:
-    with driven(folder, f"bad-{part}", more=PAIRS) as (one,):
-        one.steps(1)
-        if part == "moments":
-            first, _ = one.replica.optimizer.moment_vectors()
-            next(iter(first.values())).view(-1)[0] = math.inf
-        else:
-            getattr(one.replica, part)[1][3] = math.nan
-        with pytest.raises(Diverged, match="NaN or infinity"):
-            one.ask(Save())
-        assert one.loop.store.steps() == []
-
-
 def test_an_outer_step_or_a_merge_that_overflows_is_not_applied(folder: Path) -> None:
     with driven(folder, "a", "b", more=PAIRS.replace("overlap = 3", "overlap = 0")) as (one, other):
         for here in (one, other):
@@ -384,16 +267,6 @@ def test_an_outer_step_or_a_merge_that_overflows_is_not_applied(folder: Path) ->
             one.ask(Drop(fragment=0))
             for here in (one, other):
                 here.steps(1)
-
-
-def test_a_state_that_is_not_finite_is_not_resumed_from(folder: Path) -> None:
-    with driven(folder, "a", more=PAIRS) as (one,):
-        one.steps(1)
-        parts, meta = state.snapshot(one.replica)
-        parts["outer"]["phi.1"] = parts["outer"]["phi.1"].clone()
-        parts["outer"]["phi.1"][0] = -math.inf
-        with pytest.raises(NotFinite, match=r"phi\.1 \(outer\)"):
-            state.restore(one.replica, parts, meta)
 
 
 # When fragments are due after a start

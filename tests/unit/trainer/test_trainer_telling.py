@@ -2,28 +2,23 @@
 end."""
 
 import math
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
 import torch
 
 from helpers.driven_trainer import driven
-from lowcomm_node.errors import NotFinite, TrainerError
+from lowcomm_node.errors import TrainerError
 from lowcomm_node.models.evaluation import Evaluation, evaluate
 from lowcomm_node.models.inference import TOP_K, generate
 from lowcomm_node.node import messages
 from lowcomm_node.node.messages import refusal_of
 from lowcomm_node.trainer import loop as loop_module
-from lowcomm_node.trainer import saving as saving_module
 from lowcomm_node.trainer.building import slot_bytes
-from lowcomm_node.trainer.capture import GroupCapture, PairCapture
 from lowcomm_node.trainer.optimizer import learning_rate
-from lowcomm_node.trainer.saving import HANGS, PATIENCE
-from lowcomm_protocol.codecs import BLOCK, coder
+from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.errors import CodecError, Deed, ImplausibleError
 from lowcomm_protocol.exchange.kinds import GROUP, PAIR
-from lowcomm_protocol.spec.names import MAX_GROUP
 
 MORE = """warmup = 3
 evaluate_every = 2
@@ -134,16 +129,6 @@ def test_training_goes_on_while_it_is_told_to_and_its_end_is_told_once(folder: P
         assert one.events(messages.Finished) == [messages.Finished(swarm_step=last, steps=2)]
 
 
-def test_it_ends_when_it_is_told_to_and_when_nobody_is_there_any_more(folder: Path) -> None:
-    for told in (True, False):
-        with driven(folder, "a", more=settings()) as (one,):
-            one.heard.start_reading = lambda consume, gone, told=told: (
-                consume(messages.Stop(), 1) if told else gone()
-            )
-            one.loop.run()
-            assert one.replica.steps == 0
-
-
 def test_text_is_that_of_the_model_for_a_prompt_and_a_seed_and_never_too_long(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,20 +185,6 @@ def test_what_it_says_when_it_is_built_is_what_it_has(
         assert (built.resumed, built.skipped, built.steps, built.swarm_step) == (None, (), 0, 0)
 
 
-def test_a_slot_is_whole_pages_and_no_more_than_what_must_fit() -> None:
-    for exchanged, name, numel, more in (
-        (PairCapture, "mod3", 1, 0),
-        (PairCapture, "mod3", 1024, 0),
-        (GroupCapture, "fp32", 1024, MAX_GROUP * 4 * BLOCK),
-        (PairCapture, "q2", 1025, 0),
-        (GroupCapture, "q2", 1025, MAX_GROUP * 4 * BLOCK),
-        (PairCapture, "fp32", 10_000, 0),
-    ):
-        room = max(coder(name, numel).max_size, 4 * numel) + more
-        size = slot_bytes(exchanged, name, numel)
-        assert size % 4096 == 0 and room <= size < room + 4096
-
-
 @pytest.mark.parametrize(
     ("error", "unusable", "deed"),
     [
@@ -231,52 +202,3 @@ def test_an_error_says_whose_fault_it_is_and_what_that_costs(
     told = refusal_of(error)
     assert (told.unusable, told.deed) == (unusable, deed)
     assert str(error) in told.text and told.exit_code == getattr(error, "exit_code", 1)
-
-
-def test_bytes_of_a_slot_are_told_with_where_they_stand_and_their_digest(folder: Path) -> None:
-    with driven(folder, "b", more=settings("diloco", 1)) as (one,):
-        one.steps(1)
-        members = ("a", "b", "c")
-        shared = one.ask(
-            messages.Capture(fragment=0, slot=0, realign=False, ahead=0, members=members)
-        )
-        data, start = one.slot(0, one.built.slot_bytes), 0
-        for size, digest in zip(shared.sizes, shared.digests, strict=True):
-            assert digest == sha256(data[start : start + size]).digest()
-            start += size
-        assert [size > 0 for size in shared.sizes] == [True, False, True]
-        mean = one.ask(messages.Reduce(fragment=0, tokens={"b": 1}, slot=1, offset=64))
-        assert mean.digest == sha256(one.slot(1, 64 + mean.size)[64:]).digest()
-        assert mean.left_out == {}
-        one.ask(messages.Drop(fragment=0))
-
-
-def test_weights_that_are_nothing_but_numbers_are_needed_for_text(folder: Path) -> None:
-    with driven(folder, "a", more=settings()) as (one,), torch.no_grad():
-        one.replica.weights["norm.weight"][0] = math.inf
-        told = one.refusal(messages.Generate(prompt="A", tokens=1, temperature=1.0, seed=0))
-        assert told.exit_code == NotFinite.exit_code and "checkpoint" in told.text
-
-
-def test_waiting_for_a_disk_is_told_once_and_so_is_that_it_has_lasted_too_long(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for reason in (HANGS, "zzz: no space is left", "a disk is gone"):
-        with driven(folder, "held", more=settings(), checkpoint_every=2) as (one,):
-            clock = Clock(0.0)
-            monkeypatch.setattr(saving_module, "monotonic", clock)
-            saving = one.loop._states.saving
-            saving.began(0)
-            one.replica.steps = 2
-            one.ask(messages.Train(on=True))
-            assert not one.loop._can_step() and not one.loop._can_step()
-            assert len(one.events(messages.Held)) == 1 and one.events(messages.NotSaved) == []
-            if reason == HANGS:
-                clock.now += PATIENCE
-            else:
-                saving.failed(reason, clock.now)
-            assert one.loop._can_step() and one.loop._can_step()
-            told = [event.reason for event in one.events(messages.NotSaved)]
-            assert told == ([HANGS] if reason == HANGS else []), (
-                "why a save failed is told by who writes"
-            )

@@ -1,7 +1,7 @@
 """The trainer's part of exchanges: requests on captures, carried out beside the inner steps.
 
-    capture ──► contributions come in, and are decoded ──► outer step ──► ripe ──► merged
-       └──────────────────────────── drop ────────────────────────────────────────────┘
+    capture ──► contributions come in, and are decoded ──► outer step ──► pending ──► merged
+       └──────────────────────────── drop ───────────────────────────────────────────────┘
 
 Coding, decoding and outer steps run one after the other on one thread. A capture and a merge touch
 the fast weights, so they happen between two inner steps.
@@ -26,11 +26,11 @@ Handlers = Mapping[type[Request[Any]], Callable[[Any], Answer | Future[Any]]]
 
 
 @dataclass(frozen=True, eq=False)  # captures hold tensors, which have no one answer to ==
-class Ripening:
+class PendingMerge:
     """A merge that waits for the inner steps that it overlaps with."""
 
     steps: int
-    """From how many inner steps of ours on it is ripe."""
+    """Own inner steps from which on it may be merged."""
     capture: Capture
     request: messages.Merge
     merged: Future[messages.Merged]
@@ -51,7 +51,7 @@ class ExchangeWork:
         self._arena = arena
         self._coder = coder
         self._at_boundary = at_boundary
-        self._ripening: list[Ripening] = []
+        self._pending: list[PendingMerge] = []
 
     @property
     def handlers(self) -> Handlers:
@@ -67,17 +67,20 @@ class ExchangeWork:
             messages.Drop: self._drop,
         }
 
-    def merge_ripe(self, can_step: Callable[[], bool]) -> bool:
-        """Merge what is ripe, at a step boundary; whether anything was.
+    def merge_pending(self, can_step: Callable[[], bool]) -> bool:
+        """Merge what has waited long enough, at a step boundary; whether anything was merged.
 
-        A merge is ripe ``overlap`` steps after its capture, or once no step will be taken.
+        A merge waits for ``overlap`` steps after its capture, or until no step will be taken.
         """
         steps = self._replica.steps
-        ripe = [one for one in self._ripening if one.steps <= steps or not can_step()]
-        self._ripening = [one for one in self._ripening if one not in ripe]
-        for one in ripe:
+        due = [one for one in self._pending if one.steps <= steps or not can_step()]
+        self._pending = [one for one in self._pending if one not in due]
+        for one in due:
             self._apply(one)
-        return bool(ripe)
+        return bool(due)
+
+    # Each handler finds the capture at once. Its work on the coding thread is void if the capture
+    # was dropped meanwhile, or a state was copied: nobody is blamed for that.
 
     def _capture(self, request: messages.Capture) -> Future[messages.Shared]:
         fragment, slot = request.fragment, request.slot
@@ -88,7 +91,6 @@ class ExchangeWork:
         capture.stages.add("capture", monotonic() - began)
 
         def work() -> messages.Shared:
-            self._check_captured(fragment, capture)
             with capture.stages.during("capture"):
                 self._replica.contribute(fragment)
             with capture.stages.during("encode"):
@@ -98,7 +100,7 @@ class ExchangeWork:
                 digests = tuple(self._digest(capture, slot, *place) for place in places)
             return messages.Shared(sizes=sizes, digests=digests, steps=capture.steps)
 
-        return self._coder.submit(work)
+        return self._work_on(fragment, capture, work)
 
     def _receive(self, request: messages.Receive) -> Future[messages.Received]:
         capture = self._replica.capture_of(request.fragment)
@@ -108,7 +110,7 @@ class ExchangeWork:
             with capture.stages.during("decode"):
                 return messages.Received(again=capture.take(request.part, request.peer, data))
 
-        return self._unless_void(request.fragment, capture, work)
+        return self._work_on(request.fragment, capture, work)
 
     def _resend(self, request: messages.Resend) -> Future[messages.Resent]:
         capture = self._replica.capture_of(request.fragment)
@@ -118,7 +120,7 @@ class ExchangeWork:
                 size = capture.resend(request.blocks, self._slot(request.slot))
             return messages.Resent(size=size, digest=self._digest(capture, request.slot, 0, size))
 
-        return self._unless_void(request.fragment, capture, work)
+        return self._work_on(request.fragment, capture, work)
 
     def _reduce(self, request: messages.Reduce) -> Future[messages.Reduced]:
         capture = self._replica.capture_of(request.fragment)
@@ -130,7 +132,7 @@ class ExchangeWork:
             refused = {peer: refusal_of(error) for peer, error in capture.left_out.items()}
             return messages.Reduced(size=size, digest=digest, refused=refused)
 
-        return self._unless_void(request.fragment, capture, work)
+        return self._work_on(request.fragment, capture, work)
 
     def _missed(self, request: messages.Missed) -> Future[messages.Resent]:
         fragment, capture = request.fragment, self._replica.capture_of(request.fragment)
@@ -141,7 +143,7 @@ class ExchangeWork:
             digest = self._digest(capture, request.slot, request.offset, len(steps))
             return messages.Resent(size=len(steps), digest=digest)
 
-        return self._unless_void(fragment, capture, work)
+        return self._work_on(fragment, capture, work)
 
     def _take_over(self, request: messages.TakeOver) -> Future[Done]:
         fragment, capture = request.fragment, self._replica.capture_of(request.fragment)
@@ -153,9 +155,7 @@ class ExchangeWork:
                 self._replica.take_over(fragment, data, request.steps, digests)
             return Done()
 
-        return self._unless_void(fragment, capture, work)
-
-    # the end of an exchange
+        return self._work_on(fragment, capture, work)
 
     def _merge(self, request: messages.Merge) -> Future[messages.Merged]:
         fragment, replica = request.fragment, self._replica
@@ -169,8 +169,8 @@ class ExchangeWork:
                 capture.pool(request.over)
                 replica.outer(fragment)
             steps = capture.steps + replica.spec.sync.overlap
-            ripening = Ripening(steps, capture, request, merged)
-            self._at_boundary(lambda: self._ripening.append(ripening))
+            pending = PendingMerge(steps, capture, request, merged)
+            self._at_boundary(lambda: self._pending.append(pending))
 
         def give_up(worked: Future[None]) -> None:
             if (error := worked.exception()) is not None:
@@ -179,7 +179,7 @@ class ExchangeWork:
         self._coder.submit(work).add_done_callback(give_up)
         return merged
 
-    def _apply(self, one: Ripening) -> None:
+    def _apply(self, one: PendingMerge) -> None:
         """Merge into the fast weights."""
         fragment, replica = one.request.fragment, self._replica
         try:
@@ -198,7 +198,7 @@ class ExchangeWork:
                 merged_tokens=progress.merged_tokens,
                 slow_digest=slow_digest,
                 momentum_digest=momentum_digest,
-                worst_block=replica.worst_block[fragment],
+                worst_block=one.capture.worst_block,
                 stages=one.capture.stages.seconds,
             )
         )
@@ -216,10 +216,8 @@ class ExchangeWork:
 
         return self._coder.submit(work)
 
-    # small things
-
-    def _unless_void(self, fragment: int, capture: Capture, work: Callable[[], A]) -> Future[A]:
-        """Do ``work`` on the coding thread; void if its exchange is, for which nobody is blamed."""
+    def _work_on(self, fragment: int, capture: Capture, work: Callable[[], A]) -> Future[A]:
+        """Do ``work`` on the coding thread, unless its exchange is void by then."""
 
         def checked() -> A:
             self._check_captured(fragment, capture)
@@ -228,7 +226,6 @@ class ExchangeWork:
         return self._coder.submit(checked)
 
     def _check_captured(self, fragment: int, capture: Capture) -> None:
-        # It may have been dropped, or a state was copied meanwhile.
         if self._replica.captures.get(fragment) is not capture:
             raise TrainerError(
                 f"Fragment {fragment} is not captured any more: the exchange is void."

@@ -1,0 +1,234 @@
+"""The inner step: fast weights, moved by the inner optimizer on batches of our own text.
+
+A GPU computes behind the program that feeds it. To read a loss is to wait until it has caught up,
+and then it has nothing to do. So the figures of a step are copied when it is queued, and read when
+the next one is queued, too.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor, Future
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from lowcomm_node.data import Dataset
+from lowcomm_node.data.stream import TrainStream
+from lowcomm_node.models.base import Model, build_model, computing, family_of, tensor_specs
+from lowcomm_node.models.open_weights import load_weights
+from lowcomm_node.system.machine import can_compile
+from lowcomm_node.system.reading import Readings
+from lowcomm_node.trainer.gpu import loss_of
+from lowcomm_node.trainer.micro_batch import Gradient
+from lowcomm_node.trainer.optimizer import InnerOptimizer
+from lowcomm_protocol.plan import SwarmClock, plan_fragments
+from lowcomm_protocol.spec.amendments import Course
+from lowcomm_protocol.spec.run import RunSpec
+
+Batch = tuple[Tensor, Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """The outcome of one inner step."""
+
+    loss: float
+    """Nats a token."""
+    steps: int
+    """Own steps, this one included."""
+    swarm_step: int
+    """The clock after it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A step whose outcome may not be known yet."""
+
+    steps: int
+    swarm_step: int
+    figures: Callable[[], list[float]]
+    """Loss and norm of the gradient; waits until they are there."""
+
+
+class InnerReplica:
+    """The model, its inner optimizer, and the text that it trains on."""
+
+    def __init__(
+        self,
+        spec: RunSpec,
+        peer_id: str,
+        dataset: Dataset,
+        device: torch.device,
+        compiled: bool | None = None,
+        run_id: str | None = None,
+        course: Course | None = None,
+    ) -> None:
+        """``run_id``: of the signed run; None in a simulation, where nobody has signed any.
+
+        ``course``: how the run is amended.
+        """
+        self.spec = spec
+        self.peer_id = peer_id
+        self.dataset = dataset
+        self.device = device
+        self.run_id = run_id or spec.run_id
+        self.course = course or Course(spec)
+        """The settings of training over swarm steps; all else is ``spec``'s."""
+        self.model = _built(spec).to(device)
+        self.weights = dict(self.model.named_parameters())
+        self.plan = plan_fragments(tensor_specs(self.model), spec.sync.fragments, spec.sync.pattern)
+        self.optimizer = InnerOptimizer(self.model, spec.train, device)
+        self.stream = TrainStream(
+            dataset.train, spec.model.context, spec.train.batch, spec.run.seed, peer_id
+        )
+        self.ahead: BatchesAhead | None = None
+        """Prepares batches beside the steps."""
+        self.readings = Readings()
+        """Reads of weights and moments on other threads; changes of them wait for these."""
+        # Compiling pays on CUDA, where a step is many small kernels. On a CPU it needs a compiler
+        # and a minute of start-up.
+        on_gpu = device.type == "cuda"
+        worth_it = on_gpu and can_compile()
+        self.loss = loss_of(self.model, worth_it if compiled is None else compiled)
+        self.gradient = Gradient(self.model, self._loss_of, spec.train.batch)
+        self.runs_ahead = on_gpu
+        """Whether steps are queued before the outcome of those before is known."""
+        self.clock = SwarmClock()
+        self.steps = 0
+        """Inner steps done, skipped ones included."""
+        self.tokens = 0
+        """Trained on: those of skipped steps do not count."""
+        self.skipped = 0
+        """Inner steps that were skipped, as loss or gradients were not finite."""
+        self.skipped_in_a_row = 0
+        self._unsettled: deque[Taken] = deque()
+
+    @property
+    def now(self) -> RunSpec:
+        """The settings that hold at this swarm step."""
+        return self.course.at(self.clock.step)
+
+    def begin_with(self, files: Sequence[Path]) -> None:
+        """Take the weights of the files that the run names, before the first step.
+
+        Raises ConfigError if they hold another model.
+        """
+        load_weights(self.model, files)
+
+    def inner_step(self) -> float:
+        """Train on one batch of our own stream; the loss in nats a token.
+
+        If the loss or a gradient is not finite, the step is skipped: only counters, stream and
+        clock go on.
+        """
+        self.take_step()
+        while True:
+            outcome = self.settle()
+            if not self.unsettled:
+                return outcome.loss
+
+    def take_step(self) -> None:
+        """The same without waiting for a GPU: ``settle`` gives its outcome."""
+        batch = self.stream.next_batch() if self.ahead is None else self.ahead.next(self.stream)
+        tokens, targets = (one.to(self.device, non_blocking=True) for one in batch)
+        loss = self.gradient.of(tokens, targets)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.spec.train.clip)
+        both, now = torch.stack((loss.float(), norm.float())), self.now
+        self.readings.wait()
+        if self.runs_ahead:
+            bad = both.isfinite().all().logical_not()
+            self.optimizer.step(self.clock.step, now.run.steps, now.train, unless=bad)
+            figures = read_later(both)
+        else:
+            known = both.tolist()
+            if all(map(math.isfinite, known)):
+                self.optimizer.step(self.clock.step, now.run.steps, now.train)
+            else:
+                self.model.zero_grad(set_to_none=True)
+            figures = partial(list, known)
+        self.steps += 1
+        self.clock.tick()
+        self._unsettled.append(Taken(steps=self.steps, swarm_step=self.clock.step, figures=figures))
+
+    def settle(self) -> Outcome:
+        """Count the oldest step that is not counted yet; waits for the device."""
+        taken = self._unsettled.popleft()
+        loss, norm = taken.figures()
+        if math.isfinite(loss) and math.isfinite(norm):
+            self.skipped_in_a_row = 0
+            self.tokens += self.spec.tokens_per_step
+        else:
+            self.skipped += 1
+            self.skipped_in_a_row += 1
+        return Outcome(loss=loss, steps=taken.steps, swarm_step=taken.swarm_step)
+
+    @property
+    def unsettled(self) -> int:
+        """Steps taken, but not yet counted in ``tokens`` and ``skipped``."""
+        return len(self._unsettled)
+
+    def _loss_of(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        with computing(self.device):
+            return self.loss(tokens, targets)
+
+
+class BatchesAhead:
+    """Gives the batches of a stream, and prepares the next one while a step computes: drawn, read
+    from the disk, put where a GPU copies from without waiting."""
+
+    def __init__(self, executor: Executor, device: torch.device) -> None:
+        self._executor = executor
+        self._pinned = device.type == "cuda"
+        self._prepared: tuple[TrainStream, int, Future[Batch]] | None = None
+
+    def next(self, stream: TrainStream) -> Batch:
+        """The next batch: the one prepared, unless the stream was moved meanwhile.
+
+        Raises what the stream raises.
+        """
+        number, prepared = stream.batches, self._prepared
+        if prepared is not None and prepared[:2] == (stream, number):
+            batch = prepared[2].result()
+        else:
+            batch = self._prepare(stream, number)
+        stream.batches = number + 1
+        work = self._executor.submit(self._prepare, stream, number + 1)
+        self._prepared = stream, number + 1, work
+        return batch
+
+    def _prepare(self, stream: TrainStream, number: int) -> Batch:
+        tokens, targets = stream.batch(number)
+        return (tokens.pin_memory(), targets.pin_memory()) if self._pinned else (tokens, targets)
+
+
+def read_later(figures: Tensor) -> Callable[[], list[float]]:
+    """A function that reads values of a GPU, and waits for nothing queued after this call."""
+    copied = torch.empty(figures.shape, dtype=figures.dtype, pin_memory=True)
+    copied.copy_(figures, non_blocking=True)
+    arrived = torch.cuda.Event()
+    arrived.record()
+
+    def read() -> list[float]:
+        arrived.synchronize()
+        return copied.tolist()
+
+    return read
+
+
+def choose_device(name: str) -> torch.device:
+    """``auto`` takes a GPU where there is one; ``cuda`` is the first one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    # torch limits the memory of a GPU only where its number is given.
+    return torch.device("cuda:0" if name == "cuda" else name)
+
+
+def _built(spec: RunSpec) -> Model:
+    """The model of a run. Where it names files with weights, they or a checkpoint set them."""
+    if spec.start.files:
+        return family_of(spec.model).blank(spec.model)
+    return build_model(spec.model, spec.run.seed)
