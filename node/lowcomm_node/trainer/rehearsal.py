@@ -1,4 +1,4 @@
-"""Exchanges between replicas of a toy model: they compile the kernels that exchanges of a run need.
+"""Compiles the kernels that exchanges of a run call, by exchanges of a toy replica.
 
 numba compiles a kernel where it is first called. Where none is on the disk yet, that takes half a
 minute in all: first exchanges would wait for it while training goes on, and replicas would part.
@@ -6,9 +6,9 @@ minute in all: first exchanges would wait for it while training goes on, and rep
 
 import fcntl
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import permutations
+from itertools import accumulate, pairwise, permutations
 from pathlib import Path
 from time import monotonic, sleep
 
@@ -28,11 +28,10 @@ from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.sections import RunSettings, SyncSettings
 
 TOY = TransformerSettings(layers=1, width=16, heads=2, feed_forward=16, context=16)
-SMALL, LARGE = 1e-3, 1.0
-"""How far weights move: ``LARGE`` leaves the ranges that a modulo codec has learned."""
-MOVES = (SMALL, SMALL, LARGE)
-"""How far they move before each exchange."""
-
+MEMBERS = {kinds.PAIR.name: 2, kinds.GROUP.name: 3}
+"""Members of an exchange of each kind. A group of two would compute no mean of more."""
+MOVES = (1e-3, 1e-3, 1.0)
+"""How far weights move before each exchange: the last leaves the ranges of modulo codecs."""
 PATIENCE = 120.0
 """Seconds to wait for another process that compiles; then both do."""
 LOOK = 0.1
@@ -45,16 +44,15 @@ _rehearsed: list[SyncSettings] = []
 def rehearse(sync: SyncSettings) -> None:
     """Exchange as a run with these settings does: kind of exchange, codec, outer step."""
     kind = kinds.kind_of(sync)
-    if kind is None or kind.name not in EXCHANGES or sync in _rehearsed:
+    if kind is None or kind.name not in MEMBERS or sync in _rehearsed:
         return
-    count, exchange = EXCHANGES[kind.name]
     folder = kept_in()
     with alone(Path(folder) if folder else None):
-        replicas = _replicas(sync, count)
-        for move in MOVES:
+        replicas = _replicas(sync, MEMBERS[kind.name])
+        exchange = _in_a_pair if kind is kinds.PAIR else _in_a_group
+        for number, move in enumerate((*MOVES, 0.0)):
             _move(replicas, move)
-            exchange(replicas, False)
-        exchange(replicas, True)
+            exchange(replicas, realign=number == len(MOVES))
     _rehearsed.append(sync)
 
 
@@ -97,12 +95,11 @@ def _replicas(sync: SyncSettings, count: int) -> Sequence[Replica]:
 
 
 def _move(replicas: Sequence[Replica], far: float) -> None:
-    """Weights of each move, as in an inner step, those of later ones further."""
+    """Move the weights, those of later replicas further."""
     for place, replica in enumerate(replicas, start=1):
         chance = torch.Generator().manual_seed(place)
         for weights in replica.weights.values():
-            noise = torch.randn(weights.shape, generator=chance)
-            weights.data.add_(noise, alpha=far * place)
+            weights.data.add_(torch.randn(weights.shape, generator=chance), alpha=far * place)
         replica.clock.tick()
 
 
@@ -111,70 +108,55 @@ def _room(replica: Replica) -> memoryview:
     return memoryview(bytearray(2 * replica.exchanged.slack + 8 * replica.plan.fragments[0].numel))
 
 
+def _coded(replica: Replica) -> list[memoryview]:
+    """What it sends to each member."""
+    room = _room(replica)
+    ends = [0, *accumulate(replica.capture_of(0).code(room))]
+    return [room[start:stop] for start, stop in pairwise(ends)]
+
+
 def _in_a_pair(replicas: Sequence[Replica], realign: bool) -> None:
-    sent = dict[str, memoryview]()
     for replica in replicas:
         replica.capture(0, realign)
-        room = _room(replica)
-        (size,) = replica.capture_of(0).code(room)
-        sent[replica.peer_id] = room[:size]
+    sent = {replica.peer_id: _coded(replica)[0] for replica in replicas}
     for here, there in permutations(replicas):
-        capture, other = here.capture_of(0), there.peer_id
+        capture, room = here.capture_of(0), _room(there)
         with suppress(ImplausibleError):  # it moved far; what it brings has been decoded by then
-            again = capture.take(Part.WHOLE, other, sent[other])
+            again = capture.take(Part.WHOLE, there.peer_id, sent[there.peer_id])
             if again is not None:
-                room = _room(there)
                 size = there.capture_of(0).resend(again.blocks, room)
-                capture.take(Part.AGAIN, other, room[:size])
+                capture.take(Part.AGAIN, there.peer_id, room[:size])
     _apply(replicas, dict.fromkeys(sent, 1))
 
 
 def _in_a_group(replicas: Sequence[Replica], realign: bool) -> None:
-    members = [replica.peer_id for replica in replicas]
-    shards = dict[tuple[str, str], memoryview]()
+    members, first = [replica.peer_id for replica in replicas], replicas[0]
     for replica in replicas:
         replica.capture(0, realign, members)
-        _catch_up(replica, replicas[0])
-        room, start = _room(replica), 0
-        for owner, size in zip(members, replica.capture_of(0).code(room), strict=True):
-            shards[replica.peer_id, owner] = room[start : start + size]
-            start += size
-    means = dict[str, memoryview]()
-    for here in replicas:
-        capture, owner, room = here.capture_of(0), here.peer_id, _room(here)
+        if first.history[0].past and replica.slow_digest(0) != first.slow_digest(0):
+            digests = first.slow_digest(0), first.momentum_digest(0)
+            replica.take_over(0, memoryview(first.missed(0, 1)), 1, digests)
+    shards = {replica.peer_id: _coded(replica) for replica in replicas}
+    over, means = dict.fromkeys(members, 1), dict[str, memoryview]()
+    for place, here in enumerate(replicas):
+        capture, room = here.capture_of(0), _room(here)
         for other in members:
-            if other != owner:
+            if other != here.peer_id:
                 with suppress(ImplausibleError):
-                    capture.take(Part.SHARE, other, shards[other, owner])
-        means[owner] = room[: capture.reduce(dict.fromkeys(members, 1), room)]
+                    capture.take(Part.SHARE, other, shards[other][place])
+        means[here.peer_id] = room[: capture.reduce(over, room)]
     for here, there in permutations(replicas, 2):
         with suppress(ImplausibleError):
             here.capture_of(0).take(Part.MEAN, there.peer_id, means[there.peer_id])
-    late, over = replicas[-1], dict.fromkeys(members, 1)
+    late = replicas[-1]
     if late.clock.step == 1 and not late.spec.sync.consensus:
-        late.drop(0)  # it misses the first exchange
-        _apply(replicas[:-1], over)
-    else:
-        _apply(replicas, over)
+        late.drop(0)  # it misses the first exchange, and takes it over in the next one
+        replicas = replicas[:-1]
+    _apply(replicas, over)
 
 
-def _catch_up(late: Replica, donor: Replica) -> None:
-    """Take over what was missed, where slow weights should be equal and are not."""
-    if donor.history[0].past and late.slow_digest(0) != donor.slow_digest(0):
-        digests = donor.slow_digest(0), donor.momentum_digest(0)
-        late.take_over(0, memoryview(donor.missed(0, 1)), 1, digests)
-
-
-def _apply(replicas: Sequence[Replica], over: Mapping[str, int]) -> None:
+def _apply(replicas: Sequence[Replica], over: dict[str, int]) -> None:
     for replica in replicas:
         replica.capture_of(0).pool(over)
         replica.outer(0)
         replica.merge(0, replica.clock.step)
-
-
-Exchange = Callable[[Sequence[Replica], bool], None]
-EXCHANGES: Mapping[str, tuple[int, Exchange]] = {
-    kinds.PAIR.name: (2, _in_a_pair),
-    kinds.GROUP.name: (3, _in_a_group),
-}
-"""How many members of each kind exchange, and how. A group of two would compute no mean of more."""

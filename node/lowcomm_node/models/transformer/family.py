@@ -130,18 +130,13 @@ def _rope(settings: TransformerSettings) -> dict[str, Any]:
 
 
 class TransformerFamily(Family):
-    """See the file."""
-
     def build(self, settings: ModelSettings, seed: int) -> Transformer:
-        """See Family."""
         return build_transformer(cast("TransformerSettings", settings), seed)
 
     def blank(self, settings: ModelSettings) -> Transformer:
-        """See Family."""
         return Transformer(cast("TransformerSettings", settings))
 
     def footprint(self, settings: ModelSettings) -> Footprint:
-        """See Family."""
         model = cast("TransformerSettings", settings)
         width, inner, layers, vocab = model.width, model.feed_forward, model.layers, model.vocab
         head, heads, groups = model.head_width_used, model.heads, model.kv_heads_used
@@ -179,7 +174,6 @@ class TransformerFamily(Family):
         )
 
     def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:
-        """See Family."""
         return huggingface_form(cast("TransformerSettings", settings))
 
 

@@ -192,7 +192,6 @@ class Transformer(Model):
         return F.linear(self._states(tokens, cache), self._head_weight)
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """See Model."""
         return cross_entropy(self._states(tokens, None), self._head_weight, targets)
 
     @property
@@ -224,15 +223,12 @@ class Transformer(Model):
         return self.norm(x)
 
     def new_cache(self) -> KeyValueCache:
-        """See Model."""
         return KeyValueCache(cast("TransformerSettings", self.settings), self.embedding.weight)
 
     def compiled_parts(self) -> Iterable[nn.Module]:
-        """See Model."""
         return self.blocks
 
     def place_of(self, name: str) -> Place:
-        """See Model."""
         block = _BLOCK.match(name)
         return Place("block", int(block[1])) if block else Place(_ROLES[name.split(".")[0]])
 

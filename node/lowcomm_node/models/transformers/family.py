@@ -116,8 +116,6 @@ class KeptText:
 
 
 class TransformersModel(Model):
-    """See the file."""
-
     def __init__(self, settings: TransformersSettings, causal: nn.Module) -> None:
         super().__init__()
         self.settings = settings
@@ -139,7 +137,6 @@ class TransformersModel(Model):
         return found.logits
 
     def loss(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """See Model."""
         settings = cast("TransformersSettings", self.settings)
         if settings.type not in LINEAR_HEADS:
             return super().loss(tokens, targets)
@@ -149,7 +146,6 @@ class TransformersModel(Model):
         return cross_entropy(states, causal.get_output_embeddings().weight, targets)
 
     def recompute_blocks(self, on: bool) -> None:
-        """See Model."""
         super().recompute_blocks(on)
         causal: Any = self.causal
         # Releases of 5 name it in two ways.
@@ -161,11 +157,9 @@ class TransformersModel(Model):
             getattr(causal, f"{kind}_checkpointing_disable")()
 
     def new_cache(self) -> KeptText:
-        """See Model."""
         return KeptText(library().DynamicCache(config=self.causal.config))
 
     def place_of(self, name: str) -> Place:
-        """See Model."""
         block = _BLOCK.search(name)
         if block:
             return Place("block", int(block[1]))
@@ -279,22 +273,16 @@ _STORED = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
 
 
 class TransformersFamily(Family):
-    """See the file."""
-
     def build(self, settings: ModelSettings, seed: int) -> TransformersModel:
-        """See Family."""
         return build_model(cast("TransformersSettings", settings), seed)
 
     def blank(self, settings: ModelSettings) -> TransformersModel:
-        """See Family."""
         return blank_model(cast("TransformersSettings", settings))
 
     def check(self, settings: ModelSettings) -> None:
-        """See Family."""
         checked_model(cast("TransformersSettings", settings))
 
     def footprint(self, settings: ModelSettings) -> Footprint:
-        """See Family."""
         model = cast("TransformersSettings", settings)
         size, vocab = model.architecture.sizes(model.config), model.vocab
         width, inner, queries, keys = size.width, size.inner, size.queries, size.keys
@@ -314,7 +302,6 @@ class TransformersFamily(Family):
         )
 
     def huggingface(self, settings: ModelSettings) -> HuggingFaceForm | None:
-        """See Family."""
         model = checked_model(cast("TransformersSettings", settings))
         causal: Any = model.causal
         config: dict[str, Any] = causal.config.to_dict()
