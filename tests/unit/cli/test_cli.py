@@ -11,7 +11,7 @@ import sys
 import time
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,10 @@ import torch
 import typer
 
 import lowcomm_protocol.errors as protocol_errors
-from helpers.statuses import make_exchange, make_peer, make_status
+from helpers.statuses import make_peer, make_status
 from lowcomm_node import errors as node_errors
 from lowcomm_node.catalogue import code_of
-from lowcomm_node.cli import app, common, members, watch
+from lowcomm_node.cli import app, common, watch
 from lowcomm_node.errors import NotRunning
 from lowcomm_node.node.process import TrainerProcess
 from lowcomm_node.owner.settings import SETTINGS, flag_of
@@ -33,7 +33,7 @@ from lowcomm_node.storage.files import load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.invites import issue_invite, read_token, verify_token
+from lowcomm_protocol.peers.invites import read_token, verify_token
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
@@ -110,24 +110,6 @@ def test_the_command_line_loads_neither_torch_nor_hivemind_nor_grpc() -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-@pytest.mark.parametrize(
-    "command", [["--help"], ["id"], ["paths"], ["config"], ["status"], ["peers"], ["wait"]]
-)
-def test_small_commands_load_neither_torch_nor_hivemind(command: list[str], tmp_path: Path) -> None:
-    code = (
-        "import sys; from lowcomm_node.cli import app, common; common.run(app); "
-        "print(sorted({'torch', 'hivemind', 'numba'} & set(sys.modules)), file=sys.stderr)"
-    )
-    done = python("-c", code, *command, env=os.environ | {"LOWCOMM_HOME": str(tmp_path)})
-    assert done.stderr.splitlines()[-1] == "[]", done.stderr
-
-
-def test_making_a_run_loads_no_torch() -> None:
-    code = "import sys, lowcomm_node.cli.new_run; print('torch' in sys.modules)"
-    done = python("-c", code)
-    assert (done.returncode, done.stdout) == (0, "False\n"), done.stderr
-
-
 @pytest.mark.parametrize("command", [["ls"], ["verify"]])
 def test_listing_and_verifying_checkpoints_loads_no_torch(
     command: list[str], store: CheckpointStore, tmp_path: Path
@@ -140,15 +122,6 @@ def test_listing_and_verifying_checkpoints_loads_no_torch(
     done = python("-c", code, "checkpoint", *command, env=home, cwd=tmp_path)
     assert done.stderr.splitlines()[-1] == "0 []", done.stderr
     assert "step-0000000200" in done.stdout or command != ["ls"]
-
-
-def test_the_module_runs_like_the_command() -> None:
-    done = python("-m", "lowcomm_node", "--version")
-    assert done.returncode == 0
-    assert re.fullmatch(
-        r"lowcomm-node \d+\.\d+\.\d+\S* \(commit ([0-9a-f]{12}(-dirty)?|unknown)\), protocol \d+\n",
-        done.stdout,
-    )
 
 
 COMMANDS = [
@@ -191,33 +164,6 @@ def test_the_help_names_every_command(cli: Cli) -> None:
     assert set(typer.main.get_group(app).commands) == set(COMMANDS), "all that there are"
     shown = cli("--help").out
     assert [command for command in COMMANDS if not re.search(rf"\b{command}\b", shown)] == []
-
-
-@pytest.mark.parametrize(
-    "command", [*COMMANDS[:-1], "checkpoint ls", "checkpoint verify", "checkpoint export"]
-)
-def test_every_command_takes_the_options_that_all_share(command: str, cli: Cli) -> None:
-    ended = cli(*command.split(), "--help")
-    assert ended.code == 0
-    options = set(re.findall(r"(?<!\w)--?[a-z-]+", re.sub(r"\x1b\[[0-9;]*m", "", ended.out)))
-    assert {"--json", "--home", "-q", "-v"} <= options
-
-
-def test_the_help_of_every_command_fits_a_terminal_of_80_columns() -> None:
-    """Typer fills the first paragraph, and keeps the lines of the others as they are."""
-    group = typer.main.get_group(app)
-    commands = {**group.commands, **group.commands["checkpoint"].commands}
-    paragraphs = {
-        name: (command.help or "").partition("\n\n") for name, command in commands.items()
-    }
-    assert [name for name, (first, _, _) in paragraphs.items() if not first] == []
-    wide = [
-        (name, line)
-        for name, (*_, rest) in paragraphs.items()
-        for line in rest.splitlines()
-        if len(line) > 78
-    ]
-    assert wide == []
 
 
 def test_every_setting_is_an_option_of_join_and_none_is_without_help() -> None:
@@ -431,12 +377,6 @@ def test_the_peer_id_is_made_once_and_stays(cli: Cli, tmp_path: Path) -> None:
     assert cli("id", "--home", str(tmp_path / "other")).out != first.out
 
 
-def test_looking_at_paths_and_settings_creates_nothing(cli: Cli, tmp_path: Path) -> None:
-    assert cli("paths", "--json").json["identity"] == str(tmp_path / "home" / "identity.key")
-    assert cli("config").code == 0
-    assert not (tmp_path / "home").exists()
-
-
 def test_config_tells_where_each_value_comes_from(
     cli: Cli, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -447,15 +387,6 @@ def test_config_tells_where_each_value_comes_from(
     assert "31331" in next(
         line for line in cli("config").out.splitlines() if line.startswith("port ")
     )
-
-
-def test_an_unknown_variable_is_told_on_stderr_and_ends_nothing(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOWCOMM_PROT", "31331")
-    ended = cli("config", "--json")
-    assert (ended.code, ended.json["port"]["value"]) == (0, 0)
-    assert ended.err.startswith("warning: ") and "did you mean LOWCOMM_PORT?" in ended.err
 
 
 # runs
@@ -484,16 +415,6 @@ def test_init_writes_a_specification_that_says_what_it_means(
     assert written["sync"].keys() == spec.model_dump()["sync"].keys()
     comments = re.findall(r"^(\w+) = .*# \S", file.read_text(), re.MULTILINE)
     assert {"method", "interval", "group", "consensus", "learning_rate", "source"} <= set(comments)
-
-
-@pytest.mark.parametrize(
-    "flags", [["--admission", "invite"], ["--admission", "list", "--member", NOWHERE[-52:]]]
-)
-def test_init_writes_who_may_join(flags: list[str], cli: Cli, tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    assert cli("init", str(file), *flags).code == 0
-    run = parse_toml(file.read_text()).run
-    assert (run.admission, list(run.members)) == (flags[1], flags[3:])
 
 
 # who may take part
@@ -548,11 +469,6 @@ def test_an_invite_says_what_it_is_good_for(cli: Cli, tmp_path: Path) -> None:
     assert f"lowcomm-node remove {alone.invite_id}" in shown.out
 
 
-def test_invites_are_all_different(cli: Cli, tmp_path: Path) -> None:
-    created(tmp_path / "home")
-    assert len({cli("invite").out.splitlines()[0] for _ in range(3)}) == 3
-
-
 def test_only_runs_of_this_home_are_invited_to_and_the_one_that_is_meant_is_named(
     cli: Cli, tmp_path: Path
 ) -> None:
@@ -569,29 +485,6 @@ def test_only_runs_of_this_home_are_invited_to_and_the_one_that_is_meant_is_name
     assert "has created no run 'b', only a@" in cli("invite", "--run", "b").err
 
 
-def test_a_bootstrap_server_invites_to_the_runs_that_it_signed(cli: Cli, tmp_path: Path) -> None:
-    home = tmp_path / "home"
-    run = created(home)
-    Paths(home).signed_run(run.fingerprint).replace(home / "runs" / f"{run.run_id}.json")
-    assert cli("invite").code == 0
-
-
-def test_an_invite_is_removed_by_its_name_or_by_itself(tmp_path: Path) -> None:
-    token = issue_invite(Identity(b"x" * 32), "ab" * 32, b"i" * 32, 2e9)
-    assert (
-        members._name_of(token.text())
-        == members._name_of(token.invite.invite_id)
-        == token.invite.invite_id
-    )
-
-
-def test_a_removal_needs_an_address_of_the_swarm(cli: Cli, tmp_path: Path) -> None:
-    created(tmp_path / "home")
-    ended = cli("remove", NOWHERE[-52:])
-    assert ended.code == 78
-    assert "give one with --peers" in ended.err
-
-
 def test_a_removal_through_a_node_that_hangs_says_so(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -603,13 +496,6 @@ def test_a_removal_through_a_node_that_hangs_says_so(
         ended = cli("remove", NOWHERE[-52:])
     assert ended.code == 4
     assert "does not answer" in ended.err and "with --peers" in ended.err
-
-
-def test_an_invite_for_one_peer_has_one_use(cli: Cli, tmp_path: Path) -> None:
-    created(tmp_path / "home")
-    ended = cli("invite", "--uses", "5", "--for", NOWHERE[-52:])
-    assert ended.code == 78
-    assert "--uses 5 and --for" in ended.err
 
 
 def test_init_overwrites_only_by_force(cli: Cli, tmp_path: Path) -> None:
@@ -673,25 +559,6 @@ def test_peers_fit_the_terminal_and_reasons_have_lines_of_their_own(width: int) 
     )
 
 
-@pytest.mark.parametrize("width", [80, 132])
-def test_rounds_fit_the_terminal(width: int) -> None:
-    entry = make_exchange(
-        swarm_step=123_456, fragment=3, outcome="no-partner", partners=[NOWHERE] * 7,
-        bytes_sent=920_400,
-        bytes_received=12_440_000, seconds=65.0, reason=REASON,
-    )  # fmt: skip
-    other = replace(entry, partners=(NOWHERE,), reason="")
-    lines = watch.rounds_table([entry, other], width).splitlines()
-    assert all(len(line) <= width for line in lines)
-    assert "no-partner" in lines[1] and lines[2].startswith("  we refused it")
-
-
-def test_without_a_terminal_a_table_has_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COLUMNS", raising=False)
-    done = python("-c", "from lowcomm_node.cli import watch; print(watch.terminal_width())")
-    assert done.stdout == "80\n"
-
-
 # checkpoints
 
 
@@ -707,11 +574,6 @@ def store(tmp_path: Path) -> CheckpointStore:
             1.7e9 + step,
         )
     return store
-
-
-def test_checkpoints_are_listed_oldest_first(store: CheckpointStore, cli: Cli) -> None:
-    assert [entry["step"] for entry in cli("checkpoint", "ls", "--json").json] == [100, 200]
-    assert [line.split()[0] for line in cli("checkpoint", "ls").out.splitlines()] == ["100", "200"]
 
 
 def test_verify_tells_which_checkpoint_is_damaged(store: CheckpointStore, cli: Cli) -> None:
@@ -736,11 +598,6 @@ def test_export_writes_the_newest_or_the_one_that_is_asked_for(
         assert json.loads((folder / "config.json").read_text())["swarm_step"] == step
         assert (folder / "weights.safetensors").is_file()
     assert cli("checkpoint", "export", str(tmp_path / "export-200")).code == 1
-
-
-def test_a_run_is_chosen_by_its_fingerprint(store: CheckpointStore, cli: Cli) -> None:
-    assert len(cli("checkpoint", "ls", "--run", "abcdef", "--json").json) == 2
-    assert cli("checkpoint", "ls", "--run", "beef").code == 78
 
 
 # waiting for a node

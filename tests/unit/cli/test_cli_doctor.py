@@ -38,23 +38,6 @@ def test_doctor_looks_at_the_machine_where_there_is_no_network(
     assert not home.exists(), "to look at a home does not make one"
 
 
-def test_an_address_that_is_none_is_a_mistake_of_whoever_gave_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-):
-    assert (
-        end_of(monkeypatch, "doctor", "--home", str(tmp_path), "--peers", "/ip4/1.2.3.4/p2p/x")
-        == 78
-    )
-    assert "is not the address of a peer" in capsys.readouterr().err
-
-
-def test_ping_needs_a_node_that_runs(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-):
-    assert end_of(monkeypatch, "ping", "abcdef", "--home", str(tmp_path)) == 3
-    assert "lowcomm-node join" in capsys.readouterr().err
-
-
 def test_what_mends_several_findings_is_told_once_and_nothing_of_it_is_cut(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):

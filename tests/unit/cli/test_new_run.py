@@ -1,15 +1,8 @@
 """``init`` and ``create`` tell which servers keep a run, and what its creator may have overlooked:
 weights of words that never occur, and a text that is read again and again."""
 
-from pathlib import Path
-
-import pytest
-from typer.testing import CliRunner
-
-from lowcomm_node.cli import app
 from lowcomm_node.cli.new_run import check_used, epochs_in_words, keeping_in_words
-from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.probes import Keeping, read_kept
+from lowcomm_protocol.peers.probes import Keeping
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
 DAY = 86_400.0
@@ -35,22 +28,8 @@ def test_where_no_server_keeps_it_the_remedy_is_named():
     assert "--peers" in told and "--run" in told
 
 
-def test_what_a_server_tells_travels_and_is_safe_to_show():
-    for keeping in (Keeping(kept=True, seconds=DAY), Keeping(kept=True), Keeping(reason="full")):
-        assert read_kept(pb.Kept.FromString(keeping.to_message().SerializeToString())) == keeping
-    assert "\x1b" not in read_kept(pb.Kept(reason="\x1b[2J" + "x" * 999)).reason
-
-
 def run(model: str = "", data: str = "", steps: int = 100) -> RunSpec:
     return parse_toml(f'[run]\nname = "a"\nsteps = {steps}\n[model]\n{model}\n[data]\n{data}\n')
-
-
-def test_init_takes_the_vocabulary_of_bytes_where_no_tokenizer_is_named(tmp_path: Path):
-    file = tmp_path / "run.toml"
-    told = CliRunner().invoke(app, ["init", "--parameters", "30M", str(file)])
-    assert told.exit_code == 0, told.output
-    assert parse_toml(file.read_text()).model.vocab == 256
-    assert "each peer trains on 600 million tokens, 54 epochs of the 11" in told.output
 
 
 def test_words_that_never_occur_are_told_with_their_share_of_the_weights():
@@ -59,11 +38,6 @@ def test_words_that_never_occur_are_told_with_their_share_of_the_weights():
     assert warning is not None
     assert "vocab = 32768, but the tokenizer has 256 tokens: 86% of" in warning
     assert "Set vocab = 256" in warning
-
-
-@pytest.mark.parametrize(("vocab", "tokens"), [(256, 256), (50_304, 50_277), (32_768, None)])
-def test_a_vocabulary_that_is_rounded_up_or_not_known_is_taken(vocab: int, tokens: int | None):
-    assert check_used(run(f"vocab = {vocab}"), tokens) is None
 
 
 def test_tokens_beside_the_size_of_a_text_are_told_as_epochs():

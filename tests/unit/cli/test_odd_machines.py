@@ -10,20 +10,16 @@ from collections.abc import Callable
 from pathlib import Path
 from time import time
 
-import pyarrow
 import pytest
-from pyarrow import parquet
 
 from lowcomm_bootstrap import cli as bootstrap
 from lowcomm_node.cli import app, common
 from lowcomm_node.cli.publishing import with_entry_points
-from lowcomm_node.data.documents import Reading, read_parquet
-from lowcomm_node.errors import ConfigError, DataError
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.settings import unused
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.storage.files import HomeLock, lock
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_node.system import command as installed
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
@@ -67,20 +63,6 @@ def test_without_a_home_folder_a_line_says_what_to_set(
     for variable in ("HOME", "XDG_DATA_HOME", "STATE_DIRECTORY"):
         monkeypatch.delenv(variable, raising=False)
     assert is_one_line(*run(*command.split()), "--home", "HOME")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "lowcomm-node paths --home ~nosuchuser/x",
-        "lowcomm-node config --home ~nosuchuser/x",
-        "lowcomm-node report ~nosuchuser/x",
-        f"lowcomm-node join --peers {NOBODY} --home {{tmp}} --weights ~nosuchuser/x",
-        "lowcomm-bootstrap id --home ~nosuchuser/x",
-    ],
-)
-def test_the_folder_of_an_unknown_user_is_named(run: Run, tmp_path: Path, command: str) -> None:
-    assert is_one_line(*run(*command.format(tmp=tmp_path).split()), "~nosuchuser")
 
 
 def test_a_file_system_without_locks_is_named(
@@ -136,21 +118,6 @@ def test_what_a_value_must_be_is_said_in_plain_words(
     assert "Input should" not in told and "pattern" not in told and "bool" not in told
 
 
-@pytest.mark.parametrize(
-    ("prefix", "command"),
-    [
-        ("/home/a/.local/share/pipx/venvs/lowcomm-node", "pipx inject lowcomm-node 'gguf>=0.17'"),
-        ("/home/a/.local/share/uv/tools/lowcomm-node", "--with 'gguf>=0.17'"),
-        ("/home/a/venv", "pip install 'lowcomm-node[gguf]'"),
-    ],
-)
-def test_a_missing_library_is_added_as_the_program_was_installed(
-    monkeypatch: pytest.MonkeyPatch, prefix: str, command: str
-) -> None:
-    monkeypatch.setattr(sys, "prefix", prefix)
-    assert command in installed.install("[gguf]")
-
-
 def test_files_that_a_run_does_not_use_are_named(tmp_path: Path) -> None:
     flags = {"home": tmp_path, "data": "a.txt", "tokenizer": "t.json", "weights": tmp_path}
     settings = load_settings(flags, {}).settings
@@ -170,15 +137,3 @@ def test_an_amendment_goes_where_the_run_was_created(tmp_path: Path) -> None:
     known.answered(NOBODY.rpartition("/")[2], [NOBODY], time(), named=True)
     known.save()
     assert with_entry_points(settings, signed).peers == (NOBODY,)
-
-
-def test_text_in_parquet_need_not_be_marked_as_text(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    for values, told in (([b"one", "zwölf".encode()], None), ([b"\xff"], "bytes .* UTF-8")):
-        parquet.write_table(pyarrow.table({"text": pyarrow.array(values, pyarrow.binary())}), path)
-        if told is None:
-            found = [one.text for one in read_parquet([path], "text", Reading())]
-            assert found == values
-        else:
-            with pytest.raises(DataError, match=told):
-                list(read_parquet([path], "text", Reading()))

@@ -12,7 +12,6 @@ from typer.testing import CliRunner, Result
 from helpers.statuses import make_exchange
 from helpers.waiting import until
 from lowcomm_node.cli import app
-from lowcomm_node.errors import ConfigError
 from lowcomm_node.status.events import Warned
 from lowcomm_node.status.journal import JournalFile
 from lowcomm_node.storage.paths import Paths
@@ -85,14 +84,3 @@ def test_logs_that_follow_tell_what_a_node_writes_meanwhile(home: Path):
             until(told_of_a_notice, 60, "a line of logs -f")
         finally:
             child.kill()
-
-
-def test_a_home_without_a_journal_and_times_that_are_none_are_told_of(home: Path, tmp_path: Path):
-    for arguments, told in (
-        (("logs", "--home", tmp_path / "none"), "holds no journal: see --home"),
-        (("logs", "--home", home, "--run", "ff"), "holds no journal of run ff"),
-        (("exchanges", "--home", home, "--since", "soon"), "is not a duration"),
-    ):
-        error = call(*arguments).exception
-        assert isinstance(error, ConfigError)
-        assert told in str(error)

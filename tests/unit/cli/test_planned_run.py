@@ -78,29 +78,6 @@ def test_a_mistake_in_the_line_of_a_file_is_named_there(cli, tmp_path: Path) -> 
         cli("plan", str(file))
 
 
-def test_a_method_that_is_named_is_planned_alone(cli, tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    cli("init", str(file), "--plan", "--method", "gossip", "--parameters", "30M", *LINE)
-    spec = parse_toml(file.read_text())
-    assert spec.sync.method == "gossip"
-    assert spec.sync.interval > 20
-
-
-def test_init_cuts_the_model_that_it_writes_into_fragments_of_one_size(cli, tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    cli("init", str(file), "--parameters", "30M")
-    spec = parse_toml(file.read_text())
-    assert spec.model.layers % spec.sync.fragments, "whole layers would do, so this shows nothing"
-    assert spec.sync.pattern == "even"
-
-
-def test_the_line_of_a_run_is_not_signed(cli, tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    cli("init", str(file), "--plan", *LINE)
-    text = file.read_text()
-    assert parse_toml(text).run_id == parse_toml(text.partition("[plan]")[0]).run_id
-
-
 def test_create_warns_where_the_line_makes_an_interval_longer(cli, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     cli("init", str(file), "--plan", "--parameters", "10M", *LINE)
@@ -108,12 +85,6 @@ def test_create_warns_where_the_line_makes_an_interval_longer(cli, tmp_path: Pat
     assert check_line(parse_toml(fitting), fitting, "run.toml") is None
     slower = fitting.replace('up = "20Mbit"', 'up = "1Mbit"')
     assert "this line makes it every" in check_line(parse_toml(slower), slower, "run.toml")
-
-
-def test_a_run_that_names_no_line_is_not_warned_of(cli, tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    cli("init", str(file))
-    assert check_line(parse_toml(file.read_text()), file.read_text(), "run.toml") is None
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,11 @@
 """What a demo prints and leaves: counts mean what their headings say, commands work as they are
 shown."""
 
-import json
 import shlex
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,14 +13,12 @@ import torch
 
 from helpers.statuses import make_status
 from lowcomm_node.data.tokenizer import BytesTokenizer
-from lowcomm_node.demo.demo import Child, Demo
 from lowcomm_node.demo.result import NodeResult, Result, bytes_in, render, tidy
-from lowcomm_node.demo.view import Lines, tell
+from lowcomm_node.demo.view import Lines
 from lowcomm_node.models import swarm_weights
 from lowcomm_node.status.model import Status
 from lowcomm_node.status.words import swarm_in_words
 from lowcomm_node.system.command import program
-from lowcomm_protocol.spec.sections import DataSettings
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 
@@ -71,18 +67,6 @@ def result(home: Path, **more: Any) -> Result:
     return replace(made, **more)
 
 
-def test_the_column_of_rounds_without_a_partner_counts_these_and_not_refusals(
-    tmp_path: Path,
-) -> None:
-    heads, row = (
-        line
-        for line in render(result(tmp_path)).splitlines()
-        if "no partner" in line or "tSQY1c" in line
-    )
-    assert row[heads.index("no partner") :].split()[0] == "265"
-    assert max(len(line) for line in (heads, row)) <= 80
-
-
 def test_the_result_of_a_long_demo_in_the_usual_folder_fits_80_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,18 +96,6 @@ def test_it_says_what_stays_where_and_how_to_be_rid_of_it(
     assert f"--home '{home}/node-1'" in shown
     monkeypatch.setenv("HOME", str(tmp_path))
     assert "rm -r ~/'a demo'\n" in render(result(home)) + "\n"
-
-
-def test_the_command_to_try_is_one_for_a_shell_as_it_stands(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr("lowcomm_node.demo.result.program", lambda: "printf '%s|'")
-    home = tmp_path / "a demo"
-    _, _, rest = render(result(home)).partition("try it:")
-    command, _, _ = rest.partition("remove it:")
-    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True)
-    assert done.stdout == f"generate|def |--home|{home}/node-1|"
 
 
 def test_a_sample_is_shown_in_lines_that_fit_without_control_characters(tmp_path: Path) -> None:
@@ -157,86 +129,6 @@ def test_without_a_terminal_it_tells_at_once_and_then_now_and_then_how_far_it_is
     assert shown[1] == f"10.2 s {expected}", "the title is told once"
 
 
-@pytest.mark.parametrize("show", [True, False])
-def test_the_first_link_is_that_of_the_swarm_s_page_on_loopback(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, show: bool
-) -> None:
-    asked: list[str] = []
-
-    def start(self: Demo, name: str, home: Path, module: str, *arguments: str) -> Child:
-        asked.extend(arguments)
-        ready = {"event": "ready", "addresses": ["/ip4/127.0.0.1"], "web": 8111 if show else None}
-        (home / "log.jsonl").write_text(json.dumps(ready))
-        return Child(name, SimpleNamespace(poll=lambda: None), home)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(Demo, "_start", start)
-    one = Demo(
-        nodes=2, steps=1, method="lowcomm", text="stories", optimizer=None, seed=0, interval=None,
-        folder=tmp_path, timeout=1.0, show=show,
-    )  # fmt: skip
-    assert one._start_bootstrap(tmp_path, tmp_path / "run.toml") == "/ip4/127.0.0.1"
-    assert ("--web" in asked) == show, "nobody would look at it"
-    assert asked[asked.index("--host") + 1] == "127.0.0.1"
-    told = capsys.readouterr().err
-    assert told.endswith("watch the swarm in a browser: http://127.0.0.1:8111/\n") == show
-
-
-def test_what_is_done_once_training_is_over_is_told_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one = Demo(
-        nodes=2,
-        steps=1,
-        method="lowcomm",
-        text="stories",
-        optimizer=None,
-        seed=0,
-        interval=None,
-        folder=tmp_path,
-        timeout=1.0,
-        show=False,
-    )
-    for one.show in (False, True):
-        sleeps = subprocess.Popen(["sleep", "60"])
-        one._children = [Child(name, sleeps, tmp_path) for name in ("bootstrap", "node 1")]
-        one._finish()
-    assert [line.split(" s ")[1] for line in capsys.readouterr().err.splitlines()] == [
-        "node 1 has left"
-    ]
-
-    told: list[str] = []
-    threads = torch.get_num_threads()
-    torch.set_num_threads(2)
-    monkeypatch.setattr(swarm_weights, "load_checkpoint", lambda path: None)
-    monkeypatch.setattr(swarm_weights, "_average", lambda loaded: (Writer(), 0.1))
-    monkeypatch.setattr(
-        swarm_weights,
-        "_held_out",
-        lambda model, cache, data: (
-            told.append(f"{torch.get_num_threads()}") or 1.5,
-            BytesTokenizer(),
-        ),
-    )
-    monkeypatch.setattr(swarm_weights, "sample_of", lambda *rest: "def a")
-    assert swarm_weights.compare(
-        [tmp_path], tmp_path, 9, DataSettings(), told.append
-    ) == swarm_weights.Comparison(1.5, 0.1, "def a")
-    assert told == [
-        "averaging their weights: what is their loss on held-out text?",
-        "1",
-        "letting the averaged model write",
-    ]
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(threads)
-
-
-def test_a_node_that_was_restarted_is_told_by_its_phase() -> None:
-    assert (
-        swarm_in_words([status("restarting"), status("finished")])
-        == "node 1 is restarting; node 2 is finished"
-    )
-
-
 def test_nodes_that_wait_for_the_same_are_told_together_with_the_reason() -> None:
     loading = replace(status("joining"), waiting="starting the trainer")
     syncing = status("syncing")
@@ -265,25 +157,6 @@ def test_only_what_somebody_may_use_stays(tmp_path: Path) -> None:
 
 class Writer(torch.nn.Module):
     """Stands in for a model: ``generate`` is replaced below."""
-
-
-@pytest.mark.parametrize("first_visible", [0, 2, 9])
-def test_a_sample_is_the_first_in_which_there_is_something_to_see(
-    monkeypatch: pytest.MonkeyPatch, first_visible: int
-) -> None:
-    drawn: list[int] = []
-
-    def generate(
-        model: Any, prompt: list[int], count: int, temperature: float, top_k: int, seed: int
-    ) -> list[int]:
-        drawn.append(seed)
-        return list((b"return" if seed >= first_visible else b" ") * count)[:count]
-
-    monkeypatch.setattr(swarm_weights, "generate", generate)
-    sample = swarm_weights.sample_of(Writer(), BytesTokenizer(), 280)
-    assert drawn == list(range(min(first_visible + 1, swarm_weights.DRAWS)))
-    assert sample.startswith("def ")
-    assert (swarm_weights.visible(sample) > 0.9) == (first_visible < swarm_weights.DRAWS)
 
 
 def test_stories_are_shown_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,15 +189,3 @@ def test_the_command_that_is_shown_is_one_that_the_shell_finds(
     assert program() == "lowcomm-node"
     script.unlink()
     assert program() == f"{script.parent}/python -m lowcomm_node"
-
-
-def test_what_is_told_fits_a_terminal_of_80_columns_and_links_stay_whole(
-    capsys: pytest.CaptureFixture[str],
-):
-    link = "http://127.0.0.1:43210/?key=" + 70 * "k"
-    tell("nodes 1, 2, 3 are waiting: " + 20 * "for a peer-to-peer swarm " + link, 61.0)
-    lines = capsys.readouterr().err.splitlines()
-    assert lines[0].startswith("  1:01 nodes 1, 2, 3 are")
-    assert all(line.startswith(7 * " ") for line in lines[1:])
-    assert all(len(line) <= 80 for line in lines[:-1]) and lines[-1] == 7 * " " + link
-    assert "peer-to-\n" not in "\n".join(lines)

@@ -8,10 +8,8 @@ from lowcomm_node.planner import shares
 from lowcomm_node.planner.plan import Plan, as_written, plan, with_choice
 from lowcomm_node.planner.question import Line, Question, run_of
 from lowcomm_node.planner.words import interval_in_words, plan_in_words
-from lowcomm_node.status.model import to_json
 from lowcomm_node.trainer.memory import reckon
 from lowcomm_node.trainer.micro_batch import Cut
-from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
 
 MBIT = 1e6 / 8
@@ -55,20 +53,6 @@ def test_a_narrower_line_takes_a_longer_interval_and_keeps_less() -> None:
     assert narrow.share.share < wide.share.share
 
 
-def test_a_large_swarm_meets_more_often_than_the_preset_where_that_keeps_more() -> None:
-    preset = PRESETS["lowcomm"].sync["interval"]
-    found = {}
-    for peers in (4, 16):
-        told = plan(question(mbit=1000.0, peers=peers), from_file=False)
-        pairs = next(choice for choice in told.choices if choice.method == "lowcomm")
-        usual = shares.estimate("lowcomm", "muon", peers, preset)
-        assert pairs.share.share >= usual.share
-        found[peers] = pairs.interval
-        again = with_choice(question(peers=peers).spec, pairs)
-        assert again.sync.interval == pairs.interval, "it is what `init --plan` would write"
-    assert found == {4: preset, 16: preset - 1}
-
-
 def test_memory_is_what_a_node_reckons_before_it_trains(told: Plan) -> None:
     spec = with_choice(question().spec, told.best)
     assert told.best.memory.host_bytes == reckon(spec, gpu=False, cut=Cut(1, True)).host_bytes
@@ -103,15 +87,6 @@ def test_no_share_is_told_beyond_the_longest_interval_that_was_measured() -> Non
     assert found.longest == longest.interval
 
 
-def test_figures_with_fewer_peers_take_the_place_of_those_that_end_at_a_shorter_interval() -> None:
-    often = shares.points_of("lowcomm", "muon", 32, 5.0)
-    assert {p.peers for p in often} == {32} and often[-1].interval < 40
-    rarely = shares.points_of("lowcomm", "muon", 16, 40.0)
-    assert {p.peers for p in rarely} == {8} and rarely[-1].interval > 40
-    assert shares.estimate("lowcomm", "muon", 16, 40.0).share is not None
-    assert shares.points_of("lowcomm", "muon", 16, 10**6), "nothing is as long: the nearest number"
-
-
 def test_a_plan_says_in_words_how_far_it_goes_beyond_what_was_measured() -> None:
     said = plan(question(10**9, mbit=1.0, step=1.0, peers=24), from_file=False)
     assert [one.partition(":")[0] for one in said.beyond] == [
@@ -128,13 +103,6 @@ def test_it_is_read_without_a_terminal_in_80_columns() -> None:
         text = plan_in_words(plan(question(parameters, mbit=1.0), from_file=False))
         assert text.replace("\n", "").isprintable()
         assert max(map(len, text.splitlines())) <= 80
-
-
-def test_programs_get_the_same_as_a_record(told: Plan) -> None:
-    content = to_json(told)
-    assert content["choices"][0]["method"] == told.best.method
-    assert content["line"]["up"] == told.line.up
-    assert content["allreduce"]["hours"] > content["hours"]
 
 
 def test_blocks_are_sent_again_more_often_where_peers_meet_more_rarely() -> None:
