@@ -23,24 +23,6 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
 from lowcomm_node.catalogue import ERRORS, EXCHANGES, PHASES, REFUSALS, WAITS, WARNINGS, Message
-from lowcomm_node.fetch import queue
-from lowcomm_node.net import (
-    blocklist,
-    call,
-    callee,
-    dialer,
-    eviction,
-    nonces,
-    overhead,
-    ping,
-    punching,
-    server,
-    service,
-    unauthenticated,
-)
-from lowcomm_node.net import (
-    limits as net_limits,
-)
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
 from lowcomm_node.planner.plan import Plan, plan
 from lowcomm_node.planner.question import question_of, run_of
@@ -48,18 +30,9 @@ from lowcomm_node.planner.words import plan_in_words
 from lowcomm_node.status.events import KINDS
 from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.track import OTHERS, SAMPLED
-from lowcomm_node.storage import snapshots
-from lowcomm_node.sync import link
 from lowcomm_node.sync.records import ExchangeEnded
-from lowcomm_node.system import quota
-from lowcomm_protocol import plan as schedule
-from lowcomm_protocol import state as manifests
-from lowcomm_protocol.exchange.budget import FIRST_DEADLINE, FIRST_RATE
-from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE
-from lowcomm_protocol.peers import probes, records
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.document import ADDED
-from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.spec.sections import OneOf
@@ -174,189 +147,6 @@ def added() -> Iterator[str]:
         yield f"| `{name}` | {one.since} | {_plain(value)} |"
 
 
-def limits() -> Iterator[str]:
-    """What one peer, one address and all together may take of a node: a list, as entries are
-    sentences."""
-    for title, entries in _limits().items():
-        yield from ("", f"**{title}**", "")
-        for what, most in entries:
-            entry = f"- {what}: {most}"
-            yield from _wrapped(entry)
-    yield ""
-
-
-def _limits() -> dict[str, list[tuple[str, str]]]:
-    one, wide = quota.AT_LEAST
-    few, few_wide = quota.OF_FEW
-    skip = schedule.largest_jump(1)
-    longest = NodeSettings.model_fields["exchange_deadline"].default
-    calls = [
-        ("message", _bytes(server.MAX_MESSAGE)),
-        ("metadata of a call", _bytes(server.MAX_METADATA)),
-        ("compressed messages", "none; the call ends"),
-        ("calls of one peer at once", f"{net_limits.MAX_CALLS_PER_PEER}"),
-        ("calls of all peers at once", f"{net_limits.MAX_CALLS}"),
-        (
-            "calls at once of all peers of one address (IPv4, or a /64 of IPv6)",
-            f"as many as are free then, at least {one}: alone half of {net_limits.MAX_CALLS}",
-        ),
-        (
-            "the same for a /24 of IPv4, or a /48 of IPv6",
-            f"twice as many as are free, at least {wide}: alone two thirds",
-        ),
-        ("calls at once over one connection", f"{server.MAX_STREAMS}"),
-        ("calls of one peer", f"{net_limits.CALLS.each:,} a minute, which come back evenly"),
-        ("calls of all peers of one address", f"{net_limits.OF_ADDRESS.each:,} a minute"),
-        (
-            "calls without a good credential from one address (IPv4, or a /64 of IPv6)",
-            f"{net_limits.BAD_CALLS.each} a minute; then the node refuses its calls unread",
-        ),
-        (
-            "calls refused for that",
-            f"{net_limits.REFUSED.each} a minute; then the connection ends; of peers that have "
-            f"proved their id, {net_limits.REFUSED.each} of each, and "
-            f"{net_limits.TIMES_REFUSED * net_limits.REFUSED.each:,} of their address",
-        ),
-        ("calls of unknown methods", "count as calls without a good credential"),
-        (
-            "nonces of one peer; of one address; of all",
-            f"{nonces.OF_PEER:,}; {nonces.OF_ADDRESS:,}; {nonces.OF_ALL:,}, kept for "
-            f"{2 * records.CREDENTIAL_LIFE / 60:.0f} minutes. Beyond that the node forgets the "
-            "oldest of the same peer or address, or of the address with most, and refuses that "
-            "peer's credentials issued by then",
-        ),
-        ("the request of `Describe` and `Fetch`", f"within {service.REQUEST_DEADLINE:.0f} s"),
-        ("first frame of a `Swap`", f"within {HELLO_DEADLINE:.0f} s"),
-        ("content of a ping or pong", _bytes(probes.MAX_CONTENT)),
-        (
-            "calls of `Ping` of all peers at once",
-            f"{ping.MAX_AT_ONCE}, of {ping.CALL_SECONDS:.0f} s each",
-        ),
-    ]
-    connections = [
-        ("TLS and the beginning of HTTP/2", f"within {server.HANDSHAKE_SECONDS:.0f} s"),
-        (
-            "first call with a good credential over a connection",
-            f"within {unauthenticated.UNPROVEN_SECONDS:.0f} s and "
-            f"{_bytes(unauthenticated.UNPROVEN_BYTES)}; then the connection ends",
-        ),
-        (
-            "connections without a good credential from one address (IPv4, or a /64 of IPv6); of "
-            "all",
-            f"{unauthenticated.MOST_OF_ONE}; {unauthenticated.MOST}; then the oldest end",
-        ),
-        (
-            "such connections of one address that end for being too many",
-            f"{unauthenticated.ENDED.each} a minute; then the kernel drops its new connections "
-            f"for {blocklist.BLOCKED:.0f} s, of at most {blocklist.MOST} addresses",
-        ),
-        (
-            "connections of peers from one address; of all",
-            f"{unauthenticated.PROVEN_OF_ONE}; {unauthenticated.PROVEN:,}; then those that have "
-            "called least recently end",
-        ),
-        ("a connection without calls", f"{server.IDLE_SECONDS / 60:.0f} minutes"),
-        (
-            "bytes of one address on peers' connections that belong to no message (frames such as "
-            "`WINDOW_UPDATE`)",
-            f"{_bytes(overhead.RATE)} a second, {_bytes(overhead.BURST)} at once; then its "
-            "noisiest connection ends",
-        ),
-        (
-            f"HTTP/2 pings sooner than every {server.PING_EVERY_MS / 1000:.0f} s, between two "
-            "messages of the callee",
-            f"{server.MAX_PING_STRIKES}",
-        ),
-        (
-            "peers that a node exchanges with, serves, or keeps a connection to",
-            f"{net_limits.DEFAULT_PEERS}; `--max-peers`",
-        ),
-        (
-            "of these, peers of one address that only call; of a /24 or /48",
-            f"as many as are free, at least {one}; twice as many, at least {wide}",
-        ),
-    ]
-    tunnels = [
-        ("sessions of one peer", f"{callee.MAX_TUNNELS_PER_PEER}"),
-        (
-            "sessions of one address; behind one relay",
-            f"as many as are free, at least {one}; twice as many, at least {wide}",
-        ),
-        (
-            "sessions of all",
-            f"{callee.MAX_TUNNELS}, {callee.MAX_UNAUTHENTICATED} of them without an accepted "
-            "call. When it is full, the oldest such session of the peer that holds most of them "
-            "makes way for a peer that holds fewer",
-        ),
-        ("first accepted call over a session", f"within {callee.UNACCEPTED:.0f} s"),
-        (
-            "new streams of one peer",
-            f"{eviction.MAX_NEW} a second; 4 that have not sent their first words, for "
-            f"{callee.OPENING_DEADLINE:.0f} s; 64 of all, which make way in the same manner",
-        ),
-        (
-            "a session that is cut off",
-            f"kept for {dialer.KEEP:.0f} s; makes way for a new one of the same peer",
-        ),
-        (
-            "requests of `/lowcomm/punch/1` heard at once; of one address; of one relay",
-            f"{punching.MAX_HEARD}; as many as are free, at least {one}; twice as many, at least "
-            f"{wide}",
-        ),
-    ]
-    exchanges = [
-        (
-            "an exchange",
-            f"a deadline that each end sets itself: {FIRST_DEADLINE:.0f} s at first and `seconds` "
-            f"of the offers, or what contents take at {FIRST_RATE // 1000} kB/s while no rate is "
-            f"known, at most {longest:.0f} s; `--exchange-deadline`",
-        ),
-        (
-            "exchanges of pairs at once that peers of one address begin by a call; of a /24 or /48",
-            f"as many as are free, at least {few}; twice as many, at least {few_wide}. Others are "
-            "refused as `full`, except the peer that we would call first ourselves, in this round "
-            "or the next. Groups: no bound",
-        ),
-        ("members of a group", f"{MAX_GROUP}"),
-        ("reason of `abandon`", f"{link.MAX_REASON} characters are shown"),
-        (
-            "swarm step ahead of every other peer's",
-            f"10 intervals, {skip} steps, or {schedule.FASTER} for each own step since the last "
-            "merge",
-        ),
-    ]
-    state = [
-        (
-            "peers served at once with files or state; in the queue",
-            f"{queue.MOST_SERVED}; {queue.MOST_WAITING}, one place a peer",
-        ),
-        (
-            "for a joiner to take a chunk of a snapshot, or the end of its call",
-            f"{call.TAKE_DEADLINE:.0f} s; then its connection ends",
-        ),
-        ("snapshots on a donor's disk", f"{snapshots.MAX_SNAPSHOTS}"),
-        (
-            "manifest of a snapshot",
-            f"{manifests._OTHER_BYTES} bytes, 40 for each piece and 64 for each fragment",
-        ),
-    ]
-    return {
-        "Calls": calls,
-        "Connections": connections,
-        "Tunnels": tunnels,
-        "Exchanges": exchanges,
-        "State": state,
-    }
-
-
-def printed(kind: type) -> Iterator[str]:
-    """Every field of a record, and of the records in it behind a point, as ``--json`` prints
-    them."""
-    yield ""
-    yield from _fields(kind, "")
-    yield ""
-
-
 def events() -> Iterator[str]:
     """Every event: its names, what it means, and its fields."""
     yield ""
@@ -412,10 +202,6 @@ def _json_kind(hint: Any) -> tuple[str, type | None]:
 
 def _wrapped(entry: str, columns: int = 100) -> list[str]:
     return textwrap.wrap(entry, columns, subsequent_indent="  ", break_on_hyphens=False)
-
-
-def _bytes(count: int) -> str:
-    return f"{count // 2**20} MiB" if count >= 2**20 else f"{count // 2**10} KiB"
 
 
 def planned(parameters: int, line: Mapping[str, Any]) -> Iterator[str]:
@@ -478,7 +264,6 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "tracked": tracked,
     "presets": presets,
     "added": added,
-    "limits": limits,
     "events": events,
     "errors": partial(messages, ERRORS),
     "refusals": partial(messages, REFUSALS),
