@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from lowcomm_node.data import documents
-from lowcomm_node.data.documents import JSONL, KINDS, TEXT, Document, Reading
+from lowcomm_node.data.documents import JSONL, KINDS, TEXT, Document, ReadProgress
 from lowcomm_node.data.stories import NAME, StoryCorpus
 from lowcomm_node.errors import ConfigError, DataError
 
@@ -60,7 +60,7 @@ class Corpus(Protocol):
         """Bytes of all files on disk."""
         ...
 
-    def documents(self, reading: Reading | None = None) -> Iterator[Document]:
+    def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
         """All documents, always in the same order, with bounded memory; ``reading`` follows.
 
         Raises DataError.
@@ -85,7 +85,7 @@ class PythonCorpus:
     def size(self) -> int:
         return sum(path.stat().st_size for _, path in self._files)
 
-    def documents(self, reading: Reading | None = None) -> Iterator[Document]:
+    def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
         for name, path in self._files:
             if reading is not None:
                 reading.end(path.stat().st_size)
@@ -147,10 +147,10 @@ class FileCorpus:
     def size(self) -> int:
         return sum(path.stat().st_size for path in self.files)
 
-    def documents(self, reading: Reading | None = None) -> Iterator[Document]:
+    def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
         """At least one document, or the end of one, is held out, with all its copies."""
         spare = self._spare()
-        for document in self._texts(reading or Reading()):
+        for document in self._texts(reading or ReadProgress()):
             if document.held_out is not None:
                 yield document
                 continue
@@ -169,14 +169,14 @@ class FileCorpus:
         """The hash of the document to hold out if no other is. Of a large corpus it reads only the
         beginning."""
         smallest: int | None = None
-        for document in self._texts(Reading()):
+        for document in self._texts(ReadProgress()):
             number = _hash(document.text)
             if document.held_out is not None or number % _HELD_OUT_DOCUMENTS == 0:
                 return None
             smallest = number if smallest is None else min(smallest, number)
         return smallest
 
-    def _texts(self, reading: Reading) -> Iterator[Document]:
+    def _texts(self, reading: ReadProgress) -> Iterator[Document]:
         if self.kind == TEXT:
             return documents.read_text(self.files, reading)
         read = documents.read_jsonl if self.kind == JSONL else documents.read_parquet

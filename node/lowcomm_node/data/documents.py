@@ -59,7 +59,7 @@ _VALUES = {bool: "true or false", list: "a list", dict: "an object"}
 
 
 @dataclass
-class Reading:
+class ReadProgress:
     """The progress of reading, in bytes on disk; packed files count packed."""
 
     done: int = 0
@@ -246,7 +246,7 @@ def _is_object(line: bytes) -> bool:
 # Readers
 
 
-def read_text(files: Sequence[Path], reading: Reading) -> Iterator[Document]:
+def read_text(files: Sequence[Path], reading: ReadProgress) -> Iterator[Document]:
     """The texts of files, long ones in parts, of which the last hundredth is held out.
 
     A file packed with gzip is unpacked.
@@ -290,7 +290,7 @@ def cut_before(text: bytes, end: int) -> int:
     return max((place for place in last if text[place] & 0xC0 != 0x80), default=end)
 
 
-def read_jsonl(files: Sequence[Path], field: str, reading: Reading) -> Iterator[Document]:
+def read_jsonl(files: Sequence[Path], field: str, reading: ReadProgress) -> Iterator[Document]:
     """The text in one field of each line. Raises DataError that names the line."""
     for path in files:
         with _open(path) as (file, raw):
@@ -322,7 +322,7 @@ def _field_of(line: bytes, field: str, where: str) -> Iterator[Document]:
     return _checked(cast("Any", record)[field], field, where)
 
 
-def read_parquet(files: Sequence[Path], field: str, reading: Reading) -> Iterator[Document]:
+def read_parquet(files: Sequence[Path], field: str, reading: ReadProgress) -> Iterator[Document]:
     """The text in one column.
 
     Raises ConfigError if pyarrow is missing, DataError if the column is.

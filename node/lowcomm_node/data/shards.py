@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lowcomm_node.data.corpus import Corpus
-from lowcomm_node.data.documents import Document, Reading
+from lowcomm_node.data.documents import Document, ReadProgress
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
 from lowcomm_node.errors import DataError
 from lowcomm_node.storage.files import (
@@ -183,7 +183,7 @@ def _tokenize(
     dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
     separator = [] if tokenizer.separator is None else [tokenizer.separator]
     train, held_out = (_ShardWriter(folder, split, dtype) for split in _SPLITS)
-    reading, total, is_first = Reading(), corpus.size, True
+    reading, total, is_first = ReadProgress(), corpus.size, True
     with closing(train), closing(held_out):
         for batch in _batches(corpus.documents(reading)):
             encoded = _encode(tokenizer, batch, is_first)

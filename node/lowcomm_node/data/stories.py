@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from lowcomm_node.data.documents import Document, Reading
+from lowcomm_node.data.documents import Document, ReadProgress
 from lowcomm_protocol.spec.sections import BYTES, STORY_TOKENS
 
 T = TypeVar("T")
@@ -305,7 +305,7 @@ class StoryCorpus:
     def size(self) -> int:
         return sum(map(len, _all()))  # all characters are ASCII
 
-    def documents(self, reading: Reading | None = None) -> Iterator[Document]:
+    def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
         for number, story in enumerate(_all()):
             if reading is not None:
                 reading.end(len(story))

@@ -1,6 +1,6 @@
 """The taking end: pieces of a file or of a state, from several peers at once.
 
-``Fetch`` has a ``Session`` with each of a few peers. A session waits for its turn there, then takes
+``Fetch`` has a ``PeerSession`` with each of a few peers. A session waits for its turn, then takes
 missing pieces one after the other, so fast peers give more. What is missing, and whether what comes
 is right, is up to a ``Download``.
 
@@ -36,8 +36,10 @@ SHARED_RATE = 500_000.0
 MOST_SESSIONS = 6
 """Peers that serve us, or have us in their queue."""
 CHUNK_BYTES = 256 * 1024
-AHEAD_BYTES, MOST_AHEAD = 1024 * 1024, 32
-"""Bytes, and pieces, that a peer is asked for in advance, so that the link does not idle."""
+AHEAD_BYTES = 1024 * 1024
+"""Bytes of pieces that a peer is asked for in advance, so that the link does not idle."""
+MAX_REQUESTS = 64
+"""Requests of one peer that may wait at a giver."""
 SILENCE = 30.0
 """Seconds for a peer to send something, once it is our turn, and in which bytes may drip."""
 SLOWEST = 2_000.0
@@ -84,7 +86,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class PieceRequest:
     """A piece that a peer is asked for."""
 
     index: int
@@ -137,7 +139,7 @@ class Download(ABC):
         """Check what a peer offers. Raises ProtocolViolation, CheckpointError, DiskFull."""
 
     @abstractmethod
-    async def put(self, source: Source, wanted: Wanted, data: bytearray) -> None:
+    async def put(self, source: Source, wanted: PieceRequest, data: bytearray) -> None:
         """Keep a piece that is right. Raises CheckpointError or ProtocolViolation, DiskFull."""
 
     @abstractmethod
@@ -152,7 +154,7 @@ class Download(ABC):
         """A peer has violated the protocol."""
         self.struck.add(peer)
 
-    def take(self, source: Source) -> Wanted | None:
+    def take(self, source: Source) -> PieceRequest | None:
         """A piece to ask for: one that was asked of nobody, else one that another does not
         bring."""
         now = monotonic()
@@ -167,10 +169,10 @@ class Download(ABC):
             if index is not None:
                 self.missing.pop(index, None)
                 self._under_way[index] = source, now
-                return Wanted(index, self.size_of(source, index))
+                return PieceRequest(index, self.size_of(source, index))
         return None
 
-    def give_back(self, source: Source, wanted: Wanted) -> None:
+    def give_back(self, source: Source, wanted: PieceRequest) -> None:
         """A piece does not come."""
         if self._under_way.get(wanted.index, (None, 0.0))[0] is source:
             del self._under_way[wanted.index]
@@ -187,7 +189,7 @@ class TurnOver(RetryLater):
     """Others wait at a peer that has served us for long: we queue again."""
 
 
-class Session:
+class PeerSession:
     """Our session with one peer."""
 
     def __init__(self, fetch: "Fetch", peer: PeerInfo, worth: Patience) -> None:
@@ -207,7 +209,7 @@ class Session:
         self._was_served = False
         self._name = b""
         """Of what the source offers."""
-        self._asked: deque[Wanted] = deque()
+        self._asked: deque[PieceRequest] = deque()
         self._data = bytearray()
         """Of the first piece that was asked for."""
         self._patience = Patience(SILENCE, SLOWEST)
@@ -317,7 +319,7 @@ class Session:
         is_free = self._fetch.down.rate is None
         ahead = min(AHEAD_BYTES, self._download.total // 16) if is_free else 0
         while not self._asked or (
-            len(self._asked) < MOST_AHEAD
+            len(self._asked) < MAX_REQUESTS // 2
             and sum(one.size for one in self._asked) - len(self._data) < ahead
         ):
             wanted = self._download.take(self._source)
@@ -326,7 +328,7 @@ class Session:
             self._asked.append(wanted)
             await self._ask(stream, wanted, 0)
 
-    async def _ask(self, stream: CallerStream, wanted: Wanted, offset: int) -> None:
+    async def _ask(self, stream: CallerStream, wanted: PieceRequest, offset: int) -> None:
         request = pb.Wanted(piece=wanted.index, offset=offset)
         await stream.send(pb.FetchRequest(wanted=request))
 
@@ -398,7 +400,7 @@ class Fetch:
         self.bytes_received = 0
         self.reasons: dict[str, str] = {}
         """Why peers gave nothing more."""
-        self.sessions: dict[str, Session] = {}
+        self.sessions: dict[str, PeerSession] = {}
         self.changed = asyncio.Event()
         self._peers = peers
         self._warn = warn
@@ -507,7 +509,7 @@ class Fetch:
                 LEAST_RATE if self.down.rate is None else min(LEAST_RATE, self.down.rate / 2 / most)
             )
             seconds = self._patience.get(peer.peer_id, GIVING_WAY)
-            self.sessions[peer.peer_id] = Session(self, peer, Patience(seconds, rate))
+            self.sessions[peer.peer_id] = PeerSession(self, peer, Patience(seconds, rate))
 
     def _make_room(self) -> bool:
         """End the session that has brought too little for longest, if there is one."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from threading import Event
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.fetch.engine import Download, Source, Wanted
+from lowcomm_node.fetch.engine import Download, PieceRequest, Source
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.storage.partial_file import PartialFile
@@ -133,7 +133,7 @@ class FileDownload(Download):
         start, stop = self._partial.bounds(index)
         return stop - start
 
-    async def put(self, source: Source, wanted: Wanted, data: bytearray) -> None:
+    async def put(self, source: Source, wanted: PieceRequest, data: bytearray) -> None:
         if self._partial is None:
             if await asyncio.to_thread(lambda: sha256(data).digest()) != self.file.sha256:
                 raise ProtocolViolation(f"sent another file than {self.file.name}")

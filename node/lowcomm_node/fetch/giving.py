@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
+from lowcomm_node.fetch.engine import CHUNK_BYTES, MAX_REQUESTS, SILENCE, SLOWEST
 from lowcomm_node.fetch.files import VerifiedFiles
-from lowcomm_node.fetch.queue import LONGEST_TURN, Turn, TurnQueue
+from lowcomm_node.fetch.queue import GivingTurn, TurnQueue
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.storage.snapshots import Snapshots
@@ -23,20 +24,11 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.sections import PIECE_BYTES
 from lowcomm_protocol.state import StateForm
 
-CHUNK_BYTES = 256 * 1024
-SHORTEST_TURN = 60.0
-"""Seconds of a turn while others wait. It lasts as long as all pieces take at"""
-TURN_RATE = 1_000_000.0
-"""this many bytes a second, and at most ``LONGEST_TURN``."""
-MAX_REQUESTS, REQUEST_BYTES = 64, 64
-"""Requests of one peer that may wait, and bytes of one."""
+REQUEST_BYTES = 64
+"""Bytes of a request at most."""
 ENTER_DEADLINE = 10.0
 STILL_HERE = 10.0
 """Seconds between two signs of life while a snapshot is being made."""
-PATIENCE = 30.0
-"""Seconds for a peer to ask for the next piece, or to take a chunk, plus its time at"""
-SLOWEST = 2_000.0
-"""this many bytes a second: a quarter of the least ``--max-down``."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +39,6 @@ class Content:
     listing: bytes
     """Precedes the pieces."""
     path: Path
-    size: int
-    """Bytes of all pieces."""
     place: Callable[[int], tuple[int, int]]
     """Where a piece begins in the file, and its size; (0, 0): there is no such piece."""
 
@@ -87,7 +77,12 @@ class PieceServer:
                 enter = await _receive(requests, ENTER_DEADLINE)
                 if enter is None or enter.WhichOneof("kind") != "enter":
                     raise ProtocolViolation("a fetch begins with enter")
-                self._refuse_unknown(enter.enter)
+                kind = enter.enter.WhichOneof("content")
+                # Waiting for a turn would be in vain.
+                if kind == "state" and self._state is None:
+                    raise RetryLater("has no state to hand over yet: ask another peer, or later.")
+                if kind == "file" and self.files.find(enter.enter.file) is None:
+                    raise RetryLater("does not have it yet")
                 turn = self.turns.enter(peer, stream.place)
                 ending = group.create_task(turn.wait_over())
                 try:
@@ -101,19 +96,9 @@ class PieceServer:
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    def _refuse_unknown(self, enter: pb.Enter) -> None:
-        """Raise RetryLater at once where waiting for a turn would be in vain."""
-        kind = enter.WhichOneof("content")
-        if kind == "state" and self._state is None:
-            raise RetryLater("has no state to hand over yet: ask another peer, or later.")
-        if kind == "file" and self.files.find(enter.file) is None:
-            raise RetryLater("does not have it yet")
-        if kind is None:
-            raise ProtocolViolation("a fetch of nothing")
-
     async def _serve_turn(
         self,
-        turn: Turn,
+        turn: GivingTurn,
         stream: CalleeStream,
         requests: asyncio.Queue[pb.FetchRequest | None],
         enter: pb.Enter,
@@ -123,7 +108,6 @@ class PieceServer:
                 content = self._file(enter.file)
             else:
                 content = await stack.enter_async_context(self._snapshot(stream, enter.state))
-            turn.seconds = min(LONGEST_TURN, max(SHORTEST_TURN, content.size / TURN_RATE))
             await _send(stream, pb.FetchReply(opened=content.opened))
             for start in range(0, len(content.listing), CHUNK_BYTES):
                 data = content.listing[start : start + CHUNK_BYTES]
@@ -133,7 +117,7 @@ class PieceServer:
             size = 0
             while True:
                 with turn.waiting():
-                    request = await _receive(requests, PATIENCE + size / SLOWEST)
+                    request = await _receive(requests, SILENCE + size / SLOWEST)
                 if request is None:
                     return
                 wanted = request.wanted
@@ -143,7 +127,7 @@ class PieceServer:
                 await self._send_piece(turn, stream, descriptor, start, wanted.offset, size)
 
     async def _send_piece(
-        self, turn: Turn, stream: CalleeStream, file: int, start: int, offset: int, size: int
+        self, turn: GivingTurn, stream: CalleeStream, file: int, start: int, offset: int, size: int
     ) -> None:
         """Send bytes ``offset`` to ``size`` of the piece that begins at ``start``."""
         while offset < size:
@@ -157,7 +141,9 @@ class PieceServer:
             await self._send_chunk(turn, stream, offset, data)
             offset += len(data)
 
-    async def _send_chunk(self, turn: Turn, stream: CalleeStream, offset: int, data: bytes) -> None:
+    async def _send_chunk(
+        self, turn: GivingTurn, stream: CalleeStream, offset: int, data: bytes
+    ) -> None:
         await self._up.pass_(len(data))
         with turn.waiting():
             await _send(stream, pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)), len(data))
@@ -174,7 +160,7 @@ class PieceServer:
 
         listing = b"".join(file.digests) if len(file.digests) > 1 else b""
         opened = pb.Opened(name=digest, size=file.size)
-        return Content(opened, listing, file.path, file.size, place)
+        return Content(opened, listing, file.path, place)
 
     @asynccontextmanager
     async def _snapshot(self, stream: CalleeStream, known: bytes) -> AsyncIterator[Content]:
@@ -198,7 +184,7 @@ class PieceServer:
 
                 opened = pb.Opened(name=snapshot.name, size=len(manifest))
                 listing = b"" if known == snapshot.name else manifest
-                yield Content(opened, listing, snapshot.path / "state", form.size, place)
+                yield Content(opened, listing, snapshot.path / "state", place)
             finally:
                 using.cancel()
                 await asyncio.gather(using, return_exceptions=True)
@@ -233,7 +219,7 @@ async def _receive(
 
 async def _send(stream: CalleeStream, reply: pb.FetchReply, size: int = 0) -> None:
     try:
-        async with asyncio.timeout(PATIENCE + size / SLOWEST):
+        async with asyncio.timeout(SILENCE + size / SLOWEST):
             await stream.send(reply)
     except TimeoutError:
         raise LinkLost("takes what it asked for too slowly") from None

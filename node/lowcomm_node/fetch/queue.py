@@ -26,7 +26,8 @@ MOST_WAITING = 30
 SLOW_SECONDS, SLOW_RATE = 10.0, 16_000.0
 """Seconds for which a served peer may keep us waiting while others wait, and bytes a second that
 buy it as much time again: twice the least ``--max-down``."""
-LONGEST_TURN = 600.0
+TURN_SECONDS = 300.0
+"""Length of a turn while others wait."""
 NETWORK_WEIGHT = 4
 """Peers of one /24 (IPv4) or /48 (IPv6) that weigh as much as one of a single address."""
 LOOK_SECONDS = 1.0
@@ -50,14 +51,12 @@ class Patience:
         self.left = min(self.most, self.left + count / self._rate)
 
 
-class Turn:
+class GivingTurn:
     """A peer's place in the queue."""
 
     def __init__(self, turns: "TurnQueue", peer: str, place: str) -> None:
         self.peer = peer
         self.place = place
-        self.seconds = LONGEST_TURN
-        """Length of the turn while others wait."""
         self.began: float | None = None
         """When it was first served."""
         self.patience = Patience(SLOW_SECONDS, SLOW_RATE)
@@ -120,8 +119,8 @@ class TurnQueue:
         self._most_served = served
         self._places = served + waiting
         self._shares = Shares(OF_FEW)
-        self._serving: list[Turn] = []
-        self._queued: list[Turn] = []
+        self._serving: list[GivingTurn] = []
+        self._queued: list[GivingTurn] = []
         """In the order of arrival."""
         self._moved = asyncio.Event()
 
@@ -135,21 +134,17 @@ class TurnQueue:
         """Peers that wait."""
         return len(self._queued)
 
-    def enter(self, peer: str, place: str) -> Turn:
+    def enter(self, peer: str, place: str) -> GivingTurn:
         """Take a place; ``place``: the address that the peer comes from.
 
         Raises RetryLater if there is none for that address.
         """
-        turn = Turn(self, peer, place)
+        turn = GivingTurn(self, peer, place)
         for held in (self._serving, self._queued):
             former = next((one for one in held if one.peer == peer), None)
             if former is not None:  # entering again makes no turn longer
                 held[held.index(former)] = turn
-                turn.began, turn.patience, turn.seconds = (
-                    former.began,
-                    former.patience,
-                    former.seconds,
-                )
+                turn.began, turn.patience = former.began, former.patience
                 turn.place = former.place
                 former.end("You have come again: your former stream ends.")
                 return turn
@@ -161,11 +156,11 @@ class TurnQueue:
         self._advance()
         return turn
 
-    def position(self, turn: Turn) -> int:
+    def position(self, turn: GivingTurn) -> int:
         """Its place among those that wait, from 1; 0 while it is served."""
         return self._order().index(turn) + 1 if turn in self._queued else 0
 
-    def leave(self, turn: Turn) -> None:
+    def leave(self, turn: GivingTurn) -> None:
         """Free a place, unless another stream of the same peer has it."""
         for held in (self._serving, self._queued):
             if turn in held:
@@ -179,7 +174,7 @@ class TurnQueue:
             return
         now = self.clock()
         began = {turn: turn.began or now for turn in self._serving}
-        long = [turn for turn in self._serving if now - began[turn] > turn.seconds]
+        long = [turn for turn in self._serving if now - began[turn] > TURN_SECONDS]
         over = [turn for turn in self._serving if turn.is_slow(now)]
         for turn in over or sorted(long, key=lambda turn: began[turn])[:1]:
             turn.end("Your turn is over, and others wait: come again.")
@@ -202,10 +197,10 @@ class TurnQueue:
         moved, self._moved = self._moved, asyncio.Event()
         moved.set()
 
-    def _order(self) -> list[Turn]:
+    def _order(self) -> list[GivingTurn]:
         """The waiting turns, in the order in which they will be served."""
         held = Counter(prefix for turn in self._serving for prefix in prefixes_of(turn.place))
-        loads: dict[Turn, float] = {}
+        loads: dict[GivingTurn, float] = {}
         for turn in self._queued:
             prefixes = prefixes_of(turn.place)
             loads[turn] = max(held[prefixes[0]], held[prefixes[-1]] / NETWORK_WEIGHT)

@@ -26,7 +26,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.fetch.engine import Download, Source, Wanted
+from lowcomm_node.fetch.engine import Download, PieceRequest, Source
 from lowcomm_node.storage.files import disk_full_error, require_space
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -290,7 +290,7 @@ class StateDownload(Download):
 
     # pieces
 
-    def give_back(self, source: Source, wanted: Wanted) -> None:
+    def give_back(self, source: Source, wanted: PieceRequest) -> None:
         assert isinstance(source, StateOffer)
         source.is_auditing = source.is_auditing and not wanted.is_audit
         super().give_back(source, wanted)
@@ -305,16 +305,16 @@ class StateDownload(Download):
             return False
         return source.version.fits(base, self.form.pieces[index].fragment, self._sync)
 
-    def take(self, source: Source) -> Wanted | None:
+    def take(self, source: Source) -> PieceRequest | None:
         assert isinstance(source, StateOffer)
         piece = self._audit_of(source)
         if piece is None:
             return super().take(source)
         source.audits, source.is_auditing = source.audits + 1, True
         self._audited_bytes += piece.size
-        return Wanted(piece.index, piece.size, is_audit=True)
+        return PieceRequest(piece.index, piece.size, is_audit=True)
 
-    async def put(self, source: Source, wanted: Wanted, data: bytearray) -> None:
+    async def put(self, source: Source, wanted: PieceRequest, data: bytearray) -> None:
         assert isinstance(source, StateOffer)
         assert source.manifest is not None, "it gives nothing now"
         piece, digest = self.form.pieces[wanted.index], source.manifest.digests[wanted.index]

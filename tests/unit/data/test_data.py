@@ -10,9 +10,7 @@ import random
 import shutil
 import string
 import sys
-import threading
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +19,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 import torch
-from numpy.typing import NDArray
 
-import lowcomm_node.data.corpus as corpus_module
 import lowcomm_node.data.documents as documents_module
 import lowcomm_node.data.shards as shards_module
 from helpers.disk import PowerLoss, is_killed_at, on_small_disk
@@ -33,7 +29,7 @@ from lowcomm_node.data.documents import (
     ARRAY,
     OTHER_JSON,
     TABLE,
-    Reading,
+    ReadProgress,
     find_files,
     in_parts,
     kind_of,
@@ -41,9 +37,8 @@ from lowcomm_node.data.documents import (
     read_parquet,
     read_text,
 )
-from lowcomm_node.data.shards import Tokenized, open_shards
+from lowcomm_node.data.shards import Tokenized
 from lowcomm_node.data.stream import TrainStream, held_out_windows
-from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.errors import ConfigError, DataError, DiskFull
 from lowcomm_node.storage.files import write_sealed_json
 from lowcomm_node.trainer.building import Telling
@@ -52,7 +47,7 @@ TEXT = "Grüße, 世界! 🌍 naïve — one two three\n"
 
 
 def texts(read, *arguments) -> list[bytes]:
-    return [document.text for document in read(*arguments, Reading())]
+    return [document.text for document in read(*arguments, ReadProgress())]
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:
@@ -86,10 +81,6 @@ def test_bytes_are_their_own_tokens(text: bytes) -> None:
     assert bytes(tokens) == text
     assert tokenizer.decode(tokens) == text.decode(errors="replace")
     assert (tokenizer.name, tokenizer.vocab, tokenizer.separator) == ("bytes", 256, 0)
-
-
-def test_a_token_that_is_no_byte_is_shown_as_no_character() -> None:
-    assert BytesTokenizer().decode([104, 105, 256, 50_000, 33]) == "hi\ufffd\ufffd!"
 
 
 @pytest.fixture(scope="module")
@@ -129,63 +120,6 @@ def test_a_tokenizer_file_encodes_and_decodes_text(tokenizer_file: Path) -> None
     assert len(tokenizer.encode(b"")) == 0
 
 
-def test_bytes_that_are_not_text_can_be_tokenized_too(tokenizer_file: Path) -> None:
-    tokenizer = open_tokenizer(str(tokenizer_file))
-    assert tokenizer.decode(tokenizer.encode(b"a\xff\xfeb").tolist()) == "a\ufffd\ufffdb"
-
-
-def test_a_tokenizer_is_known_by_the_contents_of_its_file(
-    tokenizer_file: Path, tmp_path: Path
-) -> None:
-    name = open_tokenizer(str(tokenizer_file)).name
-    copy = tmp_path / "copy.json"
-    shutil.copy(tokenizer_file, copy)
-    assert open_tokenizer(str(copy)).name == name
-    copy.write_text(copy.read_text() + " ")
-    assert open_tokenizer(str(copy)).name != name
-
-
-def test_the_vocabulary_reaches_to_the_highest_number_though_some_are_missing(
-    tokenizer_file: Path, tmp_path: Path
-) -> None:
-    content = json.loads(tokenizer_file.read_text())
-    extra = {
-        "id": 70_000,
-        "content": "<far>",
-        **dict.fromkeys(["single_word", "lstrip", "rstrip", "normalized"], False),
-        "special": True,
-    }
-    path = changed_tokenizer(
-        tokenizer_file, tmp_path, added_tokens=[*content["added_tokens"], extra]
-    )
-    tokenizer = open_tokenizer(str(path))
-    highest = max(tokenizer.encode(b"a<far>b").tolist())
-    assert highest < tokenizer.vocab
-    assert tokenizer.vocab > len(content["model"]["vocab"])
-
-
-def test_a_tokenizer_cuts_no_text_off_and_fills_none_up(
-    tokenizer_file: Path, tmp_path: Path
-) -> None:
-    """Files of models for short texts ask for both."""
-    path = changed_tokenizer(
-        tokenizer_file,
-        tmp_path,
-        truncation={"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0},
-        padding={
-            "strategy": {"Fixed": 16},
-            "direction": "Right",
-            "pad_to_multiple_of": None,
-            "pad_id": 0,
-            "pad_type_id": 0,
-            "pad_token": "<|endoftext|>",
-        },
-    )
-    plain, changed = open_tokenizer(str(tokenizer_file)), open_tokenizer(str(path))
-    for text in (b"a", TEXT.encode() * 3):
-        assert changed.encode(text).tolist() == plain.encode(text).tolist()
-
-
 def test_no_start_or_end_is_added_to_a_text(tokenizer_file: Path, tmp_path: Path) -> None:
     end = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
     path = changed_tokenizer(
@@ -205,13 +139,6 @@ def test_no_start_or_end_is_added_to_a_text(tokenizer_file: Path, tmp_path: Path
     )
     tokenizer = open_tokenizer(str(path))
     assert tokenizer.separator not in tokenizer.encode(TEXT.encode()).tolist()
-
-
-def test_a_tokenizer_without_a_separator_has_none(tokenizer_file: Path, tmp_path: Path) -> None:
-    content = json.loads(tokenizer_file.read_text())
-    del content["model"]["vocab"]["<|endoftext|>"]
-    path = changed_tokenizer(tokenizer_file, tmp_path, added_tokens=[], model=content["model"])
-    assert open_tokenizer(str(path)).separator is None
 
 
 @pytest.mark.parametrize(
@@ -285,13 +212,6 @@ def test_parts_of_a_text_make_up_the_whole_and_end_where_lines_do(tmp_path: Path
         assert [is_last for _, is_last in in_parts(file)] == [False] * (len(parts) - 1) + [True]
 
 
-def test_each_file_of_a_text_ends_on_its_own(tmp_path: Path) -> None:
-    for name, text in (("a", b"one\n"), ("b", b""), ("c", b"three")):
-        (tmp_path / name).write_bytes(text)
-    found = [(text.text, text.ends) for text in read_text(sorted(tmp_path.iterdir()), Reading())]
-    assert found == [(b"one\n", True), (b"three", True)]
-
-
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("shift", range(4))
 def test_a_line_longer_than_a_part_is_cut_between_characters(tmp_path: Path, shift: int) -> None:
@@ -300,13 +220,6 @@ def test_a_line_longer_than_a_part_is_cut_between_characters(tmp_path: Path, shi
     parts = parts_of(path)
     assert len(parts) > 5
     assert "".join(part.decode() for part in parts) == path.read_text()
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_bytes_that_are_no_text_at_all_are_still_read_whole(tmp_path: Path) -> None:
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"\x80" * 10_000)
-    assert b"".join(parts_of(path)) == path.read_bytes()
 
 
 def test_packed_files_are_unpacked(tmp_path: Path) -> None:
@@ -440,22 +353,6 @@ def test_folders_behind_links_are_read_and_none_twice(tmp_path: Path) -> None:
     assert [path.read_text() for path in find_files(f"{tmp_path}/**/deep/*.txt")] == ["two"]
 
 
-def test_a_folder_that_can_not_be_read_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "locked").mkdir()
-    scandir = os.scandir
-
-    def locked(path: str) -> Any:
-        if Path(path).name == "locked":
-            raise PermissionError(13, "Permission denied", path)
-        return scandir(path)
-
-    monkeypatch.setattr(os, "scandir", locked)
-    with pytest.raises(ConfigError, match=r"locked can't be read \(Permission denied\)"):
-        find_files(str(tmp_path))
-
-
 # Kinds
 
 
@@ -524,20 +421,6 @@ def test_a_file_is_what_its_contents_say(
     assert kind_of(path) == kind
 
 
-def test_a_folder_of_json_lines_or_parquet_is_read_as_such(tmp_path: Path) -> None:
-    lines, table = tmp_path / "lines", tmp_path / "table"
-    lines.mkdir()
-    table.mkdir()
-    for number in range(3):
-        write_lines(lines / f"{number}.jsonl", sentences(9, number))
-        write_parquet(table / f"{number}.parquet", sentences(9, number))
-    expected = [text.encode() for number in range(3) for text in sentences(9, number)]
-    for folder, kind in ((lines, "jsonl"), (table, "parquet")):
-        corpus = open_corpus(str(folder))
-        assert corpus.name == f"{kind}:{folder.name}"
-        assert [document.text for document in corpus.documents()] == expected
-
-
 def test_a_folder_of_several_kinds_is_refused_with_its_files_and_the_remedy_works(
     tmp_path: Path,
 ) -> None:
@@ -575,15 +458,6 @@ def test_binary_files_are_refused_by_name_and_text_beside_them_can_be_had(tmp_pa
         open_corpus(f"text:{tmp_path / 'c.txt'}")
 
 
-def test_the_field_that_the_owner_names_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"body": "one", "id": 3}\n{"body": "two"}\n')
-    with pytest.raises(DataError, match="no field 'text', but body: name the field with --field"):
-        open_data(str(path), "bytes", tmp_path / "cache")
-    dataset = open_data(str(path), "bytes", tmp_path / "cache", "body")
-    assert dataset.tokens == len("one two ")
-
-
 # Corpora: what is trained on and what is held out
 
 
@@ -608,24 +482,6 @@ def test_the_kind_of_a_source_is_told_or_seen_from_its_files(
     corpus = open_corpus(source.format(tmp_path))
     assert corpus.name.startswith(f"{kind}:")
     assert str(tmp_path.parent) not in corpus.name, "it may be shown to others"
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["", "/nowhere", "jsonl:/nowhere", "~nobody-of-this-name/a", "a\0b", "parquet:/tmp/*.x"],
-)
-def test_a_source_that_names_nothing_is_named(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="check the path") as caught:
-        open_corpus(source)
-    assert repr(source) in str(caught.value)
-
-
-def test_an_unknown_builtin_text_is_refused_and_opens_no_path() -> None:
-    with pytest.raises(ConfigError, match="use builtin:python"):
-        open_corpus("builtin:/etc")
 
 
 def check_splits(
@@ -653,32 +509,6 @@ def test_held_out_text_is_never_trained_on_though_documents_repeat(
             assert 1 <= len(held_out) <= max(1, count / 50)
 
 
-def held_out_of(path: Path) -> set[bytes]:
-    return {document.text for document in open_corpus(str(path)).documents() if document.held_out}
-
-
-def test_one_document_in_a_hundred_is_held_out(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", sentences(5000))
-    held_out = held_out_of(path)
-    assert 25 < len(held_out) < 80
-    halves = [sentences(5000)[:2500], sentences(5000)[2500:]]
-    parts = [held_out_of(write_lines(tmp_path / "half.jsonl", half)) for half in halves]
-    assert parts[0] | parts[1] == held_out, "whatever else is there"
-
-
-def test_peers_with_the_same_text_hold_out_the_same_wherever_it_lies(tmp_path: Path) -> None:
-    texts = sentences(3000)
-    (tmp_path / "there").mkdir()
-    here = open_corpus(str(write_lines(tmp_path / "a.jsonl", texts)))
-    there = open_corpus(str(write_lines(tmp_path / "there" / "b.jsonl", texts[::-1])))
-    splits = [
-        {(document.text, document.held_out) for document in corpus.documents()}
-        for corpus in (here, there)
-    ]
-    assert splits[0] == splits[1]
-    assert list(here.documents()) == list(here.documents())
-
-
 def test_python_source_is_split_by_name_and_holds_nothing_of_this_machine(tmp_path: Path) -> None:
     names = [f"package{number}/module.py" for number in range(200)]
     skipped = [
@@ -702,30 +532,6 @@ def test_python_source_is_split_by_name_and_holds_nothing_of_this_machine(tmp_pa
     assert [document.held_out for document in again] == [
         document.held_out for document in documents
     ], "neither an edit nor another folder moves a file to the other side"
-
-
-def test_python_source_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for number in range(10):
-        (tmp_path / f"{number}.py").write_bytes(b"x" * 100)
-    monkeypatch.setattr(corpus_module, "PYTHON_BYTES", 450)
-    assert len(list(PythonCorpus(tmp_path).documents())) == 4
-
-
-def test_a_machine_without_python_source_is_told(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="--data PATH"):
-        list(PythonCorpus(tmp_path).documents())
-
-
-def test_the_builtin_text_is_there_bounded_and_in_two_parts() -> None:
-    corpus = open_corpus("builtin:python")
-    documents = list(corpus.documents())
-    trained, held_out = check_splits(
-        [document for document in documents if document.text],
-        [document.text for document in documents if document.text],
-    )
-    assert 1 << 20 < sum(map(len, trained)) < 12 << 20
-    assert 100_000 < sum(map(len, held_out)) < sum(map(len, trained)) / 8
-    assert open_corpus("builtin:python").fingerprint() == corpus.fingerprint()
 
 
 def test_a_fingerprint_changes_with_the_text_the_field_and_the_kind(tmp_path: Path) -> None:
@@ -792,12 +598,6 @@ def test_a_text_is_tokenized_once_with_a_separator_after_each_document(
     assert stamps(tokens_of(cache)[0]) == before
 
 
-def test_a_dataset_says_what_it_is_without_its_folder(source: Path, cache: Path) -> None:
-    dataset = open_data(str(source), "bytes", cache)
-    assert (dataset.name, dataset.vocab) == ("jsonl:text.jsonl", 256)
-    assert str(source.parent) not in repr(dataset.name)
-
-
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("packed", [False, True])
 def test_of_a_long_text_the_end_is_held_out_and_both_parts_are_whole_documents(
@@ -820,15 +620,6 @@ def test_of_a_single_short_text_the_end_is_held_out(tmp_path: Path, cache: Path)
     train, held_out = (bytes(all_tokens(split)) for split in (dataset.train, dataset.held_out))
     assert train[:-1] + held_out[:-1] == path.read_bytes()
     assert 3 << 10 < len(held_out) < 5 << 10
-
-
-def test_of_many_short_texts_whole_ones_are_held_out(tmp_path: Path) -> None:
-    for number, text in enumerate(sentences(900)):
-        (tmp_path / f"{number}.txt").write_text(text)
-    documents = list(open_corpus(str(tmp_path)).documents())
-    assert sorted(one.text for one in documents) == sorted(map(str.encode, sentences(900)))
-    assert 3 < sum(one.held_out for one in documents) < 20
-    assert all(one.ends for one in documents)
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -865,61 +656,6 @@ def test_text_that_is_not_utf8_is_named_where_letters_would_be_lost(
     assert open_data(str(path), "bytes", cache).tokens == path.stat().st_size + 2
 
 
-def test_a_text_is_tokenized_by_the_file_that_its_owner_names(
-    source: Path, cache: Path, tokenizer_file: Path
-) -> None:
-    dataset = open_data(str(source), str(tokenizer_file), cache)
-    tokenizer = open_tokenizer(str(tokenizer_file))
-    text = tokenizer.separator
-    documents = [
-        bytes(document.text).decode()
-        for document in open_corpus(str(source)).documents()
-        if document.held_out
-    ]
-    groups = itertools.groupby(all_tokens(dataset.held_out), lambda token: token != text)
-    assert [tokenizer.decode(list(group)) for is_text, group in groups if is_text] == documents
-    assert dataset.vocab == tokenizer.vocab
-    open_data(str(source), "bytes", cache)
-    assert len(tokens_of(cache)) == 2, "each tokenizer has a cache of its own"
-
-
-def test_many_texts_at_once_become_the_same_tokens_as_one_by_one(tokenizer_file: Path) -> None:
-    texts = [TEXT.encode(), b"", b"a\xffb", *(text.encode() for text in sentences(50))]
-    for tokenizer in (open_tokenizer(str(tokenizer_file)), open_tokenizer("bytes")):
-        together = [tokens.tolist() for tokens in tokenizer.encode_all(texts)]
-        assert together == [tokenizer.encode(text).tolist() for text in texts]
-
-
-@pytest.mark.parametrize("kind", ["text", "jsonl", "jsonl.gz", "parquet"])
-def test_tokenizing_tells_how_far_it_is(
-    tmp_path: Path, cache: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    monkeypatch.setattr(documents_module, "PART_BYTES", 4 << 10)
-    for number in range(3):
-        path = folder / f"{number}.{kind}"
-        if kind == "parquet":
-            write_parquet(path, sentences(800, number))
-        elif kind == "text":
-            path.write_text("\n".join(sentences(800, number)))
-        else:
-            write_lines(path, sentences(800, number))
-            if kind == "jsonl.gz":
-                path.write_bytes(gzip.compress(path.read_bytes()))
-    monkeypatch.setattr(shards_module, "BATCH_BYTES", 1000)
-    told: list[Tokenized] = []
-    dataset = open_data(str(folder), "bytes", cache, tell=told.append)
-    assert len(told) > 9
-    assert all(one.total == sum(path.stat().st_size for path in folder.iterdir()) for one in told)
-    done = [one.done for one in told]
-    assert done == sorted(done)
-    assert len(set(done)) > 2, "it gets on within the text, not only at its end"
-    assert (told[-1].done, told[-1].tokens) == (told[-1].total, dataset.tokens)
-    open_data(str(folder), "bytes", cache, tell=told.append)
-    assert len(told) == len(done), "what is in the cache is not tokenized again"
-
-
 def test_news_of_tokenizing_come_each_second_with_rate_and_the_time_that_remains() -> None:
     now, news = [100.0], []
     telling = Telling(news.append, lambda: now[0])
@@ -931,39 +667,6 @@ def test_news_of_tokenizing_come_each_second_with_rate_and_the_time_that_remains
         (800, 200.0, 1.0),
         (1000, 200.0, 0.0),
     ]
-
-
-class WideTokenizer:
-    """As many tokens as asked for; the last byte of a document becomes the highest."""
-
-    begins = ()
-    separator = None
-    sha256 = ""
-
-    def __init__(self, vocab: int) -> None:
-        self.vocab = vocab
-        self.name = f"wide {vocab}"
-
-    def encode(self, text: bytes) -> NDArray[Any]:
-        return np.array([*text[:-1], self.vocab - 1], np.uint32)
-
-    def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
-        return [self.encode(text) for text in texts]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        raise AssertionError("writing shards never decodes")
-
-
-@pytest.mark.parametrize(("vocab", "itemsize"), [(65_536, 2), (65_537, 4), (4_000_000_000, 4)])
-def test_tokens_take_two_bytes_while_they_fit(
-    source: Path, cache: Path, vocab: int, itemsize: int
-) -> None:
-    train, held_out = open_shards(open_corpus(str(source)), WideTokenizer(vocab), cache)
-    for split in (train, held_out):
-        assert {shard.dtype.itemsize for shard in split.shards} == {itemsize}
-        assert max(all_tokens(split)) == vocab - 1
-    size = sum(path.stat().st_size for path in tokens_of(cache)[0].glob("*.bin"))
-    assert size == itemsize * (train.tokens + held_out.tokens)
 
 
 @pytest.mark.parametrize("size", [2, 50, 4096])
@@ -978,66 +681,11 @@ def test_long_data_is_cut_into_shards_of_bounded_size(
     assert 0 < sizes[-1] <= size
 
 
-def test_a_window_is_the_same_however_the_tokens_lie_in_shards() -> None:
-    tokens = list(range(1, 31))
-    for shards in (1, 2, 3, 7, 30):
-        split = split_of(tokens, shards=shards)
-        assert split.tokens == 30
-        for start, length in itertools.product(range(30), range(1, 31)):
-            window = split.window(start, length)
-            assert window.tolist() == tokens[start : start + length]
-            assert window.dtype == np.int64
-
-
 def test_a_token_beyond_the_vocabulary_is_an_error_rather_than_the_end_of_the_trainer() -> None:
     split = split_of([1, 2, 256, 3])
     assert split.window(0, 2).tolist() == [1, 2]
     with pytest.raises(DataError, match="Token 256 is not below 256: remove the data cache"):
         split.window(1, 2)
-
-
-@pytest.mark.parametrize("texts", [[], [""], ["only one"], ["the same"] * 50])
-def test_too_little_text_is_named_and_nothing_is_kept(
-    tmp_path: Path, cache: Path, texts: list[str]
-) -> None:
-    source = write_lines(tmp_path / "a.jsonl", texts)
-    with pytest.raises(DataError, match=r"jsonl:a\.jsonl has too little text"):
-        open_data(str(source), "bytes", cache)
-    assert [path.name for path in cache.iterdir()] == [".lock"]
-
-
-def test_source_of_which_nothing_is_held_out_is_too_little_text(
-    tmp_path: Path, cache: Path
-) -> None:
-    for name in ("a.py", "b.py"):
-        (tmp_path / name).write_text("pass\n")
-    corpus = PythonCorpus(tmp_path)
-    assert not any(document.held_out for document in corpus.documents())
-    with pytest.raises(DataError, match="builtin:python has too little text"):
-        open_shards(corpus, BytesTokenizer(), cache)
-
-
-def test_data_too_large_to_be_hashed_at_every_start_is_compared_by_size(
-    source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards_module, "CHECKED_BYTES", 0)
-    check_data(source, cache)
-    shard = tokens_of(cache)[0] / "train-00000.bin"
-    before = stamps(tokens_of(cache)[0])
-    check_data(source, cache)
-    assert stamps(tokens_of(cache)[0]) == before
-    shard.write_bytes(shard.read_bytes()[:-2])
-    check_data(source, cache)
-
-
-def test_tokenizers_of_one_name_and_different_vocabularies_do_not_share_tokens(
-    source: Path, cache: Path
-) -> None:
-    for vocab in (300, 70_000):
-        tokenizer = WideTokenizer(vocab)
-        tokenizer.name = "wide"
-        train, _ = open_shards(open_corpus(str(source)), tokenizer, cache)
-        assert max(all_tokens(train)) == vocab - 1
 
 
 def test_a_malformed_text_leaves_nothing_and_is_used_once_it_is_corrected(
@@ -1118,42 +766,6 @@ def test_an_edited_text_takes_the_place_of_its_former_version_and_of_no_other(
     assert len(tokens_of(cache)) == 3
 
 
-def test_data_that_is_mapped_stays_readable_when_a_newer_version_takes_its_place(
-    source: Path, cache: Path
-) -> None:
-    dataset = open_data(str(source), "bytes", cache)
-    expected = expected_tokens(source)[0]
-    write_lines(source, sentences(200, seed=2))
-    open_data(str(source), "bytes", cache)
-    assert all_tokens(dataset.train) == expected
-
-
-def test_all_who_start_at_once_share_the_work_of_one(source: Path, cache: Path) -> None:
-    corpus = open_corpus(str(source))
-    readers: list[int] = []
-    barrier, results = threading.Barrier(4), []
-
-    class CountingCorpus:
-        name, origin, size = corpus.name, corpus.origin, corpus.size
-        fingerprint = staticmethod(corpus.fingerprint)
-
-        def documents(self, reading: Reading | None = None) -> Iterator[Document]:
-            readers.append(1)
-            return corpus.documents(reading)
-
-    def start() -> None:
-        barrier.wait(10)
-        results.append(all_tokens(open_shards(CountingCorpus(), BytesTokenizer(), cache)[0]))
-
-    threads = [threading.Thread(target=start) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert results == [expected_tokens(source)[0]] * 4
-    assert len(readers) == 1
-
-
 def _make_cache(source: Path, cache: Path) -> None:
     shards_module.SHARD_BYTES = 20_000
     open_data(str(source), "bytes", cache)
@@ -1170,31 +782,6 @@ def test_a_kill_at_any_point_leaves_nothing_that_is_taken_for_good(
         if not killed:
             break
     assert point > 6
-
-
-@pytest.mark.slow
-def test_a_kill_while_an_edited_or_damaged_text_is_made_anew_spoils_nothing(
-    tmp_path: Path, source: Path
-) -> None:
-    texts = sentences(120, seed=3)
-    for point in itertools.count():
-        cache = tmp_path / f"cache-{point}"
-        write_lines(source, texts)
-        _ = open_data(str(source), "bytes", cache)
-        (tokens_of(cache)[0] / "train-00000.bin").write_bytes(b"damage")
-        killed = is_killed_at(point, _make_cache, source, cache)
-        check_data(source, cache)
-        write_lines(source, texts[:-1])
-        killed |= is_killed_at(point, _make_cache, source, cache)
-        check_data_is_right(source, cache)
-        if not killed:
-            break
-    assert point > 6
-
-
-def check_data_is_right(source: Path, cache: Path) -> None:
-    """As ``check_data``, but a former version may still be there."""
-    assert all_tokens(open_data(str(source), "bytes", cache).train) == expected_tokens(source)[0]
 
 
 def test_a_power_cut_finds_all_shards_on_the_disk(
@@ -1264,12 +851,6 @@ def test_a_batch_is_a_function_of_seed_peer_and_number() -> None:
     assert not any(torch.equal(one, other) for one, other in itertools.combinations(first, 2))
 
 
-def test_seed_and_peer_can_not_be_taken_for_one_another() -> None:
-    assert not torch.equal(
-        *map(torch.stack, (make_stream(1, "1:x").next_batch(), make_stream(11, "x").next_batch()))
-    )
-
-
 @pytest.mark.parametrize("done", [0, 1, 7])
 def test_a_stream_resumes_at_the_same_token(done: int) -> None:
     stream = make_stream()
@@ -1294,15 +875,6 @@ def test_a_state_that_is_none_is_refused_and_changes_nothing(batches: object) ->
     assert stream.state() == {"batches": 2}
 
 
-def test_windows_reach_from_the_first_to_the_last_token() -> None:
-    stream = make_stream(split=split_of(range(20)))
-    seen = torch.cat([torch.stack(stream.next_batch()).flatten() for _ in range(50)])
-    assert set(seen.tolist()) == set(range(20))
-    tokens, targets = make_stream(split=split_of(range(17))).next_batch()
-    assert tokens.tolist() == [list(range(16))] * 4
-    assert targets.tolist() == [list(range(1, 17))] * 4
-
-
 @pytest.mark.parametrize("tokens", [0, 1, 16])
 def test_a_text_shorter_than_one_window_is_named(tokens: int) -> None:
     short = split_of(range(tokens))
@@ -1325,10 +897,13 @@ def test_all_peers_evaluate_on_the_same_windows() -> None:
     assert digest.startswith("5002bf4811b0b10f")
 
 
-def test_peers_draw_other_windows_from_the_same_text() -> None:
-    split = split_of(range(60_000), vocab=60_000)
-    drawn = [
-        {int(row[0]) for _ in range(20) for row in stream.next_batch()[0]}
-        for stream in map(partial(make_stream, 1, split=split), ("a", "b"))
-    ]
-    assert len(drawn[0] | drawn[1]) > 155, "of 160 windows hardly any is drawn twice"
+def test_text_in_parquet_need_not_be_marked_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    for value in ("zwölf".encode(), b"\xff"):
+        column = pyarrow.array([value], pyarrow.binary())
+        pyarrow.parquet.write_table(pyarrow.table({"text": column}), path)
+        if value != b"\xff":
+            assert texts(read_parquet, [path], "text") == [value]
+        else:
+            with pytest.raises(DataError, match="bytes .* UTF-8"):
+                texts(read_parquet, [path], "text")

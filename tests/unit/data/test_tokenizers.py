@@ -161,15 +161,6 @@ async def refused(folder: Path, spec: RunSpec, tokenizer: Path) -> str:
     return str(caught.value)
 
 
-async def test_another_tokenizer_is_refused_at_the_start_with_both_names_and_the_remedy(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    told = await refused(tmp_path, parse_toml(RUN + local(sha256(files[0]))), files[1])
-    for part in (str(files[1]), sha256(files[0]), sha256(files[1]), "with --tokenizer"):
-        assert part in told
-    assert not (tmp_path / "data").exists(), "before any text is tokenized"
-
-
 async def test_a_vocabulary_that_is_too_small_is_refused_before_training(
     files: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -222,34 +213,3 @@ def checkpoint(folder: Path, tokenizer: dict[str, str] | None, vocab: int = VOCA
         {"tokenizer": tokenizer} if tokenizer else {}
     )
     return CheckpointStore(folder / "checkpoints").save(7, {"weights": weights}, meta, 1.7e9).path
-
-
-def test_generate_says_which_file_it_needs_and_takes_no_other(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    path = checkpoint(tmp_path, {"file": "ours.json", "sha256": sha256(files[0])})
-    needed = (
-        rf"was trained with ours\.json \(SHA-256 {sha256(files[0])}\): name it with --tokenizer"
-    )
-    with pytest.raises(ConfigError, match=needed):
-        generate_from(path, "one", 3, 0.0, 0)
-    with pytest.raises(
-        ConfigError, match=rf"{sha256(files[1])}, but .* was trained with ours\.json"
-    ):
-        generate_from(path, "one", 3, 0.0, 0, str(files[1]))
-    assert generate_from(path, "one", 3, 0.0, 0, str(files[0]))
-    shutil.copy(files[1], tmp_path / "tokenizer.json")
-    with pytest.raises(ConfigError, match=needed):
-        generate_from(path, "one", 3, 0.0, 0)
-
-
-def test_a_checkpoint_that_does_not_say_is_taken_for_bytes_if_its_vocabulary_is(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    assert isinstance(
-        generate_from(checkpoint(tmp_path / "bytes", None, 256), "one", 3, 0.0, 0), str
-    )
-    path = checkpoint(tmp_path / "other", None)
-    with pytest.raises(ConfigError, match="does not say which"):
-        generate_from(path, "one", 3, 0.0, 0)
-    assert generate_from(path, "one", 3, 0.0, 0, str(files[0]))

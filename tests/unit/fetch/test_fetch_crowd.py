@@ -12,7 +12,6 @@ from helpers.donors import SMALL, Donor, Joiner, giving, identity
 from helpers.wire import RUN, cabled, calling, calling_raw, soon
 from lowcomm_node.fetch import engine, queue
 from lowcomm_node.fetch.queue import SLOW_SECONDS
-from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -20,8 +19,6 @@ from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 
 NEWCOMER, SHARED = "127.9.0.1", "127.9.1.1"
 AT_EACH = 18
-SLOW_LINE = 125_000.0
-"""Bytes a second: 1 Mbit/s."""
 
 
 @pytest.fixture(autouse=True)
@@ -81,22 +78,3 @@ async def test_a_newcomer_gets_its_state_from_three_donors_with_fifty_four_idle_
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info() for giver in givers])
         await soon(joiner.run())
         assert sum(joiner.given_by(givers)) == len(SMALL.pieces)
-
-
-@pytest.mark.slow
-async def test_a_slow_joiner_behind_one_address_with_eight_others_gets_its_state_all_the_same(
-    tmp_path,
-):
-    async with AsyncExitStack() as stack:
-        giver = await stack.enter_async_context(giving(tmp_path, 11))
-        await stack.enter_async_context(crowded([giver]))
-        giver.port = (await stack.enter_async_context(cabled(giver.port, SHARED))).port
-        joiners = []
-        for number in range(9):
-            channels = await stack.enter_async_context(calling(identity(50 + number)))
-            down = BandwidthLimit(SLOW_LINE) if number == 0 else None
-            joiners.append(
-                Joiner(channels, tmp_path / f"incoming-{number}", lambda: [giver.info()], down=down)
-            )
-        await soon(asyncio.gather(*(joiner.run() for joiner in joiners)))
-        assert all(joiner.given_by([giver]) == [len(SMALL.pieces)] for joiner in joiners)

@@ -15,13 +15,10 @@ import pytest
 from helpers.donors import identity
 from helpers.waiting import until_async
 from helpers.wire import (
-    Cable,
     Callee,
-    cabled,
     calling,
     listening,
     misbehaving,
-    never_serve,
     soon,
 )
 from lowcomm_node.errors import ConfigError, DiskFull
@@ -245,37 +242,6 @@ async def test_what_one_giver_claims_of_a_size_binds_no_other(
     assert all(honest.identity.peer_id[-6:] not in one for one in warnings)
 
 
-async def test_givers_whose_queue_never_ends_give_way_to_those_not_asked_yet(
-    file: RunFile, original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Must be seen. Three of them kept every newcomer waiting for an hour."""
-    monkeypatch.setattr(engine, "GIVING_WAY", 0.5)
-    into = tmp_path / "home" / file.name
-    async with (
-        AsyncExitStack() as stack,
-        givers(file, original) as [honest],
-        calling(identity(9)) as channels,
-    ):
-        known: list[PeerInfo] = []
-        for number in range(engine.MOST_SESSIONS):
-            callee = await stack.enter_async_context(listening(identity(20 + number)))
-            callee.fetching = never_serve
-            known.append(callee.info())
-        one, shown = Taking(file, into, channels, lambda: known), [""]
-        work = asyncio.create_task(one.take(shown.append))
-        in_queue = "5th in the queue of"
-        await until_async(
-            lambda: asyncio.sleep(
-                0, any(text.count(in_queue) == engine.MOST_SESSIONS for text in shown)
-            ),
-            30,
-            "full",
-        )
-        known.append(honest.info())
-        await soon(work)
-    assert into.read_bytes() == DATA
-
-
 async def test_who_waits_is_told_why_and_goes_on_as_soon_as_a_peer_has_it(
     file: RunFile, original: Path, tmp_path: Path
 ) -> None:
@@ -298,32 +264,6 @@ async def test_who_waits_is_told_why_and_goes_on_as_soon_as_a_peer_has_it(
         assert await held.verify(file, original)
         await soon(work)
     assert into.read_bytes() == DATA
-
-
-async def test_a_cut_stream_goes_on_at_its_byte(
-    file: RunFile, original: Path, tmp_path: Path
-) -> None:
-    into = tmp_path / "home" / file.name
-    came: list[int] = []
-    async with (
-        givers(file, original) as [callee],
-        calling(identity(9)) as channels,
-        cabled(callee.port) as cable,
-    ):
-        info = callee.info(addresses=(f"127.0.0.1:{cable.port}",))
-        one = Taking(file, into, channels, lambda: [info])
-        one.received = lambda count: _count(came, count, cable)  # type: ignore[method-assign]
-        await soon(one.take())
-    assert into.read_bytes() == DATA
-    assert sum(came) < 1.1 * SIZE
-
-
-def _count(came: list[int], count: int, cable: Cable) -> None:
-    before = sum(came)
-    came.append(count)
-    for limit in (SIZE // 3, SIZE // 2):
-        if before < limit <= before + count:
-            cable.cut()
 
 
 def test_pieces_on_the_disk_are_kept_after_a_crash_and_hashed_again(tmp_path: Path) -> None:

@@ -6,7 +6,14 @@ from itertools import pairwise
 import pytest
 
 from lowcomm_node.errors import RetryLater
-from lowcomm_node.fetch.queue import LOOK_SECONDS, SLOW_RATE, SLOW_SECONDS, Turn, TurnQueue
+from lowcomm_node.fetch.queue import (
+    LOOK_SECONDS,
+    SLOW_RATE,
+    SLOW_SECONDS,
+    TURN_SECONDS,
+    GivingTurn,
+    TurnQueue,
+)
 
 
 class Clock:
@@ -18,7 +25,7 @@ class Clock:
         return self.now
 
 
-async def lost(turn: Turn) -> bool:
+async def lost(turn: GivingTurn) -> bool:
     """Whether a turn is over."""
     try:
         async with asyncio.timeout(0.01):
@@ -99,8 +106,7 @@ async def test_a_turn_ends_while_others_wait_the_longest_first():
     first = turns.enter("first", "192.0.2.1")
     clock.now += 1
     second, waits = turns.enter("second", "192.0.2.1"), turns.enter("waits", "192.0.2.1")
-    first.seconds = second.seconds = 60.0
-    clock.now += 61
+    clock.now += TURN_SECONDS
     turns.press()
     assert await lost(first) and not await lost(second) and turns.position(waits) == 0
 
@@ -109,9 +115,8 @@ async def test_who_comes_again_has_the_place_that_it_had_and_no_longer_turn():
     clock = Clock()
     turns = TurnQueue(1, 4, clock)
     former = turns.enter("a", "192.0.2.1")
-    former.seconds = 60.0
     turns.enter("b", "198.51.100.1")
-    clock.now += 61
+    clock.now += TURN_SECONDS + 1
     again = turns.enter("a", "203.0.113.1")
     assert await lost(former)
     former.leave()
