@@ -905,5 +905,5 @@ def test_text_in_parquet_need_not_be_marked_as_text(tmp_path: Path) -> None:
         if value != b"\xff":
             assert texts(read_parquet, [path], "text") == [value]
         else:
-            with pytest.raises(DataError, match="bytes .* UTF-8"):
+            with pytest.raises(DataError, match=r"bytes .* UTF-8"):
                 texts(read_parquet, [path], "text")
