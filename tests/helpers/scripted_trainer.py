@@ -102,7 +102,7 @@ class ScriptedTrainer:
                 return await self.capture(request)
             case messages.Capture():
                 return await self.share(request)
-        return await getattr(self, request.wire_name.replace(" ", "_"))(request)
+        return await getattr(self, request.wire_name.replace("-", "_"))(request)
 
     async def capture(self, request: messages.Capture) -> Shared:
         await self._asked("capture")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from lowcomm_node.errors import Diverged, TrainerError, Unusable
-from lowcomm_node.node.ipc import Answer, Event, Failed, Kind, Request
+from lowcomm_node.node.ipc import AS_JSON, Answer, Event, Failed, Kind, Request
 from lowcomm_protocol.errors import CodecError, Deed, ImplausibleError, LowcommError
 
 # What a trainer is started with, and how it ends
@@ -159,6 +159,7 @@ class Shared(Answer, name="shared"):
 class Again:
     """Blocks of a contribution that can't be decoded next to ours, and must come again."""
 
+    __pydantic_config__ = AS_JSON
     blocks: bytes
     least: int
     most: int
@@ -344,7 +345,7 @@ class Missed(Request[Resent], name="missed", at_boundary=False):
     offset: int
 
 
-class TakeOver(Request[Done], name="take over", at_boundary=False):
+class TakeOver(Request[Done], name="take-over", at_boundary=False):
     """Let the outer step of an exchange follow steps that we lacked."""
 
     fragment: int

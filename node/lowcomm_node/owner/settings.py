@@ -181,251 +181,190 @@ class Setting:
     """Whether ``lowcomm-node limits`` changes it in a running node."""
 
 
+def _setting(default: Any, *given: Any, **more: Any) -> Any:
+    return Field(default, json_schema_extra={"setting": Setting(*given, **more)})  # type: ignore
+
+
 class NodeSettings(BaseModel):
     """The settings of one node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
-    home: Annotated[
-        Folder,
-        Setting(
-            Section.SWARM,
-            "Folder of this node's identity, checkpoints and settings",
-            "FOLDER",
-            unset="lowcomm in your data folder",
-        ),
-    ]
-    peers: Annotated[
-        Addresses,
-        Setting(Section.SWARM, "Address of a bootstrap server or peer; may be repeated", "ADDRESS"),
-    ] = ()
-    run: Annotated[
-        Run | None,
-        Setting(Section.SWARM, "NAME or NAME@FINGERPRINT", "RUN", unset="the only run there is"),
-    ] = None
-    invite: Annotated[
-        Invite | None,
-        Setting(Section.SWARM, "What the run's creator sent you; or set LOWCOMM_INVITE", "INVITE"),
-    ] = None
-    name: Annotated[
-        PeerName | None,
-        Setting(
-            Section.SWARM, "What others see this node called, such as on a swarm's page", "NAME"
-        ),
-    ] = None
-    ephemeral: Annotated[
-        bool,
-        Setting(Section.SWARM, "A fresh identity, in memory only: for containers", negation=False),
-    ] = False
-    stay: Annotated[
-        bool, Setting(Section.SWARM, "Serve the state to others after the run has finished")
-    ] = False
-
-    data: Annotated[
-        Text | None,
-        Setting(
-            Section.TEXT,
-            "Your training text: file, folder or glob of text, JSON lines or Parquet",
-            "PATH",
-        ),
-    ] = None
-    field: Annotated[
-        Text,
-        Setting(Section.TEXT, "Field of JSON lines, or column of Parquet, with the text", "NAME"),
-    ] = "text"
-    tokenizer: Annotated[
-        Text | None,
-        Setting(
-            Section.TEXT,
-            "The run's tokenizer.json, where it has one",
-            "PATH",
-            unset="from peers",
-        ),
-    ] = None
-    weights: Annotated[
-        Folder | None,
-        Setting(
-            Section.TEXT,
-            "Folder with the weights that the run begins with, where it names any",
-            "FOLDER",
-            unset="from peers",
-        ),
-    ] = None
-
-    host: Annotated[
-        Text | None,
-        Setting(
-            Section.ADDRESSES,
-            "Address to listen on",
-            "HOST",
-            unset="loopback if all --peers are there, else all interfaces",
-        ),
-    ] = None
-    port: Annotated[
-        Port, Setting(Section.ADDRESSES, "TCP port for exchanges", "PORT", unset="0, any free one")
-    ] = 0
-    dht_port: Annotated[
-        Port, Setting(Section.ADDRESSES, "TCP port for the DHT", "PORT", unset="0, any free one")
-    ] = 0
-    announce: Annotated[
-        Endpoints,
-        Setting(
-            Section.ADDRESSES,
-            "host:port at which others reach you, where it differs; may be repeated",
-            "HOST:PORT",
-        ),
-    ] = ()
-    control_port: Annotated[
-        Port,
-        Setting(
-            Section.ADDRESSES, "Loopback port of the control API", "PORT", unset="0, any free one"
-        ),
-    ] = 0
-
-    metrics: Annotated[
-        Endpoint | None,
-        Setting(
-            Section.ADDRESSES,
-            "host:port at which Prometheus reads /metrics, without a token",
-            "HOST:PORT",
-            unset="nowhere",
-        ),
-    ] = None
-
-    device: Annotated[Device, Setting(Section.MACHINE, "auto, cpu, cuda or cuda:N", "DEVICE")] = (
-        "auto"
+    home: Folder = _setting(
+        ...,
+        Section.SWARM,
+        "Folder of this node's identity, checkpoints and settings",
+        "FOLDER",
+        unset="lowcomm in your data folder",
     )
-    threads: Annotated[
-        Annotated[int, Field(ge=1, le=4096)] | None,
-        Setting(
-            Section.MACHINE, "CPU threads of the trainer", "COUNT", unset="as many as it has cores"
-        ),
-    ] = None
-    nice: Annotated[
-        int,
-        Field(ge=0, le=19),
-        Setting(
-            Section.MACHINE,
-            "0 to 19: how far training steps back for other programs, from not at all to "
-            "taking only what they leave",
-            "LEVEL",
-        ),
-    ] = LAST
-    max_memory: Annotated[
-        Positive | None,
-        Setting(
-            Section.MACHINE,
-            "Memory for daemon and trainer together: a run that needs more is refused, a trainer "
-            "that takes more is ended",
-            "GiB",
-            unset="what is free at the start",
-        ),
-    ] = None
-    max_vram: Annotated[
-        GiB | None,
-        Setting(
-            Section.MACHINE, "Memory of the GPU that training may take", "GiB", unset="all of it"
-        ),
-    ] = None
-    micro_batch: Annotated[
-        Annotated[int, Field(ge=1, le=1_000_000)] | None,
-        Setting(
-            Section.MACHINE,
-            "Windows of a batch that go through the model at once; what a step learns stays",
-            "COUNT",
-            unset="as many as fit into memory",
-        ),
-    ] = None
-    activation_checkpointing: Annotated[
-        Checkpointing,
-        Setting(
-            Section.MACHINE,
-            "Whether to compute activations again, which takes less memory and about a third "
-            "more time: on, off, or auto, where not one window fits otherwise",
-            "auto|on|off",
-        ),
-    ] = "auto"
-    max_disk: Annotated[
-        GiB | None,
-        Setting(
-            Section.MACHINE, "Disk that the files of the home may take", "GiB", unset="all of it"
-        ),
-    ] = None
-    checkpoint_every: Annotated[
-        int,
-        Field(ge=1),
-        Setting(Section.MACHINE, "Inner steps that a crash may cost at most", "STEPS"),
-    ] = 100
-    keep: Annotated[
-        int, Field(ge=1, le=1000), Setting(Section.MACHINE, "Checkpoints to keep", "COUNT")
-    ] = 3
+    peers: Addresses = _setting(
+        (), Section.SWARM, "Address of a bootstrap server or peer; may be repeated", "ADDRESS"
+    )
+    run: Run | None = _setting(
+        None, Section.SWARM, "NAME or NAME@FINGERPRINT", "RUN", unset="the only run there is"
+    )
+    invite: Invite | None = _setting(
+        None, Section.SWARM, "What the run's creator sent you; or set LOWCOMM_INVITE", "INVITE"
+    )
+    name: PeerName | None = _setting(
+        None, Section.SWARM, "What others see this node called, such as on a swarm's page", "NAME"
+    )
+    ephemeral: bool = _setting(
+        False, Section.SWARM, "A fresh identity, in memory only: for containers", negation=False
+    )
+    stay: bool = _setting(
+        False, Section.SWARM, "Serve the state to others after the run has finished"
+    )
 
-    max_up: Annotated[
-        Rate,
-        Setting(
-            Section.NETWORK,
-            "Contents sent a second, such as 20Mbit or 2.5MB",
-            "RATE",
-            while_running=True,
-        ),
-    ] = None
-    max_down: Annotated[
-        Rate,
-        Setting(
-            Section.NETWORK,
-            "Contents received a second; as --max-up",
-            "RATE",
-            while_running=True,
-        ),
-    ] = None
-    max_peers: Annotated[
-        PeerCount,
-        Setting(
-            Section.NETWORK,
-            "Peers to talk with at once",
-            "COUNT",
-            unset="none, which is 64",
-            while_running=True,
-        ),
-    ] = None
+    data: Text | None = _setting(
+        None,
+        Section.TEXT,
+        "Your training text: file, folder or glob of text, JSON lines or Parquet",
+        "PATH",
+    )
+    field: Text = _setting(
+        "text", Section.TEXT, "Field of JSON lines, or column of Parquet, with the text", "NAME"
+    )
+    tokenizer: Text | None = _setting(
+        None, Section.TEXT, "The run's tokenizer.json, where it has one", "PATH", unset="from peers"
+    )
+    weights: Folder | None = _setting(
+        None,
+        Section.TEXT,
+        "Folder with the weights that the run begins with, where it names any",
+        "FOLDER",
+        unset="from peers",
+    )
 
-    schedule: Annotated[
-        Hours,
-        Setting(
-            Section.HOURS,
-            'Hours in which to train, such as 22:00-07:00 or "Mon-Fri 18:00-08:00"',
-            "HOURS",
-            unset="none, which is always",
-        ),
-    ] = None
-    only_idle: Annotated[
-        bool, Setting(Section.HOURS, "Train only while nobody uses this machine")
-    ] = False
-    idle_after: Annotated[
-        Duration, Setting(Section.HOURS, "How long nobody must have used it", "TIME")
-    ] = 600.0
-    on_battery: Annotated[
-        bool, Setting(Section.HOURS, "Whether to train on battery: yes or no", "yes|no")
-    ] = True
+    host: Text | None = _setting(
+        None,
+        Section.ADDRESSES,
+        "Address to listen on",
+        "HOST",
+        unset="loopback if all --peers are there, else all interfaces",
+    )
+    port: Port = _setting(
+        0, Section.ADDRESSES, "TCP port for exchanges", "PORT", unset="0, any free one"
+    )
+    dht_port: Port = _setting(
+        0, Section.ADDRESSES, "TCP port for the DHT", "PORT", unset="0, any free one"
+    )
+    announce: Endpoints = _setting(
+        (),
+        Section.ADDRESSES,
+        "host:port at which others reach you, where it differs; may be repeated",
+        "HOST:PORT",
+    )
+    control_port: Port = _setting(
+        0, Section.ADDRESSES, "Loopback port of the control API", "PORT", unset="0, any free one"
+    )
+    metrics: Endpoint | None = _setting(
+        None,
+        Section.ADDRESSES,
+        "host:port at which Prometheus reads /metrics, without a token",
+        "HOST:PORT",
+        unset="nowhere",
+    )
 
-    record_life: Annotated[
-        RecordLife, Setting(Section.TIMES, "How long others believe us alive", "SECONDS")
-    ] = 30.0
-    poll: Annotated[
-        Positive,
-        Setting(
-            Section.TIMES,
-            "Time between two looks at the DHT; more where there are many peers",
-            "SECONDS",
-        ),
-    ] = 2.0
-    join_deadline: Annotated[
-        Positive,
-        Setting(Section.TIMES, "How long to look for the swarm at the first start", "SECONDS"),
-    ] = 30.0
-    exchange_deadline: Annotated[
-        Positive, Setting(Section.TIMES, "How long one exchange may take, at most", "SECONDS")
-    ] = 300.0
+    device: Device = _setting("auto", Section.MACHINE, "auto, cpu, cuda or cuda:N", "DEVICE")
+    threads: Annotated[int, Field(ge=1, le=4096)] | None = _setting(
+        None,
+        Section.MACHINE,
+        "CPU threads of the trainer",
+        "COUNT",
+        unset="as many as it has cores",
+    )
+    nice: Annotated[int, Field(ge=0, le=19)] = _setting(
+        LAST,
+        Section.MACHINE,
+        "0 to 19: how far training steps back for other programs, from not at all to "
+        "taking only what they leave",
+        "LEVEL",
+    )
+    max_memory: Positive | None = _setting(
+        None,
+        Section.MACHINE,
+        "Memory for daemon and trainer together: a run that needs more is refused, a trainer "
+        "that takes more is ended",
+        "GiB",
+        unset="what is free at the start",
+    )
+    max_vram: GiB | None = _setting(
+        None, Section.MACHINE, "Memory of the GPU that training may take", "GiB", unset="all of it"
+    )
+    micro_batch: Annotated[int, Field(ge=1, le=1_000_000)] | None = _setting(
+        None,
+        Section.MACHINE,
+        "Windows of a batch that go through the model at once; what a step learns stays",
+        "COUNT",
+        unset="as many as fit into memory",
+    )
+    activation_checkpointing: Checkpointing = _setting(
+        "auto",
+        Section.MACHINE,
+        "Whether to compute activations again, which takes less memory and about a third "
+        "more time: on, off, or auto, where not one window fits otherwise",
+        "auto|on|off",
+    )
+    max_disk: GiB | None = _setting(
+        None, Section.MACHINE, "Disk that the files of the home may take", "GiB", unset="all of it"
+    )
+    checkpoint_every: Annotated[int, Field(ge=1)] = _setting(
+        100, Section.MACHINE, "Inner steps that a crash may cost at most", "STEPS"
+    )
+    keep: Annotated[int, Field(ge=1, le=1000)] = _setting(
+        3, Section.MACHINE, "Checkpoints to keep", "COUNT"
+    )
+
+    max_up: Rate = _setting(
+        None,
+        Section.NETWORK,
+        "Contents sent a second, such as 20Mbit or 2.5MB",
+        "RATE",
+        while_running=True,
+    )
+    max_down: Rate = _setting(
+        None, Section.NETWORK, "Contents received a second; as --max-up", "RATE", while_running=True
+    )
+    max_peers: PeerCount = _setting(
+        None,
+        Section.NETWORK,
+        "Peers to talk with at once",
+        "COUNT",
+        unset="none, which is 64",
+        while_running=True,
+    )
+
+    schedule: Hours = _setting(
+        None,
+        Section.HOURS,
+        'Hours in which to train, such as 22:00-07:00 or "Mon-Fri 18:00-08:00"',
+        "HOURS",
+        unset="none, which is always",
+    )
+    only_idle: bool = _setting(False, Section.HOURS, "Train only while nobody uses this machine")
+    idle_after: Duration = _setting(
+        600.0, Section.HOURS, "How long nobody must have used it", "TIME"
+    )
+    on_battery: bool = _setting(
+        True, Section.HOURS, "Whether to train on battery: yes or no", "yes|no"
+    )
+
+    record_life: RecordLife = _setting(
+        30.0, Section.TIMES, "How long others believe us alive", "SECONDS"
+    )
+    poll: Positive = _setting(
+        2.0,
+        Section.TIMES,
+        "Time between two looks at the DHT; more where there are many peers",
+        "SECONDS",
+    )
+    join_deadline: Positive = _setting(
+        30.0, Section.TIMES, "How long to look for the swarm at the first start", "SECONDS"
+    )
+    exchange_deadline: Positive = _setting(
+        300.0, Section.TIMES, "How long one exchange may take, at most", "SECONDS"
+    )
 
     @property
     def paths(self) -> Paths:
@@ -442,8 +381,8 @@ class NodeSettings(BaseModel):
         return self
 
 
-SETTINGS = {
-    name: next(one for one in field.metadata if isinstance(one, Setting))
+SETTINGS: dict[str, Setting] = {
+    name: field.json_schema_extra["setting"]  # type: ignore[index]
     for name, field in NodeSettings.model_fields.items()
 }
 """What each field says, by its name."""

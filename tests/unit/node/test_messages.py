@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
@@ -20,6 +20,9 @@ from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import TABLE, Event, Message, Request, decode, encode, read_request
 from lowcomm_protocol.errors import Deed
 
+st.register_type_strategy(
+    Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind)), max_size=3)
+)
 EVERY = sorted(TABLE.values(), key=lambda kind: kind.wire_name)
 
 
@@ -50,20 +53,18 @@ LINE = encode(
 @pytest.mark.parametrize(
     ("old", "new", "why"),
     [
-        (LINE, LINE[:-9], "is not a line of a message"),
+        (LINE, LINE[:-9], "receive can't be"),
         (LINE, b"[1]\n", "is not a line of a message"),
-        (b'"number":7,', b"", "is not a line of a message"),
-        (b'"receive"', b'"dance"', "'dance' is not the name of a message"),
-        (b'"receive"', b'["receive"]', "is not the name of a message"),
-        (b'"slot":2,', b"", r"receive\.slot is missing"),
-        (b'"slot"', b'"slut"', r"receive\.slut is not a field"),
-        (b'"slot":2', b'"slot":"2"', r"receive\.slot is '2', not <class 'int'>"),
-        (b'"slot":2', b'"slot":2.0', r"receive\.slot is 2\.0"),
-        (b'"slot":2', b'"slot":true', r"receive\.slot is True"),
-        (b'"slot":2', b'"slot":null', r"receive\.slot is None"),
-        (b'"whole"', b'"half"', r"receive\.part is 'half'"),
-        (b'"number":7', b'"number":"7"', "the number of receive is '7'"),
-        (b'{"fragment"', b'{"fields":{},"fragment"', r"receive\.fields is not a field"),
+        (b" 7 ", b" ", "is not a line of a message"),
+        (b" 7 ", b" x ", "is not a line of a message"),
+        (b"receive ", b"dance ", "'dance .* is not a line of a message"),
+        (b'"slot":2,', b"", r"receive\.slot .* required"),
+        (b'"slot"', b'"slut"', r"receive\.(slot|slut)"),
+        (b'"slot":2', b'"slot":"2"', r"receive\.slot can't be '2'"),
+        (b'"slot":2', b'"slot":2.5', r"receive\.slot can't be '2\.5'"),
+        (b'"slot":2', b'"slot":true', r"receive\.slot can't be 'True'"),
+        (b'"slot":2', b'"slot":null', r"receive\.slot can't be 'None'"),
+        (b'"whole"', b'"half"', r"receive\.part can't be 'half'"),
     ],
 )
 def test_a_line_that_was_cut_or_changed_is_refused_with_what_is_wrong(
