@@ -4,7 +4,7 @@ refused with the reason."""
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import fields
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, get_args
@@ -30,13 +30,6 @@ EVERY = sorted(TABLE.values(), key=lambda kind: kind.wire_name)
 def test_every_message_arrives_as_it_was_sent(message: Message, number: int | None) -> None:
     arrived, sent = decode(encode(message, number)), (message, number)
     assert arrived == sent or repr(arrived) == repr(sent)  # a NaN equals nothing, not even itself
-
-
-@pytest.mark.parametrize("kind", EVERY)
-def test_a_message_is_a_frozen_record_and_a_request_names_its_answer(kind: type[Message]) -> None:
-    assert is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
-    if issubclass(kind, Request):
-        assert TABLE[kind.answer.wire_name] is kind.answer
 
 
 def test_every_request_is_carried_out_by_somebody(tmp_path: Path) -> None:

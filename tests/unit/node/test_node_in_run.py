@@ -16,15 +16,13 @@ from lowcomm_node.node.ipc import Event
 from lowcomm_node.node.messages import (
     Amend,
     Checkpoint,
-    Evaluated,
-    Evaluating,
     Held,
     NotSaved,
     Save,
     Saved,
     Tokenizing,
 )
-from lowcomm_node.node.run import EVALUATING, HELD, LONGEST_LEAVE, NOT_SAVED, TOKENIZED, Run
+from lowcomm_node.node.run import HELD, LONGEST_LEAVE, NOT_SAVED, TOKENIZED, Run
 from lowcomm_node.status.events import Board, Caution
 from lowcomm_node.status.model import CheckpointStatus, Progress
 from lowcomm_node.trainer.saving import HANGS
@@ -172,15 +170,6 @@ def test_a_node_whose_training_waits_for_its_disk_says_so_until_that_is_over(the
     assert board.waiting is None
 
 
-def test_what_else_a_node_waits_for_by_now_is_not_taken_back() -> None:
-    news = hearing()
-    board = news._board
-    news.hear(Held())
-    board.show(PEERS)
-    news.hear(NotSaved(reason="No room."))
-    assert board.waiting == PEERS
-
-
 def test_the_newest_reason_why_nothing_is_saved_takes_the_place_of_the_one_before() -> None:
     news = hearing()
     board = news._board
@@ -203,14 +192,3 @@ def test_a_node_that_tokenizes_says_how_far_it_is_and_how_long_it_takes_yet() ->
     assert board.waiting == Waiting(WaitCode.TOKENIZING, expected)
     news.hear(replace(progress, done=400_000_000, remaining=0.0))
     assert board.waiting == Waiting(WaitCode.STARTING_TRAINER, TOKENIZED)
-
-
-@pytest.mark.parametrize(("phase", "before"), [("syncing", PEERS), ("training", None)])
-def test_a_node_that_evaluates_says_so(phase: str, before: Waiting | None) -> None:
-    news = hearing()
-    board = news._board
-    board.enter(phase, before)
-    news.hear(Evaluating())
-    assert board.waiting == EVALUATING
-    news.hear(Evaluated(loss=1.5, tokens=512, swarm_step=3, steps=3))
-    assert board.waiting is None

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.node import report as report_module
 from lowcomm_node.node.ipc import Kind
 from lowcomm_node.node.report import View, report
 from lowcomm_node.node.supervisor import Failure
@@ -18,7 +17,7 @@ from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.events import Board
 from lowcomm_node.status.model import LastFailure, Pause, to_json
 from lowcomm_node.sync.history import History
-from lowcomm_protocol.errors import Reason, Refusals, What
+from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.matching import Refusal
 
@@ -53,24 +52,6 @@ def test_refusals_are_counted_one_by_one_whatever_became_of_their_exchanges():
         )
     ).exchanges
     assert (exchanges.refused, exchanges.no_partner, exchanges.completed) == (3, 5, 0)
-
-
-def test_how_long_ago_an_exchange_was_applied_counts_from_the_last_one(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(report_module, "monotonic", lambda: 1075.0)
-    history = History()
-    exchanger = SimpleNamespace(history=history, running={}, interval=None, kept_waiting=None)
-    assert report(view(exchanger=exchanger)).exchanges.since_applied is None
-    history.applied_at = 1000.0
-    assert report(view(exchanger=exchanger)).exchanges.since_applied == 75.0
-
-
-def test_what_strangers_sent_and_was_not_taken_is_told_by_its_reason():
-    refusals = Refusals()
-    assert report(view(refusals=refusals)).refusals == {}
-    refusals.count(What.CALL, Reason.REPLAYED)
-    assert report(view(refusals=refusals)).refusals == {"call.replayed": 1}
 
 
 def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():

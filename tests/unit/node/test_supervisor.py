@@ -18,7 +18,6 @@ from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.node import supervisor as supervisor_module
 from lowcomm_node.node.ipc import Event, Kind
 from lowcomm_node.node.messages import Save, Stepped, TrainerSettings, failure_of
-from lowcomm_node.node.process import fate
 from lowcomm_node.node.supervisor import (
     END_DEADLINE,
     FACTOR,
@@ -186,13 +185,6 @@ async def test_one_that_can_not_be_built_says_so_itself() -> None:
         assert (await one.explain(caught.value)).kind is Kind.UNFIT
 
 
-async def test_an_answer_to_another_question_is_no_answer() -> None:
-    async with supervised("") as (one, _):
-        await one.start(SETTINGS)
-        with pytest.raises(TrainerError, match="answered 'save' with 'done'"):
-            await one.trainer.ask(Save())
-
-
 @pytest.mark.slow
 async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(
     monkeypatch: pytest.MonkeyPatch,
@@ -269,15 +261,6 @@ def test_silence_counts_only_while_we_are_awake() -> None:
     assert one.deadline < FACTOR * 30.0, "nor is it learned"
 
 
-def test_a_silence_that_was_allowed_is_not_learned() -> None:
-    one = pace(10, 1.0)
-    one.hold()
-    assert one.silence(500.0) == 0.0
-    one.tick(1000.0)
-    one.stepped(1001.0)
-    assert one.deadline == 60.0
-
-
 # its failures
 
 
@@ -320,22 +303,6 @@ def test_what_another_try_can_not_heal_is_not_tried_again_and_again(kind: Kind, 
     assert [one.failed(failure(kind)) is None for _ in range(tries)] == [False] * (tries - 1) + [
         True
     ]
-
-
-def test_memory_that_it_once_had_may_come_back() -> None:
-    one = Failures(margin=50)
-    one.stepped(7)
-    assert [one.failed(failure(Kind.MEMORY)) is None for _ in range(MOST)] == [False] * (
-        MOST - 1
-    ) + [True]
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [(-9, "SIGKILL"), (-11, "died of SIGSEGV"), (3, "exit code 3"), (0, "The trainer ended.")],
-)
-def test_an_exit_code_is_told_in_words(code: int, words: str) -> None:
-    assert words in fate(code)
 
 
 def test_running_out_of_memory_is_told_from_other_errors() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.disk import on_small_disk
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner import availability
 from lowcomm_node.owner.availability import (
@@ -17,9 +16,7 @@ from lowcomm_node.owner.availability import (
     Availability,
     IdleDetector,
     Load,
-    OwnWork,
     Work,
-    last_typed,
     read_logind,
 )
 from lowcomm_node.owner.rules import FOREVER, MachineUse, Rule, Rules, holds, read_schedule
@@ -92,10 +89,6 @@ def test_a_schedule_that_makes_no_sense_is_refused_with_what_to_write(
         read_schedule(text)
 
 
-def test_no_schedule_is_none() -> None:
-    assert read_schedule("none") is None
-
-
 MINUTES = st.integers(0, 7 * 24 * 60 - 1)
 
 
@@ -117,25 +110,11 @@ def test_when_a_schedule_changes_is_the_first_time_at_which_it_says_something_el
     assert schedule.allows(change - timedelta(minutes=1)) == said != schedule.allows(change)
 
 
-def test_a_schedule_of_the_whole_week_never_changes() -> None:
-    schedule = read_schedule("00:00-24:00")
-    assert (
-        schedule is not None
-        and schedule.changes(at("Mon 12:00")) is None
-        and schedule.allows(at("Sun 23:59"))
-    )
-
-
 # What keeps it from training
 
 NIGHT = Rules(
     schedule=read_schedule("22:00-07:00"), only_idle=True, idle_after=600.0, on_battery=False
 )
-
-
-def test_nothing_is_asked_for_where_the_owner_says_nothing() -> None:
-    busy = MachineUse(idle=0.0, on_battery=True)
-    assert holds(Rules(), None, busy, at("Mon 12:00")) == []
 
 
 def test_each_rule_has_its_reason() -> None:
@@ -227,14 +206,6 @@ def test_a_pause_lasts_as_long_as_it_was_told_whatever_becomes_of_the_clock(tmp_
     assert world.later(one, 1799.0) is Rule.OWNER
 
 
-def test_a_pause_replaces_the_one_before(tmp_path: Path) -> None:
-    world = World(tmp_path)
-    one = world.start()
-    one.pause(None)
-    one.pause(60.0)
-    assert world.later(one, 60.0) is None
-
-
 def test_resume_overrules_a_rule_until_it_has_been_kept_once(tmp_path: Path) -> None:
     day = 86400.0
     zone = at("Mon 12:00").astimezone()  # the machine's own zone decides
@@ -293,34 +264,6 @@ def test_others_load_is_a_mean_over_a_minute() -> None:
     assert quiet == sorted(quiet, reverse=True) and quiet[-1] == 0.0
 
 
-def test_our_own_work_stays_ours_when_a_process_ends() -> None:
-    own = OwnWork()
-    assert own.total({1: 5.0, 2: 100.0}) == 105.0
-    assert own.total({1: 6.0}) == 106.0
-    assert own.total({1: 6.0, 2: 1.0}) == 107.0, "a new process with an old number"
-    assert own.total({1: 0.5, 2: 1.0}) == 107.0, "one that came between two looks"
-
-
-def test_this_machine_can_be_looked_at() -> None:
-    looks = IdleDetector(use=True, battery=True)
-    for _ in range(2):
-        seen = looks.look()
-        assert seen.idle is None or (seen.idle >= 0.0 and seen.used_by)
-    assert IdleDetector(use=False, battery=False).look() == MachineUse(), (
-        "nobody looks where the owner has no such rule"
-    )
-
-
-@pytest.mark.parametrize(
-    ("status", "online", "on_battery"),
-    [("Discharging", 0, True), ("Full", 1, False), ("Not charging", 1, False)],
-)
-def test_a_laptop_runs_on_its_battery_once_its_plug_is_pulled(
-    status: str, online: int, on_battery: bool
-) -> None:
-    assert on_small_disk(Path("/sys/class"), 1 << 20, look_at_laptop, status, online) is on_battery
-
-
 def look_at_laptop(status: str, online: int) -> bool | None:
     """What is seen of a battery and a plug as Linux tells of them, by the files of its ABI
     (sysfs-class-power)."""
@@ -339,16 +282,6 @@ def look_at_laptop(status: str, online: int) -> bool | None:
         for name, value in values.items():
             (folder / name).write_text(f"{value}\n")
     return IdleDetector(use=False, battery=True).look().on_battery
-
-
-def test_the_last_key_is_the_youngest_access_of_a_terminal(tmp_path: Path) -> None:
-    import os
-
-    for name, when in (("a", 100.0), ("b", 300.0), ("c", 200.0)):
-        (tmp_path / name).touch()
-        os.utime(tmp_path / name, (when, 1e9))
-    assert last_typed([*tmp_path.iterdir(), tmp_path / "gone"]) == 300.0
-    assert last_typed([]) is None
 
 
 @pytest.mark.parametrize(

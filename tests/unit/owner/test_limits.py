@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.limits import DEFAULT_PEERS
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import load_settings
@@ -16,21 +15,6 @@ from lowcomm_node.owner.sources import load_settings
 
 def settings(home: Path, env: dict[str, str] | None = None, **flags: Any) -> NodeSettings:
     return load_settings({"home": home} | flags, env or {}).settings
-
-
-def test_limits_are_as_flags_and_variables_and_the_file_say(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text('max_up = "5Mbit"\nmax_peers = 9\n')
-    chosen = settings(tmp_path, {"LOWCOMM_MAX_DOWN": "2.5MB"}, max_up="8Mbit")
-    assert (chosen.max_up, chosen.max_down, chosen.max_peers) == (1e6, 2.5e6, 9)
-    allowed = Allowance(chosen)
-    assert (allowed.bandwidth.up.rate, allowed.bandwidth.down.rate, allowed.peer_limit.most) == (
-        1e6,
-        2.5e6,
-        9,
-    )
-    lifted = settings(tmp_path, max_up="none", max_peers="none")
-    assert (lifted.max_up, lifted.max_peers) == (None, None), "a flag lifts what the file says"
-    assert Allowance(lifted).peer_limit.most == DEFAULT_PEERS
 
 
 @pytest.mark.parametrize(
@@ -91,12 +75,6 @@ def test_who_may_read_the_file_and_where_it_lies_stay_as_they_were(tmp_path: Pat
     Allowance(before).change(before, {"max_peers": 4})
     assert config.is_symlink() and target.read_text() == "max_peers = 4\n"
     assert target.stat().st_mode & 0o777 == 0o640
-
-
-def test_a_flag_at_the_next_start_goes_before_what_was_kept(tmp_path: Path) -> None:
-    before = settings(tmp_path)
-    Allowance(before).change(before, {"max_up": "20Mbit"})
-    assert settings(tmp_path, max_up="8Mbit").max_up == 1e6
 
 
 def test_what_can_not_be_kept_does_not_hold(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import LoadedSettings, find_home, load_settings
-from lowcomm_node.storage.paths import Paths
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import issue_invite
 from lowcomm_protocol.peers.records import MAX_LIFE
@@ -45,23 +44,9 @@ def test_a_flag_beats_the_environment_which_beats_the_file_which_beats_the_defau
     assert loaded.sources["checkpoint_every"] == "default"
 
 
-def test_a_flag_of_zero_or_false_is_given_but_none_and_empty_are_not(tmp_path: Path) -> None:
-    env = {"LOWCOMM_PORT": "2", "LOWCOMM_STAY": "true", "LOWCOMM_KEEP": "9", "LOWCOMM_PEERS": PEER}
-    settings = load(tmp_path, "", env, port=0, stay=False, keep=None, peers=[]).settings
-    assert (settings.port, settings.stay, settings.keep, settings.peers) == (0, False, 9, (PEER,))
-
-
-def test_every_setting_has_a_source(tmp_path: Path) -> None:
-    assert set(load(tmp_path).sources) == set(NodeSettings.model_fields)
-
-
 @pytest.mark.parametrize("text", [f"{PEER},{OTHER}", f"{PEER} {OTHER}", f" {PEER} , {OTHER},"])
 def test_lists_of_the_environment_are_cut_at_commas_and_spaces(tmp_path: Path, text: str) -> None:
     assert load(tmp_path, "", {"LOWCOMM_PEERS": text}).settings.peers == (PEER, OTHER)
-
-
-def test_a_peer_given_twice_counts_once(tmp_path: Path) -> None:
-    assert load(tmp_path, peers=[PEER, OTHER, PEER]).settings.peers == (PEER, OTHER)
 
 
 def test_an_unknown_key_of_the_file_names_the_nearest(tmp_path: Path) -> None:
@@ -88,16 +73,6 @@ def test_an_unknown_variable_is_passed_over_with_a_warning_that_names_the_neares
         "values stay untold"
     )
     assert load(tmp_path, "", {"LOWCOMM_PEER": ""}).warnings == ()
-
-
-def test_variables_of_other_programs_are_none_of_our_business(tmp_path: Path) -> None:
-    others = {
-        "PORT": "99999999",
-        "XLOWCOMM_PORT": "y",
-        "LOWCOMM_BOOTSTRAP_HOME": "/srv",
-        "LOWCOMM_BOOTSTRAP_PORT": "y",
-    }
-    assert load(tmp_path, "", others).settings.port == 0
 
 
 @pytest.mark.parametrize(
@@ -154,22 +129,6 @@ def test_what_could_not_work_is_refused_before_anything_starts(
     assert refusal(tmp_path, **{key: value}).startswith(f"flag --{key.replace('_', '-')}: {key} = ")
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [
-        ("run", "py.demo-1"),
-        ("run", "demo@" + "a1" * 6),
-        ("run", "demo@" + "a1" * 32),
-        ("device", "cuda:3"),
-        ("announce", ["[2001:db8::1]:31331"]),
-        ("record_life", MAX_LIFE),
-    ],
-)
-def test_what_does_work_is_taken(tmp_path: Path, key: str, value: Any) -> None:
-    taken = getattr(load(tmp_path, **{key: value}).settings, key)
-    assert taken == (tuple(value) if isinstance(value, list) else value)
-
-
 INVITE = issue_invite(Identity(b"c" * 32), "ab" * 32, b"i" * 32, 2e9).text()
 
 
@@ -210,35 +169,8 @@ def test_the_home_is_chosen_by_flag_then_variable_then_systemd_then_the_users_fo
     assert find_home(None, {}) == tmp_path / "lowcomm"
 
 
-def test_the_file_is_read_from_the_home_that_the_environment_names(tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text("port = 11\n")
-    loaded = load_settings({}, {"LOWCOMM_HOME": str(tmp_path)})
-    assert (loaded.settings.home, loaded.settings.port) == (tmp_path, 11)
-    assert loaded.sources["home"] == "environment LOWCOMM_HOME"
-
-
 def test_a_home_in_its_own_file_is_refused(tmp_path: Path) -> None:
     assert "use --home or LOWCOMM_HOME" in refusal(tmp_path, 'home = "/elsewhere"\n')
-
-
-def test_a_relative_home_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert load_settings({"home": Path("here")}, {}).settings.home == tmp_path / "here"
-
-
-def test_settings_can_not_be_changed_after_loading(tmp_path: Path) -> None:
-    settings = load(tmp_path).settings
-    with pytest.raises(ValueError, match="frozen"):
-        settings.port = 5
-
-
-def test_all_files_of_a_home_lie_inside_it(tmp_path: Path) -> None:
-    paths = Paths(tmp_path)
-    files = [paths.identity, paths.lock, paths.control, paths.config, paths.data, paths.runs]
-    files += [paths.signed_run("ab12"), paths.checkpoints("ab12")]
-    assert all(file.is_relative_to(tmp_path) and file != tmp_path for file in files)
-    assert len(set(files)) == len(files)
-    assert paths.checkpoints("ab12").parent == paths.signed_run("ab12").parent == paths.run("ab12")
 
 
 def test_an_address_of_ipv6_that_is_announced_stands_in_brackets(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 stranger gets past that."""
 
 import errno
-import fcntl
 import itertools
 import json
 import math
@@ -18,20 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import save, save_file
 from torch import Tensor
 
 import lowcomm_node.storage.checkpoint as checkpoint_module
-import lowcomm_node.storage.checkpoint as manifest_module
-from helpers.disk import PowerLoss, is_killed_at, on_small_disk
-from helpers.waiting import until
+from helpers.disk import is_killed_at, on_small_disk
 from lowcomm_node.errors import CheckpointError, ConfigError, DiskFull, RetryLater
 from lowcomm_node.storage.checkpoint import (
     DIVERGED,
     MANIFEST,
     CheckpointStore,
-    is_complete,
-    problems_of,
     read_manifest,
 )
 from lowcomm_node.storage.files import (
@@ -39,10 +33,9 @@ from lowcomm_node.storage.files import (
     folder_lock,
     read_sealed_json,
     require_space,
-    sha256_file,
     write_sealed_json,
 )
-from lowcomm_node.storage.state_file import read_state, state_bytes, write_state
+from lowcomm_node.storage.state_file import read_state
 
 META: dict[str, Any] = {
     "run_id": "ab" * 32,
@@ -186,61 +179,11 @@ def test_after_a_divergence_a_start_goes_back_one_checkpoint_each_time(tmp_path:
     assert store.verify(3) == [], "what was saved is as it was"
 
 
-def test_a_checkpoint_that_training_diverged_from_is_removed_first_and_replaced_by_a_better_one(
-    tmp_path: Path,
-) -> None:
-    store = make_store(tmp_path, 1, 2, 3)
-    store.note_divergence({"reason": "NaN"})
-    store.save(4, make_parts(4), META, NOW)
-    assert store.steps() == [1, 2, 4]
-    store.note_divergence({"reason": "NaN"})
-    store.save(4, make_parts(4), META, NOW)
-    check_usable(store, 4)
-    assert store.load_newest_usable().diverged is None
-
-
 def test_a_damaged_note_of_a_divergence_still_counts(tmp_path: Path) -> None:
     store = make_store(tmp_path, 1, 2)
     store.note_divergence({"reason": "NaN"})
     flip(folder_of(store, 2) / DIVERGED, 30)
     check_usable(store, 1, 2)
-
-
-def test_pieces_of_one_memory_are_saved_without_the_rest(tmp_path: Path) -> None:
-    flat = torch.arange(100.0)
-    store = make_store(tmp_path)
-    info = store.save(1, {"outer": {"phi.0": flat[:10], "phi.1": flat[50:60]}}, {}, NOW)
-    assert info.size < 80 + 300
-    loaded = store.load(1).tensors["outer"]
-    assert loaded["phi.1"].tolist() == list(range(50, 60))
-
-
-def test_what_is_loaded_is_not_tied_to_the_file(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 1)
-    first = store.load(1).tensors
-    first["weights"]["a.weight"].zero_()
-    assert store.verify(1) == []
-    assert equal(store.load(1).tensors, make_parts(1))
-
-
-def test_some_parts_can_be_loaded_without_the_others(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 1)
-    flip(folder_of(store, 1) / "outer.safetensors", 100)
-    assert equal(store.load(1, ["weights"]).tensors, {"weights": make_parts(1)["weights"]})
-    with pytest.raises(CheckpointError, match=r"outer\.safetensors does not match its SHA-256"):
-        store.load(1)
-    with pytest.raises(CheckpointError, match="no part 'inner', only weights, outer"):
-        store.load(1, ["weights", "inner"])
-
-
-def test_the_manifest_tells_size_and_digest_of_every_file(tmp_path: Path) -> None:
-    info = make_store(tmp_path, 1).info(1)
-    assert [file.name for file in info.parts] == ["weights.safetensors", "outer.safetensors"]
-    for file in info.parts:
-        path = info.path / file.name
-        assert (file.size, file.sha256) == (path.stat().st_size, sha256_file(path))
-    assert info.size == sum(path.stat().st_size for path in info.path.glob("*.safetensors"))
-    assert read_sealed_json(info.path / MANIFEST)["format"] == 1
 
 
 def test_a_store_without_checkpoints_says_so(tmp_path: Path) -> None:
@@ -254,11 +197,6 @@ def test_a_store_without_checkpoints_says_so(tmp_path: Path) -> None:
             with pytest.raises(CheckpointError, match=f"step-{step:010d}"):
                 act(step)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("step", [0, 1, 10**10 - 1])
-def test_any_step_of_ten_digits_can_be_saved(tmp_path: Path, step: int) -> None:
-    assert make_store(tmp_path, step).steps() == [step]
 
 
 @pytest.mark.parametrize("step", [-1, 10**10, 10**400])
@@ -368,53 +306,6 @@ def test_a_damaged_file_is_passed_over_for_the_checkpoint_before(tmp_path: Path,
             check_usable(store, 2)
 
 
-def test_all_problems_of_a_checkpoint_are_told_at_once(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 1)
-    flip(folder_of(store, 1) / "weights.safetensors", 50)
-    (folder_of(store, 1) / "outer.safetensors").unlink()
-    problems = store.verify(1)
-    assert len(problems) == 2
-    assert "weights.safetensors does not match" in problems[0]
-    assert "outer.safetensors can't be read (No such file" in problems[1]
-
-
-def test_a_file_of_another_length_is_told_from_one_of_another_content(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 1)
-    path = folder_of(store, 1) / "weights.safetensors"
-    size = path.stat().st_size
-    with path.open("ab") as file:
-        file.write(b"x")
-    assert store.verify(1) == [f"{path} has {size + 1} bytes instead of {size}"]
-
-
-def test_when_all_are_damaged_each_is_told_newest_first(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 1, 2, 3)
-    for step in (1, 2, 3):
-        flip(folder_of(store, step) / "weights.safetensors", 30)
-    recovery = store.load_newest_usable()
-    assert recovery.checkpoint is None
-    assert [entry.step for entry in recovery.skipped] == [3, 2, 1]
-    assert all("SHA-256" in entry.problem for entry in recovery.skipped)
-
-
-def test_a_folder_under_the_name_of_another_step_is_named(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 1, 2)
-    folder_of(store, 2).rename(folder_of(store, 9))
-    assert "says that it is of step 2: give the folder its old name" in store.verify(9)[0]
-    check_usable(store, 1, 9)
-
-
-def test_a_checkpoint_of_another_release_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = make_store(tmp_path, 1)
-    monkeypatch.setattr(manifest_module, "FORMAT", 9)
-    store.save(2, make_parts(2), META, NOW)
-    monkeypatch.undo()
-    assert "format 9, this release reads 1" in store.verify(2)[0]
-    check_usable(store, 1, 2)
-
-
 def test_what_is_not_a_checkpoint_is_left_alone(tmp_path: Path) -> None:
     store = make_store(tmp_path, 1)
     foreign = ["notes.txt", "step-1", "step-00000000010", "step-000000000x", "xstep-0000000001"]
@@ -518,60 +409,6 @@ def test_a_malformed_manifest_is_refused_whoever_sealed_it(
     assert len(message) < 400, "a stranger does not fill our logs"
 
 
-@pytest.mark.parametrize("key", ["format", "step", "created_at", "files", "meta"])
-def test_a_manifest_that_lacks_something_is_refused(
-    stranger: tuple[Path, dict[str, Any]], tmp_path: Path, key: str
-) -> None:
-    _, content = stranger
-    write_sealed_json(
-        tmp_path / MANIFEST, {name: value for name, value in content.items() if name != key}
-    )
-    with pytest.raises(CheckpointError, match=str(tmp_path)):
-        read_manifest(tmp_path, 5)
-
-
-def test_the_same_manifest_unchanged_is_read(
-    stranger: tuple[Path, dict[str, Any]], tmp_path: Path
-) -> None:
-    """Otherwise the tests above would prove nothing."""
-    _, content = stranger
-    write_sealed_json(tmp_path / MANIFEST, content)
-    assert [file.part for file in read_manifest(tmp_path, 5).parts] == ["weights", "outer"]
-    write_sealed_json(
-        tmp_path / MANIFEST,
-        content | {"files": [FILE], "created_at": 0, "more": "of a later release"},
-    )
-    assert read_manifest(tmp_path, 5).parts[0].size == 300
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"\0" * 500,
-        b"\xff\xfe",
-        b"{}",
-        b"[]",
-        b"null",
-        b"5",
-        b'"content"',
-        b"[" * 100_000,
-        b'{"content": ' * 50_000,
-        b'{"content": 5, "sha256": "x"}',
-        b'{"content": {"step": NaN}, "sha256": "x"}',
-        b'{"content": {"step": 1e999}, "sha256": "x"}',
-        b'{"content": {"step": ' + b"9" * 10_000 + b"}}",
-        b'{"content": {}, "sha256": null}',
-        b'{"content": [], '
-        b'"sha256": "4f53cda18c2baa0c0354bb5f9a3ecbe5ed12ab4d8e11ba873c2f11161202b945"}',
-    ],
-)
-def test_bytes_that_are_no_manifest_are_refused(tmp_path: Path, data: bytes) -> None:
-    (tmp_path / MANIFEST).write_bytes(data)
-    with pytest.raises(CheckpointError, match="does not match its own digest"):
-        read_manifest(tmp_path, 5)
-
-
 def test_a_seal_covers_everything_and_cannot_be_written_another_way(tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     for no_object in ([], "text", 5, None):
@@ -607,21 +444,6 @@ STATE = {
     "half": torch.ones(3).bfloat16(),
     "none": torch.zeros(0, 4),
 }
-
-
-def test_the_bytes_of_a_state_are_known_without_memory() -> None:
-    meta = {name: tensor.to("meta") for name, tensor in STATE.items()}
-    assert state_bytes(meta) == state_bytes(STATE) == 12 * 4 + 4 + 3 * 2
-
-
-def test_a_file_of_ours_that_is_no_safetensors_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "state.safetensors"
-    for data in (b"", b"x" * 100, save(STATE)[:-1]):
-        path.write_bytes(data)
-        with pytest.raises(CheckpointError, match=rf"{path} is not a whole safetensors file"):
-            read_state(path)
-    write_state(path, STATE)
-    assert equal({"": read_state(path)}, {"": STATE})
 
 
 # How many are kept
@@ -664,13 +486,6 @@ def test_steps_that_were_abandoned_go_first(tmp_path: Path) -> None:
     assert store.steps() == [10, 15, 16]
 
 
-def test_what_is_just_saved_is_always_kept(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 30, keep=1)
-    store.save(5, make_parts(5), META, NOW)
-    assert store.steps() == [5]
-    check_usable(store, 5)
-
-
 def test_a_step_that_is_saved_again_takes_the_place_of_the_former(tmp_path: Path) -> None:
     store = make_store(tmp_path, 1, 2)
     store.save(2, {"weights": {"new": torch.ones(1)}}, {"again": True}, NOW)
@@ -679,12 +494,6 @@ def test_a_step_that_is_saved_again_takes_the_place_of_the_former(tmp_path: Path
     assert checkpoint.meta == {"again": True}
     assert store.steps() == [1, 2]
     check_tidy(store)
-
-
-def test_the_store_can_keep_fewer_later(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 1, 2, 3)
-    CheckpointStore(store.folder, keep=1).save(4, make_parts(4), META, NOW)
-    assert store.steps() == [4]
 
 
 # Readers and writers at once
@@ -713,53 +522,6 @@ def test_a_step_that_is_read_is_not_replaced_now(tmp_path: Path) -> None:
     assert store.load(2).tensors == {"weights": {}}
 
 
-def test_a_checkpoint_that_is_being_removed_can_not_be_read(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 1)
-    descriptor = os.open(folder_of(store, 1), os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        with pytest.raises(CheckpointError, match="is being removed: use a newer"), store.pin(1):
-            pass
-    finally:
-        os.close(descriptor)
-    with store.pin(1):
-        pass
-
-
-def test_a_reader_that_opens_a_folder_just_as_it_loses_its_name_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = make_store(tmp_path, 1)
-    opened = os.open
-
-    def open_late(path: Any, flags: int, *rest: int) -> int:
-        descriptor = opened(path, flags, *rest)
-        if Path(path) == folder_of(store, 1):
-            folder_of(store, 1).rename(store.folder / ".removing-step-0000000001")
-        return descriptor
-
-    monkeypatch.setattr(os, "open", open_late)
-    with pytest.raises(CheckpointError, match="is being removed"), store.pin(1):
-        pass
-
-
-def test_a_writer_waits_for_the_one_before(tmp_path: Path) -> None:
-    store = make_store(tmp_path)
-    thread = threading.Thread(target=store.save, args=(7, make_parts(7), META, NOW))
-    with folder_lock(store.folder):
-        inode = (store.folder / ".lock").stat().st_ino
-        thread.start()
-
-        def is_waiting() -> bool:
-            locks = Path("/proc/locks").read_text().splitlines()
-            return any("->" in line and f":{inode} " in line for line in locks)
-
-        until(is_waiting, 30, "the writer waits for the lock")
-        assert CheckpointStore(store.folder).steps() == [], "opening waits for nobody"
-    thread.join(30)
-    check_usable(store, 7)
-
-
 def test_a_reader_whose_checkpoints_are_all_replaced_takes_a_newer_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -778,41 +540,6 @@ def test_a_reader_whose_checkpoints_are_all_replaced_takes_a_newer_one(
     found = store.load_newest_usable()
     assert found.checkpoint is not None and found.checkpoint.info.step == 2
     assert found.skipped == ()
-
-
-def test_several_writers_and_readers_never_see_half_a_checkpoint(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 0)
-    ended, problems = threading.Event(), []
-
-    def read() -> None:
-        mine = make_store(tmp_path)
-        while not ended.is_set():
-            found = mine.load_newest_usable()
-            gone = [entry for entry in found.skipped if "being removed" not in entry.problem]
-            gone = [entry for entry in gone if "can't be opened (No such file" not in entry.problem]
-            if found.checkpoint is None or not equal(
-                found.checkpoint.tensors, make_parts(found.checkpoint.info.step)
-            ):
-                problems.append(found)
-            problems.extend(gone)
-
-    def write(first: int) -> None:
-        mine = make_store(tmp_path)
-        for step in range(first, 24, 2):
-            mine.save(step, make_parts(step), META, NOW)
-
-    readers = [threading.Thread(target=read) for _ in range(2)]
-    writers = [threading.Thread(target=write, args=(first,)) for first in (1, 2)]
-    for thread in readers + writers:
-        thread.start()
-    for thread in writers:
-        thread.join(60)
-    ended.set()
-    for thread in readers:
-        thread.join(60)
-    assert problems == []
-    store.save(100, make_parts(100), META, NOW)
-    check_tidy(store)
 
 
 def _hold_lock(folder: Path, ready: "multiprocessing.synchronize.Event") -> None:
@@ -891,20 +618,6 @@ def test_a_kill_at_any_point_leaves_the_old_checkpoints_or_the_new_one(
     assert outcomes[0] is False
     assert outcomes[-1] is True
     assert len(outcomes) > 12
-
-
-def test_a_power_cut_finds_all_files_of_a_checkpoint_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = make_store(tmp_path, 1, 2)
-    power = PowerLoss(monkeypatch)
-    store.save(3, make_parts(3), META, NOW)
-    power.check()
-    store.save(3, make_parts(4), META, NOW)
-    power.check()
-    store.export(3, tmp_path / "out")
-    power.check()
-    assert power.named == [folder_of(store, 3), folder_of(store, 3), tmp_path / "out"]
 
 
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
@@ -1001,17 +714,6 @@ def test_a_disk_that_gets_full_while_it_is_written_to_is_our_error(tmp_path: Pat
         assert "bytes needed" in message
 
 
-def test_other_errors_of_the_system_stay_what_they_are(tmp_path: Path) -> None:
-    for error in (
-        OSError(errno.EACCES, "Permission denied"),
-        ValueError("(os error 28)"),
-        KeyError("x"),
-    ):
-        with pytest.raises(type(error)) as caught, disk_full_error(tmp_path):
-            raise error
-        assert caught.value is error
-
-
 # Export
 
 
@@ -1049,16 +751,3 @@ def test_damaged_weights_are_not_exported(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="SHA-256"):
         store.export(1, tmp_path / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoints", "fine"]
-
-
-def test_completeness_is_a_look_at_sizes_and_problems_are_found_by_reading(tmp_path: Path) -> None:
-    info = make_store(tmp_path, 1).info(1)
-    assert is_complete(info)
-    flip(info.path / "outer.safetensors", 30)
-    assert is_complete(info)
-    assert len(problems_of(info)) == 1
-    assert problems_of(info, ["weights"]) == []
-    save_file({"a": torch.ones(1)}, info.path / "outer.safetensors")
-    assert not is_complete(info)
-    (info.path / "outer.safetensors").unlink()
-    assert not is_complete(info)

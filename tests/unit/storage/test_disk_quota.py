@@ -46,13 +46,6 @@ def test_the_newest_sound_checkpoint_stays_and_the_error_names_the_setting(tmp_p
     assert store.verify(4) == []
 
 
-def test_without_an_allotment_as_much_is_kept_as_asked_for(tmp_path: Path) -> None:
-    store = CheckpointStore(tmp_path / "c", keep=5)
-    for step in range(1, 8):
-        save(store, step)
-    assert store.steps() == [3, 4, 5, 6, 7]
-
-
 def test_what_a_link_leads_to_is_not_counted(tmp_path: Path) -> None:
     home = tmp_path / "home"
     home.mkdir()

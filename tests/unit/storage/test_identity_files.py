@@ -14,7 +14,6 @@ from lowcomm_node.storage.files import (
     HomeLock,
     ephemeral_identity,
     load_or_create_identity,
-    write_atomic,
 )
 from lowcomm_protocol.identity import Identity, identity_from_libp2p
 
@@ -50,13 +49,6 @@ def test_a_passing_identity_is_in_no_file_and_its_children_can_read_it() -> None
     assert not path.exists()
 
 
-def test_two_homes_have_two_identities(tmp_path: Path) -> None:
-    assert (
-        load_or_create_identity(tmp_path / "a").peer_id
-        != load_or_create_identity(tmp_path / "b").peer_id
-    )
-
-
 def test_all_who_start_at_once_get_the_same_identity(tmp_path: Path) -> None:
     path, barrier, found = tmp_path / "identity.key", threading.Barrier(8), []
 
@@ -84,34 +76,10 @@ def test_a_damaged_key_is_an_error_with_a_remedy_and_is_kept(tmp_path: Path, dam
     assert path.read_bytes() == damage
 
 
-def test_halves_of_two_keys_are_no_key(tmp_path: Path) -> None:
-    path = tmp_path / "identity.key"
-    path.write_bytes(Identity(b"x" * 32).to_libp2p()[:-32] + Identity(b"y" * 32).public_key)
-    with pytest.raises(ConfigError, match="do not belong together"):
-        load_or_create_identity(path)
-
-
 def test_a_home_that_can_not_be_made_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--home"):
         load_or_create_identity(tmp_path / "file" / "identity.key")
-
-
-def test_a_write_that_fails_leaves_the_old_file_and_no_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "file"
-    write_atomic(path, b"old", 0o640)
-    assert path.stat().st_mode & 0o777 == 0o640
-
-    def fail(descriptor: int) -> None:
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="Input/output"):
-        write_atomic(path, b"new")
-    assert path.read_bytes() == b"old"
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_home_has_one_daemon_and_the_second_learns_which(tmp_path: Path) -> None:
@@ -167,19 +135,3 @@ def _hold(lock: Path, ready: "multiprocessing.synchronize.Event") -> None:
     with HomeLock(lock):
         ready.set()
         threading.Event().wait(60)
-
-
-def test_the_lock_of_a_daemon_that_was_killed_is_free(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
-    ready = context.Event()
-    holder = context.Process(target=_hold, args=(tmp_path / "lock", ready))
-    holder.start()
-    try:
-        assert ready.wait(60)
-        with pytest.raises(RetryLater, match=str(holder.pid)), HomeLock(tmp_path / "lock"):
-            pass
-    finally:
-        holder.kill()
-        holder.join(10)
-    with HomeLock(tmp_path / "lock"):
-        pass

@@ -61,14 +61,6 @@ async def test_all_who_come_share_one_until_it_is_old(maker: Maker):
     assert maker.made == 2
 
 
-async def test_a_costly_one_is_not_made_again_at_once(maker: Maker, monkeypatch):
-    monkeypatch.setattr(module, "SHORTEST_LIFE", 1000.0)
-    for step in (0, 500):
-        maker.step = step
-        async with maker.snapshots.use() as snapshot:
-            assert snapshot.swarm_step == 0
-
-
 @pytest.mark.parametrize(
     ("step", "after"), [(STALE + 200, "a merge with a peer far ahead"), (-200, "going back")]
 )

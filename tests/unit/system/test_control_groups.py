@@ -88,13 +88,3 @@ def test_the_narrowest_of_nested_limits_counts(machine: Path):
         write(folder / "memory.current", GIB // 2)
     assert groups.memory_of_machine() == (GIB, GIB // 2)
     assert cores_allowed() == 2.0
-
-
-def test_where_nothing_is_limited_the_machine_counts(machine: Path):
-    member(machine, f"{JOB}\n{SERVICE}")
-    write(machine / "groups/memory/memory.limit_in_bytes", 2**63 - 4096)
-    write(machine / "groups/memory/memory.usage_in_bytes", GIB)
-    write(machine / "groups/cpu/cpu.cfs_quota_us", -1)
-    write(machine / "groups/cpu/cpu.cfs_period_us", 100_000)
-    assert groups.memory_of_machine()[0] == groups.psutil.virtual_memory().total
-    assert cores_allowed() == float("inf")

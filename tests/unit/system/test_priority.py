@@ -75,12 +75,6 @@ end.set()
     assert done.stdout == "True\n"
 
 
-def test_at_zero_nothing_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("nice", "setsid", "sched_setscheduler"):
-        monkeypatch.setattr(priority.os, name, lambda *_: pytest.fail("it was"))
-    step_back(0)
-
-
 @pytest.mark.parametrize(("level", "idle"), [(5, False), (19, True)])
 @pytest.mark.parametrize("on", [False, True])
 def test_where_sessions_count_it_gets_one_with_its_level(
@@ -95,29 +89,6 @@ def test_where_sessions_count_it_gets_one_with_its_level(
     assert done == ["nice", *(["sched_setscheduler"] if idle else []), *(["setsid"] if on else [])]
     kept = (machine / "_PROC/self/autogroup").read_text()
     assert kept == (str(level) if on else "untouched\n")
-
-
-def test_a_change_that_the_kernel_takes_later_is_tried_again(
-    machine: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tries: list[str] = []
-
-    def busy_once(_: Path, text: str, encoding: str) -> None:
-        tries.append(text)
-        if len(tries) == 1:
-            raise BlockingIOError
-
-    for name in ("nice", "setsid", "sched_setscheduler"):
-        monkeypatch.setattr(priority.os, name, lambda *_: None)
-    monkeypatch.setattr(priority, "_AGAIN", 0.0)
-    sessions(machine, True)
-    monkeypatch.setattr(Path, "write_text", busy_once)
-    step_back(19)
-    assert tries == ["19", "19"]
-
-
-def test_without_sessions_and_groups_all_programs_come_first(machine: Path) -> None:
-    assert look(ME) == Priority(level=19, by="idle", behind="all")
 
 
 def test_a_nice_level_counts_within_the_session_alone(machine: Path) -> None:
@@ -135,11 +106,6 @@ def test_a_light_control_group_makes_way_for_all_around_it(machine: Path) -> Non
     assert look(ME) == Priority(level=19, by="group", behind="/system")
     groups(machine, system=100, node=100)
     assert look(ME) == Priority(level=19, by="idle", behind="/system/node"), "no session counts"
-
-
-def test_of_a_process_that_has_gone_nothing_is_told(machine: Path) -> None:
-    (machine / f"_PROC/{ME}/stat").unlink()
-    assert look(ME) is None and waited(ME) == 0.0
 
 
 def test_the_thread_that_waited_longest_for_a_processor_counts(machine: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -37,18 +36,3 @@ def test_a_demo_unwinds_so_that_it_leaves_no_child(number: signal.Signals):
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-def test_a_closed_terminal_that_takes_no_more_words_is_no_crash(tmp_path: Path):
-    ours, theirs = os.openpty()
-    program = "import sys; from lowcomm_node.__main__ import main; input(); sys.exit(main())"
-    child = subprocess.Popen(
-        [sys.executable, "-c", program, "config", "--home", str(tmp_path)],
-        stdin=subprocess.PIPE,
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-    )
-    os.close(theirs)
-    os.close(ours)
-    _, complaints = child.communicate(b"\n", timeout=60)
-    assert b"Traceback" not in complaints and child.returncode == 1, complaints

@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from lowcomm_node.cli import app, common
 from lowcomm_node.errors import Incompatible
 from lowcomm_node.net.p2pd import find_p2pd
-from lowcomm_node.system import logs
 from lowcomm_node.system.command import WINDOWS, check_system
 
 NOWHERE = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
@@ -38,10 +36,6 @@ def like_windows(package: str, *arguments: str) -> subprocess.CompletedProcess[s
     return subprocess.run(code, capture_output=True, text=True, timeout=120)
 
 
-def test_this_system_will_do() -> None:
-    check_system(find_p2pd)
-
-
 @pytest.mark.parametrize("command", [["join", "--peers", NOWHERE], ["demo"]])
 def test_commands_that_need_a_swarm_say_so_at_once(
     command: list[str],
@@ -65,10 +59,6 @@ def test_no_command_ends_with_a_traceback_where_modules_are_missing(
     assert (done.returncode, done.stderr) == (Incompatible.exit_code, f"error: {WINDOWS}\n")
 
 
-def test_what_needs_no_swarm_works_there() -> None:
-    assert like_windows("node", "--version").returncode == 0
-
-
 def test_a_hivemind_without_p2pd_or_with_one_that_may_not_run_is_named(tmp_path: Path) -> None:
     program = tmp_path / "p2pd"
     with pytest.raises(Incompatible, match="hivemind has no p2pd for Linux on "):
@@ -79,27 +69,6 @@ def test_a_hivemind_without_p2pd_or_with_one_that_may_not_run_is_named(tmp_path:
         pytest.skip("this user may execute everything")
     with pytest.raises(Incompatible, match=r"p2pd can't be executed: .* noexec"):
         check_system(lambda: program)
-
-
-def test_macos_is_let_in_with_a_word_that_nobody_has_tried_it(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    warned: list[str] = []
-    monkeypatch.setattr(sys, "platform", "darwin")
-    monkeypatch.setattr(logs.log, "warning", lambda event, **_: warned.append(event))
-    check_system(find_p2pd)
-    assert warned == ["system.untried"]
-
-
-def test_the_bootstrap_server_tells_its_version() -> None:
-    from lowcomm_bootstrap.cli import app as bootstrap
-
-    done = CliRunner().invoke(bootstrap, ["--version"])
-    assert (
-        done.exit_code == 0
-        and done.stdout.startswith("lowcomm-bootstrap ")
-        and "protocol" in done.stdout
-    )
 
 
 def test_the_soft_limit_of_descriptors_is_raised_as_far_as_the_hard_one_allows() -> None:

@@ -16,7 +16,6 @@ from helpers.waiting import until_async
 from lowcomm_bootstrap.server import LOOK_DEADLINE, BootstrapServer
 from lowcomm_node.system.systemd import (
     EXTENSION,
-    MAX_STATUS,
     STATUS_EVERY,
     Condition,
     ServiceManager,
@@ -84,39 +83,6 @@ def test_the_manager_that_the_environment_names_is_told_and_children_are_not(
     assert heard(sock) == ["READY=1", "STATUS=training", "WATCHDOG=1", "STOPPING=1"]
 
 
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {},
-        {"NOTIFY_SOCKET": ""},
-        {"NOTIFY_SOCKET": "vsock:2:1234"},
-        {"NOTIFY_SOCKET": "/nowhere/at/all"},
-    ],
-)
-def test_without_a_manager_that_answers_nothing_fails(environment: dict[str, str]) -> None:
-    manager = ServiceManager.of(environment)
-    manager.tick(READY, 0.0)
-    manager.stopping()
-
-
-@pytest.mark.parametrize(
-    "environment",
-    [
-        {},
-        {"WATCHDOG_USEC": "0"},
-        {"WATCHDOG_USEC": "soon"},
-        {"WATCHDOG_USEC": "-5"},
-        {"WATCHDOG_USEC": "1000000", "WATCHDOG_PID": "1"},
-    ],
-)
-def test_a_watchdog_that_is_none_or_somebody_elses_is_not_fed(
-    environment: dict[str, str], listen: Listen, tmp_path: Path
-) -> None:
-    sock = listen(str(tmp_path / "notify"))
-    ServiceManager.of({"NOTIFY_SOCKET": str(tmp_path / "notify"), **environment}).tick(READY, 0.0)
-    assert heard(sock) == ["READY=1", "STATUS=training"]
-
-
 def test_a_start_is_extended_until_it_is_over_and_readiness_is_told_once(told: Any) -> None:
     manager, news = told()
     manager.tick(STARTING, 0.0)
@@ -129,21 +95,6 @@ def test_a_start_is_extended_until_it_is_over_and_readiness_is_told_once(told: A
     assert news() == ["READY=1"]
 
 
-def test_an_end_that_takes_long_is_extended_until_it_is_overdue(told: Any) -> None:
-    manager, news = told()
-    manager.tick(READY, 0.0)
-    manager.stopping()
-    news()
-    leaving = Condition(ready=True, line="training", leaving=True)
-    manager.tick(leaving, 1.0)
-    manager.tick(leaving, 2.0)
-    assert news() == [EXTENDED, EXTENDED]
-    manager.tick(
-        Condition(ready=True, line="training", leaving=True, overdue="it should have left"), 3.0
-    )
-    assert EXTENDED not in news()
-
-
 def test_a_status_is_told_when_it_changed_and_not_too_often(told: Any) -> None:
     manager, news = told()
     manager.tick(READY, 0.0)
@@ -153,18 +104,6 @@ def test_a_status_is_told_when_it_changed_and_not_too_often(told: Any) -> None:
     for second in (STATUS_EVERY, 2 * STATUS_EVERY, 3 * STATUS_EVERY):
         manager.tick(Condition(ready=True, line="step 7"), second)
     assert news() == ["STATUS=step 7"]
-
-
-def test_a_status_that_other_peers_wrote_tells_nothing_else(told: Any) -> None:
-    manager, news = told()
-    manager.tick(Condition(ready=False, line="no partner: x\nREADY=1\n" + "ü" * 5000), 0.0)
-    told_ = news()
-    assert (
-        told_[0] == EXTENDED
-        and told_[1].startswith("STATUS=no partner: x READY=1 ü")
-        and len(told_) == 2
-    )
-    assert "\n" not in told_[1] and len(told_[1]) == len("STATUS=") + MAX_STATUS
 
 
 def test_the_watchdog_is_fed_twice_a_period_unless_something_is_overdue(told: Any) -> None:
@@ -182,17 +121,6 @@ def test_the_watchdog_is_fed_twice_a_period_unless_something_is_overdue(told: An
     assert news() == ["STATUS=the trainer hangs"]
     manager.tick(READY, 80.0)
     assert "WATCHDOG=1" in news(), "it is over"
-
-
-def test_what_a_full_socket_does_not_take_is_told_later_and_nobody_waits(told: Any) -> None:
-    manager, news = told(watchdog=20.0)
-    filler = 0
-    while manager._tell("X=1"):
-        filler += 1
-    manager.tick(READY, 0.0)
-    assert news() == ["X=1"] * filler
-    manager.tick(READY, 1.0)
-    assert news() == ["READY=1", "STATUS=training", "WATCHDOG=1"]
 
 
 async def test_attending_goes_on_over_a_defect_and_ends_at_once_without_a_manager(

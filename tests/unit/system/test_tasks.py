@@ -27,20 +27,6 @@ async def test_work_that_meets_a_defect_goes_on_and_each_defect_is_told_once(
     assert next(outcomes, "all") == "all"
 
 
-async def test_it_can_be_cancelled_all_the_same():
-    begun = asyncio.Event()
-
-    async def work() -> None:
-        begun.set()
-        await asyncio.Event().wait()
-
-    task = asyncio.create_task(endure("nobody looks", work))
-    await begun.wait()
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
 def test_an_end_that_is_wanted_passes():
     for error in (KeyboardInterrupt, SystemExit, asyncio.CancelledError):
         with pytest.raises(error), Enduring("nobody looks"):
