@@ -163,6 +163,7 @@ def after_a_week(home: Path, node: Any) -> Any:
     """A node that tells the status of another one, and has the journal of a busy week."""
     from helpers.stand_in import StandIn
     from helpers.statuses import make_exchange
+    from lowcomm_node.status.events import Notice
     from lowcomm_node.status.journal import Journal, JournalFile, sample
     from lowcomm_node.web.client import ControlClient
 
@@ -176,7 +177,7 @@ def after_a_week(home: Path, node: Any) -> Any:
         make_exchange(time=now - age, stages={"send": 1.0, "receive": 1.0}, fragment=number % 8)
         for number, age in enumerate(range(int(WEEK), 0, -int(EXCHANGE_EVERY)))
     ]
-    rows = [(one.time, one.name, json.dumps(one.to_json())) for one in exchanges]
+    rows = [Notice(one.time, one) for one in exchanges]
     file.add(rows, samples)
     file.prune(now)
     file.close()

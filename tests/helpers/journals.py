@@ -1,12 +1,12 @@
 """Homes with a journal, for what reads one: as a node leaves them, without a node."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from helpers.statuses import make_exchange
+from lowcomm_node.status.events import Notice
 from lowcomm_node.status.journal import JournalFile, Sample
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
@@ -63,7 +63,7 @@ def write_down(
     paths = Paths(home)
     path = paths.journal(RUN.fingerprint)
     file = JournalFile(path)
-    file.add([(time, event.name, json.dumps(event.to_json())) for time, event in notices], samples)
+    file.add([Notice(time, event) for time, event in notices], samples)
     file.close()
     paths.signed_run(RUN.fingerprint).write_bytes(RUN.to_bytes())
     if not paths.identity.exists():

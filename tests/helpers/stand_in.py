@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from lowcomm_node.catalogue import CATALOGUE, Message
-from lowcomm_node.status.events import Notice
-from lowcomm_node.status.journal import Entry, Feed, Sample
+from lowcomm_node.status.events import Board
+from lowcomm_node.status.journal import Sample
 from lowcomm_node.status.model import Limits, PeerStatus, Status
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
@@ -29,8 +29,7 @@ class StandIn:
         self.past: list[ExchangeEnded] = []
         self.drawn: list[Sample] = []
         self.calls: list[Any] = []
-        self.feed = Feed()
-        self.feed.publish(1, [], None)
+        self.board = Board()
 
     def status(self) -> Status:
         return self.now
@@ -44,9 +43,6 @@ class StandIn:
     async def exchanges(self, limit: int, since: int) -> list[ExchangeEnded]:
         return self.past[-limit:]
 
-    async def missed(self, number: int, most: int) -> list[Entry]:
-        return []
-
     def messages(self) -> Mapping[str, Mapping[str, Message]]:
         return CATALOGUE
 
@@ -56,12 +52,6 @@ class StandIn:
     def pause(self, seconds: float | None) -> None:
         self.calls.append(("pause", seconds))
 
-    def tell(self, exchange: ExchangeEnded) -> None:
-        """An exchange has ended, and is written down."""
-        assert self.feed.newest is not None
-        number = self.feed.newest + 1
-        self.feed.publish(number, [Entry(number, Notice(exchange.time, exchange))], None)
-
 
 @contextmanager
 def serving(node: StandIn, home: Path, port: int = 0) -> Iterator[asyncio.AbstractEventLoop]:
@@ -70,7 +60,7 @@ def serving(node: StandIn, home: Path, port: int = 0) -> Iterator[asyncio.Abstra
     loops: list[asyncio.AbstractEventLoop] = []
 
     async def serve() -> None:
-        server = ControlServer(node, Paths(home), node.feed)  # type: ignore[arg-type]
+        server = ControlServer(node, node.board, Paths(home))
         loops.append(asyncio.get_running_loop())
         await server.start(port, "me")
         ready.set()

@@ -249,8 +249,7 @@ def track(
     to: Annotated[
         str | None,
         typer.Option(
-            help="A folder (tensorboard), a project (wandb, trackio), or the address of a "
-            "collector (otlp). Default: tensorboard, lowcomm, or http://localhost:4318.",
+            help="A folder (tensorboard) or a project (wandb). Default: tensorboard or lowcomm.",
             metavar="TARGET",
         ),
     ] = None,
@@ -260,7 +259,7 @@ def track(
     *,
     here: Here,
 ) -> None:
-    """Write what this home did into a tracker: losses, rates, bytes, or traces of exchanges.
+    """Write what this home did into a tracker: losses, rates and bytes.
 
     The node need not run, and is not touched. A second start goes on where
     the first ended.
@@ -283,17 +282,16 @@ def track(
         _warn(f"{tracked.run}@{fingerprint} goes to {written.target}; Ctrl-C ends it")
     with _ended_by_signals(follow):
         tracker.run(waits)
-    done = tracker.delivered
     told = {
         "sink": sink,
         "target": written.target,
         "run": fingerprint,
         "node": tracked.node,
-        "points": done.points,
-        "exchanges": done.exchanges,
+        "points": tracker.points,
     }
-    what = f"{done.points} points" if written.takes == "points" else f"{done.exchanges} exchanges"
-    here.show(told, f"{what} of {tracked.run}@{fingerprint} written to {written.target}")
+    here.show(
+        told, f"{tracker.points} points of {tracked.run}@{fingerprint} written to {written.target}"
+    )
 
 
 def _warn(text: str) -> None:

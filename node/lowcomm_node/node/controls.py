@@ -23,8 +23,8 @@ from lowcomm_node.node.report import View, report, report_limits, report_peers
 from lowcomm_node.owner.limits import keep_settings
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings
-from lowcomm_node.status.events import LimitsChanged, Notice
-from lowcomm_node.status.journal import MOST, Entry, Journal, Sample, Wanted
+from lowcomm_node.status.events import LimitsChanged
+from lowcomm_node.status.journal import MOST, Journal, Sample, Wanted
 from lowcomm_node.status.model import Exported, Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.words import Health, judge_health
 from lowcomm_node.storage.files import DiskQuota
@@ -77,10 +77,6 @@ class Controls:
         wanted = Wanted(since=since)
         return await self._from_journal(lambda journal: journal.exchanges(max(1, limit), wanted))
 
-    async def missed(self, number: int, most: int) -> list[Entry]:
-        """Entries of the journal behind a number, oldest first. Raises NodeError."""
-        return await self._from_journal(lambda journal: journal.notices(number, most))
-
     async def _from_journal(self, read: Callable[[Journal], list[T]]) -> list[T]:
         """Read the journal in a thread; nothing where there is none yet."""
         run = self._view().run
@@ -99,14 +95,6 @@ class Controls:
     def messages(self) -> Mapping[str, Mapping[str, Message]]:
         """The meaning and the remedy of each code."""
         return CATALOGUE
-
-    def subscribe(self) -> asyncio.Queue[Notice]:
-        """Events from now on; a queue that is full loses the oldest."""
-        return self._view().board.subscribe()
-
-    def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None:
-        """The counterpart of ``subscribe``."""
-        self._view().board.unsubscribe(queue)
 
     def limits(self) -> Limits:
         """The owner's limits on traffic, and what is used of them."""

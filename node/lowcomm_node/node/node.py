@@ -28,7 +28,7 @@ from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.settings import NodeSettings, unused
 from lowcomm_node.status.events import Board
-from lowcomm_node.status.journal import Feed, Recorder
+from lowcomm_node.status.journal import Recorder
 from lowcomm_node.status.words import contribution, tell_farewell
 from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
 from lowcomm_node.system.machine import keep_freed_memory
@@ -68,9 +68,8 @@ class Node:
         """Its part in a run; None before it takes part in one."""
         self._departure = Departure(self._leave_seconds)
         self.controls = Controls(settings, self._view, self._departure)
-        feed = Feed()
-        self.control = ControlServer(self.controls, settings.paths, feed, warn)
-        self._recorder = Recorder(self.board, self.controls.status, feed)
+        self.control = ControlServer(self.controls, self.board, settings.paths, warn)
+        self._recorder = Recorder(self.board, self.controls.status)
 
     def _view(self) -> View:
         entry, part = self._entry, self.part

@@ -1,13 +1,17 @@
-"""What a node remembers of a run, so that it can be looked at later: a SQLite file in its home."""
+"""The journal of a run: what a node did, in a SQLite file of its home, for later.
+
+Two tables. ``notices``: events as JSON, but for inner steps. ``samples``: the node's figures every
+ten seconds. Both are bounded: of exchanges the newest stay, and samples thin out with age. Freed
+pages are used again, so the file stays below 50 MB however long the node runs. It is written with a
+write-ahead log, so a killed node loses a second at most, and it can be read meanwhile.
+"""
 
 import asyncio
 import json
 import sqlite3
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass, fields
-from operator import attrgetter
+from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from time import monotonic, time
 from typing import Any
@@ -19,6 +23,30 @@ from lowcomm_node.status.model import Status
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import Enduring, start
+
+VERSION = 2
+"""1 had fewer columns of samples: they are added when a node opens such a file."""
+MAX_EXCHANGES = 30_000
+"""Notices of exchanges that are kept, of some 700 bytes each."""
+MAX_OTHERS = 10_000
+"""Notices of anything else that are kept."""
+MAX_BYTES = 32 * 1024 * 1024
+"""Bytes of all notices that are kept."""
+KEPT_SECONDS = 90 * 86400.0
+"""How long anything is kept."""
+THINNED = ((86400.0, 60.0), (7 * 86400.0, 600.0))
+"""Seconds of age from which on one sample in the second number of seconds stays."""
+MOST = 5000
+"""Rows of one answer."""
+WRITE_EVERY, SAMPLE_EVERY, PRUNE_EVERY = 1.0, 10.0, 3600.0
+"""Seconds."""
+PRUNE_BYTES = 4 * 1024 * 1024
+"""Bytes of notices after which it is pruned earlier."""
+CLOSE_DEADLINE = 10.0
+"""Seconds that a node which leaves waits for its disk."""
+MAX_SAMPLES = 360
+"""Samples that wait while the disk does not take them: an hour of them."""
+NOT_WRITTEN = "what this node does is not written down"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +70,7 @@ class Sample:
     val_loss: float | None
     """Nats a token, of the last evaluation on held-out text."""
     tokens_per_second: float | None
-    """Of late."""
+    """Recent average."""
     peers: int
     """Other peers that are alive."""
     completed: int
@@ -66,25 +94,19 @@ class Sample:
     learning_rate: float | None = None
     """Of the last inner step."""
     claimed_loss: float | None = None
-    """Median of the last losses on held-out text that other peers tell of theirs."""
+    """Median of the last losses on held-out text that other peers claim."""
     release: str | None = None
     """Of this node."""
     releases: str | None = None
-    """Those that other peers tell, with how many tell each, such as `0.2.0 (3), 0.1.0 (1)`."""
-
-    def row(self) -> tuple[float | int | str | None, ...]:
-        """Its fields, in the order of COLUMNS."""
-        return _ROW(self)
+    """Those that other peers claim, with their numbers, such as `0.2.0 (3), 0.1.0 (1)`."""
 
 
 COLUMNS = tuple(one.name for one in fields(Sample))
-_ROW = attrgetter(*COLUMNS)
 
 
 def sample(time: float, status: Status) -> Sample:
-    """Of a status at a time (Unix seconds)."""
-    trainer = status.trainer
-    memory = trainer.memory
+    """Take the figures of a status at a time (Unix seconds)."""
+    trainer, exchanges = status.trainer, status.exchanges
     return Sample(
         time=time,
         phase=status.phase,
@@ -96,13 +118,13 @@ def sample(time: float, status: Status) -> Sample:
         val_loss=trainer.val_loss_last,
         tokens_per_second=trainer.tokens_per_second,
         peers=status.peers,
-        completed=status.exchanges.completed,
-        failed=status.exchanges.failed,
+        completed=exchanges.completed,
+        failed=exchanges.failed,
         bytes_sent=status.bytes_sent,
         bytes_received=status.bytes_received,
-        memory=memory.taken if memory is not None else None,
-        refused=status.exchanges.refused,
-        no_partner=status.exchanges.no_partner,
+        memory=trainer.memory.taken if trainer.memory is not None else None,
+        refused=exchanges.refused,
+        no_partner=exchanges.no_partner,
         computing=trainer.computing,
         waited=sum(trainer.waited.values()) if trainer.computing is not None else None,
         learning_rate=trainer.learning_rate,
@@ -112,18 +134,17 @@ def sample(time: float, status: Status) -> Sample:
     )
 
 
-VERSION = 2
-"""1 had fewer columns of samples: they are added when a node opens such a file."""
-MAX_EXCHANGES = 30_000
-"""Notices of exchanges that are kept, of some 700 bytes each."""
-MAX_OTHERS = 10_000
-"""Notices of anything else that are kept."""
-MAX_BYTES = 32 * 1024 * 1024
-"""Bytes of all notices that are kept."""
-LASTS = 90 * 86400.0
-"""Seconds that anything is kept."""
-THINNED = ((86400.0, 60.0), (7 * 86400.0, 600.0))
-"""From such an age on, in seconds, one sample in so many seconds stays."""
+@dataclass(frozen=True)
+class Entry:
+    """A notice, and its place in the journal."""
+
+    number: int
+    """Grows with every notice."""
+    notice: Notice
+
+
+# --- Writing --------------------------------------------------------------------------------------
+
 _EXCHANGES = "name LIKE 'exchange.%'"
 _TABLES = f"""
 CREATE TABLE IF NOT EXISTS notices
@@ -131,12 +152,9 @@ CREATE TABLE IF NOT EXISTS notices
 CREATE TABLE IF NOT EXISTS samples (time REAL PRIMARY KEY, {", ".join(COLUMNS[1:])});
 """
 
-Row = tuple[float, str, str]
-"""Time, name and content of a notice."""
-
 
 class JournalFile:
-    """An open journal that is written. Not for two threads at a time.
+    """A journal to write. Not for two threads at a time.
 
     Methods raise sqlite3.Error, as where the disk is full.
     """
@@ -151,31 +169,28 @@ class JournalFile:
         except sqlite3.DatabaseError as error:
             if isinstance(error, sqlite3.OperationalError):  # the disk, not the file
                 raise
-            _set_aside(path)
+            path.replace(path.with_name(f"{path.name}.damaged"))
+            for suffix in ("-wal", "-shm"):
+                path.with_name(path.name + suffix).unlink(missing_ok=True)
             self._database = _open(path)
 
-    def add(self, notices: Sequence[Row], samples: Sequence[Sample]) -> int:
-        """Write both in one transaction; the number of the last notice, 0 if there is none.
-
-        Notices of one call have consecutive numbers."""
+    def add(self, notices: Sequence[Notice], samples: Sequence[Sample]) -> None:
+        """Write both in one transaction."""
+        rows = [(one.time, one.event.name, json.dumps(one.event.to_json())) for one in notices]
         places = ", ".join("?" * len(COLUMNS))
-        with self._database:
-            self._database.executemany(
-                "INSERT INTO notices (time, name, content) VALUES (?, ?, ?)", notices
-            )
-            self.grown_bytes += sum(len(content) for _, _, content in notices)
-            self._database.executemany(
+        with self._database as database:
+            database.executemany("INSERT INTO notices (time, name, content) VALUES (?, ?, ?)", rows)
+            database.executemany(
                 f"INSERT OR REPLACE INTO samples ({', '.join(COLUMNS)}) VALUES ({places})",
-                [one.row() for one in samples],
+                [astuple(one) for one in samples],
             )
-            with closing(self._database.execute("SELECT max(id) FROM notices")) as told:
-                return told.fetchone()[0] or 0
+        self.grown_bytes += sum(len(content) for _, _, content in rows)
 
     def prune(self, now: float) -> None:
         """Drop what is too old or too much. ``now``: Unix seconds."""
         with self._database as database:
             for table in ("notices", "samples"):
-                database.execute(f"DELETE FROM {table} WHERE time < ?", (now - LASTS,))
+                database.execute(f"DELETE FROM {table} WHERE time < ?", (now - KEPT_SECONDS,))
             for which, most in ((_EXCHANGES, MAX_EXCHANGES), (f"NOT {_EXCHANGES}", MAX_OTHERS)):
                 newest = f"SELECT id FROM notices WHERE {which} ORDER BY id DESC LIMIT 1 OFFSET ?"
                 database.execute(
@@ -204,8 +219,8 @@ def _open(path: Path) -> sqlite3.Connection:
     # Any thread may write, one after the other.
     database = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
     try:
-        with closing(database.execute("PRAGMA user_version")) as told:
-            [version] = told.fetchone()
+        with closing(database.execute("PRAGMA user_version")) as rows:
+            [version] = rows.fetchone()
         if version > VERSION:
             raise NodeError(
                 f"{path} is of a newer release of lowcomm (version {version}, this one writes "
@@ -217,10 +232,8 @@ def _open(path: Path) -> sqlite3.Connection:
         database.executescript(_TABLES)
         with database:
             database.execute("BEGIN IMMEDIATE")
-            known = columns_of_samples(database)
-            for column in COLUMNS:
-                if column not in known:
-                    database.execute(f"ALTER TABLE samples ADD COLUMN {column}")
+            for column in set(COLUMNS) - _columns(database):
+                database.execute(f"ALTER TABLE samples ADD COLUMN {column}")
             database.execute(f"PRAGMA user_version = {VERSION}")
         path.chmod(0o600)
     except BaseException:
@@ -229,219 +242,19 @@ def _open(path: Path) -> sqlite3.Connection:
     return database
 
 
-def columns_of_samples(database: sqlite3.Connection) -> frozenset[str]:
-    """The columns of samples in an open journal: one of an older release has fewer."""
-    with closing(database.execute("SELECT name FROM pragma_table_info('samples')")) as told:
-        return frozenset(name for [name] in told)
-
-
-def _set_aside(path: Path) -> None:
-    path.replace(path.with_name(f"{path.name}.damaged"))
-    for suffix in ("-wal", "-shm"):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
-
-
-MOST = 5000
-"""Rows of one answer."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A notice, and its place in the journal."""
-
-    number: int
-    """Grows with every notice."""
-    notice: Notice
-
-
-@dataclass(frozen=True, kw_only=True)
-class Wanted:
-    """Which exchanges are asked for."""
-
-    outcome: str | None = None
-    """As `outcome` of an exchange."""
-    peer: str = ""
-    """Part of the peer id of a partner."""
-    since: float = 0.0
-    """Unix seconds."""
-
-
-class Journal:
-    """A journal to read. Nothing of it is changed."""
-
-    def __init__(self, path: Path) -> None:
-        """Raises NodeError if there is none, or it can't be read."""
-        self._path = path
-        if not path.exists():
-            raise NodeError(
-                f"{path} is missing: this home has written nothing down of that run. A node keeps "
-                "a journal from its first start with this release."
-            )
-        [[version]] = self._rows("PRAGMA user_version")
-        if version > VERSION:
-            raise NodeError(
-                f"{path} is of a newer release of lowcomm (version {version}, this one reads "
-                f"{VERSION}): install that release."
-            )
-
-    def exchanges(self, limit: int, wanted: Wanted | None = None) -> list[ExchangeEnded]:
-        """The last exchanges, newest last."""
-        wanted = wanted or Wanted()
-        found: list[ExchangeEnded] = []
-        with self._reading() as database:
-            rows = database.execute(
-                "SELECT time, content FROM notices WHERE name LIKE ? AND time >= ? ORDER BY id "
-                "DESC",
-                (f"exchange.{wanted.outcome or '%'}", wanted.since),
-            )
-            for time, content in rows:
-                event = _notice(time, content).event
-                if isinstance(event, ExchangeEnded) and _is_with(event, wanted.peer):
-                    found.append(event)
-                if len(found) >= min(limit, MOST):
-                    break
-        return found[::-1]
-
-    def each_exchange(self) -> Iterator[ExchangeEnded]:
-        """All exchanges that are kept, oldest first, one at a time."""
-        with self._reading() as database:
-            for time, content in database.execute(
-                "SELECT time, content FROM notices WHERE name LIKE 'exchange.%' ORDER BY id"
-            ):
-                event = _notice(time, content).event
-                if isinstance(event, ExchangeEnded):
-                    yield event
-
-    def notices(self, after: int = 0, limit: int = MOST) -> list[Entry]:
-        """Up to ``limit`` notices behind a number, oldest first."""
-        rows = self._rows(
-            "SELECT id, time, content FROM notices WHERE id > ? ORDER BY id LIMIT ?",
-            after,
-            min(limit, MOST),
-        )
-        return [Entry(number, _notice(time, content)) for number, time, content in rows]
-
-    def last_notices(self, limit: int) -> list[Entry]:
-        """The last notices, newest last."""
-        rows = self._rows(
-            "SELECT id, time, content FROM notices ORDER BY id DESC LIMIT ?", min(limit, MOST)
-        )
-        return [Entry(number, _notice(time, content)) for number, time, content in rows[::-1]]
-
-    def last_notices_named(self, name: str, limit: int) -> list[Entry]:
-        """The last notices of one kind of event, newest last."""
-        with self._reading() as database:
-            rows = list(
-                database.execute(
-                    "SELECT id, time, content FROM notices WHERE name = ? ORDER BY id DESC LIMIT ?",
-                    (name, min(limit, MOST)),
-                )
-            )
-        return [Entry(number, _notice(time, content)) for number, time, content in rows[::-1]]
-
-    def samples(self, since: float = 0.0, most: int = MOST) -> list[Sample]:
-        """At most ``most`` samples since a time (Unix seconds), evenly thinned, oldest first."""
-        [[count]] = self._rows("SELECT count(*) FROM samples WHERE time >= ?", since)
-        return self._samples(
-            "(SELECT *, row_number() OVER (ORDER BY time DESC) "
-            "AS place FROM samples WHERE time >= ?) WHERE (place - 1) % ? = 0 ORDER BY time",
-            since,
-            max(1, -(-count // most)),
-        )
-
-    def samples_after(self, time: float, limit: int = MOST) -> list[Sample]:
-        """Up to ``limit`` samples behind a time (Unix seconds), oldest first."""
-        return self._samples("samples WHERE time > ? ORDER BY time LIMIT ?", time, min(limit, MOST))
-
-    def _samples(self, chosen: str, *values: float) -> list[Sample]:
-        """What an older release has not written down is None."""
-        with self._reading() as database:
-            known = columns_of_samples(database)
-            wanted = ", ".join(one if one in known else f"NULL AS {one}" for one in COLUMNS)
-            rows = list(database.execute(f"SELECT {wanted} FROM {chosen}", values))
-        return [Sample(**dict(zip(COLUMNS, row, strict=True))) for row in rows]
-
-    def _rows(self, query: str, *values: float) -> list[tuple[Any, ...]]:
-        with self._reading() as database:
-            return list(database.execute(query, values))
-
-    @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        try:
-            uri = f"{self._path.absolute().as_uri()}?mode=ro"
-            with closing(sqlite3.connect(uri, uri=True)) as database:
-                yield database
-        except sqlite3.Error as error:
-            raise NodeError(
-                f"{self._path} can't be read: {error}. Move it away: the node begins a new one."
-            ) from None
-
-
-def _notice(time: float, content: str) -> Notice:
-    return read_notice({"time": time, **json.loads(content)})
-
-
-def _is_with(event: ExchangeEnded, peer: str) -> bool:
-    return not peer or any(peer in partner for partner in event.partners)
-
-
-KEPT = 1000
-"""Entries in memory; older ones are read from the journal."""
-
-
-class Feed:
-    """The end of a journal that is being written. In the event loop of the daemon only."""
-
-    def __init__(self) -> None:
-        self.newest: int | None = None
-        """Number of the newest entry, 0 if there is none; None until the journal is open."""
-        self.sample: Sample | None = None
-        """The newest."""
-        self._entries: deque[Entry] = deque(maxlen=KEPT)
-        self._listeners: set[Callable[[], None]] = set()
-
-    def publish(self, newest: int, entries: Sequence[Entry], sample: Sample | None) -> None:
-        """These were written; ``newest``: the number of the newest entry now."""
-        self.newest = newest
-        self._entries.extend(entries)
-        self.sample = sample or self.sample
-        for listener in self._listeners:
-            listener()
-
-    def listen(self, listener: Callable[[], None]) -> Callable[[], None]:
-        """Call ``listener`` whenever something was written; returns what ends that."""
-        self._listeners.add(listener)
-        return lambda: self._listeners.discard(listener)
-
-    def after(self, number: int) -> list[Entry] | None:
-        """The entries behind a number; None if some of them are no longer in memory."""
-        if self.newest is None or number >= self.newest:
-            return []
-        if not self._entries or self._entries[0].number > number + 1:
-            return None
-        return [entry for entry in self._entries if entry.number > number]
-
-
-WRITE_EVERY, SAMPLE_EVERY, PRUNE_EVERY = 1.0, 10.0, 3600.0
-"""Seconds."""
-PRUNE_BYTES = 4 * 1024 * 1024
-"""Bytes of notices after which it is pruned earlier."""
-CLOSE_DEADLINE = 10.0
-"""Seconds that a node which leaves waits for its disk."""
-MAX_SAMPLES = 360
-"""Samples that wait while the disk does not take them: an hour of them."""
-NOT_WRITTEN = "what this node does is not written down"
+def _columns(database: sqlite3.Connection) -> set[str]:
+    """Columns of samples: a journal of an older release has fewer."""
+    with closing(database.execute("SELECT name FROM pragma_table_info('samples')")) as rows:
+        return {name for [name] in rows}
 
 
 class Recorder:
-    """The journal of one node. It never holds the node up: what fails is warned of once."""
+    """Writes the journal of one node. It never holds the node up: failures are warned of once."""
 
-    def __init__(self, board: Board, look: Callable[[], Status], feed: Feed | None = None) -> None:
-        """Notices wait from now on, until ``open`` names the file. ``feed``: is told what was
-        written."""
+    def __init__(self, board: Board, look: Callable[[], Status]) -> None:
+        """Notices wait from now on, until ``open`` names the file."""
         self._board = board
         self._look = look
-        self._feed = feed or Feed()
         self._queue = board.subscribe(every_step=False)
         self._notices: list[Notice] = []
         self._samples: list[Sample] = []
@@ -487,46 +300,147 @@ class Recorder:
 
     async def _write(self) -> None:
         """Write what has come since the last time; keep it for the next if that fails."""
-        self._take_notices()
+        while not self._queue.empty():
+            self._notices.append(self._queue.get_nowait())
+        del self._notices[: -self._queue.maxsize]
         try:
-            newest = await asyncio.to_thread(self._store)
+            await asyncio.to_thread(self._store)
         except (sqlite3.Error, OSError, NodeError) as error:
             self._complain(error)
             return
-        first = newest + 1 - len(self._notices)
-        entries = [Entry(first + place, notice) for place, notice in enumerate(self._notices)]
-        self._feed.publish(newest, entries, self._samples[-1] if self._samples else None)
-        self._notices = []
-        self._samples = []
+        self._notices, self._samples = [], []
         if self._failing:
             self._failing = False
             self._board.withdraw(WarningCode.JOURNAL)
 
-    def _take_notices(self) -> None:
-        with suppress(asyncio.QueueEmpty):
-            while True:
-                self._notices.append(self._queue.get_nowait())
-        del self._notices[: -self._queue.maxsize]
-
-    def _store(self) -> int:
-        """In a thread of its own: a disk may take seconds."""
+    def _store(self) -> None:
+        """Write in a thread: a disk may take seconds."""
         assert self._path
         self._file = self._file or JournalFile(self._path)
-        newest = self._file.add([_row(notice) for notice in self._notices], self._samples)
+        self._file.add(self._notices, self._samples)
         if monotonic() - self._pruned >= PRUNE_EVERY or self._file.grown_bytes >= PRUNE_BYTES:
             self._file.prune(time())
             self._pruned = monotonic()
-        return newest
 
     def _complain(self, error: Exception) -> None:
-        if self._failing:
-            return
-        self._failing = True
-        log.warning("journal.not_written", path=str(self._path), reason=str(error))
-        self._board.warn(
-            WarningCode.JOURNAL, f"{NOT_WRITTEN} ({self._path}: {error}): training goes on"
+        if not self._failing:
+            self._failing = True
+            log.warning("journal.not_written", path=str(self._path), reason=str(error))
+            text = f"{NOT_WRITTEN} ({self._path}: {error}): training goes on"
+            self._board.warn(WarningCode.JOURNAL, text)
+
+
+# --- Reading --------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """A choice of exchanges."""
+
+    outcome: str | None = None
+    """As `outcome` of an exchange."""
+    peer: str = ""
+    """Part of the peer id of a partner."""
+    since: float = 0.0
+    """Unix seconds."""
+
+
+class Journal:
+    """A journal to read, also while its node writes, and after it was killed."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises NodeError if there is none, or it can't be read."""
+        self._path = path
+        if not path.exists():
+            raise NodeError(
+                f"{path} is missing: this home has written nothing down of that run. A node keeps "
+                "a journal from its first start with this release."
+            )
+        [[version]] = self._rows("PRAGMA user_version")
+        if version > VERSION:
+            raise NodeError(
+                f"{path} is of a newer release of lowcomm (version {version}, this one reads "
+                f"{VERSION}): install that release."
+            )
+
+    def exchanges(self, limit: int, wanted: Wanted | None = None) -> list[ExchangeEnded]:
+        """The last exchanges, newest last."""
+        wanted, found = wanted or Wanted(), list[ExchangeEnded]()
+        name = f"exchange.{wanted.outcome or '%'}"
+        for event in self._each_exchange(name, wanted.since, newest_first=True):
+            if not wanted.peer or any(wanted.peer in partner for partner in event.partners):
+                found.append(event)
+            if len(found) >= min(limit, MOST):
+                break
+        return found[::-1]
+
+    def each_exchange(self) -> Iterator[ExchangeEnded]:
+        """All exchanges that are kept, oldest first, one at a time."""
+        yield from self._each_exchange("exchange.%", 0.0, newest_first=False)
+
+    def _each_exchange(
+        self, name: str, since: float, newest_first: bool
+    ) -> Iterator[ExchangeEnded]:
+        order = "DESC" if newest_first else "ASC"
+        with self._reading() as database:
+            for time, content in database.execute(
+                f"SELECT time, content FROM notices WHERE name LIKE ? AND time >= ? ORDER BY id "
+                f"{order}",
+                (name, since),
+            ):
+                event = _notice(time, content).event
+                if isinstance(event, ExchangeEnded):
+                    yield event
+
+    def notices(self, after: int = 0, limit: int = MOST) -> list[Entry]:
+        """Up to ``limit`` notices behind a number, oldest first."""
+        return self._entries("id > ? ORDER BY id", after, min(limit, MOST))
+
+    def last_notices(self, limit: int, name: str = "%") -> list[Entry]:
+        """The last notices, newest last; ``name``: of one kind of event."""
+        return self._entries("name LIKE ? ORDER BY id DESC", name, min(limit, MOST))[::-1]
+
+    def _entries(self, which: str, *values: Any) -> list[Entry]:
+        rows = self._rows(f"SELECT id, time, content FROM notices WHERE {which} LIMIT ?", *values)
+        return [Entry(number, _notice(time, content)) for number, time, content in rows]
+
+    def samples(self, since: float = 0.0, most: int = MOST) -> list[Sample]:
+        """At most ``most`` samples since a time (Unix seconds), evenly thinned, oldest first."""
+        [[count]] = self._rows("SELECT count(*) FROM samples WHERE time >= ?", since)
+        return self._samples(
+            "(SELECT *, row_number() OVER (ORDER BY time DESC) "
+            "AS place FROM samples WHERE time >= ?) WHERE (place - 1) % ? = 0 ORDER BY time",
+            since,
+            max(1, -(-count // most)),
         )
 
+    def samples_after(self, time: float, limit: int = MOST) -> list[Sample]:
+        """Up to ``limit`` samples behind a time (Unix seconds), oldest first."""
+        return self._samples("samples WHERE time > ? ORDER BY time LIMIT ?", time, min(limit, MOST))
 
-def _row(notice: Notice) -> Row:
-    return notice.time, notice.event.name, json.dumps(notice.event.to_json())
+    def _samples(self, chosen: str, *values: float) -> list[Sample]:
+        """Columns that an older release has not written are None."""
+        with self._reading() as database:
+            known = _columns(database)
+            columns = ", ".join(one if one in known else f"NULL AS {one}" for one in COLUMNS)
+            rows = list(database.execute(f"SELECT {columns} FROM {chosen}", values))
+        return [Sample(**dict(zip(COLUMNS, row, strict=True))) for row in rows]
+
+    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._reading() as database:
+            return list(database.execute(query, values))
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        try:
+            uri = f"{self._path.absolute().as_uri()}?mode=ro"
+            with closing(sqlite3.connect(uri, uri=True)) as database:
+                yield database
+        except sqlite3.Error as error:
+            raise NodeError(
+                f"{self._path} can't be read: {error}. Move it away: the node begins a new one."
+            ) from None
+
+
+def _notice(time: float, content: str) -> Notice:
+    return read_notice({"time": time, **json.loads(content)})

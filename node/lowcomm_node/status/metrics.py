@@ -7,7 +7,7 @@ Names follow Prometheus: base units, ``_total`` for what only grows. Labels have
 and no fragment is a label.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -31,28 +31,21 @@ PHASES = (
 
 
 class NodeCollector(Collector):
-    """All metrics of one node."""
+    """All metrics of one status."""
 
-    def __init__(self, look: Callable[[], Status]) -> None:
-        self._look = look
-
-    def describe(self) -> list[Metric]:
-        """Nothing: names are known once a status is."""
-        return []
+    def __init__(self, status: Status) -> None:
+        self._status = status
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics now."""
-        status = self._look()
-        yield from _node(status)
-        yield from _training(status)
-        yield from _exchanges(status)
-        yield from _line(status)
+        """Yield them."""
+        for family in (_node, _training, _exchanges, _line):
+            yield from family(self._status)
 
 
-def tell_metrics(look: Callable[[], Status]) -> Response:
-    """All metrics at this moment."""
+def answer_metrics(status: Status) -> Response:
+    """Answer a request with all metrics of a status."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(NodeCollector(look))
+    registry.register(NodeCollector(status))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 

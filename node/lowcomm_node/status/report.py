@@ -269,7 +269,7 @@ def _story(home: Path, path: Path) -> Story:
     def last(kind: type[Warned | RunAmended]) -> list[tuple[float, str]]:
         return [
             (entry.notice.time, entry.notice.event.text)
-            for entry in journal.last_notices_named(kind.wire_name, MOST_WARNINGS)
+            for entry in journal.last_notices(MOST_WARNINGS, kind.wire_name)
             if isinstance(entry.notice.event, kind)
         ]
 

@@ -58,11 +58,6 @@ class Paths:
         return self.home / "control.sock"
 
     @property
-    def browsers(self) -> Path:
-        """Hashes of what browsers were let in with, 0600, so that they outlive a restart."""
-        return self.home / "browsers.json"
-
-    @property
     def page_link(self) -> Path:
         """A page that leads a browser to that of the node, 0600: its link has a key."""
         return self.home / "open.html"

@@ -1,13 +1,15 @@
-"""What can be asked of a node: the one table that server and client of the control API read.
+"""The calls of the control API: one table that server, client and OpenAPI document read.
 
-A query ``name`` is the route ``/api/v1/name`` and the method of that name of ``node.controls``.
+A call ``name`` is the route ``/api/v1/name``. The server answers it by the method of that name of
+``node.controls``, or by the method that ``by`` names.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, TypeVar
+from functools import cached_property
+from typing import Annotated, Any, Generic, Literal, Optional, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from lowcomm_node.catalogue import Message
 from lowcomm_node.fetch.records import Gathered
@@ -20,27 +22,47 @@ ROOT = "/api/v1"
 """Of all routes but those of the page."""
 TIMEOUT = 10.0
 EXAMINING = 180.0
-"""Seconds for what waits for peers: each of its steps has a deadline of its own."""
+"""Seconds for calls that wait for peers: each of their steps has a deadline of its own."""
 GATHERING = 900.0
-"""Seconds for states of peers, which may be of gigabytes."""
+"""Seconds for states of peers, which may have gigabytes."""
 EXPORTING = 900.0
 """Seconds for the largest models."""
+LONGEST_PAUSE = 10 * 366 * 86400.0
+"""Seconds; a longer pause has no end."""
 T = TypeVar("T")
+
+
+class _Parameters(BaseModel):
+    model_config = ConfigDict(strict=True)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Query(Generic[T]):
-    """A question, and what answers it."""
+    """A call, and the type of its answer."""
 
     name: str
     text: str
-    """What it answers, in a sentence."""
+    """What it does, in a sentence."""
     answer: type[T]
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    """Defaults by name; what is asked must be of their types. Those of GET are whole numbers."""
+    parameters: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    """Type and default by name."""
     method: Literal["GET", "POST"] = "GET"
+    by: str = ""
+    """The node's method, where its name is another one."""
     timeout: float = TIMEOUT
     """Seconds that a client waits."""
+
+    @cached_property
+    def model(self) -> type[BaseModel]:
+        """The parameters, as pydantic checks them."""
+        parameters: dict[str, Any] = dict(self.parameters)
+        return create_model(self.name, __base__=_Parameters, **parameters)
+
+    def read(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Check parameters; texts of a query string count as numbers. Raises ValidationError."""
+        strict = self.method == "POST"
+        checked = self.model.model_validate(given, strict=strict)
+        return {name: getattr(checked, name) for name in self.parameters}
 
 
 STATUS = Query(name="status", text="Everything about the node at this moment.", answer=Status)
@@ -54,36 +76,45 @@ ROUNDS = Query(
     name="rounds",
     text="The last exchanges, newest last.",
     answer=list[ExchangeEnded],
-    parameters={"limit": 20},
+    parameters={"limit": (int, 20)},
 )
 SAMPLES = Query(
     name="samples",
-    text="Figures of the past from the journal, since a time in Unix seconds, at most so many.",
+    text="Past figures from the journal since a Unix time, evenly thinned to at most `most`.",
     answer=list[Sample],
-    parameters={"since": 0, "most": 500},
+    parameters={"since": (int, 0), "most": (int, 500)},
 )
 EXCHANGES = Query(
     name="exchanges",
-    text="The last exchanges in the journal, since a time in Unix seconds, newest last.",
+    text="The last exchanges in the journal since a Unix time, newest last.",
     answer=list[ExchangeEnded],
-    parameters={"limit": 200, "since": 0},
+    parameters={"limit": (int, 200), "since": (int, 0)},
 )
 STORY = Query(
     name="story",
     text="How the n-th last exchange went.",
     answer=dict[str, Any],
-    parameters={"last": 1},
+    parameters={"last": (int, 1)},
 )
 MESSAGES = Query(
     name="messages",
     text="What each code means, and what to do, by its kind, such as `waits` and `warnings`.",
     answer=dict[str, dict[str, Message]],
 )
+LIMITS = Query(name="limits", text="The owner's limits on traffic.", answer=Limits)
+CHANGE_LIMITS = Query(
+    name="limits",
+    text="Change limits, such as `5Mbit` or `none`; those left out stay.",
+    answer=Limits,
+    parameters={"changes": (dict[str, Any], {})},
+    method="POST",
+    by="change_limits",
+)
 DOCTOR = Query(
     name="doctor",
     text="What is wrong with this machine or its network. It takes a minute.",
     answer=list[Any],
-    parameters={"peers": []},
+    parameters={"peers": (list[str], [])},
     method="POST",
     timeout=EXAMINING,
 )
@@ -91,7 +122,7 @@ PING = Query(
     name="ping",
     text="Latency and rate on each route to a peer.",
     answer=Ping,
-    parameters={"peer": ""},
+    parameters={"peer": (str, "")},
     method="POST",
     timeout=EXAMINING,
 )
@@ -106,127 +137,101 @@ SCHEDULE = Query(
     name="schedule",
     text="Train in other hours, such as 22:00-07:00 or none for always, and after a restart too.",
     answer=Hours,
-    parameters={"hours": ""},
+    parameters={"hours": (str, "")},
     method="POST",
 )
 EXPORT = Query(
     name="export",
     text="Write the newest model into a folder of the home: hf or gguf.",
     answer=Exported,
-    parameters={"to": "hf"},
+    parameters={"to": (str, "hf")},
     method="POST",
     timeout=EXPORTING,
 )
+PAUSE = Query(
+    name="pause",
+    text="Save, and free the trainer's memory, for these seconds or until resumed (null).",
+    answer=type(None),
+    parameters={"seconds": (Optional[Annotated[float, Field(gt=0, le=LONGEST_PAUSE)]], None)},  # noqa: UP045
+    method="POST",
+)
+RESUME = Query(
+    name="resume",
+    text="Resume training, overriding any pause.",
+    answer=type(None),
+    method="POST",
+)
+FINISH = Query(
+    name="finish",
+    text="End the exchanges under way, save, say goodbye, leave.",
+    answer=type(None),
+    method="POST",
+    by="request_finish",
+)
+STOP = Query(
+    name="stop",
+    text="Save and leave; now: without saving.",
+    answer=type(None),
+    parameters={"now": (bool, False)},
+    method="POST",
+    by="request_stop",
+)
+GENERATE = Query(
+    name="generate",
+    text="Text by the model as it is now.",
+    answer=str,
+    parameters={
+        "prompt": (str, ""),
+        "tokens": (int, 200),
+        "temperature": (float, 0.8),
+        "seed": (int, 0),
+    },
+    method="POST",
+    timeout=600.0,
+)
 QUERIES: list[Query[Any]] = [
-    STATUS,
-    HEALTH,
-    PEERS,
-    ROUNDS,
-    SAMPLES,
-    EXCHANGES,
-    STORY,
-    MESSAGES,
-    DOCTOR,
-    PING,
-    GATHER,
-    SCHEDULE,
-    EXPORT,
-]
-
-
-_REFERENCE = "#/components/schemas/{model}"
-_ERROR = {
-    "type": "object",
-    "properties": {"error": {"type": "string"}, "exit_code": {"type": "integer"}},
-    "required": ["error"],
-}
-_TYPES = {int: "integer", float: "number", str: "string", bool: "boolean", list: "array"}
-_NUMBER = {"type": ["number", "null"]}
-_RATE = {"type": "string", "description": "Such as 5Mbit or none."}
-WRITES: dict[str, tuple[str, dict[str, Any]]] = {
-    "pause": (
-        "Save, and free the trainer's memory, for so many seconds or until resumed.",
-        {"seconds": _NUMBER},
-    ),
-    "resume": ("Train again, whatever keeps the node from that.", {}),
-    "finish": ("End the exchanges under way, save, say goodbye, leave.", {}),
-    "stop": ("Save and leave; now: without saving.", {"now": {"type": "boolean"}}),
-    "link": ("A link to the page that lets one browser in, once.", {}),
-    "generate": (
-        "Text by the model as it is now.",
-        {
-            "prompt": {"type": "string"},
-            "tokens": {"type": "integer"},
-            "temperature": {"type": "number"},
-            "seed": {"type": "integer"},
-        },
-    ),
-}
-"""What changes something or takes long, besides the queries: what it does, and what it takes."""
+    STATUS, HEALTH, PEERS, ROUNDS, SAMPLES, EXCHANGES, STORY, MESSAGES, LIMITS, CHANGE_LIMITS,
+    DOCTOR, PING, GATHER, SCHEDULE, EXPORT, PAUSE, RESUME, FINISH, STOP, GENERATE,
+]  # fmt: skip
 
 
 def describe(release: str) -> dict[str, Any]:
-    """The whole document."""
-    answers = [(one.name, TypeAdapter(one.answer)) for one in QUERIES]
-    limits: TypeAdapter[Any] = TypeAdapter(Limits)
+    """Make the OpenAPI 3.1 document of all calls."""
+    answers = [
+        (f"{query.method} {query.name}", "serialization", TypeAdapter(query.answer))
+        for query in QUERIES
+    ]
     schemas, common = TypeAdapter.json_schemas(
-        [(name, "serialization", one) for name, one in (*answers, ("limits", limits))],
-        ref_template=_REFERENCE,
+        answers,  # type: ignore[arg-type]
+        ref_template="#/components/schemas/{model}",
     )
-    told = {name: schema for (name, _), schema in schemas.items()}
-    paths = {f"{ROOT}/{one.name}": {one.method.lower(): _query(one, told)} for one in QUERIES}
-    rates = {"max_up": _RATE, "max_down": _RATE, "max_peers": {"type": "string"}}
-    paths[f"{ROOT}/limits"] = {
-        "get": _operation("The owner's limits on traffic.", told["limits"]),
-        "post": _operation("Change them.", told["limits"], rates),
-    }
-    paths[f"{ROOT}/events"] = {
-        "get": _operation(
-            "Events as they happen, one a line, or as server-sent events with numbers.", {}
-        )
-    }
-    paths[f"{ROOT}/metrics"] = {"get": _operation("Figures in the text form of Prometheus.", {})}
-    for name, (text, taken) in WRITES.items():
-        paths[f"{ROOT}/{name}"] = {"post": _operation(text, {"type": "object"}, taken)}
+    paths: dict[str, Any] = {}
+    for query in QUERIES:
+        answer = {"schema": schemas[f"{query.method} {query.name}", "serialization"]}
+        taken = query.model.model_json_schema()
+        operation: dict[str, Any] = {
+            "summary": query.text,
+            "responses": {
+                "200": {"description": "Done.", "content": {"application/json": answer}},
+                "400": {"description": "Refused; `error` has the reason."},
+                "401": {"description": "The token is missing or wrong."},
+            },
+        }
+        if query.method == "POST":
+            operation["requestBody"] = {"content": {"application/json": {"schema": taken}}}
+        else:
+            operation["parameters"] = [
+                {"name": name, "in": "query", "schema": schema}
+                for name, schema in taken.get("properties", {}).items()
+            ]
+        paths.setdefault(f"{ROOT}/{query.name}", {})[query.method.lower()] = operation
     return {
         "openapi": "3.1.0",
-        "info": {
-            "title": "lowcomm-node",
-            "version": release,
-            "description": "The control API of a node, on loopback.",
-        },
+        "info": {"title": "lowcomm-node", "version": release},
         "paths": paths,
         "components": {
-            "schemas": {**common.get("$defs", {}), "Error": _ERROR},
+            "schemas": common.get("$defs", {}),
             "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
         },
         "security": [{"token": []}],
     }
-
-
-def _query(query: Query[Any], told: dict[str, Any]) -> dict[str, Any]:
-    types = {name: {"type": _TYPES[type(value)]} for name, value in query.parameters.items()}
-    if query.method == "POST":
-        return _operation(query.text, told[query.name], types)
-    given = [{"name": name, "in": "query", "schema": kind} for name, kind in types.items()]
-    return _operation(query.text, told[query.name]) | {"parameters": given}
-
-
-def _operation(text: str, answer: Any, taken: dict[str, Any] | None = None) -> dict[str, Any]:
-    refused = {"description": "Refused, with the reason.", "content": _json("Error")}
-    operation: dict[str, Any] = {
-        "summary": text,
-        "responses": {
-            "200": {"description": "Done.", "content": {"application/json": {"schema": answer}}},
-            "400": refused,
-            "401": refused,
-        },
-    }
-    if taken is not None:
-        schema = {"type": "object", "properties": taken}
-        operation["requestBody"] = {"content": {"application/json": {"schema": schema}}}
-    return operation
-
-
-def _json(name: str) -> dict[str, Any]:
-    return {"application/json": {"schema": {"$ref": _REFERENCE.format(model=name)}}}

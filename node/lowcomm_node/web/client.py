@@ -162,30 +162,32 @@ class ControlClient:
                         yield read_notice(json.loads(line))
 
     def limits(self, changes: Mapping[str, str] | None = None) -> Limits:
-        """The limits on traffic and what is used of them, after these changes."""
-        method = "POST" if changes else "GET"
-        return read(Limits, self._call(method, f"{ROOT}/limits", body=changes or None))
+        """The limits on traffic and their use, after these changes."""
+        if not changes:
+            return self.ask(api.LIMITS)
+        return read(Limits, self._call("POST", f"{ROOT}/limits", body=changes))
 
     def finish(self) -> None:
         """Ask the node to end in peace: finish what is under way, save, say goodbye."""
-        self._call("POST", f"{ROOT}/finish")
+        self.ask(api.FINISH)
 
     def stop(self, now: bool = False) -> None:
         """Ask the node to save and end; ``now``: without saving."""
-        self._call("POST", f"{ROOT}/stop", body={"now": now})
+        self.ask(api.STOP, now=now)
 
     def pause(self, seconds: float | None) -> None:
-        """Ask the node to save and to free the trainer's memory, for so long or until resumed."""
-        self._call("POST", f"{ROOT}/pause", body={"seconds": seconds})
+        """Ask the node to save and to free the trainer's memory; None: until resumed."""
+        self.ask(api.PAUSE, seconds=seconds)
 
     def resume(self) -> None:
-        """Ask the node to train again, whatever keeps it from that."""
-        self._call("POST", f"{ROOT}/resume")
+        """Ask the node to resume training, overriding any pause."""
+        self.ask(api.RESUME)
 
     def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
         """Text by the model as it is now; waits as long as it takes."""
-        body = {"prompt": prompt, "tokens": tokens, "temperature": temperature, "seed": seed}
-        return str(self._call("POST", f"{ROOT}/generate", body=body, timeout=600.0)["text"])
+        return self.ask(
+            api.GENERATE, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed
+        )
 
     def doctor(self, peers: Sequence[str] = ()) -> list[Any]:
         """Findings on the machine and its network, as JSON; ``peers`` (multiaddresses) come

@@ -1,10 +1,11 @@
-"""Serves HTTP at sockets, in the event loop of the daemon."""
+"""Serves HTTP at sockets, in the event loop of the daemon, with limits on connections."""
 
 import asyncio
 import socket
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lowcomm_node.errors import PortInUse
 from lowcomm_node.status.model import Status
-from lowcomm_node.system.logs import log
-from lowcomm_node.system.quota import prefixes_of
 from lowcomm_node.system.units import place
 
 CLOSE_DEADLINE = 1.0
@@ -26,7 +25,9 @@ CLOSE_DEADLINE = 1.0
 SEND_BUFFER = 64 * 1024
 """Bytes."""
 MAX_CONNECTIONS = 256
-"""More than viewers of events may be (viewers.py)."""
+"""At a port; more than viewers of events may be (viewers.py)."""
+REQUEST_DEADLINE = 10.0
+"""Seconds for a request to come whole."""
 READ_DEADLINE = 10.0
 """Seconds for the other end to read some of an answer that is longer than the buffers."""
 
@@ -63,66 +64,75 @@ def bind_own(path: Path) -> socket.socket:
     return sock
 
 
-class FairProtocol(H11Protocol):
-    """A connection. When there are too many, one of the address that has most ends, an idle one
-    first. Another one can always be made."""
+class LimitedProtocol(H11Protocol):
+    """Connection that may be ended for a new one while it is idle, and is where nothing moves.
 
-    _moved = 0.0
-    _unread: asyncio.TimerHandle | None = None
+    Connections to a unix socket are the owner's: they neither count nor are ended for others.
+    """
+
+    address = ""
+    """Empty for a unix socket."""
+    began = 0.0
+    """Loop time."""
+    _deadline: asyncio.TimerHandle | None = None
 
     @property
-    def _place(self) -> str:
-        """A network address; empty for a unix socket."""
-        return prefixes_of(self.client[0].removeprefix("::ffff:"))[0] if self.client else ""
-
-    @property
-    def _worth(self) -> tuple[bool, float]:
-        """Whether a request is being answered, and the other end reads; beyond that the longest
-        idle one is worth least, and the longest answer, which is a stream, most."""
+    def _idle(self) -> bool:
+        """Whether no request is being answered, or the answer is not read."""
         cycle = self.cycle
-        idle = not cycle or cycle.more_body or cycle.response_complete or self._unread is not None
-        return not idle, self._moved if idle else -self._moved
+        return self._deadline is not None or cycle is None or cycle.response_complete
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Accept it, and end another one if there are too many."""
+        """Accept it; if there are too many, end another one of the address that holds most.
+
+        The oldest idle one goes first, else the youngest."""
         super().connection_made(transport)
-        self._moved = self.loop.time()
-        if len(self.connections) > MAX_CONNECTIONS:
-            others = [one for one in self.connections if isinstance(one, FairProtocol)]
-            others.remove(self)
-            held = Counter(one._place for one in others)
-            surplus = min(others, key=lambda one: (-held[one._place], *one._worth))
+        self.address = self.client[0].removeprefix("::ffff:") if self.client else ""
+        self.began = self.loop.time()
+        self._end_after(REQUEST_DEADLINE)
+        if not self.address:
+            return
+        others = [one for one in self.connections if isinstance(one, LimitedProtocol)]
+        others = [one for one in others if one.address and one is not self]
+        if len(others) >= MAX_CONNECTIONS:
+            [(address, _)] = Counter(one.address for one in others).most_common(1)
+            crowd = [one for one in others if one.address == address]
+            idle, began = [one for one in crowd if one._idle], attrgetter("began")
+            surplus = min(idle, key=began) if idle else max(crowd, key=began)
             self.connections.discard(surplus)
             surplus.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         """Take in a part of a request."""
-        self._moved = self.loop.time()
         super().data_received(data)
+        if self.cycle is None or self.cycle.response_complete or self.cycle.more_body:
+            self._end_after(REQUEST_DEADLINE)
+        else:
+            self._go_on()
 
     def pause_writing(self) -> None:
         """Wait until the other end reads."""
         super().pause_writing()
-        self._unread = self.loop.call_later(READ_DEADLINE, self._cut_off)
+        self._end_after(READ_DEADLINE)
 
     def resume_writing(self) -> None:
         """Go on, since it has read."""
-        self._read()
+        self._go_on()
         super().resume_writing()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Forget it."""
-        self._read()
+        self._go_on()
         super().connection_lost(exc)
 
-    def _read(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+    def _end_after(self, seconds: float) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(seconds, self.transport.abort)
 
-    def _cut_off(self) -> None:
-        log.warning("control.cut_off", reason=f"has read nothing for {READ_DEADLINE:.0f} s")
-        self.transport.abort()
+    def _go_on(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 class Listening:
@@ -137,14 +147,14 @@ class Listening:
 
         config = uvicorn.Config(
             serve,
-            http=FairProtocol,
+            http=LimitedProtocol,
             ws="none",
             log_config=None,
             lifespan="off",
             access_log=False,
         )
         self._server = uvicorn.Server(config)
-        self._server.capture_signals = _leave_signals_alone  # type: ignore[method-assign] - the daemon has its own
+        self._server.capture_signals = nullcontext  # type: ignore[assignment] - the daemon has its own
         self._serving = asyncio.create_task(self._server.serve(list(sockets)))
 
     async def close(self) -> None:
@@ -164,19 +174,11 @@ class Listening:
 
 def serve_metrics(look: Callable[[], Status], address: str) -> Listening:
     """Serve ``/metrics`` at ``HOST:PORT``. Raises PortInUse."""
-    from lowcomm_node.status.metrics import tell_metrics  # few nodes need it
-
-    host, _, port = address.rpartition(":")
+    from lowcomm_node.status.metrics import answer_metrics  # few nodes need it
 
     async def answer(request: Request) -> Response:
-        return tell_metrics(look)
+        return answer_metrics(look())
 
+    host, _, port = address.rpartition(":")
     app = Starlette(routes=[Route("/metrics", answer)])
     return Listening(app, bind(host.strip("[]"), int(port), "--metrics"))
-
-
-class _leave_signals_alone:  # noqa: N801 - stands in for a method
-    """uvicorn would take SIGINT and SIGTERM for itself."""
-
-    def __enter__(self) -> None: ...
-    def __exit__(self, *_: object) -> None: ...

@@ -1,34 +1,37 @@
-"""Server-sent events for those who watch a node: what the journal wrote down, with its numbers, and
-the state of the node every two seconds.
+"""Server-sent events for open pages: events of the node as they happen, and its state.
 
-    event: reset    id: N   {"newest": N}: look at history anew; the first of a new viewer
-    event: notice   id: N   an event, as in `lowcomm-node logs --json`
-    event: sample           figures of this moment, as /samples has them
-    event: state            {"status", "peers"}
-    event: end              the last: {"status", "peers", "text"}, where the text is a farewell
+    event: reset    begins a stream, and follows where a slow viewer missed events: read history
+                    with /samples and /exchanges
+    event: notice   an event, as in `lowcomm-node logs --json`
+    event: sample   figures of this moment, as /samples has them
+    event: state    {"status", "peers"}, every two seconds
+    event: end      the last: {"status", "peers", "text"}, where the text is a farewell
 
-Whoever comes back with Last-Event-ID gets each notice behind it once. Nothing waits for a viewer:
-each has a place in the journal, no queue, and what all see is coded once.
+The state is read and coded once for all viewers, and only while there are any. Each viewer has a
+bounded queue, so the node never waits for one.
 """
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
+from time import time
 from typing import Any
 
-from lowcomm_node.status.journal import Entry, Feed, Sample
-from lowcomm_node.status.model import to_json
+from lowcomm_node.status.events import Board, Notice
+from lowcomm_node.status.journal import SAMPLE_EVERY, sample
+from lowcomm_node.status.model import PeerStatus, Status, to_json
 from lowcomm_node.system.tasks import Warn, endure
 
 MAX_VIEWERS = 100
-"""At once; more are told to come back later."""
-MISSED = 1000
-"""Notices that a viewer who comes back is told; who missed more begins anew."""
+"""At once; more are asked to come back later."""
+MAX_WAITING = 200
+"""Messages that wait for one viewer; a slower one starts again with `reset`."""
 STATE_EVERY = 2.0
 """Seconds."""
 QUIET = 15.0
-"""Seconds without news, after which a comment tells that the node is there."""
+"""Seconds without news, after which a comment shows that the node is there."""
+_RESET = b"event: reset\ndata: {}\n\n"
 
 
 class Viewers:
@@ -36,114 +39,100 @@ class Viewers:
 
     def __init__(
         self,
-        feed: Feed,
-        state: Callable[[], dict[str, Any]],
-        missed: Callable[[int, int], Awaitable[list[Entry]]],
+        board: Board,
+        status: Callable[[], Status],
+        peers: Callable[[], list[PeerStatus]],
         warn: Warn = lambda text: None,
     ) -> None:
-        """``missed``: so many entries of the journal behind a number."""
+        self._board = board
+        self._status = status
+        self._peers = peers
         self._warn = warn
-        self._feed = feed
-        self._look = state
-        self._missed = missed
-        self._watching: dict[asyncio.Event, None] = {}
-        self._state = self._end = b""
-        self._sample: tuple[Sample | None, bytes] = (None, b"")
-        self._looking: asyncio.Task[None] | None = None
-        self._deafen: Callable[[], None] | None = None
+        self._queues: dict[asyncio.Queue[bytes | None], None] = {}
+        self._notices: asyncio.Queue[Notice] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._sampled = 0.0
 
     def __len__(self) -> int:
-        return len(self._watching)
+        return len(self._queues)
 
-    @property
-    def full(self) -> bool:
-        """Whether there is no place for another one."""
-        return len(self) >= MAX_VIEWERS
-
-    def end(self, told: dict[str, Any]) -> None:
-        """Tell all that the node ends, after all notices, and end their streams."""
-        self._end = _coded("end", told)
-        self._wake()
-
-    async def watch(self, last: int | None) -> AsyncIterator[bytes]:
-        """What one viewer is sent, until the node ends. ``last``: the last number that it knows."""
-        news = asyncio.Event()
-        self._enter(news)
-        state = sample = b""
+    async def watch(self) -> AsyncIterator[bytes]:
+        """Yield what one viewer is sent, until the node ends."""
+        queue: asyncio.Queue[bytes | None] = asyncio.Queue(MAX_WAITING)
+        self._queues[queue] = None
+        if self._watching is None:
+            self._notices = self._board.subscribe(every_step=False)
+            work = endure("open pages show old figures", self._watch, self._warn)
+            self._watching = asyncio.create_task(work)
         try:
+            yield _RESET + _coded("state", self._look())
             while True:
-                news.clear()
-                told, last = await self._notices(last)
-                if self._sample[1] is not sample and last is not None:
-                    sample = self._sample[1]
-                    told += sample
-                if self._state is not state:
-                    state = self._state
-                    told += state
-                end = self._end
-                if told or end:
-                    yield told + end
-                if end:
-                    return
-                with suppress(TimeoutError):
+                try:
                     async with asyncio.timeout(QUIET):
-                        await news.wait()
-                        continue
-                yield b": still here\n\n"
+                        message = await queue.get()
+                except TimeoutError:
+                    message = b": still here\n\n"
+                if message is None:
+                    return
+                yield message
         finally:
-            self._leave(news)
+            del self._queues[queue]
+            if not self._queues:
+                self._rest()
 
-    async def _notices(self, last: int | None) -> tuple[bytes, int | None]:
-        """What is new behind a number, and the newest number told."""
-        newest = self._feed.newest
-        if newest is None:  # the journal is not open yet
-            return b"", last
-        if last is None or last > newest or newest - last > MISSED:
-            return _coded("reset", {"newest": newest}, newest), newest
-        entries = self._feed.after(last)
-        if entries is None:
-            entries = await self._missed(last, MISSED)
-        told = [_coded("notice", one.notice.to_json(), one.number) for one in entries]
-        return b"".join(told), entries[-1].number if entries else last
+    def end(self, farewell: str) -> None:
+        """Send all events so far, the last state and a farewell; then end every stream."""
+        self._pass_on()
+        self._send(_coded("end", {**self._look(), "text": farewell}))
+        for queue in self._queues:
+            queue.put_nowait(None)
 
-    def _enter(self, news: asyncio.Event) -> None:
-        self._watching[news] = None
-        if self._looking is None:
-            self._deafen = self._feed.listen(self._wake)
-            look = endure("open pages show old figures", self._keep_looking, self._warn)
-            self._looking = asyncio.create_task(look)
+    def _rest(self) -> None:
+        """Look no more until somebody watches again."""
+        if self._watching is not None and self._notices is not None:
+            self._watching.cancel()
+            self._board.unsubscribe(self._notices)
+            self._watching = self._notices = None
 
-    def _leave(self, news: asyncio.Event) -> None:
-        self._watching.pop(news, None)
-        if self._watching or self._looking is None:
-            return
-        self._looking.cancel()
-        self._looking = None
-        if self._deafen is not None:
-            self._deafen()
-        self._state = b""
-
-    def _wake(self) -> None:
-        sample = self._feed.sample
-        if sample is not None and sample is not self._sample[0]:
-            self._sample = (sample, _coded("sample", to_json(sample)))
-        for news in self._watching:
-            news.set()
-
-    async def _keep_looking(self) -> None:
+    async def _watch(self) -> None:
+        assert self._notices is not None
+        loop = asyncio.get_running_loop()
         while True:
-            self._state = _coded("state", self._look())
-            self._wake()
-            await asyncio.sleep(STATE_EVERY)
+            until = loop.time() + STATE_EVERY
+            self._send(self._state())
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(until):
+                    while True:
+                        self._send(_notice(await self._notices.get()))
+                        self._pass_on()
+
+    def _pass_on(self) -> None:
+        while self._notices is not None and not self._notices.empty():
+            self._send(_notice(self._notices.get_nowait()))
+
+    def _state(self) -> bytes:
+        message = _coded("state", self._look())
+        if time() - self._sampled >= SAMPLE_EVERY:
+            self._sampled = time()
+            message += _coded("sample", to_json(sample(self._sampled, self._status())))
+        return message
+
+    def _look(self) -> dict[str, Any]:
+        return {"status": to_json(self._status()), "peers": to_json(self._peers())}
+
+    def _send(self, message: bytes) -> None:
+        for queue in self._queues:
+            if queue.qsize() >= MAX_WAITING - 1:  # one place is kept for the end
+                while not queue.empty():
+                    queue.get_nowait()
+                queue.put_nowait(_RESET)
+            queue.put_nowait(message)
 
 
-def read_last(told: str | None) -> int | None:
-    """A header ``Last-Event-ID``; None for anything that no stream of ours has told."""
-    digits = (told or "").strip()
-    return int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 19 else None
+def _notice(notice: Notice) -> bytes:
+    return _coded("notice", notice.to_json())
 
 
-def _coded(kind: str, told: Any, number: int | None = None) -> bytes:
+def _coded(kind: str, content: Any) -> bytes:
     # JSON has no line ends, so one line of data is always enough.
-    id_ = "" if number is None else f"id: {number}\n"
-    return f"{id_}event: {kind}\ndata: {json.dumps(told)}\n\n".encode()
+    return f"event: {kind}\ndata: {json.dumps(content)}\n\n".encode()

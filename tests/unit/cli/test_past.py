@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 from helpers.statuses import make_exchange
 from helpers.waiting import until
 from lowcomm_node.cli import app
-from lowcomm_node.status.events import Warned
+from lowcomm_node.status.events import Notice, Warned
 from lowcomm_node.status.journal import JournalFile
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.events import Event
@@ -22,7 +22,7 @@ RUN = "e1f145ac155e"
 
 def tell(home: Path, *events: Event, at: float = 1.7e9) -> None:
     file = JournalFile(Paths(home).journal(RUN))
-    file.add([(at, event.name, json.dumps(event.to_json())) for event in events], [])
+    file.add([Notice(at, event) for event in events], [])
     file.close()
 
 

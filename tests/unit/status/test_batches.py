@@ -17,7 +17,6 @@ from lowcomm_node.status.track import (
     SAMPLED,
     WAITING,
     WORST_BLOCK,
-    Batch,
     Point,
     Position,
     PositionFile,
@@ -30,18 +29,14 @@ def evaluated(step: int, loss: float | None) -> Evaluated:
     return Evaluated(loss=loss, tokens=100, swarm_step=step, steps=step)
 
 
-def read_all(path: Path, position: Position | None = None) -> tuple[list[Batch], Position]:
-    journal, position, told = Journal(path), position or Position(), []
+def read_all(path: Path, position: Position | None = None) -> tuple[list[Point], Position]:
+    journal, position, told = Journal(path), position or Position(), list[Point]()
     while True:
-        batch, behind = next_batch(journal, position, step_tokens=512)
+        points, behind = next_batch(journal, position, step_tokens=512)
         if behind == position:
             return told, position
-        told.append(batch)
+        told += points
         position = behind
-
-
-def points_of(told: list[Batch]) -> list[Point]:
-    return [point for batch in told for point in batch.points]
 
 
 @pytest.mark.parametrize("most", [3, 500])
@@ -56,8 +51,7 @@ def test_everything_comes_once_and_in_the_order_of_time(
     ]
     path = write_down(tmp_path, notices, [sample(place) for place in range(20)])
     told, position = read_all(path)
-    assert [one.round for batch in told for one in batch.exchanges] == list(range(12))
-    points = points_of(told)
+    points = told
     assert len(points) == 12 + 20 + 1
     assert [one.number for one in points] == list(range(len(points)))
     assert [one.time for one in points] == sorted(one.time for one in points)
@@ -66,13 +60,13 @@ def test_everything_comes_once_and_in_the_order_of_time(
     assert (held_out.tokens, held_out.values[HELD_OUT]) == (61_440, 3.5)
     write_down(tmp_path, [], [sample(20)])
     later, _ = read_all(path, position)
-    assert [(one.step, one.number) for one in points_of(later)] == [(200, len(points))]
+    assert [(one.step, one.number) for one in later] == [(200, len(points))]
 
 
 def test_counts_go_on_where_a_node_began_anew_and_waiting_is_a_share(tmp_path: Path) -> None:
     again = sample(4, completed=1, bytes_sent=300, computing=1.5, waited=1.5)
     path = write_down(tmp_path, [], [sample(1), sample(2), again, sample(5, completed=2)])
-    values = [one.values for one in points_of(read_all(path)[0])]
+    values = [one.values for one in read_all(path)[0]]
     assert [one["lowcomm_exchanges_total/applied"] for one in values] == [1, 2, 3, 4]
     assert [one["lowcomm_content_bytes_total/sent"] for one in values] == [1000, 2000, 2300, 7000]
     assert [one[WAITING] for one in values[:3]] == pytest.approx([0.1, 0.1, 0.5])
@@ -81,19 +75,19 @@ def test_counts_go_on_where_a_node_began_anew_and_waiting_is_a_share(tmp_path: P
 def test_a_node_that_only_stands_there_tells_nothing_new(tmp_path: Path) -> None:
     still = [sample(3, time=NOW + 100 * k, memory=k, peers=k) for k in range(1, 5)]
     path = write_down(tmp_path, [], [sample(2, swarm_step=None), *still])
-    assert [one.step for one in points_of(read_all(path)[0])] == [30]
+    assert [one.step for one in read_all(path)[0]] == [30]
 
 
 def test_a_journal_that_began_anew_is_followed_and_nothing_of_it_is_told_twice(
     tmp_path: Path,
 ) -> None:
-    old = [exchanged(k, round=k) for k in range(5)]
+    old = [exchanged(k, worst_block=0.5, swarm_step=k) for k in range(5)]
     path = write_down(tmp_path, old)
     _, position = read_all(path)
     path.unlink()
-    write_down(tmp_path, [old[-1], exchanged(9, round=9)])
+    write_down(tmp_path, [old[-1], exchanged(9, worst_block=0.5, swarm_step=9)])
     told, behind = read_all(path, position)
-    assert [one.round for batch in told for one in batch.exchanges] == [9]
+    assert [one.step for one in told] == [9]
     assert read_all(path, behind)[0] == []
 
 
@@ -138,7 +132,7 @@ def test_every_name_but_a_share_is_that_of_a_metric() -> None:
     )
     known = {
         "/".join([one.name, *one.labels.values()])
-        for metric in NodeCollector(lambda: status).collect()
+        for metric in NodeCollector(status).collect()
         for one in metric.samples
     }
     told = {one.name for one in SAMPLED} | set(OTHERS)

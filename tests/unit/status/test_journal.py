@@ -8,7 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,6 @@ from lowcomm_node.status.events import Board, Notice, Resumed, Warned
 from lowcomm_node.status.journal import (
     COLUMNS,
     NOT_WRITTEN,
-    Entry,
-    Feed,
     Journal,
     JournalFile,
     Recorder,
@@ -79,8 +77,8 @@ async def recorded(path: Path, *events: Event) -> None:
     await recorder.close()
 
 
-def row(event: Event, time: float = NOW) -> tuple[float, str, str]:
-    return time, event.name, json.dumps(event.to_json())
+def row(event: Event, time: float = NOW) -> Notice:
+    return Notice(time, event)
 
 
 async def test_what_a_node_told_is_read_as_it_was_told(path: Path):
@@ -119,8 +117,9 @@ def test_a_killed_writer_loses_nothing_that_it_added(path: Path):
     script = (
         "import sys, time, pathlib\n"
         "from lowcomm_node.status.journal import JournalFile\n"
-        "JournalFile(pathlib.Path(sys.argv[1])).add([(1.0, 'resumed', '{\"event\": \"resumed\"}')],"
-        " [])\nprint('added', flush=True)\ntime.sleep(60)\n"
+        "from lowcomm_node.status.events import Notice, Resumed\n"
+        "JournalFile(pathlib.Path(sys.argv[1])).add([Notice(1.0, Resumed())], [])\n"
+        "print('added', flush=True)\ntime.sleep(60)\n"
     )
     child = subprocess.Popen(
         (sys.executable, "-c", script, str(path)), stdout=subprocess.PIPE, text=True
@@ -141,11 +140,11 @@ def test_it_stays_bounded_the_newest_exchanges_stay_and_old_samples_thin_out(
     monkeypatch.setattr(files, "MAX_EXCHANGES", 20)
     monkeypatch.setattr(files, "MAX_OTHERS", 5)
     file = JournalFile(path)
-    others = [(NOW - number, "resumed", '{"event": "resumed"}') for number in range(30)]
+    others = [row(Resumed(), NOW - number) for number in range(30)]
     exchanges = [row(exchange(number)) for number in range(50)]
     day = [replace(SAMPLE, time=NOW - 10.0 * number) for number in range(8640)]
     older = [replace(SAMPLE, time=NOW - 86410 - 10.0 * number) for number in range(360)]
-    ancient = [replace(SAMPLE, time=NOW - files.LASTS - 1)]
+    ancient = [replace(SAMPLE, time=NOW - files.KEPT_SECONDS - 1)]
     file.add([*others, *exchanges], [*day, *older, *ancient])
     file.prune(NOW)
     file.close()
@@ -155,7 +154,7 @@ def test_it_stays_bounded_the_newest_exchanges_stay_and_old_samples_thin_out(
     kept = journal.samples(most=100_000)
     assert sum(one.time >= NOW - 86400 for one in kept) == 8640
     assert 60 <= sum(one.time < NOW - 86400 for one in kept) <= 61
-    assert all(one.time > NOW - files.LASTS for one in kept)
+    assert all(one.time > NOW - files.KEPT_SECONDS for one in kept)
 
 
 @pytest.mark.slow
@@ -165,7 +164,7 @@ def test_a_week_of_a_busy_node_takes_less_than_50_mb(path: Path):
     told = [row(exchange(number, peer=LONG), NOW + number) for number in range(600)]
     for hour in range(168):
         start = NOW + 3600.0 * hour
-        notices = [(3600.0 * hour + time, name, content) for time, name, content in told]
+        notices = [replace(one, time=one.time + 3600.0 * hour) for one in told]
         file.add(notices, [replace(SAMPLE, time=start + 10.0 * number) for number in range(360)])
         file.prune(start + 3600)
     file.close()
@@ -283,35 +282,6 @@ async def test_a_journal_stays_small_whatever_is_noted_and_however_fast(
     assert [one.number for one in kept] == [19, 20], "the newest stay"
 
 
-async def test_those_who_follow_are_told_what_was_written_by_its_number(path: Path):
-    feed, board = Feed(), Board()
-    heard: list[int | None] = []
-    feed.listen(lambda: heard.append(feed.newest))
-    recorder = Recorder(board, make_status, feed)
-    told = [exchange(1), Resumed(), exchange(2)]
-    for event in told:
-        board.tell(event)
-    assert feed.newest is None
-    recorder.open(path)
-    await recorder.close()
-    assert heard == [3]
-    there = [(one.number, one.notice.to_json()) for one in feed.after(0) or []]
-    assert there == [(one.number, one.notice.to_json()) for one in Journal(path).notices()]
-    assert [number for number, _ in there] == [1, 2, 3]
-    assert [entry.number for entry in feed.after(2) or []] == [3]
-    assert feed.after(3) == []
-    assert feed.sample == Journal(path).samples()[-1]
-
-
-def test_a_feed_tells_when_it_no_longer_has_all(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lowcomm_node.status.journal.KEPT", 3)
-    feed = Feed()
-    entries = [Entry(number, Notice(NOW, Resumed())) for number in range(4, 9)]
-    feed.publish(8, entries, None)
-    assert feed.after(4) is None
-    assert [entry.number for entry in feed.after(5) or []] == [6, 7, 8]
-
-
 def of_the_first_version(path: Path) -> Sample:
     """A journal as release 0.1.0 began it, with one sample."""
     first = replace(SAMPLE, refused=None, no_partner=None, computing=None, waited=None)
@@ -324,7 +294,7 @@ def of_the_first_version(path: Path) -> Sample:
             f" {', '.join(old[1:])}); PRAGMA user_version = 1"
         )
         places = ", ".join("?" * len(old))
-        database.execute(f"INSERT INTO samples VALUES ({places})", first.row()[: len(old)])
+        database.execute(f"INSERT INTO samples VALUES ({places})", astuple(first)[: len(old)])
     return first
 
 

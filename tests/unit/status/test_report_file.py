@@ -10,7 +10,7 @@ import pytest
 
 from helpers.statuses import make_exchange
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.status.events import Warned
+from lowcomm_node.status.events import Notice, Warned
 from lowcomm_node.status.journal import JournalFile, Sample
 from lowcomm_node.status.report import (
     GAP,
@@ -61,17 +61,11 @@ def sample(place: int, **told: Any) -> Sample:
 def lay_down(home: Path, events: list[Event], samples: list[Sample], signed: bool = True) -> None:
     paths = Paths(home)
     file = JournalFile(paths.journal(RUN.fingerprint))
-    notices = [(NOW, event.name, _content(event)) for event in events]
+    notices = [Notice(NOW, event) for event in events]
     file.add(notices, samples)
     file.close()
     if signed:
         paths.signed_run(RUN.fingerprint).write_bytes(RUN.to_bytes())
-
-
-def _content(event: Event) -> str:
-    import json
-
-    return json.dumps(event.to_json())
 
 
 def report(home: Path) -> str:

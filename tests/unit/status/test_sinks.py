@@ -5,6 +5,7 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,7 @@ from lowcomm_node.status.journal import Journal
 from lowcomm_node.status.track import (
     HELD_OUT,
     TRAINING_LOSS,
-    Batch,
-    Kept,
+    Point,
     PositionFile,
     Tracked,
     Tracker,
@@ -108,11 +108,11 @@ def test_a_tracker_that_was_killed_goes_on_without_gaps_and_doubles(tmp_path: Pa
 class Forgetful:
     """A sink that takes everything."""
 
-    target, takes = "nowhere", "points"
+    target = "nowhere"
 
-    def open(self, tracked: Tracked, kept: Kept) -> None: ...
+    def open(self, tracked: Tracked, kept: Mapping[str, Any]) -> None: ...
 
-    def write(self, batch: Batch) -> Kept:
+    def write(self, points: Sequence[Point]) -> Mapping[str, Any]:
         return {}
 
     def close(self) -> None: ...
@@ -126,7 +126,7 @@ def test_two_trackers_do_not_write_to_one_place(tmp_path: Path) -> None:
     with held, pytest.raises(RetryLater, match="name another place with --to"):
         tracker.run()
     tracker.run()
-    assert tracker.delivered.points == 1
+    assert tracker.points == 1
 
 
 @pytest.mark.parametrize(

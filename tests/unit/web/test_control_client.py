@@ -23,11 +23,12 @@ from helpers.waiting import until, until_async
 from lowcomm_node.cli.common import Here
 from lowcomm_node.cli.watch import web
 from lowcomm_node.errors import ConfigError, NodeError, NoPeers, NotRunning, RetryLater, Unhealthy
-from lowcomm_node.status.events import Notice, OtherEvent, PhaseEntered
+from lowcomm_node.status.events import Board, Notice, PhaseEntered, Warned
 from lowcomm_node.status.journal import Sample, sample
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.system.events import Event
 from lowcomm_node.web import http as listening
 from lowcomm_node.web.api import ROOT
 from lowcomm_node.web.client import ControlClient, Endpoint, read_endpoint
@@ -45,7 +46,13 @@ class StandIn:
     def __init__(self) -> None:
         self.calls: list[Any] = []
         self.refusal: Exception | None = None
-        self.queues: list[asyncio.Queue[Notice]] = []
+        self.board = Board()
+        self.loop: asyncio.AbstractEventLoop | None = None
+
+    def tell(self, *events: Event) -> None:
+        """Tell events from another thread."""
+        for event in events:
+            self.loop.call_soon_threadsafe(self.board.tell, event)
 
     def status(self) -> Status:
         return STATUS
@@ -72,16 +79,6 @@ class StandIn:
         if self.refusal is not None:
             raise self.refusal
         return Limits(max_up=625_000.0, max_peers=64)
-
-    def subscribe(self) -> asyncio.Queue[Notice]:
-        queue: asyncio.Queue[Notice] = asyncio.Queue()
-        queue.put_nowait(Notice(1.5, OtherEvent(told={"event": "new.kind"})))
-        queue.put_nowait(FINISHED)
-        self.queues.append(queue)
-        return queue
-
-    def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None:
-        self.queues.remove(queue)
 
     def request_finish(self) -> None:
         self.calls.append("finish")
@@ -116,7 +113,8 @@ def node(tmp_path: Path) -> Iterator[StandIn]:
     ready, end = threading.Event(), []
 
     async def serve() -> None:
-        server, stop = ControlServer(stand_in, Paths(tmp_path)), asyncio.Event()
+        server, stop = ControlServer(stand_in, stand_in.board, Paths(tmp_path)), asyncio.Event()
+        stand_in.loop = asyncio.get_running_loop()
         end.append((asyncio.get_running_loop(), stop))
         await server.start(0, STATUS.peer_id)
         ready.set()
@@ -197,11 +195,28 @@ def test_what_the_node_tells_arrives_unchanged(node: StandIn, tmp_path: Path) ->
 
 def test_events_come_one_by_one_while_the_node_runs(node: StandIn, tmp_path: Path) -> None:
     with ControlClient(tmp_path) as client:
-        events = client.events()
-        assert next(events).event.name == "new.kind"
-        assert next(events) == FINISHED
-        assert len(node.queues) == 1
-    until(lambda: not node.queues, 20, "the node forgets a listener that has gone")
+        events = following(client, node)
+        node.tell(PhaseEntered(phase="finished"))
+        assert next(events).event == PhaseEntered(phase="finished")
+    until(lambda: not listeners(node), 20, "the node forgets a listener that has gone")
+
+
+def listeners(node: StandIn) -> int:
+    """Those who follow events."""
+    return len(node.board._queues)
+
+
+def following(client: ControlClient, node: StandIn) -> Iterator[Notice]:
+    """Events from here on, once the node has counted us in."""
+    events, known = client.events(), listeners(node)
+    first: list[Notice] = []
+    reading = threading.Thread(target=lambda: first.append(next(events)))
+    reading.start()
+    until(lambda: listeners(node) > known, 20, "the node has a listener")
+    node.tell(Warned(text="first"))
+    reading.join(20)
+    assert first[0].event == Warned(text="first")
+    return events
 
 
 def test_events_end_quietly_when_the_daemon_does(tmp_path: Path) -> None:
@@ -280,7 +295,7 @@ def test_without_the_token_nothing_is_told_and_nothing_done(node: StandIn, tmp_p
         with pytest.raises(Unhealthy, match="token"):
             next(client.events())
     assert node.calls == []
-    assert node.queues == []
+    assert not listeners(node)
 
 
 @pytest.mark.parametrize(
@@ -293,9 +308,9 @@ def test_without_the_token_nothing_is_told_and_nothing_done(node: StandIn, tmp_p
         ("ping", {"peer": ["x"]}, "'peer' can't be"),
         ("stop", {"now": 1}, "'now' can't be 1"),
         ("pause", {"seconds": "30m"}, "'seconds' can't be"),
-        ("pause", {"seconds": -1}, "more than 0"),
-        ("pause", {"seconds": float("nan")}, "more than 0"),
-        ("pause", {"seconds": 1e12}, "at most"),
+        ("pause", {"seconds": -1}, "greater than 0"),
+        ("pause", {"seconds": float("nan")}, "'seconds' can't be"),
+        ("pause", {"seconds": 1e12}, "less than or equal"),
         ("stop", [], "Expected a JSON object"),
         ("stop", iter([b"[" * 30_000]), "Expected a JSON object"),
         ("stop", iter([b" " * 1000] * 100), "more than 65536 bytes"),
@@ -425,8 +440,7 @@ def test_another_user_who_holds_all_connections_keeps_the_owner_out_of_nothing(
 ) -> None:
     port = read_endpoint(tmp_path).port
     with ControlClient(tmp_path) as client:
-        events = client.events()
-        assert next(events).event.name == "new.kind"
+        events = following(client, node)
         held = [
             socket.create_connection(("127.0.0.1", port), 10)
             for _ in range(listening.MAX_CONNECTIONS + 20)
@@ -443,7 +457,8 @@ def test_another_user_who_holds_all_connections_keeps_the_owner_out_of_nothing(
                 with closing(HTTPConnection("127.0.0.1", port, timeout=20)) as browser:
                     browser.request("GET", "/page.css")
                     assert browser.getresponse().status == 200
-            assert next(events) == FINISHED
+            node.tell(PhaseEntered(phase="finished"))
+            assert next(events).event == PhaseEntered(phase="finished")
         finally:
             for one in held:
                 one.close()
@@ -488,7 +503,7 @@ async def test_a_home_whose_path_no_socket_can_have_has_it_in_the_runtime_folder
         monkeypatch.setenv("XDG_RUNTIME_DIR", runtime)
         home = tmp_path / ("long" * 40)
         home.mkdir()
-        server = ControlServer(StandIn(), Paths(home))
+        server = ControlServer(StandIn(), Board(), Paths(home))
         await server.start(0, "me")
         path = Path(read_endpoint(home).socket)
         assert path.is_relative_to(runtime) and path.stat().st_mode & 0o777 == 0o600
@@ -508,13 +523,13 @@ async def test_requests_under_way_when_the_node_ends_leave_no_traceback(
     monkeypatch.setattr(listening, "CLOSE_DEADLINE", 0.5)
     node, begun = StandIn(), asyncio.Event()
 
-    async def generate(*asked: Any) -> str:
+    async def generate(**asked: Any) -> str:
         begun.set()
         await asyncio.Event().wait()
         return ""
 
     monkeypatch.setattr(node, "generate", generate)
-    server = ControlServer(node, Paths(tmp_path))
+    server = ControlServer(node, node.board, Paths(tmp_path))
     await server.start(0, "me")
 
     def follow() -> int:
@@ -528,7 +543,7 @@ async def test_requests_under_way_when_the_node_ends_leave_no_traceback(
     working = [asyncio.create_task(asyncio.to_thread(one)) for one in (follow, write)]
     async with asyncio.timeout(20):
         await begun.wait()
-        await until_async(lambda: asyncio.sleep(0, node.queues), 20, "somebody follows")
+        await until_async(lambda: asyncio.sleep(0, listeners(node)), 20, "somebody follows")
         await server.close()
-        assert await asyncio.gather(*working) == [2, None]
+        assert await asyncio.gather(*working) == [0, None]
     assert not caplog.records, caplog.text

@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from helpers.statuses import make_status
-from lowcomm_node.status.metrics import tell_metrics
+from lowcomm_node.status.metrics import answer_metrics
 
 DOCKER = Path(__file__).parents[3] / "docker"
 MONITORING = DOCKER / "monitoring"
@@ -63,7 +63,7 @@ def mounts(service: str) -> dict[str, Path]:
 
 
 def test_promtool_has_nothing_to_say_against_our_figures():
-    told = tell_metrics(lambda: make_status(**EVERYTHING)).body
+    told = answer_metrics(make_status(**EVERYTHING)).body
     assert told.count(b"# TYPE") >= 25
     assert promtool("check", "metrics", read=bytes(told)) == ""
 

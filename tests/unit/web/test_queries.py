@@ -12,6 +12,7 @@ import pytest
 
 from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.node.controls import Controls
+from lowcomm_node.status.events import Board
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.web import server
 from lowcomm_node.web.api import QUERIES, Query
@@ -29,9 +30,9 @@ def weather(place: str) -> Weather:
     return Weather(place=place, degrees=21.5)
 
 
-@pytest.mark.parametrize("query", QUERIES, ids=lambda one: one.name)
+@pytest.mark.parametrize("query", QUERIES, ids=lambda one: f"{one.method} {one.name}")
 def test_the_daemon_answers_every_query_in_a_method_of_its_name(query: Query[Any]) -> None:
-    method = getattr(Controls, query.name)
+    method = getattr(Controls, query.by or query.name)
     assert list(inspect.signature(method).parameters) == ["self", *query.parameters]
 
 
@@ -42,12 +43,12 @@ async def test_a_new_query_needs_its_line_and_its_method_alone(
         name="weather",
         text="How it is.",
         answer=Weather,
-        parameters={"place": "here"},
+        parameters={"place": (str, "here")},
         method="POST",
     )
     monkeypatch.setattr(server, "QUERIES", [*QUERIES, asked])
-    node: Any = SimpleNamespace(weather=weather)
-    serving = ControlServer(node, Paths(tmp_path))
+    node: Any = SimpleNamespace(weather=weather, status=None, peers=None)
+    serving = ControlServer(node, Board(), Paths(tmp_path))
     await serving.start(0, "me")
 
     def ask() -> tuple[Weather, Weather]:

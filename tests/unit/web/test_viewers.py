@@ -1,5 +1,5 @@
-"""What must hold for those who watch a node: each notice comes once, in order, whatever breaks in
-between, and nobody who does not read costs anything."""
+"""What must hold for those who watch a node: events come in order, then its end, and those who do
+not read cost nothing."""
 
 import asyncio
 import json
@@ -13,33 +13,25 @@ import pytest
 
 from helpers.statuses import make_peer, make_status
 from helpers.waiting import until_async
-from lowcomm_node.status.events import Notice, Warned
-from lowcomm_node.status.journal import Entry, Feed, sample
+from lowcomm_node.status.events import Board, Warned
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system import tasks
-from lowcomm_node.web import http as listening
-from lowcomm_node.web import viewers
+from lowcomm_node.web import http, viewers
 from lowcomm_node.web.api import ROOT
 from lowcomm_node.web.server import ControlServer
-from lowcomm_node.web.viewers import MAX_VIEWERS, MISSED, Viewers, read_last
-
-
-def entry(number: int) -> Entry:
-    return Entry(number, Notice(float(number), Warned(text=f"number {number}")))
+from lowcomm_node.web.viewers import MAX_VIEWERS, MAX_WAITING, Viewers
 
 
 class Node:
-    """A node whose journal holds a notice for each number that was told."""
+    """A node that counts looks at its status."""
 
     def __init__(self) -> None:
-        self.feed = Feed()
-        self.journal: list[Entry] = []
+        self.board = Board()
         self.looked = 0
 
-    def tell(self, count: int) -> None:
-        new = [entry(len(self.journal) + 1 + place) for place in range(count)]
-        self.journal += new
-        self.feed.publish(len(self.journal), new, None)
+    def tell(self, *numbers: int) -> None:
+        for number in numbers:
+            self.board.tell(Warned(text=str(number)))
 
     def status(self) -> Any:
         self.looked += 1
@@ -48,21 +40,17 @@ class Node:
     def peers(self) -> Any:
         return [make_peer()]
 
-    async def missed(self, number: int, most: int) -> list[Entry]:
-        return [one for one in self.journal if one.number > number][:most]
-
-    def watched(self) -> Viewers:
-        return Viewers(self.feed, lambda: {"looked": self.looked}, self.missed)
+    def viewers(self) -> Viewers:
+        return Viewers(self.board, self.status, self.peers)
 
 
-def told(chunk: bytes) -> list[tuple[int | None, str, Any]]:
-    """Events of a stream: number, kind, data."""
+def read(chunk: bytes) -> list[tuple[str, Any]]:
+    """Events of a stream: kind, data."""
     found = []
     for block in chunk.decode().split("\n\n"):
         lines = dict(line.split(": ", 1) for line in block.splitlines())
         if "event" in lines:
-            number = int(lines["id"]) if "id" in lines else None
-            found.append((number, lines["event"], json.loads(lines["data"])))
+            found.append((lines["event"], json.loads(lines["data"])))
     return found
 
 
@@ -71,123 +59,81 @@ async def notices(stream: AsyncIterator[bytes], last: int) -> list[int]:
     found: list[int] = []
     while not found or found[-1] < last:
         chunk = await asyncio.wait_for(anext(stream), 20)
-        found += [number for number, kind, _ in told(chunk) if kind == "notice" and number]
+        found += [int(data["text"]) for kind, data in read(chunk) if kind == "notice"]
     return found
 
 
-async def test_a_new_viewer_begins_now_and_is_told_what_follows():
+async def test_a_viewer_reads_history_first_and_gets_what_follows() -> None:
     node = Node()
-    node.tell(5)
-    stream = node.watched().watch(None)
-    first = told(await anext(stream))
-    assert first == [(5, "reset", {"newest": 5})]
-    node.tell(2)
-    assert await notices(stream, 7) == [6, 7]
+    node.tell(1)
+    stream = node.viewers().watch()
+    assert [kind for kind, _ in read(await anext(stream))] == ["reset", "state"]
+    node.tell(2, 3)
+    assert await notices(stream, 3) == [2, 3]
 
 
-@pytest.mark.parametrize("kept", [1000, 2])
-async def test_after_a_break_each_notice_comes_once(kept: int, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("lowcomm_node.status.journal.KEPT", kept)
-    node = Node()
-    watched = node.watched()
-    seen: list[int] = []
-    node.tell(3)
-    last = 0
-    for _ in range(4):
-        stream = watched.watch(last)
-        node.tell(5)
-        seen += await notices(stream, len(node.journal))
-        last = seen[-1]
-        await stream.aclose()  # type: ignore[attr-defined]
-        node.tell(3)  # while nobody listens
-    seen += await notices(watched.watch(last), len(node.journal))
-    assert seen == list(range(1, len(node.journal) + 1))
-    assert len(watched) == 0 or len(watched) == 1
-
-
-@pytest.mark.parametrize("last", [10**6, -1])
-async def test_who_knows_a_number_that_is_not_ours_or_missed_too_much_begins_anew(last: int):
-    node = Node()
-    node.tell(MISSED + 5)
-    last = 1 if last < 0 else last
-    assert told(await anext(node.watched().watch(last))) == [
-        (MISSED + 5, "reset", {"newest": MISSED + 5})
-    ]
-
-
-async def test_before_the_journal_is_open_the_state_is_told_alone():
-    node = Node()
-    stream = node.watched().watch(7)
-    assert [kind for _, kind, _ in told(await anext(stream))] in (["state"], [])
-    node.journal = [entry(number) for number in range(1, 9)]
-    node.feed.publish(9, [entry(9)], sample(9.0, make_status()))
-    chunk = b""
-    while b"event: sample" not in chunk:
-        chunk += await asyncio.wait_for(anext(stream), 20)
-    kinds = [(number, kind) for number, kind, _ in told(chunk) if kind != "state"]
-    assert kinds == [(8, "notice"), (9, "notice"), (None, "sample")] or kinds == [
-        (8, "notice"),
-        (None, "sample"),
-    ]
-
-
-async def test_the_state_is_looked_up_once_for_all_and_not_at_all_for_nobody(
+async def test_the_state_is_coded_once_for_all_and_not_at_all_for_nobody(
     monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(viewers, "STATE_EVERY", 1e6)
-    node, looks = Node(), []
-    node.tell(1)
-    watched = Viewers(node.feed, lambda: looks.append(1) or {"looks": len(looks)}, node.missed)
-    streams = [watched.watch(None) for _ in range(20)]
+) -> None:
+    monkeypatch.setattr(viewers, "STATE_EVERY", 0.05)
+    node = Node()
+    watched = node.viewers()
+    streams = [watched.watch() for _ in range(20)]
     for stream in streams:
-        chunk = b""
-        while b"event: state" not in chunk:
-            chunk += await asyncio.wait_for(anext(stream), 20)
-    assert len(looks) == 1
-    assert len(watched) == 20
+        await anext(stream)
+    looked = node.looked
+    same = {await asyncio.wait_for(anext(stream), 20) for stream in streams}
+    assert len(same) == 1
+    assert node.looked - looked <= 6
     for stream in streams:
         await stream.aclose()  # type: ignore[attr-defined]
     assert len(watched) == 0
-    node.tell(1)
-    assert len(looks) == 1
+    assert not node.board._queues
 
 
-async def test_the_end_comes_last_and_ends_the_stream():
+async def test_the_end_comes_last_and_ends_the_stream() -> None:
     node = Node()
-    watched = node.watched()
-    stream = watched.watch(0)
-    node.tell(2)
-    assert await notices(stream, 2) == [1, 2]
-    node.tell(1)
-    watched.end({"text": "the run is over"})
-    rest = [one async for one in stream]
-    found = told(b"".join(rest))
-    assert [number for number, kind, _ in found if kind == "notice"] == [3]
-    assert found[-1] == (None, "end", {"text": "the run is over"})
+    watched = node.viewers()
+    stream = watched.watch()
+    await anext(stream)
+    node.tell(1, 2)
+    watched.end("the run is over")
+    found = read(b"".join([one async for one in stream]))
+    assert [int(data["text"]) for kind, data in found if kind == "notice"] == [1, 2]
+    assert found[-1][0] == "end"
+    assert found[-1][1]["text"] == "the run is over"
     assert len(watched) == 0
 
 
-async def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch):
+async def test_a_viewer_who_reads_too_slowly_begins_anew_and_still_sees_the_end() -> None:
+    node = Node()
+    watched = node.viewers()
+    stream = watched.watch()
+    await anext(stream)
+    for number in range(MAX_WAITING + 50):
+        node.tell(number)
+        await asyncio.sleep(0)
+    watched.end("over")
+    found = read(b"".join([one async for one in stream]))
+    assert len(found) < MAX_WAITING
+    assert found[0][0] == "reset"
+    assert found[-1][0] == "end"
+
+
+async def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tasks, "DEFECT_PAUSE", 0.001)
-    node, failures = Node(), [RuntimeError("no status")] * 2
-    warnings: list[str] = []
+    node, failures, warnings = Node(), [RuntimeError("no status")] * 2, list[str]()
 
-    def look() -> dict[str, Any]:
-        if failures:
+    def peers() -> Any:
+        if failures and node.looked > 1:
             raise failures.pop()
-        return {}
+        return []
 
-    watched = Viewers(node.feed, look, node.missed, warnings.append)
-    stream = watched.watch(None)
-    assert told(await asyncio.wait_for(anext(stream), 20)) == [(None, "state", {})]
+    stream = Viewers(node.board, node.status, peers, warnings.append).watch()
+    await anext(stream)
+    assert read(await asyncio.wait_for(anext(stream), 20))[0][0] == "state"
     assert len(warnings) == 1
     await stream.aclose()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize("text", ["", None, "x", "-1", "1e3", "９", "1" * 30, "7;8"])
-def test_numbers_that_no_stream_has_told_count_as_none(text: str | None):
-    assert read_last(text) is None
-    assert read_last(" 12 ") == 12
 
 
 # over HTTP
@@ -196,8 +142,7 @@ def test_numbers_that_no_stream_has_told_count_as_none(text: str | None):
 @pytest.fixture
 async def served(tmp_path: Path) -> AsyncIterator[tuple[Node, ControlServer, int, str]]:
     node = Node()
-    node.tell(1)
-    server = ControlServer(node, Paths(tmp_path), node.feed)  # type: ignore[arg-type]
+    server = ControlServer(node, node.board, Paths(tmp_path))
     await server.start(0, "me")
     content = json.loads(Paths(tmp_path).control.read_text())
     try:
@@ -219,33 +164,17 @@ def asking(port: int, token: str, size: int = 2048) -> socket.socket:
     return one
 
 
-async def test_events_over_http_go_on_where_the_last_stream_ended(
-    served: tuple[Node, ControlServer, int, str],
-):
-    node, _, port, token = served
-    node.tell(9)
-    headers = {"Authorization": f"Bearer {token}", "Accept": "text/event-stream"}
-    async with (
-        httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client,
-        client.stream("GET", f"{ROOT}/events", headers={**headers, "Last-Event-ID": "4"}) as answer,
-    ):
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert answer.headers["cache-control"] == "no-store"
-        assert await notices(answer.aiter_bytes(), 10) == list(range(5, 11))
-
-
 @pytest.mark.slow
-async def test_a_thousand_viewers_who_never_read_are_turned_away_or_cut_off(
+async def test_viewers_who_never_read_are_turned_away_or_cut_off(
     served: tuple[Node, ControlServer, int, str], monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     monkeypatch.setattr(viewers, "STATE_EVERY", 0.02)
-    monkeypatch.setattr(listening, "READ_DEADLINE", 0.5)
+    monkeypatch.setattr(http, "READ_DEADLINE", 0.5)
     _, server, port, token = served
     sleepers: list[socket.socket] = []
     try:
-        for _ in range(20):
-            batch = [await asyncio.to_thread(asking, port, token) for _ in range(50)]
-            sleepers += batch
+        for _ in range(6):
+            sleepers += [await asyncio.to_thread(asking, port, token) for _ in range(50)]
             assert len(server._viewers) <= MAX_VIEWERS
         headers = {"Authorization": f"Bearer {token}"}
         async with httpx.AsyncClient(
@@ -265,28 +194,11 @@ async def test_a_thousand_viewers_who_never_read_are_turned_away_or_cut_off(
 
 async def test_who_finds_no_place_is_told_why(
     served: tuple[Node, ControlServer, int, str], monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr("lowcomm_node.web.server.MAX_VIEWERS", 2)
-    _, server, port, token = served
-    there = [await asyncio.to_thread(asking, port, token) for _ in range(2)]
-    try:
-
-        async def both() -> bool:
-            return len(server._viewers) == 2
-
-        await until_async(both, 20, "both watch")
-        headers = {"Authorization": f"Bearer {token}"}
-        async with httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", trust_env=False
-        ) as client:
-            answer = await client.get(f"{ROOT}/events", headers=headers)
-        assert answer.status_code == 503
-        assert "close some pages" in answer.json()["error"]
-    finally:
-        for one in there:
-            one.close()
-
-    async def gone() -> bool:
-        return len(server._viewers) == 0
-
-    await until_async(gone, 20, "their places are free")
+) -> None:
+    monkeypatch.setattr("lowcomm_node.web.server.MAX_VIEWERS", 0)
+    _, _, port, token = served
+    headers = {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
+        answer = await client.get(f"{ROOT}/events", headers=headers)
+    assert answer.status_code == 503
+    assert "close some pages" in answer.json()["error"]

@@ -1,6 +1,6 @@
 // The page of a node. Everything on it comes from the API, and enters it as text, never as markup.
 
-import { NotLetIn, Refused, Stranger, call, enter, follow } from "./api.js";
+import { NotLetIn, Refused, call, enter, follow } from "./api.js";
 import { drawAround } from "./around.js";
 import { draw } from "./charts.js";
 import { clean, rate, share, shortPeer, size } from "./formatting.js";
@@ -213,7 +213,6 @@ function isSilence(error) {
 
 function whyNothing(error) {
   if (error instanceof NotLetIn || error instanceof Refused) return error.message;
-  if (error instanceof Stranger) return "another program answers at the port of the node";
   if (isSilence(error)) {
     return "the node does not answer: what is shown is its last word, and the page looks again";
   }
@@ -290,7 +289,7 @@ $("write").addEventListener("submit", async (event) => {
   const seed = Math.floor(1e9 * Math.random());
   const body = { prompt: told.get("prompt"), tokens: Number(told.get("tokens")), seed };
   const found = await ask($("written"), () => call("generate", body));
-  if (found !== null) text($("written"), found.text);
+  if (found !== null) text($("written"), found);
 });
 
 try {
