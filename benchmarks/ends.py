@@ -6,7 +6,6 @@ these."""
 
 import argparse
 import asyncio
-import datetime
 import json
 import os
 import subprocess
@@ -145,8 +144,8 @@ class End:
         alone."""
         # Not above: an end with plain sockets needs none of this.
         from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
+        from lowcomm_node.net.pipe import Pipes
         from lowcomm_node.net.tls import Gatekeeper, make_certificate
-        from lowcomm_node.net.tunnels import Tunnels
         from lowcomm_node.storage.files import load_or_create_identity
 
         key = folder / f"{name}.key"
@@ -154,9 +153,9 @@ class End:
         self.discovery = HivemindDiscovery(
             self.identity, key, DhtSettings(listen=listen, **discovery)
         )
-        self.tunnels = Tunnels(self.discovery, RUN)
+        self.tunnels = Pipes(self.discovery, RUN)
         self.gatekeeper = Gatekeeper(self.identity, RUN, time)
-        self.certificate = make_certificate(datetime.datetime.now(datetime.UTC))
+        self.certificate = make_certificate()
         self.port = 0
         """For TLS, once it listens."""
         self._folder, self._host, self._has_p2pd = folder, host, bool(listen)
@@ -168,8 +167,7 @@ class End:
         from lowcomm_node.net.bandwidth import FREE_FLOW
         from lowcomm_node.net.channels import Channels
         from lowcomm_node.net.congestion import CongestionWatch
-        from lowcomm_node.net.server import ExchangeServer
-        from lowcomm_node.net.service import ExchangeService
+        from lowcomm_node.net.server import ExchangeServer, ExchangeService
 
         options = tuple(flow or FREE_FLOW)
         self.channels = Channels(
@@ -179,12 +177,11 @@ class End:
         self.server = ExchangeServer(self.certificate, service, options)
         self._listens = True
         self._watching = asyncio.create_task(CongestionWatch().run())
-        self.server.listen_locally(self._folder)
         self.port = await self.server.start(self._host, 0)
         if self._has_p2pd:
             await self.discovery.start()
             await self.discovery.check_connection()
-            await self.tunnels.serve(self.server.local)
+            await self.tunnels.serve(lambda: self.server.local)
 
     async def close(self) -> None:
         """End everything."""

@@ -113,7 +113,7 @@ class Node(End):
         """What the other end must know for the next minutes."""
         from lowcomm_protocol.peers.records import MAX_LIFE, write_record
 
-        told = {"peer": self.peer_id, "certificate": self.certificate.digest.hex()}
+        told = {"peer": self.peer_id, "certificate": self.certificate.public_key.hex()}
         info = record_of(told, [f"127.0.0.1:{self.port}"], [])
         info = replace(info, expires=info.issued + MAX_LIFE)
         return {"peer": self.peer_id, "record": write_record(info, self.identity).hex()}

@@ -91,7 +91,7 @@ class Node(End):
             issued=time(),
             expires=time() + 600,
             addresses=(address,),
-            certificate=self.certificate.digest,
+            certificate=self.certificate.public_key,
             entry_points=self.discovery.addresses() if self.route == "tunnel" else (),
         )
 

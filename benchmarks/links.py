@@ -314,7 +314,7 @@ async def our_callee(told: dict[str, Any]) -> None:
             for entry in node.discovery.addresses()
             if told["host"] in entry and told["over"] in entry
         ]
-        certificate = node.certificate.digest.hex()
+        certificate = node.certificate.public_key.hex()
         say(
             {
                 "peer": node.identity.peer_id,

@@ -233,13 +233,12 @@ CASES = [
 def handshake(clock: Callable[[], float] = time.perf_counter) -> Callable[[], float]:
     """Our side of a TLS handshake with a man in the middle who shows another certificate; seconds
     of our own work."""
-    import datetime
 
-    pinned, other = (make_certificate(datetime.datetime.now(datetime.UTC)) for _ in range(2))
+    pinned, other = (make_certificate() for _ in range(2))
     client_context = ssl.create_default_context(cadata=pinned.pem.decode())
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with tempfile.NamedTemporaryFile() as file:
-        file.write(other.key_pem + other.pem)
+        file.write(other.private_pem + other.pem)
         file.flush()
         server_context.load_cert_chain(file.name)
 

@@ -9,7 +9,6 @@ where there is one; CPU is that of all of them, *p2pd* what both p2pds take of i
 several runs; everything into out/transport.json, a table to the terminal."""
 
 import asyncio
-import datetime
 import json
 import os
 import socket
@@ -196,10 +195,10 @@ def _tls_server() -> ssl.SSLContext:
 
     context, certificate = (
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER),
-        make_certificate(datetime.datetime.now(datetime.UTC)),
+        make_certificate(),
     )
     with tempfile.NamedTemporaryFile() as file:  # it can be read from a file only
-        file.write(certificate.key_pem + certificate.pem)
+        file.write(certificate.private_pem + certificate.pem)
         file.flush()
         context.load_cert_chain(file.name)
     return context
@@ -294,7 +293,7 @@ async def our_callee(told: dict[str, Any], way: str) -> AsyncIterator[dict[str, 
     try:
         await node.start()
         entries = list(node.discovery.addresses()) if way != "direct-tls" else []
-        certificate = node.certificate.digest.hex()
+        certificate = node.certificate.public_key.hex()
         yield {
             "peer": node.identity.peer_id,
             "port": node.port,

@@ -1,10 +1,9 @@
 """What peers and strangers tell: records, credentials, invites, runs, addresses, what the DHT
-stores, probes, tunnels."""
+stores, probes."""
 
 import json
 import math
 from collections.abc import Callable
-from contextlib import suppress
 from typing import Any
 
 from google.protobuf.message import DecodeError
@@ -24,18 +23,7 @@ from lowcomm_node.net.addresses import (
     reach,
     relay_of,
 )
-from lowcomm_node.net.frames import (
-    ANSWER,
-    OPENING,
-    Signal,
-    numbered,
-    opening,
-    read_answer,
-    read_opening,
-    word,
-)
 from lowcomm_node.net.measuring import answer_to
-from lowcomm_node.net.session import Session, Slabs
 from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper, pinned
 from lowcomm_node.net.varint import read_varint, write_varint
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, SpecError, VersionError
@@ -388,41 +376,6 @@ def varint() -> Made:
 
 
 @target
-def tunnel() -> Made:
-    def run(data: bytes) -> None:
-        pieces = list(cut(data))
-        for read, size in ((read_opening, OPENING), (read_answer, ANSWER)):
-            with suppress(ProtocolViolation):
-                read((pieces[0] if pieces else b"")[:size].ljust(size, b"\0"))
-        session = Session(Slabs())
-        try:
-            for piece in pieces[1:]:
-                before = len(piece)
-                came = session.feed(session.decode(memoryview(piece)))
-                assert sum(map(len, came)) <= before
-                room = session.room()
-                if room is not None and not session.ended:
-                    session.add(min(len(room), 7))
-                outgoing = session.outgoing()
-                session.sent(sum(map(len, outgoing)) // 2)
-        except ProtocolViolation:
-            session.break_off()
-        finally:
-            session.close()
-
-    ack = numbered(Signal.ACK, 7)
-    return run, [
-        join(opening(bytes(16), None), word(5) + b"hello", ack, word(Signal.END)),
-        join(opening(bytes(16), 3), word(5) + b"he", b"llo" + ack[:3], ack[3:] + word(Signal.GONE)),
-        join(
-            numbered(Signal.READY, 0),
-            b"",
-            word(1) + b"x" + numbered(Signal.ACK, 14) + word(Signal.END),
-        ),
-    ]
-
-
-@target
 def probe() -> Made:
     def run(data: bytes) -> None:
         try:
@@ -455,9 +408,7 @@ def probe() -> Made:
 
 
 @target
-def certificate() -> Made:
-    import datetime
-
+def tls_key() -> Made:
     from lowcomm_node.net.tls import make_certificate
 
     def run(data: bytes) -> None:
@@ -466,4 +417,4 @@ def certificate() -> Made:
         except LowcommError:
             return
 
-    return run, [make_certificate(datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)).der]
+    return run, [make_certificate().public_key, bytes(32), b"\xff" * 32]

@@ -33,6 +33,8 @@ class MemoryDiscovery:
         self._network = network
         self.targets = Targets(local=True)
         self.max_clock_offset = MAX_CLOCK_OFFSET
+        self.opened: list[socket.socket] = []
+        """Duplicates of its streams to others."""
 
     async def start(self) -> None:
         self._network.peers.add(self.peer_id)
@@ -124,6 +126,7 @@ class MemoryDiscovery:
         near, far = socket.socketpair()
         for end in (near, far):
             end.setblocking(False)
+        self.opened.append(near.dup())
         take(OpenStream(self.peer_id, self._network.address, far))
         return OpenStream(peer_id, self._network.address, near)
 
@@ -134,6 +137,8 @@ class MemoryDiscovery:
         return (self._network.address,)
 
     async def close(self) -> None:
+        for stream in self.opened:
+            stream.close()
         self._network.peers.discard(self.peer_id)
         for key in [key for key in self._network.served if key[0] == self.peer_id]:
             del self._network.served[key]

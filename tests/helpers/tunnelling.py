@@ -1,10 +1,10 @@
-"""Ends of tunnels, with real gRPC at both; the streams between them are whatever a test gives: a
-twin's, or p2pd's."""
+"""Nodes that call each other directly and through pipes, with real gRPC at both ends. The streams
+between them are a twin's, or p2pd's."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from pathlib import Path
 from time import time
 from typing import Any
 
@@ -12,11 +12,11 @@ from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.wire import RUN, new_certificate, record
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.control import Streams
-from lowcomm_node.net.server import ExchangeServer
-from lowcomm_node.net.service import ExchangeService
+from lowcomm_node.net.ping import Echo
+from lowcomm_node.net.pipe import Pipes
+from lowcomm_node.net.server import ExchangeServer, ExchangeService
 from lowcomm_node.net.stream import CalleeStream, CallerStream, ChunkFrame
 from lowcomm_node.net.tls import Certificate, Gatekeeper
-from lowcomm_node.net.tunnels import Tunnels
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
@@ -50,13 +50,19 @@ async def echo(peer: str, stream: CalleeStream) -> None:
 class End:
     """One node: it calls, and it is called, directly and through tunnels."""
 
-    def __init__(self, identity: Identity, streams: Streams, certificate: Certificate) -> None:
+    def __init__(
+        self,
+        identity: Identity,
+        streams: Streams,
+        certificate: Certificate,
+        pings: Echo | None = None,
+    ) -> None:
         self.identity, self.certificate, self.streams = identity, certificate, streams
         self.gatekeeper = Gatekeeper(identity, RUN, time)
-        self.tunnels = Tunnels(streams, RUN)
-        self.service = ExchangeService(self.gatekeeper, self, self.tunnels)
+        self.pipes = Pipes(streams, RUN)
+        self.service = ExchangeService(self.gatekeeper, self, self.pipes, echo=pings)
         self.server = ExchangeServer(certificate, self.service)
-        self.channels = Channels(self.gatekeeper, self.tunnels)
+        self.channels = Channels(self.gatekeeper, self.pipes)
         self.swapping: Callable[[str, CalleeStream], Awaitable[None]] = echo
         self.callers: list[str] = []
         """Who has called."""
@@ -67,21 +73,20 @@ class End:
         """Its name."""
         return self.identity.peer_id
 
-    async def start(self, folder: Path) -> None:
+    async def start(self) -> None:
         """Listen in both ways."""
-        self.server.listen_locally(folder)
         self.port = await self.server.start("127.0.0.1", 0)
-        await self.tunnels.serve(self.server.local)
+        await self.pipes.serve(lambda: self.server.local)
 
     async def close(self) -> None:
         """End everything, except the streams' own machinery."""
         await self.channels.close()
-        await self.tunnels.close()
+        await self.pipes.close()
         await self.server.close()
 
     def info(self, **changes: Any) -> PeerInfo:
         """Its record: nobody listens where it says, unless a test changes that."""
-        return record(self.identity, 1, self.certificate.digest, **changes)
+        return record(self.identity, 1, self.certificate.public_key, **changes)
 
     async def call(self, other: PeerInfo, timeout: float = 300) -> CallerStream:
         """Begin a Swap with another."""
@@ -114,11 +119,11 @@ class End:
 
 
 @asynccontextmanager
-async def ends(*made: End, folder: Path) -> AsyncIterator[tuple[End, ...]]:
+async def ends(*made: End) -> AsyncIterator[tuple[End, ...]]:
     """Ends that listen."""
     try:
         for end in made:
-            await end.start(folder)
+            await end.start()
         yield made
     finally:
         for end in made:
@@ -131,18 +136,19 @@ def end(identity: Identity, network: MemoryNetwork) -> End:
 
 
 @asynccontextmanager
-async def pair(folder: Path, *others: Identity) -> AsyncIterator[tuple[End, ...]]:
+async def pair(*others: Identity) -> AsyncIterator[tuple[End, ...]]:
     """Ada, Bob and others, who listen."""
     network = MemoryNetwork(time)
     made = [end(identity, network) for identity in (ADA, BOB, *others)]
-    async with ends(*made, folder=folder) as (*all_,):
+    async with ends(*made) as (*all_,):
         yield tuple(all_)
 
 
 def cut(end: End) -> None:
-    """Break off all streams of an end's tunnels."""
-    for pump in list(end.tunnels._pumps):
-        pump.cut_off("broke off")
+    """Break off all streams that an end has opened to others."""
+    assert isinstance(end.streams, MemoryDiscovery)
+    for stream in end.streams.opened:
+        stream.shutdown(socket.SHUT_RDWR)
 
 
 def piece(size: int) -> pb.FetchReply:

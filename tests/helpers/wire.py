@@ -1,7 +1,6 @@
 """Two ends of real gRPC streams over TLS on loopback in one event loop; and ends that misbehave."""
 
 import asyncio
-import datetime
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from time import time
@@ -10,10 +9,8 @@ from typing import Any, TypeVar
 import grpc
 from grpc import aio
 
-from lowcomm_node.net.certificates import Certificates
 from lowcomm_node.net.channels import Channels
-from lowcomm_node.net.server import ExchangeServer
-from lowcomm_node.net.service import ExchangeService
+from lowcomm_node.net.server import ExchangeServer, ExchangeService
 from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.net.tls import (
     SERVER_NAME,
@@ -37,7 +34,7 @@ DEADLINE = 30.0
 
 def new_certificate() -> Certificate:
     """A certificate made now."""
-    return make_certificate(datetime.datetime.now(datetime.UTC))
+    return make_certificate()
 
 
 def record(identity: Identity, port: int, digest: bytes, **changes: Any) -> PeerInfo:
@@ -111,7 +108,7 @@ class Callee:
 
     def info(self, **changes: Any) -> PeerInfo:
         """The record that callers go by."""
-        return record(self.identity, self.port, self.certificate.digest, **changes)
+        return record(self.identity, self.port, self.certificate.public_key, **changes)
 
 
 async def never_serve(peer: str, stream: CalleeStream) -> None:
@@ -156,7 +153,7 @@ class Rogue:
 
     def info(self) -> PeerInfo:
         """The record that callers go by."""
-        return record(CALLEE, self.port, self.certificate.digest)
+        return record(CALLEE, self.port, self.certificate.public_key)
 
     async def _swap(self, requests: Any, context: Any) -> None:
         for frame in self.frames:
@@ -277,8 +274,9 @@ async def calling(
 async def calling_raw(peer: PeerInfo) -> AsyncIterator[aio.Channel]:
     """A channel of a caller that sends and takes bytes as they are."""
     options = (("grpc.ssl_target_name_override", SERVER_NAME),)
-    der = await Certificates().fetch(peer.certificate, peer.addresses)
-    async with aio.secure_channel(peer.addresses[0], pinned(der), options=options) as channel:
+    async with aio.secure_channel(
+        peer.addresses[0], pinned(peer.certificate), options=options
+    ) as channel:
         yield channel
 
 

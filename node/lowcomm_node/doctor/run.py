@@ -1,7 +1,6 @@
 """Looks at this machine, its network and its node, and runs the checks on what was seen."""
 
 import asyncio
-import datetime
 import ipaddress
 import socket
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -142,7 +141,7 @@ async def _serving(settings: NodeSettings) -> AsyncIterator[tuple[int, bytes, Se
     """Answers calls as the Exchange service does: its port, its certificate, and where it is."""
     from grpc import aio  # kept quiet by lowcomm_node.net, if that is imported first
 
-    certificate = make_certificate(datetime.datetime.now(datetime.UTC))
+    certificate = make_certificate()
     server = aio.server(options=(("grpc.so_reuseport", 0),))
     host, hosts = listening(settings)
     port = find_free(host, settings.port)

@@ -6,8 +6,7 @@ Most systems send with CUBIC or Reno, which take every lost packet for congestio
 Macroscopic Behavior of the TCP Congestion Avoidance Algorithm"). BBR models rate and round trip
 instead (Cardwell et al. 2016). Linux lets any user choose among
 ``net.ipv4.tcp_allowed_congestion_control``, also for a connection in use. gRPC offers no access to
-it, but its sockets are descriptors of this process, so we can find, query (``TCP_INFO``) and set
-them.
+its sockets, but they are descriptors of this process.
 
 BBR keeps about twice as much on its way as it has seen the path carry. Where several connections
 share a slow line with a short queue, much of that is dropped: up to 27 % of the bytes of a
@@ -20,19 +19,19 @@ for which a content that has its turn next already goes beside the one before it
 gets a bound on what is not sent yet (``TCP_NOTSENT_LOWAT``); what is on its way is not bounded.
 
 Both act on the sender: each end of an exchange looks after what it sends. Elsewhere than on Linux
-nothing changes; where BBR is not allowed ``doctor`` names the remedy.
+nothing changes. Where BBR is not allowed ``doctor`` names the remedy.
 """
 
 import asyncio
+import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lowcomm_node.net.connections import connections, plain
 from lowcomm_node.system.events import Event
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.units import place
@@ -64,6 +63,7 @@ _RATE = struct.Struct("<104xQ")
 """Places in ``struct tcp_info`` of linux/tcp.h: tcpi_rtt, tcpi_total_retrans, tcpi_min_rtt and
 tcpi_data_segs_out; tcpi_pacing_rate. Its first byte is tcpi_state."""
 _INFO_BYTES = 160
+_DESCRIPTORS = Path("/proc/self/fd")
 
 
 Ends = tuple[Any, Any]
@@ -80,7 +80,7 @@ class Sending:
     """Data segments, retransmissions included."""
     resent: int
     round_trips: float
-    """The round trip of late, in shortest ones."""
+    """The recent round trip, in shortest ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +98,8 @@ class CongestionChanged(Event):
     """Share of the segments that were sent again."""
 
 
-class Course:
-    """How one connection has fared."""
+class SendingHistory:
+    """The losses of one connection so far."""
 
     def __init__(self) -> None:
         self._last = Sending("", 0, 0, 0.0)
@@ -148,7 +148,7 @@ class CongestionWatch:
     def __init__(self, tell: Callable[[CongestionChanged], None] = lambda event: None) -> None:
         """``tell`` receives an event for each connection that is switched."""
         self._tell = tell
-        self._courses: dict[Ends, Course] = {}
+        self._histories: dict[Ends, SendingHistory] = {}
         self._full = 0
         """Looks for which our line counts as one that drops at a full queue."""
 
@@ -164,7 +164,7 @@ class CongestionWatch:
     def look(self) -> None:
         """Bound what every connection keeps unsent, and have each go on with the congestion control
         that is better for it."""
-        names, before, self._courses = allowed(), self._courses, {}
+        names, before, self._histories = allowed(), self._histories, {}
         self._full = max(0, self._full - 1)
         for connection in connections():
             with connection, suppress(OSError):  # it may have ended meanwhile
@@ -173,16 +173,16 @@ class CongestionWatch:
                     continue
                 peer = connection.getpeername()
                 ends = (connection.getsockname(), peer)
-                course = self._courses[ends] = before.get(ends) or Course()
-                if (better := course.better(sending, names, self._full > 0)) is None:
+                history = self._histories[ends] = before.get(ends) or SendingHistory()
+                if (better := history.better(sending, names, self._full > 0)) is None:
                     continue
-                if course.left_bbr:
+                if history.left_bbr:
                     self._full = FULL_LOOKS
                 name, resent = better
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
                 self._tell(
                     CongestionChanged(
-                        address=place(plain(peer[0]), peer[1]),
+                        address=place(peer[0].partition("%")[0].removeprefix("::ffff:"), peer[1]),
                         before=sending.congestion,
                         now=name,
                         resent=resent,
@@ -226,3 +226,21 @@ def read_sending(connection: socket.socket) -> Sending | None:
     )
     name = congestion.rstrip(b"\0").decode(errors="replace")
     return Sending(name, segments, resent, round_trip / max(1, shortest))
+
+
+def connections() -> Iterator[socket.socket]:
+    """Duplicates of this process's TCP sockets. The caller closes them."""
+    for number in [int(entry.name) for entry in _DESCRIPTORS.iterdir()]:
+        try:
+            duplicate = os.dup(number)
+        except OSError:  # closed meanwhile, as the listing's own descriptor is
+            continue
+        try:
+            found = socket.socket(fileno=duplicate)
+        except OSError:  # it is something else
+            os.close(duplicate)
+            continue
+        if found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM:
+            yield found
+        else:
+            found.close()

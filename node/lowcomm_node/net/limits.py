@@ -1,26 +1,19 @@
-"""Rate limits of the server, by address and by peer.
+"""Limits of the server: calls by address and by peer, and the owner's limit on peers at once.
 
     an address   calls a minute without a valid credential; beyond that calls are refused unread
                  calls a minute of all its peers, and calls at once that leave some to others
     a peer       calls a minute, and calls at once
-    both         a caller that goes on beyond its limits loses its connection
+    a node       peers at once, as its owner allows
 
-Unused calls come back evenly. No clock: time is an argument (seconds, monotonic).
-
-The owner's limit on the number of peers at once.
-
-A peer counts while we keep a connection to it, and while we serve a call of it. ``Describe`` does
-not count: it is answered at once, and peers say hello and goodbye with it. When the limit is
-reached, connections without calls are closed. Peers that only call us share their places by address
-(``quota.Shares``), so that free identities can't take all of them.
+Unused calls come back evenly. No clock: time is an argument (seconds, monotonic). Connections that
+make no calls are gRPC's to end; floods below that are a firewall's (SECURITY.md).
 """
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
-from lowcomm_node.system.quota import Allowed, Quota, Shares, network_of, prefixes_of
+from lowcomm_node.system.quota import Allowed, Quota, Shares, prefixes_of
 
 MAX_CALLS_PER_PEER = 8
 """At once: as many fragments as may be exchanged, a fetch, an introduction and a ping."""
@@ -34,15 +27,11 @@ OF_ADDRESS = Allowed(each=4800, all=UNBOUND, seconds=60.0)
 that call once a second. Identities are free, so without this limit an address could call without
 bound."""
 MAX_CALLS = 128
-"""Of all peers at once. Each may have an unread window (bandwidth.py), which bounds the
-memory that others can fill."""
+"""Of all peers at once. Each may have an unread window (bandwidth.py), which bounds the memory that
+others can fill."""
 BAD_CALLS = Allowed(each=300, all=UNBOUND, seconds=60.0)
 """Of one address, without a valid credential: checking one costs a signature."""
-REFUSED = Allowed(each=100, all=UNBOUND, seconds=60.0)
-"""Refusals beyond these limits before the connection is ended."""
-
-TIMES_REFUSED = 10
-"""Factor for all peers of an address, before the connections of all that are refused are ended."""
+DEFAULT_PEERS = 64
 
 
 class RateLimits:
@@ -52,31 +41,27 @@ class RateLimits:
         self,
         calls: Allowed = CALLS,
         bad_calls: Allowed = BAD_CALLS,
-        refused: Allowed = REFUSED,
         of_address: Allowed = OF_ADDRESS,
         most: int = MAX_CALLS,
     ) -> None:
         """``most``: calls of all peers at once."""
-        self._a_minute = calls.each
         self._most = most
         self._of_address = Quota(of_address)
         self._shares = Shares()
-        self._refused_of_address = Quota(replace(refused, each=TIMES_REFUSED * refused.each))
         self._calls = Quota(calls)
         self._bad = Quota(bad_calls)
-        self._refused = Quota(refused)
         self._open: Counter[str] = Counter()
 
     def refuses_place(self, place: str, now: float) -> str | None:
         """Why calls from an address, or from a peer that libp2p authenticated, are refused unread;
         or None."""
-        if self._bad.has(_caller(place), 1, now):
+        if self._bad.has(prefixes_of(place)[0], 1, now):
             return None
         return "too many calls without a good credential came from there: call again in a minute"
 
     def bad(self, place: str, now: float) -> None:
         """Count a call without a valid credential."""
-        self._bad.take(_caller(place), 1, now)
+        self._bad.take(prefixes_of(place)[0], 1, now)
 
     def refuses(self, peer: str, now: float, place: str = "") -> str | None:
         """Why a call of an authenticated peer is refused; None if it is accepted, which counts it.
@@ -97,20 +82,9 @@ class RateLimits:
         if self._open[peer] >= MAX_CALLS_PER_PEER:
             return f"at most {MAX_CALLS_PER_PEER} calls at once: call again when one has ended"
         if not self._calls.take(peer, 1, now):
-            return f"at most {self._a_minute} calls a minute: call again later"
+            return f"at most {self._calls.each} calls a minute: call again later"
         self._of_address.take(address, 1, now)
         return None
-
-    def is_flood(self, place: str, now: float, peer: str = "") -> bool:
-        """Count a refusal. Returns whether the caller's connection should end.
-
-        An authenticated peer has a count of its own, so that it does not lose its connection for a
-        neighbour behind the same NAT, until the address has had ten times as many.
-        """
-        if not peer:
-            return not self._refused.take(_caller(place), 1, now)
-        of_peer = self._refused.take(peer, 1, now)
-        return not (self._refused_of_address.take(_caller(place), 1, now) and of_peer)
 
     @property
     def open_calls(self) -> int:
@@ -131,24 +105,18 @@ class RateLimits:
                 del self._open[peer]
 
 
-def _caller(place: str) -> str:
-    """The key of quotas: an IPv4 address or a /64, since a household of IPv6 has too many
-    addresses."""
-    try:
-        return network_of(place)
-    except ValueError:
-        return place
-
-
-DEFAULT_PEERS = 64
-
-
 async def _nothing() -> bool:
     return False
 
 
 class PeerLimit:
-    """The peers that hold a place."""
+    """The owner's limit on the number of peers at once, and the peers that hold a place.
+
+    A peer counts while we keep a connection to it, and while we serve a call of it. ``Describe``
+    does not count: it is answered at once, and peers say hello and goodbye with it. When the limit
+    is reached, connections without calls are closed. Peers that only call us share their places by
+    address, so that free identities can't take all of them.
+    """
 
     def __init__(self, most: int | None = None) -> None:
         self._most = most
@@ -180,7 +148,7 @@ class PeerLimit:
         return len(self._held) > self.most
 
     async def has_room_for(self, peer: str, place: str | None = None) -> bool:
-        """Whether a peer has or may take a place, after making room. ``place``: where it calls
+        """Whether a peer has or may take a place, after making room; ``place``: where it calls
         from."""
         while peer not in self._held:
             free = self.most - len(self._held)

@@ -8,28 +8,24 @@ ended, and the next call opens another, so that no call waits for a dead address
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from time import monotonic
 
 import grpc
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.certificates import ELSEWHERE
-from lowcomm_node.net.connected import (
-    Connected,
-    Dialers,
-    describe_route,
-    end,
-    has_direct,
-    is_ready,
-)
-from lowcomm_node.net.routes import Attempt, Choice, Learned, PeerRoute, Route
-from lowcomm_node.net.targets import MAX_ADDRESSES
-from lowcomm_node.net.tunnels import Tunnels
+from lowcomm_node.net.addresses import CIRCUIT
+from lowcomm_node.net.pipe import Outgoing, Pipes
+from lowcomm_node.net.routes import Attempt, Choice, PeerRoute, Route
+from lowcomm_node.net.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
+from lowcomm_node.net.targets import MAX_ADDRESSES, Targets
+from lowcomm_node.net.tls import SERVER_NAME, Gatekeeper, pinned
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import start
-from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.errors import LowcommError, Reason, Refusals, What
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 from lowcomm_protocol.peers.records import PeerInfo
 
 PATIENCE = 10.0
@@ -43,31 +39,153 @@ MEASURE_EVERY = 30.0
 MEASURE_DEADLINE = 10.0
 OTHER_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 """gRPC's error text when a peer presents another certificate than the pinned one."""
+ELSEWHERE = "somebody else answers there, with another certificate than the one in its record"
+_OPTIONS: Options = (
+    # Or a callee could fill our memory before we see a byte.
+    ("grpc.max_receive_message_length", MAX_MESSAGE),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.initial_reconnect_backoff_ms", 500),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
+    # gRPC asks a proxy of the environment even for a unix socket, and no proxy leads to a peer.
+    ("grpc.enable_http_proxy", 0),
+)
+_TLS_OPTIONS: Options = (
+    *_OPTIONS,
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.ssl_target_name_override", SERVER_NAME),
+)
+_LOCAL_OPTIONS: Options = (
+    *_OPTIONS,
+    ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
+    ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
+    # Or a channel could be given the connection of one that was there before
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.client_idle_timeout_ms", 120_000),
+)
+
+
+@dataclass(eq=False)
+class Connected:
+    """An open route."""
+
+    channel: aio.Channel
+    address: str = ""
+    """HOST:PORT of a direct connection."""
+    pipe: Outgoing | None = None
+    """What carries the connection, if that is not direct."""
+    round_trip: float | None = None
+    """Seconds; rises slowly."""
+    is_used: bool = True
+    """Whether there was a call since the round trip was measured."""
+    tasks: tuple[asyncio.Task[None], ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The name of the route, as ``peers`` prints it."""
+        return f"direct {self.address}" if self.pipe is None else self.pipe.name
+
+    async def is_ready(self) -> bool:
+        """Wait until the channel is connected, or can't be."""
+        state = self.channel.get_state(try_to_connect=True)
+        while state is not grpc.ChannelConnectivity.READY:
+            if state in (
+                grpc.ChannelConnectivity.TRANSIENT_FAILURE,
+                grpc.ChannelConnectivity.SHUTDOWN,
+            ):
+                return False
+            await self.channel.wait_for_state_change(state)
+            state = self.channel.get_state(try_to_connect=True)
+        return True
+
+    async def end(self, grace: float | None = None) -> None:
+        """Close the channel; its calls have ``grace`` seconds to end."""
+        for task in self.tasks:
+            if task is not asyncio.current_task():
+                task.cancel()
+        try:
+            await self.channel.close(grace)
+        finally:
+            if self.pipe is not None:
+                await self.pipe.close()
+
+
+class Dialer:
+    """Opens channels to peers, and tests them."""
+
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        pipes: Pipes | None,
+        targets: Targets | None,
+        refusals: Refusals,
+        flow: Options,
+    ) -> None:
+        """Without ``pipes`` there is one route; ``targets``: addresses that may be dialed."""
+        self._gatekeeper = gatekeeper
+        self.pipes = pipes
+        self.targets = targets
+        self._refusals = refusals
+        self.flow = flow
+        """gRPC options for incoming bytes."""
+        self.routes = tuple(Route) if pipes is not None else (Route.DIRECT,)
+        self.on_answer: Callable[[str], None] = lambda peer: None
+        """Called with each peer that has answered a ping of ours: a sign of life."""
+
+    def direct(self, address: str, public_key: bytes) -> Connected:
+        """A channel to HOST:PORT, for the holder of a TLS key. Raises LowcommError."""
+        if not public_key:
+            raise LinkLost("tells no TLS key: it can't be called directly")
+        scheme = "ipv6:" if address.startswith("[") else "ipv4:"
+        options = (*_TLS_OPTIONS, *self.flow)
+        channel = aio.secure_channel(scheme + address, pinned(public_key), options=options)
+        return Connected(channel, address)
+
+    async def through_pipe(self, info: PeerInfo) -> Connected:
+        """A channel through libp2p. Raises LinkLost."""
+        assert self.pipes is not None
+        pipe = await self.pipes.dial(info.peer_id, info.entry_points)
+        channel = aio.insecure_channel(pipe.target, options=(*_LOCAL_OPTIONS, *self.flow))
+        return Connected(channel, pipe=pipe)
+
+    async def ping(self, channel: aio.Channel, peer_id: str) -> None:
+        """Make one call. Raises grpc.RpcError."""
+        metadata = self._gatekeeper.credential_for(peer_id)
+        describe = ExchangeStub(channel).Describe
+        await describe(pb.Introduction(), metadata=metadata, timeout=MEASURE_DEADLINE)
+        self.on_answer(peer_id)
+
+    async def why(self, connected: Connected, peer_id: str) -> str:
+        """Why a channel could not be connected, in words for the owner."""
+        try:
+            await self.ping(connected.channel, peer_id)
+        except aio.AioRpcError as error:
+            if OTHER_CERTIFICATE not in (error.details() or ""):
+                return "can't be reached"
+            self._refusals.count(What.CONNECTION, Reason.OTHER_CERTIFICATE)
+            return ELSEWHERE
+        return "was lost as soon as it was reached"
 
 
 class PeerChannel:
     """All routes to one peer."""
 
     def __init__(
-        self,
-        info: PeerInfo,
-        dialers: Dialers,
-        tunnels: Tunnels,
-        learned: Learned,
-        clock: Callable[[], float] = monotonic,
+        self, info: PeerInfo, dialer: Dialer, clock: Callable[[], float] = monotonic
     ) -> None:
         self._info = info
-        self._dialers = dialers
-        self._tunnels = tunnels
+        self._dialer = dialer
         self._clock = clock
-        self._choice = Choice(learned)
+        self._choice = Choice(dialer.routes)
         self._open: dict[Route, Connected] = {}
         self._attempts: dict[Route, asyncio.Task[None]] = {}
         self._retiring: dict[Connected, asyncio.Task[None]] = {}
         self._looking: asyncio.Task[None] | None = None
         self._direct_failed = asyncio.Event()
         self._changed = asyncio.Event()
-        self._looked = 0.0
+        self._looked = float("-inf")
         self._answered = ""
         """The address at which the peer answered last."""
         self._closed = False
@@ -81,12 +199,10 @@ class PeerChannel:
             async with asyncio.timeout(PATIENCE):
                 return (await self._best()).channel
         except TimeoutError:
-            cut = f" (the tunnel {cut}; it is being resumed)" if (cut := self._cut()) else ""
-            raise LinkLost(f"can't be reached within {PATIENCE:.0f} s{cut}") from None
+            raise LinkLost(f"can't be reached within {PATIENCE:.0f} s") from None
 
     def measured(self, channel: aio.Channel, size: int, seconds: float) -> None:
-        """Record the rate of contents that came over a channel; the choice of route depends on
-        it."""
+        """Record the rate of contents that came over a channel, for the choice of route."""
         for route, connected in self._open.items():
             if connected.channel is channel:
                 self._choice.measured(route, self._clock(), size, seconds)
@@ -106,10 +222,10 @@ class PeerChannel:
                 raise LinkLost("did not answer in time") from None
             except LowcommError as error:
                 raise LinkLost(str(error)) from None
-            yield connected.channel, describe_route(connected)
+            yield connected.channel, connected.name
         finally:
             if connected is not None:
-                await end(connected)
+                await connected.end()
 
     @property
     def is_open(self) -> bool:
@@ -121,8 +237,8 @@ class PeerChannel:
         self.calls += more
 
     def renew(self) -> None:
-        """Open the routes anew with the next call. Calls under way may end on the existing ones."""
-        for route in Route:
+        """Open other routes with the next call. Calls under way may end on the existing ones."""
+        for route in self._dialer.routes:
             self._drop(route)
             self._choice.moved(route)
 
@@ -130,46 +246,28 @@ class PeerChannel:
         """What ``peers`` shows of the route in use, or why there is none."""
         route = self._choice.route
         if route is None:
-            reasons = [
-                f"{each}: {reason}" for each in Route if (reason := self._choice.reason(each))
-            ]
-            return PeerRoute(route_reason="; ".join(reasons) or None)
-        connected = self._open[route]
-        reasons = [self._why_tunnel()] if route is Route.TUNNEL else []
-        if cut := self._cut():
-            reasons.append(f"the tunnel {cut}; it is being resumed")
-        told = "; ".join(filter(None, reasons)) or None
+            return PeerRoute(route_reason=self._choice.reasons() or None)
+        connected, reason = self._open[route], ""
+        if route is Route.TUNNEL:
+            is_chosen = Route.DIRECT in self._open
+            reason = "faster than direct" if is_chosen else self._choice.reason(Route.DIRECT)
         return PeerRoute(
-            route=describe_route(connected), route_reason=told, round_trip=connected.round_trip
+            route=connected.name, route_reason=reason or None, round_trip=connected.round_trip
         )
-
-    def _why_tunnel(self) -> str:
-        return (
-            "faster than direct"
-            if Route.DIRECT in self._open
-            else self._choice.reason(Route.DIRECT)
-        )
-
-    def _cut(self) -> str:
-        """Why the tunnel carries nothing at the moment; empty if it carries, or there is none."""
-        connected = self._open.get(Route.TUNNEL)
-        return connected.cut if connected is not None else ""
 
     async def close(self) -> None:
         """End all calls and attempts."""
         self._closed = True
         self._changed.set()
         channels = [*self._open.values(), *self._retiring]
-        tasks = [
-            *self._attempts.values(),
-            *self._retiring.values(),
-            *([self._looking] if self._looking else []),
-        ]
+        tasks = [*self._attempts.values(), *self._retiring.values()]
+        if self._looking is not None:
+            tasks.append(self._looking)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for connected in channels:
-            await end(connected)
+            await connected.end()
         self._open.clear()
 
     async def _best(self) -> Connected:
@@ -180,45 +278,19 @@ class PeerChannel:
                 if attempt.route not in self._attempts:
                     self._begin(attempt)
             if plan.use is not None:
-                self._improve(plan.use)
-                if (connected := self._carrying(plan.use)) is not None:
-                    connected.is_used = True
-                    return connected
-            elif not self._attempts:
+                connected = self._open[plan.use]
+                connected.is_used = True
+                self._improve(connected)
+                return connected
+            if not self._attempts:
                 raise LinkLost(plan.reason)
-            await self._wait_changed()
+            self._changed.clear()
+            await self._changed.wait()
         raise LinkLost("was closed: the node leaves, or made room for another peer")
-
-    def _carrying(self, best: Route) -> Connected | None:
-        """The best open route that is not interrupted; None if all are."""
-        ranked = (self._open[best], *self._open.values())
-        return next((connected for connected in ranked if not connected.cut), None)
-
-    async def _wait_changed(self) -> None:
-        """Wait until a route opens or closes, or an interrupted tunnel carries again."""
-        self._changed.clear()
-        cut = [
-            connected.dialer
-            for connected in self._open.values()
-            if connected.dialer is not None and connected.cut
-        ]
-        waiting = {
-            asyncio.create_task(work)
-            for work in (self._changed.wait(), *(dialer.wait_carried() for dialer in cut))
-        }
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
 
     def _hear(self, info: PeerInfo) -> None:
         """Follow the peer's newest record."""
-        before = self._info
-        self._info = info
-        tunnel = self._open.get(Route.TUNNEL)
-        if tunnel is not None and tunnel.dialer is not None:
-            tunnel.dialer.entry_points = info.entry_points
+        before, self._info = self._info, info
         if (before.addresses, before.certificate) != (info.addresses, info.certificate):
             self._drop(Route.DIRECT)
             self._choice.moved(Route.DIRECT)
@@ -239,21 +311,16 @@ class PeerChannel:
         if self._attempts.get(route) is task:
             del self._attempts[route]
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error(
-                "route.defect",
-                peer=self._info.peer_id,
-                route=route,
-                error=repr(error),
-                exc_info=error,
-            )
-            self._choice.failed(
-                route, self._clock(), f"a defect: {error!r}; please report it with the log"
-            )
+            peer_id, text = self._info.peer_id, repr(error)
+            log.error("route.defect", peer=peer_id, route=route, error=text, exc_info=error)
+            reason = f"a defect: {text}; please report it with the log"
+            self._choice.failed(route, self._clock(), reason)
         self._changed.set()
 
     async def _attempt(self, attempt: Attempt) -> None:
-        if attempt.after:
-            await self._give_head_start(attempt.after)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(attempt.after):
+                await self._direct_failed.wait()
         route, began = attempt.route, self._clock()
         try:
             async with asyncio.timeout(attempt.deadline):
@@ -265,75 +332,47 @@ class PeerChannel:
         else:
             self._opened(route, connected, self._clock() - began)
 
-    async def _give_head_start(self, seconds: float) -> None:
-        try:
-            async with asyncio.timeout(seconds):
-                await self._direct_failed.wait()
-        except TimeoutError:
-            return
-
     async def _connect(self, route: Route, seconds: float) -> Connected:
-        """A connected channel: at one address after the other, or through a tunnel.
+        """A connected channel: at one address after the other, or through a pipe.
 
         Raises LinkLost with the reason if there is none.
         """
         if route is Route.TUNNEL:
-            dialer = self._tunnels.dialer(self._info.peer_id)
-            dialer.entry_points = self._info.entry_points
-            return await self._ready(route, Connected(self._dialers.local(dialer.target), dialer))
+            return await self._ready(await self._dialer.through_pipe(self._info))
         *others, last = self._addresses()
+        key = self._info.certificate
         for number, address in enumerate(others):
             with suppress(LinkLost, TimeoutError):
                 async with asyncio.timeout(seconds / (len(others) + 1 - number) / 2):
-                    return await self._ready(route, await self._dial(address))
-        return await self._ready(route, await self._dial(last))
+                    return await self._ready(self._dialer.direct(address, key))
+        return await self._ready(self._dialer.direct(last, key))
 
     def _addresses(self) -> list[str]:
         """Addresses to dial now, the one that answered last first. Raises LinkLost if there are
         none."""
-        told = sorted(self._info.addresses, key=lambda address: address != self._answered)
-        if not told:
+        known = sorted(self._info.addresses, key=lambda address: address != self._answered)
+        if not known:
             raise LinkLost("tells no address that can be called")
-        targets = self._dialers.targets
+        targets = self._dialer.targets
         if targets is None:
-            return told[:MAX_ADDRESSES]
-        if not (admitted := targets.admit(self._info.peer_id, told)):
-            raise LinkLost(targets.refusal(told))
+            return known[:MAX_ADDRESSES]
+        if not (admitted := targets.admit(self._info.peer_id, known)):
+            raise LinkLost(targets.refusal(known))
         return admitted
 
-    async def _dial(self, address: str) -> Connected:
-        return Connected(
-            await self._dialers.direct(replace(self._info, addresses=(address,))), address=address
-        )
-
-    async def _ready(self, route: Route, connected: Connected) -> Connected:
+    async def _ready(self, connected: Connected) -> Connected:
         """Wait until a channel is connected, and close it if it fails. Raises LinkLost."""
         try:
-            if not await is_ready(connected):
-                raise LinkLost(await self._why(route, connected))
+            if not await connected.is_ready():
+                raise LinkLost(await self._dialer.why(connected, self._info.peer_id))
         except BaseException:
-            await end(connected)
+            await connected.end()
             raise
-        if route is Route.DIRECT:
+        if connected.pipe is None:
             self._answered = connected.address
-            if self._dialers.targets is not None:
-                self._dialers.targets.reached(connected.address)
+            if self._dialer.targets is not None:
+                self._dialer.targets.reached(connected.address)
         return connected
-
-    async def _why(self, route: Route, connected: Connected) -> str:
-        """Why a channel could not be connected, in words for the owner."""
-        if connected.dialer is not None:
-            return connected.dialer.reason or "can't be reached"
-        try:
-            await self._dialers.ping(connected.channel, self._info.peer_id)
-        except aio.AioRpcError as error:
-            if OTHER_CERTIFICATE not in (error.details() or ""):
-                return "can't be reached"
-            self._dialers.doubt()
-            return ELSEWHERE
-        except LowcommError as error:
-            return str(error)
-        return "was lost as soon as it was reached"
 
     def _fail(self, route: Route, reason: str) -> None:
         if route not in self._open:  # else it was a renewal
@@ -345,15 +384,12 @@ class PeerChannel:
     def _opened(self, route: Route, connected: Connected, seconds: float) -> None:
         self._retire(route)
         self._open[route] = connected
-        self._choice.opened(route, self._clock(), seconds)
-        connected.tasks = (
-            start(self._watch(route, connected)),
-            start(self._measure(connected)),
-        )
+        self._choice.opened(route, self._clock())
+        connected.tasks = (start(self._watch(route, connected)), start(self._measure(connected)))
         log.info(
             "route.opened",
             peer=self._info.peer_id,
-            route=describe_route(connected),
+            route=connected.name,
             seconds=round(seconds, 3),
         )
         # A direct connection makes an attempt to open a tunnel needless. An open tunnel that is
@@ -371,10 +407,9 @@ class PeerChannel:
         while connected.channel.get_state() is ready:
             await connected.channel.wait_for_state_change(ready)
         if self._open.get(route) is connected:
-            self._choice.lost(
-                route, self._clock(), "the connection broke off soon after it was made"
-            )
-            log.debug("route.lost", peer=self._info.peer_id, route=describe_route(connected))
+            reason = "the connection broke off soon after it was made"
+            self._choice.lost(route, self._clock(), reason)
+            log.debug("route.lost", peer=self._info.peer_id, route=connected.name)
             self._retire(route)
 
     async def _measure(self, connected: Connected) -> None:
@@ -382,40 +417,38 @@ class PeerChannel:
         while True:
             if connected.is_used:
                 connected.is_used = False
-                await self._ping(connected)
+                await self._measure_once(connected)
             await asyncio.sleep(MEASURE_EVERY)
 
-    async def _ping(self, connected: Connected) -> None:
+    async def _measure_once(self, connected: Connected) -> None:
         began = self._clock()
         try:
             async with asyncio.timeout(MEASURE_DEADLINE):
-                await self._dialers.ping(connected.channel, self._info.peer_id)
+                await self._dialer.ping(connected.channel, self._info.peer_id)
         except (grpc.RpcError, TimeoutError, LowcommError):
             return
-        seconds = self._clock() - began
+        seconds, known = self._clock() - began, connected.round_trip
         # A busy callee answers late, so the minimum is the link's own round trip. It rises slowly,
         # to follow a link that has become slower.
-        known = connected.round_trip
         connected.round_trip = (
             seconds if known is None else min(seconds, known + 0.2 * (seconds - known))
         )
 
-    def _improve(self, route: Route) -> None:
-        """Check now and then whether libp2p has a direct connection while the tunnel uses a
-        relay."""
-        dialer = self._open[route].dialer
-        now = self._clock()
-        if dialer is None or dialer.relay is None or now < self._looked + LOOK_EVERY:
+    def _improve(self, connected: Connected) -> None:
+        """Check periodically whether libp2p has a direct connection while a pipe uses a relay."""
+        pipe, now = connected.pipe, self._clock()
+        if pipe is None or CIRCUIT not in pipe.address or now < self._looked + LOOK_EVERY:
             return
         if self._looking is None or self._looking.done():
             self._looked = now
             self._looking = start(self._look())
 
     async def _look(self) -> None:
-        addresses = await self._tunnels.connected_at(self._info.peer_id)
-        if self._closed or Route.TUNNEL in self._attempts or not has_direct(addresses):
-            return
-        self._begin(self._choice.renewal(Route.TUNNEL))
+        assert self._dialer.pipes is not None
+        addresses = await self._dialer.pipes.connected_at(self._info.peer_id)
+        is_direct = any(address and not address.endswith(CIRCUIT) for address in addresses)
+        if is_direct and not self._closed and Route.TUNNEL not in self._attempts:
+            self._begin(self._choice.renewal(Route.TUNNEL))
 
     def _drop(self, route: Route) -> None:
         """Retire a route to an old address, and cancel an attempt to open one."""
@@ -428,6 +461,6 @@ class PeerChannel:
         """Make no new calls on a channel, and close it when its calls have ended."""
         connected = self._open.pop(route, None)
         if connected is not None:
-            task = self._retiring[connected] = asyncio.create_task(end(connected, RETIRE_GRACE))
+            task = self._retiring[connected] = asyncio.create_task(connected.end(RETIRE_GRACE))
             task.add_done_callback(lambda _: self._retiring.pop(connected, None))
             self._changed.set()

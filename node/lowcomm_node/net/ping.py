@@ -128,7 +128,6 @@ class PingCall:
         self._bandwidth = bandwidth
 
     async def send(self, ping: pb.Ping) -> None:
-        """See measuring.Carrier."""
         await self._bandwidth.up.pass_(len(ping.content))
         # Pay for the pong before asking for it, so that the measured time is the peer's alone.
         await self._bandwidth.down.pass_(ping.wanted)
@@ -138,7 +137,6 @@ class PingCall:
             raise LinkLost(await self._why()) from None
 
     async def receive(self) -> pb.Pong:
-        """See measuring.Carrier."""
         try:
             pong = await self._call.read()
         except grpc.RpcError:

@@ -15,7 +15,6 @@ is repeated now and then.
                           └── failed, dropped ──────────────────┘
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum, auto
@@ -25,6 +24,8 @@ DIRECT_DEADLINE = 5.0
 TUNNEL_DEADLINE = 15.0
 """Seconds for a stream and gRPC over it: p2pd may have to dial a relay, and is slow to give up dead
 addresses."""
+HEAD_START = 0.6
+"""Seconds that a direct connection has before a tunnel is opened beside it."""
 FIRST_PAUSE = 15.0
 LONGEST_PAUSE = 600.0
 """Seconds before a failed route is tried again while another is open: the first and the longest
@@ -107,29 +108,6 @@ class Plan:
     """Why there is neither a route nor an attempt."""
 
 
-class Learned:
-    """Durations of recent direct connection attempts, over all peers."""
-
-    DEFAULT, LEAST, MOST = 0.6, 0.15, 1.5
-    """Seconds of head start: the initial value, and the bounds of the learned one."""
-
-    def __init__(self) -> None:
-        self._seconds: deque[float] = deque(maxlen=32)
-
-    def add(self, seconds: float) -> None:
-        """Record a connection that took ``seconds`` to open."""
-        self._seconds.append(seconds)
-
-    @property
-    def head_start(self) -> float:
-        """Seconds that a direct connection has before a tunnel is opened beside it: thrice a slow
-        one."""
-        if not self._seconds:
-            return self.DEFAULT
-        slow = sorted(self._seconds)[len(self._seconds) * 9 // 10]
-        return min(max(3 * slow, self.LEAST), self.MOST)
-
-
 class _Phase(Enum):
     CLOSED = auto()
     OPENING = auto()
@@ -165,7 +143,6 @@ class RouteState:
 class Choice:
     """Chooses among the routes to one peer."""
 
-    learned: Learned
     routes: tuple[Route, ...] = tuple(Route)
     """The available routes. The first is preferred unless measured rates say otherwise."""
     _states: dict[Route, RouteState] = field(init=False)
@@ -187,6 +164,12 @@ class Choice:
         state = self._states.get(route)
         return state.reason if state is not None else ""
 
+    def reasons(self) -> str:
+        """Why each route failed last, in words."""
+        return "; ".join(
+            f"{route}: {state.reason}" for route, state in self._states.items() if state.reason
+        )
+
     def plan(self, now: float) -> Plan:
         """What to do for a call that is made now."""
         self._rank(now)
@@ -206,24 +189,22 @@ class Choice:
             self._states[route].phase = _Phase.OPENING
         opening = [route for route in self._ranked if self._states[route].phase is _Phase.OPENING]
         if use is None and not opening:
-            return Plan(use=None, reason=self._reasons())
-        head_start = self.learned.head_start
+            reasons = self.reasons()
+            return Plan(use=None, reason="can't be reached" + (f" ({reasons})" if reasons else ""))
         attempts = (
             Attempt(
                 route=route,
-                after=head_start if route is not opening[0] else 0.0,
+                after=HEAD_START if route is not opening[0] else 0.0,
                 deadline=_DEADLINES[route],
             )
             for route in wanted
         )
         return Plan(use=use, attempts=tuple(attempts))
 
-    def opened(self, route: Route, now: float, seconds: float) -> None:
-        """An attempt succeeded, ``seconds`` after it began."""
+    def opened(self, route: Route, now: float) -> None:
+        """An attempt succeeded."""
         state = self._states[route]
         state.phase, state.opened, state.reason = _Phase.OPEN, now, ""
-        if route is Route.DIRECT:
-            self.learned.add(seconds)
 
     def failed(self, route: Route, now: float, reason: str) -> None:
         """An attempt failed."""
@@ -273,11 +254,3 @@ class Choice:
         if state.seconds >= SLOW and other.measured + TRIAL_EVERY <= now:
             first, second = second, first
         self._ranked = (first, second)
-
-    def _reasons(self) -> str:
-        told = [
-            f"{route}: {self._states[route].reason}"
-            for route in self.routes
-            if self._states[route].reason
-        ]
-        return "can't be reached" + (f" ({'; '.join(told)})" if told else "")

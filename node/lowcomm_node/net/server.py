@@ -1,27 +1,59 @@
-"""The gRPC server that listens for peers: over TLS, and on a unix socket for tunnels."""
+"""Answers calls: the gRPC server, and the Exchange service that authenticates every call.
+
+    over TLS       a credential in each call proves the caller's identity
+    through a pipe libp2p has proven it; our end of the pipe names the caller by its unix socket
+    then           limits by address and peer, and the handler of the node
+
+To gRPC each method takes a stream, even if the caller sends one request. On the wire that is the
+same, and gRPC hands the call over when it begins. With unary methods gRPC itself would hold the
+requests of unauthenticated callers as they trickle in.
+"""
 
 import asyncio
 import errno
-import os
 import secrets
 import socket
-from pathlib import Path
-from typing import Any
+from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from time import monotonic
+from typing import Any, Protocol
+from urllib.parse import unquote
 
+import grpc
+from google.protobuf.message import DecodeError
 from grpc import aio
 
-from lowcomm_node.errors import ConfigError, PortInUse
+from lowcomm_node.errors import CheckpointError, ConfigError, LinkLost, PortInUse, RetryLater
 from lowcomm_node.net.bandwidth import FREE_FLOW
-from lowcomm_node.net.dialer import KEEP
-from lowcomm_node.net.limits import MAX_CALLS
-from lowcomm_node.net.service import ExchangeService
-from lowcomm_node.net.tls import Certificate
+from lowcomm_node.net.limits import MAX_CALLS, PeerLimit, RateLimits
+from lowcomm_node.net.ping import Echo
+from lowcomm_node.net.pipe import Incoming, Pipes
+from lowcomm_node.net.stream import TAKE_DEADLINE, CalleeStream, read_frame, write_frame
+from lowcomm_node.net.tls import Certificate, Gatekeeper
+from lowcomm_node.net.traffic import Meter, Traffic
+from lowcomm_protocol.errors import (
+    LowcommError,
+    ProtocolViolation,
+    Reason,
+    RecordError,
+    Refusals,
+    What,
+)
+from lowcomm_protocol.messages import exchange_pb2 as pb
 
+SERVICE = "lowcomm.v1.Exchange"
+REQUEST_DEADLINE = 10.0
+"""Seconds for the request of a call that has only one."""
 HANDSHAKE_SECONDS = 15.0
 """For TLS and the HTTP/2 preface. gRPC's default of two minutes would let unauthenticated callers
 hold many connections."""
 IDLE_SECONDS = 900.0
 """A connection without calls is closed after this time."""
+AGE_SECONDS, AGE_GRACE_SECONDS = 3600.0, 1800.0
+"""A connection takes new calls for this long; calls under way may take the grace beyond it. gRPC
+can't end a call whose caller has stopped reading, so this ends its connection."""
 MAX_MESSAGE = 2 * 1024 * 1024
 """Bytes of one incoming message. A chunk has at most 1 MiB."""
 MAX_METADATA = 8 * 1024
@@ -32,17 +64,232 @@ PING_EVERY_MS = 5_000
 MAX_PING_STRIKES = 32
 """Pings sooner than allowed, between two messages of ours, before the connection is ended. Our own
 clients ping every 20 s."""
+PING_PATIENCE_MS = 40_000
+"""For the answer to a gRPC ping, which may wait behind a content on a slow line."""
 SHUTDOWN_GRACE = 3.0
-PING_PATIENCE_MS = int(1000 * KEEP) + 10_000
-"""For the answer to a gRPC ping. An interrupted tunnel must not count as dead while it may be
-resumed."""
 RETIRE_GRACE = 300.0
 """Seconds for the calls on connections that were made with other options."""
+_INTERNET = ("ipv4", "ipv6")
+"""The prefixes of gRPC's names for callers over TCP."""
 Options = tuple[tuple[str, Any], ...]
 
 
+class Handlers(Protocol):
+    """What the daemon does with authenticated calls."""
+
+    async def swap(self, peer: str, stream: CalleeStream) -> None:
+        """Answer one Swap; returns when the stream is done."""
+        ...
+
+    async def fetch(self, peer: str, stream: CalleeStream) -> None:
+        """Give pieces of files or of our state; returns when the peer has what it wanted."""
+        ...
+
+    def describe(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
+        """Take in a peer's record and return ours. Raises RetryLater."""
+        ...
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """Where a call comes from."""
+
+    place: str
+    """The key of quotas: an IP address, or the relay if it comes through one."""
+    incoming: Incoming | None = None
+    """The pipe, if it comes through one of ours."""
+    is_local: bool = False
+    """Whether a process of this machine calls through none of our pipes."""
+
+    @property
+    def accused(self) -> str:
+        """Who pays for a call without a valid credential: behind a relay, the peer alone."""
+        return self.place if self.incoming is None else self.incoming.peer_id
+
+
+class _Places:
+    """Places in limits that a call holds until its caller has taken its end, possibly long after
+    the handler has returned."""
+
+    def __init__(self, context: Any) -> None:
+        self._stack = ExitStack()
+        self._is_over = False
+        context.add_done_callback(self._release)
+
+    def take(self, place: AbstractContextManager[None]) -> None:
+        if not self._is_over:
+            self._stack.enter_context(place)
+
+    def _release(self, context: Any) -> None:
+        self._is_over = True
+        self._stack.close()
+
+
+class ExchangeService:
+    """The Exchange service of one node."""
+
+    def __init__(
+        self,
+        gatekeeper: Gatekeeper,
+        handlers: Handlers,
+        pipes: Pipes | None = None,
+        traffic: Traffic | None = None,
+        echo: Echo | None = None,
+        peer_limit: PeerLimit | None = None,
+        refusals: Refusals | None = None,
+        rate_limits: RateLimits | None = None,
+    ) -> None:
+        """``pipes``: through which others may call beside TLS."""
+        self._gatekeeper = gatekeeper
+        self._handlers = handlers
+        self._pipes = pipes
+        self._traffic = traffic or Traffic()
+        self._echo = echo or Echo()
+        # An empty one is false
+        self._peer_limit = PeerLimit() if peer_limit is None else peer_limit
+        self._refusals = refusals or Refusals()
+        self._rate_limits = rate_limits or RateLimits()
+        self.on_caller: Callable[[str], None] = lambda peer: None
+        """Called with each authenticated caller: a sign of life."""
+
+    @property
+    def open_calls(self) -> int:
+        """Calls of peers that are served now."""
+        return self._rate_limits.open_calls
+
+    @property
+    def handlers(self) -> grpc.GenericRpcHandler:
+        """For a gRPC server."""
+        streams, node = grpc.stream_stream_rpc_method_handler, self._handlers
+        wanted, reply = pb.FetchRequest.FromString, pb.FetchReply.SerializeToString
+        methods = {
+            "Swap": streams(self._long(lambda *call: node.swap(*call)), read_frame, write_frame),
+            "Fetch": streams(self._long(lambda *call: node.fetch(*call)), wanted, reply),
+            "Ping": streams(
+                self._long(self._echo.answer, Meter),
+                pb.Ping.FromString,
+                pb.Pong.SerializeToString,
+            ),
+            "Describe": grpc.stream_unary_rpc_method_handler(
+                self._describe, pb.Introduction.FromString, pb.Introduction.SerializeToString
+            ),
+        }
+        return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+    def _long(
+        self,
+        answer: Callable[[str, CalleeStream], Awaitable[None]],
+        meter: Callable[[], Meter] | None = None,
+    ) -> Callable[[Any, Any], Awaitable[None]]:
+        """A method whose calls carry contents: there must be room for one more peer."""
+
+        async def handle(requests: Any, context: Any) -> None:
+            places, origin = _Places(context), self._origin(context)
+            peer = await self._authenticate(context, origin)
+            if not await self._peer_limit.has_room_for(peer, origin.place):
+                words = "talks with as many peers as its owner allows: call another one, or later"
+                await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+            places.take(self._rate_limits.open(peer, origin.place))
+            counts = meter() if meter is not None else self._traffic.of(peer)
+            stream = CalleeStream(context, counts, origin.place)
+            with self._peer_limit.with_(peer, origin.place):
+                try:
+                    await answer(peer, stream)
+                except ProtocolViolation as error:
+                    await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
+                except LinkLost:
+                    await _abort(context, grpc.StatusCode.CANCELLED, "the stream broke off")
+                except RetryLater as error:
+                    await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+                except CheckpointError as error:
+                    await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+
+        return handle
+
+    async def _describe(self, requests: Any, context: Any) -> pb.Introduction:
+        """Hello and goodbye: both sides hand over their newest signed record."""
+        places, origin = _Places(context), self._origin(context)
+        peer = await self._authenticate(context, origin)
+        places.take(self._rate_limits.open(peer, origin.place))
+        request = None
+        try:
+            async with asyncio.timeout(REQUEST_DEADLINE):
+                request = await context.read()
+        except TimeoutError:
+            words = "the request did not come in time"
+            await _abort(context, grpc.StatusCode.DEADLINE_EXCEEDED, words)
+        except DecodeError:
+            pass
+        if not isinstance(request, pb.Introduction):
+            words = "expected one Introduction"
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, words)
+            raise ProtocolViolation("sent another request than the call has")
+        try:
+            return self._handlers.describe(peer, request)
+        except RetryLater as error:
+            await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
+            raise
+
+    async def _authenticate(self, context: Any, origin: _Origin) -> str:
+        """The admitted peer that calls, within its limits; otherwise the call is aborted."""
+        now = monotonic()
+        if (words := self._rate_limits.refuses_place(origin.accused, now)) is not None:
+            await self._turn_away(context, words)
+        try:
+            peer = self._caller(context, origin)
+        except LowcommError as error:
+            self._rate_limits.bad(origin.accused, now)
+            await _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
+            raise
+        if (words := self._rate_limits.refuses(peer, now, origin.place)) is not None:
+            await self._turn_away(context, words)
+        self.on_caller(peer)
+        return peer
+
+    async def _turn_away(self, context: Any, words: str) -> None:
+        self._refusals.count(What.CALL, Reason.TOO_MANY)
+        await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, words)
+
+    def _origin(self, context: Any) -> _Origin:
+        """The kernel names the source of a connection, so no caller can claim another one."""
+        kind, _, name = context.peer().partition(":")
+        if kind in _INTERNET:
+            host = unquote(name).rpartition(":")[0].strip("[]").partition("%")[0]
+            address = ip_address(host)
+            mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+            return _Origin(str(mapped or address))
+        incoming = self._pipes.incoming(unquote(name)) if self._pipes is not None else None
+        if incoming is None:
+            return _Origin("", is_local=True)
+        return _Origin(incoming.place, incoming)
+
+    def _caller(self, context: Any, origin: _Origin) -> str:
+        metadata = dict(context.invocation_metadata() or ())
+        if origin.is_local:
+            raise RecordError("A call from this machine that comes through no pipe is refused.")
+        if origin.incoming is None:
+            return self._gatekeeper.caller(metadata)
+        peer = self._gatekeeper.tunneled(origin.incoming.peer_id, metadata)
+        assert self._pipes is not None
+        self._pipes.accept(origin.incoming)
+        return peer
+
+
+async def _abort(context: Any, code: grpc.StatusCode, words: str) -> None:
+    """End a call with a status.
+
+    Raises AbortError, or CancelledError if the call has ended or its caller takes nothing.
+    """
+    try:
+        async with asyncio.timeout(TAKE_DEADLINE):
+            await context.abort(code, words)
+    # Such as a compressed message, which gRPC answers
+    except (aio.InternalError, aio.UsageError, TimeoutError):
+        raise asyncio.CancelledError from None
+
+
 class ExchangeServer:
-    """The listening side of a node."""
+    """The listening side of a node: over TLS, and on a unix socket for pipes."""
 
     def __init__(
         self, certificate: Certificate, service: ExchangeService, flow: Options = FREE_FLOW
@@ -51,27 +298,12 @@ class ExchangeServer:
         self._certificate = certificate
         self._service = service
         self._flow = flow
-        self._server = self._make(flow)
-        self._folder: Path | None = None
-        self._local: int | None = None
         self._address = ""
+        self.local = ""
+        """The name of the abstract unix socket."""
+        self._server: aio.Server | None = None
         self._renewing = asyncio.Lock()
         self._retiring: dict[aio.Server, asyncio.Task[None]] = {}
-
-    @property
-    def local(self) -> str:
-        """The path by which this process, and no other, can dial the server without TLS."""
-        return f"/proc/self/fd/{self._local}"
-
-    def listen_locally(self, folder: Path) -> None:
-        """Also listen on a unix socket for tunnels. Call it before ``start``. ``folder``: private
-        to us.
-
-        The socket is unlinked at once: no other process finds it, and a killed one leaves nothing
-        behind.
-        """
-        self._local = _listen_locally(self._server, folder)
-        self._folder = folder
 
     async def start(self, host: str, port: int) -> int:
         """Listen; returns the port. Raises PortInUse, ConfigError."""
@@ -79,7 +311,7 @@ class ExchangeServer:
         # program listens there.
         port = find_free(host, port)
         self._address = f"{host}:{port}"
-        await self._start(self._server)
+        await self._start()
         return port
 
     async def renew(self, flow: Options) -> None:
@@ -88,50 +320,28 @@ class ExchangeServer:
         Raises PortInUse; nothing has changed then.
         """
         async with self._renewing:
-            if flow == self._flow:
+            if flow == self._flow or self._server is None:
                 return
-            server, local = self._make(flow), None
+            before, self._flow = (self._server, self._flow), flow
             try:
-                if self._folder is not None:
-                    local = _listen_locally(server, self._folder)
-                if self._address:
-                    await self._start(server)
-                if local is not None and self._local is not None:
-                    # Dialers that know the path find the new socket behind it.
-                    os.dup2(local, self._local, inheritable=False)
-            finally:
-                if local is not None:
-                    os.close(local)
-            before = self._server
-            self._server = server
-            self._flow = flow
-            task = self._retiring[before] = asyncio.create_task(before.stop(RETIRE_GRACE))
-            task.add_done_callback(lambda _: self._retiring.pop(before, None))
+                await self._start()
+            except BaseException:
+                self._server, self._flow = before
+                raise
+            retired = before[0]
+            task = self._retiring[retired] = asyncio.create_task(retired.stop(RETIRE_GRACE))
+            task.add_done_callback(lambda _: self._retiring.pop(retired, None))
 
     async def close(self) -> None:
         """Answer no more calls; those under way get SHUTDOWN_GRACE seconds."""
+        servers = [*self._retiring, *([self._server] if self._server is not None else [])]
         try:
             async with asyncio.timeout(2 * SHUTDOWN_GRACE):
-                servers = (self._server, *self._retiring)
                 await asyncio.gather(*(server.stop(SHUTDOWN_GRACE) for server in servers))
         except TimeoutError:
             return
-        finally:
-            if self._local is not None:
-                os.close(self._local)
-                self._local = None
 
-    async def _start(self, server: aio.Server) -> None:
-        host, _, port = self._address.rpartition(":")
-        try:
-            bound = server.add_secure_port(self._address, self._certificate.server_credentials())
-        except RuntimeError:
-            bound = 0
-        if not bound:
-            raise _in_use(host, int(port))
-        await server.start()
-
-    def _make(self, flow: Options) -> aio.Server:
+    async def _start(self) -> None:
         server = aio.server(
             maximum_concurrent_rpcs=MAX_CALLS,
             options=(
@@ -146,24 +356,26 @@ class ExchangeServer:
                 ("grpc.compression_enabled_algorithms_bitset", 1),
                 ("grpc.server_handshake_timeout_ms", int(1000 * HANDSHAKE_SECONDS)),
                 ("grpc.max_connection_idle_ms", int(1000 * IDLE_SECONDS)),
+                ("grpc.max_connection_age_ms", int(1000 * AGE_SECONDS)),
+                ("grpc.max_connection_age_grace_ms", int(1000 * AGE_GRACE_SECONDS)),
                 ("grpc.keepalive_time_ms", 20_000),
                 ("grpc.keepalive_timeout_ms", PING_PATIENCE_MS),
                 ("grpc.http2.ping_timeout_ms", PING_PATIENCE_MS),
-                *flow,
+                *self._flow,
             ),
         )
         server.add_generic_rpc_handlers((self._service.handlers,))
-        return server
-
-
-def _listen_locally(server: aio.Server, folder: Path) -> int:
-    """Have a server listen on an unlinked unix socket; returns a descriptor of it."""
-    path = folder / f"{secrets.token_hex(8)}.grpc"
-    server.add_insecure_port(f"unix:{path}")
-    try:
-        return os.open(path, os.O_PATH)
-    finally:
-        path.unlink()
+        local = f"lowcomm.{secrets.token_hex(8)}.grpc"
+        try:
+            bound = server.add_secure_port(self._address, self._certificate.server_credentials())
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            host, _, port = self._address.rpartition(":")
+            raise _in_use(host, int(port))
+        server.add_insecure_port(f"unix-abstract:{local}")
+        await server.start()
+        self._server, self.local = server, local
 
 
 def find_free(host: str, port: int) -> int:

@@ -1,16 +1,14 @@
-"""Frames with a chunk, read and written without protobuf, which copies their bytes three times at
-each end.
+"""The two ends of a ``Swap`` or ``Fetch`` stream behind one interface, and frames with a chunk.
+
+protobuf copies the bytes of a chunk three times at each end, so these frames are read and written
+here:
 
     2A  length  [08  offset]  12  length  bytes        varints; no offset where it is 0
 
 That is what protobuf writes. Whatever else it would read is left to it.
-
-The two ends of a ``Swap`` or ``Fetch`` stream behind one interface.
 """
 
 import asyncio
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -19,7 +17,6 @@ from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.net.overhead import Counts
 from lowcomm_node.net.traffic import Meter
 from lowcomm_protocol.errors import ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -46,15 +43,12 @@ class ChunkFrame:
         return self
 
     def WhichOneof(self, group: str) -> Literal["chunk"]:  # noqa: N802 - as messages have it
-        """See Frame."""
         return "chunk"
 
     def ByteSize(self) -> int:  # noqa: N802
-        """See Frame."""
         return len(self._head()) + len(self.data)
 
     def SerializeToString(self) -> bytes:  # noqa: N802
-        """See Frame: the same bytes."""
         return b"".join((self._head(), self.data))
 
     def whole(self) -> pb.Frame:
@@ -119,6 +113,9 @@ def _varint(value: int) -> bytes:
 _END: Any = getattr(aio, "EOF")  # noqa: B009 - compiled: a type checker does not see it
 CLOSE_DEADLINE = 5.0
 """Seconds for the last frame to reach the other end."""
+TAKE_DEADLINE = 180.0
+"""Seconds for a caller to take a chunk or the end of its call. At the least --max-down, a chunk of
+a snapshot takes 66."""
 _NO_FRAME = "sent bytes that are no frame"
 
 
@@ -150,7 +147,6 @@ class CallerStream:
         self._call = call
 
     async def send(self, frame: Message | ChunkFrame) -> None:
-        """See Stream."""
         try:
             await self._call.write(frame)
         except (grpc.RpcError, asyncio.InvalidStateError) as error:
@@ -161,7 +157,6 @@ class CallerStream:
             raise LinkLost("the stream was dropped") from None
 
     async def receive(self) -> Any:
-        """See Stream."""
         try:
             frame = await self._call.read()
         except grpc.RpcError as error:
@@ -179,7 +174,6 @@ class CallerStream:
         return frame
 
     async def close(self) -> None:
-        """See Stream."""
         try:
             async with asyncio.timeout(CLOSE_DEADLINE):
                 await self._call.done_writing()
@@ -192,7 +186,6 @@ class CallerStream:
                 raise
 
     def cancel(self) -> None:
-        """See Stream."""
         self._call.cancel()
         # Where a write has failed while a frame of the other end lies unread, gRPC takes the call
         # for done and leaves it open until its deadline; there is no public way to end it.
@@ -211,32 +204,24 @@ class CallerStream:
 class CalleeStream:
     """The end that was called."""
 
-    def __init__(
-        self,
-        context: Any,
-        meter: Counts | None = None,
-        taking: Callable[[], AbstractContextManager[None]] = nullcontext,
-        place: str = "",
-    ) -> None:
-        """``taking`` is entered while the caller must take what it is sent; ``place``: what its
-        quotas are counted by."""
+    def __init__(self, context: Any, meter: Meter | None = None, place: str = "") -> None:
+        """``place``: the key of the caller's quotas."""
         self._context = context
         self._meter = meter or Meter()
-        self._taking = taking
         self.place = place
         self._dropped = asyncio.Event()
 
     async def send(self, frame: Message | ChunkFrame) -> None:
-        """See Stream."""
         try:
-            with self._taking():
+            async with asyncio.timeout(TAKE_DEADLINE):
                 await self._context.write(frame)
             self._meter.sent(frame.ByteSize())
+        except TimeoutError:
+            raise LinkLost(f"the caller took nothing for {TAKE_DEADLINE:.0f} s") from None
         except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
             raise LinkLost("the caller has gone") from None
 
     async def receive(self) -> Any:
-        """See Stream."""
         try:
             frame = await self._context.read()
         except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
@@ -249,7 +234,7 @@ class CalleeStream:
         return frame
 
     async def close(self) -> None:
-        """See Stream. The handler returns after this, which ends our side."""
+        # The handler returns after this, which ends our side.
         try:
             async with asyncio.timeout(CLOSE_DEADLINE):
                 while await self.receive() is not None:
@@ -258,7 +243,7 @@ class CalleeStream:
             return
 
     def cancel(self) -> None:
-        """See Stream. The handler notices, and aborts the call."""
+        # The handler notices, and aborts the call.
         self._dropped.set()
 
     async def wait_dropped(self) -> None:

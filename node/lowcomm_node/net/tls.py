@@ -1,24 +1,26 @@
-"""TLS certificates and call credentials.
+"""Certificates of TLS, and the credentials of calls.
 
-Every node makes a self-signed P-256 certificate at start (gRPC can't use Ed25519 certificates) and
-publishes its SHA-256 in its signed record. A caller pins exactly that certificate. The caller
-proves its own identity by a credential in the metadata of each call, signed by its key and bound to
-the callee, the run and the time.
+At start a node draws a key for TLS (P-256, since gRPC can't use Ed25519 here) and publishes its 32
+bytes in the signed record. Caller and callee build the same certificate from these, so a caller
+pins the callee's certificate without fetching it. The caller proves its own identity by a
+credential in the metadata of each call: signed by its key, bound to the callee, the run and the
+time, and valid once.
 """
 
 import datetime
 import secrets
+import ssl
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
 
 import grpc
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
-from lowcomm_node.net.nonces import Nonces
 from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals, What
 from lowcomm_protocol.identity import Identity, public_key_of
 from lowcomm_protocol.peers.admission import Admission, Rules
@@ -27,65 +29,78 @@ from lowcomm_protocol.peers.records import CREDENTIAL_LIFE, read_credential, wri
 SERVER_NAME = "lowcomm"
 """The name in every certificate. Callers check the certificate itself."""
 CREDENTIAL_KEY = "lowcomm-credential-bin"
-_TEN_YEARS = datetime.timedelta(days=3650)
-_DAY = datetime.timedelta(days=1)
+MAX_NONCES = 65_536
+"""Credentials remembered as used; a peer may call 1200 times a minute, and each is remembered for
+two minutes."""
+_EVEN = b"\x02"
+"""First byte of a compressed point whose y is even. Each node draws such a key, so x is enough."""
+_SIGNER = ed25519.Ed25519PrivateKey.from_private_bytes(sha256(b"lowcomm certificate").digest())
+"""Signs every certificate, since the format wants a signature. The key is public and proves
+nothing: TLS trusts one certificate as a whole, and its server must hold the key inside."""
 
 
 @dataclass(frozen=True)
 class Certificate:
-    """A self-signed certificate and its key."""
+    """A certificate and its private key."""
 
-    der: bytes
+    public_key: bytes
+    """The 32 bytes in records: the x coordinate of the key."""
     pem: bytes
-    key_pem: bytes = field(repr=False)
-
-    @property
-    def digest(self) -> bytes:
-        """SHA-256 of ``der``, as in records."""
-        return sha256(self.der).digest()
+    private_pem: bytes = field(repr=False)
 
     def server_credentials(self) -> grpc.ServerCredentials:
         """For a gRPC server."""
-        return grpc.ssl_server_credentials([(self.key_pem, self.pem)])
+        return grpc.ssl_server_credentials([(self.private_pem, self.pem)])
+
+    @property
+    def der(self) -> bytes:
+        """The certificate in DER."""
+        return ssl.PEM_cert_to_DER_cert(self.pem.decode())
 
 
-def make_certificate(now: datetime.datetime) -> Certificate:
-    """A new certificate, valid from a day before ``now`` (UTC) for ten years.
+def make_certificate() -> Certificate:
+    """A new key with its certificate."""
+    while True:
+        key = ec.generate_private_key(ec.SECP256R1())
+        point = key.public_key().public_bytes(
+            serialization.Encoding.X962, serialization.PublicFormat.CompressedPoint
+        )
+        if point.startswith(_EVEN):
+            break
+    pem = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    return Certificate(point[1:], _build(point[1:]), pem)
 
-    Peers pin the certificate, so its dates mean little.
-    """
-    key = ec.generate_private_key(ec.SECP256R1())
+
+def pinned(public_key: bytes) -> grpc.ChannelCredentials:
+    """Channel credentials that trust only the holder of a key. Raises RecordError if it is none."""
+    try:
+        return grpc.ssl_channel_credentials(root_certificates=_build(public_key))
+    except ValueError:
+        raise RecordError("The peer's TLS key is not a point of P-256: it is not called.") from None
+
+
+def _build(public_key: bytes) -> bytes:
+    """The certificate of a key in PEM: the same bytes wherever it is built. Raises ValueError."""
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, SERVER_NAME)])
+    key = ec.EllipticCurvePublicKey.from_encoded_point(ec.SECP256R1(), _EVEN + public_key)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - _DAY)
-        .not_valid_after(now + _TEN_YEARS)
+        .public_key(key)
+        .serial_number(1)
+        .not_valid_before(datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC))
+        .not_valid_after(datetime.datetime(9999, 12, 31, tzinfo=datetime.UTC))
         .add_extension(x509.SubjectAlternativeName([x509.DNSName(SERVER_NAME)]), critical=False)
-        .sign(key, hashes.SHA256())
+        .sign(_SIGNER, None)
     )
-    key_pem = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    )
-    pem = certificate.public_bytes(serialization.Encoding.PEM)
-    return Certificate(certificate.public_bytes(serialization.Encoding.DER), pem, key_pem)
-
-
-def pinned(der: bytes) -> grpc.ChannelCredentials:
-    """Channel credentials that trust one certificate (DER). Raises RecordError if it is invalid."""
-    try:
-        pem = x509.load_der_x509_certificate(der).public_bytes(serialization.Encoding.PEM)
-    except (ValueError, x509.InvalidVersion):
-        raise RecordError("The peer's certificate can't be read: it is not called.") from None
-    return grpc.ssl_channel_credentials(root_certificates=pem)
+    return certificate.public_bytes(serialization.Encoding.PEM)
 
 
 class Gatekeeper:
-    """Makes our credentials and checks those of callers: a nonce is valid once, and callers must be
-    admitted."""
+    """Makes our credentials, and checks those of callers, who must be admitted to the run."""
 
     def __init__(
         self,
@@ -97,8 +112,7 @@ class Gatekeeper:
         claim: bytes = b"",
         refusals: Refusals | None = None,
     ) -> None:
-        """``claim``: the invite by which we were admitted. Without an ``admission`` anybody may
-        call."""
+        """``claim``: our invite; without an ``admission`` anybody may call."""
         self._identity = identity
         self.run_id = run_id
         self._clock = clock
@@ -106,7 +120,8 @@ class Gatekeeper:
         self._claim = claim
         self._refusals = refusals or Refusals()
         self._own_peer_id = identity.peer_id
-        self._nonces = Nonces(2 * CREDENTIAL_LIFE)  # one may come that life ahead of our clock
+        self._used: OrderedDict[bytes, float] = OrderedDict()
+        """Digests of used credentials, and when they came."""
 
     def credential_for(self, callee: str) -> tuple[tuple[str, bytes], ...]:
         """Metadata that proves our identity to ``callee``."""
@@ -116,50 +131,51 @@ class Gatekeeper:
         )
         return ((CREDENTIAL_KEY, credential),)
 
-    def caller(self, metadata: dict[str, bytes], place: str = "") -> str:
-        """The peer id of an authenticated and admitted caller; ``place``: the address it calls
-        from.
+    def caller(self, metadata: dict[str, bytes]) -> str:
+        """The peer id of an authenticated and admitted caller.
 
-        Raises RecordError, SignatureError or AdmissionError; each is counted.
+        Raises RecordError, SignatureError or AdmissionError, and counts the refusal.
         """
         try:
-            return self._caller(metadata.get(CREDENTIAL_KEY), place, self._clock())
+            return self._caller(metadata.get(CREDENTIAL_KEY), self._clock())
         except LowcommError as error:
             self._refusals.count(What.CALL, error.reason)
             raise
 
-    def tunneled(self, peer_id: str, metadata: dict[str, bytes], place: str = "") -> str:
-        """The same for a caller that libp2p has authenticated: it needs a credential only to show
-        an invite.
-
-        Raises RecordError, SignatureError or AdmissionError; each is counted.
-        """
+    def tunneled(self, peer_id: str, metadata: dict[str, bytes]) -> str:
+        """The same for a caller that libp2p has authenticated, who needs a credential only to show
+        an invite."""
         if CREDENTIAL_KEY in metadata:
-            caller = self.caller(metadata, place)
-            if caller != peer_id:
+            if (caller := self.caller(metadata)) != peer_id:
                 self._refusals.count(What.CALL, Reason.MISPLACED)
                 raise RecordError(
                     "A credential of another peer than the one that calls is refused."
                 )
             return caller
-        now = self._clock()
         try:
             public_key_of(peer_id)  # libp2p lets in keys that anybody can sign for
-            self._admission.check_again(peer_id, now)
+            self._admission.check_again(peer_id, self._clock())
         except LowcommError as error:
             self._refusals.count(What.CALL, error.reason)
             raise
         return peer_id
 
-    def _caller(self, data: object, place: str, now: float) -> str:
+    def _caller(self, data: object, now: float) -> str:
         if not isinstance(data, bytes):
             raise RecordError("A call without a credential is refused.", reason=Reason.MISSING)
         caller = read_credential(data, self._own_peer_id, self.run_id, now)
-        if self._nonces.was_used(caller.peer_id, caller.nonce, caller.issued, now):
+        digest = sha256(caller.peer_id.encode() + caller.nonce).digest()[:16]
+        # One may come CREDENTIAL_LIFE ahead of our clock. A time in the far future was noted while
+        # our clock was ahead.
+        while self._used and abs(now - next(iter(self._used.values()))) > 2 * CREDENTIAL_LIFE:
+            self._used.popitem(last=False)
+        if digest in self._used:
             raise RecordError(
                 "A credential that was used before is refused.", reason=Reason.REPLAYED
             )
-        # Checked before the nonce is stored: peers that are not admitted must not fill the table.
+        # Before it is remembered: peers that are not admitted must not fill the table.
         self._admission.check(caller.peer_id, caller.claim, now)
-        self._nonces.use(caller.peer_id, place, caller.nonce, caller.issued, now)
+        self._used[digest] = now
+        if len(self._used) > MAX_NONCES:
+            self._used.popitem(last=False)
         return caller.peer_id

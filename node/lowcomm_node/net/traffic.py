@@ -64,11 +64,11 @@ class Meter:
         self.clock = clock
 
     def sent(self, size: int) -> None:
-        """So many bytes have gone out."""
+        """Count bytes that have gone out."""
         self.up.add(size)
 
     def received(self, size: int) -> None:
-        """So many bytes have come in."""
+        """Count bytes that have come in."""
         self.down.add(size)
 
 
@@ -96,11 +96,7 @@ class MeteredStub:
     """A service stub that counts the bytes of its streams, and reports calls that begin and end."""
 
     def __init__(
-        self,
-        stub: Any,
-        meter: Meter,
-        measured: Measured = lambda size, seconds: None,
-        changed: Callable[[int], None] = lambda more: None,
+        self, stub: Any, meter: Meter, measured: Measured, changed: Callable[[int], None]
     ) -> None:
         """``changed`` receives 1 when a call begins, and -1 when it ends."""
         self._stub = stub
@@ -108,34 +104,24 @@ class MeteredStub:
         self._measured = measured
         self._changed = changed
 
-    def Describe(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802 - the name in the .proto
-        """See the service."""
-        return self._follow(self._stub.Describe(*arguments, **options))
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._stub, name)
 
-    def Swap(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
-        """See the service."""
-        return MeteredCall(
-            self._follow(self._stub.Swap(*arguments, **options)), self._meter, self._measured
-        )
+        def call(*arguments: Any, **options: Any) -> Any:
+            begun = method(*arguments, **options)
+            self._changed(1)
+            begun.add_done_callback(lambda _: self._changed(-1))
+            if name == "Describe":
+                return begun
+            return MeteredCall(begun, self._meter, self._measured)
 
-    def Fetch(self, *arguments: Any, **options: Any) -> Any:  # noqa: N802
-        """See the service."""
-        return MeteredCall(
-            self._follow(self._stub.Fetch(*arguments, **options)), self._meter, self._measured
-        )
-
-    def _follow(self, call: Any) -> Any:
-        self._changed(1)
-        call.add_done_callback(lambda _: self._changed(-1))
         return call
 
 
 class MeteredCall:
     """A gRPC call that counts its bytes."""
 
-    def __init__(
-        self, call: Any, meter: Meter, measured: Measured = lambda size, seconds: None
-    ) -> None:
+    def __init__(self, call: Any, meter: Meter, measured: Measured) -> None:
         self._call = call
         self._meter = meter
         self._measured = measured

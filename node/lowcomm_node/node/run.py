@@ -27,7 +27,6 @@ from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.files import FileDownload, Provided, Provider, VerifiedFiles
 from lowcomm_node.fetch.giving import PieceServer
 from lowcomm_node.net.endpoint import Endpoint
-from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.node.entry import GOODBYE_DEADLINE, LEAVE_DEADLINE, Departure, Entry
@@ -142,6 +141,7 @@ class Run:
             gatekeeper,
             self,
             entry.discovery,
+            entry.discovery.targets,
             allowance.bandwidth,
             allowance.peer_limit,
             entry.refusals,
@@ -176,7 +176,7 @@ class Run:
         """Take part until the run is over or the node shall leave. Raises NodeError."""
         host, announce = self._entry.hosts()
         port = await self.endpoint.listen(
-            runtime_folder(), any_host() if host == "0.0.0.0" else host, self._settings.port
+            any_host() if host == "0.0.0.0" else host, self._settings.port
         )
         try:
             addresses = await in_numbers(self._settings.announce)
@@ -311,7 +311,7 @@ class Run:
             own=OwnRecord(
                 identity=entry.identity,
                 run_id=self.signed.run_id,
-                certificate=self.endpoint.certificate.digest,
+                certificate=self.endpoint.certificate.public_key,
                 addresses=addresses,
                 progress=board.position,
                 told=self._describe_ourselves,

@@ -307,7 +307,7 @@ class Status:
     entry_points: tuple[str, ...]
     """Multiaddresses that others can give to `--peers`."""
     tunnels: Mapping[str, int] = field(default_factory=dict)
-    """Streams of tunnels that were `refused` or `resumed`, and bytes that were `repeated`."""
+    """Streams of others through libp2p: `open` now, and `refused` because there were too many."""
     refusals: Mapping[str, int] = field(default_factory=dict)
     """Records, calls and connections that were refused, by what and why, such as
     `call.replayed`."""

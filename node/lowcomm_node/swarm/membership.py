@@ -73,7 +73,7 @@ class OwnRecord:
     identity: Identity
     run_id: str
     certificate: bytes
-    """SHA-256 of our TLS certificate."""
+    """Key of our TLS certificate."""
     addresses: tuple[str, ...]
     """``host:port`` of our Exchange service."""
     progress: Callable[[], tuple[int, int, float]]

@@ -22,10 +22,10 @@ from lowcomm_node.errors import LinkLost, NodeError
 from lowcomm_node.net.addresses import EntryPoint, host_of, place_in
 from lowcomm_node.net.control import Control, OpenStream, Streams, read_message
 from lowcomm_node.net.hivemind_client import load_hivemind
-from lowcomm_node.net.limits import Allowed, Quota, network_of
 from lowcomm_node.net.p2pd import P2pDaemon
 from lowcomm_node.net.varint import write_varint
 from lowcomm_node.system.logs import log
+from lowcomm_node.system.quota import Allowed, Quota, network_of
 from lowcomm_node.system.tasks import start
 from lowcomm_protocol.errors import LowcommError, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb

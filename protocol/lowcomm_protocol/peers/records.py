@@ -80,7 +80,7 @@ class PeerInfo:
     addresses: tuple[str, ...] = ()
     """``host:port`` of its Exchange service, best first."""
     certificate: bytes = b""
-    """SHA-256 of its TLS certificate (DER); empty: it can't be called directly."""
+    """Key of its TLS certificate, 32 bytes; empty: it can't be called directly."""
     swarm_step: int = 0
     steps: int = 0
     tokens_per_second: float = 0.0

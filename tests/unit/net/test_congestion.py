@@ -21,13 +21,13 @@ from lowcomm_node.net.congestion import (
     WASTED,
     CongestionChanged,
     CongestionWatch,
-    Course,
     Sending,
+    SendingHistory,
     allowed,
+    connections,
     read_sending,
     unsent,
 )
-from lowcomm_node.net.connections import connections
 
 CALM = Sending("reno", 10 * ENOUGH, 0, round_trips=1.0)
 LOSES = replace(CALM, resent=int(2 * LOSSY * 10 * ENOUGH))
@@ -57,7 +57,7 @@ NAMES = ("reno", "cubic", BBR)
 
 def better(*told: Sending) -> list[str]:
     """What a connection changes to."""
-    course = Course()
+    course = SendingHistory()
     found = [course.better(sending, NAMES) for sending in told]
     return [change[0] for change in found if change is not None]
 
@@ -66,7 +66,7 @@ def test_a_connection_changes_to_bbr_once_enough_was_sent_and_enough_of_it_again
     assert better(LOSES) == [BBR] and better(CALM) == []
     assert better(replace(LOSES, segments=ENOUGH - 1, resent=ENOUGH - 1)) == []
     assert better(replace(CALM, resent=int(LOSSY * CALM.segments))) == []
-    assert Course().better(LOSES, ("reno",)) is None
+    assert SendingHistory().better(LOSES, ("reno",)) is None
 
 
 FULL = Sending(BBR, ENOUGH, int(2 * WASTED * ENOUGH), round_trips=QUEUED)
@@ -78,7 +78,7 @@ def test_a_connection_leaves_bbr_for_good_where_it_loses_much_to_a_full_queue():
     assert better(replace(FULL, round_trips=0.99 * QUEUED)) == [], "a line that loses by chance"
     again = replace(LOSES, segments=100 * ENOUGH, resent=50 * ENOUGH)
     assert better(FULL, again) == ["cubic"]
-    assert Course().better(FULL, (BBR,)) == ("reno", 2 * WASTED)
+    assert SendingHistory().better(FULL, (BBR,)) == ("reno", 2 * WASTED)
 
 
 def test_what_was_lost_before_bbr_or_without_a_queue_is_not_held_against_it():
@@ -94,7 +94,7 @@ def test_where_a_full_queue_drops_only_losses_without_one_have_a_connection_try_
     at_queue = replace(LOSES, round_trips=QUEUED)
 
     def with_full(*told: Sending) -> list[str]:
-        course = Course()
+        course = SendingHistory()
         found = [course.better(sending, NAMES, full=True) for sending in told]
         return [change[0] for change in found if change is not None]
 

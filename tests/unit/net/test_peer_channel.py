@@ -2,7 +2,6 @@
 one is open."""
 
 import asyncio
-import secrets
 from contextlib import suppress
 
 import pytest
@@ -12,7 +11,6 @@ from helpers.tunnelling import End, cut, pair, soon
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net import peer_channel as peer_channel_module
-from lowcomm_node.net.connected import name_tunnel
 from lowcomm_node.net.control import OpenStream
 from lowcomm_node.net.peer_channel import PeerChannel
 from lowcomm_node.net.routes import PeerRoute, Route
@@ -22,7 +20,7 @@ DIRECT, TUNNEL = Route.DIRECT, Route.TUNNEL
 
 
 def line_to(end: End, other: End) -> PeerChannel:
-    return end.channels._peer_channels[other.peer_id]
+    return end.channels._peers[other.peer_id]
 
 
 def alive(end: End) -> PeerInfo:
@@ -42,17 +40,21 @@ def silent(end: End, taken: list[OpenStream]) -> None:
     network.served.update(dict.fromkeys(network.served, taken.append))
 
 
+async def lost(peer_channel: PeerChannel, route: Route) -> None:
+    await until_async(
+        lambda: asyncio.sleep(0, route not in peer_channel._open), 30, f"the {route} route is lost"
+    )
+
+
 async def opened(peer_channel: PeerChannel, route: Route) -> None:
     await until_async(
         lambda: asyncio.sleep(0, route in peer_channel._open), 30, f"the {route} route is open"
     )
 
 
-async def test_where_a_faster_tunnel_is_cut_off_calls_take_the_direct_route_at_once(
-    tmp_path, monkeypatch
-):
+async def test_where_a_faster_tunnel_is_cut_off_calls_take_the_direct_route_at_once(monkeypatch):
     monkeypatch.setattr(peer_channel_module, "PATIENCE", 1.0)
-    async with pair(tmp_path) as (ada, bob):
+    async with pair() as (ada, bob):
         assert await soon(ada.introduce(alive(bob))) == ada.peer_id
         peer_channel = line_to(ada, bob)
         peer_channel._choice.measured(DIRECT, peer_channel._clock(), 10**6, 2.0)
@@ -62,47 +64,26 @@ async def test_where_a_faster_tunnel_is_cut_off_calls_take_the_direct_route_at_o
         unreachable(ada)
         assert await soon(peer_channel.channel(alive(bob))) is peer_channel._open[TUNNEL].channel
         cut(ada)
+        await lost(peer_channel, TUNNEL)
         assert await soon(peer_channel.channel(alive(bob))) is peer_channel._open[DIRECT].channel
 
 
 async def test_a_call_that_waits_for_a_tunnel_takes_a_direct_route_that_opens_meanwhile(
-    tmp_path, monkeypatch
+    monkeypatch,
 ):
     monkeypatch.setattr(peer_channel_module, "PATIENCE", 5.0)
-    async with pair(tmp_path) as (ada, bob):
+    async with pair() as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
         unreachable(ada)
         cut(ada)
+        await lost(line_to(ada, bob), TUNNEL)
         assert await soon(ada.introduce(alive(bob))) == ada.peer_id
         assert line_to(ada, bob)._choice.route is DIRECT
 
 
-async def test_a_tunnel_that_is_lost_while_it_is_renewed_is_not_opened_twice(tmp_path, monkeypatch):
-    monkeypatch.setattr(peer_channel_module, "PATIENCE", 1.0)
+async def test_a_tunnel_that_was_being_renewed_when_a_direct_route_opened_stays_open():
     taken = list[OpenStream]()
-    async with pair(tmp_path) as (ada, bob):
-        assert await soon(ada.introduce(bob.info())) == ada.peer_id
-        peer_channel = line_to(ada, bob)
-        silent(ada, taken)
-        peer_channel._begin(peer_channel._choice.renewal(TUNNEL))
-        renewal = peer_channel._attempts[TUNNEL]
-        for pump in list(ada.tunnels._pumps):
-            pump.fail(LinkLost("was lost"))
-        await until_async(
-            lambda: asyncio.sleep(0, TUNNEL not in peer_channel._open), 30, "it is lost"
-        )
-        with pytest.raises(LinkLost, match="within 1 s"):
-            await soon(ada.introduce(bob.info()))
-        assert peer_channel._attempts[TUNNEL] is renewal and not renewal.done()
-        await soon(peer_channel.close())
-        assert renewal.done(), "there is none that nobody could end"
-        for stream in taken:
-            stream.socket.close()
-
-
-async def test_a_tunnel_that_was_being_renewed_when_a_direct_route_opened_stays_open(tmp_path):
-    taken = list[OpenStream]()
-    async with pair(tmp_path) as (ada, bob):
+    async with pair() as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
         peer_channel = line_to(ada, bob)
         silent(ada, taken)
@@ -117,13 +98,13 @@ async def test_a_tunnel_that_was_being_renewed_when_a_direct_route_opened_stays_
             stream.socket.close()
 
 
-async def test_a_peer_channel_that_was_closed_opens_nothing_and_no_call_waits_for_it(tmp_path):
+async def test_a_peer_channel_that_was_closed_opens_nothing_and_no_call_waits_for_it():
     taken = list[OpenStream]()
-    async with pair(tmp_path) as (ada, bob):
+    async with pair() as (ada, bob):
         silent(ada, taken)
         waiting = asyncio.create_task(ada.introduce(bob.info()))
         await until_async(
-            lambda: asyncio.sleep(0, ada.channels._peer_channels and line_to(ada, bob)._attempts),
+            lambda: asyncio.sleep(0, ada.channels._peers and line_to(ada, bob)._attempts),
             30,
             "it opens",
         )
@@ -138,22 +119,15 @@ async def test_a_peer_channel_that_was_closed_opens_nothing_and_no_call_waits_fo
             stream.socket.close()
 
 
-async def test_no_reason_is_told_of_a_peer_that_was_only_idle(tmp_path):
-    async with pair(tmp_path) as (ada, bob):
+async def test_no_reason_is_told_of_a_peer_that_was_only_idle():
+    async with pair() as (ada, bob):
         with suppress(LinkLost):
             await soon(ada.introduce(alive(bob)))
         peer_channel = line_to(ada, bob)
         now = peer_channel._clock()
-        peer_channel._choice.opened(DIRECT, now - 120.0, 0.1)
+        peer_channel._choice.opened(DIRECT, now - 120.0)
         await peer_channel._open[DIRECT].channel.close()
         await until_async(
             lambda: asyncio.sleep(0, peer_channel._choice.route is None), 30, "it is lost"
         )
         assert peer_channel.describe() == PeerRoute()
-
-
-def test_a_tunnel_is_named_by_where_it_leads():
-    relay = "12D3KooW" + secrets.token_hex(10)
-    assert name_tunnel("/ip4/192.0.2.1/udp/5/quic-v1") == "punched"
-    assert name_tunnel(f"/ip4/192.0.2.1/tcp/5/p2p/{relay}/p2p-circuit") == f"relay {relay[-6:]}"
-    assert name_tunnel("") == "tunnel", "before there was a stream"

@@ -3,7 +3,6 @@ given."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from pathlib import Path
 from time import time
 from typing import Any
 
@@ -28,13 +27,13 @@ LITTLE = 200_000
 
 
 @asynccontextmanager
-async def pair(tmp_path: Path) -> AsyncIterator[tuple[End, End]]:
+async def pair(echo: Echo | None = None) -> AsyncIterator[tuple[End, End]]:
     network = MemoryNetwork(time)
     made = [
-        End(identity, MemoryDiscovery(identity.peer_id, network), CERTIFICATE)
+        End(identity, MemoryDiscovery(identity.peer_id, network), CERTIFICATE, echo)
         for identity in (ADA, BOB)
     ]
-    async with ends(*made, folder=tmp_path) as (ada, bob):
+    async with ends(*made) as (ada, bob):
         yield ada, bob
 
 
@@ -47,10 +46,9 @@ def reachable(end: End) -> Any:
     return end.info(addresses=(f"127.0.0.1:{end.port}",))
 
 
-async def test_each_route_is_measured_by_itself(tmp_path: Path):
+async def test_each_route_is_measured_by_itself():
     here, there = Bandwidth(), Bandwidth()
-    async with pair(tmp_path) as (ada, bob):
-        bob.service._echo = Echo(there)
+    async with pair(Echo(there)) as (ada, bob):
         direct, tunnel = await soon(ada.channels.ping(reachable(bob), here))
         assert direct.route == f"direct 127.0.0.1:{bob.port}" and tunnel.route == "punched"
         for route in (direct, tunnel):
@@ -64,26 +62,24 @@ async def test_each_route_is_measured_by_itself(tmp_path: Path):
         )
 
 
-async def test_a_proxy_of_the_environment_carries_no_route(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+async def test_a_proxy_of_the_environment_carries_no_route(monkeypatch: pytest.MonkeyPatch):
     for variable in ("http_proxy", "https_proxy", "grpc_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")
-    async with pair(tmp_path) as (ada, bob):
+    async with pair() as (ada, bob):
         routes = await soon(ada.channels.ping(reachable(bob), Bandwidth()))
         assert [route.reason for route in routes] == ["", ""]
 
 
-async def test_a_route_that_is_not_there_says_why(tmp_path: Path):
-    async with pair(tmp_path) as (ada, bob):
+async def test_a_route_that_is_not_there_says_why():
+    async with pair() as (ada, bob):
         direct, tunnel = await soon(ada.channels.ping(bob.info(), Bandwidth()))
         assert (direct.route, direct.up) == ("direct", None) and "can't be reached" in direct.reason
         assert tunnel.up > 0 and not tunnel.reason
 
 
-async def test_a_ping_keeps_to_what_the_owner_allows(tmp_path: Path):
+async def test_a_ping_keeps_to_what_the_owner_allows():
     bandwidth = Bandwidth(up=BandwidthLimit(2e6), down=BandwidthLimit(4e6))
-    async with pair(tmp_path) as (ada, bob):
+    async with pair() as (ada, bob):
         routes = await soon(ada.channels.ping(reachable(bob), bandwidth))
         assert len(routes) == 2
         for limited in (bandwidth.up, bandwidth.down):
@@ -136,9 +132,8 @@ async def test_who_is_pinged_while_its_own_limit_holds_it_up_says_so(direction: 
     assert again.answered == 3 and not again.refused
 
 
-async def test_a_peer_that_has_had_its_share_is_told_when_there_is_more(tmp_path: Path):
-    async with pair(tmp_path) as (ada, bob):
-        bob.service._echo = Echo(given=Allowed(each=LITTLE, all=10**9, seconds=86_400.0))
+async def test_a_peer_that_has_had_its_share_is_told_when_there_is_more():
+    async with pair(Echo(given=Allowed(each=LITTLE, all=10**9, seconds=86_400.0))) as (ada, bob):
         for route in await soon(ada.channels.ping(reachable(bob), Bandwidth())):
             assert route.up is None and "tomorrow" in route.reason, route
 
@@ -208,11 +203,13 @@ async def test_who_answers_with_less_than_was_asked_for_is_not_measured():
         await measuring.measure_round_trip(Liar())
 
 
-async def test_an_unauthenticated_caller_is_not_answered(tmp_path: Path):
+async def test_an_unauthenticated_caller_is_not_answered():
     from grpc import aio
 
-    async with pair(tmp_path) as (ada, bob):
-        channel = await ada.channels._dialers.direct(reachable(bob))
+    async with pair() as (ada, bob):
+        channel = ada.channels.dialer.direct(
+            reachable(bob).addresses[0], bob.certificate.public_key
+        ).channel
         call = ExchangeStub(channel).Ping(timeout=20)
         with pytest.raises(aio.AioRpcError, match="UNAUTHENTICATED"):
             await soon(call.read())

@@ -10,24 +10,23 @@ from lowcomm_node.net.routes import (
     FASTER,
     FIRST_PAUSE,
     FLAP,
+    HEAD_START,
     LONGEST_PAUSE,
     SLOW,
     TRIAL_EVERY,
     TUNNEL_DEADLINE,
     Attempt,
     Choice,
-    Learned,
     Plan,
     Route,
 )
 
 DIRECT, TUNNEL = Route.DIRECT, Route.TUNNEL
-HEAD_START = Learned().head_start
 
 
 @pytest.fixture
 def choice() -> Choice:
-    return Choice(Learned())
+    return Choice()
 
 
 def routes_of(plan: Plan) -> list[Route]:
@@ -38,7 +37,7 @@ def with_dead_direct(choice: Choice, now: float = 0.0) -> None:
     """The direct address is dead, the tunnel is open."""
     choice.plan(now)
     choice.failed(DIRECT, now, "did not answer")
-    choice.opened(TUNNEL, now, 0.1)
+    choice.opened(TUNNEL, now)
 
 
 def test_what_is_not_known_is_tried_direct_first_and_the_tunnel_after_a_head_start(choice):
@@ -58,7 +57,7 @@ def test_what_is_being_tried_is_not_tried_twice(choice):
 
 def test_direct_if_it_answers(choice):
     choice.plan(0.0)
-    choice.opened(DIRECT, 0.1, 0.1)
+    choice.opened(DIRECT, 0.1)
     choice.dropped(TUNNEL)
     assert choice.plan(0.2) == Plan(use=DIRECT)
     assert choice.plan(1e6) == Plan(use=DIRECT)
@@ -66,7 +65,7 @@ def test_direct_if_it_answers(choice):
 
 def test_else_the_tunnel_and_no_call_waits_for_direct_any_more(choice):
     choice.plan(0.0)
-    choice.opened(TUNNEL, 1.0, 0.2)
+    choice.opened(TUNNEL, 1.0)
     assert choice.plan(1.1) == Plan(use=TUNNEL), "while direct is still being tried"
     choice.failed(DIRECT, 5.0, "did not answer")
     assert choice.plan(5.1) == Plan(use=TUNNEL)
@@ -75,8 +74,8 @@ def test_else_the_tunnel_and_no_call_waits_for_direct_any_more(choice):
 
 def test_direct_that_answers_later_takes_over(choice):
     choice.plan(0.0)
-    choice.opened(TUNNEL, 1.0, 0.2)
-    choice.opened(DIRECT, 3.0, 3.0)
+    choice.opened(TUNNEL, 1.0)
+    choice.opened(DIRECT, 3.0)
     assert choice.plan(3.1) == Plan(use=DIRECT)
 
 
@@ -99,7 +98,7 @@ def test_a_dead_direct_address_is_tried_again_beside_the_tunnel_and_less_often_e
 def test_it_is_taken_again_when_it_answers_again(choice):
     with_dead_direct(choice)
     choice.plan(FIRST_PAUSE)
-    choice.opened(DIRECT, FIRST_PAUSE + 0.1, 0.1)
+    choice.opened(DIRECT, FIRST_PAUSE + 0.1)
     assert choice.plan(FIRST_PAUSE + 0.2) == Plan(use=DIRECT)
 
 
@@ -111,7 +110,7 @@ def test_a_new_address_is_tried_at_once(choice):
 
 def test_a_route_that_breaks_is_verified_before_it_is_used_again(choice):
     choice.plan(0.0)
-    choice.opened(DIRECT, 0.1, 0.1)
+    choice.opened(DIRECT, 0.1)
     choice.dropped(TUNNEL)
     choice.lost(DIRECT, 100.0, "broke")
     plan = choice.plan(100.0)
@@ -123,7 +122,7 @@ def test_a_route_that_opens_but_does_not_hold_gives_way_to_the_other(choice):
     now = FIRST_PAUSE
     for round_ in range(4):
         assert routes_of(choice.plan(now)) == [DIRECT]
-        choice.opened(DIRECT, now, 0.1)
+        choice.opened(DIRECT, now)
         choice.lost(DIRECT, now + FLAP / 2, "reset")
         assert choice.plan(now + FLAP / 2) == Plan(use=TUNNEL)
         now += FLAP / 2 + FIRST_PAUSE * 2 ** (round_ + 1)
@@ -132,7 +131,7 @@ def test_a_route_that_opens_but_does_not_hold_gives_way_to_the_other(choice):
 def test_a_route_that_does_not_hold_is_taken_all_the_same_where_there_is_no_other(choice):
     choice.plan(0.0)
     choice.failed(DIRECT, 0.0, "dead")
-    choice.opened(TUNNEL, 0.1, 0.1)
+    choice.opened(TUNNEL, 0.1)
     choice.lost(TUNNEL, 0.5, "cut")
     assert routes_of(choice.plan(0.5)) == [TUNNEL]
 
@@ -168,21 +167,6 @@ def test_the_tunnel_waits_for_nothing_when_direct_is_not_being_tried(choice):
     )
 
 
-def test_the_head_start_is_learned_from_what_direct_connections_take():
-    learned = Learned()
-    for _ in range(40):
-        learned.add(0.1)
-    assert learned.head_start == pytest.approx(0.3)
-    learned.add(5.0)
-    assert learned.head_start == pytest.approx(0.3), "one that was slow changes nothing"
-    for _ in range(40):
-        learned.add(5.0)
-    assert learned.head_start == Learned.MOST
-    for _ in range(40):
-        learned.add(0.001)
-    assert learned.head_start == Learned.LEAST
-
-
 INPUTS = st.one_of(
     st.tuples(st.just("plan"), st.none()),
     st.tuples(
@@ -194,13 +178,13 @@ INPUTS = st.one_of(
 
 @given(st.lists(st.tuples(st.floats(0, 1000), INPUTS, st.integers(1, 10**7)), max_size=60))
 def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reason(steps):
-    choice, now, under_way, opened = Choice(Learned()), 0.0, set[Route](), set[Route]()
+    choice, now, under_way, opened = Choice(), 0.0, set[Route](), set[Route]()
     measured = False
     for pause, (what, route), size in steps:
         now += pause
         match what:
             case "opened" if route in under_way | opened:  # where it is open, it was renewed
-                choice.opened(route, now, 0.1)
+                choice.opened(route, now)
                 under_way.discard(route)
                 opened.add(route)
             case "failed" if route in under_way:
@@ -242,11 +226,11 @@ def both_open(choice: Choice, slow: float = SLOW) -> None:
     """Direct has brought contents within ``slow`` seconds, and the tunnel is open where that was
     worth it."""
     choice.plan(0.0)
-    choice.opened(DIRECT, 0.1, 0.1)
+    choice.opened(DIRECT, 0.1)
     choice.dropped(TUNNEL)
     choice.measured(DIRECT, 1.0, MB, slow)
     if TUNNEL in routes_of(choice.plan(2.0)):
-        choice.opened(TUNNEL, 2.1, 0.1)
+        choice.opened(TUNNEL, 2.1)
 
 
 def test_where_contents_take_long_the_tunnel_gets_a_try_beside_the_direct_route(choice):

@@ -21,8 +21,7 @@ from helpers.wire import new_certificate
 from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
 from lowcomm_node.errors import ConfigError, NotAdmitted
 from lowcomm_node.net.channels import Channels
-from lowcomm_node.net.server import ExchangeServer
-from lowcomm_node.net.service import ExchangeService
+from lowcomm_node.net.server import ExchangeServer, ExchangeService
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm import hosts
@@ -88,7 +87,7 @@ class Party:
         self.discovery = MemoryDiscovery(self.peer_id, self.network)
         self.roster = Roster(self.peer_id, self.run.run_id, admission, self.refusals)
         own = OwnRecord(
-            identity=self.identity, run_id=self.run.run_id, certificate=self.certificate.digest,
+            identity=self.identity, run_id=self.run.run_id, certificate=self.certificate.public_key,
             addresses=(f"127.0.0.1:{self.port}",), progress=lambda: (self.swarm_step, 0, 0.0),
         )  # fmt: skip
         listeners = Listeners(
@@ -129,7 +128,7 @@ class Party:
         info = PeerInfo(
             peer_id=other.peer_id, run_id=self.run.run_id, phase=Phase.TRAINING, issued=time(),
             expires=time() + 30,
-            addresses=(f"127.0.0.1:{other.port}",), certificate=other.certificate.digest,
+            addresses=(f"127.0.0.1:{other.port}",), certificate=other.certificate.public_key,
         )  # fmt: skip
         stub = await self.channels.stub(info)
         try:

@@ -1,6 +1,5 @@
 """A peer that answers probes calls nobody but the asker, and gives no more than it may."""
 
-import datetime
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -246,7 +245,7 @@ async def test_a_direct_call_reaches_only_the_certificate_that_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setattr(probes, "DIAL_DEADLINE", 20.0)
-    certificate = make_certificate(datetime.datetime.now(datetime.UTC))
+    certificate = make_certificate()
     server = aio.server()
     port = server.add_secure_port("127.0.0.1:0", certificate.server_credentials())
     await server.start()

@@ -1,0 +1,359 @@
+"""gRPC through libp2p, for peers that can't be dialed: a plain pipe at each end of a stream.
+
+    gRPC ── unix socket ── Pipe ══ p2pd, punched or relayed, p2pd ══ Pipe ── unix socket ── server
+
+    caller   opens a stream, waits for the server's first byte, and has gRPC dial a socket of ours
+    callee   binds a name of its own, dials the gRPC server, and remembers whose stream it carries
+             under that name: so the server knows the caller, whom libp2p has authenticated
+
+A stream that breaks off ends its calls. An exchange is tried again, and a transfer resumes by
+piece. All names are abstract unix sockets, which a killed process does not leave behind.
+"""
+
+import asyncio
+import os
+import secrets
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import count
+
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.net.addresses import place_in, relay_of
+from lowcomm_node.net.control import OpenStream, Streams, caller
+from lowcomm_node.system.logs import log
+from lowcomm_node.system.quota import Shares
+from lowcomm_node.system.tasks import start
+
+BUFFER = 256 * 1024
+"""Bytes that one direction of a pipe reads at once, and holds while the other end is slow."""
+OPEN_DEADLINE = 14.0
+"""Seconds to open a stream that the other end takes: a relay may have to be dialed first, and a
+dead connection noticed."""
+ANSWER_DEADLINE = 4.0
+"""Seconds for the first byte of the server before libp2p's connection counts as dead."""
+LINGER = 1.0
+"""Seconds before a stream is closed whose gRPC has ended: over QUIC p2pd loses what was written
+right before."""
+MAX_INCOMING = 64
+"""Streams of others at once."""
+MAX_OF_PEER = 4
+"""Streams of one peer. gRPC needs one; there are two while a better connection replaces it."""
+UNACCEPTED = 20.0
+"""Seconds for the first accepted call over a stream: libp2p lets anybody open one."""
+
+
+def protocol_of(run_id: str) -> str:
+    """The name of our streams in libp2p, by run: peers of other runs don't get through."""
+    return f"/lowcomm/exchange/2/{run_id[:32]}"
+
+
+class Pipe:
+    """Moves bytes between gRPC's socket and a stream, until one of them ends."""
+
+    def __init__(self, local: socket.socket, stream: socket.socket) -> None:
+        self._local, self._stream = local, stream
+        self._loop = asyncio.get_running_loop()
+        self._ended = asyncio.Event()
+        local.setblocking(False)
+        self._ways = (
+            _Way(self._loop, local, stream, self._ended.set),
+            _Way(self._loop, stream, local, self._ended.set),
+        )
+
+    async def wait_ended(self) -> None:
+        """Wait until one of the two sockets has ended."""
+        await self._ended.wait()
+
+    def close(self) -> None:
+        """End both sockets."""
+        for way in self._ways:
+            way.stop()
+        self._local.close()
+        self._loop.call_later(LINGER, self._stream.close)
+
+
+class _Way:
+    """One direction: it reads only while the sink takes everything."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        source: socket.socket,
+        sink: socket.socket,
+        end: Callable[[], None],
+    ) -> None:
+        self._loop, self._source, self._sink, self._end = loop, source, sink, end
+        self._buffer = memoryview(bytearray(BUFFER))
+        self._left = self._buffer[:0]
+        loop.add_reader(source, self._read)
+        self._reads = True
+
+    def stop(self) -> None:
+        """Move no more bytes."""
+        self._loop.remove_reader(self._source)
+        self._loop.remove_writer(self._sink)
+
+    def _read(self) -> None:
+        try:
+            size = self._source.recv_into(self._buffer)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            size = 0
+        if not size:
+            self._loop.remove_reader(self._source)
+            self._end()
+            return
+        self._left = self._buffer[:size]
+        self._write()
+
+    def _write(self) -> None:
+        try:
+            self._left = self._left[self._sink.send(self._left) :]
+        except (BlockingIOError, InterruptedError):
+            pass
+        except OSError:
+            self.stop()
+            self._end()
+            return
+        # Repeated requests would cost system calls.
+        if self._left and self._reads:
+            self._loop.remove_reader(self._source)
+            self._loop.add_writer(self._sink, self._write)
+            self._reads = False
+        elif not self._left and not self._reads:
+            self._loop.remove_writer(self._sink)
+            self._loop.add_reader(self._source, self._read)
+            self._reads = True
+
+
+class Outgoing:
+    """A stream to a peer, for one gRPC connection."""
+
+    def __init__(self, stream: OpenStream, name: str) -> None:
+        """``name``: of the unix socket."""
+        self.peer_id = stream.peer_id
+        self.address = stream.address
+        """Multiaddress of the other end."""
+        self.target = f"unix-abstract:{name}"
+        """What gRPC dials."""
+        self._stream = stream.socket
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(f"\0{name}")
+        self._listener.listen(1)
+        self._listener.setblocking(False)
+        self._carrying = start(self._carry())
+
+    @property
+    def name(self) -> str:
+        """The name of this route, as ``peers`` prints it."""
+        return name_tunnel(self.address)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it still carries bytes, or may."""
+        return not self._carrying.done()
+
+    async def close(self) -> None:
+        """End the connection."""
+        self._carrying.cancel()
+        await asyncio.gather(self._carrying, return_exceptions=True)
+        self._listener.close()
+        self._stream.close()
+
+    async def _carry(self) -> None:
+        local = await self._accept()
+        pipe = Pipe(local, self._stream)
+        try:
+            await pipe.wait_ended()
+        finally:
+            pipe.close()
+
+    async def _accept(self) -> socket.socket:
+        """The connection of our own gRPC: any process of this machine can dial the name."""
+        loop = asyncio.get_running_loop()
+        with self._listener:
+            while True:
+                local, _ = await loop.sock_accept(self._listener)
+                if caller(local) == os.getpid():
+                    return local
+                local.close()
+
+
+@dataclass(eq=False)
+class Incoming:
+    """A stream that another peer has opened to us."""
+
+    peer_id: str
+    address: str
+    """Multiaddress of the other end."""
+    deadline: asyncio.Timeout | None = None
+    """For its first accepted call."""
+
+    @property
+    def place(self) -> str:
+        """The key of quotas: its IP address, or the relay, behind which no address is visible."""
+        return place_in(self.address)
+
+
+class Pipes:
+    """All streams of this node for gRPC, in both directions."""
+
+    def __init__(self, streams: Streams, run_id: str) -> None:
+        self._streams = streams
+        self._protocol = protocol_of(run_id)
+        self._token = secrets.token_hex(8)
+        self._numbers = count(1)
+        self._outgoing: set[Outgoing] = set()
+        self._incoming: dict[str, Incoming] = {}
+        """By the name of the unix socket that connects it to the server."""
+        self._shares = Shares()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._server: Callable[[], str] = str
+        self._closed = False
+        self.refused = 0
+        """Streams refused because there were too many."""
+
+    async def serve(self, server: Callable[[], str]) -> None:
+        """Carry the streams of others to the gRPC server, from now on; ``server``: the name of its
+        abstract unix socket, which may change. Raises LinkLost."""
+        self._server = server
+        await self._streams.serve_streams(self._protocol, self._take)
+
+    async def dial(self, peer_id: str, entry_points: Sequence[str]) -> Outgoing:
+        """A stream that a peer has taken. Raises LinkLost with the reason if there is none."""
+        self._outgoing = {outgoing for outgoing in self._outgoing if outgoing.is_open}
+        name = f"lowcomm.{self._token}.out.{next(self._numbers)}"
+        outgoing = Outgoing(await self._open(peer_id, entry_points), name)
+        self._outgoing.add(outgoing)
+        return outgoing
+
+    async def connected_at(self, peer_id: str) -> tuple[str, ...]:
+        """The addresses of libp2p's connections to a peer."""
+        return await self._streams.connected_at(peer_id)
+
+    def incoming(self, name: str) -> Incoming | None:
+        """The stream behind a caller's unix socket; None: it is not one of ours."""
+        return self._incoming.get(name)
+
+    def accept(self, incoming: Incoming) -> None:
+        """Let a stream stay: a call through it came from an admitted peer."""
+        if incoming.deadline is not None and not incoming.deadline.expired():
+            incoming.deadline.reschedule(None)
+
+    def called_from(self, peer_id: str) -> str:
+        """The address of the newest stream that a peer has opened to us; empty if there is none."""
+        return next((one.address for one in reversed(self._of(peer_id))), "")
+
+    def statistics(self) -> dict[str, int]:
+        """What ``status`` shows."""
+        return {"open": len(self._incoming), "refused": self.refused}
+
+    async def close(self) -> None:
+        """End all streams, and take no more."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(
+            *self._tasks, *(outgoing.close() for outgoing in self._outgoing), return_exceptions=True
+        )
+
+    def _of(self, peer_id: str) -> list[Incoming]:
+        return [one for one in self._incoming.values() if one.peer_id == peer_id]
+
+    async def _open(self, peer_id: str, entry_points: Sequence[str]) -> OpenStream:
+        try:
+            async with asyncio.timeout(OPEN_DEADLINE):
+                try:
+                    return await self._connect(peer_id, entry_points)
+                except TimeoutError:
+                    if self._of(peer_id) or any(
+                        outgoing.is_open and outgoing.peer_id == peer_id
+                        for outgoing in self._outgoing
+                    ):
+                        raise
+                # The connection may be dead, which libp2p takes half a minute to notice. No stream
+                # of ours uses it.
+                await self._streams.disconnect(peer_id)
+                return await self._connect(peer_id, entry_points)
+        except TimeoutError:
+            raise LinkLost("did not answer in time") from None
+
+    async def _connect(self, peer_id: str, entry_points: Sequence[str]) -> OpenStream:
+        await self._streams.connect(peer_id, entry_points, OPEN_DEADLINE)
+        async with asyncio.timeout(ANSWER_DEADLINE):
+            stream = await self._streams.open_stream(peer_id, self._protocol, OPEN_DEADLINE)
+            try:
+                if not await _is_taken(stream.socket):
+                    raise LinkLost("does not take the stream: it has no room, or left the run")
+            except BaseException:
+                stream.socket.close()
+                raise
+            return stream
+
+    # streams of others
+
+    def _take(self, stream: OpenStream) -> None:
+        incoming = Incoming(stream.peer_id, stream.address)
+        # libp2p lets anybody open streams, so they are bounded before a task begins.
+        free = MAX_INCOMING - len(self._incoming)
+        if (
+            self._closed
+            or len(self._of(stream.peer_id)) >= MAX_OF_PEER
+            or free <= 0
+            or not self._shares.has_room(incoming.place, free)
+        ):
+            self.refused += 1
+            stream.socket.close()
+            return
+        name = f"lowcomm.{self._token}.in.{next(self._numbers)}"
+        self._incoming[name] = incoming
+        self._shares.take(incoming.place)
+        task = start(self._serve(name, incoming, stream.socket))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _serve(self, name: str, incoming: Incoming, stream: socket.socket) -> None:
+        local = socket.socket(socket.AF_UNIX)
+        try:
+            async with asyncio.timeout(UNACCEPTED) as incoming.deadline:
+                local.setblocking(False)
+                local.bind(f"\0{name}")
+                await asyncio.get_running_loop().sock_connect(local, f"\0{self._server()}")
+                pipe = Pipe(local, stream)
+                try:
+                    await pipe.wait_ended()
+                finally:
+                    pipe.close()
+        except (OSError, TimeoutError) as error:
+            reason = str(error) or "no call was accepted"
+            log.debug("tunnel.ended", peer=incoming.peer_id, reason=reason)
+            stream.close()
+        finally:
+            local.close()
+            self._shares.give_back(incoming.place)
+            del self._incoming[name]
+
+
+async def _is_taken(stream: socket.socket) -> bool:
+    """Wait for the first byte of a stream, without reading it; False at its end.
+
+    A server of HTTP/2 speaks first.
+    """
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(stream, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(stream)
+    with suppress(OSError):
+        return bool(stream.recv(1, socket.MSG_PEEK))
+    return False
+
+
+def name_tunnel(address: str) -> str:
+    """The name of a route through libp2p, as ``peers`` prints it, by its multiaddress."""
+    relay = relay_of(address)
+    return f"relay {relay[-6:]}" if relay else "punched" if address else "tunnel"

@@ -1,0 +1,319 @@
+"""What must hold for pipes and the choice of routes: real gRPC at both ends, the twin of libp2p
+between them."""
+
+import asyncio
+import socket
+import subprocess
+import sys
+
+import grpc
+import pytest
+from grpc import aio
+
+from helpers.memory_dht import MemoryNetwork
+from helpers.tunnelling import ADA, BOB, EVE, RUN, chunk, cut, end, ends, pair, received, soon
+from helpers.waiting import until_async
+from lowcomm_node.errors import LinkLost
+from lowcomm_node.net import peer_channel, pipe
+from lowcomm_node.net.control import OpenStream
+from lowcomm_node.net.pipe import Pipe, Pipes, protocol_of
+from lowcomm_protocol.messages import exchange_pb2 as pb
+from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
+
+pytestmark = pytest.mark.slow
+
+
+# One pipe
+
+
+async def test_every_byte_comes_in_order_however_slowly_it_is_taken():
+    loop = asyncio.get_running_loop()
+    (near, local), (stream, far) = socket.socketpair(), socket.socketpair()
+    for one in (near, local, stream, far):
+        one.setblocking(False)
+    moved = Pipe(local, stream)
+    for source, sink in ((near, far), (far, near)):
+        sent = bytes(range(256)) * 2**13
+        sending = asyncio.create_task(loop.sock_sendall(source, sent))
+        got = b""
+        while len(got) < len(sent):
+            got += await soon(loop.sock_recv(sink, 50_000))
+        await sending
+        assert got == sent
+    near.shutdown(socket.SHUT_WR)
+    await soon(moved.wait_ended())
+    moved.close()
+    near.close()
+    far.close()
+
+
+async def test_an_end_is_passed_on_after_the_last_byte(monkeypatch):
+    monkeypatch.setattr(pipe, "LINGER", 0.0)
+    loop = asyncio.get_running_loop()
+    (near, local), (stream, far) = socket.socketpair(), socket.socketpair()
+    for one in (near, local, stream, far):
+        one.setblocking(False)
+    moved = Pipe(local, stream)
+    await loop.sock_sendall(near, b"last")
+    near.close()
+    await soon(moved.wait_ended())
+    moved.close()
+    assert await soon(loop.sock_recv(far, 10)) == b"last"
+    assert await soon(loop.sock_recv(far, 10)) == b""
+    far.close()
+
+
+# Who calls
+
+
+async def test_the_callee_knows_who_calls_without_any_credential():
+    async with pair() as (ada, bob):
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
+        outgoing = await ada.pipes.dial(bob.peer_id, ())
+        async with aio.insecure_channel(outgoing.target) as channel:
+            answer = await soon(ExchangeStub(channel).Describe(pb.Introduction(), timeout=30))
+            assert answer.release == ada.peer_id
+
+
+async def test_a_credential_of_another_peer_is_refused():
+    async with pair(EVE) as (ada, bob, eve):
+        outgoing = await ada.pipes.dial(bob.peer_id, ())
+        async with aio.insecure_channel(outgoing.target) as channel:
+            for metadata in (
+                eve.channels.metadata(bob.peer_id),
+                (("lowcomm-credential-bin", b"rubbish"),),
+            ):
+                describe = ExchangeStub(channel).Describe
+                with pytest.raises(aio.AioRpcError) as caught:
+                    await soon(describe(pb.Introduction(), metadata=metadata, timeout=30))
+                assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+    assert not bob.callers
+
+
+async def test_a_process_of_this_machine_that_calls_through_no_pipe_is_refused():
+    async with pair() as (ada, bob):
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
+        async with aio.insecure_channel(f"unix-abstract:{bob.server.local}") as channel:
+            metadata = ada.channels.metadata(bob.peer_id)
+            describe = ExchangeStub(channel).Describe
+            with pytest.raises(aio.AioRpcError, match="comes through no pipe"):
+                await soon(describe(pb.Introduction(), metadata=metadata, timeout=30))
+
+
+async def test_another_process_of_this_machine_can_not_use_our_pipe():
+    async with pair() as (ada, bob):
+        outgoing = await ada.pipes.dial(bob.peer_id, ())
+        code = (
+            "import socket, sys\ns = socket.socket(socket.AF_UNIX)\ns.settimeout(20)\n"
+            "s.connect('\\0' + sys.argv[1])\nprint(len(s.recv(10)))"
+        )
+        name = outgoing.target.removeprefix("unix-abstract:")
+        done = await asyncio.to_thread(
+            subprocess.run, [sys.executable, "-c", code, name], capture_output=True, text=True
+        )
+        assert done.stdout.strip() == "0", done.stderr
+        async with aio.insecure_channel(outgoing.target) as channel:
+            assert await soon(ExchangeStub(channel).Describe(pb.Introduction(), timeout=30))
+
+
+# How much
+
+
+async def test_streams_are_bounded_by_peer_and_by_place(monkeypatch):
+    monkeypatch.setattr(pipe, "MAX_OF_PEER", 2)
+    async with pair(EVE) as (ada, bob, eve):
+        kept = [await ada.streams.open_stream(bob.peer_id, protocol_of(RUN), 1) for _ in range(9)]
+        assert bob.pipes.statistics() == {"open": 2, "refused": 7}
+        assert await soon(eve.introduce(bob.info())) == eve.peer_id, "others still get through"
+        for stream in kept:
+            stream.socket.close()
+
+
+async def test_a_stream_without_an_accepted_call_ends_and_one_with_such_a_call_stays(monkeypatch):
+    monkeypatch.setattr(pipe, "UNACCEPTED", 0.5)
+    async with pair() as (ada, bob):
+        call = await ada.call(bob.info())
+        silent = await ada.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
+
+        async def one_is_left() -> bool:
+            return bob.pipes.statistics()["open"] == 1
+
+        await until_async(one_is_left, 30, "the silent stream is closed")
+        await asyncio.get_running_loop().sock_recv(silent.socket, 65536)
+        assert await soon(asyncio.get_running_loop().sock_recv(silent.socket, 1)) == b""
+        silent.socket.close()
+        await call.send(chunk(0, 8))
+        assert await received(call) == chunk(0, 8)
+
+
+async def test_a_peer_that_takes_streams_and_never_answers_is_given_up_in_time(monkeypatch):
+    monkeypatch.setattr(pipe, "ANSWER_DEADLINE", 0.1)
+    network = MemoryNetwork(lambda: 0.0)
+    silent, kept = end(BOB, network), list[OpenStream]()
+    async with ends(end(ADA, network)) as (ada,):
+        await silent.streams.serve_streams(protocol_of(RUN), kept.append)
+        with pytest.raises(LinkLost, match="did not answer in time"):
+            await soon(ada.pipes.dial(BOB.peer_id, ()))
+        assert len(kept) == 2, "once more, over another connection"
+        for stream in kept:
+            stream.socket.close()
+
+
+async def test_a_peer_of_another_run_does_not_get_through():
+    async with pair() as (ada, bob):
+        with pytest.raises(LinkLost):
+            await Pipes(ada.streams, "cd" * 32).dial(bob.peer_id, ())
+        assert not bob.pipes.statistics()["refused"]
+
+
+# Streams that break off
+
+
+async def test_a_stream_that_breaks_off_ends_its_calls_and_the_next_call_opens_another():
+    async with pair() as (ada, bob):
+        call = await ada.call(bob.info())
+        await call.send(chunk(0, 8))
+        assert await received(call) == chunk(0, 8)
+        cut(ada)
+        with pytest.raises(LinkLost):
+            await soon(call.receive())
+        await until_async(
+            lambda: asyncio.sleep(0, ada.channels.describe(bob.peer_id).route is None),
+            30,
+            "the route is lost",
+        )
+        again = await ada.call(bob.info())
+        await again.send(chunk(1, 8))
+        assert await received(again) == chunk(1, 8)
+
+
+async def test_nothing_is_left_when_both_ends_are_closed(monkeypatch):
+    monkeypatch.setattr(pipe, "LINGER", 0.0)
+    before = asyncio.all_tasks()
+    async with pair() as (ada, bob):
+        call = await ada.call(bob.info())
+        await call.send(chunk(0, 8))
+        await soon(call.receive())
+        dangling = await ada.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
+        dangling.socket.close()
+
+    async def all_ended() -> bool:
+        return not {task for task in asyncio.all_tasks() - before if "lowcomm" in repr(task)}
+
+    await until_async(all_ended, 30, "no task is left")
+    assert bob.pipes.statistics()["open"] == 0
+
+
+# The choice, carried out
+
+
+async def test_a_dead_address_costs_one_call_a_moment_and_then_none():
+    async with pair() as (ada, bob):
+        for _ in range(3):
+            assert await soon(ada.introduce(bob.info())) == ada.peer_id
+        told = ada.channels.describe(bob.peer_id)
+        assert told.route == "punched"
+        assert "can't be reached" in told.route_reason
+
+
+async def test_an_address_that_comes_alive_is_taken_when_the_record_tells_it():
+    async with pair() as (ada, bob):
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
+        alive = bob.info(addresses=(f"127.0.0.1:{bob.port}",))
+
+        async def direct() -> bool:
+            await ada.introduce(alive)
+            return ada.channels.describe(bob.peer_id).route == f"direct 127.0.0.1:{bob.port}"
+
+        await until_async(direct, 30, "the direct route is taken")
+        told = ada.channels.describe(bob.peer_id)
+        assert told.route_reason is None
+
+
+async def test_calls_under_way_go_on_when_another_route_is_taken():
+    async with pair() as (ada, bob):
+        stream = await ada.call(bob.info())
+        await stream.send(chunk(0, 8))
+        assert await received(stream) == chunk(0, 8)
+        alive = bob.info(addresses=(f"127.0.0.1:{bob.port}",))
+
+        async def direct() -> bool:
+            await ada.introduce(alive)
+            return ada.channels.describe(bob.peer_id).route.startswith("direct")
+
+        await until_async(direct, 30, "the direct route is taken")
+        await stream.send(chunk(1, 8))
+        assert await received(stream) == chunk(1, 8)
+        await stream.close()
+
+
+async def test_a_server_that_goes_is_noticed_and_the_tunnel_taken():
+    async with pair() as (ada, bob):
+        alive = bob.info(addresses=(f"127.0.0.1:{bob.port}",))
+        listener = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
+        broken = listener.sockets[0].getsockname()[1]
+        assert await soon(ada.introduce(alive)) == ada.peer_id
+        assert ada.channels.describe(bob.peer_id).route.startswith("direct")
+        assert (
+            await soon(ada.introduce(bob.info(addresses=(f"127.0.0.1:{broken}",)))) == ada.peer_id
+        )
+        assert ada.channels.describe(bob.peer_id).route == "punched"
+        listener.close()
+
+
+async def test_a_relayed_tunnel_gives_way_to_a_direct_one_and_its_calls_go_on(monkeypatch):
+    monkeypatch.setattr(peer_channel, "LOOK_EVERY", 0.0)
+    async with pair() as (ada, bob):
+        network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
+        punched, network.address = (
+            network.address,
+            f"{network.address}/p2p/{EVE.peer_id}/p2p-circuit",
+        )
+        stream = await ada.call(bob.info())
+        await stream.send(chunk(0, 8))
+        assert await received(stream) == chunk(0, 8)
+        assert ada.channels.describe(bob.peer_id).route == f"relay {EVE.peer_id[-6:]}"
+        assert await soon(ada.introduce(bob.info())) == ada.peer_id
+        assert ada.channels.describe(bob.peer_id).route.startswith("relay"), (
+            "there is no better one"
+        )
+        network.address = punched
+
+        async def better() -> bool:
+            await ada.introduce(bob.info())
+            return ada.channels.describe(bob.peer_id).route == "punched"
+
+        await until_async(better, 30, "the direct connection is used")
+        await stream.send(chunk(1, 8))
+        assert await received(stream) == chunk(1, 8)
+        await stream.close()
+
+
+async def test_no_route_at_all_is_one_clear_reason():
+    async with pair() as (ada, bob):
+        gone = bob.info()
+        network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
+        network.served.clear()
+        with pytest.raises(
+            LinkLost,
+            match=r"can't be reached \(direct: can't be reached; tunnel: can't be reached\)",
+        ):
+            await soon(ada.call(gone))
+        told = ada.channels.describe(bob.peer_id)
+        assert told.route is None and "tunnel: can't be reached" in told.route_reason
+
+
+async def test_the_round_trip_and_the_rates_are_measured():
+    async with pair() as (ada, bob):
+        stream = await ada.call(bob.info())
+        for number in range(16):
+            await stream.send(chunk(number, 2**16))
+            await soon(stream.receive())
+        await stream.close()
+        told = ada.channels.describe(bob.peer_id)
+        assert told.rate_up > 1e5 and told.rate_down > 1e5
+
+        async def measured() -> bool:
+            return ada.channels.describe(bob.peer_id).round_trip is not None
+
+        await until_async(measured, 30, "the round trip is measured")
