@@ -1,16 +1,20 @@
-"""Checks of the node, its swarm, and how others reach it: clock, routers, ports, UDP, IPv6."""
+"""Checks of the node, its swarm, how others reach it, and this machine."""
 
 import ipaddress
 import os
-import socket
+import re
+import shutil
+import subprocess
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from functools import wraps
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 from lowcomm_node.dht.interface import MAX_CLOCK_OFFSET
-from lowcomm_node.doctor import machine
 from lowcomm_node.doctor.findings import (
     UNREACHED,
     Finding,
@@ -21,9 +25,9 @@ from lowcomm_node.doctor.findings import (
     Survey,
     is_public,
 )
-from lowcomm_node.net.addresses import host_of, port_of
 from lowcomm_node.status.model import to_json
-from lowcomm_node.system.units import place
+from lowcomm_node.system.machine import memory_of_machine
+from lowcomm_node.system.units import place, size
 from lowcomm_protocol.peers.probes import Kind
 
 Check = Callable[[Observations], Finding | None]
@@ -32,8 +36,11 @@ NOT_CALLED = "not called yet"
 PROXIES = {"http_proxy", "https_proxy", "all_proxy", "grpc_proxy"}
 CLOCK_WARNING = 1.0
 """Seconds."""
-MAX_TRIED, DIAL_SECONDS = 3, 4.0
-"""Addresses of IPv6 that are called, and how long each has to answer."""
+LITTLE_DISK, TOO_LITTLE_DISK = 2e9, 2e8
+LITTLE_MEMORY, TOO_LITTLE_MEMORY = 1e9, 256e6
+LITTLE_GPU = 1e9
+GPU_DEADLINE = 10.0
+_QUERY = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 _WAYS = {
     Kind.DIRECT: "direct calls",
     Kind.TCP: "libp2p over TCP",
@@ -193,36 +200,6 @@ def udp(survey: Survey) -> Finding:
         "holes can't be punched through routers, and a lossy line is slower",
         figures,
     )
-
-
-@asked_others
-def ipv6(survey: Survey) -> Finding:
-    """Whether IPv6 gets out, if this machine has an address of it."""
-    own = [host for host in survey.subject.hosts if ":" in host and is_public(host)]
-    figures = {"addresses": own, "gets_out": None}
-    if not own:
-        return Finding("ipv6", Severity.OK, "none here, and none is needed", "", figures)
-    dials = [dial for helper in survey.helpers for dial in helper.dials if "/tcp/" in dial]
-    places = [(host_of(dial) or "", port_of(dial) or 0) for dial in dials]
-    six = [(host, port) for host, port in places if ":" in host and is_public(host)]
-    if not six:
-        value = f"{own[0]}; no peer that answered has IPv6, so it was not tried"
-        return Finding("ipv6", Severity.UNKNOWN, value, "", figures)
-    figures["gets_out"] = any(map(is_open, six[:MAX_TRIED]))
-    if figures["gets_out"]:
-        return Finding("ipv6", Severity.OK, "works", "", figures)
-    value = f"{own[0]} does not get through to {place(*six[0])}"
-    remedy = f"let {own[0]} out in your router's firewall; without it peers use IPv4"
-    return Finding("ipv6", Severity.WARNING, value, remedy, figures)
-
-
-def is_open(at: tuple[str, int]) -> bool:
-    """Whether a connection over TCP comes about."""
-    try:
-        socket.create_connection(at, DIAL_SECONDS).close()
-    except OSError:
-        return False
-    return True
 
 
 # calls from outside
@@ -405,6 +382,99 @@ def _flags(subject: Subject) -> str:
     return " ".join(f"{flag} {port}" for flag, port in flags.items() if port is not None)
 
 
+# this machine
+
+
+class Gpu(NamedTuple):
+    """A GPU that the driver reports; sizes in bytes."""
+
+    name: str
+    total: int
+    free: int
+
+
+def disk(seen: Observations) -> Finding:
+    """Room at the home, which need not exist yet."""
+    home = seen.home
+    there = next(folder for folder in (home, *home.parents) if folder.exists())
+    free, checkpoint = shutil.disk_usage(there).free, largest_checkpoint(home)
+    figures = {"free": free, "checkpoint": checkpoint}
+    if not os.access(there, os.W_OK | os.X_OK):
+        remedy = f"make {home} writable for this user, or choose another --home"
+        return Finding("disk", Severity.FAULT, f"{home} is not writable", remedy, figures)
+    each = f"; a checkpoint has {size(checkpoint)}" if checkpoint else ""
+    value = f"{size(free)} free at {home}{each}"
+    if free >= max(LITTLE_DISK, 5 * checkpoint):
+        return Finding("disk", Severity.OK, value, "", figures)
+    state = Severity.FAULT if free < max(TOO_LITTLE_DISK, 2 * checkpoint) else Severity.WARNING
+    remedy = f"make room ({value}), lower --keep, or choose another --home"
+    return Finding("disk", state, value, remedy, figures)
+
+
+def largest_checkpoint(home: Path) -> int:
+    """Bytes; 0 if there is none."""
+    folders = (folder for folder in home.glob("runs/*/checkpoints/*") if folder.is_dir())
+    sizes = (sum(file.stat().st_size for file in folder.iterdir()) for folder in folders)
+    try:
+        return max(sizes, default=0)
+    except OSError:  # one is being removed right now
+        return 0
+
+
+def memory(seen: Observations) -> Finding:
+    """Memory of this machine, or of its container."""
+    total, free = memory_of_machine()
+    value = f"{size(free)} free of {size(total)}"
+    node = seen.status.trainer.memory if seen.status is not None else None
+    figures = {"free": free, "total": total, "node": node and vars(node)}
+    if node is not None:
+        value += f"; the node takes {size(node.taken)} of {size(node.reckoned)} that it may need"
+    if free >= LITTLE_MEMORY:
+        return Finding("memory", Severity.OK, value, "", figures)
+    state = Severity.FAULT if free < TOO_LITTLE_MEMORY else Severity.WARNING
+    remedy = f"end other programs ({value}), or train a smaller model"
+    return Finding("memory", state, value, remedy, figures)
+
+
+def gpu(seen: Observations) -> Finding:
+    """Whether a GPU that is there is used."""
+    found = gpus()
+    figures = {"gpus": [gpu._asdict() for gpu in found]}
+    if not found:
+        value = "no driver reports any: trains on the CPU"
+        return Finding("gpu", Severity.OK, value, "", figures)
+    value = ", ".join(f"{gpu.name} ({size(gpu.free)} free of {size(gpu.total)})" for gpu in found)
+    device = seen.status.trainer.device if seen.status is not None else None
+    name, remedy = found[0].name, ""
+    if not torch_sees_gpus():
+        remedy = f"install a build of torch for CUDA to use the {name}: this one is for CPUs"
+    elif device == "cpu":
+        remedy = f"start the node with --device cuda: it trains on the CPU beside the {name}"
+    elif device is None and max(gpu.free for gpu in found) < LITTLE_GPU:
+        remedy = f"end what else uses the {name}: `nvidia-smi` shows it"
+    return Finding("gpu", Severity.WARNING if remedy else Severity.OK, value, remedy, figures)
+
+
+def gpus() -> list[Gpu]:
+    """What the driver reports; what can't be read is left out."""
+    # The driver's own tool: torch would take memory of the GPU only to look at it.
+    command = ["nvidia-smi", *_QUERY]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=GPU_DEADLINE, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    lines = re.findall(r"^(.+), (\d+), (\d+)\s*$", done.stdout.decode(errors="replace"), re.M)
+    return [Gpu(name, int(total) << 20, int(free) << 20) for name, total, free in lines]
+
+
+def torch_sees_gpus() -> bool:
+    """Whether torch is built for GPUs."""
+    try:
+        return "+cpu" not in version("torch")
+    except PackageNotFoundError:
+        return False
+
+
 CHECKS: tuple[Check, ...] = (
     node,
     dht,
@@ -413,12 +483,9 @@ CHECKS: tuple[Check, ...] = (
     nat,
     outside,
     udp,
-    ipv6,
     routes,
-    machine.congestion,
-    machine.disk,
-    machine.memory,
-    machine.priority,
-    machine.gpu,
+    disk,
+    memory,
+    gpu,
 )
 """In the order in which findings are read."""

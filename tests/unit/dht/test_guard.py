@@ -122,15 +122,6 @@ def test_a_record_is_not_stored_for_longer_than_its_invite_lasts():
     assert provenances.check(stored, ADA.peer_id, NOW + 11) is None
 
 
-def test_who_only_publishes_a_run_knows_who_may_join_it():
-    run, provenances = run_of("list"), Provenances()
-    value = MSGPackSerializer.dumps(pack(RUNS_KEY, run.to_bytes()))
-    assert BoundedStorage(provenances).store_subkey(
-        DHTID.generate(source=RUNS_KEY), run.run_id, value, NOW + 60
-    )
-    assert not lets_in(provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB))
-
-
 def test_runs_that_are_known_are_bounded(monkeypatch):
     monkeypatch.setattr("lowcomm_node.dht.keys.MAX_RULES", 2)
     provenances, first = Provenances(), ""
@@ -192,19 +183,6 @@ def test_who_may_join_changes_at_a_storer_when_a_record_tells_the_step():
     assert lets_in(provenances, records, BOB.peer_id, record(run.run_id, BOB, swarm_step=499))
 
 
-def test_an_older_chain_brings_back_no_older_rules():
-    run, provenances = run_of("open"), Provenances()
-    key = amendments_key(run.run_id, CREATOR.peer_id)
-    listed = write_amendment(
-        CREATOR, run, Chain(), 0, {"run.admission": "list", "run.members": [ADA.peer_id]}
-    )
-    opened = write_amendment(CREATOR, run, listed, 0, {"run.admission": "open"})
-    assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
-    for chain in (opened, listed):
-        assert lets_in(provenances, key, CREATOR.peer_id, chain.data, life=1800)
-    assert lets_in(provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB))
-
-
 def test_only_the_creator_can_amend_a_run_and_an_older_chain_replaces_no_newer():
     run, provenances = run_of("open"), Provenances()
     key = amendments_key(run.run_id, CREATOR.peer_id)
@@ -224,19 +202,6 @@ def test_only_the_creator_can_amend_a_run_and_an_older_chain_replaces_no_newer()
 
 
 # Removal lists
-
-
-def test_only_the_creator_can_write_where_its_removals_are_looked_for():
-    run_id = "ab" * 32
-    mine, theirs = (
-        write_removals(one, run_id, 1, frozenset([ADA.peer_id])).data for one in (CREATOR, BOB)
-    )
-    key = removals_key(run_id, CREATOR.peer_id)
-    provenances = Provenances()
-    assert lets_in(provenances, key, CREATOR.peer_id, mine, life=1800)
-    assert not lets_in(provenances, key, CREATOR.peer_id, theirs)
-    assert not lets_in(provenances, key, BOB.peer_id, theirs), "its place is another"
-    assert not lets_in(provenances, key, BOB.peer_id, mine)
 
 
 # Sizes and times
@@ -330,23 +295,6 @@ def test_where_there_is_no_more_room_a_record_is_still_renewed(monkeypatch):
     assert store(NOW + 1)
 
 
-def test_a_removal_list_is_not_replaced_by_one_with_a_lower_number():
-    run_id = "ab" * 32
-    place = removals_key(run_id, CREATOR.peer_id)
-    storage, key = BoundedStorage(Provenances()), DHTID.generate(source=place)
-    lists = [
-        write_removals(CREATOR, run_id, version, frozenset([ADA.peer_id])).data
-        for version in (2, 1, 3)
-    ]
-    taken = [
-        storage.store_subkey(
-            key, CREATOR.peer_id, MSGPackSerializer.dumps(pack(place, data)), NOW + life
-        )
-        for data, life in zip(lists, (1000, 3000, 500), strict=True)
-    ]
-    assert taken == [True, False, True]
-
-
 # Where a peer stands
 
 
@@ -391,12 +339,6 @@ async def test_only_a_peer_that_the_owner_has_named_may_stand_anywhere():
     assert await table.hear(BOB, ANYWHERE) == []
     assert await table.hear(BOB) == [guard.place_of(BOB.peer_id)]
     assert await table.hear(ADA, ANYWHERE) == [ANYWHERE]
-
-
-async def test_a_named_peer_that_was_restarted_stands_at_its_new_place_only():
-    table = Table(ADA)
-    await table.hear(ADA, ANYWHERE)
-    assert await table.hear(ADA, ELSEWHERE) == [ELSEWHERE]
 
 
 async def test_what_others_say_of_where_a_peer_stands_is_believed_only_if_that_one_has_told_us():

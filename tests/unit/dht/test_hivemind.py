@@ -5,22 +5,18 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from time import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from helpers.wire import DEADLINE
 from lowcomm_node.dht import hivemind
 from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.errors import LinkLost, Unhealthy
 from lowcomm_node.net import hivemind_client, reachability
 from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.control import Connection
-from lowcomm_node.net.relays import Place
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.records import PeerInfo, Phase, read_record, write_record
 
 ADA, BOOT, RELAY = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
 NOW = 1_800_000_000.0
@@ -66,50 +62,7 @@ def peer(tmp_path: Path) -> Peer:
     return Peer(tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("attempts", "asked"),
-    [
-        (["failed to find any peer in table", "failed to find peers"], 2),
-        (["failed to find any peer in table", "waits for a peer that has left"], 2),
-        (["failed to find peers"], 1),
-    ],
-)
-async def test_the_start_waits_until_p2pd_has_a_peer_to_ask_but_not_for_its_answer(
-    monkeypatch: pytest.MonkeyPatch, attempts: list[str], asked: int
-) -> None:
-    from lowcomm_node.net.hivemind_parts import ControlFailure
-
-    monkeypatch.setattr(hivemind_client, "ASKED", 0.01)
-    monkeypatch.setattr(hivemind_client, "ROUTING_DEADLINE", DEADLINE)
-    left = list(attempts)
-
-    async def connect(peer: Any, addresses: Any) -> None:
-        if (said := left.pop(0)).startswith("waits"):
-            await asyncio.Event().wait()
-        raise ControlFailure(said)
-
-    p2p = SimpleNamespace(_client=SimpleNamespace(connect=connect))
-    async with asyncio.timeout(DEADLINE / 2):
-        await hivemind_client.wait_routing(p2p)
-    assert len(attempts) - len(left) == asked
-
-
 # What it tells of itself
-
-
-def test_a_relay_with_a_long_name_does_not_make_our_record_invalid(peer: Peer) -> None:
-    name = ".".join(["r" * 60] * 3)
-    relay = EntryPoint(RELAY.peer_id, f"/dns4/{name}/tcp/1")
-    peer._reachability.visible = ("/ip4/44.1.1.1/tcp/1",)
-    peer._reachability._places._held = {RELAY.peer_id: Place(relay, time() + 60, None, None)}
-    now = time()
-    info = PeerInfo(
-        peer_id=ADA.peer_id, run_id="ab" * 32, phase=Phase.TRAINING, issued=now, expires=now + 30,
-        entry_points=peer.addresses(),
-    )  # fmt: skip
-    assert read_record(write_record(info, ADA), now).entry_points == (
-        f"/ip4/44.1.1.1/tcp/1/p2p/{ADA.peer_id}",
-    )
 
 
 DIALS = (
@@ -136,10 +89,6 @@ def test_after_a_restart_it_listens_at_the_ports_that_others_know(
     listen: str, next_time: str
 ) -> None:
     assert hivemind._with_port(listen, DIALS) == next_time
-
-
-def test_a_port_that_was_never_known_stays_free() -> None:
-    assert hivemind._with_port("/ip4/0.0.0.0/tcp/0", DIALS[1:]) == "/ip4/0.0.0.0/tcp/0"
 
 
 # Where it knocks
@@ -199,15 +148,6 @@ def outside(home: Path, others: dict[str, str | None], *named: str) -> Peer:
     )
     peer.control.connected = [*others]
     return peer
-
-
-async def test_peers_named_by_the_owner_are_asked_where_we_are_before_others(
-    tmp_path: Path, others: dict[str, str | None]
-) -> None:
-    others |= {STRANGERS[0]: LIE, STRANGERS[1]: LIE, BOOT.peer_id: HERE}
-    peer = outside(tmp_path, others, BOOT.peer_id)
-    await peer._reachability._ask_others()
-    assert peer._reachability._observed == (HERE,)
 
 
 @pytest.mark.parametrize(
@@ -342,20 +282,6 @@ async def test_there_are_never_two_p2pds_and_none_after_the_end(peer: Peer, star
     assert Daemon.there == 0
 
 
-async def test_a_p2pd_that_is_slow_to_tell_where_we_are_seen_does_not_end_the_start(
-    tmp_path: Path, started: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail() -> Any:
-        raise LinkLost("did not answer in time")
-
-    peer = Peer(tmp_path, wants_places=True)
-    monkeypatch.setattr(peer.control, "connections", fail)
-    try:
-        await peer.start()
-    finally:
-        await peer.close()
-
-
 async def test_p2pd_is_told_once_of_what_is_served_while_it_starts(
     peer: Peer, started: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,18 +300,5 @@ async def test_p2pd_is_told_once_of_what_is_served_while_it_starts(
         assert sorted(peer.control.told) == sorted([hivemind.PUNCH, "/a", "/b"])
         with pytest.raises(LinkLost, match="served already"):
             await peer.serve_streams("/a", print)
-    finally:
-        await peer.close()
-
-
-async def test_what_p2pd_did_not_hear_is_told_it_again(peer: Peer, started: Any) -> None:
-    await peer.start()
-    try:
-        peer.control.broken = True
-        await peer.serve_streams("/a", print)
-        peer.control.broken = False
-        assert await peer.revive()
-        assert await peer.revive()
-        assert peer.control.told == [hivemind.PUNCH, "/a"]
     finally:
         await peer.close()

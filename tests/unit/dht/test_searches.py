@@ -136,29 +136,6 @@ async def test_a_search_asks_the_nearest_peers_alone(peers: int) -> None:
     assert set(network.asked) <= network.keepers() and network.asked.total() <= REPLICAS
 
 
-async def test_a_search_brings_names_and_only_the_keepers_bring_records() -> None:
-    network, records, _ = searching(16)
-    for number in range(100):
-        network.keep(f"peer-{number}", keepers=network.kept)
-    await records.publish(KEY, "me", b"ours", 30.0)
-    assert not network.asked, "who is asked for the key answers with all records under it"
-    assert network.bytes <= SEARCHED**2 * NAME + REPLICAS * RECORD
-
-
-@pytest.mark.parametrize("peers", [3, 4, 8, 40])
-async def test_few_looks_have_asked_all_keepers(peers: int) -> None:
-    network, records, _ = searching(peers)
-    await records.lookup(KEY)
-    keepers = set(network.asked)
-    network.asked.clear()
-    network.named.clear()
-    for _ in range(EACH_KEEPER):
-        before = network.asked.total()
-        await records.lookup(KEY)
-        assert network.asked.total() - before == min(ASKED, len(keepers))
-    assert set(network.asked) == keepers and not network.named
-
-
 async def test_a_look_in_eight_searches_and_asks_all_keepers() -> None:
     network, records, _ = searching(16)
     asked, named = [], []
@@ -181,21 +158,6 @@ async def test_where_a_keeper_is_silent_the_same_look_asks_the_others() -> None:
     network.silent = set(list(network.asked)[:4])
     network.keep("ada", keepers=set(network.kept) - network.silent)
     assert await records.lookup(KEY) == {"ada": b"record"}
-
-
-async def test_a_peer_that_comes_nearer_is_asked_at_the_next_look() -> None:
-    network, records, _ = searching(16)
-    nearest = network.nearest(PLACE, 1)[0]
-    del network.met[nearest[0]]
-    await records.lookup(KEY)
-    await records.lookup(KEY)
-    assert nearest[1] not in network.asked
-    network.met[nearest[0]] = nearest[1]
-    network.keep("ada", keepers=[nearest[1]])
-    assert await records.lookup(KEY) == {"ada": b"record"}
-    network.stored.clear()
-    await records.publish(KEY, "me", b"ours", 30.0)
-    assert network.stored[nearest[1]] == 1
 
 
 async def test_after_a_restart_of_p2pd_a_look_searches() -> None:
@@ -232,13 +194,6 @@ async def test_one_honest_keeper_is_heard_within_few_looks_whatever_the_others_h
         assert any(one.get("held back") == b"the newest" for one in some), first
 
 
-async def test_what_we_keep_ourselves_is_found_too() -> None:
-    _, records, _ = searching(0)
-    assert await records.publish(KEY, "me", b"ours", 30.0)
-    assert await records.lookup(KEY) == {"me": b"ours"}
-    assert await records.held_by_others(KEY, "me", newest=False) is None
-
-
 @pytest.mark.parametrize("peers", [8, 40])
 async def test_a_record_goes_to_its_replicas_and_the_next_one_there_without_a_search(
     peers: int,
@@ -254,23 +209,6 @@ async def test_a_record_goes_to_its_replicas_and_the_next_one_there_without_a_se
     network.named.clear()
     assert await records.publish(KEY, "me", b"record", 30.0)
     assert network.named.total() == min(peers, SEARCHED)
-
-
-async def test_where_a_keeper_does_not_take_a_record_the_next_nearest_does() -> None:
-    network, records, _ = searching(16)
-    assert await records.publish(KEY, "me", b"record", 30.0)
-    network.silent = set(list(network.stored)[:2])
-    network.stored.clear()
-    assert await records.publish(KEY, "me", b"record", 30.0)
-    ours = network.storage.get(PLACE) is not None
-    assert len(network.stored) + ours == REPLICAS and not network.silent & set(network.stored)
-
-
-async def test_a_record_that_all_answering_keepers_have_counts_as_published() -> None:
-    network, records, _ = searching(3)
-    assert await records.publish(KEY, "me", b"record", 30.0)
-    network.silent = {"0"}
-    assert await records.publish(KEY, "me", b"newer record", 30.0)
 
 
 async def test_a_look_that_has_found_our_record_shows_that_it_has_arrived() -> None:
@@ -290,14 +228,6 @@ async def test_a_look_that_has_found_our_record_shows_that_it_has_arrived() -> N
     network.asked.clear()
     assert await records.held_by_others(KEY, "me", newest=False) == b"ours"
     assert network.asked.total() == 1, "the look is too old"
-
-
-async def test_our_own_copy_of_our_record_does_not_show_that_others_have_it() -> None:
-    network, records, _ = searching(16)
-    network.storage.store_subkey(PLACE, "me", stored(b"ours"), FAR)
-    assert await records.held_by_others(KEY, "me", newest=False) is None
-    assert await records.lookup(KEY) == {"me": b"ours"}
-    assert await records.held_by_others(KEY, "me", newest=False) is None
 
 
 async def minutes(peers: int, count: int) -> Network:

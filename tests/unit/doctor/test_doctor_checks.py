@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.statuses import make_peer, make_status
-from lowcomm_node.doctor import checks, machine
+from lowcomm_node.doctor import checks
 from lowcomm_node.doctor.checks import Check, Nat, kind_of_nat
 from lowcomm_node.doctor.findings import (
     Finding,
@@ -237,7 +237,7 @@ async def test_a_network_that_was_not_looked_at_says_how_it_can_be(
     for variable in [one for one in os.environ if one.lower() in checks.PROXIES]:
         monkeypatch.delenv(variable)
     found = {one.name: one for one in await check(Observations(home=tmp_path, absent="start it"))}
-    assert set(found) == {"node", "dht", "congestion", "disk", "memory", "gpu"}
+    assert set(found) == {"node", "dht", "disk", "memory", "gpu"}
     assert (found["node"].state, found["node"].remedy) == (UNKNOWN, "start it")
     assert found["dht"].state is UNKNOWN and "doctor --peers ADDR" in found["dht"].remedy
     monkeypatch.setenv("https_proxy", "http://ada:secret@10.0.0.1:3128")
@@ -301,40 +301,16 @@ def test_an_address_that_there_can_not_be_is_not_believed(address: str):
 # network
 
 
-def test_ipv6_is_looked_at_only_where_there_is_some(monkeypatch: pytest.MonkeyPatch):
-    called = list[tuple[str, int]]()
-    answers = {("2a00:128::20", 31330)}
-
-    def is_open(at: tuple[str, int]) -> bool:
-        called.append(at)
-        return at in answers
-
-    monkeypatch.setattr(checks, "is_open", is_open)
-    announced = ("/ip6/::1/tcp/1", "/ip6/fd00::1/tcp/1", "/ip6/2a00:128::20/tcp/31330")
-    points = tuple(f"{dial}/p2p/{HELPER}" for dial in announced)
-    strange = f"/ip6/2a00:128::99/tcp/1/p2p/{RELAY}"
-    six = replace(helper(), seen=Seen("", 0.0, (strange, *points)))
-    subject = replace(BEHIND, hosts=(*BEHIND.hosts, SIX))
-    assert finding(checks.ipv6, survey=survey(six)).state is OK, "there is none here"
-    assert finding(checks.ipv6, survey=survey(helper(), subject=subject)).state is UNKNOWN
-    assert not called
-    assert finding(checks.ipv6, survey=survey(six, subject=subject)).value == "works"
-    assert called == [("2a00:128::20", 31330)], "no stranger names others, or our own networks"
-    answers.clear()
-    lost = finding(checks.ipv6, survey=survey(six, subject=subject))
-    assert lost.state is WARNING and SIX in lost.remedy
-
-
 # machine
 
-GPU = machine.Gpu("H100", 80 * 10**9, 70 * 10**9)
+GPU = checks.Gpu("H100", 80 * 10**9, 70 * 10**9)
 FULL = GPU._replace(free=10**6)
 
 
 def has(monkeypatch: pytest.MonkeyPatch, **looks: object) -> None:
     """Have looks at this machine see something else."""
     for name, seen in looks.items():
-        monkeypatch.setattr(machine, name, lambda *_, seen=seen: seen)
+        monkeypatch.setattr(checks, name, lambda *_, seen=seen: seen)
 
 
 @pytest.mark.parametrize(
@@ -349,9 +325,9 @@ def has(monkeypatch: pytest.MonkeyPatch, **looks: object) -> None:
 def test_room_on_the_disk_is_held_against_checkpoints(
     monkeypatch: pytest.MonkeyPatch, free: int, checkpoint: int, state: Severity, words: str
 ):
-    monkeypatch.setattr(machine.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
+    monkeypatch.setattr(checks.shutil, "disk_usage", lambda _: SimpleNamespace(free=free))
     has(monkeypatch, largest_checkpoint=checkpoint)
-    disk = finding(machine.disk)
+    disk = finding(checks.disk)
     assert disk.state is state and words in disk.remedy and bool(disk.remedy) == bool(words)
 
 
@@ -361,9 +337,6 @@ def test_room_on_the_disk_is_held_against_checkpoints(
         ("memory", {"memory_of_machine": (10**9, 10**8)}, FAULT, "100.0 MB free of 1.0 GB"),
         ("memory", {"memory_of_machine": (10**9, 5 * 10**8)}, WARNING, "500.0 MB"),
         ("memory", {"memory_of_machine": (10**10, 5 * 10**9)}, OK, ""),
-        ("congestion", {"congestion_controls": ("", [])}, UNKNOWN, ""),
-        ("congestion", {"resent_share": 0.0001}, OK, ""),
-        ("congestion", {"resent_share": 0.02}, WARNING, "tcp_congestion_control=bbr"),
         ("gpu", {"gpus": []}, OK, ""),
         ("gpu", {"gpus": [GPU]}, OK, ""),
         ("gpu", {"gpus": [GPU], "torch_sees_gpus": False}, WARNING, "CUDA to use the H100"),
@@ -373,76 +346,45 @@ def test_room_on_the_disk_is_held_against_checkpoints(
 def test_this_machine_is_judged(
     monkeypatch: pytest.MonkeyPatch, one: str, looks: dict[str, Any], state: Severity, words: str
 ):
-    has(monkeypatch, congestion_controls=("cubic", ["cubic"]), torch_sees_gpus=True)
+    has(monkeypatch, torch_sees_gpus=True)
     has(monkeypatch, **looks)
-    found = finding(getattr(machine, one))
+    found = finding(getattr(checks, one))
     assert found.state is state and words in found.remedy and bool(found.remedy) == bool(words)
 
 
 def test_what_a_node_takes_is_told_beside_what_was_reckoned():
     node = {"reckoned": 2 * 10**9, "taken": 10**9, "most": 15 * 10**8}
-    found = finding(machine.memory, status=make_status(trainer={"memory": node}))
+    found = finding(checks.memory, status=make_status(trainer={"memory": node}))
     assert found.figures["node"] == node
     assert "the node takes 1.0 GB of 2.0 GB that it may need" in found.value
-
-
-@pytest.mark.parametrize(
-    ("by", "behind", "state", "words"),
-    [
-        ("nothing", "nobody", OK, "--nice 0"),
-        ("session", "all", OK, "its session has nice 19"),
-        ("group", "all", OK, "low weight"),
-        ("idle", "session", WARNING, "of its session alone (SCHED_IDLE)"),
-        ("idle", "/user.slice", WARNING, "of the control group /user.slice alone"),
-    ],
-)
-def test_for_whom_training_steps_back_is_told(by: str, behind: str, state: Severity, words: str):
-    status = make_status(trainer={"priority": {"level": 19, "by": by, "behind": behind}})
-    found = finding(machine.priority, status=status)
-    assert found.state is state and words in found.value
-    assert ("CPUWeight" in found.remedy) == (state is WARNING)
-
-
-def test_where_a_node_may_choose_bbr_itself_a_line_that_loses_needs_no_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    has(monkeypatch, congestion_controls=("cubic", ["cubic", "bbr"]), resent_share=0.02)
-    found = finding(machine.congestion)
-    assert found.state is OK and not found.remedy
-    assert "2.00 %" in found.value and "go on with bbr" in found.value
 
 
 def test_a_gpu_that_the_node_does_not_use_is_told(monkeypatch: pytest.MonkeyPatch):
     has(monkeypatch, gpus=[GPU], torch_sees_gpus=True)
     training = make_status(trainer={"device": "cuda"})
     has(monkeypatch, gpus=[FULL], torch_sees_gpus=True)
-    assert finding(machine.gpu, status=training).state is OK, "it is the node that fills it"
+    assert finding(checks.gpu, status=training).state is OK, "it is the node that fills it"
     has(monkeypatch, gpus=[GPU])
-    gpu = finding(machine.gpu, status=STATUS)
+    gpu = finding(checks.gpu, status=STATUS)
     assert gpu.state is WARNING and "--device cuda" in gpu.remedy
     assert gpu.figures == {"gpus": [{"name": "H100", "total": GPU.total, "free": GPU.free}]}
 
 
-def test_what_tools_of_the_system_print_is_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_what_the_driver_prints_is_read(monkeypatch: pytest.MonkeyPatch):
     told = SimpleNamespace(stdout=b"NVIDIA H100, SXM, 81559, 80000\nno such line\n")
-    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: told)
-    assert machine.gpus() == [("NVIDIA H100, SXM", 81559 * 2**20, 80000 * 2**20)]
-    counters, head = tmp_path / "snmp", "Tcp: RtoAlgorithm OutSegs RetransSegs\n"
-    for text, share in [("1 20000 400\n", 0.02), ("1 100 50\n", None)]:  # too few to tell
-        counters.write_text(f"Ip: 1\n{head}Tcp: {text}")
-        assert machine.resent_share(counters) == share
-    assert machine.resent_share(tmp_path / "none") is None
+    monkeypatch.setattr(checks.subprocess, "run", lambda *_, **__: told)
+    assert checks.gpus() == [("NVIDIA H100, SXM", 81559 * 2**20, 80000 * 2**20)]
 
 
 def test_a_machine_can_be_looked_at_before_there_is_a_home(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ):
-    assert finding(machine.disk, home=tmp_path / "not" / "yet").figures["checkpoint"] == 0
+    assert finding(checks.disk, home=tmp_path / "not" / "yet").figures["checkpoint"] == 0
     folder = tmp_path / "runs" / "f" / "checkpoints" / "step-1"
     folder.mkdir(parents=True)
     (folder / "weights").write_bytes(bytes(1000))
-    assert finding(machine.disk, home=tmp_path).figures["checkpoint"] == 1000
-    monkeypatch.setattr(machine.os, "access", lambda *_: False)
-    assert f"make {tmp_path} writable" in finding(machine.disk, home=tmp_path).remedy
+    assert finding(checks.disk, home=tmp_path).figures["checkpoint"] == 1000
+    monkeypatch.setattr(checks.os, "access", lambda *_: False)
+    assert f"make {tmp_path} writable" in finding(checks.disk, home=tmp_path).remedy
     assert "127.0.0.1" in own_hosts()

@@ -14,16 +14,15 @@ import pytest
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
 from lowcomm_node.doctor import run, survey
-from lowcomm_node.doctor.findings import Helper, Observations, Subject
+from lowcomm_node.doctor.findings import Helper, Subject
 from lowcomm_node.errors import LinkLost, RetryLater
 from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.control import OpenStream
 from lowcomm_node.net.p2pd import has_ipv6
 from lowcomm_node.node import controls, node
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.swarm.probes import Asker, Prober
+from lowcomm_node.swarm.probes import Prober
 from lowcomm_node.system.quota import Allowed
-from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.probes import PROTOCOL, Kind, Seen, Target
 
@@ -107,13 +106,6 @@ def test_neighbours_help_only_where_there_is_nobody_else():
 
 
 # probes
-
-
-@pytest.mark.parametrize("port", [99999999999, 0])
-async def test_an_address_that_there_can_not_be_is_not_believed(port: int):
-    async with answering(f"/ip4/{OUTER}/udp/{port}/quic-v1") as (streams, _):
-        with await Asker.open(streams, HELPERS[0]) as asker, pytest.raises(ProtocolViolation):
-            await survey._observed(asker)
 
 
 class Control:
@@ -228,21 +220,6 @@ async def test_udp_that_nobody_offered_is_no_loss(monkeypatch: pytest.MonkeyPatc
 
 
 # run
-
-
-async def test_a_node_that_hangs_keeps_its_ports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    async def look(settings: NodeSettings, seen: Observations) -> Observations:
-        return replace(seen, broken=f"{settings.port} {settings.dht_port}")
-
-    async def check(seen: Observations) -> tuple[Any]:
-        return (seen.broken,)
-
-    monkeypatch.setattr(run, "_look_at_network", look)
-    monkeypatch.setattr(run, "check", check)
-    peers = (str(helper(0).entry),)
-    settings = NodeSettings(home=tmp_path, peers=peers, port=45123, dht_port=31337)
-    for hangs, ports in ((True, "0 0"), (False, "45123 31337")):
-        assert await run.examine_alone(settings, absent="start it", hangs=hangs) == (ports,)
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")

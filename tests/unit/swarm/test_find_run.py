@@ -14,7 +14,7 @@ from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.swarm import find_run as find_run_module
-from lowcomm_node.swarm.find_run import find_run, missing_run, open_discovery, remembered_run
+from lowcomm_node.swarm.find_run import find_run, remembered_run
 from lowcomm_node.swarm.probes import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_protocol.identity import Identity
@@ -74,20 +74,6 @@ def test_an_address_of_which_the_home_knows_nothing_trains_no_old_run_unless_tha
     first = keep(tmp_path, run_of("first"), BOOT)
     assert remembered_run(settings(tmp_path, peers=[address(OTHER)])) is None
     assert remembered_run(settings(tmp_path, peers=[address(OTHER)], run="first")) == first
-
-
-@pytest.mark.parametrize("damage", [b"", b"rubbish", b"[" * 100_000])
-def test_a_damaged_run_or_one_of_another_counts_as_not_there(tmp_path: Path, damage: bytes) -> None:
-    first = keep(tmp_path, run_of("first"))
-    path = Paths(tmp_path).signed_run(first.fingerprint)
-    write_atomic(path, damage)
-    assert remembered_run(settings(tmp_path)) is None
-    write_atomic(path, run_of("other").to_bytes())
-    assert remembered_run(settings(tmp_path)) is None
-    write_atomic(
-        path, first.to_bytes().replace(b'\\"name\\":\\"first\\"', b'\\"name\\":\\"worst\\"')
-    )
-    assert remembered_run(settings(tmp_path)) is None, "not what its creator has signed"
 
 
 async def test_a_run_that_the_home_knows_is_taken_if_the_swarm_has_several_or_none(
@@ -218,15 +204,6 @@ def test_of_twins_that_a_home_knows_the_swarm_decides(tmp_path: Path) -> None:
     assert remembered_run(settings(tmp_path, run=f"tea@{ours.fingerprint}")) == ours
 
 
-def test_with_neither_an_address_nor_a_memory_of_one_the_owner_is_asked_for_it(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(ConfigError, match="--peers"):
-        open_discovery(settings(tmp_path), CREATOR)
-    found = open_discovery(settings(tmp_path), CREATOR, remembered=[address(BOOT)])
-    assert [str(entry) for entry in found._entry_points] == [address(BOOT)]  # pyright: ignore[reportAttributeAccessIssue]
-
-
 @pytest.mark.slow
 async def test_a_run_that_is_misspelt_is_told_with_those_that_there_are_and_the_nearest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -248,16 +225,6 @@ async def test_a_run_that_is_misspelt_is_told_with_those_that_there_are_and_the_
     assert published in shown[0], "while it still looks"
     with pytest.raises(NoPeers, match=f"did you mean python@{first.fingerprint}"):
         await find_run(discovery, settings(tmp_path, run="python@" + "0" * 12))
-
-
-def test_only_where_nothing_is_published_it_says_that() -> None:
-    assert missing_run([], None) == "no run is published yet"
-    assert missing_run([], "a") == "the run 'a' is not published yet"
-    told = missing_run([run_of(f"run-{number}") for number in range(20)], "zzz")
-    assert told.endswith("and 12 more")
-    assert "of the invite is not published; there are: run-0@" in missing_run(
-        [run_of("run-0")], None, "ab" * 32
-    )
 
 
 async def test_a_run_of_a_newer_release_is_stored_for_others_and_told_as_what_it_is(

@@ -19,15 +19,13 @@ from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
 from helpers.wire import new_certificate
 from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
-from lowcomm_node.errors import ConfigError, NotAdmitted
+from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.server import ExchangeServer, ExchangeService
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.owner.sources import load_settings
-from lowcomm_node.swarm import hosts
 from lowcomm_node.swarm import membership as membership_module
 from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.hosts import in_numbers
 from lowcomm_node.swarm.membership import Listeners, Membership, OwnRecord, look_pause
 from lowcomm_node.system import tasks
 from lowcomm_node.system.release import release
@@ -207,20 +205,6 @@ async def test_peers_that_find_each_other_greet_and_know_the_newest_of_each(
     assert ada.refusals.counts() == bob.refusals.counts() == {}
 
 
-async def test_who_is_paused_is_seen_and_neither_ready_nor_training_nor_a_donor(
-    parties: Parties,
-) -> None:
-    ada, bob = await parties(ADA), await parties(BOB)
-    for phase, counted in ((Phase.TRAINING, 1), (Phase.PAUSED, 0), (Phase.TRAINING, 1)):
-        await bob.membership.announce(phase)
-        await ada.look()
-        assert (ada.membership.count(), ada.membership.count_ready()) == (1, counted)
-        assert (ada.membership.anybody_training(), len(ada.membership.donors())) == (
-            bool(counted),
-            counted,
-        )
-
-
 async def test_a_man_in_the_middle_with_another_certificate_is_counted_and_told_nothing(
     parties: Parties,
 ) -> None:
@@ -297,13 +281,6 @@ async def test_where_others_are_is_not_believed_of_a_peer(
     assert told == [], "a record alone proves nothing"
     ada.membership.sign_of_life(BOB.peer_id)
     assert told == [own]
-
-
-def test_an_address_of_a_provider_s_own_network_is_told_after_a_public_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(hosts, "own_addresses", lambda: ("100.64.0.1", "192.168.1.2", "44.1.1.1"))
-    assert hosts._own_hosts()[0] == "44.1.1.1"
 
 
 async def test_another_process_with_our_identity_is_warned_of_once(parties: Parties) -> None:
@@ -442,23 +419,6 @@ async def test_every_peer_keeps_the_newest_list_in_the_dht(parties: Parties) -> 
     assert ada.run_admission.admission.removals.ids == {BOB.peer_id}
 
 
-async def test_a_disk_that_is_full_holds_up_no_removal(
-    parties: Parties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ada, bob = await parties(ADA), await parties(BOB)
-    await bob.membership.announce(Phase.TRAINING)
-    await ada.look()
-
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("lowcomm_node.swarm.admission.write_atomic", full)
-    await parties.removing(BOB.peer_id)
-    await ada.look()
-    assert ada.knows() == set() and ada.removals_heard == 1
-    assert "could not be kept" in ada.warnings[0]
-
-
 async def test_one_look_that_fails_is_warned_of_once_and_not_the_last(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -493,26 +453,6 @@ def test_looks_at_a_large_swarm_are_rarer_but_no_record_expires_in_between(
     poll: float, record_life: float, peers: int, pause: float
 ) -> None:
     assert look_pause(poll, record_life, peers) == pause
-
-
-async def test_connections_are_listed_only_while_a_peer_has_not_proved_to_be_there(
-    parties: Parties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ada, bob = await parties(ADA), await parties(BOB)
-    await bob.membership.announce(Phase.TRAINING)
-    lists: list[int] = []
-    connected = ada.discovery.connected_peers
-
-    async def count() -> frozenset[str]:
-        lists.append(1)
-        return await connected()
-
-    monkeypatch.setattr(ada.discovery, "connected_peers", count)
-    await ada.look()
-    assert lists and ada.knows() == {BOB.peer_id}
-    lists.clear()
-    await ada.membership.look()
-    assert not lists
 
 
 async def test_peers_tell_each_other_which_release_they_run(parties: Parties) -> None:
@@ -642,16 +582,6 @@ async def test_amendments_not_signed_by_the_creator_change_nothing(parties: Part
         and "this node can't follow" in troubles[0]
         and "install the release" in troubles[0]
     )
-
-
-async def test_names_that_the_owner_announces_are_told_as_numbers() -> None:
-    assert await in_numbers(()) == ()
-    told = await in_numbers(("localhost:4100", "44.1.1.1:4101", "[2a00::1]:4102"))
-    assert set(told) >= {"127.0.0.1:4100", "44.1.1.1:4101", "[2a00::1]:4102"}
-    with pytest.raises(
-        ConfigError, match=r"--announce nowhere\.invalid:1: nowhere\.invalid can't be looked up"
-    ):
-        await in_numbers(("nowhere.invalid:1",))
 
 
 # How many there are

@@ -126,25 +126,6 @@ async def test_a_caller_that_asks_for_too_many_calls_is_refused_until_time_has_p
             assert await asker.dial_back(ASKER, TARGETS) == (True, False, True)
 
 
-async def test_all_that_come_through_relays_are_one_caller(monkeypatch: pytest.MonkeyPatch):
-    circuit = f"/ip4/198.51.100.9/tcp/1/p2p/{RELAY}/p2p-circuit"
-    monkeypatch.setattr(probes, "MAX_PROBES", Allowed(each=3, all=100, seconds=3600.0))
-    async with world(address=circuit) as made:
-        with await made.stream() as asker:
-            for _ in range(3):
-                await asker.look()
-        made.asker.peer_id = RELAY
-        with await made.stream() as twin, pytest.raises(LinkLost):
-            await twin.look()
-
-
-async def test_a_prober_that_is_closed_takes_no_streams():
-    async with world() as made:
-        await made.prober.close()
-        with await made.stream() as asker, pytest.raises(LinkLost):
-            await asker.look()
-
-
 async def test_a_caller_holds_a_few_streams_at_most():
     async with world() as made:
         askers = [await made.stream() for _ in range(MAX_STREAMS_PER_CALLER + 1)]
@@ -256,12 +237,3 @@ async def test_a_direct_call_reaches_only_the_certificate_that_is_named(
     finally:
         await server.stop(None)
     assert not await is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, digest))
-
-
-async def test_a_port_that_takes_calls_and_says_nothing_is_not_reached(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(probes, "DIAL_DEADLINE", 0.3)
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        target = Target(Kind.DIRECT, mute.getsockname()[1], b"d" * 32)
-        assert not await is_reached("127.0.0.1", ASKER, target)

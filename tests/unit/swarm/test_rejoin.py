@@ -10,9 +10,8 @@ import pytest
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.dht.interface import Knock
 from lowcomm_node.swarm.records import AddressesChanged, EntryPointAnswers
-from lowcomm_node.swarm.rejoin import Rejoin, own_addresses
+from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_node.swarm.watchdog import SwarmState
 from lowcomm_protocol.identity import Identity
 
 ADA, BOOT, PEER = (Identity(seed * 32) for seed in (b"a", b"b", b"p"))
@@ -195,21 +194,3 @@ async def test_what_goes_wrong_in_one_look_costs_only_that_look(
     assert await node.rejoin.enter(20.0)
     await node.rejoin.step()
     assert node.published == 1
-
-
-async def test_a_folder_that_can_not_be_written_stops_nothing(node: Node, tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    rejoin = Rejoin(
-        node.discovery,
-        [address(BOOT)],
-        RememberedPeers(tmp_path / "file" / "x.json", time()),
-        print,
-    )
-    node.network.peers.add(BOOT.peer_id)
-    assert await rejoin.enter(0.0)
-    await rejoin.save()
-    assert rejoin.describe().state == SwarmState.CONNECTED
-
-
-def test_own_addresses_are_numbers_and_none_is_of_this_machine_alone() -> None:
-    assert all(not text.startswith("127.") and text != "::1" for text in own_addresses())

@@ -47,12 +47,6 @@ def test_what_answered_is_there_at_the_next_start_named_ones_first_then_the_newe
     assert path.stat().st_mode & 0o777 == 0o600
 
 
-def test_addresses_that_lead_elsewhere_are_not_kept(path: Path) -> None:
-    known = RememberedPeers(path, NOW)
-    known.answered(peer(1), [address(2), "rubbish", ""], NOW)
-    assert known.peers() == []
-
-
 def test_the_oldest_go_and_named_ones_give_way_to_none(path: Path) -> None:
     known = RememberedPeers(path, NOW)
     for number in range(2 * MAX_NAMED):
@@ -68,14 +62,6 @@ def test_the_oldest_go_and_named_ones_give_way_to_none(path: Path) -> None:
     known.save()
     assert path.stat().st_size < MAX_BYTES
     assert RememberedPeers(path, NOW).peers()
-
-
-def test_a_peer_that_has_not_answered_for_long_is_forgotten(path: Path) -> None:
-    known = RememberedPeers(path, NOW)
-    known.answered(peer(1), [address(1)], NOW)
-    known.save()
-    assert RememberedPeers(path, NOW + MAX_AGE - 1).peers()
-    assert not RememberedPeers(path, NOW + MAX_AGE + 1).peers()
 
 
 def entry(**changed: object) -> dict[str, object]:

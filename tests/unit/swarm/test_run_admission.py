@@ -8,11 +8,9 @@ from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.dht.keys import removals_key
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.owner.sources import load_settings
-from lowcomm_node.swarm.admission import Amending, RunAdmission
-from lowcomm_protocol.errors import Reason
+from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import Token, issue_invite, write_removals
-from lowcomm_protocol.spec.amendments import Chain, write_amendment
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
 CREATOR, ADA, BOB = (Identity(bytes([number]) * 32) for number in (1, 2, 3))
@@ -45,15 +43,6 @@ def stand(
 
 def files(home: Path) -> set[str]:
     return {path.name for path in (home / "runs" / RUN.fingerprint).glob("*")}
-
-
-def test_without_an_invite_the_remedy_is_told(tmp_path: Path) -> None:
-    with pytest.raises(
-        NotAdmitted, match="ask the run's creator for one, and join with --invite"
-    ) as caught:
-        stand(tmp_path)
-    assert caught.value.exit_code == 77
-    assert caught.value.reason is Reason.NOT_INVITED
 
 
 def test_a_claim_is_made_once_and_kept_so_that_it_stays_the_earliest(tmp_path: Path) -> None:
@@ -108,12 +97,6 @@ def test_an_invite_that_is_none_for_us_is_told_before_anything_is_kept(
     assert files(tmp_path) == set()
 
 
-def test_the_creator_needs_no_invite_and_an_open_run_ignores_one(tmp_path: Path) -> None:
-    assert stand(tmp_path, peer=CREATOR).claim == b""
-    settings = load_settings({"home": tmp_path, "invite": invite().text()}, {}).settings
-    assert RunAdmission(settings, run_of("open"), ADA.peer_id, NOW).claim == b""
-
-
 def test_a_passing_identity_neither_uses_nor_leaves_a_claim(tmp_path: Path) -> None:
     kept = stand(tmp_path, invite(uses=2)).claim
     assert stand(tmp_path, invite(uses=2), peer=BOB, ephemeral=True).claim != kept
@@ -152,14 +135,3 @@ async def test_damaged_files_are_learned_again(tmp_path: Path, damage: bytes) ->
     assert await run_admission.look(discovery)
     assert (folder / "removals").read_bytes() == removals.data
     assert not await run_admission.look(discovery), "no news"
-
-
-def test_no_older_chain_of_amendments_takes_the_place_of_a_newer_one(tmp_path: Path) -> None:
-    first = write_amendment(CREATOR, RUN, Chain(), 5, {"run.steps": 900})
-    second = write_amendment(CREATOR, RUN, first, 6, {"run.steps": 800})
-    amending, news = Amending(RUN, tmp_path / "amendments"), list[int]()
-    amending.on_news = lambda links: news.extend(link.number for link in links)
-    assert amending.hear(second.data)
-    for data in (first.data, second.data):
-        assert not amending.hear(data)
-    assert (amending.course.last.run.steps, news) == (800, [1, 2])

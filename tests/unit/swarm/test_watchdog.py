@@ -5,7 +5,6 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.swarm import watchdog
 from lowcomm_node.swarm.watchdog import (
     AT_ONCE,
     HEARTBEAT,
@@ -143,19 +142,6 @@ def test_an_outage_is_noticed_and_what_is_ours_is_published_again_when_it_is_ove
     assert len(world.published) > before
 
 
-def test_a_restarted_bootstrap_is_told_of_us_again_though_others_always_answered() -> None:
-    world = World(("boot",), ("peer",))
-    world.open = {"boot", "peer"}
-    world.run(60)
-    world.open = {"peer"}
-    world.run(30)
-    assert world.state is SwarmState.CONNECTED
-    before = len(world.published)
-    world.open = {"boot", "peer"}
-    world.run(LONGEST_PAUSE + 5)
-    assert len(world.published) == before + 1
-
-
 def test_a_peer_that_the_dht_lost_is_knocked_at_and_one_that_said_goodbye_is_not() -> None:
     world = World(("a", "b"))
     world.open = {"a", "b", "other", "gone"}
@@ -219,18 +205,6 @@ def test_an_address_that_is_gone_ends_its_connections_and_is_published_anew() ->
     assert not world.dog.own_addresses({"198.51.100.1"}, world.now)
 
 
-def test_a_new_address_beside_the_old_one_breaks_nothing_and_is_published() -> None:
-    world = World()
-    world.open = {"boot"}
-    world.dog.own_addresses({"192.0.2.1"}, world.now)
-    world.run(60)
-    before = len(world.published)
-    assert world.dog.own_addresses({"192.0.2.1", "198.51.100.1"}, world.now)
-    world.run(10)
-    assert not world.forgotten
-    assert len(world.published) == before + 1
-
-
 def test_p2pd_is_started_again_only_where_nothing_is_connected_and_ever_more_rarely() -> None:
     world = World()
     world.open = {"boot"}
@@ -246,20 +220,6 @@ def test_p2pd_is_started_again_only_where_nothing_is_connected_and_ever_more_rar
     world.open = {"boot"}
     world.run(LONGEST_PAUSE + 5)
     assert world.state is SwarmState.CONNECTED
-
-
-def test_after_a_move_that_p2pd_can_not_follow_it_is_started_again_soon() -> None:
-    world = World()
-    world.open = {"boot"}
-    world.dog.own_addresses({"192.0.2.1"}, world.now)
-    world.run(60)
-    world.open = set()
-    world.dog.own_addresses({"198.51.100.1"}, world.now)
-    moved = world.now
-    world.run(watchdog.RESTART_MOVED + 10)
-    assert (
-        len(world.restarts) == 1 and world.restarts[0] - moved < watchdog.RESTART_MOVED + HEARTBEAT
-    )
 
 
 def test_a_server_that_relays_for_others_is_never_started_again() -> None:
