@@ -1,7 +1,7 @@
 """The twin of the DHT without a network, for tests: same records, same checks."""
 
 import socket
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from lowcomm_node.dht.interface import MAX_CLOCK_OFFSET, Knock, check_size
@@ -99,9 +99,6 @@ class MemoryDiscovery:
 
     async def restart(self) -> bool:
         return True
-
-    async def forget_connections(self, gone: Collection[str]) -> None:
-        pass
 
     async def connected_peers(self) -> frozenset[str]:
         return frozenset(self._network.peers - {self.peer_id})

@@ -14,7 +14,6 @@ from helpers.dht_peers import Peer
 from helpers.processes import until_exchanged
 from lowcomm_node.net.control import OpenStream
 from lowcomm_node.net.p2pd import listeners
-from lowcomm_node.swarm.rejoin import Rejoin
 
 pytestmark = [pytest.mark.net, pytest.mark.timeout(180)]
 START = 120.0
@@ -118,32 +117,6 @@ def change_ipv6(host: Host) -> None:
         f"address add {new}/128 dev {host.device} nodad",
         f"address del {old}/128 dev {host.device}",
     )
-
-
-@pytest.mark.parametrize("transport", ["tcp", pytest.param("udp", marks=pytest.mark.soak)])
-async def test_only_what_was_bound_to_the_old_address_ends(
-    lab: Lab, town: Town, transport: str
-) -> None:
-    home = lab.public("home", ip=(4, 6))
-    hosts = [lab.public(name, ip=(4, 6)) for name in ("four", "six")]
-    peer, *others = [await town.peer(host) for host in (home, *hosts)]
-    four = await talk(peer, others[0], hosts[0], 4, transport)
-    six = await talk(peer, others[1], hosts[1], 6, transport)
-    assert await four.goes_on() and await six.goes_on()
-    before = await connections(peer, others)
-    assert [address[:4] for address in before] == ["/ip4", "/ip6"], before
-
-    rejoin = Rejoin(peer, [], None, lambda event: None)
-    with home.inside():
-        await rejoin.step()
-        change_ipv6(home)
-        await rejoin.step()
-    await six.has_ended()
-    assert await four.goes_on(), "the stream over IPv4 is the one that there was"
-    after = await connections(peer, others)
-    ended = sum(bool(one) and one != other for one, other in zip(before, after, strict=True))
-    print(f"{transport}: {ended} of {len(before)} connections ended with the address of IPv6")
-    assert (after[0], ended) == (before[0], 1), (before, after)
 
 
 @pytest.mark.soak  # three processes and a minute

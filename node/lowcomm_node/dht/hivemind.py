@@ -17,7 +17,7 @@ or optimizers.
 
 import asyncio
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,7 +43,6 @@ from lowcomm_node.net.addresses import (
     leading_to,
     relay_of,
 )
-from lowcomm_node.net.bound import bound_to, own_ends
 from lowcomm_node.net.control import Control, OpenStream, Served, TakeStream
 from lowcomm_node.net.hivemind_client import (
     BACKED_OFF,
@@ -244,12 +243,6 @@ class HivemindDiscovery(DhtRecords):
             log.warning("dht.trouble", reason=str(error))
             return False
         return await self.revive()
-
-    async def forget_connections(self, gone: Collection[str]) -> None:
-        with suppress(LinkLost):
-            ends = await asyncio.to_thread(own_ends)
-            peers = bound_to(gone, await self._control().connections(), ends)
-            await asyncio.gather(*(self.disconnect(peer) for peer in peers))
 
     async def connected_peers(self) -> frozenset[str]:
         try:

@@ -1,6 +1,6 @@
 """What the node needs of a DHT, and what its entry points tell: who answers, whose clock is off."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Protocol
@@ -103,11 +103,6 @@ class Discovery(Streams, Protocol):
     async def restart(self) -> bool:
         """Restart everything on this machine, dropping its connections. Returns as ``revive``
         does."""
-        ...
-
-    async def forget_connections(self, gone: Collection[str]) -> None:
-        """Close the connections that use our ``gone`` addresses: they do not notice that they are
-        dead."""
         ...
 
     async def connected_peers(self) -> frozenset[str]:

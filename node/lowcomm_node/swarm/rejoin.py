@@ -3,7 +3,7 @@
 Training never waits for it.
 
 own addresses ─┐
-knocks ────────┼─► watchdog ─► restart p2pd, drop connections, knock, publish, read back
+knocks ────────┼─► watchdog ─► restart p2pd, knock, publish, read back
 listed peers ──┘        └────► status: our state in the swarm, and why
 """
 
@@ -178,8 +178,6 @@ class Rejoin:
             await self._discovery.restart()
             self._watchdog.restarted(monotonic())
             return 0.1
-        if plan.forget:
-            await self._discovery.forget_connections(plan.forget)
         if plan.knock:
             await self._knock(plan.knock)
         if self._publish is not None and self._watchdog.must_publish(monotonic()):

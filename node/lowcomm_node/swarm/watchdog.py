@@ -15,8 +15,8 @@ remembered.
   longer lists them although they did not say goodbye: the DHT may have split, and an answer joins
   the halves.
 - A peer that answers for the first time after a silence may have forgotten us: we publish again.
-- When an address of ours is gone, so are the connections that use it. They do not notice, so we
-  close them.
+- When an address of ours is gone, so are the connections that use it. They do not notice, so p2pd
+  is restarted.
 - p2pd waits with growing pauses between two dials. If no peer answers and none is connected, a new
   p2pd dials at once.
 """
@@ -47,8 +47,6 @@ UNLISTED_AFTER = 2
 """Failed checks in a row."""
 RESTART_AFTER = 30.0
 """Seconds without an answer before p2pd is restarted; doubled after each restart."""
-RESTART_MOVED = 12.0
-"""The same after our address has changed."""
 LONGEST_RESTART = 120.0
 """p2pd itself would wait up to five minutes between two dials."""
 MAX_ENTRY_POINTS = 64
@@ -108,8 +106,6 @@ class Watch:
 
     knock: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Peer id and addresses of each entry point to knock at."""
-    forget: frozenset[str] = frozenset()
-    """Addresses of ours that are gone: first close the connections that use them."""
     restart: bool = False
     """Restart p2pd first."""
     read_back: bool = False
@@ -166,9 +162,9 @@ class Watchdog:
         """Checks in a row that did not find our record at others."""
         self._read_due = now
         self._must_publish = False
-        self._forget = frozenset[str]()
         self._restart_after = RESTART_AFTER
-        self._moved = False
+        self._is_cut = False
+        """Whether an address of ours is gone since p2pd was started."""
         self._restarted = now
         self._ours: frozenset[str] | None = None
         for is_named, entries in ((True, named), (False, remembered)):
@@ -220,7 +216,6 @@ class Watchdog:
         self._quiet_since = now
         self._ever_connected = True
         self._restart_after = RESTART_AFTER
-        self._moved = False
 
     def silent(self, peer_id: str, reason: str, now: float) -> None:
         """Note that an entry point did not answer."""
@@ -253,8 +248,8 @@ class Watchdog:
         if before is None or before == self._ours:
             return False
         # An additional address breaks no connection.
-        self._forget |= before - self._ours - set(held)
-        self._must_publish = self._moved = True
+        self._is_cut |= bool(before - self._ours - set(held))
+        self._must_publish = True
         self._restarted = now
         for entry in self.entries.values():
             entry.due, entry.failures = now, 0
@@ -263,10 +258,11 @@ class Watchdog:
     def restarted(self, now: float) -> None:
         """Note that p2pd was restarted."""
         self._restarted = now
-        self._restart_after = min(2 * self._restart_after, LONGEST_RESTART)
-        self._moved = False
+        if not self._is_cut:
+            self._restart_after = min(2 * self._restart_after, LONGEST_RESTART)
+        self._is_cut = False
         for entry in self.entries.values():
-            entry.due, entry.failures, entry.answers = now, 0, False
+            entry.due, entry.failures = now, 0
 
     def published(self) -> None:
         """Note that our records were published."""
@@ -287,17 +283,15 @@ class Watchdog:
     def plan(self, now: float, isolated: bool = False) -> Watch:
         """What to do now; ``isolated``: p2pd has no connection at all."""
         connected = self.is_connected(now)
-        forget, self._forget = self._forget, frozenset[str]()
-        quiet = now - max(self._quiet_since, self._restarted)
-        is_long = quiet >= (RESTART_MOVED if self._moved else self._restart_after)
-        may_help = isolated or self._moved
-        restart = self._restarts and bool(self.entries) and not connected and is_long and may_help
+        is_long = now - max(self._quiet_since, self._restarted) >= self._restart_after
+        is_needed = self._is_cut or (not connected and isolated and is_long)
+        restart = self._restarts and bool(self.entries) and is_needed
         knock = {entry.peer_id: entry.addresses for entry in self._due(now)} if not restart else {}
         read_back = connected and now >= self._read_due
         if read_back:
             self._read_due = now + READ_BACK
         wait = HEARTBEAT / 2 if connected and not knock else FIRST_PAUSE
-        return Watch(knock=knock, forget=forget, restart=restart, read_back=read_back, wait=wait)
+        return Watch(knock=knock, restart=restart, read_back=read_back, wait=wait)
 
     def state(self, now: float) -> SwarmState:
         """Our state in the swarm."""
