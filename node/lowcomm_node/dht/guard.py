@@ -137,7 +137,7 @@ def guard(
     call_find, update_routing_table = protocol.call_find, protocol.update_routing_table
 
     def is_in_place(node_id: DHTID, peer: PeerID) -> bool:
-        # Others may report a named peer only at the place that it has told us itself.
+        # Others may report a named peer only at the place that it has named itself.
         name = peer.to_base58()
         return node_id == place_of(name) or (
             name in named and protocol.routing_table.get(peer_id=peer) == node_id

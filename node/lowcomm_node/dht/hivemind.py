@@ -88,7 +88,7 @@ class DhtSettings:
     learned: Sequence[str] = ()
     """Addresses to enter at that the owner has not named."""
     announce: Sequence[str] = ()
-    """Multiaddresses that others are told; empty: those that it sees."""
+    """Multiaddresses to announce; empty: those at which we are seen."""
     require_peers: bool = True
     """Whether to start only if an entry point answers."""
     start_deadline: float = START_DEADLINE

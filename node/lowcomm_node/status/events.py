@@ -23,7 +23,7 @@ from lowcomm_node.node.messages import (
     Tokenizing,
 )
 from lowcomm_node.status.model import CheckpointStatus, Contribution, Limits, Progress, read
-from lowcomm_node.swarm.records import (
+from lowcomm_node.swarm.watchdog import (
     AddressesChanged,
     EntryPointAnswers,
     EntryPointSilent,

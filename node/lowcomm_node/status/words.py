@@ -19,7 +19,7 @@ from lowcomm_node.status.events import (
     details,
 )
 from lowcomm_node.status.model import Contribution, Status
-from lowcomm_node.swarm.records import (
+from lowcomm_node.swarm.watchdog import (
     AddressesChanged,
     EntryPointAnswers,
     EntryPointSilent,

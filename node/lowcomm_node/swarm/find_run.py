@@ -174,17 +174,17 @@ def missing_run(
         )
     if not found:
         return f"the run {wanted!r} is not published yet" if wanted else "no run is published yet"
-    names, told = sorted(map(name_of, found)), _names(found)
+    names, listed = sorted(map(name_of, found)), _names(found)
     if wanted is None:
         return (
-            f"the run {(invited_to or '')[:12]} of the invite is not published; there are: {told}"
+            f"the run {(invited_to or '')[:12]} of the invite is not published; there are: {listed}"
         )
     name = wanted.partition("@")[0]
     near = get_close_matches(name, [one.partition("@")[0] for one in names], 1)
     meant = next(
         (f"; did you mean {one}?" for one in names if near and one.startswith(f"{near[0]}@")), ""
     )
-    return f"no run {wanted!r} is published; there are: {told}{meant}"
+    return f"no run {wanted!r} is published; there are: {listed}{meant}"
 
 
 def matching(

@@ -197,7 +197,7 @@ class Membership:
         return len(self.roster.alive(time()))
 
     def count_silent(self) -> int:
-        """The number of peers with a record that have not proved lately that they are there."""
+        """The number of peers with a record that have not proved recently to be there."""
         now = time()
         return len(self.roster.known(now)) - len(self.roster.alive(now))
 

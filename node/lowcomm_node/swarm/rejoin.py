@@ -18,17 +18,20 @@ from lowcomm_node.errors import NodeError, Unhealthy
 from lowcomm_node.net.addresses import host_of, port_of, relay_of
 from lowcomm_node.net.targets import held_addresses
 from lowcomm_node.swarm.hosts import own_addresses
-from lowcomm_node.swarm.records import (
+from lowcomm_node.swarm.remembered_peers import RememberedPeers
+from lowcomm_node.swarm.watchdog import (
+    MAX_ENTRY_POINTS,
     AddressesChanged,
     EntryPointAnswers,
     EntryPointSilent,
     SwarmConnected,
     SwarmLooking,
     SwarmLost,
+    SwarmState,
+    SwarmStatus,
     SwarmUnlisted,
+    Watchdog,
 )
-from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_node.swarm.watchdog import MAX_ENTRY_POINTS, SwarmState, SwarmStatus, Watchdog
 from lowcomm_node.system.events import Event
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import DEFECT_PAUSE, Enduring

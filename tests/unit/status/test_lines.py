@@ -16,7 +16,7 @@ from lowcomm_node.status.words import (
     progress_in_words,
     summary,
 )
-from lowcomm_node.swarm.records import AddressesChanged, EntryPointSilent, SwarmLost
+from lowcomm_node.swarm.watchdog import AddressesChanged, EntryPointSilent, SwarmLost
 from lowcomm_node.system.events import Event
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"

@@ -9,9 +9,9 @@ import pytest
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.dht.interface import Knock
-from lowcomm_node.swarm.records import AddressesChanged, EntryPointAnswers
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
+from lowcomm_node.swarm.watchdog import AddressesChanged, EntryPointAnswers
 from lowcomm_protocol.identity import Identity
 
 ADA, BOOT, PEER = (Identity(seed * 32) for seed in (b"a", b"b", b"p"))
