@@ -24,16 +24,8 @@ from lowcomm_node.errors import ConfigError, DataError
 
 PYTHON_BYTES = 12 << 20
 """Bytes of ``builtin:python`` at most: enough for a demo, tokenized within a second."""
-_SKIPPED = {
-    "test",
-    "tests",
-    "idlelib",
-    "idle_test",
-    "lib2to3",
-    "site-packages",
-    "dist-packages",
-    "__pycache__",
-}
+_SKIPPED = {"test", "tests", "idlelib", "idle_test", "lib2to3"}
+_SKIPPED |= {"site-packages", "dist-packages", "__pycache__"}
 _HELD_OUT_FILES = 20
 _HELD_OUT_DOCUMENTS = 100
 

@@ -199,18 +199,6 @@ last:
 """
 
 
-def _characters() -> Iterator[Character]:
-    for line in _CHARACTERS.strip().splitlines():
-        name, pronoun, animal, home = line.split(" | ")
-        yield Character(name, *_PRONOUNS[pronoun], animal, home)
-
-
-def _troubles() -> Iterator[Trouble]:
-    lines = _TROUBLES.strip().splitlines()
-    for first, *others in zip(*(lines[part::4] for part in range(4)), strict=True):
-        yield Trouble(*first.split(" | "), *(line.strip() for line in others))
-
-
 def _rules() -> Mapping[str, tuple[str, ...]]:
     rules: dict[str, tuple[str, ...]] = {}
     name = ""
@@ -222,7 +210,18 @@ def _rules() -> Mapping[str, tuple[str, ...]]:
     return rules
 
 
-CHARACTERS, TROUBLES, RULES = tuple(_characters()), tuple(_troubles()), _rules()
+_LINES = [line.strip() for line in _TROUBLES.strip().splitlines()]
+CHARACTERS = tuple(
+    Character(name, *_PRONOUNS[pronoun], animal, home)
+    for name, pronoun, animal, home in (
+        line.split(" | ") for line in _CHARACTERS.strip().splitlines()
+    )
+)
+TROUBLES = tuple(
+    Trouble(*first.split(" | "), *others)
+    for first, *others in (_LINES[start : start + 4] for start in range(0, len(_LINES), 4))
+)
+RULES = _rules()
 
 
 # A story from its number
@@ -241,15 +240,12 @@ class Choices:
         if len(options) == 1:
             return options[0]
         self.nats += math.log(len(options))
-        # The bias of the remainder is below one in 10^17.
-        return options[self._next() % len(options)]
-
-    def _next(self) -> int:
         self._state = self._state + 0x9E3779B97F4A7C15 & _WORD
         mixed = self._state
         mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _WORD
         mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _WORD
-        return mixed ^ mixed >> 31
+        # The bias of the remainder is below one in 10^17.
+        return options[(mixed ^ mixed >> 31) % len(options)]
 
 
 def tell(number: int) -> tuple[str, float]:

@@ -74,7 +74,7 @@ class GivingTurn:
                 said = position
                 yield position
             self._turns.press()
-            await self._turns.wait_moved(LOOK_SECONDS)
+            await self._turns.wait_moved()
 
     async def wait_over(self) -> None:
         """Raise RetryLater with the reason as soon as the turn is over."""
@@ -116,93 +116,87 @@ class TurnQueue:
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self.clock = clock
-        self._most_served = served
+        self._served = served
         self._places = served + waiting
         self._shares = Shares(OF_FEW)
-        self._serving: list[GivingTurn] = []
-        self._queued: list[GivingTurn] = []
-        """In the order of arrival."""
+        self._turns: list[GivingTurn] = []
+        """In the order of arrival; those that have begun are served."""
         self._moved = asyncio.Event()
 
     @property
     def serving(self) -> int:
         """Peers that are served."""
-        return len(self._serving)
+        return sum(turn.began is not None for turn in self._turns)
 
     @property
     def waiting(self) -> int:
         """Peers that wait."""
-        return len(self._queued)
+        return len(self._turns) - self.serving
 
     def enter(self, peer: str, place: str) -> GivingTurn:
         """Take a place; ``place``: the address that the peer comes from.
 
         Raises RetryLater if there is none for that address.
         """
-        turn = GivingTurn(self, peer, place)
-        for held in (self._serving, self._queued):
-            former = next((one for one in held if one.peer == peer), None)
-            if former is not None:  # entering again makes no turn longer
-                held[held.index(former)] = turn
-                turn.began, turn.patience = former.began, former.patience
-                turn.place = former.place
-                former.end("You have come again: your former stream ends.")
-                return turn
-        taken = self.serving + self.waiting
+        turn, taken = GivingTurn(self, peer, place), len(self._turns)
+        former = next((one for one in self._turns if one.peer == peer), None)
+        if former is not None:  # entering again makes no turn longer
+            self._turns[self._turns.index(former)] = turn
+            turn.place, turn.began, turn.patience = former.place, former.began, former.patience
+            former.end("You have come again: your former stream ends.")
+            return turn
         if taken >= self._places or not self._shares.has_room(place, self._places - taken):
             raise RetryLater(f"{taken} peers are served or wait here: ask another peer, or later.")
         self._shares.take(place)
-        self._queued.append(turn)
+        self._turns.append(turn)
         self._advance()
         return turn
 
     def position(self, turn: GivingTurn) -> int:
         """Its place among those that wait, from 1; 0 while it is served."""
-        return self._order().index(turn) + 1 if turn in self._queued else 0
+        return 0 if turn.began is not None else self._order().index(turn) + 1
 
     def leave(self, turn: GivingTurn) -> None:
         """Free a place, unless another stream of the same peer has it."""
-        for held in (self._serving, self._queued):
-            if turn in held:
-                held.remove(turn)
-                self._shares.give_back(turn.place)
-                self._advance()
+        if turn in self._turns:
+            self._turns.remove(turn)
+            self._shares.give_back(turn.place)
+            self._advance()
 
     def press(self) -> None:
         """While others wait: end the turns of peers that are slow, or have had enough."""
-        if not self._queued or self.serving < self._most_served:
+        if not self.waiting or self.serving < self._served:
             return
         now = self.clock()
-        began = {turn: turn.began or now for turn in self._serving}
-        long = [turn for turn in self._serving if now - began[turn] > TURN_SECONDS]
-        over = [turn for turn in self._serving if turn.is_slow(now)]
+        began = {turn: turn.began for turn in self._turns if turn.began is not None}
+        long = [turn for turn, since in began.items() if now - since > TURN_SECONDS]
+        over = [turn for turn in began if turn.is_slow(now)]
         for turn in over or sorted(long, key=lambda turn: began[turn])[:1]:
             turn.end("Your turn is over, and others wait: come again.")
             self.leave(turn)
 
-    async def wait_moved(self, seconds: float) -> None:
-        """Wait until positions may have changed, or for ``seconds``."""
+    async def wait_moved(self) -> None:
+        """Wait until positions may have changed, or for a moment."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(LOOK_SECONDS):
                 await self._moved.wait()
         except TimeoutError:
             return
 
     def _advance(self) -> None:
-        while self._queued and self.serving < self._most_served:
-            turn = self._order()[0]
-            self._queued.remove(turn)
-            self._serving.append(turn)
-            turn.began = self.clock()
-        moved, self._moved = self._moved, asyncio.Event()
-        moved.set()
+        while self.waiting and self.serving < self._served:
+            self._order()[0].began = self.clock()
+        self._moved.set()
+        self._moved = asyncio.Event()
 
     def _order(self) -> list[GivingTurn]:
         """The waiting turns, in the order in which they will be served."""
-        held = Counter(prefix for turn in self._serving for prefix in prefixes_of(turn.place))
+        served = [turn.place for turn in self._turns if turn.began is not None]
+        held = Counter(prefix for place in served for prefix in prefixes_of(place))
         loads: dict[GivingTurn, float] = {}
-        for turn in self._queued:
-            prefixes = prefixes_of(turn.place)
-            loads[turn] = max(held[prefixes[0]], held[prefixes[-1]] / NETWORK_WEIGHT)
-            held.update(prefixes)
-        return sorted(self._queued, key=lambda turn: loads[turn])
+        for turn in self._turns:
+            if turn.began is None:
+                prefixes = prefixes_of(turn.place)
+                loads[turn] = max(held[prefixes[0]], held[prefixes[-1]] / NETWORK_WEIGHT)
+                held.update(prefixes)
+        return sorted(loads, key=lambda turn: loads[turn])

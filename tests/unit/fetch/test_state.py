@@ -40,7 +40,7 @@ from lowcomm_node.errors import DiskFull, LinkLost
 from lowcomm_node.fetch import engine, queue, state
 from lowcomm_node.fetch import giving as giving_module
 from lowcomm_node.fetch.engine import Download, PieceRequest
-from lowcomm_node.fetch.queue import MOST_SERVED, TurnQueue
+from lowcomm_node.fetch.queue import TurnQueue
 from lowcomm_node.fetch.state import StateDownload
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
@@ -532,45 +532,6 @@ async def test_of_two_donors_that_have_nothing_in_common_one_gives_all(tmp_path)
 # Queues
 
 
-async def test_twelve_joiners_at_one_donor_are_served_in_their_order_and_told_their_position(
-    tmp_path, monkeypatch
-):
-    async with AsyncExitStack() as stack:
-        giver = await stack.enter_async_context(giving(tmp_path, 11))
-        giver.may_make.clear()
-        joiners: list[Joiner] = []
-        tasks, served = [], []
-        serve = giver.server._serve_turn
-
-        async def serve_turn(turn, *more) -> None:
-            served.append([identity(50 + number).peer_id for number in range(12)].index(turn.peer))
-            await serve(turn, *more)
-
-        monkeypatch.setattr(giver.server, "_serve_turn", serve_turn)
-        for number in range(12):
-            channels = await stack.enter_async_context(calling(identity(50 + number)))
-            joiner = Joiner(channels, tmp_path / f"incoming-{number}", lambda: [giver.info()])
-            joiners.append(joiner)
-            tasks.append(asyncio.create_task(joiner.run()))
-            await reached(lambda number=number: in_line(giver) == number + 1, "it stands in line")
-        assert (giver.server.turns.serving, giver.server.turns.waiting) == (
-            MOST_SERVED,
-            12 - MOST_SERVED,
-        )
-        await reached(lambda: "queue" in joiners[-1].describe(), "the last one knows its position")
-        name = giver.peer_id[-6:]
-        assert joiners[2].describe() == f"1st in the queue of {name}"
-        assert joiners[-1].describe() == f"10th in the queue of {name}"
-
-        giver.may_make.set()
-        await soon(asyncio.gather(*tasks))
-        assert giver.made == 1, "a stampede shares one snapshot"
-        assert all(abs(place - number) < MOST_SERVED for place, number in enumerate(served)), served
-        for joiner in joiners:
-            assert joiner.given_by([giver]) == [len(SMALL.pieces)]
-        await reached(lambda: in_line(giver) == 0, "all have left")
-
-
 async def test_a_joiner_waits_for_a_snapshot_that_takes_long_to_make(tmp_path, monkeypatch):
     monkeypatch.setattr(giving_module, "STILL_HERE", 0.1)
     monkeypatch.setattr(engine, "SILENCE", 0.5)
@@ -590,28 +551,6 @@ async def test_a_joiner_waits_for_a_snapshot_that_takes_long_to_make(tmp_path, m
         giver.may_make.set()
         await soon(task)
         assert joiner.given_by([giver]) == [len(SMALL.pieces)] and giver.made == 1
-
-
-async def test_a_full_queue_sends_joiners_elsewhere(tmp_path, monkeypatch):
-    async with AsyncExitStack() as stack:
-        full = await stack.enter_async_context(giving(tmp_path, 11))
-        full.server.turns = TurnQueue(1, 2)
-        full.may_make.clear()
-        for number in (0, 1):
-            channels = await stack.enter_async_context(calling(identity(50 + number)))
-            joiner = Joiner(channels, tmp_path / f"incoming-{number}", lambda: [full.info()])
-            task = asyncio.create_task(joiner.run())
-            stack.callback(task.cancel)
-            await reached(lambda number=number: in_line(full) == number + 1, "it stands in line")
-        channels = await stack.enter_async_context(calling(identity(60)))
-        good = await stack.enter_async_context(giving(tmp_path, 12))
-        donors = [full.info()]
-        late = Joiner(channels, tmp_path / "incoming-late", lambda: donors)
-        task = asyncio.create_task(late.run())
-        await reached(lambda: "2 peers are served or wait here" in late.why_not(), "it is told why")
-        donors.append(good.info())
-        await soon(task)
-        assert late.given_by([good]) == [len(SMALL.pieces)]
 
 
 async def dribble(peer: str, stream: CalleeStream) -> None:
