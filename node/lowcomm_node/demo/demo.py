@@ -5,22 +5,28 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from lowcomm_node.demo.result import NodeResult, Result, bytes_in, tidy
-from lowcomm_node.demo.view import tell, view
+from rich.console import Console
+from rich.live import Live
+
+from lowcomm_node.demo.result import Result, bytes_in, node_result, tidy
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater
 from lowcomm_node.node.host import die_with_parent
 from lowcomm_node.owner.sources import find_home
 from lowcomm_node.status.model import Status
+from lowcomm_node.status.panel import swarm_panel
 from lowcomm_node.status.report import write_report
+from lowcomm_node.status.words import swarm_in_words
 from lowcomm_node.storage.paths import absolute
 from lowcomm_node.swarm.run_template import TEXTS, write_template
 from lowcomm_node.system.command import ending_signals
+from lowcomm_node.system.units import seconds
 from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.spec.run import RunSpec, parse_toml
 
@@ -35,6 +41,67 @@ LOOPBACK = "127.0.0.1"
 # Checkpoints are made at the end and for joiners; a demo keeps the disk out of the picture.
 # Its user waits for it, so it takes its share of a busy machine instead of stepping back for all.
 NODE_FLAGS = "--json --threads 1 --stay --poll 1 --record-life 10 --checkpoint-every 200 --nice 5"
+
+
+# what people see
+
+LINE_EVERY = 10.0
+"""Seconds between two lines on progress, where there is no terminal."""
+WIDTH = 80
+"""Columns; what is longer goes on below. Links stay whole."""
+
+Statuses = Sequence[Status | None]
+Show = Callable[[Statuses, float], None]
+"""Told the statuses of all nodes, and the seconds since the start."""
+
+
+@contextmanager
+def view(title: str, is_shown: bool) -> Iterator[Show]:
+    """What shows statuses, if they are to be shown."""
+    console = Console(stderr=True)
+    if not is_shown:
+        yield lambda statuses, elapsed: None
+    elif not console.is_terminal:
+        yield Lines(title)
+    else:
+        with Live(console=console, auto_refresh=False) as live:
+            yield lambda statuses, elapsed: live.update(
+                swarm_panel(title, statuses, elapsed, console.width),
+                refresh=True,
+            )
+
+
+class Lines:
+    """Plain lines. The first one comes at once, so that nobody takes silence for a failure, and has
+    the title."""
+
+    def __init__(self, title: str, every: float = LINE_EVERY) -> None:
+        self._title = f"{title}: "
+        self._every = every
+        self._next = 0.0
+
+    def __call__(self, statuses: Statuses, elapsed: float) -> None:
+        """Print where the nodes are if it is time for that."""
+        if elapsed >= self._next:
+            self._next = elapsed + self._every
+            tell(self._title + swarm_in_words(statuses), elapsed)
+            self._title = ""
+
+
+def tell(text: str, elapsed: float) -> None:
+    """Print a text with the seconds since the start."""
+    lines = textwrap.fill(
+        text,
+        WIDTH,
+        initial_indent=f"{seconds(elapsed):>6} ",
+        subsequent_indent=7 * " ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    print(lines, file=sys.stderr, flush=True)
+
+
+# processes
 
 
 @dataclass(frozen=True)
@@ -251,7 +318,7 @@ class Demo:
             parameters=statuses[0].trainer.parameters,
             val_loss_average_weights=compared.average_loss,
             weight_spread_rms=compared.spread,
-            nodes=tuple(map(NodeResult.of, statuses)),
+            nodes=tuple(map(node_result, statuses)),
             sample=compared.sample,
             checkpoint=str(checkpoints[0]),
             home=str(home),

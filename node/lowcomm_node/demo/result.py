@@ -4,10 +4,10 @@ import os
 import shlex
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from lowcomm_node.status.model import Status
 from lowcomm_node.system.command import program
@@ -21,41 +21,23 @@ PASSING = ("data", "runs/*/snapshots", "runs/*/incoming")
 """Folders of a node that let it start faster, or serve others: useless after a demo."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class NodeResult:
-    """What one node has done."""
-
-    peer_id: str
-    steps: int | None
-    swarm_step: int | None
-    tokens: int | None
-    val_loss_first: float | None
-    val_loss_last: float | None
-    exchanges_completed: int
-    exchanges_refused: int
-    exchanges_no_partner: int
-    exchanges_failed: int
-    bytes_sent: int
-    bytes_received: int
-
-    @classmethod
-    def of(cls, status: Status) -> Self:
-        """From the last status of a node."""
-        trainer, exchanges = status.trainer, status.exchanges
-        return cls(
-            peer_id=status.peer_id,
-            steps=trainer.steps,
-            swarm_step=trainer.swarm_step,
-            tokens=trainer.tokens,
-            val_loss_first=trainer.val_loss_first,
-            val_loss_last=trainer.val_loss_last,
-            exchanges_completed=exchanges.completed,
-            exchanges_refused=exchanges.refused,
-            exchanges_no_partner=exchanges.no_partner,
-            exchanges_failed=exchanges.failed,
-            bytes_sent=status.bytes_sent,
-            bytes_received=status.bytes_received,
-        )
+def node_result(status: Status) -> dict[str, Any]:
+    """What one node has done, from its last status."""
+    trainer, exchanges = status.trainer, status.exchanges
+    return {
+        "peer_id": status.peer_id,
+        "steps": trainer.steps,
+        "swarm_step": trainer.swarm_step,
+        "tokens": trainer.tokens,
+        "val_loss_first": trainer.val_loss_first,
+        "val_loss_last": trainer.val_loss_last,
+        "exchanges_completed": exchanges.completed,
+        "exchanges_refused": exchanges.refused,
+        "exchanges_no_partner": exchanges.no_partner,
+        "exchanges_failed": exchanges.failed,
+        "bytes_sent": status.bytes_sent,
+        "bytes_received": status.bytes_received,
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +54,7 @@ class Result:
     parameters: int | None
     val_loss_average_weights: float
     weight_spread_rms: float
-    nodes: tuple[NodeResult, ...]
+    nodes: tuple[Mapping[str, Any], ...]
     sample: str
     checkpoint: str
     home: str
@@ -120,19 +102,19 @@ def _about(text: str) -> str:
     return f" (tiny stories from a grammar of {count_rules()} rules)"
 
 
-def _table(nodes: Sequence[NodeResult]) -> Iterator[str]:
+def _table(nodes: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     heads = "node,steps,held-out loss,applied,no partner,failed,sent,received"
     rows = [tuple(heads.split(","))]
     rows += [
         (
-            short_peer(node.peer_id),
-            str(node.steps),
-            f"{loss(node.val_loss_first, 3)} -> {loss(node.val_loss_last, 3)}",
-            str(node.exchanges_completed),
-            str(node.exchanges_no_partner),
-            str(node.exchanges_failed),
-            size(node.bytes_sent),
-            size(node.bytes_received),
+            short_peer(node["peer_id"]),
+            str(node["steps"]),
+            f"{loss(node['val_loss_first'], 3)} -> {loss(node['val_loss_last'], 3)}",
+            str(node["exchanges_completed"]),
+            str(node["exchanges_no_partner"]),
+            str(node["exchanges_failed"]),
+            size(node["bytes_sent"]),
+            size(node["bytes_received"]),
         )
         for node in nodes
     ]

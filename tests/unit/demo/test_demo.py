@@ -13,8 +13,8 @@ import torch
 
 from helpers.statuses import make_status
 from lowcomm_node.data.tokenizer import BytesTokenizer
-from lowcomm_node.demo.result import NodeResult, Result, bytes_in, render, tidy
-from lowcomm_node.demo.view import Lines
+from lowcomm_node.demo.demo import Lines
+from lowcomm_node.demo.result import Result, bytes_in, node_result, render, tidy
 from lowcomm_node.models import swarm_weights
 from lowcomm_node.status.model import Status
 from lowcomm_node.status.words import swarm_in_words
@@ -57,7 +57,7 @@ def result(home: Path, **more: Any) -> Result:
         parameters=234_176,
         val_loss_average_weights=1.7,
         weight_spread_rms=5e-3,
-        nodes=(NodeResult.of(status()),),
+        nodes=(node_result(status()),),
         sample="def a():\n",
         checkpoint=str(checkpoint),
         home=str(home),
@@ -71,14 +71,13 @@ def test_the_result_of_a_long_demo_in_the_usual_folder_fits_80_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    node = replace(
-        NodeResult.of(status(step=100_000)),
-        bytes_sent=123_400_000,
-        bytes_received=123_400_000,
-        exchanges_completed=56_000,
-        exchanges_no_partner=23_000,
-        exchanges_failed=1000,
-    )
+    node = node_result(status(step=100_000)) | {
+        "bytes_sent": 123_400_000,
+        "bytes_received": 123_400_000,
+        "exchanges_completed": 56_000,
+        "exchanges_no_partner": 23_000,
+        "exchanges_failed": 1000,
+    }
     home = tmp_path / ".local" / "share" / "lowcomm" / "demo" / "20261123-022710"
     shown = render(
         result(home, nodes=(node,), parameters=110_234_176, bytes=123_400_000, text="stories")
