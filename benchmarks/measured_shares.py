@@ -179,7 +179,7 @@ def point(
     shares: Shares,
     results: list[Any],
 ) -> dict[str, Any]:
-    """One of the file (``planner/shares.py``); ``sync``: all settings that may differ."""
+    """One of the file (``planner/plan.py``); ``sync``: all settings that may differ."""
     preset = PRESETS[method].sync
     # A setting that is newer than a row had its default then.
     was = {name: SyncSettings.model_fields[name].default for name in NEWER & preset.keys()} | sync

@@ -3,7 +3,6 @@ hours, and what of all-reduce's gain was measured at that interval.
 
 question.py  the line, the peers, and a model with a number of parameters
 pace.py      bytes and seconds of one exchange, and the interval that results
-shares.py    what was measured (measured.json), and how far a plan goes beyond it
-plan.py      each method, and which one to take
+plan.py      what was measured (measured.json), each method, and which one to take
 words.py     the same for people
 """

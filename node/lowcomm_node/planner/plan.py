@@ -1,11 +1,19 @@
-"""Each method on a line, and which one to take. Pure."""
+"""Each method on a line, and which one to take. Pure.
 
+Measurements of each method (measured.json, by ``benchmarks/measured_shares.py``) say which share of
+all-reduce's gain over one replica alone is left at an interval.
+"""
+
+import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass, field, replace
+from functools import cache
+from importlib import resources
+from math import inf, log
+from statistics import mean
 from typing import Any
 
-from lowcomm_node.planner import pace, shares
+from lowcomm_node.planner import pace
 from lowcomm_node.planner.question import Line, Question
 from lowcomm_node.simulation.baselines import ring_bytes
 from lowcomm_node.trainer.memory import count_parameters, reckon
@@ -14,15 +22,123 @@ from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import MOST_VALUES, RunSpec, fragment_count
 
 OPTIMIZER = "muon"
-"""That methods are compared with, unless a run has its own: all of them gain most by it."""
+"""Inner optimizer for comparing methods, unless a run has its own: all gain most by it."""
 OF_PAPERS = "-paper"
-"""Presets for comparison alone: their settings are those of papers, whatever the line."""
+"""Ending of presets with the settings of papers, whatever the line: for comparison alone."""
 FOLLOWING = ("method", "min_steps")
-"""Of ``[sync]``: what need not be written, as it follows from the rest."""
+"""Settings of ``[sync]`` that follow from the rest, so no plan writes them."""
 TRIES = 8
 """Codec and fragments follow the interval, and it follows them."""
 NEAR = 1.15
-"""Times the interval that was written up to which the one that results counts as the same."""
+"""Largest factor between the written interval and the resulting one that counts as the same."""
+FURTHER = 1.1
+"""Factor beyond the longest measured interval up to which its share still counts."""
+
+
+# what was measured
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """A method that was measured at one interval, with one number of peers."""
+
+    method: str
+    """Name of the preset."""
+    optimizer: str
+    """Inner optimizer."""
+    peers: int
+    """Peers of the swarm."""
+    interval: int
+    """Steps between two exchanges of a fragment."""
+    sync: Mapping[str, Any] = field(default_factory=dict)
+    """Its other settings of `[sync]` that are not those of the preset."""
+    steps: int
+    """Steps of each measured run."""
+    shares: tuple[float, ...]
+    """Share of all-reduce's gain over one replica, seed by seed."""
+    resent: float
+    """Bytes that were sent, for each of coded values: blocks of modulo codecs wrap."""
+
+    @property
+    def share(self) -> float:
+        """The mean over the seeds."""
+        return mean(self.shares)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """The share at one interval, from measurements."""
+
+    share: float | None
+    """Share of all-reduce's gain over one replica alone; null beyond the longest interval that was
+    measured."""
+    measured: tuple[Point, ...]
+    """The figures that it comes from: with the nearest number of peers, the nearest intervals."""
+    longest: int
+    """The longest interval that was measured."""
+
+
+@cache
+def measured() -> tuple[int, tuple[Point, ...]]:
+    """Parameters of the measured model, and the figures that this release brings."""
+    file = resources.files("lowcomm_node.planner").joinpath("measured.json")
+    found = json.loads(file.read_text(encoding="utf-8"))
+    points = (Point(**one | {"shares": tuple(one["shares"])}) for one in found["points"])
+    return found["parameters"], tuple(points)
+
+
+@dataclass(frozen=True)
+class Shares:
+    """The measurements of one method, as a swarm of ``peers`` may use them."""
+
+    method: str
+    optimizer: str
+    peers: int
+
+    def points(self, interval: float = 0.0) -> tuple[Point, ...]:
+        """The measurements by interval, with the number of peers nearest to ``peers``.
+
+        Numbers with which intervals as long as ``interval`` were measured come first: with more
+        peers fewer intervals were.
+        """
+        key = self.method, self.optimizer
+        known = [p for p in measured()[1] if (p.method, p.optimizer) == key]
+        reaching = {p.peers for p in known if interval <= FURTHER * p.interval}
+        counts = reaching or {p.peers for p in known}
+        nearest = min(counts, key=lambda count: abs(log(count / self.peers)), default=0)
+        return tuple(sorted((p for p in known if p.peers == nearest), key=lambda p: p.interval))
+
+    def nearest(self, interval: float) -> Point | None:
+        """The measurement nearest to an interval; None without any."""
+        points = self.points(interval)
+        return min(points, key=lambda p: abs(log(p.interval / interval)), default=None)
+
+    def best_interval(self, usual: int) -> int:
+        """The interval that keeps most: ``usual``, or a shorter one that was measured."""
+        shorter = [point for point in self.points(usual) if point.interval <= usual]
+        best = max(shorter, key=lambda point: point.share, default=None)
+        return usual if best is None else best.interval
+
+    def at(self, interval: float) -> Estimate | None:
+        """The share at an interval, between those that were measured; None without any."""
+        points = self.points(interval)
+        if not points:
+            return None
+        longest = points[-1].interval
+        below = [p for p in points if p.interval <= interval][-1:]
+        above = [p for p in points if p.interval > interval][:1]
+        if not above:
+            share = below[0].share if interval <= FURTHER * longest else None
+        elif not below:
+            share = above[0].share
+        else:
+            [left], [right] = below, above
+            way = log(interval / left.interval) / log(right.interval / left.interval)
+            share = left.share + way * (right.share - left.share)
+        return Estimate(share=share, measured=(*below, *above), longest=longest)
+
+
+# what a plan says
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +146,7 @@ class Exchange:
     """One exchange of a fragment of mean size, at one member."""
 
     members: int
-    """How many take part."""
+    """Number of peers that take part."""
     contents: int
     """Bytes of coded values sent, blocks that are sent again included; as many are received."""
     control: int
@@ -43,14 +159,14 @@ class Exchange:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """What it takes at least: a window of text at a time, activations computed again."""
+    """Least memory of a peer: a window of text at a time, activations computed again."""
 
     host_bytes: int
-    """Of the machine, where it trains on the processor."""
+    """Memory of a machine that trains on its processor."""
     gpu_host_bytes: int
-    """Of the machine, where it trains on a GPU."""
+    """Memory of a machine that trains on a GPU."""
     gpu_bytes: int
-    """Of that GPU."""
+    """Memory of that GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +178,9 @@ class Choice:
     optimizer: str
     """The inner one."""
     settings: Mapping[str, Any]
-    """Of `[sync]`: what is not as the preset has it."""
+    """Settings of `[sync]` that differ from the preset."""
     codec: str
-    """How values are coded."""
+    """Codec of the values."""
     fragments: int
     """Pieces that the model is cut into."""
     written: int
@@ -77,11 +193,11 @@ class Choice:
     exchange: Exchange
     """One exchange."""
     memory: Memory
-    """Of a peer."""
+    """Least memory of a peer."""
     run_bytes: int
-    """That a peer sends over the whole run."""
-    share: shares.Estimate | None
-    """What was measured of it; null if nothing was."""
+    """Bytes that a peer sends over the whole run."""
+    share: Estimate | None
+    """Its share by measurements; null without any."""
 
     @property
     def as_written(self) -> bool:
@@ -94,37 +210,37 @@ class AllReduce:
     """Data-parallel training that averages gradients at every step, on the same line."""
 
     bytes: int
-    """That a peer sends for a step."""
+    """Bytes that a peer sends for a step."""
     seconds: float
-    """Of a step with its gradients on the line."""
+    """Seconds of a step with its gradients on the line."""
     hours: float
-    """Of the run."""
+    """Hours of the run."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What a run costs on a line, by method."""
+    """The costs of a run on a line, by method."""
 
     parameters: int
-    """Of the model."""
+    """Parameters of the model."""
     peers: int
-    """Of the swarm."""
+    """Peers of the swarm."""
     steps: int
-    """Of the run."""
+    """Steps of the run."""
     tokens: int
-    """That all peers train on together."""
+    """Tokens that all peers train on together."""
     hours: float
-    """Of the run with any method: training waits for no exchange."""
+    """Hours of the run with any method: training waits for no exchange."""
     line: Line
     """Bytes a second, seconds there and back."""
     step_seconds: float
-    """Of one inner step."""
+    """Seconds of one inner step."""
     as_written: Choice | None
     """The run as its file has it; null without a file."""
     choices: tuple[Choice, ...]
     """Each method with the shortest interval that fits, the best first."""
     allreduce: AllReduce
-    """What all of them replace."""
+    """All-reduce, which all of them replace."""
     reason: str
     """Why the first is the best."""
     beyond: tuple[str, ...]
@@ -137,7 +253,7 @@ class Plan:
 
 
 def plan(question: Question, from_file: bool) -> Plan:
-    """What a run costs; ``from_file``: whether its settings of ``[sync]`` are somebody's choice."""
+    """The costs of a run; ``from_file``: its settings of ``[sync]`` are its creator's choice."""
     spec, line = question.spec, question.line
     choices = tuple(sorted(_choices(question, from_file), key=_rank))
     parameters = count_parameters(spec.model)
@@ -188,14 +304,14 @@ def _with(spec: RunSpec, method: str, optimizer: str, changes: Mapping[str, Any]
 def _fitted(question: Question, spec: RunSpec) -> RunSpec:
     """A method at the shortest interval that the line carries and that pays, with the settings that
     were measured nearest to it."""
-    method, optimizer = spec.sync.method, spec.train.optimizer
+    method, optimizer, shares = spec.sync.method, spec.train.optimizer, _shares(question, spec)
     parameters, preset = count_parameters(spec.model), PRESETS[method].sync
-    shortest = shares.keeps_most(method, optimizer, question.peers, preset["interval"])
+    shortest = shares.best_interval(preset["interval"])
     least = -(-parameters // MOST_VALUES) if preset["fragments"] > 1 else 1
     for _ in range(TRIES):
         sync = spec.sync.model_copy(update={"interval": max(shortest, least)})
         interval = replace(_pace(question, spec), sync=sync).fitting_interval
-        near = shares.nearest_point(method, optimizer, question.peers, interval)
+        near = shares.nearest(interval)
         changes: dict[str, Any] = dict(near.sync) if near is not None else {}
         changes["interval"] = interval
         if preset["fragments"] > 1:
@@ -220,15 +336,17 @@ def _pace(question: Question, spec: RunSpec) -> pace.Pace:
     )
 
 
+def _shares(question: Question, spec: RunSpec) -> Shares:
+    return Shares(spec.sync.method, spec.train.optimizer, question.peers)
+
+
 def _members(question: Question, spec: RunSpec) -> int:
     """Members of an exchange."""
     return min(spec.sync.group, question.peers)
 
 
 def _resent(question: Question, spec: RunSpec) -> float:
-    near = shares.nearest_point(
-        spec.sync.method, spec.train.optimizer, question.peers, spec.sync.interval
-    )
+    near = _shares(question, spec).nearest(spec.sync.interval)
     if near is None:
         return 1.0
     # The less weights move between two exchanges, the fewer blocks wrap.
@@ -258,12 +376,12 @@ def _choice(question: Question, spec: RunSpec, fits_line: bool) -> Choice:
         ),
         memory=_memory(spec),
         run_bytes=round(spec.run.steps / interval * sync.fragments * one.bytes),
-        share=shares.estimate(sync.method, spec.train.optimizer, question.peers, interval),
+        share=_shares(question, spec).at(interval),
     )
 
 
 def _changed(spec: RunSpec) -> dict[str, Any]:
-    """What of ``[sync]`` is not as the preset has it."""
+    """Settings of ``[sync]`` that differ from the preset."""
     preset = _with(spec, spec.sync.method, spec.train.optimizer, {}).sync.model_dump()
     return {
         name: value
@@ -315,18 +433,16 @@ def _reason(choices: tuple[Choice, ...], step: float) -> str:
 
 
 def _beyond(question: Question, parameters: int, best: Choice) -> Iterator[str]:
-    """What of a plan is no measurement."""
-    found = shares.measured()
-    times = parameters / found.parameters
+    """The ways in which a plan goes beyond measurements."""
+    known, all_points = measured()
+    times = parameters / known
     if not 0.5 <= times <= 2:
         size = f"{times:.0f} times as many" if times > 1 else f"1/{1 / times:.0f} of them"
-        yield (
-            f"model: shares were measured with {found.parameters:,} parameters, this one has {size}"
-        )
+        yield f"model: shares were measured with {known:,} parameters, this one has {size}"
     if best.share is None:
         return
-    points = shares.points_of(best.method, best.optimizer, question.peers, best.interval)
-    peers = sorted({p.peers for p in found.points if p.method == best.method})
+    points = Shares(best.method, best.optimizer, question.peers).points(best.interval)
+    peers = sorted({p.peers for p in all_points if p.method == best.method})
     if question.peers != points[0].peers:
         yield (
             f"peers: measured with {', '.join(map(str, peers))}, asked for {question.peers}; "

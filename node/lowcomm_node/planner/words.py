@@ -3,8 +3,7 @@
 from collections.abc import Iterator
 from textwrap import wrap
 
-from lowcomm_node.planner.plan import Choice, Plan
-from lowcomm_node.planner.shares import Estimate
+from lowcomm_node.planner.plan import Choice, Estimate, Plan
 from lowcomm_node.system.units import quantity, seconds, size, write_rate
 
 GIB = 1024**3
@@ -103,7 +102,7 @@ def _sentences(told: Plan) -> Iterator[str]:
     yield from _wrapped(
         "share: of all-reduce's gain over one replica alone, as measured at such an interval "
         f"({UNKNOWN}: longer than any that was). every: as the preset is -> as the line carries "
-        "it, or as keeps most with so many peers."
+        "it, or as keeps most with this number of peers."
     )
     for one in [*_figures(best), *told.beyond]:
         yield from _wrapped(f"- {one}", "  ")

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lowcomm_node.planner import shares
-from lowcomm_node.planner.plan import Plan, as_written, plan, with_choice
+from lowcomm_node.planner.plan import Plan, Shares, as_written, plan, with_choice
 from lowcomm_node.planner.question import Line, Question, run_of
 from lowcomm_node.planner.words import interval_in_words, plan_in_words
 from lowcomm_node.trainer.memory import reckon
@@ -73,16 +72,16 @@ def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> Non
 
 
 def test_a_share_between_two_intervals_lies_between_theirs() -> None:
-    points = shares.points_of("streaming-diloco", "muon", 4)
+    points = Shares("streaming-diloco", "muon", 4).points()
     left, right = points[0], points[1]
-    between = shares.estimate("streaming-diloco", "muon", 4, (left.interval + right.interval) / 2)
+    between = Shares("streaming-diloco", "muon", 4).at((left.interval + right.interval) / 2)
     assert right.share < between.share < left.share
     assert between.measured == (left, right)
 
 
 def test_no_share_is_told_beyond_the_longest_interval_that_was_measured() -> None:
-    longest = shares.points_of("streaming-diloco", "muon", 4)[-1]
-    found = shares.estimate("streaming-diloco", "muon", 4, 2.0 * longest.interval)
+    longest = Shares("streaming-diloco", "muon", 4).points()[-1]
+    found = Shares("streaming-diloco", "muon", 4).at(2.0 * longest.interval)
     assert found.share is None
     assert found.longest == longest.interval
 
