@@ -182,7 +182,8 @@ def read_notice(told: Mapping[str, Any]) -> Notice:
     if kind is None:
         rest = {key: value for key, value in told.items() if key != "time"}
         return Notice(time, OtherEvent(told=rest))
-    return Notice(time, read(kind, told))
+    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    return Notice(time, read(kind, {key: one for key, one in told.items() if key in known}))
 
 
 def details(event: Event) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def read(kind: type[T], told: object) -> T:
     Raises Unhealthy if a field is missing or of another type.
     """
     try:
-        return _reader(kind).validate_python(told)
+        return _reader(kind).validate_python(told, strict=False)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the answer"

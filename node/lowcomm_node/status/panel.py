@@ -3,7 +3,7 @@
 Pure: no clock, no terminal. Rows stay where they are, so that nothing jumps or flickers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -15,8 +15,9 @@ from rich.table import Table
 from rich.text import Text
 
 from lowcomm_node.status.model import Limits, Status, SwarmStatus
+from lowcomm_node.status.words import mean_loss
 from lowcomm_node.sync.records import ExchangeEnded, IntervalStatus
-from lowcomm_node.system.priority import EVERYBODY, Priority
+from lowcomm_node.system.priority import EVERYBODY
 from lowcomm_node.system.units import (
     MISSING,
     clean,
@@ -44,7 +45,9 @@ _LABEL_WIDTH = 9
 
 def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> RenderableType:
     """One node: phase, progress, losses, exchanges, traffic, and why it waits."""
-    rows = _grid()
+    rows = Table.grid(padding=(0, 1), expand=True)
+    rows.add_column(style="dim", width=_LABEL_WIDTH, no_wrap=True)
+    rows.add_column(ratio=1, overflow="ellipsis")
     rows.add_row("phase", _phase(status))
     rows.add_row("step", _progress(status))
     rows.add_row("loss", _losses(status))
@@ -72,10 +75,17 @@ def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> Renderab
             _round(recent[index]) if index < len(recent) else Text(""),
         )
     if status.refusals:
-        rows.add_row("refused", _refusals(status.refusals))
+        # The first sign of an attack, or of a clock that is wrong.
+        counts = "   ".join(f"{clean(name)} {count}" for name, count in status.refusals.items())
+        rows.add_row("refused", Text(counts, "yellow"))
     for warning in status.warnings:
         rows.add_row("warning", Text(clean(warning), "yellow"))
-    return _panel(rows, _title(status), _subtitle(status))
+    title = Text("lowcomm", "bold")
+    if status.run is not None:
+        run = status.run
+        title = Text.assemble((clean(run.name), "bold"), (f"@{clean(run.fingerprint)}", "dim"))
+    subtitle = Text(f"{short_peer(status.peer_id)} · {seconds(status.uptime)}", "dim")
+    return _panel(rows, title, subtitle)
 
 
 def swarm_panel(
@@ -121,26 +131,8 @@ def _panel(content: RenderableType, title: Text, subtitle: Text) -> Panel:
     )
 
 
-def _grid() -> Table:
-    grid = Table.grid(padding=(0, 1), expand=True)
-    grid.add_column(style="dim", width=_LABEL_WIDTH, no_wrap=True)
-    grid.add_column(ratio=1, overflow="ellipsis")
-    return grid
-
-
 def _line(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
-
-
-def _title(status: Status) -> Text:
-    run = status.run
-    if run is None:
-        return Text("lowcomm", "bold")
-    return Text.assemble((clean(run.name), "bold"), (f"@{clean(run.fingerprint)}", "dim"))
-
-
-def _subtitle(status: Status) -> Text:
-    return Text(f"{short_peer(status.peer_id)} · {seconds(status.uptime)}", "dim")
 
 
 def _phase(status: Status) -> Text:
@@ -185,16 +177,13 @@ def _losses(status: Status) -> Text:
 def _speed(status: Status) -> Text:
     trainer = status.trainer
     rate = trainer.learning_rate
+    yields = trainer.priority is not None and trainer.priority.behind == EVERYBODY
     return _line(
         f"{quantity(trainer.tokens_per_second)} tokens/s",
-        (f"   {clean(trainer.device or MISSING)}{_yields(trainer.priority)}", "dim"),
+        (f"   {clean(trainer.device or MISSING)}{', yields' if yields else ''}", "dim"),
         (f"   {quantity(trainer.parameters)} parameters", "dim"),
         (f"   lr {rate:.2e}" if rate is not None else "", "dim"),
     )
-
-
-def _yields(priority: Priority | None) -> str:
-    return ", yields" if priority is not None and priority.behind == EVERYBODY else ""
 
 
 def _exchange(status: Status) -> RenderableType:
@@ -258,11 +247,6 @@ def interval_text(interval: IntervalStatus) -> str:
     effective = interval.effective
     every = "" if effective is None else f"every {effective:.0f} steps, "
     return clean(f"{every}written {interval.written}: {interval.reason}")
-
-
-def _refusals(counts: Mapping[str, int]) -> Text:
-    """What was refused: the first sign of an attack, or of a clock that is wrong."""
-    return Text("   ".join(f"{clean(name)} {count}" for name, count in counts.items()), "yellow")
 
 
 def _round(entry: ExchangeEnded) -> Text:
@@ -333,19 +317,6 @@ def _under_way(statuses: Sequence[Status | None]) -> Text:
     return Text(said, style, no_wrap=True, overflow="ellipsis")
 
 
-def _held_out_mean(known: Sequence[Status]) -> str:
-    losses = [value for status in known if (value := status.trainer.val_loss_last) is not None]
-    return f"mean {loss(sum(losses) / len(losses))}" if losses else ""
-
-
-def _speed_of_all(known: Sequence[Status]) -> str:
-    return quantity(sum(status.trainer.tokens_per_second or 0 for status in known))
-
-
-def _sent_by_all(known: Sequence[Status]) -> str:
-    return size(sum(status.bytes_sent for status in known))
-
-
 @dataclass(frozen=True)
 class _Column:
     """A column of the swarm's table."""
@@ -362,13 +333,26 @@ _COLUMNS = (
     _Column("peer", 90, lambda status: short_peer(status.peer_id), style="dim"),
     _Column("step", 0, lambda status: str(status.trainer.swarm_step or 0)),
     _Column("loss", 76, lambda status: loss(status.trainer.loss)),
-    _Column("held-out", 0, lambda status: loss(status.trainer.val_loss_last), _held_out_mean),
     _Column(
-        "tokens/s", 68, lambda status: quantity(status.trainer.tokens_per_second), _speed_of_all
+        "held-out",
+        0,
+        lambda status: loss(status.trainer.val_loss_last),
+        lambda known: f"mean {mean_loss(one.trainer.val_loss_last for one in known)}",
+    ),
+    _Column(
+        "tokens/s",
+        68,
+        lambda status: quantity(status.trainer.tokens_per_second),
+        lambda known: quantity(sum(one.trainer.tokens_per_second or 0 for one in known)),
     ),
     _Column("met", 56, lambda status: str(status.exchanges.completed)),
     _Column(
         "missed", 100, lambda status: str(status.exchanges.no_partner + status.exchanges.failed)
     ),
-    _Column("sent", 56, lambda status: size(status.bytes_sent), _sent_by_all),
+    _Column(
+        "sent",
+        56,
+        lambda status: size(status.bytes_sent),
+        lambda known: size(sum(one.bytes_sent for one in known)),
+    ),
 )

@@ -1,7 +1,7 @@
 """Events and statuses in words: lines, progress, farewell, and whether a node is well."""
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,11 +77,12 @@ def contribution(status: Status) -> Contribution:
     )
 
 
-def farewell(given: Contribution, command: str, home: str = "") -> str:
+def tell_farewell(given: Contribution, home: Path) -> str:
     """What a node has given, where the model lies, and how to use it, in lines.
 
-    ``command``: how this program is started; ``home``: the option that names the home, where it is
-    needed."""
+    Commands are those that the owner of this home types."""
+    command = program()
+    option = "" if find_home() == home else f" --home {shlex.quote(str(home))}"
     lines = [
         f"contributed: {given.steps:,} steps, {quantity(given.tokens)} tokens; since this start "
         f"{given.exchanges:,} exchanges applied, {size(given.bytes_sent)} sent"
@@ -89,16 +90,10 @@ def farewell(given: Contribution, command: str, home: str = "") -> str:
     if given.checkpoint is not None:
         lines += [
             f"the model:   {given.checkpoint}",
-            f'try it:      {command} generate "def "{home}',
-            f"export it:   {command} checkpoint export FOLDER{home}",
+            f'try it:      {command} generate "def "{option}',
+            f"export it:   {command} checkpoint export FOLDER{option}",
         ]
     return "\n".join(lines)
-
-
-def tell_farewell(given: Contribution, home: Path) -> str:
-    """The farewell of the node of a home, with the commands as its owner types them."""
-    option = "" if find_home() == home else f" --home {shlex.quote(str(home))}"
-    return farewell(given, program(), option)
 
 
 def swarm_in_words(statuses: Sequence[Status | None]) -> str:
@@ -108,36 +103,33 @@ def swarm_in_words(statuses: Sequence[Status | None]) -> str:
         status for status in training if status.phase in ("training", "finishing", "finished")
     ]
     if len(at_work) < len(statuses):
-        return clean("; ".join(_alike([_doing(status) for status in statuses])))
+        doings: dict[str, list[str]] = {}
+        for number, status in enumerate(statuses, start=1):
+            waiting = f" ({status.waiting})" if status and status.waiting else ""
+            doing = f"{status.phase}{waiting}" if status else "starting"
+            doings.setdefault(doing, []).append(str(number))
+        return clean(
+            "; ".join(
+                f"node{'s' * (len(names) > 1)} {', '.join(names)} "
+                f"{'are' if len(names) > 1 else 'is'} {doing}"
+                for doing, names in doings.items()
+            )
+        )
     trainers = [status.trainer for status in at_work]
-    held_out = _mean_loss(one.val_loss_last for one in trainers)
+    held_out = mean_loss(one.val_loss_last for one in trainers)
     parts = (
         f"step {min(one.swarm_step or 0 for one in trainers)}/{trainers[0].total_steps}",
-        f"loss {_mean_loss(one.loss for one in trainers)} (held out {held_out})",
+        f"loss {mean_loss(one.loss for one in trainers)} (held out {held_out})",
         f"{sum(status.exchanges.completed for status in at_work)} exchanges",
         size(sum(status.bytes_sent for status in at_work)),
     )
     return ", ".join(parts)
 
 
-def _mean_loss(losses: Iterable[float | None]) -> str:
+def mean_loss(losses: Iterable[float | None]) -> str:
+    """The mean of the losses that are known."""
     known = [one for one in losses if one is not None]
     return loss(sum(known) / len(known) if known else None)
-
-
-def _doing(status: Status | None) -> str:
-    """What a node does, and why it waits if it does."""
-    if status is None:
-        return "starting"
-    return f"{status.phase} ({status.waiting})" if status.waiting else status.phase
-
-
-def _alike(doings: Sequence[str]) -> Iterator[str]:
-    """Nodes that do the same, named together."""
-    for doing in dict.fromkeys(doings):
-        names = [str(number) for number, one in enumerate(doings, start=1) if one == doing]
-        who = f"node {names[0]} is" if len(names) == 1 else f"nodes {', '.join(names)} are"
-        yield f"{who} {doing}"
 
 
 def tokenizing_in_words(now: Tokenizing) -> str:
@@ -231,7 +223,7 @@ def judge_health(status: Status) -> Health:
     phase = status.phase
     if phase == "paused":
         return Health(True, clean(status.waiting or "paused"))
-    return _unwell(status, phase) or Health(True, _activity(status, phase))
+    return _unwell(status, phase) or Health(True, clean(summary(status)))
 
 
 def condition(status: Status) -> Condition:
@@ -266,12 +258,3 @@ def _unwell(status: Status, phase: str) -> Health | None:
         return None
     why = swarm.reason or f"it is {swarm.state}"
     return Health(False, f"not in the swarm for {seconds(swarm.seconds)}: {clean(why)}")
-
-
-def _activity(status: Status, phase: str) -> str:
-    step, peers = status.trainer.swarm_step, status.peers
-    if phase == "training":
-        return (
-            f"training at swarm step {step or 0}, {peers} other {'peer' if peers == 1 else 'peers'}"
-        )
-    return f"{phase}: {clean(status.waiting)}" if status.waiting else phase

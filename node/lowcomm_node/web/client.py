@@ -7,9 +7,8 @@ The daemon removes the file when it ends; after a crash it stays, so its pid is 
 """
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,13 +16,12 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 import httpx
+import psutil
 
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, Unhealthy
-from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.status.events import Notice, read_notice
-from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status, read
+from lowcomm_node.status.model import Limits, read
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.web import api
 from lowcomm_node.web.api import ROOT, TIMEOUT, Query
 
@@ -84,6 +82,15 @@ def read_endpoint(home: Path) -> Endpoint:
     return endpoint
 
 
+def _asks(query: Query[T]) -> Callable[..., T]:
+    """Make a method of the client that asks a query; it takes its parameters in their order."""
+
+    def ask(client: "ControlClient", *values: Any, **named: Any) -> T:
+        return client.ask(query, **dict(zip(query.parameters, values, strict=False)), **named)
+
+    return ask
+
+
 class ControlClient:
     """A connection to the daemon of one home; use as a context manager.
 
@@ -131,21 +138,18 @@ class ControlClient:
         path = f"{ROOT}/{query.name}"
         return read(query.answer, self._call(query.method, path, timeout=timeout, **given))
 
-    def status(self) -> Status:
-        """Everything about the node at this moment."""
-        return self.ask(api.STATUS)
-
-    def peers(self) -> list[PeerStatus]:
-        """The peers of the run that are known to be alive."""
-        return self.ask(api.PEERS)
-
-    def rounds(self, limit: int = 20) -> list[ExchangeEnded]:
-        """The last ``limit`` exchanges, newest last."""
-        return self.ask(api.ROUNDS, limit=limit)
-
-    def story(self, last: int = 1) -> dict[str, Any]:
-        """How the ``last``-th exchange from the end went, as ``exchange/underway.py`` tells it."""
-        return self.ask(api.STORY, last=last)
+    status = _asks(api.STATUS)
+    peers = _asks(api.PEERS)
+    rounds = _asks(api.ROUNDS)
+    story = _asks(api.STORY)
+    finish = _asks(api.FINISH)
+    stop = _asks(api.STOP)
+    pause = _asks(api.PAUSE)
+    resume = _asks(api.RESUME)
+    generate = _asks(api.GENERATE)
+    doctor = _asks(api.DOCTOR)
+    ping = _asks(api.PING)
+    gather = _asks(api.GATHER)
 
     def events(self) -> Iterator[Notice]:
         """Events as they happen, until the daemon ends."""
@@ -166,42 +170,6 @@ class ControlClient:
         if not changes:
             return self.ask(api.LIMITS)
         return read(Limits, self._call("POST", f"{ROOT}/limits", body=changes))
-
-    def finish(self) -> None:
-        """Ask the node to end in peace: finish what is under way, save, say goodbye."""
-        self.ask(api.FINISH)
-
-    def stop(self, now: bool = False) -> None:
-        """Ask the node to save and end; ``now``: without saving."""
-        self.ask(api.STOP, now=now)
-
-    def pause(self, seconds: float | None) -> None:
-        """Ask the node to save and to free the trainer's memory; None: until resumed."""
-        self.ask(api.PAUSE, seconds=seconds)
-
-    def resume(self) -> None:
-        """Ask the node to resume training, overriding any pause."""
-        self.ask(api.RESUME)
-
-    def generate(self, prompt: str, tokens: int, temperature: float, seed: int) -> str:
-        """Text by the model as it is now; waits as long as it takes."""
-        return self.ask(
-            api.GENERATE, prompt=prompt, tokens=tokens, temperature=temperature, seed=seed
-        )
-
-    def doctor(self, peers: Sequence[str] = ()) -> list[Any]:
-        """Findings on the machine and its network, as JSON; ``peers`` (multiaddresses) come
-        first."""
-        return self.ask(api.DOCTOR, peers=list(peers))
-
-    def ping(self, peer: str) -> Ping:
-        """Latency and rate on each route to a peer."""
-        return self.ask(api.PING, peer=peer)
-
-    def gather(self) -> Gathered:
-        """Save a checkpoint now, and fetch the slow weights of up to three peers; takes as long as
-        that takes."""
-        return self.ask(api.GATHER)
 
     def link(self) -> str:
         """A link to the node's page that lets one browser in, once."""
@@ -277,21 +245,10 @@ def _check(response: httpx.Response) -> None:
 
 
 def _alive(pid: int) -> bool:
+    """Whether a process runs; one that its parent has not reaped yet has ended."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except (psutil.NoSuchProcess, ValueError):
         return False
-    except PermissionError:
+    except psutil.AccessDenied:
         return True
-    return not _is_zombie(pid)
-
-
-def _is_zombie(pid: int) -> bool:
-    """A daemon whose parent has not reaped it yet has ended, though its number still exists."""
-    try:
-        return (
-            Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
-            == "Z"
-        )
-    except (OSError, IndexError):
-        return False

@@ -35,7 +35,10 @@ def status(phase: str = "training", **changes: Any) -> Status:
 
 def test_a_node_that_trains_is_well_however_long_its_phase_lasts() -> None:
     health = judge_health(status(unchanged=LONG))
-    assert (health.healthy, health.reason) == (True, "training at swarm step 7, 3 other peers")
+    assert (health.healthy, health.reason) == (
+        True,
+        "training · step 7 of 400, 3 other peers alive",
+    )
 
 
 def test_a_node_that_leaves_is_well_as_long_as_it_has_said() -> None:

@@ -1,6 +1,7 @@
 """What a node tells where there is no terminal: lines that a person can follow."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,9 +13,9 @@ from lowcomm_node.status.events import OtherEvent, PhaseEntered
 from lowcomm_node.status.words import (
     contribution,
     event_in_words,
-    farewell,
     progress_in_words,
     summary,
+    tell_farewell,
 )
 from lowcomm_node.swarm.watchdog import AddressesChanged, EntryPointSilent, SwarmLost
 from lowcomm_node.system.events import Event
@@ -89,12 +90,14 @@ def test_progress_tells_step_loss_speed_exchanges_and_why_it_is_alone() -> None:
     )
 
 
-def test_at_the_end_it_tells_what_was_given_where_the_model_lies_and_how_to_use_it() -> None:
+def test_at_the_end_it_tells_what_was_given_and_how_to_use_the_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: dict[str, Any] = {"exchanges": {"completed": 210, "refused": 9}, "bytes_sent": 1_200_000}
     checkpoint = {"step": 1240, "path": "/home/me/step-0000001240"}
     status = make_status(trainer={"steps": 1234, "tokens": 631_808}, checkpoint=checkpoint, **told)
-    given = contribution(status)
-    lines = farewell(given, "bin/lowcomm-node", " --home '/a b'").splitlines()
+    monkeypatch.setattr("lowcomm_node.status.words.program", lambda: "bin/lowcomm-node")
+    lines = tell_farewell(contribution(status), Path("/a b")).splitlines()
     assert lines == [
         "contributed: 1,234 steps, 631.8k tokens; since this start 210 exchanges applied, 1.2 MB "
         "sent",
@@ -103,7 +106,7 @@ def test_at_the_end_it_tells_what_was_given_where_the_model_lies_and_how_to_use_
         "export it:   bin/lowcomm-node checkpoint export FOLDER --home '/a b'",
     ]
     nothing = contribution(make_status(**told))
-    assert farewell(nothing, "x").splitlines() == [
+    assert tell_farewell(nothing, Path("/x")).splitlines() == [
         "contributed: 0 steps, 0 tokens; since this start 210 exchanges applied, 1.2 MB sent"
     ]
 

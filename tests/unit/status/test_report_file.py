@@ -15,7 +15,6 @@ from lowcomm_node.status.journal import JournalFile, Sample
 from lowcomm_node.status.report import (
     GAP,
     MOST_CHANGES,
-    Line,
     chart,
     in_general,
     releases,
@@ -217,6 +216,6 @@ def test_a_chart_of_peers_names_counts_alone(tmp_path: Path) -> None:
 
 def test_a_line_goes_to_the_right_from_what_is_known() -> None:
     assert rising([(1, None), (1, 2), (1, 3), (None, 4), (2, 1)]) == [(1, 2), (2, 1)]
-    flat = chart("t", [Line("a", [(0, 1), (1, 1)])], str, str)
+    flat = chart("t", [("a", [(0, 1), (1, 1)])], str, str)
     assert "nan" not in flat
     assert flat.count("<polyline") == 1
