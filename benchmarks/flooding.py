@@ -94,7 +94,7 @@ class Flood:
         return Offer(
             protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=plan,
             codec=codec_in_offer(self.spec.sync.codec), fragment=0,
-            stage=0, round=1, swarm_step=swarm_step, steps=20, tokens=1000, version=1,
+            round=1, swarm_step=swarm_step, steps=20, tokens=1000, version=1,
             slow_digest=b"",
         )  # fmt: skip
 

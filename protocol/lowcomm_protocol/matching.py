@@ -80,7 +80,6 @@ class Offer:
     plan: str
     codec: str
     fragment: int
-    stage: int
     round: int
     swarm_step: int
     steps: int
@@ -91,10 +90,8 @@ class Offer:
     """That it needs: to the end of a step, for coding, and for contents at the rates which its
     owner allows or its line has."""
     momentum_digest: bytes = b""
-    blake3: bool = False
-    """Whether it knows BLAKE3 as the digest of contents."""
     slice_digest: bytes = b""
-    """In a group: `slice_digest` of its slice, which says that it reads brief forms, too."""
+    """In a group: `slice_digest` of its slice."""
     previous: tuple[bytes, ...] = ()
     """In a group: `state_mark` of what it held before each of its last outer steps, the oldest
     first. It can hand over those steps."""
@@ -219,7 +216,7 @@ def consider(theirs: Offer, ours: Offer, ready: Readiness) -> Refusal | None:
     reasons = (
         (theirs.protocol != ours.protocol, Refusal.OTHER_PROTOCOL),
         (theirs.run_id != ours.run_id, Refusal.OTHER_RUN),
-        (theirs.plan != ours.plan or theirs.stage != ours.stage, Refusal.OTHER_PLAN),
+        (theirs.plan != ours.plan, Refusal.OTHER_PLAN),
         (theirs.codec != ours.codec, Refusal.OTHER_CODEC),
         (theirs.fragment >= ready.fragment_count, Refusal.UNKNOWN_FRAGMENT),
         (not ready.training, Refusal.NOT_TRAINING),

@@ -27,7 +27,7 @@ ME, ADA, BOB = "peer-b", "peer-a", "peer-c"
 SIZE = 5000
 DATA = bytes(range(250)) * (SIZE // 250)
 OFFER = Offer(
-    protocol=3, run_id="00" * 32, plan="11" * 32, codec="fp32", fragment=0, stage=0, round=1,
+    protocol=3, run_id="00" * 32, plan="11" * 32, codec="fp32", fragment=0, round=1,
     swarm_step=40, steps=20,
     tokens=10_240, version=2, slow_digest=b"",
 )  # fmt: skip
@@ -188,7 +188,7 @@ def _of_member() -> list[bytes]:
     """What a member of a group of three says, from its roll to its commit."""
     members, digest = sorted([ME, ADA, BOB]), sha256(DATA).digest()
     told = said(frames.roll(members), frames.members(members, members))
-    last = said(frames.held([digest] * 3), frames.commit([True] * 3, [True] * 3))
+    last = said(frames.held([digest] * 3, bytes(8)), frames.commit([True] * 3, [True] * 3))
     return [*told, content(part=pb.SHARE), chunk(), content(part=pb.MEAN), chunk(), *last]
 
 

@@ -12,11 +12,11 @@ from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import replace
-from hashlib import sha256
 from time import time
 from typing import Any, TypeVar
 
 import pytest
+from blake3 import blake3
 from structlog.testing import capture_logs
 
 from helpers.scripted_trainer import (
@@ -34,7 +34,6 @@ from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.server import ExchangeServer, ExchangeService
 from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.net.tls import Gatekeeper
-from lowcomm_node.node.ipc import content_hash
 from lowcomm_node.node.messages import Ready
 from lowcomm_node.sync import driver as driver_module
 from lowcomm_node.sync import offers
@@ -271,7 +270,7 @@ class Puppet(Peer):
         offer = Offer(
             protocol=PROTOCOL_VERSION, run_id=self.spec.run_id, plan=PLAN,
             codec=codec_in_offer(self.spec.sync.codec), fragment=0,
-            stage=0, round=1, swarm_step=INTERVAL, steps=INTERVAL, tokens=77, version=0,
+            round=1, swarm_step=INTERVAL, steps=INTERVAL, tokens=77, version=0,
             slow_digest=b"",
         )  # fmt: skip
         return replace(offer, **changes)
@@ -319,7 +318,7 @@ class Puppet(Peer):
 def announced(data: bytes, **changes: Any) -> pb.Frame:
     """The frame before a contribution."""
     return pb.Frame(
-        content=pb.Content(**{"size": len(data), "digest": sha256(data).digest(), **changes})
+        content=pb.Content(**{"size": len(data), "digest": blake3(data).digest(), **changes})
     )
 
 
@@ -352,9 +351,7 @@ async def hear_content(stream: Stream) -> bytes:
         chunk = (await hear(stream)).chunk
         assert chunk.offset == len(data)
         data += chunk.data
-    hashed = content_hash(content.blake3)
-    hashed.update(data)
-    assert hashed.digest() == content.digest
+    assert blake3(data).digest() == content.digest
     return data
 
 

@@ -192,8 +192,17 @@ class QuadraticPeer(PeerDriver):
             told = {"swarm_step": swarm_step, "steps": steps, "tokens": TOKENS * steps}
             super().stimulate(events.Stepped(**told, seconds=STEP))
 
+    def _next_due(self) -> int | None:
+        """The swarm step from which on an exchange is due; no step before it begins one."""
+        machine = self.machine
+        if not machine.open or machine.kind is None:
+            return None
+        schedule = machine.position.schedule
+        waiting = [fragment for fragment in range(len(schedule)) if fragment not in machine.running]
+        return min((schedule.due_from(fragment) for fragment in waiting), default=None)
+
     def _wait_for_due(self) -> None:
-        due = self.machine.next_due
+        due = self._next_due()
         if due is None:
             return
         step = self.steps + max(1, due - self.machine.position.swarm_step)

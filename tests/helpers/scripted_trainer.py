@@ -7,9 +7,11 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from blake3 import blake3
+
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.node import messages
-from lowcomm_node.node.ipc import Arena, content_hash, create_file
+from lowcomm_node.node.ipc import Arena, create_file
 from lowcomm_node.node.messages import Again, Done, Merged, Part, Received, Reduced, Resent, Shared
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
@@ -81,7 +83,6 @@ class ScriptedTrainer:
         self.again: Again | None = None
         """What the next contribution is asked for again."""
         self.swarm_step = self.steps = self.tokens = 0
-        self._blake3: dict[int, bool] = {}
         """By fragment: what digests are in its exchange."""
         self._contributions: dict[int, dict[str, bytes]] = {}
         self._shared_out: dict[int, SharedOut] = {}
@@ -113,8 +114,7 @@ class ScriptedTrainer:
         data = contribution(self.peer_id, fragment, self.captures[fragment], size)
         self._view(request.slot, size)[:] = data
         self._contributions[fragment] = {self.peer_id: data}
-        self._blake3[fragment] = request.blake3
-        digest = self._digest(fragment, data)
+        digest = blake3(data).digest()
         return Shared(sizes=(size,), digests=(digest,), steps=self.steps)
 
     async def receive(self, request: messages.Receive) -> Received:
@@ -128,7 +128,7 @@ class ScriptedTrainer:
         await self._asked("resend")
         data = b"again" + request.blocks
         self._view(request.slot, len(data))[:] = data
-        return Resent(size=len(data), digest=self._digest(request.fragment, data))
+        return Resent(size=len(data), digest=blake3(data).digest())
 
     async def patch(self, request: messages.Receive) -> Received:
         await self._asked("patch")
@@ -155,8 +155,7 @@ class ScriptedTrainer:
         shares[mine] = b""
         data = b"".join(shares)
         self._view(request.slot, len(data))[:] = data
-        self._blake3[fragment] = request.blake3
-        digests = tuple(self._digest(fragment, share) for share in shares)
+        digests = tuple(blake3(share).digest() for share in shares)
         return Shared(sizes=tuple(map(len, shares)), digests=digests, steps=self.steps)
 
     async def receive_share(self, request: messages.Receive) -> Received:
@@ -170,7 +169,7 @@ class ScriptedTrainer:
         mean = mean_of(self.peer_id, {peer: one.received[peer] for peer in request.tokens})
         self._view(request.slot, request.offset + len(mean))[request.offset :] = mean
         one.means[self.peer_id] = mean
-        return Reduced(size=len(mean), digest=self._digest(request.fragment, mean), refused={})
+        return Reduced(size=len(mean), digest=blake3(mean).digest(), refused={})
 
     async def receive_mean(self, request: messages.Receive) -> Received:
         await self._asked("receive_mean", request.peer)
@@ -181,7 +180,7 @@ class ScriptedTrainer:
         await self._asked("missed")
         data = b"step " * request.steps
         self._view(request.slot, request.offset + len(data))[request.offset :] = data
-        return Resent(size=len(data), digest=self._digest(request.fragment, data))
+        return Resent(size=len(data), digest=blake3(data).digest())
 
     async def take_over(self, request: messages.TakeOver) -> Done:
         await self._asked("take_over")
@@ -224,11 +223,6 @@ class ScriptedTrainer:
         for key in (name, name + peer):
             if key in self.errors:
                 raise self.errors[key]
-
-    def _digest(self, fragment: int, data: bytes) -> bytes:
-        hashed = content_hash(self._blake3[fragment])
-        hashed.update(data)
-        return hashed.digest()
 
     def _shared(self, fragment: int) -> SharedOut:
         if fragment not in self._shared_out:

@@ -38,7 +38,6 @@ OFFER = Offer(
     plan="11" * 32,
     codec="fp32",
     fragment=0,
-    stage=0,
     round=0,
     swarm_step=2 * INTERVAL,
     steps=INTERVAL,

@@ -21,10 +21,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
-from hashlib import sha256
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, dataclass_transform, get_args
+from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform, get_args
 
-from blake3 import blake3
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lowcomm_node.errors import TrainerError
@@ -259,23 +257,3 @@ class Arena:
             self._map.close()
         except BufferError:
             return
-
-
-# digests of contents
-
-
-class Hash(Protocol):
-    """What is fed with a content, piece by piece."""
-
-    def update(self, data: memoryview | bytes, /) -> object:
-        """Take in a piece."""
-        ...
-
-    def digest(self) -> bytes:
-        """The 32 bytes."""
-        ...
-
-
-def content_hash(is_blake3: bool) -> Hash:
-    """An empty hash."""
-    return blake3() if is_blake3 else sha256()

@@ -294,8 +294,6 @@ class Capture(Request[Shared], name="capture"):
     """For how many inner steps slow weights have parted."""
     members: tuple[str, ...] = ()
     """Of a group, sorted: the k-th owns shard k. A pair has none to name."""
-    blake3: bool = False
-    """Whether digests of what is coded are BLAKE3, to the end of the exchange; else SHA-256."""
 
 
 class Part(StrEnum):

@@ -54,7 +54,7 @@ def control_bytes(kind: str, payload: Any) -> int:
     """Bytes of the frames that carry a message, less those of contents themselves: what gRPC,
     HTTP/2 and TLS add is not counted.
 
-    Members of a group are taken to see the same slice, and tell in brief.
+    Members of a group are taken to see the same slice.
     """
     match kind:
         case "hello":
@@ -74,7 +74,7 @@ def control_bytes(kind: str, payload: Any) -> int:
         case "held":
             return frames.held(payload, SALT).ByteSize()
         case "commit":
-            return frames.commit(*payload, brief=True).ByteSize()
+            return frames.commit(*payload).ByteSize()
         case "content" | "again" | "resend" | "shard" | "mean" | "missed":
             return _around(len(payload))
         case _:

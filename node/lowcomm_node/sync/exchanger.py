@@ -299,11 +299,6 @@ class Exchanger:
         self.drifted.clear()
 
     @property
-    def has_drifted(self) -> bool:
-        """Whether to copy the state of others."""
-        return self.peer.drift.must_copy(monotonic())
-
-    @property
     def resting(self) -> str | None:
         """Why we train on though we are far from most peers; None if we are not, or are about to
         copy their state."""

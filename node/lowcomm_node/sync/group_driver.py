@@ -200,24 +200,18 @@ class GroupDriver(ExchangeDriver):
                     raise LinkLost("lacks outer steps that we have not kept")
                 size, digest = self._missed
                 data = self._view(self.slots[0], sum(self.sizes), size)
-                await link.send_content(data, digest, pb.MISSED, self.one.blake3)
+                await link.send_content(data, digest, pb.MISSED)
             case groups.SendShard(peer=peer):
                 await self._send_share(link, self.one.members.index(peer))
             case groups.SendMean():
                 assert self._mean is not None
                 place, digest = self._mean_of(self.station.peer.me), self._mean[1]
                 data = self._view(self.slots[2], *place)
-                await link.send_content(data, digest, pb.MEAN, self.one.blake3)
+                await link.send_content(data, digest, pb.MEAN)
             case groups.SendHeld(held=held):
-                salt = token_bytes(SALT_BYTES) if self._reads_brief(effect.peer) else b""
-                await link.send(frames.held(held, salt))
+                await link.send(frames.held(held, token_bytes(SALT_BYTES)))
             case groups.SendCommit(shards=shards, heard=heard):
-                await link.send(frames.commit(shards, heard, self._reads_brief(effect.peer)))
-
-    def _reads_brief(self, peer: str) -> bool:
-        """Whether a member's release knows the brief forms of what a group tells."""
-        theirs = self.one.machine.offer_of(peer)
-        return theirs is not None and bool(theirs.slice_digest)
+                await link.send(frames.commit(shards, heard))
 
     def _shared_slice(self, peer: str) -> list[str]:
         """The peers that we and a member see in our slice; none if we see different ones."""
@@ -230,7 +224,7 @@ class GroupDriver(ExchangeDriver):
         assert self._shared is not None
         offset, size = sum(self._shared.sizes[:shard]), self._shared.sizes[shard]
         data = self._view(self.slots[0], offset, size)
-        await link.send_content(data, self._shared.digests[shard], pb.SHARE, self.one.blake3)
+        await link.send_content(data, self._shared.digests[shard], pb.SHARE)
 
     async def _reduce(self, contributors: Sequence[str]) -> None:
         offset, _ = self._mean_of(self.station.peer.me)
@@ -273,7 +267,6 @@ class GroupDriver(ExchangeDriver):
                 realign=one.realign,
                 ahead=one.ahead,
                 members=tuple(one.members),
-                blake3=one.blake3,
             )
         )
         # Before our contribution goes, which must come after them.

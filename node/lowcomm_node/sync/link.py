@@ -14,10 +14,11 @@ from math import inf
 from time import monotonic
 from typing import ClassVar
 
+from blake3 import blake3
+
 from lowcomm_node.errors import GaveUp, LinkLost, TooSlow
 from lowcomm_node.net.bandwidth import Arrival, Bandwidth, Turns
 from lowcomm_node.net.stream import ChunkFrame, Stream
-from lowcomm_node.node.ipc import content_hash
 from lowcomm_node.node.messages import Again
 from lowcomm_node.system.stages import Stages
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation, in_words
@@ -52,7 +53,7 @@ class Incoming:
                 f"announced {content.size} bytes where {least} to {len(into)} are due"
             )
         self.part, self.size, self.digest = content.part, content.size, content.digest
-        self._into, self._offset, self._hash = into, 0, content_hash(content.blake3)
+        self._into, self._offset, self._hash = into, 0, blake3()
         self._chunks_left = FREE_CHUNKS + content.size // LEAST_CHUNK
 
     @property
@@ -163,14 +164,12 @@ class Link:
         async with self._writing:
             await self.stream.send(frame)
 
-    async def send_content(
-        self, data: memoryview, digest: bytes, part: pb.Part = pb.WHOLE, blake3: bool = False
-    ) -> None:
-        """Send coded values; ``blake3``: what their digest is. Raises LinkLost."""
+    async def send_content(self, data: memoryview, digest: bytes, part: pb.Part = pb.WHOLE) -> None:
+        """Send coded values and their BLAKE3 digest. Raises LinkLost."""
         async with self._writing, self._turns.take(len(data), self._given_up) as turn:
             if self._given_up.is_set():
                 raise LinkLost("was given up before its turn had come")
-            content = pb.Content(size=len(data), digest=digest, part=part, blake3=blake3)
+            content = pb.Content(size=len(data), digest=digest, part=part)
             await self.stream.send(pb.Frame(content=content))
             offset, began = 0, monotonic()
             while offset < len(data):
@@ -255,11 +254,6 @@ class PairLink(Link):
     _again: Again | None = None
     _whole = _resent = False
     IN_TURN = True
-
-    @property
-    def has_come(self) -> bool:
-        """Whether the other end's contribution is here."""
-        return self._whole
 
     async def send_confirm(self, members: bytes) -> None:
         """Tell whose contributions we hold. Raises LinkLost."""

@@ -17,7 +17,6 @@ def to_message(offer: Offer) -> pb.Offer:
         plan=bytes.fromhex(offer.plan),
         codec=offer.codec,
         fragment=offer.fragment,
-        stage=offer.stage,
         round=offer.round,
         swarm_step=offer.swarm_step,
         steps=offer.steps,
@@ -26,7 +25,6 @@ def to_message(offer: Offer) -> pb.Offer:
         slow_digest=offer.slow_digest,
         momentum_digest=offer.momentum_digest,
         seconds=offer.seconds,
-        blake3=offer.blake3,
         slice_digest=offer.slice_digest,
         previous=offer.previous,
     )
@@ -50,7 +48,6 @@ def from_message(message: pb.Offer) -> Offer:
         plan=message.plan.hex(),
         codec=message.codec,
         fragment=message.fragment,
-        stage=message.stage,
         round=message.round,
         swarm_step=message.swarm_step,
         steps=message.steps,
@@ -59,7 +56,6 @@ def from_message(message: pb.Offer) -> Offer:
         slow_digest=message.slow_digest,
         momentum_digest=message.momentum_digest,
         seconds=message.seconds,
-        blake3=message.blake3,
         slice_digest=message.slice_digest,
         previous=tuple(message.previous),
     )

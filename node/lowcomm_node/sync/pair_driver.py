@@ -68,7 +68,7 @@ class PairDriver(ExchangeDriver):
                 assert self.content is not None
                 (size,), (digest,) = self.content.sizes, self.content.digests
                 data = self.arena.view(self.slots[0], size)
-                await link.send_content(data, digest, blake3=self.one.blake3)
+                await link.send_content(data, digest)
             case pairs.SendConfirm(members=members):
                 await link.send_confirm(members)
 
@@ -81,7 +81,7 @@ class PairDriver(ExchangeDriver):
                 Resend(fragment=self.fragment, blocks=blocks, slot=self.slots[0])
             )
             data = self.arena.view(self.slots[0], resent.size)
-            await link.send_content(data, resent.digest, blake3=self.one.blake3)
+            await link.send_content(data, resent.digest)
         except LowcommError as error:
             self.lose(link.peer, error)
 
@@ -99,7 +99,6 @@ class PairDriver(ExchangeDriver):
                 realign=one.realign,
                 ahead=one.ahead,
                 apart=one.apart,
-                blake3=one.blake3,
             )
         )
 

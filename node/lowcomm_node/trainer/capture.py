@@ -74,8 +74,6 @@ class Capture(ABC, Generic[AnyCoder]):
     realign: bool
     keep_momentum: bool = False
     """Whether a realignment leaves the outer momentum as it is."""
-    blake3: bool = False
-    """Whether digests of what is coded are BLAKE3; else SHA-256."""
     steps: int
     """Inner steps and tokens of this replica at the capture."""
     tokens: int

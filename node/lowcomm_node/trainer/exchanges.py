@@ -14,9 +14,11 @@ from itertools import accumulate
 from time import monotonic
 from typing import Any
 
+from blake3 import blake3
+
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.node import messages
-from lowcomm_node.node.ipc import A, Answer, Arena, Request, content_hash
+from lowcomm_node.node.ipc import A, Answer, Arena, Request
 from lowcomm_node.node.messages import Done, refusal_of
 from lowcomm_node.trainer.capture import Capture
 from lowcomm_node.trainer.replica import Replica
@@ -87,7 +89,6 @@ class ExchangeWork:
         began = monotonic()
         self._replica.copy(fragment, request.realign, request.members, request.ahead, request.apart)
         capture = self._replica.capture_of(fragment)
-        capture.blake3 = request.blake3
         capture.stages.add("capture", monotonic() - began)
 
         def work() -> messages.Shared:
@@ -97,7 +98,7 @@ class ExchangeWork:
                 sizes = capture.code(self._slot(slot))
             with capture.stages.during("hash"):
                 places = zip(accumulate(sizes[:-1], initial=0), sizes, strict=True)
-                digests = tuple(self._digest(capture, slot, *place) for place in places)
+                digests = tuple(self._digest(slot, *place) for place in places)
             return messages.Shared(sizes=sizes, digests=digests, steps=capture.steps)
 
         return self._work_on(fragment, capture, work)
@@ -118,7 +119,7 @@ class ExchangeWork:
         def work() -> messages.Resent:
             with capture.stages.during("encode"):
                 size = capture.resend(request.blocks, self._slot(request.slot))
-            return messages.Resent(size=size, digest=self._digest(capture, request.slot, 0, size))
+            return messages.Resent(size=size, digest=self._digest(request.slot, 0, size))
 
         return self._work_on(request.fragment, capture, work)
 
@@ -128,7 +129,7 @@ class ExchangeWork:
         def work() -> messages.Reduced:
             with capture.stages.during("outer"):
                 size = capture.reduce(request.tokens, self._slot(request.slot, request.offset))
-            digest = self._digest(capture, request.slot, request.offset, size)
+            digest = self._digest(request.slot, request.offset, size)
             refused = {peer: refusal_of(error) for peer, error in capture.left_out.items()}
             return messages.Reduced(size=size, digest=digest, refused=refused)
 
@@ -140,7 +141,7 @@ class ExchangeWork:
         def work() -> messages.Resent:
             steps = self._replica.missed(fragment, request.steps)
             self._slot(request.slot, request.offset, len(steps))[:] = steps
-            digest = self._digest(capture, request.slot, request.offset, len(steps))
+            digest = self._digest(request.slot, request.offset, len(steps))
             return messages.Resent(size=len(steps), digest=digest)
 
         return self._work_on(fragment, capture, work)
@@ -236,7 +237,5 @@ class ExchangeWork:
         end = self._arena.slot_bytes if size is None else offset + size
         return self._arena.view(slot, end)[offset:]
 
-    def _digest(self, capture: Capture, slot: int, offset: int, size: int) -> bytes:
-        hashed = content_hash(capture.blake3)
-        hashed.update(self._slot(slot, offset, size))
-        return hashed.digest()
+    def _digest(self, slot: int, offset: int, size: int) -> bytes:
+        return blake3(self._slot(slot, offset, size)).digest()

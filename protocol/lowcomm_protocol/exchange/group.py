@@ -236,7 +236,7 @@ class HeldCame:
     peer: str
     held: tuple[bytes, ...]
     salt: bytes = b""
-    """Where marks are told in place of digests (``tally.mark``)."""
+    """Salt of the marks that stand in place of digests (``tally.mark``)."""
 
 
 @dataclass(frozen=True, kw_only=True)

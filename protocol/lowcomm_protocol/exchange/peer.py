@@ -193,18 +193,6 @@ class Peer:
         why = "took longer than usual, and one of our own was due"
         self._tell(one, base.GaveUp(reason=why, cause=base.Cause.GAVE_WAY))
 
-    @property
-    def next_due(self) -> int | None:
-        """The swarm step from which on an exchange is due; None while none can be.
-
-        No step before it begins one: a driver may pass over those.
-        """
-        if not self.open or self.kind is None:
-            return None
-        schedule = self.position.schedule
-        waiting = [fragment for fragment in range(len(schedule)) if fragment not in self.running]
-        return min((schedule.due_from(fragment) for fragment in waiting), default=None)
-
     def _begin(self, fragment: int) -> None:
         if self.drift.must_copy(self._now):
             self._effects.append(events.Drifted())

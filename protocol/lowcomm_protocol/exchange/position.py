@@ -93,7 +93,6 @@ class Position:
             plan=self.ready.plan,
             codec=codec_in_offer(self._sync.codec),
             fragment=fragment,
-            stage=0,
             round=number,
             swarm_step=self.swarm_step,
             steps=self.steps - progress.merged_steps,
@@ -102,7 +101,6 @@ class Position:
             slow_digest=slow_digest,
             momentum_digest=momentum_digest,
             seconds=seconds,
-            blake3=True,
             previous=self._previous[fragment] if by_digest else (),
         )
 

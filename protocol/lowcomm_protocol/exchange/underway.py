@@ -216,8 +216,6 @@ class Underway:
     apart: int = 0
     """In a pair whose slow weights may differ: for how many of our inner steps they have parted
     (`Company.apart`)."""
-    blake3: bool = False
-    """Whether all members know BLAKE3 as the digest of contents."""
     stalled: bool = False
     """Whether a member was given up for which the others have waited."""
     decided: float | None = None
@@ -294,7 +292,6 @@ class Underway:
         self.realign = self.lacking is None and must_realign(self.offer, others)
         self.keep_momentum = self.realign and keeps_momentum(self.offer, others)
         self.ahead = steps_ahead(self.offer, others, interval)
-        self.blake3 = self.offer.blake3 and all(offer.blake3 for offer in others)
 
 
 def exchange_id(members: Sequence[str], offers: Sequence[Offer]) -> str:

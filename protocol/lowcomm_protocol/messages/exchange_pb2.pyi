@@ -47,13 +47,12 @@ class Frame(_message.Message):
     def __init__(self, hello: _Optional[_Union[Offer, _Mapping]] = ..., accept: _Optional[_Union[Offer, _Mapping]] = ..., refuse: _Optional[_Union[Refuse, _Mapping]] = ..., content: _Optional[_Union[Content, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., confirm: _Optional[_Union[Confirm, _Mapping]] = ..., abandon: _Optional[_Union[Abandon, _Mapping]] = ..., resend: _Optional[_Union[Resend, _Mapping]] = ..., roll: _Optional[_Union[Roll, _Mapping]] = ..., members: _Optional[_Union[Members, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ...) -> None: ...
 
 class Offer(_message.Message):
-    __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "stage", "round", "swarm_step", "steps", "tokens", "version", "slow_digest", "seconds", "momentum_digest", "blake3", "slice_digest", "previous")
+    __slots__ = ("protocol", "run_id", "plan", "codec", "fragment", "round", "swarm_step", "steps", "tokens", "version", "slow_digest", "seconds", "momentum_digest", "slice_digest", "previous")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
-    STAGE_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     SWARM_STEP_FIELD_NUMBER: _ClassVar[int]
     STEPS_FIELD_NUMBER: _ClassVar[int]
@@ -62,7 +61,6 @@ class Offer(_message.Message):
     SLOW_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
     MOMENTUM_DIGEST_FIELD_NUMBER: _ClassVar[int]
-    BLAKE3_FIELD_NUMBER: _ClassVar[int]
     SLICE_DIGEST_FIELD_NUMBER: _ClassVar[int]
     PREVIOUS_FIELD_NUMBER: _ClassVar[int]
     protocol: int
@@ -70,7 +68,6 @@ class Offer(_message.Message):
     plan: bytes
     codec: str
     fragment: int
-    stage: int
     round: int
     swarm_step: int
     steps: int
@@ -79,10 +76,9 @@ class Offer(_message.Message):
     slow_digest: bytes
     seconds: int
     momentum_digest: bytes
-    blake3: bool
     slice_digest: bytes
     previous: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., codec: _Optional[str] = ..., fragment: _Optional[int] = ..., stage: _Optional[int] = ..., round: _Optional[int] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., version: _Optional[int] = ..., slow_digest: _Optional[bytes] = ..., seconds: _Optional[int] = ..., momentum_digest: _Optional[bytes] = ..., blake3: _Optional[bool] = ..., slice_digest: _Optional[bytes] = ..., previous: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    def __init__(self, protocol: _Optional[int] = ..., run_id: _Optional[bytes] = ..., plan: _Optional[bytes] = ..., codec: _Optional[str] = ..., fragment: _Optional[int] = ..., round: _Optional[int] = ..., swarm_step: _Optional[int] = ..., steps: _Optional[int] = ..., tokens: _Optional[int] = ..., version: _Optional[int] = ..., slow_digest: _Optional[bytes] = ..., seconds: _Optional[int] = ..., momentum_digest: _Optional[bytes] = ..., slice_digest: _Optional[bytes] = ..., previous: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Refuse(_message.Message):
     __slots__ = ("reason", "detail")
@@ -93,16 +89,14 @@ class Refuse(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class Content(_message.Message):
-    __slots__ = ("size", "digest", "part", "blake3")
+    __slots__ = ("size", "digest", "part")
     SIZE_FIELD_NUMBER: _ClassVar[int]
     DIGEST_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
-    BLAKE3_FIELD_NUMBER: _ClassVar[int]
     size: int
     digest: bytes
     part: Part
-    blake3: bool
-    def __init__(self, size: _Optional[int] = ..., digest: _Optional[bytes] = ..., part: _Optional[_Union[Part, str]] = ..., blake3: _Optional[bool] = ...) -> None: ...
+    def __init__(self, size: _Optional[int] = ..., digest: _Optional[bytes] = ..., part: _Optional[_Union[Part, str]] = ...) -> None: ...
 
 class Chunk(_message.Message):
     __slots__ = ("offset", "data")
@@ -139,28 +133,22 @@ class Members(_message.Message):
     def __init__(self, peers: _Optional[int] = ...) -> None: ...
 
 class Held(_message.Message):
-    __slots__ = ("digests", "salt", "marks")
-    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("salt", "marks")
     SALT_FIELD_NUMBER: _ClassVar[int]
     MARKS_FIELD_NUMBER: _ClassVar[int]
-    digests: _containers.RepeatedScalarFieldContainer[bytes]
     salt: bytes
     marks: bytes
-    def __init__(self, digests: _Optional[_Iterable[bytes]] = ..., salt: _Optional[bytes] = ..., marks: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, salt: _Optional[bytes] = ..., marks: _Optional[bytes] = ...) -> None: ...
 
 class Commit(_message.Message):
-    __slots__ = ("shards", "heard", "members", "applied", "known")
-    SHARDS_FIELD_NUMBER: _ClassVar[int]
-    HEARD_FIELD_NUMBER: _ClassVar[int]
+    __slots__ = ("members", "applied", "known")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
     KNOWN_FIELD_NUMBER: _ClassVar[int]
-    shards: _containers.RepeatedScalarFieldContainer[bool]
-    heard: _containers.RepeatedScalarFieldContainer[bool]
     members: int
     applied: int
     known: int
-    def __init__(self, shards: _Optional[_Iterable[bool]] = ..., heard: _Optional[_Iterable[bool]] = ..., members: _Optional[int] = ..., applied: _Optional[int] = ..., known: _Optional[int] = ...) -> None: ...
+    def __init__(self, members: _Optional[int] = ..., applied: _Optional[int] = ..., known: _Optional[int] = ...) -> None: ...
 
 class Abandon(_message.Message):
     __slots__ = ("reason",)

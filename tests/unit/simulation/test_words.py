@@ -14,7 +14,6 @@ OFFER = Offer(
     plan="cd" * 32,
     codec="mod3/3",
     fragment=2,
-    stage=0,
     round=40,
     swarm_step=160,
     steps=160,
@@ -36,7 +35,7 @@ SALT = bytes(SALT_BYTES)
         ("roll", PEERS, frames.roll(PEERS, PEERS)),
         ("members", PEERS, frames.members(PEERS, PEERS)),
         ("held", (b"d" * 32,) * 4, frames.held((b"d" * 32,) * 4, SALT)),
-        ("commit", ((True,) * 4, (False,) * 4), frames.commit((True,) * 4, (False,) * 4, True)),
+        ("commit", ((True,) * 4, (False,) * 4), frames.commit((True,) * 4, (False,) * 4)),
     ],
 )
 def test_a_message_costs_what_its_frame_has_in_bytes(kind, payload, frame):

@@ -538,7 +538,9 @@ async def test_who_has_slept_while_most_peers_trained_on_has_drifted():
     async with swarm(4) as one:
         node, *others = one.nodes
         for behind, other in enumerate(others):
-            assert node.exchanger.has_drifted is (behind == 2), f"{behind} of 3 are far ahead"
+            assert node.exchanger.peer.drift.must_copy(monotonic()) is (behind == 2), (
+                f"{behind} of 3 are far ahead"
+            )
             node.knows(other, swarm_step=11 * INTERVAL)
         node.step(1)
         node.exchanger.peer._begin(0)
@@ -547,20 +549,25 @@ async def test_who_has_slept_while_most_peers_trained_on_has_drifted():
             "nobody is accused of lies"
         )
         node.exchanger.peer.position.swarm_step = INTERVAL
-        assert not node.exchanger.has_drifted, "a merge heals that"
+        assert not node.exchanger.peer.drift.must_copy(monotonic()), "a merge heals that"
 
 
 async def test_a_drift_that_nobody_helps_with_does_not_keep_a_node_from_training():
     async with swarm(3) as one:
         node, *others = one.nodes
         node.knows(others[0], swarm_step=11 * INTERVAL)
-        assert not node.exchanger.has_drifted, "one alone may claim what it likes"
+        assert not node.exchanger.peer.drift.must_copy(monotonic()), (
+            "one alone may claim what it likes"
+        )
         node.knows(others[1], swarm_step=11 * INTERVAL)
-        assert node.exchanger.has_drifted
+        assert node.exchanger.peer.drift.must_copy(monotonic())
         node.exchanger.endure_drift()
-        assert not node.exchanger.has_drifted and not node.exchanger.drifted.is_set()
+        assert (
+            not node.exchanger.peer.drift.must_copy(monotonic())
+            and not node.exchanger.drifted.is_set()
+        )
         node.exchanger.peer.position.steps += ENDURED * INTERVAL
-        assert node.exchanger.has_drifted, "it asks again"
+        assert node.exchanger.peer.drift.must_copy(monotonic()), "it asks again"
 
 
 async def test_whom_most_peers_leave_out_for_a_while_has_drifted():
@@ -569,15 +576,17 @@ async def test_whom_most_peers_leave_out_for_a_while_has_drifted():
         exchanger = node.exchanger
         exchanger.peer.position.steps = 2 * INTERVAL
         for left_out, other in enumerate(others):
-            assert exchanger.has_drifted is (left_out == 2), f"{left_out} of 3 leave it out"
+            assert exchanger.peer.drift.must_copy(monotonic()) is (left_out == 2), (
+                f"{left_out} of 3 leave it out"
+            )
             if left_out < 2:
                 exchanger.peer.drift.left_out(other.peer_id)
         exchanger.peer.position.steps -= 1
-        assert not exchanger.has_drifted, "it has met somebody a moment ago"
+        assert not exchanger.peer.drift.must_copy(monotonic()), "it has met somebody a moment ago"
         exchanger.peer.position.steps += 1
         exchanger.take_over(exchanger._ready, node.trainer)
         exchanger.peer.position.steps = 2 * INTERVAL
-        assert not exchanger.has_drifted, "it has copied the state of a peer"
+        assert not exchanger.peer.drift.must_copy(monotonic()), "it has copied the state of a peer"
 
 
 async def test_whose_swarm_step_most_peers_do_not_believe_has_drifted():
@@ -586,9 +595,9 @@ async def test_whose_swarm_step_most_peers_do_not_believe_has_drifted():
         exchanger = node.exchanger
         exchanger.peer.position.steps = 2 * INTERVAL
         exchanger.peer.drift.left_out(others[0].peer_id)
-        assert not exchanger.has_drifted, "one alone may be wrong, or lie"
+        assert not exchanger.peer.drift.must_copy(monotonic()), "one alone may be wrong, or lie"
         exchanger.peer.drift.left_out(others[1].peer_id)
-        assert exchanger.has_drifted
+        assert exchanger.peer.drift.must_copy(monotonic())
 
 
 async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies_again(monkeypatch):
@@ -598,10 +607,10 @@ async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies
         node, *others = one.nodes
         exchanger = node.exchanger
         node.knows(*others, swarm_step=11 * INTERVAL)
-        assert exchanger.has_drifted
+        assert exchanger.peer.drift.must_copy(now)
         assert exchanger.resting is None
         exchanger.peer.drift.rest.copied(took=0.1, now=now)
-        assert not exchanger.has_drifted
+        assert not exchanger.peer.drift.must_copy(now)
         assert "whose state was copied of late: it is copied again in 10 s" in (
             exchanger.resting or ""
         )
@@ -609,7 +618,7 @@ async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies
         assert (await node.ended()).outcome == "applied", "exchanges go on"
         exchanger.peer.position.swarm_step = 0
         now = began + 10.0
-        assert exchanger.has_drifted and exchanger.resting is None
+        assert exchanger.peer.drift.must_copy(now) and exchanger.resting is None
         exchanger.peer.drift.rest.copied(took=0.1, now=now)
         node.knows(*others, swarm_step=INTERVAL, issued=time() + 1)
         assert exchanger.resting is None, "nothing is wrong any more"

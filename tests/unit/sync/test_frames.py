@@ -1,4 +1,4 @@
-"""What members of a group tell each other, in full and in brief."""
+"""What must hold for the frames by which members of a group agree."""
 
 from collections.abc import Sequence
 from hashlib import sha256
@@ -29,12 +29,12 @@ def sent(frame: pb.Frame) -> pb.Frame:
 
 
 @given(st.sets(st.sampled_from(PEERS), min_size=1))
-def test_a_roll_in_brief_tells_the_same_peers(peers: set[str]) -> None:
+def test_a_roll_by_places_has_the_same_peers(peers: set[str]) -> None:
     roll = sorted(peers)
-    brief, full = frames.roll(roll, PEERS), frames.roll(roll)
-    assert frames.read_roll(sent(brief).roll, PEERS) == tuple(roll)
+    by_place, full = frames.roll(roll, PEERS), frames.roll(roll)
+    assert frames.read_roll(sent(by_place).roll, PEERS) == tuple(roll)
     assert frames.read_roll(sent(full).roll, PEERS) == tuple(roll)
-    assert not brief.roll.peers
+    assert not by_place.roll.peers
 
 
 def test_a_roll_with_a_peer_outside_the_slice_goes_in_full() -> None:
@@ -65,32 +65,26 @@ def test_the_reason_of_a_peer_that_gives_up_is_short_and_printable() -> None:
 
 
 @given(flags, flags)
-def test_a_commit_in_brief_tells_the_same(shards: list[bool], heard: list[bool]) -> None:
+def test_a_commit_arrives_as_it_was_sent(shards: list[bool], heard: list[bool]) -> None:
     heard = (heard * MAX_GROUP)[: len(shards)]
-    frame = sent(frames.commit(shards, heard, brief=True))
+    frame = sent(frames.commit(shards, heard))
     assert frames.read_commit(frame.commit) == (tuple(shards), tuple(heard))
 
 
 @given(st.lists(st.booleans(), max_size=6), flags)
-def test_who_holds_the_same_means_agrees_on_them_by_marks_as_by_digests(
+def test_members_that_hold_the_same_means_agree_on_them_by_marks(
     ours: list[bool], theirs: list[bool]
 ) -> None:
     theirs = (theirs * MAX_GROUP)[: len(ours)]
-    told = [DIGESTS[k] if there else b"" for k, there in enumerate([True, True, *theirs])]
-    members = tuple(PEERS[: len(told)])
+    digests = [DIGESTS[k] if there else b"" for k, there in enumerate([True, True, *theirs])]
+    members = tuple(PEERS[: len(digests)])
     me, peer = members[:2]
-    applied: set[tuple[bool, ...]] = set()
-    for salt in (b"", SALT):
-        tally = Tally(me, members)
-        held = [True, True, *ours]
-        tally.means = {one: DIGESTS[k] for k, one in enumerate(members) if held[k]}
-        tally.hold()
-        marks, came = frames.read_held(sent(frames.held(told, salt)).held)
-        tally.add_held(peer, marks, came)
-        applied.add(tally.commit()[0])
-    assert len(applied) == 1
+    tally, held = Tally(me, members), [True, True, *ours]
+    tally.means = {one: DIGESTS[k] for k, one in enumerate(members) if held[k]}
+    tally.hold()
+    tally.add_held(peer, *frames.read_held(sent(frames.held(digests, SALT)).held))
     alike = [both == (True, True) for both in zip(ours, theirs, strict=True)]
-    assert applied.pop() == (True, True, *alike)
+    assert tally.commit()[0] == (True, True, *alike)
 
 
 def test_a_mark_tells_means_apart_and_is_another_under_another_salt() -> None:
@@ -99,8 +93,8 @@ def test_a_mark_tells_means_apart_and_is_another_under_another_salt() -> None:
     assert mark(SALT, b"") == b""
 
 
-def told(count: int, brief: bool) -> int:
-    """Bytes that a member of a group tells all others beside contents, where nothing goes wrong:
+def control_bytes(count: int) -> int:
+    """Bytes that a member of a group sends all others beside contents, where nothing goes wrong:
     offer, roll, list of members, two announcements of contents, held and commit."""
     members = PEERS[:count]
     offer = Offer(
@@ -109,7 +103,6 @@ def told(count: int, brief: bool) -> int:
         plan="22" * 32,
         codec="q2",
         fragment=3,
-        stage=0,
         round=1000,
         swarm_step=4000,
         steps=4,
@@ -118,26 +111,23 @@ def told(count: int, brief: bool) -> int:
         slow_digest=bytes(32),
         seconds=2,
         momentum_digest=bytes(32),
-        blake3=True,
-        slice_digest=slice_digest(members) if brief else b"",
-        previous=(bytes(MARK_BYTES),) * KEPT if brief else (),
+        slice_digest=slice_digest(members),
+        previous=(bytes(MARK_BYTES),) * KEPT,
     )
-    content = pb.Content(size=10_000, digest=bytes(32), part=pb.SHARE, blake3=True)
+    content = pb.Content(size=10_000, digest=bytes(32), part=pb.SHARE)
     all_of_them: Sequence[pb.Frame] = [
         pb.Frame(hello=offers.to_message(offer)),
-        frames.roll(members, members if brief else ()),
+        frames.roll(members, members),
         frames.members(members, members),
         *[pb.Frame(content=content)] * 2,
-        frames.held(DIGESTS[:count], SALT if brief else b""),
-        frames.commit([True] * count, [True] * count, brief),
+        frames.held(DIGESTS[:count], SALT),
+        frames.commit([True] * count, [True] * count),
     ]
     return (count - 1) * sum(frame.ByteSize() for frame in all_of_them)
 
 
 def test_control_hardly_grows_with_more_than_the_number_of_streams() -> None:
-    counted = {count: (told(count, False), told(count, True)) for count in (4, 8, 16, 32)}
-    a_stream = {count: brief / (count - 1) for count, (_, brief) in counted.items()}
+    a_stream = {count: control_bytes(count) / (count - 1) for count in (4, 32)}
     # What is left of growth with the square: 4 bytes of a mark for each member.
     assert a_stream[32] - a_stream[4] <= 4 * (32 - 4) + 24
-    assert counted[32][0] > 5 * counted[32][1]
-    assert counted[32][1] < 18_000
+    assert control_bytes(32) < 18_000

@@ -189,7 +189,6 @@ def test_no_claim_of_a_donor_makes_a_norm_plausible_or_a_newcomer_s_offer_invali
         plan=joiner.plan.digest,
         codec="x",
         fragment=0,
-        stage=0,
         round=0,
         swarm_step=4,
         steps=1,
