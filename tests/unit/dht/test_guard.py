@@ -111,17 +111,6 @@ def test_a_stolen_or_forged_claim_is_not_stored():
     assert provenances.refusals.counts() == {"record.bad-signature": 2}
 
 
-def test_a_record_is_not_stored_for_longer_than_its_invite_lasts():
-    run = run_of("invite")
-    claim = issue_invite(CREATOR, run.run_id, b"i" * 32, NOW + 10).claim(ADA.peer_id, NOW).data
-    provenances = Provenances()
-    assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
-    stored = pack(peers_key(run.run_id), record(run.run_id, claim=claim))
-    found = provenances.check(stored, ADA.peer_id, NOW)
-    assert found is not None and found.expires == pytest.approx(NOW + 10, abs=0.01)
-    assert provenances.check(stored, ADA.peer_id, NOW + 11) is None
-
-
 def test_runs_that_are_known_are_bounded(monkeypatch):
     monkeypatch.setattr("lowcomm_node.dht.keys.MAX_RULES", 2)
     provenances, first = Provenances(), ""
@@ -278,21 +267,6 @@ def test_a_record_from_when_both_clocks_were_ahead_hides_no_newer_one(monkeypatc
     assert found is not None and MSGPackSerializer.loads(found.value.get(ADA.peer_id).value)[
         1:
     ] == (right)
-
-
-def test_where_there_is_no_more_room_a_record_is_still_renewed(monkeypatch):
-    run_id = "ab" * 32
-    storage, key = BoundedStorage(Provenances()), DHTID.generate(source=peers_key(run_id))
-    sizes = []
-
-    def store(issued: float) -> bool:
-        value = MSGPackSerializer.dumps(pack(peers_key(run_id), record(run_id, issued=issued)))
-        sizes.append(len(value))
-        return storage.store_subkey(key, ADA.peer_id, value, issued + 25)
-
-    assert store(NOW)
-    monkeypatch.setattr(guard, "MAX_KEY_BYTES", max(sizes) + 20)
-    assert store(NOW + 1)
 
 
 # Where a peer stands

@@ -73,24 +73,6 @@ DIALS = (
 )
 
 
-@pytest.mark.parametrize(
-    ("listen", "next_time"),
-    [
-        ("/ip4/0.0.0.0/tcp/0", "/ip4/0.0.0.0/tcp/7"),
-        ("/ip4/0.0.0.0/udp/0/quic-v1", "/ip4/0.0.0.0/udp/8/quic-v1"),
-        ("/ip6/::/tcp/0", "/ip6/::/tcp/9"),
-        ("/ip6/::/udp/0/quic-v1", "/ip6/::/udp/10/quic-v1"),
-        ("/ip4/127.0.0.1/tcp/0", "/ip4/127.0.0.1/tcp/7"),
-        ("/ip4/0.0.0.0/tcp/5", "/ip4/0.0.0.0/tcp/5"),
-        ("/ip4/10.0.0.1/tcp/500", "/ip4/10.0.0.1/tcp/500"),
-    ],
-)
-def test_after_a_restart_it_listens_at_the_ports_that_others_know(
-    listen: str, next_time: str
-) -> None:
-    assert hivemind._with_port(listen, DIALS) == next_time
-
-
 # Where it knocks
 
 
@@ -280,25 +262,3 @@ async def test_there_are_never_two_p2pds_and_none_after_the_end(peer: Peer, star
     assert not await peer.revive()
     assert await peer.check_connection() == 0
     assert Daemon.there == 0
-
-
-async def test_p2pd_is_told_once_of_what_is_served_while_it_starts(
-    peer: Peer, started: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    serving: list[asyncio.Task[None]] = []
-
-    async def attach(*_: Any) -> None:
-        serving.extend(
-            asyncio.create_task(peer.serve_streams(protocol, print)) for protocol in ("/a", "/b")
-        )
-        await asyncio.sleep(0)
-
-    monkeypatch.setattr(hivemind, "attach", attach)
-    try:
-        await peer.start()
-        await asyncio.gather(*serving)
-        assert sorted(peer.control.told) == sorted([hivemind.PUNCH, "/a", "/b"])
-        with pytest.raises(LinkLost, match="served already"):
-            await peer.serve_streams("/a", print)
-    finally:
-        await peer.close()

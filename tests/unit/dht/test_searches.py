@@ -160,15 +160,6 @@ async def test_where_a_keeper_is_silent_the_same_look_asks_the_others() -> None:
     assert await records.lookup(KEY) == {"ada": b"record"}
 
 
-async def test_after_a_restart_of_p2pd_a_look_searches() -> None:
-    network, records, _ = searching(16)
-    await records.lookup(KEY)
-    network.named.clear()
-    records.node = node_of(network)
-    await records.lookup(KEY)
-    assert network.named
-
-
 async def test_the_newest_record_wins_whoever_keeps_it() -> None:
     network, records, _ = searching(16)
     first, *others = sorted(network.keepers())

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.statuses import make_peer, make_status
@@ -285,13 +284,6 @@ HOSTS = st.sampled_from([LAN, OUTER, "44.128.0.12", "10.0.0.1", SIX, "::1"])
 SEEN = st.builds(ObservedAddress, HOSTS, st.sampled_from(["tcp", "p"]), HOSTS, st.integers(1, 9))
 
 
-@given(st.lists(SEEN, max_size=6), st.sampled_from([True, False, None]))
-def test_only_what_was_tried_is_told(seen: list[ObservedAddress], calls: bool | None):
-    kind = kind_of_nat((LAN, "44.128.0.12"), seen, calls)
-    assert calls is True or kind is not Nat.OPEN
-    assert calls is False or kind not in (Nat.FIREWALL, Nat.RESTRICTED)
-
-
 @pytest.mark.parametrize("address", ["44.128.0.13/tcp/99999999999", "44.128.0.13/tcp/0"])
 def test_an_address_that_there_can_not_be_is_not_believed(address: str):
     liar = replace(helper(), seen=Seen(f"/ip4/{address}", 0.0, ()))
@@ -350,13 +342,6 @@ def test_this_machine_is_judged(
     has(monkeypatch, **looks)
     found = finding(getattr(checks, one))
     assert found.state is state and words in found.remedy and bool(found.remedy) == bool(words)
-
-
-def test_what_a_node_takes_is_told_beside_what_was_reckoned():
-    node = {"reckoned": 2 * 10**9, "taken": 10**9, "most": 15 * 10**8}
-    found = finding(checks.memory, status=make_status(trainer={"memory": node}))
-    assert found.figures["node"] == node
-    assert "the node takes 1.0 GB of 2.0 GB that it may need" in found.value
 
 
 def test_a_gpu_that_the_node_does_not_use_is_told(monkeypatch: pytest.MonkeyPatch):

@@ -170,19 +170,6 @@ async def test_of_several_runs_that_of_the_operator_is_taken_whoever_trains_othe
     await prober.close()
 
 
-async def test_of_several_runs_a_home_goes_on_with_its_own_and_says_so(
-    published: Published,
-) -> None:
-    ours, other = run_of("tea"), run_of("coffee")
-    await published.publish(ours, other)
-    given = settings(published.home, peers=[address(BOOT)])
-    found = await find_run(published.newcomer, given, ours, tell_choice=published.told.append)
-    assert found == ours
-    (told,) = published.told
-    assert f"taking tea@{ours.fingerprint}, which this home joined before" in told
-    assert f"coffee@{other.fingerprint}" in told
-
-
 async def test_several_runs_that_nothing_tells_apart_are_listed(published: Published) -> None:
     ours, twin = run_of("tea"), run_of("tea", OTHER)
     await published.publish(ours, twin)

@@ -9,14 +9,12 @@ from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from time import time
-from typing import Any
 
 import grpc
 import pytest
 from grpc import aio
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
-from helpers.waiting import until_async
 from helpers.wire import new_certificate
 from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
 from lowcomm_node.errors import NotAdmitted
@@ -27,8 +25,6 @@ from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm import membership as membership_module
 from lowcomm_node.swarm.admission import RunAdmission
 from lowcomm_node.swarm.membership import Listeners, Membership, OwnRecord, look_pause
-from lowcomm_node.system import tasks
-from lowcomm_node.system.release import release
 from lowcomm_protocol.errors import Reason, Refusals
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -332,22 +328,6 @@ async def test_a_run_is_over_when_all_that_are_there_have_finished_it(parties: P
     assert finished(done, done) == 2
 
 
-async def test_a_warning_that_a_peer_does_not_take_us_goes_when_it_does(
-    parties: Parties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ada, bob = await parties(ADA), await parties(BOB)
-    assert ada.roster.hear(bob.membership._record(), time()) is not None
-    info = ada.roster.get(BOB.peer_id, time())
-    assert info is not None
-    with monkeypatch.context() as patch:
-        patch.setattr(ada.channels._gatekeeper, "_clock", lambda: time() + 3600)
-        for _ in range(2):
-            await ada.membership._greet(info)
-    assert len(ada.warnings) == 1 and "set both clocks right" in ada.warnings[0]
-    await ada.membership._greet(info)
-    assert ada.warnings == []
-
-
 # Who may join
 
 
@@ -405,43 +385,6 @@ async def test_a_removal_in_the_dht_takes_effect_at_the_next_look(parties: Parti
     assert ada.knows() == {BOB.peer_id}
 
 
-async def test_every_peer_keeps_the_newest_list_in_the_dht(parties: Parties) -> None:
-    ada = await parties(ADA)
-    await parties.removing(CLEO.peer_id, version=1)
-    newest = await parties.removing(BOB.peer_id, version=2)
-    await ada.look()
-    await parties.removing(CLEO.peer_id, version=1)  # a stranger replays it
-    await ada.look()
-    assert parties.removals_in_dht() == newest
-    parties.network.records.clear()
-    await ada.look()
-    assert parties.removals_in_dht() == newest
-    assert ada.run_admission.admission.removals.ids == {BOB.peer_id}
-
-
-async def test_one_look_that_fails_is_warned_of_once_and_not_the_last(
-    parties: Parties, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ada, bob = await parties(ADA), await parties(BOB)
-    await bob.membership.announce(Phase.TRAINING)
-    monkeypatch.setattr(tasks, "DEFECT_PAUSE", 0.01)
-    lookup, failures = ada.discovery.lookup, ["first", "first"]
-
-    async def fail_twice(key: str) -> Any:
-        if key == peers_key(parties.run.run_id) and failures:
-            raise RuntimeError(failures.pop())
-        return await lookup(key)
-
-    monkeypatch.setattr(ada.discovery, "lookup", fail_twice)
-    loops = asyncio.create_task(ada.membership.run())
-    try:
-        await until_async(lambda: asyncio.sleep(0, BOB.peer_id in ada.knows()), 20, "bob is known")
-    finally:
-        loops.cancel()
-        await asyncio.gather(loops, return_exceptions=True)
-    assert len(ada.warnings) == 1 and "RuntimeError('first')" in ada.warnings[0], ada.warnings
-
-
 @pytest.mark.parametrize(
     ("poll", "record_life", "peers", "pause"),
     [
@@ -453,21 +396,6 @@ def test_looks_at_a_large_swarm_are_rarer_but_no_record_expires_in_between(
     poll: float, record_life: float, peers: int, pause: float
 ) -> None:
     assert look_pause(poll, record_life, peers) == pause
-
-
-async def test_peers_tell_each_other_which_release_they_run(parties: Parties) -> None:
-    ada, bob = await parties(ADA), await parties(BOB)
-    await ada.membership.announce(Phase.TRAINING)
-    await bob.look()
-    assert (
-        ada.membership.release_of(BOB.peer_id)
-        == bob.membership.release_of(ADA.peer_id)
-        == release()
-    )
-    for told in ("", "x" * 33, "\x1b[2J", "\u202e1.0"):
-        await bob.call(ada, pb.Introduction(release=told))
-    assert ada.membership.release_of(BOB.peer_id) == release(), "what can't be shown is not kept"
-    assert ada.membership.release_of(CLEO.peer_id) is None
 
 
 # What the creator has changed

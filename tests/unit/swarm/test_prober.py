@@ -134,6 +134,7 @@ async def test_a_caller_holds_a_few_streams_at_most():
         with pytest.raises(LinkLost):
             await askers[-1].look()
         askers[0].close()
+        made.asker.opened[0].close()
 
         async def is_let_in() -> bool:
             with await made.stream() as another:

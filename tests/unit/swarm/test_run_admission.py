@@ -57,13 +57,6 @@ def test_a_claim_is_made_once_and_kept_so_that_it_stays_the_earliest(tmp_path: P
     )
 
 
-def test_another_invite_takes_the_place_of_the_first(tmp_path: Path) -> None:
-    first = stand(tmp_path, invite())
-    second = stand(tmp_path, invite(b"j", expires=NOW + 9000), now=NOW + 1)
-    assert second.claim != first.claim
-    assert stand(tmp_path, now=NOW + 5000).claim == second.claim, "the first would have expired"
-
-
 @pytest.mark.parametrize("damage", [b"", b"x" * 100, b"x" * 10_000])
 def test_a_damaged_or_stolen_claim_counts_as_none(tmp_path: Path, damage: bytes) -> None:
     stand(tmp_path, invite())
@@ -95,12 +88,6 @@ def test_an_invite_that_is_none_for_us_is_told_before_anything_is_kept(
     with pytest.raises(NotAdmitted, match=told):
         stand(tmp_path, token)
     assert files(tmp_path) == set()
-
-
-def test_a_passing_identity_neither_uses_nor_leaves_a_claim(tmp_path: Path) -> None:
-    kept = stand(tmp_path, invite(uses=2)).claim
-    assert stand(tmp_path, invite(uses=2), peer=BOB, ephemeral=True).claim != kept
-    assert stand(tmp_path).claim == kept
 
 
 async def test_what_was_heard_survives_a_restart(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from lowcomm_node.swarm.watchdog import (
     HEARTBEAT,
     LONGEST_ASIDE,
     LONGEST_PAUSE,
-    MAX_ENTRY_POINTS,
     MISSED_FOR,
     MISSING_AFTER,
     READ_BACK,
@@ -231,18 +230,6 @@ def test_a_server_that_relays_for_others_is_never_started_again() -> None:
     world.isolated = True
     world.run(20 * RESTART_AFTER)
     assert not world.restarts
-
-
-def test_entry_points_are_bounded_and_named_ones_stay() -> None:
-    world = World(("boot",))
-    for number in range(3 * MAX_ENTRY_POINTS):
-        world.dog.learned(f"peer{number}", (ADDRESS,) * 20, world.now + number)
-    assert "boot" in world.dog.entries
-    kept = [
-        number for number in range(3 * MAX_ENTRY_POINTS) if f"peer{number}" in world.dog.entries
-    ]
-    assert len(kept) == MAX_ENTRY_POINTS - 1
-    assert kept[-1] == 3 * MAX_ENTRY_POINTS - 1, "the newest are kept"
 
 
 def test_a_peer_can_not_replace_the_addresses_that_the_owner_gave() -> None:
