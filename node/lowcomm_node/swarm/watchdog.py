@@ -362,7 +362,9 @@ class Watchdog:
         read_back = connected and now >= self._read_due
         if read_back:
             self._read_due = now + READ_BACK
-        wait = HEARTBEAT / 2 if connected and not knock else FIRST_PAUSE
+        dues = (entry.due for entry in self.entries.values() if self._is_wanted(entry, now))
+        ahead = max(1.0, min(dues, default=now + HEARTBEAT) - now)
+        wait = FIRST_PAUSE if knock else min(ahead, HEARTBEAT / 2)
         return Watch(knock=knock, restart=restart, read_back=read_back, wait=wait)
 
     def state(self, now: float) -> SwarmState:
