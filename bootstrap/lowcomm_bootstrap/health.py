@@ -23,7 +23,7 @@ PATIENCE = 60.0
 DIAL_DEADLINE = 5.0
 _GREETING = b"\x13/multistream/1.0.0\n"
 _ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
-"""Where to dial what listens everywhere."""
+"""Addresses to dial for a socket that listens everywhere."""
 
 
 class SignOfLife:
@@ -80,7 +80,7 @@ def _path(home: Path) -> Path:
 
 
 def _listening(pid: int) -> list[tuple[str, int]]:
-    """Where the children of a process listen on TCP, to be dialed. Raises psutil.Error."""
+    """TCP addresses of the children of a process, to dial. Raises psutil.Error."""
     children = psutil.Process(pid).children()
     found = (entry for child in children for entry in child.net_connections("tcp"))
     heard = (entry.laddr for entry in found if entry.status == psutil.CONN_LISTEN)

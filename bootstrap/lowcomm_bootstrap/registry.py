@@ -23,7 +23,7 @@ from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
 MAX_FILE_BYTES = 2 * MAX_SPEC_BYTES
 MAX_BYTES = 2 * 1024**2
-"""Of all runs together; the DHT takes no more under one key."""
+"""Bytes of all runs together; the DHT takes no more under one key."""
 KEPT_EMPTY = 86_400.0
 """Seconds that a run stays without a peer that answers."""
 SHARE = 4
@@ -52,7 +52,7 @@ class Held:
     added: float
     """Unix time, seconds."""
     alive: float
-    """When a peer of it answered last; at first, when it came."""
+    """Time of the last answer of a peer; at first, of its arrival."""
     peers: int = 0
     """Those that answer."""
     own: bool = False
@@ -117,7 +117,7 @@ class Registry:
         return True
 
     def has_left(self, run_id: str) -> bool:
-        """Whether a run left lately, so that only the DHT still holds it."""
+        """Whether a run left recently, so that only the DHT still holds it."""
         return self._left.get(run_id, float("-inf")) + FORGOTTEN_FOR > self._clock()
 
     def saw(self, run_id: str, peers: int) -> None:

@@ -48,7 +48,7 @@ Tell = Callable[[dict[str, Any]], None]
 
 
 class Watcher(Protocol):
-    """Somebody who wants to know what each look finds."""
+    """Listener to the findings of each look."""
 
     def saw(self, run: SignedRun, records: Mapping[str, bytes], proved: Set[str]) -> None:
         """The records of the peers of a run that is kept, and who of them proved to be there."""
@@ -88,10 +88,10 @@ class BootstrapServer:
         rejoin.publish_with(self._publish, None)
         self._published = 0.0
         self._looked_at: float | None = None
-        """When a look ended last; None before it serves."""
+        """Time of the end of the last look; None before it serves."""
         self._peers: dict[str, int] = {}
         self._probed: dict[str, float] = {}
-        """When peers of a run were called last, by run id."""
+        """Time of the last calls to peers of a run, by run id."""
         self._refused: set[str] = set()
 
     async def start(self) -> None:
@@ -232,7 +232,7 @@ class BootstrapServer:
             self._tell({"event": "run.over", **_names(run), "swarm_step": reached})
 
     async def _answering(self, run_id: str, records: Mapping[str, bytes]) -> int:
-        """How many peers of a run have proved to be there, which a record alone does not.
+        """Number of peers of a run that have proved to be there, which a record alone does not.
 
         If none has, a few are called now and then.
         """

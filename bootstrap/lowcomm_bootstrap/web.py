@@ -20,13 +20,16 @@ import json
 import math
 import socket
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
 from statistics import median_low
 from time import time
 from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response
 
 from lowcomm_node.errors import NodeError
 from lowcomm_node.storage.files import write_atomic
@@ -41,25 +44,25 @@ from lowcomm_protocol.spec.run import SignedRun
 # what peers say
 
 MOST_PEERS = 1024
-"""Of one run. Records beyond them are not read, those of peers that have not proved themselves
-first: a flood of identities neither holds the server up nor takes honest peers off the page."""
+"""Peers of one run on the page. Records beyond them are not read, proved peers first: a flood of
+identities neither holds the server up nor takes honest peers off the page."""
 MOST_SHOWN = 100
 """Peers on the leaderboard, and releases."""
 RATE_SECONDS = 300.0
-"""Exchanges a minute are counted over the last so many seconds."""
+"""Window, in seconds, for exchanges a minute."""
 GONE = frozenset({Phase.LEFT, Phase.FINISHED})
 
 
 @dataclass
 class Swarm:
-    """One run, and what its peers told last."""
+    """One run, and the last records of its peers."""
 
     run: SignedRun
     peers: dict[str, PeerInfo] = field(default_factory=dict)
     proved: Set[str] = frozenset()
     _records: dict[str, bytes] = field(default_factory=dict)
     _exchanges: deque[tuple[float, int]] = field(default_factory=deque)
-    """When peers told of so many more exchanges than before."""
+    """Times at which peers reported more exchanges, and how many more."""
     _since: float | None = None
 
     def saw(self, records: Mapping[str, bytes], proved: Set[str], now: float) -> None:
@@ -90,7 +93,7 @@ class Swarm:
         return 60 * sum(count for _, count in self._exchanges) / seconds if seconds else 0.0
 
     def view(self, now: float, address: str) -> dict[str, Any]:
-        """What people are shown; ``address``: where they enter."""
+        """Figures for people; ``address``: entry point of nodes."""
         spec, peers = self.run.spec, list(self.peers.values())
         training = [peer for peer in peers if peer.phase is Phase.TRAINING]
         losses = [peer.told.held_out_loss for peer in peers if peer.told.held_out_loss > 0]
@@ -146,7 +149,7 @@ def _more(before: PeerInfo | None, now: PeerInfo) -> int:
 
 
 def _model_in_short(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """What tells models apart at a glance."""
+    """Settings of a model that people compare first."""
     told = ("kind", "type", "layers", "width", "heads", "context")
     return {name: settings[name] for name in told if settings.get(name) is not None}
 
@@ -158,7 +161,7 @@ FIRST_SPACING = 30.0
 """Seconds between two points of a young run."""
 MOST_BYTES = 16 * 1024**2
 FIGURES = ("time", "peers", "tokens", "tokens_per_second", "held_out_loss", "exchanges_per_minute")
-"""What a point has, in this order."""
+"""Figures of a point, in this order."""
 
 Point = list[float | None]
 
@@ -277,8 +280,6 @@ JSON = "/api/v1/swarms.json"
 SAVE_EVERY = 300.0
 """Seconds between two writings of the history."""
 
-Send = Callable[[dict[str, Any]], Awaitable[None]]
-
 
 @dataclass(frozen=True)
 class Answer:
@@ -290,11 +291,11 @@ class Answer:
     kind: str
     tag: str
     seconds: int
-    """For which anybody may keep it."""
+    """Seconds for which caches may keep it."""
 
     @staticmethod
     def of(body: bytes, kind: str, seconds: int) -> "Answer":
-        """An answer to be sent again and again."""
+        """Prepare an answer for many viewers."""
         tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
         return Answer(body, gzip.compress(body, 6, mtime=0), kind, tag, seconds)
 
@@ -303,7 +304,7 @@ class SwarmPage:
     """The page of one server."""
 
     def __init__(self, history: History, address: Callable[[], str]) -> None:
-        """``address``: where nodes enter."""
+        """``address``: entry point of nodes."""
         self._history = history
         self._address = address
         self._swarms: dict[str, Swarm] = {}
@@ -313,7 +314,7 @@ class SwarmPage:
         }
         self._answers: dict[str, Answer] = dict(self._files)
         self.made = 0
-        """How often it was made anew."""
+        """Number of renderings."""
         self.show(time())
 
     def saw(self, run: SignedRun, records: Mapping[str, bytes], proved: Set[str]) -> None:
@@ -331,7 +332,7 @@ class SwarmPage:
             self.save()
 
     def show(self, now: float) -> None:
-        """Make all answers anew."""
+        """Render all answers."""
         self.made += 1
         answers, told = dict(self._files), []
         for run_id, swarm in self._swarms.items():
@@ -354,20 +355,33 @@ class SwarmPage:
         except (NodeError, OSError) as error:
             log.warning("web.history", reason=str(error))
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Send) -> None:
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request (ASGI)."""
-        headers = dict(scope["headers"])
-        if scope["method"] not in ("GET", "HEAD"):
-            return await _say(send, 405, b"only GET and HEAD\n")
-        answer = self._answers.get(scope["path"])
+        await self._response(Request(scope))(scope, receive, send)
+
+    def _response(self, request: Request) -> Response:
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("only GET and HEAD\n", 405, HEADERS)
+        answer = self._answers.get(request.scope["path"])
         if answer is None:
-            return await _say(send, 404, b"nothing is here\n")
-        if headers.get(b"if-none-match") == answer.tag.encode():
-            return await _start(send, 304, answer, {}, b"")
-        packed = b"gzip" in headers.get(b"accept-encoding", b"")
-        body = answer.packed if packed else answer.body
-        more = {"content-length": str(len(body))} | ({"content-encoding": "gzip"} if packed else {})
-        return await _start(send, 200, answer, more, b"" if scope["method"] == "HEAD" else body)
+            return PlainTextResponse("nothing is here\n", 404, HEADERS)
+        headers = {
+            **HEADERS,
+            # Anybody may show the figures and badges of a public page elsewhere.
+            "Cross-Origin-Resource-Policy": "cross-origin",
+            "Access-Control-Allow-Origin": "*",
+            "Cache-Control": f"public, max-age={answer.seconds}",
+            "Vary": "Accept-Encoding",
+            "Content-Type": answer.kind,
+            "ETag": answer.tag,
+        }
+        if request.headers.get("if-none-match") == answer.tag:
+            return Response(b"", 304, headers)
+        body = answer.body
+        if "gzip" in request.headers.get("accept-encoding", ""):
+            body, headers["Content-Encoding"] = answer.packed, "gzip"
+        headers["Content-Length"] = str(len(body))
+        return Response(b"" if request.method == "HEAD" else body, 200, headers)
 
 
 class SwarmDoor:
@@ -381,7 +395,7 @@ class SwarmDoor:
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port of the page."""
         return self._socket.getsockname()[1]
 
     def open(self) -> None:
@@ -394,31 +408,3 @@ class SwarmDoor:
             await self._listening.close()
         self._socket.close()
         self.page.save()
-
-
-async def _start(
-    send: Send, status: int, answer: Answer, more: dict[str, str], body: bytes
-) -> None:
-    headers = {
-        **HEADERS,
-        # Anybody may show the figures and badges of a public page elsewhere.
-        "Cross-Origin-Resource-Policy": "cross-origin",
-        "Access-Control-Allow-Origin": "*",
-        "Cache-Control": f"public, max-age={answer.seconds}",
-        "Vary": "Accept-Encoding",
-        "Content-Type": answer.kind,
-        "ETag": answer.tag,
-        **more,
-    }
-    await _send(send, status, headers, body)
-
-
-async def _say(send: Send, status: int, text: bytes) -> None:
-    kind = {"Content-Type": "text/plain", "Content-Length": str(len(text))}
-    await _send(send, status, HEADERS | kind, text)
-
-
-async def _send(send: Send, status: int, headers: Mapping[str, str], body: bytes) -> None:
-    raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})

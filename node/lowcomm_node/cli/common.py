@@ -70,12 +70,12 @@ _SHARED = {
 
 @dataclass(frozen=True, kw_only=True)
 class Here:
-    """What the options that all commands share say."""
+    """Values of the options that all commands share."""
 
     home: Path | None = None
     as_json: bool = False
     level: int = 0
-    """How much more is logged than usual."""
+    """Log level beyond the usual one."""
 
     @property
     def folder(self) -> Path:

@@ -1,4 +1,4 @@
-"""What `init` and `create` check of a new run, and what they tell its creator."""
+"""Checks of a new run for `init` and `create`, and messages for its creator."""
 
 import tomllib
 from collections.abc import Mapping
@@ -64,12 +64,12 @@ def _larger_group(group: int) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """What a plan chose for a run."""
+    """Choices of a plan for a run."""
 
     method: str
     optimizer: str
     settings: Mapping[str, Any]
-    """Of ``[sync]`` that are not as the preset has them."""
+    """Settings of ``[sync]`` that differ from the preset."""
     section: Mapping[str, Any]
     """``[plan]`` of the run.toml."""
     reason: str
@@ -170,8 +170,7 @@ def check_used(spec: RunSpec, tokens: int | None) -> str | None:
 
 
 def epochs_in_words(spec: RunSpec) -> str | None:
-    """How often a peer sees the text of a run that comes with every node; None if less than
-    twice."""
+    """Epochs of a built-in text that a peer trains on; None below two."""
     if spec.data.source == "local" or spec.data.tokenizer == "local":
         return None
     from lowcomm_node.data.corpus import open_corpus
@@ -216,7 +215,7 @@ def open_tokenizer_file(path: str) -> FileTokenizer:
 def tokenizer_file(
     path: str, weights: OpenWeights | None = None, folder: Path | None = None
 ) -> TokenizerFile:
-    """What a run says of a tokenizer's file, and of the folder of weights that it is for.
+    """Describe a tokenizer's file for a run, and the folder of weights that it belongs to.
 
     Raises ConfigError.
     """
@@ -243,7 +242,7 @@ def tokenizer_file(
 
 
 def open_weights(folder: Path) -> OpenWeights:
-    """What a run says of the weights in a folder of Hugging Face's. Raises ConfigError."""
+    """Describe the weights in a folder of Hugging Face's for a run. Raises ConfigError."""
     from lowcomm_node.models.open_weights import check_weights, files_of, settings_of
     from lowcomm_node.storage.start_files import pin
 
@@ -303,7 +302,7 @@ def how_to_join(spec: RunSpec, address: str) -> str:
 
 
 def keeping_in_words(kept: Mapping[str, Keeping]) -> str:
-    """How many servers keep a run, for how long, and what to do if none does."""
+    """Number of servers that keep a run, for how long, and the remedy if none does."""
     keepers = [keeping for keeping in kept.values() if keeping.kept]
     refused = {peer: keeping.reason for peer, keeping in kept.items() if not keeping.kept}
     lines = [f"{peer[-6:]} does not keep it: {reason}" for peer, reason in refused.items()]

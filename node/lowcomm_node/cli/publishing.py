@@ -30,7 +30,7 @@ from lowcomm_protocol.spec.run import SignedRun
 PUBLISH_DEADLINE = 30.0
 ASK_EVERY = 1.0
 ASKED = 3
-"""How often a server is asked whether it keeps a run: it may just be receiving it."""
+"""Most questions to a server whether it keeps a run: it may just be receiving it."""
 RUN_LIFE = 1800.0
 
 
@@ -39,7 +39,7 @@ class Signed(Protocol):
 
     @property
     def data(self) -> bytes:
-        """What travels."""
+        """Bytes on the wire."""
         ...
 
 

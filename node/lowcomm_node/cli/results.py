@@ -137,7 +137,7 @@ def publish(
 
 
 def _gather(here: Here, of_run: Path, choices: Choices) -> Gathered:
-    """What peers of the running node give for an average; why nothing, if nothing."""
+    """Weights from peers of the running node for an average, or the reason for none."""
     nothing = Gathered(folder="")
     may = choices.step is None and choices.format is not Format.SAFETENSORS
     if not may or choices.weights not in (None, Weights.AVERAGE):

@@ -186,7 +186,7 @@ def _reached(now: Status, step: int | None, finished: bool) -> bool:
 
 
 class Order(StrEnum):
-    """What peers are listed by; the first is the best, or the largest."""
+    """Orders of a list of peers; the first is the best, or the largest."""
 
     PEER = "peer"
     STEP = "step"
@@ -291,7 +291,7 @@ def logs(
 
 
 def journal_path(here: Here, fingerprint: str | None) -> Path:
-    """Of the named run, or of the one that was written down last. Raises ConfigError."""
+    """Journal of the named run, or of the one written last. Raises ConfigError."""
     paths = Paths(here.folder)
     runs = [folder.name for folder in paths.runs.glob(f"{fingerprint or ''}*") if folder.is_dir()]
     found = [path for path in map(paths.journal, runs) if path.exists()]
@@ -323,7 +323,7 @@ def _print(entry: Entry, as_json: bool) -> None:
 
 
 def _exchange_in_words(event: ExchangeEnded) -> str:
-    """Of one that a running node counts only."""
+    """An exchange as a line: a running node only counts it."""
     why = f": {event.reason}" if event.reason else ""
     return clean(f"exchange of fragment {event.fragment} {event.outcome}{why}")
 
@@ -367,7 +367,7 @@ def _route(route: str | None) -> str:
 
 
 def _notes(peer: PeerStatus) -> list[str]:
-    """What a reader should know of a peer besides its figures."""
+    """Notes on a peer besides its figures."""
     told = [f"left out: {peer.held_against}"] if peer.left_out else []
     told += [f"not reached: {peer.route_reason}"] if peer.route_reason and not peer.route else []
     told += [f"last: {peer.last_reason}"] if peer.last_reason and not peer.left_out else []

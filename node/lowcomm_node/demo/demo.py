@@ -57,7 +57,7 @@ Show = Callable[[Statuses, float], None]
 
 @contextmanager
 def view(title: str, is_shown: bool) -> Iterator[Show]:
-    """What shows statuses, if they are to be shown."""
+    """A function that shows statuses, or ignores them."""
     console = Console(stderr=True)
     if not is_shown:
         yield lambda statuses, elapsed: None
@@ -114,7 +114,7 @@ class Child:
 
     @property
     def log(self) -> Path:
-        """What it prints."""
+        """File with its output."""
         return self.home / "log.jsonl"
 
 

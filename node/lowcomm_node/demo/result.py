@@ -16,13 +16,13 @@ from lowcomm_node.system.units import clean, loss, short_peer, size
 LINE_WIDTH = 74
 """Characters of a line of the sample; the rest goes on in the next."""
 PROMPTS = {"stories": "Once upon a time", "python": "def "}
-"""What to try a model with, by the text that it was trained on."""
+"""Prompts to try a model with, by the text that it was trained on."""
 PASSING = ("data", "runs/*/snapshots", "runs/*/incoming")
 """Folders of a node that let it start faster, or serve others: useless after a demo."""
 
 
 def node_result(status: Status) -> dict[str, Any]:
-    """What one node has done, from its last status."""
+    """Figures of one node, from its last status."""
     trainer, exchanges = status.trainer, status.exchanges
     return {
         "peer_id": status.peer_id,
@@ -42,7 +42,7 @@ def node_result(status: Status) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """What a demo has come to; the fields are those of ``--json``."""
+    """Result of a demo; the fields are those of ``--json``."""
 
     method: str
     optimizer: str
@@ -61,7 +61,7 @@ class Result:
     report: str
     """Path of the HTML file that tells of the run."""
     bytes: int
-    """That stay on the disk."""
+    """Bytes that stay on the disk."""
 
     def to_json(self) -> dict[str, Any]:
         """The form of ``--json``."""
@@ -94,7 +94,7 @@ def render(result: Result) -> str:
 
 
 def _about(text: str) -> str:
-    """What it was trained on."""
+    """Note on the text that it was trained on."""
     if text != "stories":
         return ""
     from lowcomm_node.data.stories import count_rules  # loads numpy
@@ -133,7 +133,7 @@ def _in_a_shell(path: Path) -> str:
 
 
 def _sample_lines(sample: str) -> Iterator[str]:
-    """What a model has written, which may be anything, as lines that a terminal can show."""
+    """The text of a model, with any characters, as lines for a terminal."""
     lines = textwrap.TextWrapper(LINE_WIDTH, drop_whitespace=False, break_on_hyphens=False)
     for line in sample.splitlines():
         first, *rest = lines.wrap(clean(line).rstrip()) or [""]

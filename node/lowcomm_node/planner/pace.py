@@ -33,7 +33,7 @@ that there is; and heads of chunks, by bytes of contents."""
 ROUND_TRIPS_IN_PAIR, ROUND_TRIPS_IN_GROUP = 2.0, 4.5
 """Waits for an answer: hello and confirmations; in groups the lists of members, too."""
 VALUES_A_SECOND = 5e7
-"""What one core codes, decodes and averages in all (docs/measurements.md)."""
+"""Values that one core codes, decodes and averages a second (docs/measurements.md)."""
 START_TRIPS = 3.0
 """Round trips that contents lose while TCP finds the line's rate: it starts again after a pause."""
 FILLED = 0.87
@@ -89,7 +89,7 @@ class Pace:
     bytes: float
     """Bytes that a member sends, and receives: contents and the frames that agree on them."""
     values: float
-    """Of the fragment."""
+    """Values of the fragment."""
     sync: SyncSettings
     line: Line
     step: float

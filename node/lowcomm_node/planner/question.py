@@ -1,4 +1,4 @@
-"""What a plan is asked for: a run, a line, seconds of a step, a number of peers. Pure.
+"""Input of a plan: a run, a line, seconds of a step, a number of peers. Pure.
 
 Options of `plan` and `init --plan` give the line; the section ``[plan]`` of a run.toml keeps it for
 `create`. It is never signed.
@@ -21,7 +21,7 @@ LATENCY = 50.0
 """Milliseconds there and back, if not given."""
 KINDS = {"up": str, "down": str, "step_seconds": float, "peers": int, "latency": float}
 NEEDED = ("up", "step_seconds", "peers")
-"""What has no default."""
+"""Values without a default."""
 BOUNDS = {
     "step_seconds": (1e-4, 86_400.0, "seconds"),
     "latency": (0.0, 10_000.0, "milliseconds"),
@@ -48,7 +48,7 @@ _TIMES = {"": 1, "k": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What joins each peer to the others."""
+    """The connection of each peer to the others."""
 
     up: float
     """Bytes a second sent."""
@@ -70,7 +70,7 @@ class Question:
     spec: RunSpec
     line: Line
     step_seconds: float
-    """Of one inner step of a peer."""
+    """Seconds of one inner step of a peer."""
     peers: int
 
     def section(self) -> dict[str, Any]:

@@ -13,13 +13,13 @@ _COLUMNS = "{:<17}{:>6}{:>10}{:>9}{:>13}{:>7}{:>8}{:>10}"
 
 
 def plan_in_words(told: Plan) -> str:
-    """What a run costs on a line, by method, and what to take."""
+    """The costs of a run on a line, by method, and the method to take."""
     lines = [*_head(told), "", *_table(told), "", *_sentences(told)]
     return "\n".join(line.rstrip() for line in lines)
 
 
 def interval_in_words(choice: Choice) -> str | None:
-    """What results of an interval that a line does not carry; None where it does."""
+    """The interval that results on a line; None where it carries the written one."""
     if choice.as_written:
         return None
     exchange = choice.exchange

@@ -1,7 +1,6 @@
 """The bootstrap server keeps runs: bounded, verified, through restarts and damage; and publishes
 what it keeps."""
 
-import asyncio
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,6 @@ from typing import Any
 import pytest
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
-from helpers.waiting import until_async
 from lowcomm_bootstrap.registry import GRACE, KEPT_EMPTY, Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_bootstrap.serving import read_run
@@ -68,14 +66,6 @@ async def test_a_run_of_another_version_is_left_to_the_release_that_reads_it(
     assert Registry(tmp_path).runs() == [make_run("a")], (
         "an upgrade that is taken back loses nothing"
     )
-
-
-def test_it_keeps_no_more_runs_than_allowed(tmp_path: Path) -> None:
-    registry = Registry(tmp_path, max_runs=1)
-    registry.add(make_run("a"))
-    with pytest.raises(ConfigError, match="--max-runs"):
-        registry.add(make_run("b"))
-    assert Registry(tmp_path, max_runs=1).runs() == registry.runs() == [make_run("a")]
 
 
 def test_it_keeps_no_more_bytes_than_the_dht_can_publish(
@@ -162,28 +152,6 @@ async def test_runs_that_a_clock_ahead_has_made_expire_are_published_again(
     assert set(await door.creator.lookup(RUNS_KEY)) == {make_run("a").run_id}
 
 
-async def test_a_defect_does_not_end_a_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    door, failures = Door(tmp_path), 0
-
-    async def look() -> None:
-        nonlocal failures
-        failures += 1
-        raise RuntimeError("a defect")
-
-    async def looked_again() -> bool:
-        return failures > 1
-
-    monkeypatch.setattr(door.server, "look", look)
-    running = asyncio.create_task(door.server.run())
-    try:
-        await until_async(looked_again, 10, "it looks again")
-        assert not running.done()
-    finally:
-        running.cancel()
-
-
 async def test_a_full_server_keeps_what_it_has_and_says_so_once(tmp_path: Path) -> None:
     door = Door(tmp_path, max_runs=1)
     door.registry.add(make_run("a"))
@@ -195,26 +163,6 @@ async def test_a_full_server_keeps_what_it_has_and_says_so_once(tmp_path: Path) 
     assert [
         (event["name"], "--max-runs" in event["reason"]) for event in door.told("run.not_kept")
     ] == [("b", True)]
-
-
-async def test_peers_of_each_run_are_counted(tmp_path: Path) -> None:
-    run = make_run("a")
-    door = Door(tmp_path)
-    door.registry.add(run)
-    await door.server.start()
-    info = PeerInfo(
-        peer_id=CREATOR.peer_id,
-        run_id=run.run_id,
-        phase=Phase.TRAINING,
-        issued=NOW,
-        expires=NOW + 30,
-    )
-    await door.creator.publish(
-        peers_key(run.run_id), CREATOR.peer_id, write_record(info, CREATOR), 30
-    )
-    await door.server.look()
-    await door.server.look()
-    assert [event["peers"] for event in door.told("run.peers")] == [1], "told when it changes"
 
 
 # Who leaves
@@ -288,18 +236,6 @@ def test_one_network_gets_a_quarter_of_the_places(tmp_path: Path, clock: Clock) 
         registry.add(signed("junk"), "198.51.100.0/24")
     assert registry.add(signed("other"), "203.0.113.0/24")
     assert registry.add(signed("operator"), "198.51.100.0/24", own=True)
-
-
-def test_an_empty_run_gives_way_before_one_with_peers_however_old(
-    tmp_path: Path, clock: Clock
-) -> None:
-    registry, place = Registry(tmp_path, max_runs=2, clock=clock), "203.0.113.0/24"
-    registry.add(signed("trained"), place)
-    registry.add(signed("empty"), place)
-    clock.now += GRACE
-    registry.saw(signed("trained").run_id, peers=1)
-    assert registry.add(signed("new"), place)
-    assert names(registry) == {"trained", "new"}
 
 
 async def test_a_run_that_has_left_does_not_come_back_from_what_the_dht_still_holds(

@@ -58,7 +58,8 @@ async def ask(page: SwarmPage, path: str, method: str = "GET", **headers: str) -
         sent.append(message)
 
     raw = [(name.replace("_", "-").encode(), text.encode()) for name, text in headers.items()]
-    await page({"method": method, "path": path, "headers": raw}, None, send)
+    scope = {"type": "http", "method": method, "path": path, "headers": raw}
+    await page(scope, None, send)
     told = {name.decode(): text.decode() for name, text in sent[0]["headers"]}
     return {"status": sent[0]["status"], "headers": told, "body": sent[1]["body"]}
 
@@ -125,15 +126,6 @@ async def test_words_of_strangers_become_no_markup(page: SwarmPage) -> None:
     assert "<script>" not in badge(view)
 
 
-def test_a_record_that_nobody_signed_or_that_is_old_counts_for_nothing() -> None:
-    swarm = Swarm(RUN)
-    peer, sound = record(1)
-    other, _ = record(2)
-    late, expired = record(3, issued=NOW - 600)
-    swarm.saw({peer: sound, other: sound[:-1] + b"x", late: expired}, {other}, NOW + 1)
-    assert set(swarm.peers) == {peer} and not swarm.proved
-
-
 def test_a_flood_of_identities_takes_no_proved_peer_off_the_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -168,22 +160,6 @@ def test_a_damaged_history_is_set_aside_and_a_sound_one_kept(tmp_path: Path, lef
     damaged = History(path)
     assert damaged.damaged and not damaged.of(RUN.run_id).points
     assert path.with_suffix(".damaged").read_bytes() == left
-
-
-async def test_it_answers_at_a_socket_and_ends(page: SwarmPage) -> None:
-    import asyncio
-
-    door = SwarmDoor(page, "127.0.0.1", 0)
-    door.open()
-    try:
-        async with asyncio.timeout(20):
-            reader, writer = await asyncio.open_connection("127.0.0.1", door.port)
-            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-            assert b"<title>lowcomm swarms</title>" in await reader.read()
-            writer.close()
-    finally:
-        await door.close()
-    assert Path(page._history._path).exists(), "the history is kept"
 
 
 async def test_one_address_that_holds_all_connections_keeps_no_other_out(

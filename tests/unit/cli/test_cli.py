@@ -27,11 +27,10 @@ from lowcomm_node.cli import app, common, watch
 from lowcomm_node.errors import NotRunning
 from lowcomm_node.node.process import TrainerProcess
 from lowcomm_node.owner.settings import SETTINGS, flag_of
-from lowcomm_node.status.model import Limits, PeerStatus, Status
+from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.web.client import ControlClient
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.invites import read_token, verify_token
 from lowcomm_protocol.spec.presets import PRESETS
@@ -110,20 +109,6 @@ def test_the_command_line_loads_neither_torch_nor_hivemind_nor_grpc() -> None:
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
 
 
-@pytest.mark.parametrize("command", [["ls"], ["verify"]])
-def test_listing_and_verifying_checkpoints_loads_no_torch(
-    command: list[str], store: CheckpointStore, tmp_path: Path
-) -> None:
-    code = (
-        "import sys; from lowcomm_node.cli import app, common; code = common.run(app); "
-        "print(code, sorted({'torch', 'numpy', 'safetensors'} & set(sys.modules)), file=sys.stderr)"
-    )
-    home = os.environ | {"LOWCOMM_HOME": str(tmp_path / "home")}
-    done = python("-c", code, "checkpoint", *command, env=home, cwd=tmp_path)
-    assert done.stderr.splitlines()[-1] == "0 []", done.stderr
-    assert "step-0000000200" in done.stdout or command != ["ls"]
-
-
 COMMANDS = [
     "init",
     "create",
@@ -176,25 +161,6 @@ def test_every_setting_is_an_option_of_join_and_none_is_without_help() -> None:
         "stay",
         "only_idle",
     }
-
-
-@pytest.mark.parametrize(
-    ("flags", "expected"), [([], {}), (["--max-up", "5Mbit"], {"max_up": "5Mbit"})]
-)
-def test_limits_asks_the_node_for_what_was_given_alone(
-    flags: list[str], expected: dict[str, str], cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[dict[str, Any]] = []
-
-    def limits(self: object, changes: dict[str, Any]) -> Limits:
-        asked.append(changes)
-        return Limits(max_peers=64)
-
-    monkeypatch.setattr(ControlClient, "__init__", lambda self, home: None)
-    monkeypatch.setattr(ControlClient, "__exit__", lambda self, *_: None)
-    monkeypatch.setattr(ControlClient, "limits", limits)
-    assert cli("limits", *flags).code == 0
-    assert asked == [expected]
 
 
 # errors
@@ -483,28 +449,6 @@ def test_only_runs_of_this_home_are_invited_to_and_the_one_that_is_meant_is_name
     assert cli("invite", "--run", "a").code == 0
     assert "takes no invites" in cli("invite", "--run", f"c@{open_run.fingerprint}").err
     assert "has created no run 'b', only a@" in cli("invite", "--run", "b").err
-
-
-def test_a_removal_through_a_node_that_hangs_says_so(
-    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    created(tmp_path / "home")
-    monkeypatch.setattr(ControlClient.__init__, "__defaults__", (0.2,))
-    with socket.create_server(("127.0.0.1", 0)) as mute:  # takes calls, and says nothing
-        content = {"port": mute.getsockname()[1], "token": "t", "pid": os.getpid(), "peer_id": "p"}
-        Paths(tmp_path / "home").control.write_text(json.dumps(content))
-        ended = cli("remove", NOWHERE[-52:])
-    assert ended.code == 4
-    assert "does not answer" in ended.err and "with --peers" in ended.err
-
-
-def test_init_overwrites_only_by_force(cli: Cli, tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    file.write_text("mine")
-    assert cli("init", str(file)).code == 78
-    assert file.read_text() == "mine"
-    assert cli("init", str(file), "--force").code == 0
-    assert parse_toml(file.read_text())
 
 
 def test_a_folder_with_a_former_demo_is_left_alone(cli: Cli, tmp_path: Path) -> None:

@@ -20,14 +20,6 @@ def test_it_tells_how_many_servers_keep_a_run_and_for_how_long():
     assert "for good" in keeping_in_words({"12D3KooWaaaaaa": Keeping(kept=True)})
 
 
-def test_where_no_server_keeps_it_the_remedy_is_named():
-    told = keeping_in_words({"12D3KooWaaaaaa": Keeping(reason="this server has no room for it")})
-    assert told.startswith(
-        "aaaaaa does not keep it: this server has no room for it\nno server keeps it"
-    )
-    assert "--peers" in told and "--run" in told
-
-
 def run(model: str = "", data: str = "", steps: int = 100) -> RunSpec:
     return parse_toml(f'[run]\nname = "a"\nsteps = {steps}\n[model]\n{model}\n[data]\n{data}\n')
 

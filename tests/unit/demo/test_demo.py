@@ -1,9 +1,6 @@
 """What a demo prints and leaves: counts mean what their headings say, commands work as they are
 shown."""
 
-import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,13 +9,10 @@ import pytest
 import torch
 
 from helpers.statuses import make_status
-from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.demo.demo import Lines
 from lowcomm_node.demo.result import Result, bytes_in, node_result, render, tidy
-from lowcomm_node.models import swarm_weights
 from lowcomm_node.status.model import Status
 from lowcomm_node.status.words import swarm_in_words
-from lowcomm_node.system.command import program
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 
@@ -156,35 +150,3 @@ def test_only_what_somebody_may_use_stays(tmp_path: Path) -> None:
 
 class Writer(torch.nn.Module):
     """Stands in for a model: ``generate`` is replaced below."""
-
-
-def test_stories_are_shown_to_their_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    written = b" lived a fox.\n\nOnce upon a time.\n\nOnce upon"
-    monkeypatch.setattr(swarm_weights, "generate", lambda *told, **more: list(written))
-    shown = swarm_weights.stories_of(Writer(), BytesTokenizer(), 280)
-    assert shown == "Once upon a time lived a fox.\n\nOnce upon a time."
-    monkeypatch.setattr(swarm_weights, "generate", lambda *told, **more: list(b" no"))
-    assert swarm_weights.stories_of(Writer(), BytesTokenizer(), 280) == "Once upon a time no"
-
-
-def test_the_command_that_is_shown_is_one_that_the_shell_finds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    done = subprocess.run(
-        [*shlex.split(program()), "--version"], capture_output=True, text=True, check=False
-    )
-    assert done.stdout.startswith("lowcomm-node ")
-    script = tmp_path / "bin" / "lowcomm-node"
-    script.parent.mkdir()
-    script.write_text("#!/bin/sh\n")
-    script.chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(script.parent / "python"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", "/nowhere")
-    assert program() == "bin/lowcomm-node"
-    monkeypatch.chdir("/")
-    assert program() == str(script).removeprefix("/")
-    monkeypatch.setenv("PATH", str(script.parent))
-    assert program() == "lowcomm-node"
-    script.unlink()
-    assert program() == f"{script.parent}/python -m lowcomm_node"

@@ -71,14 +71,6 @@ def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> Non
     assert interval_in_words(wide) is None
 
 
-def test_a_share_between_two_intervals_lies_between_theirs() -> None:
-    points = Shares("streaming-diloco", "muon", 4).points()
-    left, right = points[0], points[1]
-    between = Shares("streaming-diloco", "muon", 4).at((left.interval + right.interval) / 2)
-    assert right.share < between.share < left.share
-    assert between.measured == (left, right)
-
-
 def test_no_share_is_told_beyond_the_longest_interval_that_was_measured() -> None:
     longest = Shares("streaming-diloco", "muon", 4).points()[-1]
     found = Shares("streaming-diloco", "muon", 4).at(2.0 * longest.interval)
@@ -102,13 +94,3 @@ def test_it_is_read_without_a_terminal_in_80_columns() -> None:
         text = plan_in_words(plan(question(parameters, mbit=1.0), from_file=False))
         assert text.replace("\n", "").isprintable()
         assert max(map(len, text.splitlines())) <= 80
-
-
-def test_blocks_are_sent_again_more_often_where_peers_meet_more_rarely() -> None:
-    def bytes_of(interval: int) -> int:
-        sync = {"method": "lowcomm", "interval": interval, "codec": "mod4"}
-        content = run_of(10**7, 4).model_dump() | {"sync": sync, "train": {"optimizer": "muon"}}
-        asked = replace(question(), spec=RunSpec.model_validate(content))
-        return as_written(asked).exchange.contents
-
-    assert bytes_of(4) < bytes_of(20) < bytes_of(52)
