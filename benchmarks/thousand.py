@@ -57,7 +57,7 @@ def measure(method: str, peers: int, hours: float) -> dict[str, Any]:
         "applied": swarm.outcomes[Outcome.APPLIED],
         "failed": swarm.outcomes[Outcome.FAILED],
         "no_partner": swarm.outcomes[Outcome.NO_PARTNER],
-        "held_against_peers": swarm.told["Held"],
+        "held_against_peers": swarm.told["Penalty"],
         "spread": swarm.spread,
         "spread_alone": swarm.spread_alone,
     }

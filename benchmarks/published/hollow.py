@@ -22,7 +22,7 @@ from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.plan import FragmentProgress, SwarmClock, SyncSchedule
-from lowcomm_protocol.spec.amendments import Course
+from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec
 
 RECORD_LIFETIME = 30.0
@@ -35,7 +35,7 @@ class Replica:
     def __init__(self, spec: RunSpec, name: str, values: int) -> None:
         self.spec = spec
         self.run_id = "00" * 32
-        self.course = Course(spec)
+        self.course = SpecTimeline(spec)
         each = values // spec.sync.fragments
         self.plan = SimpleNamespace(
             digest="11" * 32,

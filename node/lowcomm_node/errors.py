@@ -23,7 +23,7 @@ LowcommError                 all that we raise on purpose; str(): the thing, the
     └── PortInUse       75   another program holds an address that we were told to use
 """
 
-from lowcomm_protocol.errors import Deed, LowcommError
+from lowcomm_protocol.errors import LowcommError, Offence
 
 
 class NodeError(LowcommError):
@@ -99,7 +99,7 @@ class Unusable(TrainerError):
     """A contribution of another peer that can't be decoded, or is implausible; ``deed``: what is
     held against the peer."""
 
-    def __init__(self, message: str, deed: Deed | None = Deed.HEAVY) -> None:
+    def __init__(self, message: str, deed: Offence | None = Offence.HEAVY) -> None:
         super().__init__(message)
         self.deed = deed
 

@@ -12,12 +12,6 @@
     └── ProtocolViolation        a peer did what the protocol does not allow
 
 The node adds its own branches in ``lowcomm_node.errors``.
-
-Counts refusals by reason, for ``status``.
-
-Only counts are kept, never what was refused, so a flood of refusals costs no memory.
-
-Deeds: what a peer did to another, by severity (peers/trust.py).
 """
 
 from collections import Counter
@@ -59,7 +53,10 @@ class What(StrEnum):
 
 
 class Refusals:
-    """Counts refusals, for all rooms that refuse."""
+    """Counts refusals by reason, for ``status``.
+
+    Only counts are kept, never what was refused, so a flood of refusals costs no memory.
+    """
 
     def __init__(self) -> None:
         self._counts: Counter[tuple[What, Reason]] = Counter()
@@ -73,11 +70,11 @@ class Refusals:
         return {f"{what}.{reason}": count for (what, reason), count in sorted(self._counts.items())}
 
 
-class Deed(StrEnum):
-    """What a peer did."""
+class Offence(StrEnum):
+    """What a peer did to another, by severity (peers/trust.py)."""
 
     STUMBLE = "stumble"
-    """Happens to honest peers: see ``Trust.stumbled``."""
+    """Happens to honest peers, too: ``Trust.stumbled``."""
     LIGHT = "light"
     HEAVY = "heavy"
 
@@ -144,7 +141,7 @@ class ImplausibleError(LowcommError):
     """A contribution that is valid but not what honest peers send; ``deed``: charged to its
     sender."""
 
-    def __init__(self, message: str, deed: Deed | None = Deed.HEAVY) -> None:
+    def __init__(self, message: str, deed: Offence | None = Offence.HEAVY) -> None:
         super().__init__(message)
         self.deed = deed
 

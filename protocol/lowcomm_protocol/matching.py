@@ -1,23 +1,17 @@
 """Whom to meet: the order of candidates, and whether to accept an offer, with the reason.
 
-Groups are consecutive slices of a permutation of the live roster. In pairs a strategy
-(``sync.pairing``) draws the partner, one file each: hypercube.py, random_pairs.py. To add one,
-write its file and a line in ``spec.names.PAIRINGS``; another package calls ``PAIRINGS.register``.
-
-What a strategy of pairing is, and the permutations that it may draw from.
-
 All peers whose views are equal draw the same permutation: it sorts the hashes of peer ids. Peers
-whose views differ in one peer still agree on the order of the rest.
+whose views differ in one peer still agree on the order of the rest. Groups are consecutive slices
+of a permutation of the live roster. In pairs a strategy (``sync.pairing``) draws the partner:
 
-hypercube: one permutation for a cycle of log2(n) rounds.
+    hypercube   one permutation for a cycle of log2(n) rounds. In round r of a cycle the peer at
+                place k meets the one at place ``k xor 2**r``. After a cycle everybody has met,
+                directly or through others, the weights of all (exactly, where n is a power of two)
+    random      a permutation for each round: its first peer meets the second, the third the fourth
+                (NoLoCo, section 3)
 
-In round r of a cycle the peer at place k meets the one at place ``k xor 2**r``. After a cycle
-everybody has met, directly or through others, the weights of all (exactly, where n is a power of
-two).
-
-random: a permutation for each round.
-
-Its first peer meets the second, the third the fourth (NoLoCo, section 3).
+To add one, write a `Pairing` and a line in ``spec.names.PAIRINGS``; another package calls
+``PAIRINGS.register``.
 """
 
 from abc import ABC, abstractmethod
@@ -57,8 +51,8 @@ REFUSAL_TEXT: dict[Refusal, str] = {
     Refusal.CROSSED: "has called us at the same moment",
     Refusal.TOO_SOON: "has merged this fragment a few steps ago",
     Refusal.FULL: "holds as many contributions as it can",
-    Refusal.TOO_SLOW: "would wait too long: its steps and limits on traffic or ours need more than"
-    " its --exchange-deadline",
+    Refusal.TOO_SLOW: "would wait too long: its steps and limits on traffic or ours need more"
+    " seconds than an exchange may take there",
     Refusal.NOT_TRAINING: "is not training now",
     Refusal.OTHER_PROTOCOL: "speaks another protocol version",
     Refusal.OTHER_RUN: "takes part in another run",

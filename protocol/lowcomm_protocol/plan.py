@@ -1,19 +1,12 @@
-"""Which rows of which tensors travel together, and when each fragment is due (Streaming DiLoCo,
-2501.18512).
+"""What is due when: fragments, their schedule, and the swarm step.
 
-A plan depends only on names, shapes, roles and their order, so every peer makes the same one and
-compares digests.
+A fragment plan says which rows of which tensors travel together (Streaming DiLoCo, 2501.18512). It
+depends only on names, shapes, roles and their order, so every peer makes the same one and compares
+digests.
 
-How to share out rows over parts of similar size: the arithmetic under a fragment plan, in exact
-fractions.
-
-When each fragment is due, and how far it is.
-
-The swarm step: one Lamport-style clock for the schedule of the whole run.
-
-``step += 1`` for every own inner step; on every merge ``step = max(own, partner's)``. The learning
-rate, the sync points and the end of the run follow it, so that a late or slow peer is on the
-schedule of those it meets.
+The swarm step is one Lamport-style clock for the schedule of the whole run: ``step += 1`` for every
+own inner step; on every merge ``step = max(own, partner's)``. The learning rate, the sync points
+and the end of the run follow it, so a late or slow peer is on the schedule of those it meets.
 """
 
 import hashlib

@@ -47,7 +47,7 @@ from lowcomm_protocol.peers.records import (
     write_record,
 )
 from lowcomm_protocol.peers.roster import Roster
-from lowcomm_protocol.spec.amendments import Chain, Course, read_chain, write_amendment
+from lowcomm_protocol.spec.amendments import Chain, SpecTimeline, read_chain, write_amendment
 from lowcomm_protocol.spec.document import encode as encode_document
 from lowcomm_protocol.spec.run import (
     RunSpec,
@@ -275,7 +275,7 @@ def amendments() -> Made:
             signature = CREATOR.sign("amendment", text.encode()).hex()
             data = json.dumps([{"document": text, "signature": signature}]).encode()
         try:
-            course = Course(run.spec, read_chain(data, CREATOR.peer_id))
+            course = SpecTimeline(run.spec, read_chain(data, CREATOR.peer_id))
         except LowcommError as error:
             assert str(error)
             return

@@ -198,7 +198,7 @@ class LinePeer(PeerDriver):
             case events.Over(outcome=outcome, reason=reason) if outcome != "applied":
                 if reason != "the end":
                     self.reasons[f"{outcome}: {reason}"] += 1
-            case events.Held(reason=reason):
+            case events.Penalty(reason=reason):
                 self.reasons[f"held: {reason}"] += 1
             case events.Drifted():
                 self.reasons["drifted"] += 1

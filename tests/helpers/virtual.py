@@ -16,7 +16,7 @@ from typing import Any
 
 from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
 from lowcomm_node.simulation.network import Conditions, Network, Stream
-from lowcomm_protocol.errors import Deed
+from lowcomm_protocol.errors import Offence
 from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange import pair as pairs
@@ -285,9 +285,9 @@ class VirtualPeer(PeerDriver):
 
     def on_effect(self, effect: base.Effect) -> None:
         match effect:
-            case events.Held(peer=peer, reason=reason, forgiven=True):
+            case events.Penalty(peer=peer, reason=reason, forgiven=True):
                 self.stumbles.append((peer, reason))
-            case events.Held(peer=peer, reason=reason):
+            case events.Penalty(peer=peer, reason=reason):
                 self.swarm.violations.append(f"{self.name} accuses {peer}: {reason}")
             case events.Drifted():
                 self.swarm.violations.append(f"{self.name} believes that it has drifted")
@@ -348,7 +348,7 @@ class Part(ExchangeDriver):
             super().receive(stream, other, kind, payload)
         elif is_call is not (kind in ("accept", "refuse")):
             self.calls.pop(other, None)
-            self.fail(other, f"sent {kind!r} out of turn", deed=Deed.HEAVY)
+            self.fail(other, f"sent {kind!r} out of turn", deed=Offence.HEAVY)
             self.network.break_(stream)
         elif other in self.decoding:
             self.inbox[other].append((stream, kind, payload))

@@ -15,7 +15,7 @@ from typing import ClassVar
 
 from lowcomm_node.errors import Diverged, TrainerError, Unusable
 from lowcomm_node.node.ipc import AS_JSON, Answer, Event, Failed, Kind, Request
-from lowcomm_protocol.errors import CodecError, Deed, ImplausibleError, LowcommError
+from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, Offence
 
 # What a trainer is started with, and how it ends
 
@@ -79,7 +79,7 @@ class Refused(Answer, name="refused"):
     """Of a command that this error ends."""
     unusable: bool = False
     """Whether what another peer brought is the reason."""
-    deed: Deed | None = Deed.HEAVY
+    deed: Offence | None = Offence.HEAVY
     """What is held against that peer."""
 
     def to_error(self) -> TrainerError:
@@ -513,7 +513,7 @@ def refusal_of(error: Exception) -> Refused:
         text=text_of(error),
         exit_code=getattr(error, "exit_code", 1),
         unusable=isinstance(error, CodecError | ImplausibleError),
-        deed=error.deed if isinstance(error, ImplausibleError) else Deed.HEAVY,
+        deed=error.deed if isinstance(error, ImplausibleError) else Offence.HEAVY,
     )
 
 

@@ -36,7 +36,7 @@ from lowcomm_node.system.release import release
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.peers.records import PeerInfo
-from lowcomm_protocol.spec.amendments import Course
+from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec, SignedRun
 
 MOST_RELEASES = 8
@@ -57,7 +57,7 @@ class View:
     allowance: Allowance
     refusals: Refusals
     run: SignedRun | None = None
-    course: Course | None = None
+    course: SpecTimeline | None = None
     """The settings of the run over its swarm steps."""
     ready: Ready | None = None
     rejoin: Rejoin | None = None

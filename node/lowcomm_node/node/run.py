@@ -69,7 +69,7 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import MAX_LOSS, MAX_NAME, Phase, Told
 from lowcomm_protocol.peers.roster import Roster
 from lowcomm_protocol.plan import largest_jump
-from lowcomm_protocol.spec.amendments import Amendment, Course
+from lowcomm_protocol.spec.amendments import Amendment, SpecTimeline
 from lowcomm_protocol.spec.run import SignedRun
 from lowcomm_protocol.state import tolerated_lag
 
@@ -191,7 +191,7 @@ class Run:
                 await self._close()
 
     @property
-    def course(self) -> Course:
+    def course(self) -> SpecTimeline:
         """The settings of the run over its swarm steps, as they are known now."""
         return self._admission.amending.course
 

@@ -14,7 +14,7 @@ from lowcomm_node.simulation.driver import ExchangeDriver
 from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.simulation.words import event_of, words_of
 from lowcomm_node.trainer.capture import CAPTURES, Capture, GroupCapture, PairCapture
-from lowcomm_protocol.errors import CodecError, Deed, ImplausibleError, LowcommError
+from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, Offence
 from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange import pair as pairs
@@ -91,7 +91,7 @@ class Contents(ExchangeDriver):
         """What a peer brought can't be used."""
         implausible = isinstance(error, ImplausibleError)
         self.peer.implausible += implausible
-        self.fail(other, str(error), deed=error.deed if implausible else Deed.HEAVY, stands=True)
+        self.fail(other, str(error), deed=error.deed if implausible else Offence.HEAVY, stands=True)
 
     def apply(self, effect: base.Apply) -> None:
         """See ExchangeDriver."""
@@ -241,7 +241,7 @@ class GroupContents(Contents):
                 raise
             implausible = isinstance(error, ImplausibleError)
             self.peer.implausible += implausible
-            deed = error.deed if implausible else Deed.HEAVY
+            deed = error.deed if implausible else Offence.HEAVY
             number = self.one.number
             unused = events.Unused(exchange=number, peer=other, reason=str(error), deed=deed)
             self.peer.stimulate(unused)

@@ -11,7 +11,7 @@ from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
 from lowcomm_node.simulation.network import Network, Stream
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import coder
-from lowcomm_protocol.errors import Deed
+from lowcomm_protocol.errors import Offence
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.peer import Peer
@@ -103,7 +103,7 @@ class SimulatedPeer(PeerDriver):
         self.taken_over = 0
         self.copied = 0
         """How often it has copied a state because it had drifted."""
-        self.deeds: list[tuple[str, Deed, str]] = []
+        self.deeds: list[tuple[str, Offence, str]] = []
         """What it has held against others: who, how heavy, and why."""
         self.liveness = Liveness(name)
         self.losses: list[float] = []
@@ -126,7 +126,7 @@ class SimulatedPeer(PeerDriver):
         match effect:
             case events.Unanswered(peer=peer):
                 self.liveness.missed(peer, self.network.now)
-            case events.Held(peer=peer, deed=deed, reason=reason, forgiven=False):
+            case events.Penalty(peer=peer, deed=deed, reason=reason, forgiven=False):
                 self.deeds.append((peer, deed, reason))
             case events.Drifted() if not self._is_copying:
                 self._is_copying = True

@@ -23,7 +23,7 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.judging import PLAUSIBLE, Bound
 from lowcomm_protocol.exchange.outer import worst_block_spread
 from lowcomm_protocol.exchange.underway import Underway
-from lowcomm_protocol.spec.amendments import Course
+from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec
 from lowcomm_protocol.state import Piece
 
@@ -112,7 +112,7 @@ class Swarm:
         kind: type[Replica],
         compiled: bool,
         evaluations: int,
-        course: Course | None = None,
+        course: SpecTimeline | None = None,
         sybils: int = 0,
     ) -> None:
         self.spec, self.dataset, self.members = spec, dataset, members
@@ -277,7 +277,7 @@ def simulate(
     kind: type[Replica] = Replica,
     compiled: bool = False,
     evaluations: int = 0,
-    course: Course | None = None,
+    course: SpecTimeline | None = None,
     sybils: int = 0,
 ) -> Result:
     """Train a swarm in one process and virtual time; deterministic in ``spec`` (whose seed it uses)

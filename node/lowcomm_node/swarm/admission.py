@@ -41,7 +41,7 @@ from lowcomm_protocol.peers.invites import (
     verify_token,
 )
 from lowcomm_protocol.peers.records import read_record
-from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, Amendment, Course, read_chain
+from lowcomm_protocol.spec.amendments import MAX_CHAIN_BYTES, Amendment, SpecTimeline, read_chain
 from lowcomm_protocol.spec.run import SignedRun
 
 REMOVALS_LIFE, AMENDMENTS_LIFE = 1800.0, 1800.0
@@ -54,7 +54,7 @@ class Amending:
 
     def __init__(self, run: SignedRun, path: Path) -> None:
         """Read what the home keeps."""
-        self.course = Course(run.spec)
+        self.course = SpecTimeline(run.spec)
         self.on_news: Callable[[list[Amendment]], None] = lambda news: None
         """Called with new amendments."""
         self.on_trouble: Callable[[str], None] = lambda reason: None
@@ -73,7 +73,7 @@ class Amending:
             if chain.run_id != self._run.run_id or chain.order <= self.course.chain.order:
                 return False
             before = len(self.course.chain.links)
-            self.course = Course(self._run.spec, chain)
+            self.course = SpecTimeline(self._run.spec, chain)
         except (SpecError, VersionError) as error:
             self._refused = data
             self.on_trouble(

@@ -29,7 +29,7 @@ from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.records import ExchangeStatus
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.stages import Stages
-from lowcomm_protocol.errors import MAX_REASON, Deed, LowcommError, ProtocolViolation
+from lowcomm_protocol.errors import MAX_REASON, LowcommError, Offence, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
@@ -191,7 +191,7 @@ class ExchangeDriver(ABC):
         deed = (
             why.deed
             if isinstance(why, Unusable)
-            else Deed.HEAVY
+            else Offence.HEAVY
             if isinstance(why, ProtocolViolation)
             else None
         )

@@ -28,7 +28,7 @@ from lowcomm_node.sync.records import ExchangeEnded, IntervalStatus
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
 from lowcomm_node.system.tasks import start
-from lowcomm_protocol.errors import Deed, ProtocolViolation
+from lowcomm_protocol.errors import Offence, ProtocolViolation
 from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange.budget import LIFE, Deadlines
 from lowcomm_protocol.exchange.peer import Peer
@@ -205,7 +205,7 @@ class Exchanger:
                 self._drivers[number].explain_late()
             case events.Unanswered(peer=peer):
                 self.roster.liveness.missed(peer, time())
-            case events.Held():
+            case events.Penalty():
                 self._log_deed(effect)
             case events.Over(exchange=number, outcome=outcome, reason=reason):
                 self._on_over(self._drivers.pop(number), outcome, reason)
@@ -248,11 +248,11 @@ class Exchanger:
         driver.give_back()
         self.stimulate(events.Released(exchange=driver.one.number))
 
-    def _log_deed(self, held: events.Held) -> None:
+    def _log_deed(self, held: events.Penalty) -> None:
         if held.forgiven:
             log.info("peer.stumbled", peer=held.peer, reason=held.reason)
             return
-        told = log.warning if held.deed is Deed.HEAVY else log.info
+        told = log.warning if held.deed is Offence.HEAVY else log.info
         told(
             "peer.held", peer=held.peer, deed=held.deed.value, reason=held.reason, score=held.score
         )
@@ -357,7 +357,7 @@ class Exchanger:
                 raise ProtocolViolation("called without saying hello")
             theirs = offers.from_message(frame.hello)
         except ProtocolViolation as error:
-            self._hold(peer, Deed.HEAVY, str(error))
+            self._hold(peer, Offence.HEAVY, str(error))
             raise
         self._heard(peer)
         self._called += 1
@@ -391,7 +391,7 @@ class Exchanger:
             async with asyncio.timeout(self.peer.budget.deadlines.hello):
                 frame = await stream.receive()
         except TimeoutError:
-            self._hold(peer, Deed.STUMBLE, "called without saying hello in time")
+            self._hold(peer, Offence.STUMBLE, "called without saying hello in time")
             raise LinkLost("called without saying hello in time") from None
         if (
             frame is None
@@ -420,7 +420,7 @@ class Exchanger:
         if refusal is not None:
             self.history.they_refused(peer, refusal)
 
-    def _hold(self, peer: str, deed: Deed, reason: str) -> None:
+    def _hold(self, peer: str, deed: Offence, reason: str) -> None:
         self.stimulate(events.Misbehaved(peer=peer, deed=deed, reason=reason))
 
     # the end

@@ -26,7 +26,7 @@ from lowcomm_node.trainer.missed import Step
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
 from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
-from lowcomm_protocol.errors import Deed, ImplausibleError
+from lowcomm_protocol.errors import ImplausibleError, Offence
 from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.judging import HEAVY, HEAVY_IN_PAIRS
 from lowcomm_protocol.exchange.outer import (
@@ -325,7 +325,7 @@ class GroupCapture(Capture[ShardCoder]):
         try:
             self.judge.check_part(peer, vector, start, "brings progress")
         except ImplausibleError as error:
-            if error.deed is Deed.HEAVY or len(self.members) == 2 or self.averaging == "mean":
+            if error.deed is Offence.HEAVY or len(self.members) == 2 or self.averaging == "mean":
                 raise
             self._shorten(vector, start)  # a majority outvotes it: no reason to lose a member
         if len(self.members) == 2:

@@ -26,7 +26,7 @@ from lowcomm_node.trainer.gpu import loss_of
 from lowcomm_node.trainer.micro_batch import Gradient
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_protocol.plan import SwarmClock, plan_fragments
-from lowcomm_protocol.spec.amendments import Course
+from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.run import RunSpec
 
 Batch = tuple[Tensor, Tensor]
@@ -65,7 +65,7 @@ class InnerReplica:
         device: torch.device,
         compiled: bool | None = None,
         run_id: str | None = None,
-        course: Course | None = None,
+        course: SpecTimeline | None = None,
     ) -> None:
         """``run_id``: of the signed run; None in a simulation, where nobody has signed any.
 
@@ -76,7 +76,7 @@ class InnerReplica:
         self.dataset = dataset
         self.device = device
         self.run_id = run_id or spec.run_id
-        self.course = course or Course(spec)
+        self.course = course or SpecTimeline(spec)
         """The settings of training over swarm steps; all else is ``spec``'s."""
         self.model = _built(spec).to(device)
         self.weights = dict(self.model.named_parameters())

@@ -57,7 +57,7 @@ from lowcomm_protocol.exchange.outer import (
 from lowcomm_protocol.exchange.underway import kept
 from lowcomm_protocol.plan import FragmentProgress, SyncSchedule, largest_jump
 from lowcomm_protocol.rows import copy_flat, gather, paired, scatter
-from lowcomm_protocol.spec.amendments import Course
+from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.names import MAX_GROUP
 from lowcomm_protocol.spec.outer import OuterSettings
 from lowcomm_protocol.spec.run import RunSpec
@@ -94,7 +94,7 @@ class Replica(InnerReplica):
         device: torch.device,
         compiled: bool | None = None,
         run_id: str | None = None,
-        course: Course | None = None,
+        course: SpecTimeline | None = None,
     ) -> None:
         """Build it with the weights of the run's seed; arguments are those of InnerReplica."""
         super().__init__(spec, peer_id, dataset, device, compiled, run_id, course)

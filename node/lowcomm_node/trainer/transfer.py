@@ -34,7 +34,7 @@ def form_of(replica: Replica) -> StateForm:
         tuple((part.numel, second(part.tensor)) for part in one.slices)
         for one in replica.plan.fragments
     ]
-    ranges = RANGE in replica.coders[0].lessons()
+    ranges = RANGE in replica.coders[0].shared_state()
     return StateForm.of(
         replica.run_id, replica.plan.digest, replica.course.longest, tuple(runs), ranges
     )
@@ -55,7 +55,7 @@ class Snapshot:
         )
         # Replaced by merges, never changed in place.
         self._phi, self._delta = list(replica.phi), list(replica.delta)
-        self._ranges = [one.lessons().get(RANGE) for one in replica.coders]
+        self._ranges = [one.shared_state().get(RANGE) for one in replica.coders]
         self._told = {
             "swarm_step": replica.clock.step,
             "moments": replica.optimizer.steps,
@@ -177,7 +177,7 @@ def _load(replica: Replica, form: StateForm, read: Read, moments: int) -> None:
     replica.phi, replica.delta = phi, delta
     replica.forget_past()
     for coder, learned in zip(replica.coders, ranges, strict=True):
-        coder.inherit({RANGE: learned} if RANGE in coder.lessons() else {})
+        coder.load_shared_state({RANGE: learned} if RANGE in coder.shared_state() else {})
     if moments:  # a donor that has not taken a step has none: we warm up anew
         replica.optimizer.adopt(first, second, moments)
 

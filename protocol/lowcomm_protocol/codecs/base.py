@@ -51,7 +51,7 @@ class Codec(ABC):
         Returns the bytes written.
         """
         self._check_vector(vector)
-        return self._write(_read_only(vector), self._target(vector, out))
+        return self._write(read_only(vector), self._target(vector, out))
 
     def send(self, vector: Vector, out: memoryview) -> int:
         """Code ``vector`` as ``encode`` does; it becomes what the others decode."""
@@ -67,7 +67,7 @@ class Codec(ABC):
         """
         self._check_writable(out)
         least, most = self.least_size(out.size), self.most_size(out.size)
-        self._decode(_read_only(self._bytes(data, out.size, least, most)), out)
+        self._decode(read_only(self._bytes(data, out.size, least, most)), out)
 
     @abstractmethod
     def _sizes(self, numel: int) -> tuple[int, int]:
@@ -257,16 +257,16 @@ class Coder:
         """What a checkpoint keeps."""
         return {}
 
-    def lessons(self) -> State:
-        """What another peer's coder may begin with: what this one has learned, not what it owes."""
+    def shared_state(self) -> State:
+        """What another peer's coder may begin with."""
         return {}
 
-    def inherit(self, lessons: State) -> None:
-        """Begin with what ``lessons`` of another peer's coder gave.
+    def load_shared_state(self, state: State) -> None:
+        """Begin with what ``shared_state`` of another peer's coder gave.
 
         Raises `CodecError` if it does not fit.
         """
-        self.restore(lessons)
+        self.restore(state)
 
     def restore(self, state: State) -> None:
         """Go on with what ``state`` gave. Raises `CodecError` if it does not fit."""
@@ -297,9 +297,8 @@ def scratch_for(name: str, numel: int, scratch: Vector | None) -> Vector:
     return scratch
 
 
-def _read_only(array: _Array) -> _Array:
+def read_only(array: _Array) -> _Array:
+    """View for kernels: of one array type, whatever the caller holds, so they compile once."""
     view = array.view()
-    view.flags.writeable = (
-        False  # one array type for the kernels, whatever the caller holds: compiled once
-    )
+    view.flags.writeable = False
     return view

@@ -228,20 +228,20 @@ def decoder(restore: Any, size: int) -> Any:
 
 
 @part
-def wanted_of(value: Any, owed: Any) -> Any:
+def wanted_of(value: Any, residual: Any) -> Any:
     """The sum, or the value alone where that would be too large to code or is not finite."""
-    total = np.float32(value + owed)
+    total = np.float32(value + residual)
     return total if abs(total) <= LARGEST_WANTED else value
 
 
 @part
 def residual_limit(wanted: Vector, residual: Vector) -> Any:
-    """What may be owed in a block."""
+    """Largest residual of a block."""
     largest, reached = np.uint32(0), np.uint32(0)
     for i in range(np.uint64(wanted.size)):
-        given, owed = np.float32(wanted[i] - residual[i]), np.float32(residual[i])
+        given, kept = np.float32(wanted[i] - residual[i]), np.float32(residual[i])
         largest = np.uint32(max(largest, np.uint32(given.view(np.uint32) & MAGNITUDE)))
-        reached = np.uint32(max(reached, np.uint32(owed.view(np.uint32) & MAGNITUDE)))
+        reached = np.uint32(max(reached, np.uint32(kept.view(np.uint32) & MAGNITUDE)))
     most = np.float32(np.uint32(largest).view(np.float32) * RESIDUAL_LIMIT)
     limit = max(most, np.uint32(reached).view(np.float32))
     return limit if limit <= LARGEST_RESIDUAL else LARGEST_RESIDUAL  # "<=" is false for NaN too

@@ -259,7 +259,7 @@ class ModuloCoder(Coder):
     def state(self) -> State:
         return {"range": self._ranges.copy()}
 
-    def lessons(self) -> State:
+    def shared_state(self) -> State:
         return self.state()
 
     def restore(self, state: State) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Protocol
 
-from lowcomm_protocol.errors import Deed
+from lowcomm_protocol.errors import Offence
 from lowcomm_protocol.exchange.base import Cause, Effect
 from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.plan import FragmentProgress
@@ -153,7 +153,7 @@ class Failed:
     exchange: int
     peer: str
     reason: str
-    deed: Deed | None = None
+    deed: Offence | None = None
     """What it did that no honest peer does."""
     broke: bool = False
     """Whether its stream broke off or ended before its time."""
@@ -170,7 +170,7 @@ class Unused:
     exchange: int
     peer: str
     reason: str
-    deed: Deed | None
+    deed: Offence | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -252,7 +252,7 @@ class Misbehaved:
     """A peer did something outside an exchange that is held against it."""
 
     peer: str
-    deed: Deed
+    deed: Offence
     reason: str
 
 
@@ -378,11 +378,11 @@ class Unanswered(Effect):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Held(Effect):
+class Penalty(Effect):
     """A deed is held against a peer."""
 
     peer: str
-    deed: Deed
+    deed: Offence
     reason: str
     score: float
     """Of the peer from now on; 1.0 while a stumble is forgiven."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from lowcomm_protocol.codecs import BLOCK
-from lowcomm_protocol.errors import Deed, ImplausibleError
+from lowcomm_protocol.errors import ImplausibleError, Offence
 
 PLAUSIBLE = 3.0
 """A contribution may have this many times our own norm, or this many times the usual norm."""
@@ -117,9 +117,9 @@ class Bound:
         if norm <= self.limit:
             return
         # The default covers NaN, for which no comparison holds.
-        deed = Deed.HEAVY
+        deed = Offence.HEAVY
         if norm <= self.heavy * self.explained or (self.realigns and norm < math.inf):
-            deed = None if norm <= self.explained else Deed.STUMBLE
+            deed = None if norm <= self.explained else Offence.STUMBLE
         raise ImplausibleError(
             f"{what} of norm {norm:.3g} where {self.limit:.3g} is plausible", deed
         )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from lowcomm_protocol.errors import Deed, ProtocolViolation
+from lowcomm_protocol.errors import Offence, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.budget import Budget, Deadlines, Room
 from lowcomm_protocol.exchange.events import Event, Outcome, Surroundings
@@ -457,7 +457,7 @@ class Peer:
             effects = one.machine.handle(event)
         except ProtocolViolation as error:
             peer = getattr(event, "peer", "")
-            self._fail(one, peer, str(error), base.Cause.VIOLATED, Deed.HEAVY)
+            self._fail(one, peer, str(error), base.Cause.VIOLATED, Offence.HEAVY)
             return
         self._carry_out(one, effects)
         if one.machine.stage is not base.Stage.GATHERING:
@@ -486,7 +486,7 @@ class Peer:
                     continue
                 case base.Stumbled(peer=peer, reason=reason):
                     one.stumbled.add(peer)
-                    self._hold(peer, Deed.STUMBLE, reason)
+                    self._hold(peer, Offence.STUMBLE, reason)
                     continue
                 case base.Apply():
                     one.decided = self._now
@@ -538,7 +538,7 @@ class Peer:
             one.offer.codec,
         ):
             why = "accepted something else than we offered"
-            self._fail(one, peer, why, base.Cause.VIOLATED, Deed.HEAVY)
+            self._fail(one, peer, why, base.Cause.VIOLATED, Offence.HEAVY)
             return
         if not self.position.supports(peer, theirs.swarm_step):
             # Of two that were parted nobody can say who is right: it is not held against the other.
@@ -559,7 +559,7 @@ class Peer:
         peer: str,
         reason: str,
         cause: base.Cause | Refusal,
-        deed: Deed | None = None,
+        deed: Offence | None = None,
     ) -> None:
         failed = events.Failed(
             exchange=one.number, peer=peer, reason=reason, deed=deed, cause=cause
@@ -637,25 +637,25 @@ class Peer:
     # trust
 
     def _hold(
-        self, peer: str, deed: Deed, reason: str, seconds: float = 0.0, usual: float = 1.0
+        self, peer: str, deed: Offence, reason: str, seconds: float = 0.0, usual: float = 1.0
     ) -> None:
         """Hold against a peer what it did; it may be left out for a while. ``seconds``: that it
         has kept us waiting, where ``usual`` are expected."""
-        if deed is Deed.STUMBLE:
+        if deed is Offence.STUMBLE:
             # Lines of honest peers break as well: only a series of stumbles is a deed.
             if not self.trust.stumbled(peer, seconds, usual, self._now):
                 self._effects.append(
-                    events.Held(peer=peer, deed=deed, reason=reason, score=1.0, forgiven=True)
+                    events.Penalty(peer=peer, deed=deed, reason=reason, score=1.0, forgiven=True)
                 )
                 return
-            deed = Deed.LIGHT
+            deed = Offence.LIGHT
             if seconds:
                 reason += f"; such waits have cost {self.trust.lost(peer):.0f} s"
         standing = self.trust.hold(
             peer, deed, self.position.steps, reason, self.budget.mean_step_seconds
         )
         self._effects.append(
-            events.Held(
+            events.Penalty(
                 peer=peer, deed=deed, reason=standing.reason, score=round(1.0 - standing.missing, 2)
             )
         )
@@ -665,7 +665,7 @@ class Peer:
         ``since``: when we began to wait for them."""
         if self.own_line.stalled(peer):
             usual = self.budget.usual(peer, one.needs)
-            self._hold(peer, Deed.STUMBLE, reason, self._now - since, usual)
+            self._hold(peer, Offence.STUMBLE, reason, self._now - since, usual)
 
     def trusts(self, peer: str) -> bool:
         """Whether a peer may take part now: be called, accepted, and hand over its state."""

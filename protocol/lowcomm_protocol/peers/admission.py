@@ -67,7 +67,7 @@ class Rules:
         if not claim:
             raise AdmissionError(
                 f"This run takes invited peers only, and {peer_id} shows no invite: ask the run's "
-                "creator for one, and join with --invite."
+                "creator for one."
             )
         read = read_claim(claim, peer_id)
         read.invite.check_for(self.run_id, peer_id, now)

@@ -1,18 +1,18 @@
-"""Invites: how a run's creator admits peers whose ids it does not know yet.
+"""Invites and removals: how a run's creator admits peers of unknown ids, and removes peers.
 
     creator ── Invite: run, key, expiry, uses, signed; with the key's secret it is a *token* ──►
-    joiner joiner  ── Claim: "this peer came by this invite at this time", signed by the invite's
-    key ──► in its record and calls
+               joiner
+    joiner  ── Claim: "this peer came by this invite at this time", signed by the invite's key ──►
+               in its record and calls
     any     ── checks both signatures with nothing but the creator's peer id
 
 The secret stays with the holders of the token: an overheard claim is valid for no other peer. The
 name of an invite is its key, as a peer id. Layout of a token: the word ``invite``, then base58
 (with a checksum) of an ``InviteToken``.
 
-Whom the creator of a run has removed: one numbered list, signed, the highest number holds.
-
-A list names keys of peers and of invites; who came by a removed invite is out as well. It has no
-expiry: a list that lapsed would bring everybody back.
+Removals are one numbered list, signed by the creator; the highest number holds. It names keys of
+peers and of invites: peers that came by a removed invite are out as well. It has no expiry: a list
+that lapsed would bring everybody back.
 """
 
 from dataclasses import dataclass, field
@@ -168,8 +168,7 @@ def read_token(text: str) -> Token:
             raise ValueError
     except (ValueError, DecodeError, SignatureError, AdmissionError):
         raise AdmissionError(
-            f"This is not an invite ({len(text)} characters): paste the whole text that "
-            "`lowcomm-node invite` printed.",
+            f"This is not an invite ({len(text)} characters): paste the whole text of the invite.",
             reason=Reason.MALFORMED,
         ) from None
     return token

@@ -19,7 +19,7 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES
 
 MAX_RECORD_BYTES = 2048
-"""The longest that a node writes has 1840: a name, an invite, eight IPv6 addresses and four relays.
+"""A node's longest record has 1840 bytes: a name, an invite, eight IPv6 addresses and four relays.
 Most have 330 to 1200."""
 MAX_ADDRESSES = 8
 MAX_ENTRY_POINTS = 4
@@ -27,8 +27,9 @@ MAX_CREDENTIAL_BYTES = 1024
 MAX_MULTIADDRESS = 256
 """Characters of an entry point."""
 MAX_NAME = 32
-"""Characters of the name that a peer's owner chose, and of its release."""
+"""Characters of a peer's name, and of its release."""
 MAX_LOSS = 1000.0
+MAX_COUNT = 2**53
 MAX_LIFE = 600.0
 """Longest life of a record in seconds; otherwise anybody could store one for centuries."""
 MAX_CLOCK_SKEW = 60.0
@@ -53,18 +54,18 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Told:
-    """What a peer tells people of itself. Nobody can check it, and no rule uses it."""
+    """What a peer says of itself, for people. Nobody can check it, and no rule uses it."""
 
     name: str = ""
-    """That its owner chose; at most 32 printable characters."""
+    """Display name chosen by the owner; at most 32 printable characters."""
     release: str = ""
-    """Of its program."""
+    """Release of its program."""
     tokens: int = 0
-    """Trained on in this run."""
+    """Tokens trained on in this run."""
     held_out_loss: float = 0.0
-    """Its last, in nats; 0: none yet."""
+    """Last held-out loss in nats; 0: none yet."""
     exchanges: int = 0
-    """Applied since it started."""
+    """Exchanges applied since it started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,13 +196,7 @@ def read_record(data: bytes, now: float) -> PeerInfo:
         stage=record.stage,
         entry_points=tuple(record.entry_points),
         claim=record.claim,
-        told=Told(
-            name=record.told.name,
-            release=record.told.release,
-            tokens=record.told.tokens,
-            held_out_loss=record.told.held_out_loss,
-            exchanges=record.told.exchanges,
-        ),
+        told=Told(**{name: getattr(record.told, name) for name in vars(Told())}),
     )
 
 
@@ -287,83 +282,65 @@ def _check_times(record: pb.PeerRecord, now: float) -> None:
 
 
 def _check_fields(record: pb.PeerRecord) -> None:
-    if len(record.run_id) != 32:
-        raise RecordError(
-            f"The record of {record.peer_id} names a run of {len(record.run_id)} bytes: expected "
-            "32."
-        )
-    if record.phase not in tuple(Phase):
-        raise RecordError(
-            f"The record of {record.peer_id} tells of an unknown phase {record.phase[:20]!r}."
-        )
-    if len(record.certificate) not in (0, DIGEST_BYTES):
-        raise RecordError(
-            f"The record of {record.peer_id} names a certificate by {len(record.certificate)} "
-            "bytes."
-        )
-    if len(record.claim) > MAX_CLAIM_BYTES:
-        raise RecordError(
-            f"The record of {record.peer_id} holds a claim of {len(record.claim)} bytes."
-        )
-    if not math.isfinite(record.tokens_per_second) or record.tokens_per_second < 0:
-        raise RecordError(
-            f"The record of {record.peer_id} claims {record.tokens_per_second} tokens a second."
-        )
-    if max(record.swarm_step, record.steps) >= 2**53:
-        raise RecordError(
-            f"The record of {record.peer_id} claims step {max(record.swarm_step, record.steps)}."
-        )
-    if len(record.addresses) > MAX_ADDRESSES or len(record.entry_points) > MAX_ENTRY_POINTS:
-        raise RecordError(
-            f"The record of {record.peer_id} names {len(record.addresses)} addresses and "
-            f"{len(record.entry_points)} entry points: at most {MAX_ADDRESSES} and "
-            f"{MAX_ENTRY_POINTS}."
-        )
-    if any(
-        len(entry) > MAX_MULTIADDRESS or not (entry.isascii() and entry.isprintable())
-        for entry in record.entry_points
-    ):
-        raise RecordError(
-            f"The record of {record.peer_id} names an entry point that is not a multiaddress."
-        )
-    for address in record.addresses:
-        _check_address(address, record.peer_id)
-    _check_told(record.told, record.peer_id)
+    step, told = max(record.swarm_step, record.steps), record.told
+    certificate, claim = len(record.certificate), len(record.claim)
+    addresses, entries = len(record.addresses), len(record.entry_points)
+    malformed = [entry for entry in record.entry_points if not _is_entry_point(entry)]
+    unreadable = [address for address in record.addresses if not _is_address(address)]
+    faults = (
+        (len(record.run_id) != 32, f"names a run of {len(record.run_id)} bytes: expected 32"),
+        (record.phase not in tuple(Phase), f"has an unknown phase {record.phase[:20]!r}"),
+        (certificate not in (0, DIGEST_BYTES), f"names a certificate by {certificate} bytes"),
+        (claim > MAX_CLAIM_BYTES, f"holds a claim of {claim} bytes"),
+        (
+            not 0 <= record.tokens_per_second < math.inf,
+            f"claims {record.tokens_per_second} tokens a second",
+        ),
+        (step >= MAX_COUNT, f"claims step {step}"),
+        (
+            addresses > MAX_ADDRESSES or entries > MAX_ENTRY_POINTS,
+            f"names {addresses} addresses and {entries} entry points: at most {MAX_ADDRESSES} and "
+            f"{MAX_ENTRY_POINTS}",
+        ),
+        (malformed, "names an entry point that is not a multiaddress"),
+        (
+            unreadable,
+            f"names the address {unreadable[:1] and unreadable[0][:80]!r}: expected an IP address "
+            "and a port",
+        ),
+        (
+            not is_name(told.name) or not is_name(told.release),
+            f"has a name or release that is not of at most {MAX_NAME} printable characters",
+        ),
+        (
+            max(told.tokens, told.exchanges) >= MAX_COUNT,
+            f"claims {told.tokens} tokens and {told.exchanges} exchanges",
+        ),
+        (
+            not 0 <= told.held_out_loss < MAX_LOSS,  # not a number: neither
+            f"claims a held-out loss of {told.held_out_loss}",
+        ),
+    )
+    for applies, fault in faults:
+        if applies:
+            raise RecordError(f"The record of {record.peer_id} {fault}.")
 
 
 def is_name(text: str) -> bool:
-    """Whether a peer may call itself so: at most 32 characters, all printable, so that it neither
+    """Whether a text may be a peer's name: at most 32 characters, all printable, so that it neither
     moves a cursor nor turns the direction of the text around it."""
     return len(text) <= MAX_NAME and text.isprintable()
 
 
-def _check_told(told: pb.Told, peer_id: str) -> None:
-    if not is_name(told.name) or not is_name(told.release):
-        raise RecordError(
-            f"The record of {peer_id} tells a name or release that is not of at most {MAX_NAME} "
-            "printable characters."
-        )
-    if max(told.tokens, told.exchanges) >= 2**53:
-        raise RecordError(
-            f"The record of {peer_id} tells of {told.tokens} tokens and {told.exchanges} exchanges."
-        )
-    if not 0 <= told.held_out_loss < MAX_LOSS:  # not a number: neither
-        raise RecordError(
-            f"The record of {peer_id} tells of a held-out loss of {told.held_out_loss}."
-        )
+def _is_entry_point(text: str) -> bool:
+    return len(text) <= MAX_MULTIADDRESS and text.isascii() and text.isprintable()
 
 
-def _check_address(address: str, peer_id: str) -> None:
-    match = _ADDRESS.fullmatch(address)
-    if match is None or not 0 < int(match[3]) < 65536 or not _is_number(match[1], match[2]):
-        raise RecordError(
-            f"The record of {peer_id} names the address {address[:80]!r}: expected an IP address "
-            "and a port."
-        )
-
-
-def _is_number(long: str | None, short: str | None) -> bool:
+def _is_address(text: str) -> bool:
+    match = _ADDRESS.fullmatch(text)
+    if match is None or not 0 < int(match[3]) < 65536:
+        return False
     try:
-        return ipaddress.ip_address(long or short or "").version == (6 if long else 4)
+        return ipaddress.ip_address(match[1] or match[2]).version == (6 if match[1] else 4)
     except ValueError:
         return False

@@ -1,7 +1,5 @@
-"""The roster: peers with a valid signed record, and which of them have proved to be alive.
-
-Which peers have proved recently to be there, and which others to probe next. No clock: time is
-an argument.
+"""The roster: peers with a valid signed record, which of them have proved recently to be there, and
+which others to probe next. No clock: time is an argument.
 
     a record alone ──► unknown ── answers our call, or authenticates ──► alive, for ALIVE seconds
                          │  ▲                                              │

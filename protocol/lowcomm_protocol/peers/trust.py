@@ -25,7 +25,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import ceil
 
-from lowcomm_protocol.errors import MAX_REASON, Deed
+from lowcomm_protocol.errors import MAX_REASON, Offence
 
 MAX_PEERS = 4096
 """Peers that are remembered. The one with the oldest last deed is evicted first."""
@@ -62,7 +62,7 @@ class _Stumbles:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Reputation:
     """What is held against one peer."""
 
     missing: float
@@ -86,7 +86,7 @@ class Trust:
 
     def __init__(self, interval: int) -> None:
         self._interval = interval
-        self._standings: OrderedDict[str, Standing] = OrderedDict()
+        self._standings: OrderedDict[str, Reputation] = OrderedDict()
         self._stumbles: OrderedDict[str, _Stumbles] = OrderedDict()
 
     def stumbled(
@@ -120,14 +120,14 @@ class Trust:
         return ((peer, one.seconds) for peer, one in known if one.last >= since)
 
     def hold(
-        self, peer: str, deed: Deed, steps: int, reason: str = "", step_seconds: float = 0.0
-    ) -> Standing:
+        self, peer: str, deed: Offence, steps: int, reason: str = "", step_seconds: float = 0.0
+    ) -> Reputation:
         """Hold a deed against a peer; returns its standing. ``step_seconds``: of our inner
         steps, which turn seconds that we have waited for it into steps; 0 if unknown."""
         old = self._now(peer, steps)
-        if deed is Deed.HEAVY:
+        if deed is Offence.HEAVY:
             lasts = self._interval << min(round(old.heavy), MAX_DOUBLINGS)
-            new = Standing(1.0, steps, lasts, old.heavy + 1.0, reason[:MAX_REASON])
+            new = Reputation(1.0, steps, lasts, old.heavy + 1.0, reason[:MAX_REASON])
         else:
             # A peer that is trusted again has served its time: its light deeds last no longer than
             # those of any other.
@@ -181,10 +181,10 @@ class Trust:
         """Peers against whom anything is held."""
         return len(self._standings)
 
-    def _now(self, peer: str, steps: int) -> Standing:
+    def _now(self, peer: str, steps: int) -> Reputation:
         old = self._standings.get(peer)
         if old is None:
-            return Standing(0.0, steps, self._interval, 0.0, "")
+            return Reputation(0.0, steps, self._interval, 0.0, "")
         heavy = old.heavy * 0.5 ** (max(0, steps - old.since) / (MEMORY * self._interval))
         return replace(
             old, missing=1.0 - old.score(steps), since=max(steps, old.since), heavy=heavy

@@ -5,8 +5,8 @@ amendment before it (of the first one: the run id), the swarm step from which it
 changed settings. So all amendments of a run form a chain, which peers pass on whole. Of two chains
 the longer one holds.
 
-The settings at a swarm step follow from run, chain and step alone (`Course`). Peers on both sides
-of an amendment can still exchange, because the run id, the plan and the codec never change.
+The settings at a swarm step follow from run, chain and step alone (`SpecTimeline`). Peers on both
+sides of an amendment can still exchange, because the run id, the plan and the codec never change.
 
 A peer follows an amendment as soon as it has the chain and has reached the step. Newcomers and DHT
 nodes have no swarm step of their own. They decide who may join by the highest swarm step in the
@@ -92,7 +92,7 @@ class Chain:
         )
 
 
-class Course:
+class SpecTimeline:
     """The settings of a run over its swarm steps."""
 
     def __init__(self, spec: RunSpec, chain: Chain | None = None) -> None:
@@ -142,7 +142,7 @@ def write_amendment(
         raise SpecError(f"Only the run's creator ({run.creator}) can amend it.")
     _check_settings(settings)
     _check_place(chain, at)
-    complete = _with_admission(Course(run.spec, chain).last, settings)
+    complete = _with_admission(SpecTimeline(run.spec, chain).last, settings)
     number = len(chain.links) + 1
     previous = sha256(chain.links[-1].document).hexdigest() if chain.links else run.run_id
     document = encode(
@@ -155,7 +155,7 @@ def write_amendment(
             f"All amendments together would have {len(longer.data)} bytes, more than "
             f"{MAX_CHAIN_BYTES}: name fewer members, or create a new run."
         )
-    Course(run.spec, longer)  # raises where the outcome is no valid specification
+    SpecTimeline(run.spec, longer)  # raises where the outcome is no valid specification
     return longer
 
 
@@ -197,8 +197,8 @@ def _with_admission(spec: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any
 def read_chain(data: bytes, creator: str) -> Chain:
     """Decode a chain, and check its form, order and signatures.
 
-    ``creator``: the peer id that must have signed it. `Course` checks what the amendments do to the
-    run. Raises RecordError for a malformed chain, SignatureError for a wrong signature,
+    ``creator``: the peer id that must have signed it. `SpecTimeline` checks what the amendments do
+    to the run. Raises RecordError for a malformed chain, SignatureError for a wrong signature,
     VersionError for a setting that this release can't change.
     """
     links: list[Amendment] = []
@@ -218,18 +218,18 @@ def read_chain(data: bytes, creator: str) -> Chain:
     return _chain(run_id, tuple(links))
 
 
-def newest(spec: RunSpec, run_id: str, chains: Sequence[bytes]) -> Course:
+def newest(spec: RunSpec, run_id: str, chains: Sequence[bytes]) -> SpecTimeline:
     """The course of a run by the best valid one of several encoded chains; invalid ones are
     ignored.
 
     ``spec``: as its creator signed it, without amendments.
     """
-    course = Course(spec)
+    course = SpecTimeline(spec)
     for data in filter(None, chains):
         try:
             chain = read_chain(data, spec.run.creator)
             if chain.run_id == run_id and chain.order > course.chain.order:
-                course = Course(spec, chain)
+                course = SpecTimeline(spec, chain)
         except LowcommError:
             continue
     return course

@@ -66,7 +66,7 @@ class Sizes:
 
 
 Flag: TypeAlias = bool | str
-"""Always, never, or as the key of this name says."""
+"""Always, never, or by the key of this name, where the type has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +97,9 @@ class Architecture:
     last_norms: int = 1
     head_norms: Literal["none", "head", "all"] = "none"
     """Norms of queries and keys: of one head's channels, or of all heads' together."""
-    qkv_bias: Flag = False
-    output_bias: Flag = False
-    inner_bias: Flag = False
+    qkv_bias: Flag = "attention_bias"
+    output_bias: Flag = "attention_bias"
+    inner_bias: Flag = "mlp_bias"
     learned_positions: bool = False
 
     @property
@@ -175,7 +175,7 @@ class Architecture:
         return inside + self.others(given, vocab, context)
 
     def _has(self, flag: Flag, given: Values) -> bool:
-        return bool(self.filled(given)[flag]) if isinstance(flag, str) else flag
+        return bool(self.filled(given).get(flag)) if isinstance(flag, str) else flag
 
 
 _WIDTH = Key(int, None, 8, 65_536)
@@ -209,9 +209,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
         "llama": Architecture(
             head="head_dim",
             more={**_LLAMA, **_BIASED, "mlp_bias": _FLAG},
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            inner_bias="mlp_bias",
         ),
         "mistral": Architecture(head="head_dim", more={**_LLAMA, "sliding_window": _WINDOW}),
         "qwen2": Architecture(more=_LLAMA, qkv_bias=True),
@@ -219,14 +216,10 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             head="head_dim",
             more={**_LLAMA, **_BIASED},
             head_norms="head",
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
         ),
         "olmo2": Architecture(
             more={**_OLMO, "rope_theta": _base(10_000.0)},
             head_norms="all",
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
         ),
         "olmo3": Architecture(
             more={
@@ -235,8 +228,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "sliding_window": Key(int, 4096, 1, 1_048_576),
             },
             head_norms="all",
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
         ),
         "smollm3": Architecture(
             more={
@@ -247,9 +238,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "mlp_bias": _FLAG,
             },
             tied=True,
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            inner_bias="mlp_bias",
         ),
         "phi3": Architecture(
             more={
@@ -273,8 +261,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             tied=True,
             norms=4,
             head_norms="head",
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
         ),
         "granite": Architecture(
             more={
@@ -286,9 +272,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "residual_multiplier": _factor(1.0),
                 "attention_multiplier": _factor(1.0),
             },
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
-            inner_bias="mlp_bias",
         ),
         "starcoder2": Architecture(
             more={
@@ -318,8 +301,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             gated=False,
             norms=4,
             last_norms=2,
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
             inner_bias=True,
         ),
         "gpt2": Architecture(
@@ -350,8 +331,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             gated=False,
             norms=0,
             last_norms=0,
-            qkv_bias="attention_bias",
-            output_bias="attention_bias",
         ),
     }
 )

@@ -15,8 +15,6 @@ No release may strand a run that another release has signed:
   then a peer that does not know it does without.
 - Bounds on what a creator may choose can be narrowed for new runs only (``run.check_new_run``),
   never for documents.
-
-Words for settings that pydantic finds invalid: what is expected instead.
 """
 
 import json

@@ -1,4 +1,5 @@
-"""``[model]`` of a run that trains a model of the library ``transformers``.
+"""Sections ``[model]`` of a run by kind: ``transformer`` is our own model, ``transformers`` one of
+the library of that name::
 
     [model]
     kind = "transformers"
@@ -11,8 +12,6 @@
 
 A specification chooses from a list of types, of keys for each, and of bounds for each key
 (architectures.py). It names no path and no repository, so nothing of it is ever looked up.
-
-``[model]`` of a run that trains a transformer.
 """
 
 from difflib import get_close_matches
@@ -40,10 +39,9 @@ class TransformersSettings(ModelSettings):
     config: dict[str, Any]
     """Keys of the library's configuration of this type, with its own names."""
     layout: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """SHA-256 of names and shapes of all tensors; ``create`` fills it in. Empty: nobody checks
-    it."""
+    """SHA-256 of names and shapes of all tensors; empty: nobody checks it."""
     release: Annotated[str, Field(pattern=r"^([0-9]{1,4}(\.[0-9]{1,4}){1,3})?$")] = ""
-    """Release of the library that the layout is of; ``create`` fills it in."""
+    """Release of the library that the layout is of."""
 
     @property
     def architecture(self) -> Architecture:

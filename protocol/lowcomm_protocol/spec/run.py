@@ -1,10 +1,8 @@
 """The run specification: what a swarm agrees on.
 
-A creator writes it as TOML (settings.py); a preset fills in what it leaves out; the document (JSON,
-see document.py) is signed, and its SHA-256 is the run id.
-
-``sync.fragments = "auto"`` in a run.toml: a number is put in its place before the run is signed.
-So a document always holds a number, and every release reads it.
+A creator writes it as TOML (sections.py); a preset fills in what it leaves out; the document (JSON,
+see document.py) is signed, and its SHA-256 is the run id. A document always holds a number of
+fragments, so every release reads it: ``sync.fragments = "auto"`` of a run.toml is resolved before.
 """
 
 import hashlib
@@ -64,6 +62,10 @@ MAX_STEP_TOKENS = 1024 * 1024
 at once."""
 PLAN = "plan"
 """Section of a run.toml that is its creator's alone: the line that the run was planned for."""
+AUTO = "auto"
+VALUES, MOST_VALUES = 16_000_000, 64_000_000
+"""Values of a fragment with "auto": the usual number, 64 MB in fp32, so that what exchanges hold
+stays small beside the model; and the largest."""
 _PURPOSE = "run specification"
 
 
@@ -249,8 +251,8 @@ def _with_fragments(
         return data
     if parameters is None:
         raise SpecError(
-            f'{source}: sync.fragments = "auto" needs a machine that knows the model: publish the '
-            "run with `lowcomm-node create`, or set a number."
+            f'{source}: sync.fragments = "auto" needs a program that builds the model: publish the '
+            "run with one, or set a number."
         )
     rest = {name: value for name, value in cast("Content", sync).items() if name != "fragments"}
     spec = _validate(data | {"sync": rest}, source)
@@ -259,6 +261,22 @@ def _with_fragments(
     except SpecError as error:
         raise SpecError(f"{source}: sync: {error}.") from None
     return data | {"sync": rest | {"fragments": count}}
+
+
+def fragment_count(parameters: int, interval: int, least: int) -> int:
+    """Number of fragments that a model is cut into: ``least``, or more.
+
+    There are no more than steps in an ``interval``, or two would be due at once. Raises SpecError
+    where that leaves them too large.
+    """
+    count = min(interval, max(least, -(-parameters // VALUES)))
+    if parameters > count * MOST_VALUES:
+        raise SpecError(
+            f'fragments = "auto": {parameters:,} parameters in interval = {interval} fragments are '
+            f"more than {MOST_VALUES:,} values each: set interval = "
+            f"{-(-parameters // MOST_VALUES)} or more"
+        )
+    return count
 
 
 def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
@@ -391,9 +409,7 @@ def _read_envelope(data: bytes, source: str) -> tuple[str, bytes, bytes]:
         creator, document = str(envelope["creator"]), str(envelope["spec"]).encode()
         signature = bytes.fromhex(envelope["signature"])
     except (ValueError, KeyError, TypeError, RecursionError):
-        raise SpecError(
-            f"{source}: not a signed run; create one with `lowcomm-node create run.toml`."
-        ) from None
+        raise SpecError(f"{source}: not a signed run: sign a run.toml to create one.") from None
     verify(creator, _PURPOSE, document, signature)
     return creator, document, signature
 
@@ -488,25 +504,3 @@ def _section(annotation: Any) -> type[BaseModel]:
     """The settings of a section, or of each item of a list of them."""
     inner = get_args(annotation)
     return cast("type[BaseModel]", inner[0] if inner else annotation)
-
-
-AUTO = "auto"
-VALUES, MOST_VALUES = 16_000_000, 64_000_000
-"""Of a fragment: about so many, 64 MB in fp32, so that what exchanges hold stays small beside the
-model; and at most so many."""
-
-
-def fragment_count(parameters: int, interval: int, least: int) -> int:
-    """How many fragments a model of so many parameters is cut into: ``least``, or more.
-
-    There are no more than steps in an ``interval``, or two would be due at once. Raises SpecError
-    where that leaves them too large.
-    """
-    count = min(interval, max(least, -(-parameters // VALUES)))
-    if parameters > count * MOST_VALUES:
-        raise SpecError(
-            f'fragments = "auto": {parameters:,} parameters in interval = {interval} fragments are '
-            f"more than {MOST_VALUES:,} values each: set interval = "
-            f"{-(-parameters // MOST_VALUES)} or more"
-        )
-    return count

@@ -1,16 +1,12 @@
 """The sections of a run specification: what a creator chooses, and within which bounds.
 
 A specification comes from strangers, so nothing in it can name a file, a module or an address: it
-can only choose from what is listed here and in the tables of names.py.
+can only choose from what is listed here and in the tables of names.py. A new setting needs a line
+in ``document.ADDED``: what a run means that was signed before the setting existed.
 
-A new setting needs a line in ``document.ADDED``: what a run means that was signed before the
-setting existed.
-
-``[start]``: the weights that a run begins with, where it does not begin with random ones.
-
-The section pins files by size and digest, whoever they come from. A file travels in pieces of
-``PIECE_BYTES``; the last one is shorter. ``pieces`` pins the list of their digests, so that one
-wrong piece is found as soon as it has come.
+``[start]`` pins the files of weights that a run begins with by size and digest, whoever they come
+from. A file travels in pieces of ``PIECE_BYTES``; the last one is shorter. ``pieces`` pins the list
+of their digests, so that one wrong piece is found as soon as it has come.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -90,7 +86,7 @@ def _check_peer_id(text: str) -> str:
         public_key_of(text)
     except SignatureError:
         raise ValueError(
-            "expected a peer id such as 12D3KooW..., as `lowcomm-node id` shows it"
+            "expected a peer id such as 12D3KooW..., as a node shows its own"
         ) from None
     return text
 
@@ -164,9 +160,7 @@ class RunSettings(Settings):
                 "or remove them"
             )
         if self.admission == "list" and not self.members:
-            raise ValueError(
-                'admission = "list" needs members: the peer ids that `lowcomm-node id` shows'
-            )
+            raise ValueError('admission = "list" needs members: the peer ids of those who may join')
         return self
 
     @model_validator(mode="after")
@@ -207,7 +201,7 @@ def read_model(data: Mapping[str, Any]) -> ModelSettings:
 
 
 class DataSettings(Settings):
-    """``[data]``: which text. ``local`` means that every owner names their own with ``--data``."""
+    """``[data]``: which text. ``local``: every owner chooses their own."""
 
     source: Literal["builtin:python", "builtin:stories", "local"] = "builtin:python"
     tokenizer: Literal["bytes", "builtin:stories", "local"] = "bytes"
@@ -242,16 +236,13 @@ class DataSettings(Settings):
         if any(pinned) and not (all(pinned) and self.tokenizer_sha256):
             raise ValueError(
                 "tokenizer_sha256, tokenizer_size and tokenizer_pieces go together: "
-                "`create --tokenizer PATH` fills them in"
+                "take all three from one tokenizer.json, or none"
             )
         return self
 
 
 class ExportSettings(Settings):
-    """``[export]``: what exports say beside the weights, for programs that let the model write.
-
-    ``init --from`` fills it in.
-    """
+    """``[export]``: what exports say beside the weights, for programs that let the model write."""
 
     bos_token_id: Token | None = None
     eos_token_id: Annotated[tuple[Token, ...], Field(strict=False, max_length=16)] = ()
@@ -440,7 +431,7 @@ class StartFile(Settings):
 
 
 class StartSettings(Settings):
-    """``[start]``: ``init --from`` fills it in. No files: random weights, drawn from the seed."""
+    """``[start]``: files of weights to begin with. None: random weights, drawn from the seed."""
 
     files: Annotated[tuple[StartFile, ...], Field(strict=False, max_length=MAX_FILES)] = ()
     """Files of weights in safetensors, under the names of transformers."""

@@ -153,10 +153,10 @@ def test_a_late_peer_does_not_pay_what_its_donor_owes():
     swarm.coders[0].commit(swarm.bounds)
     late = shard_coder("q2", 700, True)
     late.restore(swarm.coders[0].state())
-    late.inherit(swarm.coders[0].lessons())
+    late.load_shared_state(swarm.coders[0].shared_state())
     assert not any(residual.any() for residual in late.state().values())
     with pytest.raises(CodecError, match="learns nothing"):
-        late.inherit({"range": np.zeros(3, dtype=np.float32)})
+        late.load_shared_state({"range": np.zeros(3, dtype=np.float32)})
 
 
 def test_state_that_does_not_fit_is_refused():

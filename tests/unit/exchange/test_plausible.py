@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.errors import Deed, ImplausibleError
+from lowcomm_protocol.errors import ImplausibleError, Offence
 from lowcomm_protocol.exchange import robust
 from lowcomm_protocol.exchange.judging import (
     GROWTH,
@@ -157,7 +157,7 @@ def test_whatever_is_known_no_norm_that_is_none_is_plausible(own, usual, grows, 
     for norm in (math.nan, math.inf):
         with pytest.raises(ImplausibleError) as refused:
             Bound(own, usual, grows, claims).check(norm, "brings progress")
-        assert refused.value.deed is Deed.HEAVY
+        assert refused.value.deed is Offence.HEAVY
 
 
 @pytest.mark.parametrize(
@@ -166,15 +166,15 @@ def test_whatever_is_known_no_norm_that_is_none_is_plausible(own, usual, grows, 
         (6.0, "", ""),
         (6.1, None, None),
         (12.0, None, None),
-        (12.1, Deed.STUMBLE, Deed.STUMBLE),
-        (36.0, Deed.STUMBLE, Deed.STUMBLE),
-        (36.1, Deed.HEAVY, Deed.STUMBLE),
-        (math.inf, Deed.HEAVY, Deed.HEAVY),
-        (math.nan, Deed.HEAVY, Deed.HEAVY),
+        (12.1, Offence.STUMBLE, Offence.STUMBLE),
+        (36.0, Offence.STUMBLE, Offence.STUMBLE),
+        (36.1, Offence.HEAVY, Offence.STUMBLE),
+        (math.inf, Offence.HEAVY, Offence.HEAVY),
+        (math.nan, Offence.HEAVY, Offence.HEAVY),
     ],
 )
 def test_what_a_norm_beyond_the_bound_costs(
-    norm: float, deed: Deed | str | None, realigning_deed: Deed | str | None
+    norm: float, deed: Offence | str | None, realigning_deed: Offence | str | None
 ):
     for realigns, costs in ((False, deed), (True, realigning_deed)):
         bound = Bound(

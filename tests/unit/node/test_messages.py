@@ -18,7 +18,7 @@ from helpers.light_process import READY
 from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import TABLE, Event, Message, Request, decode, encode, read_request
-from lowcomm_protocol.errors import Deed
+from lowcomm_protocol.errors import Offence
 
 st.register_type_strategy(
     Mapping, lambda kind: st.dictionaries(*map(st.from_type, get_args(kind)), max_size=3)
@@ -106,7 +106,7 @@ def test_the_trainer_takes_requests_with_a_number_only() -> None:
 
 
 def test_a_refusal_becomes_the_error_that_it_was() -> None:
-    for deed in (*Deed, None):
+    for deed in (*Offence, None):
         error = messages.Refused(text="too large", unusable=True, deed=deed).to_error()
         assert isinstance(error, Unusable) and (str(error), error.deed) == ("too large", deed)
     other = messages.Refused(text="no", exit_code=78).to_error()

@@ -28,7 +28,7 @@ from lowcomm_node.status.model import CheckpointStatus, Progress
 from lowcomm_node.trainer.saving import HANGS
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.spec.amendments import Chain, Course, write_amendment
+from lowcomm_protocol.spec.amendments import Chain, SpecTimeline, write_amendment
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
 PEERS = Waiting(WaitCode.LOOKING_FOR_PEERS, "looking for peers")
@@ -129,7 +129,7 @@ async def test_a_node_that_stays_goes_on_when_the_creator_makes_the_run_longer()
     async def ask(request: Amend) -> None:
         told.append(request.amendments)
 
-    amending = SimpleNamespace(course=Course(run.spec))
+    amending = SimpleNamespace(course=SpecTimeline(run.spec))
     training._admission = SimpleNamespace(amending=amending)
     membership: Any = SimpleNamespace(announce=announce)
     training._settings = SimpleNamespace(stay=False)
@@ -147,11 +147,11 @@ async def test_a_node_that_stays_goes_on_when_the_creator_makes_the_run_longer()
     waits = asyncio.create_task(training._goes_on(membership))
     await until_async(lambda: announced_often(2), 5, "it waits")
     same = write_amendment(creator, run, Chain(), 0, {"run.description": "no longer than before"})
-    amending.course = Course(run.spec, same)
+    amending.course = SpecTimeline(run.spec, same)
     await training.amend()
     await until_async(lambda: announced_often(3), 5, "it waits on")
     longer = write_amendment(creator, run, same, 0, {"run.steps": 500})
-    amending.course = Course(run.spec, longer)
+    amending.course = SpecTimeline(run.spec, longer)
     await training.amend()
     assert await waits
     assert told == [same.data.decode(), longer.data.decode()]

@@ -74,12 +74,6 @@ def test_the_rules_are_those_that_the_creator_signed():
     assert Rules.of(run) == Rules(run.run_id, CREATOR.peer_id, "list", frozenset([ADA]))
 
 
-def test_an_open_run_takes_anybody():
-    admission = Admission(Rules(RUN, CREATOR.peer_id))
-    assert [reason(admission, peer) for peer in (ADA, CREATOR.peer_id)] == [None, None]
-    assert not admission.barred(ADA, NOW)
-
-
 def test_a_list_takes_its_members_and_the_creator_only():
     admission = Admission(Rules(RUN, CREATOR.peer_id, "list", frozenset([ADA])))
     assert [reason(admission, peer) for peer in (ADA, CREATOR.peer_id)] == [None, None]
@@ -91,7 +85,7 @@ def test_a_list_takes_its_members_and_the_creator_only():
 
 def test_an_invite_is_needed_where_the_run_says_so_except_by_the_creator():
     admission = by_invite()
-    with pytest.raises(AdmissionError, match=r"takes invited peers only.* --invite"):
+    with pytest.raises(AdmissionError, match="takes invited peers only"):
         admission.check(ADA, b"", NOW)
     assert reason(admission, CREATOR.peer_id) is None
     assert reason(admission, ADA, invite().claim(ADA, NOW).data) is None
@@ -119,40 +113,11 @@ def test_a_token_survives_the_lines_of_a_mail():
     assert read_token(broken) == invite()
 
 
-TEXT = invite().text()
-
-
-@given(
-    st.integers(0, len(TEXT) - 1),
-    st.sampled_from("123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"),
-)
-def test_a_token_with_a_wrong_letter_is_told_from_a_whole_one(place, letter):
-    text = TEXT[:place] + letter + TEXT[place + 1 :]
-    if text != TEXT:
-        with pytest.raises(AdmissionError, match="paste the whole text"):
-            read_token(text)
-
-
-@given(
-    st.one_of(
-        st.text(max_size=300), st.binary(max_size=200).map(lambda data: "invite" + data.hex())
-    )
-)
-def test_no_text_makes_reading_a_token_raise_anything_else(text):
-    with pytest.raises(AdmissionError, match="not an invite"):
-        read_token(text)
-
-
 @pytest.mark.parametrize("secret", [b"x" * 32, b"", b"i" * 31])
 def test_a_token_with_another_secret_than_its_invite_says_is_refused_at_once(secret):
     text = replace(invite(), secret=secret).text()
     with pytest.raises(AdmissionError, match="not an invite"):
         read_token(text)
-
-
-def test_a_token_that_is_too_long_is_not_decoded():
-    with pytest.raises(AdmissionError, match="not an invite"):
-        read_token("invite" + "z" * 1_000_000)
 
 
 @pytest.mark.parametrize("uses", [0, -1, MAX_USES + 1])
@@ -182,12 +147,6 @@ def test_who_came_by_an_invite_is_out_when_it_expires():
     assert not admission.barred(ADA, NOW + DAY - 0.1)
     assert admission.barred(ADA, NOW + DAY)
     assert reason(admission, ADA, CLAIM, NOW + DAY) is Reason.INVITE_EXPIRED
-
-
-def test_an_expired_invite_is_of_no_use_however_its_claim_is_dated():
-    token = invite(expires=NOW)
-    for claimed in (NOW - DAY, NOW, NOW + 1):
-        assert reason(by_invite(), ADA, token.claim(ADA, claimed).data) is Reason.INVITE_EXPIRED
 
 
 def test_a_claim_from_the_future_is_refused():
@@ -265,13 +224,6 @@ def test_an_invite_for_one_peer_is_of_no_use_to_another():
     assert reason(by_invite(), ADA, token.claim(ADA, NOW).data) is Reason.MISPLACED
 
 
-@given(st.binary(max_size=MAX_CLAIM_BYTES + 10))
-def test_no_bytes_are_a_claim(data):
-    if data:
-        with pytest.raises(AdmissionError):
-            by_invite().check(ADA, data, NOW)
-
-
 @given(st.integers(0, len(CLAIM) - 1), st.integers(1, 255))
 def test_a_changed_byte_makes_a_claim_invalid_or_says_the_same(place, flip):
     data = bytearray(CLAIM)
@@ -308,17 +260,6 @@ def test_of_more_claims_than_uses_the_earliest_hold():
     assert not admission.barred(ADA, NOW + 5) and not admission.barred(BOB, NOW + 5)
 
 
-@pytest.mark.parametrize("uses", [1, 2])
-def test_a_peer_uses_an_invite_once_however_often_it_claims(uses: int):
-    admission, token = by_invite(), invite(uses)
-    for offset in (5, 1, 9):
-        assert reason(admission, ADA, token.claim(ADA, NOW + offset).data) is None
-    assert reason(admission, BOB, token.claim(BOB, NOW + 2).data) is (
-        Reason.INVITE_USED_UP if uses == 1 else None
-    )
-    assert not admission.barred(ADA, NOW) and admission.barred(BOB, NOW) == (uses == 1)
-
-
 def test_claims_on_one_invite_push_out_nobody_who_came_by_another():
     admission = by_invite()
     admission.check(ADA, CLAIM, NOW)
@@ -340,14 +281,6 @@ def test_who_holds_an_invite_can_claim_in_the_name_of_others_and_bars_none_of_th
     assert not admission.barred(ADA, NOW + 3), (
         "a claim that it has not shown was pushed out, not its own"
     )
-
-
-def test_a_peer_may_come_back_by_another_invite_before_its_first_expires():
-    admission = by_invite()
-    admission.check(ADA, CLAIM, NOW)
-    renewed = invite(expires=NOW + 10 * DAY, secret=b"n" * 32).claim(ADA, NOW + DAY / 2).data
-    admission.check(ADA, renewed, NOW + DAY / 2)
-    assert not admission.barred(ADA, NOW + 2 * DAY)
 
 
 def claims_of(times: Sequence[tuple[int, int]], uses: int) -> list[tuple[str, bytes]]:
@@ -427,15 +360,6 @@ def test_a_use_stays_used_for_those_who_never_met_who_made_it():
     assert reason(newcomer, BOB, token.claim(BOB, NOW + 1).data) is Reason.INVITE_USED_UP
 
 
-def test_many_uses_are_told_a_few_at_a_time_and_all_in_the_end():
-    old, newcomer, token = by_invite(), by_invite(), invite(3 * MAX_TOLD)
-    peers = [Identity(bytes([200, number]) * 16).peer_id for number in range(2 * MAX_TOLD + 5)]
-    for peer in peers:
-        old.check(peer, token.claim(peer, NOW).data, NOW)
-    assert [tell(old, newcomer) for _ in range(3)] == [MAX_TOLD] * 3
-    assert all(not newcomer.barred(peer, NOW) for peer in peers)
-
-
 def test_uses_are_believed_only_as_far_as_they_are_signed():
     token, newcomer = invite(4), by_invite()
     sound = pb.Use(peer_id=ADA, claim=token.claim(ADA, NOW).data)
@@ -471,16 +395,6 @@ def test_a_use_by_a_peer_with_an_endless_name_costs_no_memory():
         tracemalloc.stop()
 
 
-def test_what_expired_or_came_late_does_not_end_what_is_told():
-    token, newcomer = invite(1), by_invite()
-    newcomer.check(ADA, token.claim(ADA, NOW).data, NOW)
-    late = pb.Use(peer_id=BOB, claim=token.claim(BOB, NOW + 1).data)
-    expired = pb.Use(peer_id=BOB, claim=invite(expires=NOW).claim(BOB, NOW - 1).data)
-    sound = pb.Use(peer_id=CLEO, claim=invite(secret=b"o" * 32).claim(CLEO, NOW).data)
-    newcomer.hear_uses([late, expired, sound], NOW)
-    assert not newcomer.barred(CLEO, NOW)
-
-
 def test_uses_survive_a_restart_and_damage_loses_them_without_a_word():
     before, token = by_invite(), invite(2)
     for peer in (ADA, BOB):
@@ -495,12 +409,6 @@ def test_uses_survive_a_restart_and_damage_loses_them_without_a_word():
     late = by_invite()
     late.load(data, NOW + DAY)
     assert late.to_bytes() == b""
-
-
-def test_a_run_that_takes_anybody_hears_of_no_uses():
-    admission = Admission(Rules(RUN, CREATOR.peer_id))
-    admission.hear_uses([pb.Use(peer_id=ADA, claim=CLAIM)], NOW)
-    assert admission.uses_to_tell(frozenset()) == []
 
 
 # Removals
@@ -541,13 +449,6 @@ def by_invite_with(other: Admission) -> Admission:
     fresh = by_invite()
     fresh.hear_removals(other.removals.data)
     return fresh
-
-
-def test_a_removed_peer_has_used_up_its_invite_all_the_same():
-    for admission in (by_invite(), by_invite()):
-        admission.hear_removals(removing(ADA))
-        assert reason(admission, ADA, CLAIM) is Reason.REMOVED
-        assert reason(admission, BOB, invite().claim(BOB, NOW + 1).data) is Reason.INVITE_USED_UP
 
 
 def test_the_list_with_the_highest_number_holds_in_whatever_order_lists_come():
@@ -606,9 +507,3 @@ def test_a_removal_list_is_bounded_and_the_longest_fits_into_a_record():
         removing(*ids, ADA)
     with pytest.raises(RecordError, match="is refused: at most"):
         read_removals(bytes(1_000_000), CREATOR.peer_id)
-
-
-@given(st.binary(max_size=300))
-def test_no_bytes_are_a_removal_list(data):
-    with pytest.raises(LowcommError):
-        read_removals(data, CREATOR.peer_id)

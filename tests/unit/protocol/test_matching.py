@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from helpers.virtual import OFFER
 from lowcomm_protocol import matching
 from lowcomm_protocol.matching import (
-    KEPT,
     REFUSAL_TEXT,
     Readiness,
     Refusal,
@@ -24,7 +23,6 @@ from lowcomm_protocol.matching import (
     wins_crossing,
 )
 from lowcomm_protocol.spec.names import PAIRINGS
-from lowcomm_protocol.spec.presets import PRESETS
 
 READY = Readiness(
     training=True, busy=False, has_room=True, min_steps=10, step_is_supported=True, fragment_count=4
@@ -94,15 +92,6 @@ def test_a_slice_stays_for_its_rounds_and_is_drawn_anew_then():
     assert kept[0] != kept[5] != kept[10]
 
 
-def test_a_group_of_one_meets_nobody():
-    assert candidates(0, 0, 0, "a", ["b", "c"], 1) == []
-
-
-@pytest.mark.parametrize("group", [2, 3, 8])
-def test_alone_there_is_no_candidate(group):
-    assert list(candidates(0, 0, 0, "a", [], group)) == []
-
-
 @pytest.mark.parametrize("pairing", PAIRINGS)
 def test_partners_change_from_round_to_round_and_are_drawn_evenly(pairing):
     peers = [f"peer{number}" for number in range(8)]
@@ -110,22 +99,6 @@ def test_partners_change_from_round_to_round_and_are_drawn_evenly(pairing):
     counts = {peer: met.count(peer) for peer in peers[1:]}
     assert all(70 <= count <= 130 for count in counts.values()), counts
     assert sum(one == two for one, two in pairwise(met)) < 150
-
-
-def test_pairs_drawn_anew_are_neighbours_in_the_permutation_of_the_round():
-    peers = [f"peer{number}" for number in range(9)]
-    for round_ in range(20):
-        line = order(5, 1, round_, peers)
-        for one, other in zip(line[::2], line[1::2], strict=False):
-            assert candidates(5, 1, round_, one, peers, 2, "random")[0] == other
-            assert candidates(5, 1, round_, other, peers, 2, "random")[0] == one
-
-
-def test_noloco_draws_pairs_anew_as_in_its_paper_and_the_others_meet_across_a_hypercube():
-    drawn = {name: preset.sync.get("pairing", "hypercube") for name, preset in PRESETS.items()}
-    assert drawn == dict.fromkeys(PRESETS, "hypercube") | dict.fromkeys(
-        ("noloco", "noloco-paper"), "random"
-    )
 
 
 @pytest.mark.parametrize("size", [2, 4, 8, 16])
@@ -138,26 +111,6 @@ def test_after_a_cycle_of_rounds_everybody_has_the_mean_of_all(size, seed, cycle
         partner = {me: candidates(seed, 0, round_, me, peers, 2)[0] for me in peers}
         values = {me: (values[me] + values[partner[me]]) / 2 for me in peers}
     assert set(values.values()) == {(2.0**size - 1) / size}
-
-
-def test_cycles_draw_new_partners():
-    peers = [f"peer{number}" for number in range(16)]
-    met = {
-        tuple(candidates(0, 0, 4 * cycle + k, "peer0", peers, 2)[0] for k in range(4))
-        for cycle in range(50)
-    }
-    assert len(met) > 40
-
-
-def test_fragments_and_runs_draw_partners_of_their_own():
-    peers = [f"peer{number}" for number in range(30)]
-    lines = {tuple(order(seed, fragment, 0, peers)) for seed in range(3) for fragment in range(3)}
-    assert len(lines) == 9
-
-
-def test_the_second_choice_differs_from_peer_to_peer():
-    peers = [f"peer{number}" for number in range(30)]
-    assert len({candidates(0, 0, 0, me, peers, 2)[1] for me in peers}) > 12
 
 
 def in_one_go(
@@ -204,12 +157,6 @@ def test_a_thousand_peers_sort_a_permutation_once_however_many_ask(pairing, sort
     assert len(hashed) == sorts * len(peers)
 
 
-def test_few_permutations_are_kept():
-    for number in range(3 * KEPT):
-        candidates(8, 0, number, "a", ["b"], 3)
-    assert matching._line.cache_info().currsize <= KEPT
-
-
 @given(st.text(max_size=8), st.text(max_size=8))
 def test_both_ends_decide_a_crossing_alike(one, other):
     assert wins_crossing(one, other) + wins_crossing(other, one) == (one != other)
@@ -229,11 +176,6 @@ AGAINST = {
 }
 
 
-def test_an_offer_like_ours_is_accepted():
-    assert consider(OFFER, OFFER, READY) is None
-    assert consider(OFFER, OFFER, replace(READY, min_steps=OFFER.steps)) is None
-
-
 def test_progress_may_differ():
     theirs = replace(
         OFFER, round=7, swarm_step=999, steps=1, tokens=1, version=0, slow_digest=b"x" * 32
@@ -247,31 +189,10 @@ def test_each_reason_against_an_offer_is_told(refusal):
     assert consider(theirs, OFFER, ready) is refusal
 
 
-@pytest.mark.parametrize("digest", ["00" * 32, "ff" * 32])
-def test_a_run_or_plan_of_a_smaller_or_larger_digest_is_another_one(digest):
-    ours = replace(OFFER, run_id="88" * 32, plan="88" * 32)
-    assert consider(replace(ours, run_id=digest), ours, READY) is Refusal.OTHER_RUN
-    assert consider(replace(ours, plan=digest), ours, READY) is Refusal.OTHER_PLAN
-
-
-@pytest.mark.parametrize("protocol", [0, 99])
-def test_an_older_protocol_is_another_one_as_a_newer_one_is(protocol):
-    assert consider(replace(OFFER, protocol=protocol), OFFER, READY) is Refusal.OTHER_PROTOCOL
-
-
-@pytest.mark.parametrize("codec", ["bf16", "zzz"])
-def test_any_other_codec_is_another_one(codec):
-    assert consider(replace(OFFER, codec=codec), OFFER, READY) is Refusal.OTHER_CODEC
-
-
 @pytest.mark.parametrize(("ours", "theirs"), [("mod3/3", "mod3"), ("mod3", "mod3/3")])
 def test_another_version_of_a_codec_is_another_codec(ours, theirs):
     ours = replace(OFFER, codec=ours)
     assert consider(replace(ours, codec=theirs), ours, READY) is Refusal.OTHER_CODEC
-
-
-def test_another_stage_of_the_model_is_another_plan():
-    assert consider(replace(OFFER, stage=1), OFFER, READY) is Refusal.OTHER_PLAN
 
 
 def test_what_can_never_fit_is_told_before_what_may_pass():

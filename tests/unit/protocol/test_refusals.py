@@ -9,7 +9,6 @@ from itertools import count
 import pytest
 
 from helpers.scripts import load_benchmark
-from lowcomm_node.dht.keys import Provenances
 from lowcomm_protocol.errors import (
     LowcommError,
     Reason,
@@ -41,7 +40,7 @@ def test_what_is_too_large_is_refused_before_it_is_hashed_parsed_or_verified(nam
     def fail(*_: object) -> None:
         raise AssertionError("bytes that are too many were looked at")
 
-    for module in ("peers.records", "identity", "peers.invites", "peers.removals", "spec.run"):
+    for module in ("peers.records", "identity", "peers.invites", "spec.run"):
         monkeypatch.setattr(f"lowcomm_protocol.{module}.verify", fail)
     monkeypatch.setattr("lowcomm_protocol.peers.records.pb", None)
     monkeypatch.setattr("lowcomm_protocol.peers.roster.sha256", fail)
@@ -79,15 +78,12 @@ def test_what_was_refused_under_a_wrong_name_is_believed_in_its_place():
 
 def test_a_flood_of_refusals_keeps_a_bounded_memory(monkeypatch):
     monkeypatch.setattr("lowcomm_protocol.peers.roster._REMEMBERED", 10)
-    monkeypatch.setattr("lowcomm_node.dht.keys._REMEMBERED", 10)
     refusals = Refusals()
     roster = benchmark.Roster(benchmark.ME.peer_id, benchmark.RUN, None, refusals)
-    provenances = Provenances(refusals)
     for number in range(50):
         roster.hear(b"%d" % number, benchmark.NOW)
-        provenances.check(b"P%d" % number, benchmark.ADA.peer_id, benchmark.NOW)
-    assert sum(refusals.counts().values()) == 100
-    assert (len(roster._heard), len(provenances._refused)) == (10, 10)
+    assert sum(refusals.counts().values()) == 50
+    assert len(roster._heard) == 10
 
 
 def test_counts_are_told_by_name_in_one_order():

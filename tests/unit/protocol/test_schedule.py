@@ -41,11 +41,6 @@ def test_every_fragment_is_due_once_an_interval_and_no_two_at_one_step(setting):
     assert len(taken) == len(set(taken))
 
 
-def test_each_fragment_is_first_due_at_its_own_step_of_the_first_interval():
-    found = first_syncs(fresh(interval=100, count=8), 200)
-    assert [steps[0] for steps in found.values()] == [12, 25, 38, 50, 62, 75, 88, 100]
-
-
 @given(settings())
 def test_the_first_sync_comes_at_the_offset_of_a_fragment(setting):
     interval, count = setting
@@ -61,23 +56,6 @@ def test_a_first_call_is_accepted_before_the_steps_that_later_ones_need():
     assert schedule.least_steps(0, 3) == 3
     schedule.merged(0, 12, 12, 12)
     assert schedule.least_steps(0, 25) == 25
-
-
-def test_counters_begin_with_nothing_done_and_are_replaced_never_changed():
-    fresh_one = FragmentProgress()
-    assert (
-        fresh_one.version,
-        fresh_one.merged_steps,
-        fresh_one.merged_tokens,
-        fresh_one.synced,
-    ) == (0, 0, 0, -1)
-    with pytest.raises(AttributeError):
-        fresh_one.version = 1  # type: ignore[misc]
-
-
-def test_nothing_is_due_before_something_was_learned():
-    assert list(fresh().due(0)) == []
-    assert list(fresh(count=1).due(19)) == []
 
 
 def test_a_jump_over_several_sync_points_makes_one_sync_and_not_many():
@@ -105,13 +83,6 @@ def test_a_skipped_sync_waits_for_the_next_sync_point_and_counts_as_no_merge():
     assert list(schedule.due(step + 20)) == [0]
 
 
-def test_a_merge_counts_the_version_and_what_was_done_by_then():
-    schedule = fresh()
-    progress = schedule.merged(2, 100, steps=95, tokens=9500)
-    assert progress == schedule[2] == FragmentProgress(1, 95, 9500, schedule.round_of(2, 100))
-    assert schedule[1] == FragmentProgress()
-
-
 def test_steps_alone_are_counted_since_the_last_merge_of_any_fragment():
     schedule = fresh()
     assert schedule.steps_alone(30) == 30
@@ -131,15 +102,6 @@ def test_the_sync_index_never_goes_back(calls):
             schedule.merged(0, step, step, step)
         assert schedule[0].synced == max(before, schedule.round_of(0, step))
         assert list(schedule.due(step)) == []
-
-
-@pytest.mark.parametrize("swarm_step", [0, 7, 123, 10_000])
-def test_equal_steps_give_equal_rounds_whatever_was_done_before(swarm_step):
-    late, early = fresh(), fresh()
-    early.merged(1, swarm_step, 50, 50)
-    assert [late.round_of(p, swarm_step) for p in range(4)] == [
-        early.round_of(p, swarm_step) for p in range(4)
-    ]
 
 
 @pytest.mark.parametrize(

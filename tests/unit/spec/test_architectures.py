@@ -40,12 +40,6 @@ def test_a_document_says_what_its_creator_wrote_and_means_all_keys():
     assert spec.model.values["tie_word_embeddings"] is False
 
 
-def test_a_document_has_one_form_alone():
-    document = parse_toml(toml(**SIZES, rope_theta=10_000)).canonical().decode()
-    with pytest.raises(SpecError, match="canonical"):
-        parse_canonical(document.replace("10000.0", "10000"))
-
-
 @pytest.mark.parametrize(
     ("config", "told"),
     [
@@ -102,27 +96,6 @@ def test_mixtures_of_experts_are_refused_with_the_reason(type_: str):
 def test_other_types_are_refused_with_the_list(type_: str):
     with pytest.raises(SpecError, match=r"not known.*There are llama, mistral"):
         parse_toml(toml(type_, **SIZES))
-
-
-@pytest.mark.parametrize("missing", SIZES)
-def test_sizes_have_no_defaults(missing: str):
-    config = {name: value for name, value in SIZES.items() if name != missing}
-    with pytest.raises(SpecError, match=f"{missing} is missing: add it"):
-        parse_toml(toml(**config))
-
-
-def test_the_configuration_itself_has_no_default():
-    text = toml().partition("[model.config]")[0]
-    with pytest.raises(SpecError, match=r"model\.config.* is missing: add it"):
-        parse_toml(text)
-
-
-@pytest.mark.parametrize(
-    "wrong", ['layout = "ab"', 'release = "5; rm"', 'auto_map = "x"', "layers = 2"]
-)
-def test_the_section_itself_has_no_other_keys_or_forms(wrong: str):
-    with pytest.raises(SpecError):
-        parse_toml(toml("llama", wrong, **SIZES))
 
 
 def test_parameters_of_known_models_are_counted():

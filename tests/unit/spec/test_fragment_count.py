@@ -61,5 +61,5 @@ def test_too_few_steps_and_a_machine_that_does_not_know_models_are_told_what_to_
     large = RUN.replace("width = 768", "width = 6144").replace("interval = 16", "interval = 4")
     with pytest.raises(SpecError, match=r"in interval = 4 fragments .* set interval = \d+ or more"):
         parse_toml(large, parameters=parameters_of)
-    with pytest.raises(SpecError, match="publish the run with `lowcomm-node create`, or set a"):
+    with pytest.raises(SpecError, match="publish the run with one, or set a"):
         parse_toml(RUN)

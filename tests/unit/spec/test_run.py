@@ -7,7 +7,7 @@ import sys
 from hashlib import sha256
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, VersionError
@@ -66,12 +66,6 @@ def test_every_preset_is_stable_in_groups_of_every_size(method):
         assert parse_toml(with_sync(f'method = "{method}"', f"group = {size}")).sync.group == size
 
 
-def test_settings_beat_the_preset_and_the_rest_is_filled_in():
-    sync = parse_toml(with_sync('method = "streaming-diloco"', "interval = 8")).sync
-    assert (sync.interval, sync.fragments, sync.codec, sync.min_steps) == (8, 4, "q2", 2)
-    assert sync.outer_settings.outer_lr == sync.outer_lr
-
-
 @pytest.mark.parametrize("method", sorted(PRESETS))
 def test_a_method_brings_its_inner_optimizer_and_the_creator_may_choose_another(method):
     spec = parse_toml(with_sync(f'method = "{method}"'))
@@ -122,12 +116,6 @@ def test_fragments_that_whole_layers_would_leave_uneven_are_cut_by_rows(
     assert parse_toml(text).sync.pattern == pattern
 
 
-def test_a_wrong_model_is_named_also_where_fragments_follow_from_its_layers():
-    text = with_sync('method = "streaming-diloco-paper"') + '[model]\nlayers = "many"\n'
-    with pytest.raises(SpecError, match=r"model\.layers = 'many'"):
-        parse_toml(text)
-
-
 def test_a_file_of_a_release_without_memory_keeps_its_meaning():
     old = with_sync(
         "interval = 4", 'codec = "mod3"', "outer_lr = 1.25", "momentum = 0.0", "min_steps = 1"
@@ -135,12 +123,6 @@ def test_a_file_of_a_release_without_memory_keeps_its_meaning():
     assert parse_toml(old).sync.memory == 0.0
     assert b"memory" not in parse_toml(old).canonical()
     assert parse_toml(with_sync("momentum = 0.0", "memory = 0.4")).sync.memory == 0.4
-
-
-def test_a_preset_is_not_changed_by_a_run_that_uses_it():
-    before = repr(dict(PRESETS))
-    parse_toml(with_sync('method = "diloco"', "interval = 7"))
-    assert repr(dict(PRESETS)) == before
 
 
 @pytest.mark.parametrize(
@@ -186,30 +168,6 @@ def test_a_mistake_is_named_with_its_remedy(text, told):
         parse_toml(text, "run.toml")
 
 
-def test_a_mistake_names_the_file():
-    with pytest.raises(SpecError, match=r"^my\.toml: "):
-        parse_toml("nonsense", "my.toml")
-
-
-@pytest.mark.parametrize("field", ["learning_rate", "weight_decay", "clip"])
-def test_a_whole_number_is_a_valid_float_and_the_same_run(field):
-    whole, point = (parse_toml(f"{MINIMAL}[train]\n{field} = {value}\n") for value in ("1", "1.0"))
-    assert whole.run_id == point.run_id
-    assert type(getattr(whole.train, field)) is float
-
-
-@pytest.mark.parametrize("value", ["400.0", '"400"', "true", "2026-01-01"])
-def test_only_a_whole_number_is_an_integer(value):
-    with pytest.raises(SpecError, match=r"run\.steps = .*expected a whole number"):
-        parse_toml(f"{MINIMAL}steps = {value}\n")
-
-
-@pytest.mark.parametrize("value", ["true", '"0.1"', "nan", "inf", "-1", "0"])
-def test_a_learning_rate_is_a_positive_finite_number(value):
-    with pytest.raises(SpecError, match=r"train\.learning_rate"):
-        parse_toml(f"{MINIMAL}[train]\nlearning_rate = {value}\n")
-
-
 def test_unstable_outer_settings_are_refused_with_the_bound():
     with pytest.raises(
         SpecError, match=r"momentum = 0\.9 diverges in groups of 2: use a consensus below 0\.38"
@@ -237,21 +195,9 @@ def test_another_version_is_a_version_error_that_names_ours(version):
         parse_toml(f"version = {version}\n{MINIMAL}")
 
 
-@pytest.mark.parametrize("version", ["2.0"])
-def test_a_version_that_only_equals_ours_is_refused(version):
-    with pytest.raises(SpecError, match="version"):
-        parse_toml(f"version = {version}\n{MINIMAL}")
-
-
 # Who may join
 
 MEMBERS = sorted([CREATOR.peer_id, STRANGER.peer_id])
-
-
-def test_anybody_may_join_unless_the_creator_says_otherwise():
-    run = parse_toml(MINIMAL).run
-    assert (run.admission, run.members) == ("open", ())
-    assert parse_toml(MINIMAL + 'admission = "invite"\n').run.admission == "invite"
 
 
 def test_members_are_a_set_of_peers_and_have_one_order():
@@ -272,7 +218,7 @@ MANY = [Identity(bytes([i // 256, i % 256]) * 16).peer_id for i in range(257)]
     [
         ('admission = "invited"',
          "run.admission = 'invited': expected 'open', 'invite' or 'list'"),
-        ('admission = "list"', "needs members: the peer ids that `lowcomm-node id` shows"),
+        ('admission = "list"', "needs members: the peer ids of those who may join"),
         ('admission = "list"\nmembers = []', "needs members"),
         (f"members = {MEMBERS}",
          "members are given, but admission = \"open\": set admission = \"list\""),
@@ -357,19 +303,6 @@ def test_the_canonical_form_round_trips(method, interval, rate, seed, descriptio
         assert again.run_id == spec.run_id
 
 
-def test_every_setting_makes_another_run():
-    ids = {
-        parse_toml(text).run_id
-        for text in (
-            MINIMAL,
-            MINIMAL + "seed = 1\n",
-            MINIMAL + "[train]\nbatch = 9\n",
-            with_sync("interval = 21"),
-        )
-    }
-    assert len(ids) == 4
-
-
 def test_the_largest_run_fits_into_a_record():
     name, description = "n" * 64, "\U0001f600" * 500
     spec = parse_toml(f'[run]\nname = "{name}"\ndescription = "{description}"\n')
@@ -402,39 +335,6 @@ def test_a_flipped_byte_is_refused_or_changes_nothing(place, flip):
         return
     # Only the case of a hexadecimal digit or white space of the envelope may differ.
     assert read == SIGNED
-
-
-@given(st.binary(max_size=200) | st.text(max_size=200).map(str.encode))
-@example(b"")
-@example(b"null")
-@example(b'{"creator":1,"signature":2,"spec":3}')
-@example(b"\xff\xfe{\x00}\x00")
-def test_no_bytes_at_all_raise_anything_else(data):
-    with pytest.raises(LowcommError):
-        read_signed_run(data)
-
-
-@given(
-    st.recursive(
-        st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
-        lambda inner: (
-            st.lists(inner, max_size=4)
-            | st.dictionaries(
-                st.sampled_from(
-                    ["run", "name", "sync", "method", "model", "train", "version", "codec"]
-                )
-                | st.text(max_size=4),
-                inner,
-                max_size=4,
-            )
-        ),
-        max_leaves=12,
-    )
-)
-@settings(max_examples=300)
-def test_no_signed_json_raises_anything_else(value):
-    with pytest.raises(LowcommError):
-        read_signed_run(envelope(json.dumps(value)))
 
 
 @pytest.mark.parametrize(
@@ -510,21 +410,12 @@ def test_a_run_has_one_encoding_only(spec):
         read_signed_run(envelope(spec))
 
 
-def test_the_canonical_form_itself_is_accepted_in_an_envelope():
-    assert read_signed_run(envelope(CANONICAL)).spec.canonical().decode() == CANONICAL
-
-
 def test_another_signer_or_purpose_is_refused():
     spec = CANONICAL
     forged = json.loads(envelope(spec, STRANGER)) | {"creator": CREATOR.peer_id}
     for data in (json.dumps(forged).encode(), envelope(spec, purpose="peer record")):
         with pytest.raises(SignatureError, match="not one of"):
             read_signed_run(data)
-
-
-def test_a_signed_run_of_another_version_is_a_version_error():
-    with pytest.raises(VersionError, match="version 3 is not 2"):
-        read_signed_run(envelope(CANONICAL.replace('"version":2', '"version":3')))
 
 
 def test_a_huge_signed_run_is_refused_by_its_size():

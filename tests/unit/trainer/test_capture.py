@@ -12,7 +12,7 @@ from lowcomm_node.trainer.judging import Judge
 from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.errors import Deed, ImplausibleError
+from lowcomm_protocol.errors import ImplausibleError, Offence
 from lowcomm_protocol.exchange.judging import (
     PLAUSIBLE,
     Bound,
@@ -146,7 +146,7 @@ def test_in_a_group_of_any_size_what_is_far_too_large_enters_no_mean(
     )
     with pytest.raises(ImplausibleError, match="brings progress of norm") as refused:
         mine.receive("b", share(theirs, "a"))
-    assert refused.value.deed is Deed.HEAVY
+    assert refused.value.deed is Offence.HEAVY
 
 
 def test_in_a_realignment_it_is_the_way_from_our_slow_weights_that_must_be_plausible():

@@ -17,7 +17,7 @@ from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer.building import slot_bytes
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_protocol.codecs import coder
-from lowcomm_protocol.errors import CodecError, Deed, ImplausibleError
+from lowcomm_protocol.errors import CodecError, ImplausibleError, Offence
 from lowcomm_protocol.exchange.kinds import GROUP, PAIR
 
 MORE = """warmup = 3
@@ -188,12 +188,12 @@ def test_what_it_says_when_it_is_built_is_what_it_has(
 @pytest.mark.parametrize(
     ("error", "unusable", "deed"),
     [
-        (CodecError("no block"), True, Deed.HEAVY),
-        (ImplausibleError("far too large"), True, Deed.HEAVY),
-        (ImplausibleError("a little too large", Deed.STUMBLE), True, Deed.STUMBLE),
+        (CodecError("no block"), True, Offence.HEAVY),
+        (ImplausibleError("far too large"), True, Offence.HEAVY),
+        (ImplausibleError("a little too large", Offence.STUMBLE), True, Offence.STUMBLE),
         (ImplausibleError("against us", None), True, None),
-        (TrainerError("not captured"), False, Deed.HEAVY),
-        (RuntimeError("nobody foresaw it"), False, Deed.HEAVY),
+        (TrainerError("not captured"), False, Offence.HEAVY),
+        (RuntimeError("nobody foresaw it"), False, Offence.HEAVY),
     ],
 )
 def test_an_error_says_whose_fault_it_is_and_what_that_costs(

@@ -87,9 +87,10 @@ def check_same(one: Replica, other: Replica) -> None:
     for name, moment in one.optimizer.moments().items():
         assert torch.equal(moment, other.optimizer.moments()[name]), name
     for mine, theirs in zip(one.coders, other.coders, strict=True):
-        assert mine.lessons().keys() == theirs.lessons().keys()
+        assert mine.shared_state().keys() == theirs.shared_state().keys()
         assert all(
-            np.array_equal(values, theirs.lessons()[key]) for key, values in mine.lessons().items()
+            np.array_equal(values, theirs.shared_state()[key])
+            for key, values in mine.shared_state().items()
         )
         assert not any(
             values.any() for key, values in theirs.state().items() if "residual" in key
