@@ -25,7 +25,6 @@ from lowcomm_node.net.addresses import (
 )
 from lowcomm_node.net.measuring import answer_to
 from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper, pinned
-from lowcomm_node.net.varint import read_varint, write_varint
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, SpecError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -360,19 +359,6 @@ def dht_value() -> Made:
         seed("lowcomm/v1/runs", invited.run_id, invited.to_bytes()),
         seed(removals_key(RUN, CREATOR.peer_id), CREATOR.peer_id, removed),
     ]
-
-
-@target
-def varint() -> Made:
-    def run(data: bytes) -> None:
-        try:
-            number, end = read_varint(data)
-        except ValueError:
-            return
-        assert 0 < end <= min(10, len(data)) and number < 1 << 70
-        assert read_varint(write_varint(number))[0] == number
-
-    return run, [write_varint(number) for number in (0, 127, 128, 1 << 40, (1 << 64) - 1)]
 
 
 @target

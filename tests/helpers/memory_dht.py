@@ -34,7 +34,7 @@ class MemoryDiscovery:
         self.targets = Targets(local=True)
         self.max_clock_offset = MAX_CLOCK_OFFSET
         self.opened: list[socket.socket] = []
-        """Duplicates of its streams to others."""
+        """Its streams to others, open and closed."""
 
     async def start(self) -> None:
         self._network.peers.add(self.peer_id)
@@ -123,7 +123,7 @@ class MemoryDiscovery:
         near, far = socket.socketpair()
         for end in (near, far):
             end.setblocking(False)
-        self.opened.append(near.dup())
+        self.opened.append(near)
         take(OpenStream(self.peer_id, self._network.address, far))
         return OpenStream(peer_id, self._network.address, near)
 
@@ -134,8 +134,6 @@ class MemoryDiscovery:
         return (self._network.address,)
 
     async def close(self) -> None:
-        for stream in self.opened:
-            stream.close()
         self._network.peers.discard(self.peer_id)
         for key in [key for key in self._network.served if key[0] == self.peer_id]:
             del self._network.served[key]

@@ -4,7 +4,7 @@ between them are a twin's, or p2pd's."""
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from time import time
 from typing import Any
 
@@ -148,7 +148,8 @@ def cut(end: End) -> None:
     """Break off all streams that an end has opened to others."""
     assert isinstance(end.streams, MemoryDiscovery)
     for stream in end.streams.opened:
-        stream.shutdown(socket.SHUT_RDWR)
+        with suppress(OSError):  # it is closed
+            stream.shutdown(socket.SHUT_RDWR)
 
 
 def piece(size: int) -> pb.FetchReply:

@@ -1,17 +1,14 @@
-"""Multiaddresses of DHT peers, as text and as p2pd's bytes.
+"""Multiaddresses of DHT peers, as text and as p2pd's bytes, and the entry points of a node.
 
     /ip4/203.0.113.7/tcp/31337/p2p/PEER                                    where a peer listens
     /ip4/203.0.113.7/udp/31337/quic-v1/p2p/PEER                            the same over QUIC
     /ip4/203.0.113.7/tcp/31337/p2p/RELAY/p2p-circuit/p2p/PEER              through a named relay
 
 Other forms are rejected, since the addresses come from untrusted peers.
-
-Entry points to the DHT, and the addresses at which its peers are dialed.
 """
 
 import ipaddress
 import re
-import socket
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -19,15 +16,14 @@ from dataclasses import dataclass
 import base58
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.net.varint import read_varint, write_varint
 from lowcomm_protocol.peers.records import MAX_MULTIADDRESS
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW..."
 CIRCUIT = "/p2p-circuit"
 MAX_BYTES = 512
 """Of an address to decode: twice the length of any that we accept."""
-_MAX_PEER_ID = 42
-"""Bytes. No libp2p id is longer."""
+_P2P, _P2P_CIRCUIT = b"\xa5\x03", b"\xa2\x02"
+"""Codes of these components in the bytes of an address."""
 _ED25519, _RSA = bytes.fromhex("002408011220"), bytes.fromhex("1220")
 """Prefixes of peer ids. Ed25519 ids contain the key, as those of all nodes do; RSA ids, its hash,
 as those of hivemind's own programs do."""
@@ -127,7 +123,7 @@ def host_of(dial: str) -> str | None:
     """The IP address in an address or of a connection; None if there is a relay or a name
     instead."""
     _, kind, host, *_ = [*dial.split("/"), "", ""]
-    if kind not in _FAMILIES or relay_of(dial) is not None:
+    if kind not in ("ip4", "ip6") or relay_of(dial) is not None:
         return None
     try:
         return str(ipaddress.ip_address(host))
@@ -183,38 +179,25 @@ def also_over_quic(entries: Sequence[EntryPoint]) -> list[EntryPoint]:
 
 def encode(dial: str) -> bytes:
     """The bytes of an address that ``parse_entry_point`` accepts."""
-    parts, encoded = iter(dial.split("/")[1:]), b""
-    for name in parts:
-        protocol = _BY_NAME[name]
-        encoded += write_varint(protocol.code)
-        if protocol.size != 0:
-            value = _value(name, next(parts))
-            encoded += value if protocol.size is not None else write_varint(len(value)) + value
-    return encoded
+    from lowcomm_node.net.hivemind_parts import Multiaddr
+
+    place, _, relay = dial.removesuffix(CIRCUIT).partition("/p2p/")
+    encoded = Multiaddr(place).to_bytes()
+    if not relay:
+        return encoded
+    # p2pd refuses hivemind's own encoding of a relay's id.
+    peer_id = base58.b58decode(relay)
+    return encoded + _P2P + bytes([len(peer_id)]) + peer_id + _P2P_CIRCUIT
 
 
 def decode(data: bytes) -> str | None:
-    """The text of an address; None if it is malformed, or of a kind that we don't use, such as a
-    websocket."""
-    if len(data) > MAX_BYTES:
-        return None
-    text, at = "", 0
+    """The text of an address; None if it is malformed or too long."""
+    from lowcomm_node.net.hivemind_parts import Multiaddr
+
     try:
-        while at < len(data):
-            code, at = read_varint(data, at)
-            protocol = _BY_CODE[code]
-            text += f"/{protocol.name}"
-            if protocol.size == 0:
-                continue
-            size, at = (protocol.size, at) if protocol.size is not None else read_varint(data, at)
-            # base58 takes time quadratic in the length.
-            if size > len(data) - at or (protocol.name == "p2p" and size > _MAX_PEER_ID):
-                return None
-            text += f"/{_text(protocol.name, data[at : at + size])}"
-            at += size
-    except (KeyError, ValueError):
+        return str(Multiaddr(data)) if len(data) <= MAX_BYTES else None
+    except Exception:  # untrusted bytes can make it raise anything
         return None
-    return text
 
 
 def reach(dial: str) -> int:
@@ -247,49 +230,6 @@ def _is_circuit(dial: str, peer_id: str) -> bool:
         return False
     place, marker, relay = dial.removesuffix(CIRCUIT).rpartition("/p2p/")
     return bool(marker) and is_peer_id(relay) and relay != peer_id and is_dialable(place)
-
-
-@dataclass(frozen=True)
-class _Protocol:
-    """A component of an address (https://github.com/multiformats/multiaddr, protocols.csv)."""
-
-    name: str
-    code: int
-    size: int | None
-    """Bytes of its value; None: a length precedes it."""
-
-
-_PROTOCOLS = (
-    _Protocol("ip4", 4, 4),
-    _Protocol("tcp", 6, 2),
-    _Protocol("ip6", 41, 16),
-    _Protocol("dns", 53, None),
-    _Protocol("dns4", 54, None),
-    _Protocol("dns6", 55, None),
-    _Protocol("udp", 273, 2),
-    _Protocol("p2p-circuit", 290, 0),
-    _Protocol("p2p", 421, None),
-    _Protocol("quic-v1", 461, 0),
-)
-_BY_NAME = {protocol.name: protocol for protocol in _PROTOCOLS}
-_BY_CODE = {protocol.code: protocol for protocol in _PROTOCOLS}
-_FAMILIES = {"ip4": socket.AF_INET, "ip6": socket.AF_INET6}
-
-
-def _value(name: str, text: str) -> bytes:
-    if name in _FAMILIES:
-        return socket.inet_pton(_FAMILIES[name], text)
-    if name in ("tcp", "udp"):
-        return int(text).to_bytes(2)
-    return base58.b58decode(text) if name == "p2p" else text.encode()
-
-
-def _text(name: str, value: bytes) -> str:
-    if name in _FAMILIES:
-        return socket.inet_ntop(_FAMILIES[name], value)
-    if name in ("tcp", "udp"):
-        return str(int.from_bytes(value))
-    return base58.b58encode(value).decode() if name == "p2p" else value.decode()
 
 
 MAX_ENTRY_POINTS = 32

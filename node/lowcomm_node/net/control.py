@@ -1,15 +1,13 @@
-"""Streams to other peers, as the rest of the node uses them.
+"""Streams to other peers, and p2pd's control socket, which opens them.
 
-p2pd's control socket, where hivemind's client does not suffice: streams as sockets, and
-deadlines.
+hivemind's client of p2pd offers neither streams as sockets nor deadlines.
 
-each request has a connection of its own   varint length, Request ──►   ◄── varint length, Response
-STREAM_OPEN                                after the response that connection is the stream
+    a request     has a connection of its own: length, Request ──►   ◄── length, Response
+    STREAM_OPEN   after the response that connection is the stream
+    incoming      p2pd dials us for each stream, and names the peer at the other end
 
-Incoming streams: p2pd dials us for each, and names the peer at the other end.
-
-We listen on an abstract unix socket, which a killed process does not leave behind. The kernel tells
-who dials it: only our own p2pd is believed, for it vouches for the identity of the peer.
+We listen on an abstract unix socket, which a killed process does not leave behind. The kernel names
+the process that dials it: only our own p2pd is believed, since it vouches for the peer's identity.
 """
 
 import asyncio
@@ -26,7 +24,6 @@ import base58
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import EntryPoint, decode
-from lowcomm_node.net.varint import write_varint
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import endure, log_defect
 
@@ -174,6 +171,20 @@ class Control:
                     return await _exchange(connection, request)
 
 
+def varint(number: int) -> bytes:
+    """The bytes of a number: seven bits a byte, the lowest first."""
+    digits = bytearray()
+    while number >= 0x80:
+        digits.append(number & 0x7F | 0x80)
+        number >>= 7
+    return bytes([*digits, number])
+
+
+def framed(data: bytes) -> bytes:
+    """A message with its length before it, as ``read_message`` reads it."""
+    return varint(len(data)) + data
+
+
 async def read_message(source: socket.socket, limit: int = MAX_ANSWER) -> bytes:
     """Read one length-prefixed message, and not a byte more: a stream may follow.
 
@@ -218,7 +229,7 @@ async def _dial(path: Path) -> socket.socket:
 
 async def _exchange(connection: socket.socket, request: Any) -> Any:
     data = request.SerializeToString()
-    await asyncio.get_running_loop().sock_sendall(connection, write_varint(len(data)) + data)
+    await asyncio.get_running_loop().sock_sendall(connection, framed(data))
     answer = _messages().Response.FromString(await read_message(connection))
     if answer.type == _messages().Response.ERROR:
         raise LinkLost(_shorten(answer.error.msg))

@@ -11,9 +11,6 @@ p2pd's relay does not reliably keep its limits (seen with hivemind 1.1.12). It s
 services, one with our limits and one with libp2p's own (128 KiB and 2 minutes per circuit), in no
 fixed order, and the later one serves. With one thread about every second start goes well, with more
 threads hardly any. Hence ``RelayLimits.environment``, and a check of what a start gives.
-
-Starts p2pd as a relay until it keeps its owner's limits; relay.py says why that takes several
-starts.
 """
 
 import asyncio
@@ -21,11 +18,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import monotonic, time
 
+from google.protobuf.empty_pb2 import Empty
+from google.protobuf.message import DecodeError
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 from lowcomm_node.errors import LinkLost, NodeError
 from lowcomm_node.net.addresses import EntryPoint, circuit
 from lowcomm_node.net.control import Control, read_message
 from lowcomm_node.net.p2pd import P2pDaemon, RelayLimits
-from lowcomm_node.net.varint import read_varint
 from lowcomm_node.system.logs import log
 
 HOP = "/libp2p/circuit/relay/0.2.0/hop"
@@ -187,20 +187,13 @@ def _positive(value: int | bytes | None) -> int | None:
 
 def fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Number and value of each field of a protobuf message. Raises LinkLost if it is malformed."""
-    at = 0
     try:
-        while at < len(message):
-            tag, at = read_varint(message, at)
-            value, at = read_varint(message, at)
-            if tag & 7 == 0:
-                yield tag >> 3, value
-            elif tag & 7 == 2 and value <= len(message) - at:
-                yield tag >> 3, message[at : at + value]
-                at += value
-            else:
-                raise LinkLost("answered with something else")
-    except ValueError:
+        parsed = UnknownFieldSet(Empty.FromString(message))
+    except DecodeError:
         raise LinkLost("answered with something else") from None
+    for field in parsed:
+        if isinstance(field.data, int | bytes):
+            yield field.field_number, field.data
 
 
 MAX_STARTS = 12

@@ -17,6 +17,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc import aio
 
 from lowcomm_node.errors import LinkLost
+from lowcomm_node.net.control import varint
 from lowcomm_node.net.traffic import Meter
 from lowcomm_protocol.errors import ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -56,9 +57,9 @@ class ChunkFrame:
         return pb.Frame.FromString(self.SerializeToString())
 
     def _head(self) -> bytes:
-        offset = OFFSET + _varint(self.offset) if self.offset else b""
-        inner = offset + DATA + _varint(len(self.data)) if self.data else offset
-        return FRAME + _varint(len(inner) + len(self.data)) + inner
+        offset = OFFSET + varint(self.offset) if self.offset else b""
+        inner = offset + DATA + varint(len(self.data)) if self.data else offset
+        return FRAME + varint(len(inner) + len(self.data)) + inner
 
 
 AnyFrame = pb.Frame | ChunkFrame
@@ -99,15 +100,6 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         if digit < 0x80:
             return value, at + shift + 1
     return -1, at
-
-
-def _varint(value: int) -> bytes:
-    digits = bytearray()
-    while value >= 0x80:
-        digits.append(value & 0x7F | 0x80)
-        value >>= 7
-    digits.append(value)
-    return bytes(digits)
 
 
 _END: Any = getattr(aio, "EOF")  # noqa: B009 - compiled: a type checker does not see it

@@ -20,10 +20,9 @@ from typing import Protocol, Self
 
 from lowcomm_node.errors import LinkLost, NodeError
 from lowcomm_node.net.addresses import EntryPoint, host_of, place_in
-from lowcomm_node.net.control import Control, OpenStream, Streams, read_message
+from lowcomm_node.net.control import Control, OpenStream, Streams, framed, read_message
 from lowcomm_node.net.hivemind_client import load_hivemind
 from lowcomm_node.net.p2pd import P2pDaemon
-from lowcomm_node.net.varint import write_varint
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import Allowed, Quota, network_of
 from lowcomm_node.system.tasks import start
@@ -155,7 +154,7 @@ class Asker:
 async def send_message(stream: socket.socket, data: bytes) -> None:
     """Send a message, its length in front of it. Raises LinkLost."""
     try:
-        await asyncio.get_running_loop().sock_sendall(stream, write_varint(len(data)) + data)
+        await asyncio.get_running_loop().sock_sendall(stream, framed(data))
     except OSError as error:
         raise LinkLost(f"the stream broke off ({error.strerror or error})") from None
 

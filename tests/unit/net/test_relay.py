@@ -84,7 +84,7 @@ def test_a_circuit_of_128_kib_is_of_no_use():
         (b"\x08\x00\x28\x64", "gives no place"),
         (b"\xff" * 20, "something else"),
         (b"\x1a\x7f", "something else"),
-        (b"\x0d\x00\x00\x00\x00", "something else"),
+        (b"\x0d\x00\x00\x00\x00", "gives no place"),
     ],
 )
 def test_an_answer_that_is_no_place_is_refused(answer, words):
