@@ -321,7 +321,7 @@ async def our_caller(told: dict[str, Any], way: str) -> AsyncIterator[Send]:
         stub = await node.channels.stub(info)
         await pour(CallerStream(stub.Swap(metadata=node.channels.metadata(info.peer_id))), size)
         route = node.channels.describe(info.peer_id).route
-        assert {"direct-tls": None, "tunnel-relay": "relay"}.get(way, "punched") == (
+        assert {"direct-tls": "direct", "tunnel-relay": "relay"}.get(way, "punched") == (
             route and route.split()[0]
         ), route
 

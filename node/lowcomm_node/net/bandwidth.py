@@ -1,17 +1,17 @@
-"""Contents go out one at a time while one of them fills the line: two at once would both come late.
+"""The owner's limits on the link, and whose turn it is to send contents.
 
-The line is full while what goes out moves about as fast as the faster contents of late. A content
-that stalls, or goes to a peer whose line is slower than ours, holds up nobody.
-
-The owner's limits on the link: one token bucket per direction, shared by all streams.
-
-Counted are contents: the chunks of exchanges and of state for joiners, over both routes. Messages
-without contents, framing, encryption and the DHT are not counted (docs/node.md has figures).
+The limits are one token bucket per direction, shared by all streams. Counted are contents: the
+chunks of exchanges and of state for joiners, over both routes. Messages without contents, framing,
+encryption and the DHT are not counted (docs/node.md has figures).
 
     up     the sender waits before each piece; pieces are small, so a slow link is used evenly
     down   the receiver pays before it reads on. gRPC buffers some bytes ahead of the reader: one
            window and the message being read. That much of a content is paid for in advance
            (``Arrival``), and ``flow_options`` keep the window small
+
+Contents go out one at a time while one of them fills the line: two at once would both come late.
+The line is full while what goes out moves about as fast as the faster recent contents. A content
+that stalls, or goes to a peer whose line is slower than ours, holds up nobody.
 """
 
 import asyncio
@@ -32,8 +32,8 @@ BUFFERED = 512 * 1024
 MEASURED = 256 * 1024
 """Bytes after these whose time tells a rate."""
 SMALL = 64 * 1024
-"""A content of at most so many bytes waits for no turn: what comes again ends an exchange that has
-waited for all else, and takes the line for a moment only."""
+"""A content of at most this many bytes waits for no turn: it takes the line for a moment only, and
+a resent part ends an exchange that has waited for all else."""
 STALLED = 3.0
 """Seconds without a piece after which a content does not hold up others."""
 UNTOLD, FIRST = 10.0, 60.0
@@ -61,7 +61,7 @@ class Turn:
         return min(most, self._turns.piece)
 
     def sent(self, count: int) -> None:
-        """Take in that so many bytes went out."""
+        """Count bytes that went out."""
         now = self._turns.clock()
         took, self._moved = now - self._moved, now
         self._sent += count
@@ -72,7 +72,7 @@ class Turn:
             self._counted += count
 
     def moves(self, now: float) -> bool:
-        """Whether a piece went out of late."""
+        """Whether a piece went out recently."""
         return now - self._moved < STALLED
 
     def age(self, now: float) -> float:
@@ -152,8 +152,8 @@ class Turns:
 
     @property
     def _line(self) -> float:
-        """Bytes a second that our line carries: the upper quartile of late. The best one may have
-        gone out through a buffer that was empty."""
+        """Bytes a second that our line carries: the upper quartile of recent rates, since the best
+        content may have gone out through a buffer that was empty."""
         rates = list(self._rates)
         return quantiles(rates, n=4, method="inclusive")[-1] if len(rates) > 1 else rates[0]
 

@@ -36,7 +36,7 @@ class OpenStream:
     address: str
     """Multiaddress of the other end, with the relay if there is one; empty if unknown."""
     socket: socket.socket
-    """Non-blocking. Whoever takes the stream closes it."""
+    """Non-blocking. Who takes the stream closes it."""
     protocol: str = ""
     """The protocol of an incoming stream."""
 

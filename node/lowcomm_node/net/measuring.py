@@ -108,7 +108,7 @@ async def measure_rate(
 
 
 async def receive_pong(carrier: Carrier, size: int) -> None:
-    """Await a pong with so many bytes of content. Raises LinkLost, ProtocolViolation."""
+    """Await a pong with ``size`` bytes of content. Raises LinkLost, ProtocolViolation."""
     try:
         async with asyncio.timeout(ANSWER_DEADLINE):
             pong = await carrier.receive()

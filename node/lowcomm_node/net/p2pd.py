@@ -74,7 +74,7 @@ class RelayLimits:
 def runtime_folder() -> Path:
     """The folder of control sockets: one per user, mode 0700.
 
-    Raises NodeError if somebody else owns it.
+    Raises NodeError if another user owns it.
     """
     base = os.environ.get("XDG_RUNTIME_DIR")
     folder = (

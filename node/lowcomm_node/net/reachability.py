@@ -56,7 +56,7 @@ class Reachability:
         """Where others see us behind a NAT: addresses other than our own."""
 
     def addresses(self) -> tuple[str, ...]:
-        """See Discovery."""
+        """Where others can dial us, the widest reach first; at most what a record takes."""
         first, *others = [
             *sorted(self.announced or (*self.visible, *self._observed), key=_preference),
             "",
