@@ -8,7 +8,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not soak" --numpro
 # Of tests that wait for nodes one more than there are cores, up to 4.
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
-.PHONY: setup demo test test-quick test-tools check format proto table tables picture screenshots soak memory gpu fuzz mutants installed release clean
+.PHONY: setup demo test test-quick test-tools check format proto table tables picture screenshots soak memory gpu fuzz installed release clean
 
 setup: $(READY)
 
@@ -88,10 +88,8 @@ MINUTES ?= 60
 soak: $(READY)  ## a swarm of which a node is killed, stopped or started every few seconds
 	PYTHONPATH=tests $(BIN)/python tests/chaos/soak.py --minutes $(MINUTES)
 
-SHAPE ?= 10M
-memory: $(READY)  ## memory of the daemon over hundreds of exchanges, and of nodes by what they do. SHAPE=125M: of a large model
+memory: $(READY)  ## memory of the daemon over hundreds of exchanges
 	$(BIN)/python benchmarks/memory.py
-	$(BIN)/python benchmarks/phases.py $(SHAPE)
 
 gpu: $(READY)  ## on a machine with a GPU: what it makes of a trainer, in less than ten minutes
 	$(BIN)/python benchmarks/gpu.py
@@ -101,10 +99,6 @@ gpu: $(READY)  ## on a machine with a GPU: what it makes of a trainer, in less t
 SECONDS ?= 600
 fuzz: $(READY)  ## every decoder and message handler for SECONDS each, guided by coverage
 	$(BIN)/python tests/fuzz/fuzz.py --seconds $(SECONDS)
-
-SAMPLE ?= 40
-mutants: $(READY)  ## do the tests see a defect? SAMPLE mutants of each module (0: all), MODULES to choose; goes on where it ended
-	nice $(BIN)/python benchmarks/mutants.py --sample $(SAMPLE) $(MODULES)
 
 installed: $(READY)  ## the wheel in an empty environment without a compiler: installs gigabytes, then trains a demo
 	$(BIN)/python -m pytest -m soak tests/swarm/test_installed.py

@@ -2,7 +2,7 @@
 machine has it.
 
 The estimate counts float32 values a token or a parameter, which the model's family gives (its
-``Footprint``); ``benchmarks/reckoning.py`` compares real trainers.
+``Footprint``).
 """
 
 from collections.abc import Mapping
