@@ -22,7 +22,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from lowcomm_node.catalogue import ERRORS, EXCHANGES, PHASES, REFUSALS, WAITS, WARNINGS, Message
+from lowcomm_node.catalogue import ERRORS, EXCHANGES, PHASES, REFUSALS, WAITS, WARNINGS, Explanation
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
 from lowcomm_node.planner.plan import Plan, plan
 from lowcomm_node.planner.question import question_of, run_of
@@ -237,7 +237,7 @@ TRUTHS = {
 NARROW = {"up": "20Mbit", "step_seconds": 2.0, "peers": 8}
 
 
-def messages(catalogue: Mapping[str, Message]) -> Iterator[str]:
+def messages(catalogue: Mapping[str, Explanation]) -> Iterator[str]:
     """Codes with what they mean, and what to do."""
     yield from ("| code | meaning | what to do |", "|---|---|---|")
     for code, one in catalogue.items():

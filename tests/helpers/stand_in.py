@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from lowcomm_node.catalogue import CATALOGUE, Message
+from lowcomm_node.catalogue import CATALOGUE, Explanation
 from lowcomm_node.status.events import Board
 from lowcomm_node.status.journal import Sample
 from lowcomm_node.status.model import Limits, PeerStatus, Status
@@ -43,7 +43,7 @@ class StandIn:
     async def exchanges(self, limit: int, since: int) -> list[ExchangeEnded]:
         return self.past[-limit:]
 
-    def messages(self) -> Mapping[str, Mapping[str, Message]]:
+    def messages(self) -> Mapping[str, Mapping[str, Explanation]]:
         return CATALOGUE
 
     def limits(self) -> Limits:

@@ -18,7 +18,7 @@ import typer
 
 from lowcomm_node.cli.common import Here, command
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, RetryLater, Unhealthy
-from lowcomm_node.status.journal import Entry, Journal, Wanted
+from lowcomm_node.status.journal import ExchangeFilter, Journal, JournalEntry
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.status.words import Health, event_in_words, judge_health, progress_in_words
 from lowcomm_node.storage.paths import Paths
@@ -260,7 +260,7 @@ def exchanges(
     here: Here,
 ) -> None:
     """List exchanges of this home, the newest last; the node need not run."""
-    wanted = Wanted(
+    wanted = ExchangeFilter(
         outcome=outcome.value if outcome is not None else None, peer=peer, since=_since(since)
     )
     found = Journal(journal_path(here, run)).exchanges(limit, wanted)
@@ -310,7 +310,7 @@ def _since(text: str | None) -> float:
         raise ConfigError(f"--since: {error}.") from None
 
 
-def _print(entry: Entry, as_json: bool) -> None:
+def _print(entry: JournalEntry, as_json: bool) -> None:
     if as_json:
         print(json.dumps(entry.notice.to_json()), flush=True)
         return

@@ -9,7 +9,7 @@ from pathlib import Path
 from time import strftime, time
 from typing import Any, TypeVar
 
-from lowcomm_node.catalogue import CATALOGUE, Message
+from lowcomm_node.catalogue import CATALOGUE, Explanation
 from lowcomm_node.doctor.findings import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater, TrainerError
@@ -24,8 +24,8 @@ from lowcomm_node.owner.limits import keep_settings
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.status.events import LimitsChanged
-from lowcomm_node.status.journal import MOST, Journal, Sample, Wanted
-from lowcomm_node.status.model import Exported, Hours, Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.journal import MOST, ExchangeFilter, Journal, Sample
+from lowcomm_node.status.model import ExportedModel, Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.words import Health, judge_health
 from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.sync.records import ExchangeEnded
@@ -74,7 +74,7 @@ class Controls:
 
     async def exchanges(self, limit: int, since: int) -> list[ExchangeEnded]:
         """The last exchanges in the journal, newest last. Raises NodeError."""
-        wanted = Wanted(since=since)
+        wanted = ExchangeFilter(since=since)
         return await self._from_journal(lambda journal: journal.exchanges(max(1, limit), wanted))
 
     async def _from_journal(self, read: Callable[[Journal], list[T]]) -> list[T]:
@@ -92,7 +92,7 @@ class Controls:
             raise NodeError("The node does not exchange yet: try again when it trains.")
         return exchanger.history.story(last)
 
-    def messages(self) -> Mapping[str, Mapping[str, Message]]:
+    def messages(self) -> Mapping[str, Mapping[str, Explanation]]:
         """The meaning and the remedy of each code."""
         return CATALOGUE
 
@@ -133,7 +133,7 @@ class Controls:
         self._view().availability.follow(changed.schedule)
         return Hours(schedule=None if changed.schedule is None else str(changed.schedule))
 
-    async def export(self, to: str) -> Exported:
+    async def export(self, to: str) -> ExportedModel:
         """Write the newest model for other programs. Raises ConfigError, NodeError, RetryLater."""
         run = self._view().run
         if run is None:
@@ -239,7 +239,7 @@ class Controls:
         return Ping(peer_id=info.peer_id, routes=tuple(routes))
 
 
-async def export_newest(home: Path, fingerprint: str, format_: str) -> Exported:
+async def export_newest(home: Path, fingerprint: str, format_: str) -> ExportedModel:
     """Write the newest model of a run into a new folder of the home.
 
     ``checkpoint export`` does it in a process of its own, since the daemon holds no tensors. Raises
@@ -273,4 +273,4 @@ async def export_newest(home: Path, fingerprint: str, format_: str) -> Exported:
         raise NodeError(last.removeprefix("error: "))
     written = json.loads(out[-MAX_OUTPUT_BYTES:].decode().strip().splitlines()[-1])
     missing = str(written.get("missing", ""))
-    return Exported(path=str(folder), step=int(written["step"]), missing=missing)
+    return ExportedModel(path=str(folder), step=int(written["step"]), missing=missing)

@@ -16,7 +16,7 @@ from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold
 from lowcomm_node.status.events import Board, Caution
 from lowcomm_node.status.model import (
-    Amended,
+    AmendmentStatus,
     Claims,
     ExchangeCounts,
     LastFailure,
@@ -194,13 +194,13 @@ def _settings_now(view: View, run: SignedRun) -> RunSpec:
     return view.course.at(view.board.position()[0]) if view.course else run.spec
 
 
-def _amendments(view: View) -> tuple[Amended, ...]:
+def _amendments(view: View) -> tuple[AmendmentStatus, ...]:
     """What the creator has changed of the run, in force or to come."""
     if view.course is None:
         return ()
     step = view.board.position()[0]
     return tuple(
-        Amended(**one.to_json(), text=str(one), in_force=one.at <= step)
+        AmendmentStatus(**one.to_json(), text=str(one), in_force=one.at <= step)
         for one in view.course.chain.links
     )
 

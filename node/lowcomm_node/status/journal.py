@@ -135,7 +135,7 @@ def sample(time: float, status: Status) -> Sample:
 
 
 @dataclass(frozen=True)
-class Entry:
+class JournalEntry:
     """A notice, and its place in the journal."""
 
     number: int
@@ -334,7 +334,7 @@ class Recorder:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class ExchangeFilter:
     """A choice of exchanges."""
 
     outcome: str | None = None
@@ -363,9 +363,9 @@ class Journal:
                 f"{VERSION}): install that release."
             )
 
-    def exchanges(self, limit: int, wanted: Wanted | None = None) -> list[ExchangeEnded]:
+    def exchanges(self, limit: int, wanted: ExchangeFilter | None = None) -> list[ExchangeEnded]:
         """The last exchanges, newest last."""
-        wanted, found = wanted or Wanted(), list[ExchangeEnded]()
+        wanted, found = wanted or ExchangeFilter(), list[ExchangeEnded]()
         name = f"exchange.{wanted.outcome or '%'}"
         for event in self._each_exchange(name, wanted.since, newest_first=True):
             if not wanted.peer or any(wanted.peer in partner for partner in event.partners):
@@ -392,17 +392,17 @@ class Journal:
                 if isinstance(event, ExchangeEnded):
                     yield event
 
-    def notices(self, after: int = 0, limit: int = MOST) -> list[Entry]:
+    def notices(self, after: int = 0, limit: int = MOST) -> list[JournalEntry]:
         """Up to ``limit`` notices behind a number, oldest first."""
         return self._entries("id > ? ORDER BY id", after, min(limit, MOST))
 
-    def last_notices(self, limit: int, name: str = "%") -> list[Entry]:
+    def last_notices(self, limit: int, name: str = "%") -> list[JournalEntry]:
         """The last notices, newest last; ``name``: of one kind of event."""
         return self._entries("name LIKE ? ORDER BY id DESC", name, min(limit, MOST))[::-1]
 
-    def _entries(self, which: str, *values: Any) -> list[Entry]:
+    def _entries(self, which: str, *values: Any) -> list[JournalEntry]:
         rows = self._rows(f"SELECT id, time, content FROM notices WHERE {which} LIMIT ?", *values)
-        return [Entry(number, _notice(time, content)) for number, time, content in rows]
+        return [JournalEntry(number, _notice(time, content)) for number, time, content in rows]
 
     def samples(self, since: float = 0.0, most: int = MOST) -> list[Sample]:
         """At most ``most`` samples since a time (Unix seconds), evenly thinned, oldest first."""

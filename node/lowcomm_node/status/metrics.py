@@ -15,19 +15,8 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
+from lowcomm_node.catalogue import PHASES
 from lowcomm_node.status.model import Status
-
-PHASES = (
-    "starting",
-    "joining",
-    "syncing",
-    "training",
-    "paused",
-    "restarting",
-    "finishing",
-    "finished",
-    "left",
-)
 
 
 class NodeCollector(Collector):

@@ -53,7 +53,7 @@ def _reader(kind: Any) -> TypeAdapter[Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Amended:
+class AmendmentStatus:
     """An amendment of the run."""
 
     number: int
@@ -86,7 +86,7 @@ class RunStatus:
     """Peer id of its creator."""
     steps: int
     """Swarm steps of the whole run, as amended."""
-    amendments: tuple[Amended, ...] = ()
+    amendments: tuple[AmendmentStatus, ...] = ()
     """What its creator has changed, oldest first."""
 
 
@@ -388,7 +388,7 @@ class Hours:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exported:
+class ExportedModel:
     """A model that was written for other programs."""
 
     path: str

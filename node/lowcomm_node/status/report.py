@@ -112,7 +112,7 @@ class Exchanges:
 
 
 @dataclass(frozen=True)
-class Story:
+class RunStory:
     """One home and one run."""
 
     name: str
@@ -149,7 +149,7 @@ class Story:
         ]
 
 
-def stories(home: Path, fingerprint: str | None = None) -> list[Story]:
+def stories(home: Path, fingerprint: str | None = None) -> list[RunStory]:
     """Read the newest run of a home; of a folder that holds homes, as a demo leaves it, of each.
 
     Raises ConfigError if there is no journal, NodeError if one can't be read.
@@ -169,7 +169,7 @@ def stories(home: Path, fingerprint: str | None = None) -> list[Story]:
     return [_story(one, journal) for one, journal in found[:MOST_HOMES]]
 
 
-def _story(home: Path, path: Path) -> Story:
+def _story(home: Path, path: Path) -> RunStory:
     journal, exchanges = Journal(path), Exchanges()
     for event in journal.each_exchange():
         exchanges.take(event)
@@ -186,7 +186,7 @@ def _story(home: Path, path: Path) -> Story:
             if isinstance(entry.notice.event, kind)
         ]
 
-    return Story(
+    return RunStory(
         name=home.name,
         fingerprint=path.parent.name,
         run=run,
@@ -243,7 +243,7 @@ def rising(points: Sequence[tuple[float | None, float | None]]) -> list[Point]:
 # --- The page -------------------------------------------------------------------------------------
 
 
-def render(told: Sequence[Story], release: str, now: float) -> str:
+def render(told: Sequence[RunStory], release: str, now: float) -> str:
     """The report as HTML. ``release``: of this program; ``now``: Unix seconds."""
     first = told[0]
     run = first.run.spec if first.run else None
@@ -269,7 +269,7 @@ def render(told: Sequence[Story], release: str, now: float) -> str:
     )
 
 
-def _node(story: Story, named: bool) -> Iterator[str]:
+def _node(story: RunStory, named: bool) -> Iterator[str]:
     if named:
         yield f"<h2 class=node>{escape(clean(story.name))}</h2>"
     yield f"<section><dl class=figures>{''.join(_figures(story))}</dl></section>"
@@ -301,7 +301,7 @@ def _node(story: Story, named: bool) -> Iterator[str]:
     yield _table("Warnings, the newest last", ["when", "what"], warnings)
 
 
-def _figures(story: Story) -> Iterator[str]:
+def _figures(story: RunStory) -> Iterator[str]:
     last = story.samples[-1] if story.samples else None
     outcomes = story.exchanges.outcomes
     figures = [
@@ -326,7 +326,7 @@ def _figures(story: Story) -> Iterator[str]:
         yield f"<div><dt>{escape(name)}</dt><dd>{escape(clean(value))}</dd></div>"
 
 
-def _all_reduced(story: Story) -> float:
+def _all_reduced(story: RunStory) -> float:
     """Bytes that a ring of all peers sends of fp32 gradients in as many steps; 0: not known."""
     if story.run is None:
         return 0.0
@@ -367,7 +367,7 @@ def _peers(exchanges: Exchanges) -> str:
     return _table("Peers", ["peer", "applied", "not applied", "last"], rows)
 
 
-def _settings(story: Story) -> str:
+def _settings(story: RunStory) -> str:
     if story.run is None:
         return ""
     sections: dict[str, Any] = story.run.spec.model_dump()

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, Protocol, TypeVar
 
 from lowcomm_node.errors import ConfigError, RetryLater
 from lowcomm_node.node.messages import Evaluated
-from lowcomm_node.status.journal import Entry, Journal, Sample
+from lowcomm_node.status.journal import Journal, JournalEntry, Sample
 from lowcomm_node.storage.files import disk_full_error, lock, read_small, write_atomic
 from lowcomm_node.storage.paths import Paths, absolute
 from lowcomm_node.sync.records import ExchangeEnded
@@ -60,7 +60,7 @@ LOSSES = (TRAINING_LOSS, HELD_OUT)
 
 
 @dataclass(frozen=True)
-class Series:
+class TrackedSeries:
     """A column of samples, by the name of its metric; a label stands behind a slash."""
 
     name: str
@@ -70,25 +70,31 @@ class Series:
     """Whether it begins at 0 with each start of the node; trackers get the sum over all starts."""
 
 
-SAMPLED: tuple[Series, ...] = (
-    Series(SWARM_STEP, "Clock of the run.", "swarm_step"),
-    Series("lowcomm_steps_total", "Inner steps of this node.", "steps"),
-    Series(TOKENS, "Tokens that this node has trained on.", "tokens"),
-    Series("lowcomm_tokens_per_second", "Recent average.", "tokens_per_second"),
-    Series(TRAINING_LOSS, "Nats a token, of the last inner step.", "loss"),
-    Series("lowcomm_learning_rate", "Of the last inner step.", "learning_rate"),
-    Series(COMPUTING, "Seconds in inner steps.", "computing", True),
-    Series(WAITED, "Seconds between inner steps.", "waited", True),
-    Series("lowcomm_exchanges_total/applied", "Exchanges.", "completed", True),
-    Series("lowcomm_exchanges_total/failed", "Exchanges.", "failed", True),
-    Series("lowcomm_exchanges_total/no_partner", "Exchanges without a peer.", "no_partner", True),
-    Series("lowcomm_exchanges_total/refused", "Offers refused by either end.", "refused", True),
-    Series("lowcomm_content_bytes_total/sent", "Of exchanges and states.", "bytes_sent", True),
-    Series(
+SAMPLED: tuple[TrackedSeries, ...] = (
+    TrackedSeries(SWARM_STEP, "Clock of the run.", "swarm_step"),
+    TrackedSeries("lowcomm_steps_total", "Inner steps of this node.", "steps"),
+    TrackedSeries(TOKENS, "Tokens that this node has trained on.", "tokens"),
+    TrackedSeries("lowcomm_tokens_per_second", "Recent average.", "tokens_per_second"),
+    TrackedSeries(TRAINING_LOSS, "Nats a token, of the last inner step.", "loss"),
+    TrackedSeries("lowcomm_learning_rate", "Of the last inner step.", "learning_rate"),
+    TrackedSeries(COMPUTING, "Seconds in inner steps.", "computing", True),
+    TrackedSeries(WAITED, "Seconds between inner steps.", "waited", True),
+    TrackedSeries("lowcomm_exchanges_total/applied", "Exchanges.", "completed", True),
+    TrackedSeries("lowcomm_exchanges_total/failed", "Exchanges.", "failed", True),
+    TrackedSeries(
+        "lowcomm_exchanges_total/no_partner", "Exchanges without a peer.", "no_partner", True
+    ),
+    TrackedSeries(
+        "lowcomm_exchanges_total/refused", "Offers refused by either end.", "refused", True
+    ),
+    TrackedSeries(
+        "lowcomm_content_bytes_total/sent", "Of exchanges and states.", "bytes_sent", True
+    ),
+    TrackedSeries(
         "lowcomm_content_bytes_total/received", "Of exchanges and states.", "bytes_received", True
     ),
-    Series("lowcomm_peers/alive", "Other peers of the run.", "peers"),
-    Series("lowcomm_memory_bytes/taken", "Of trainer and daemon.", "memory"),
+    TrackedSeries("lowcomm_peers/alive", "Other peers of the run.", "peers"),
+    TrackedSeries("lowcomm_memory_bytes/taken", "Of trainer and daemon.", "memory"),
 )
 """Of a sample, every ten seconds."""
 OTHERS: dict[str, str] = {
@@ -119,7 +125,7 @@ class Tracked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class TrackedPoint:
     """Figures of one moment."""
 
     time: float
@@ -174,7 +180,7 @@ def settings_of(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Position:
+class TrackerPosition:
     """How far a sink is, and what the next point depends on."""
 
     notice: int = 0
@@ -216,24 +222,24 @@ class PositionFile:
         finally:
             os.close(descriptor)
 
-    def load(self) -> Position:
+    def load(self) -> TrackerPosition:
         """Read it; the beginning if there is none. Raises ConfigError if it can't be read."""
         if not self._path.exists():
-            return Position()
+            return TrackerPosition()
         try:
             content = json.loads(read_small(self._path, MAX_POSITION_BYTES))
             counts = {
                 name: (float(last), float(total))
                 for name, (last, total) in content.pop("counts").items()
             }
-            return Position(counts=counts, seen=tuple(content.pop("seen")), **content)
+            return TrackerPosition(counts=counts, seen=tuple(content.pop("seen")), **content)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise ConfigError(
                 f"{self._path} can't be read ({error}): remove it, and name a new place with --to, "
                 "or what is there is written a second time."
             ) from None
 
-    def save(self, position: Position) -> None:
+    def save(self, position: TrackerPosition) -> None:
         """Keep it. Raises DiskFull."""
         write_atomic(self._path, json.dumps(asdict(position)).encode(), 0o600)
 
@@ -242,8 +248,8 @@ class PositionFile:
 
 
 def next_batch(
-    journal: Journal, position: Position, step_tokens: int | None = None
-) -> tuple[list[Point], Position]:
+    journal: Journal, position: TrackerPosition, step_tokens: int | None = None
+) -> tuple[list[TrackedPoint], TrackerPosition]:
     """Read what comes behind a position, and the position behind that.
 
     ``step_tokens``: tokens of an inner step, where that is known.
@@ -268,8 +274,8 @@ def next_batch(
 
 
 def _up_to_one_time(
-    entries: Sequence[Entry], samples: Sequence[Sample]
-) -> tuple[Sequence[Entry], Sequence[Sample]]:
+    entries: Sequence[JournalEntry], samples: Sequence[Sample]
+) -> tuple[Sequence[JournalEntry], Sequence[Sample]]:
     """Cut both at the same time if one is incomplete: its rest would come late in a later batch."""
     ends = [
         *([entries[-1].notice.time] if len(entries) == MOST else []),
@@ -285,12 +291,12 @@ def _up_to_one_time(
 class _Reading:
     """Makes points of rows of a journal."""
 
-    def __init__(self, position: Position, step_tokens: int | None) -> None:
+    def __init__(self, position: TrackerPosition, step_tokens: int | None) -> None:
         self.position = position
-        self.points: list[Point] = []
+        self.points: list[TrackedPoint] = []
         self._step_tokens = step_tokens
 
-    def take_notice(self, entry: Entry) -> None:
+    def take_notice(self, entry: JournalEntry) -> None:
         """Take in an evaluation or a merge."""
         time, event = entry.notice.time, entry.notice.event
         self.position = replace(self.position, notice=entry.number, newest=time)
@@ -329,7 +335,9 @@ class _Reading:
         number = self.position.points
         self.position = replace(self.position, points=number + 1)
         axes = {SWARM_STEP: float(step)} | ({} if tokens is None else {TOKENS: float(tokens)})
-        point = Point(time=time, number=number, step=step, tokens=tokens, values=axes | {**values})
+        point = TrackedPoint(
+            time=time, number=number, step=step, tokens=tokens, values=axes | {**values}
+        )
         self.points.append(point)
 
 
@@ -349,7 +357,7 @@ class Sink(Protocol):
         """Begin, or go on where ``kept`` was. Raises ConfigError, RetryLater."""
         ...
 
-    def write(self, points: Sequence[Point]) -> Mapping[str, Any]:
+    def write(self, points: Sequence[TrackedPoint]) -> Mapping[str, Any]:
         """Deliver all; returns what to keep. Raises RetryLater if nothing may have arrived."""
         ...
 
@@ -392,7 +400,7 @@ class Tracker:
             finally:
                 self._sink.close()
 
-    def _follow(self, position: Position, waits: Waits | None) -> None:
+    def _follow(self, position: TrackerPosition, waits: Waits | None) -> None:
         while True:
             points, behind = next_batch(self._journal, position, self._tracked.step_tokens)
             more = (behind.notice, behind.time) != (position.notice, position.time)
@@ -477,7 +485,7 @@ class TensorBoard:
         os.truncate(path, int(kept["bytes"]))
         self._begin(path)
 
-    def write(self, points: Sequence[Point]) -> Mapping[str, Any]:
+    def write(self, points: Sequence[TrackedPoint]) -> Mapping[str, Any]:
         """Append and sync. Raises DiskFull."""
         with disk_full_error(self._root, 0):
             if self._file is None:
@@ -494,7 +502,7 @@ class TensorBoard:
         if self._file is not None:
             self._file.close()
 
-    def _create(self, first: Point) -> None:
+    def _create(self, first: TrackedPoint) -> None:
         assert self._tracked is not None
         self._path.mkdir(parents=True, exist_ok=True)
         path = self._path / f"events.out.tfevents.{int(first.time)}.{self._tracked.fingerprint}"
@@ -510,7 +518,7 @@ class TensorBoard:
         self._file = path.open("ab")
         self._writer = self._record_writer(self._file)
 
-    def _add(self, point: Point) -> None:
+    def _add(self, point: TrackedPoint) -> None:
         self._scalars(point.time, point.step, point.values)
         losses = {f"by_tokens/{name}": one for name, one in point.values.items() if name in LOSSES}
         if losses and point.tokens is not None:  # TensorBoard draws against steps and time only
@@ -547,7 +555,7 @@ class WeightsAndBiases:
         """Remember what is tracked."""
         self._tracked = tracked
 
-    def write(self, points: Sequence[Point]) -> Mapping[str, Any]:
+    def write(self, points: Sequence[TrackedPoint]) -> Mapping[str, Any]:
         """Hand points to wandb's own process, which sends them when it can. Raises ConfigError."""
         if self._run is None:
             assert self._tracked is not None

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Generic, Literal, Optional, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
-from lowcomm_node.catalogue import Message
+from lowcomm_node.catalogue import Explanation
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.status.journal import Sample
-from lowcomm_node.status.model import Exported, Hours, Limits, PeerStatus, Ping, Status
+from lowcomm_node.status.model import ExportedModel, Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.words import Health
 from lowcomm_node.sync.records import ExchangeEnded
 
@@ -99,7 +99,7 @@ STORY = Query(
 MESSAGES = Query(
     name="messages",
     text="What each code means, and what to do, by its kind, such as `waits` and `warnings`.",
-    answer=dict[str, dict[str, Message]],
+    answer=dict[str, dict[str, Explanation]],
 )
 LIMITS = Query(name="limits", text="The owner's limits on traffic.", answer=Limits)
 CHANGE_LIMITS = Query(
@@ -143,7 +143,7 @@ SCHEDULE = Query(
 EXPORT = Query(
     name="export",
     text="Write the newest model into a folder of the home: hf or gguf.",
-    answer=Exported,
+    answer=ExportedModel,
     parameters={"to": (str, "hf")},
     method="POST",
     timeout=EXPORTING,

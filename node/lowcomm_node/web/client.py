@@ -32,7 +32,7 @@ _START = "start it with `lowcomm-node join --peers ADDR`"
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class ControlEndpoint:
     """Where the daemon of a home answers, as its control file tells."""
 
     port: int
@@ -46,7 +46,7 @@ class Endpoint:
         return f"Endpoint(port={self.port}, pid={self.pid}, peer_id={self.peer_id!r})"
 
 
-def read_endpoint(home: Path) -> Endpoint:
+def read_endpoint(home: Path) -> ControlEndpoint:
     """Read the control file.
 
     Raises NotRunning if there is none or its process is gone, ConfigError if it is unreadable.
@@ -54,7 +54,7 @@ def read_endpoint(home: Path) -> Endpoint:
     path = Paths(home).control
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        endpoint = Endpoint(
+        endpoint = ControlEndpoint(
             int(content["port"]),
             str(content["token"]),
             int(content["pid"]),

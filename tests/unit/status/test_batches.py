@@ -17,9 +17,9 @@ from lowcomm_node.status.track import (
     SAMPLED,
     WAITING,
     WORST_BLOCK,
-    Point,
-    Position,
     PositionFile,
+    TrackedPoint,
+    TrackerPosition,
     next_batch,
     tracked_of,
 )
@@ -29,8 +29,10 @@ def evaluated(step: int, loss: float | None) -> Evaluated:
     return Evaluated(loss=loss, tokens=100, swarm_step=step, steps=step)
 
 
-def read_all(path: Path, position: Position | None = None) -> tuple[list[Point], Position]:
-    journal, position, told = Journal(path), position or Position(), list[Point]()
+def read_all(
+    path: Path, position: TrackerPosition | None = None
+) -> tuple[list[TrackedPoint], TrackerPosition]:
+    journal, position, told = Journal(path), position or TrackerPosition(), list[TrackedPoint]()
     while True:
         points, behind = next_batch(journal, position, step_tokens=512)
         if behind == position:
@@ -97,7 +99,7 @@ def test_a_position_is_the_same_after_its_way_through_its_file(tmp_path: Path) -
     file = PositionFile(tmp_path / "tracked", "tensorboard", "logs")
     file.save(position)
     assert file.load() == position
-    assert PositionFile(tmp_path / "tracked", "tensorboard", "other").load() == Position()
+    assert PositionFile(tmp_path / "tracked", "tensorboard", "other").load() == TrackerPosition()
 
 
 def test_a_tracker_is_told_the_settings_of_the_run_and_nobody_who_may_join_it(

@@ -14,7 +14,6 @@ from lowcomm_node.status.words import (
     contribution,
     event_in_words,
     progress_in_words,
-    summary,
     tell_farewell,
 )
 from lowcomm_node.swarm.watchdog import AddressesChanged, EntryPointSilent, SwarmLost
@@ -109,12 +108,3 @@ def test_at_the_end_it_tells_what_was_given_and_how_to_use_the_model(
     assert tell_farewell(nothing, Path("/x")).splitlines() == [
         "contributed: 0 steps, 0 tokens; since this start 210 exchanges applied, 1.2 MB sent"
     ]
-
-
-def test_a_node_says_in_a_line_what_it_does_and_why_it_waits() -> None:
-    trainer = {"swarm_step": None, "total_steps": 100}
-    status = make_status(phase="joining", waiting="looking for the swarm", trainer=trainer)
-    assert summary(status) == "joining · looking for the swarm"
-    assert summary(replace(status, waiting=None)) == "joining"
-    status = make_status(phase="training", trainer=trainer | {"swarm_step": 7}, peers=2)
-    assert summary(status) == "training · step 7 of 100, 2 other peers alive"

@@ -14,7 +14,6 @@ from lowcomm_node.status.panel import ROUNDS, node_panel, swarm_panel
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.units import (
     clean,
-    clean_text,
     loss,
     quantity,
     seconds,
@@ -161,14 +160,6 @@ def text(renderable: RenderableType, width: int = 80) -> str:
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("status", [STARTING, JOINING, TRAINING, FINISHED])
-def test_the_box_of_a_node_fills_its_width_and_never_exceeds_it(
-    status: dict[str, Any], width: int
-) -> None:
-    assert {cell_len(line) for line in lines(node_box(status, [APPLIED, ALONE]), width)} == {width}
-
-
-@pytest.mark.parametrize("width", WIDTHS)
 def test_the_box_of_a_swarm_fills_its_width_and_never_exceeds_it(width: int) -> None:
     statuses = [TRAINING, None, JOINING, FINISHED | {"waiting": "no partner: " + "x" * 200}]
     shown = lines(swarm_box("diloco, 4 nodes, 400 steps", statuses, 75.0, width), width)
@@ -200,41 +191,6 @@ def test_a_node_shows_what_matters_at_every_width(width: int) -> None:
         assert part in shown
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_the_reason_of_a_wait_is_shown_whole(width: int) -> None:
-    reason = (
-        "no partner: 3 peers are alive, one is busy, two are at another round of this fragment, "
-        "since step 340"
-    )
-    shown = " ".join(
-        line.strip("│ ") for line in lines(node_box(TRAINING | {"waiting": reason}), width)
-    )
-    assert reason in " ".join(shown.split())
-
-
-def test_peer_ids_are_shown_by_their_last_six_characters() -> None:
-    shown = text(node_box(TRAINING, [APPLIED]), 120) + text(
-        swarm_box("x", [TRAINING, None], 1.0, 120), 120
-    )
-    assert "tSQY1c" in shown
-    assert "Piqkwy" in shown
-    assert "12D3KooW" not in shown
-
-
-def test_the_newest_round_comes_first_and_older_ones_drop_out() -> None:
-    rounds = [APPLIED | {"swarm_step": 1000 + number} for number in range(ROUNDS + 3)]
-    steps = [
-        int(line.split("step")[1].split()[0])
-        for line in lines(node_box(TRAINING, rounds))
-        if "applied" in line
-    ]
-    assert steps == [1000 + number for number in range(ROUNDS + 2, 2, -1)]
-
-
-def test_a_round_that_was_not_applied_says_why() -> None:
-    assert "no-partner 1 peer alive, it is busy" in text(node_box(TRAINING, [ALONE]))
-
-
 def test_rows_stay_where_they_are_while_exchanges_and_rounds_come_and_go() -> None:
     idle = TRAINING | {"exchanges_running": []}
     heights = {
@@ -248,80 +204,10 @@ def test_rows_stay_where_they_are_while_exchanges_and_rounds_come_and_go() -> No
     assert len({len(lines(swarm_box("x", two, 1.0, 80), 80)) for two in (meeting, waiting)}) == 1
 
 
-def test_between_exchanges_it_says_how_long_ago_the_last_was_applied() -> None:
-    idle = TRAINING | {"exchanges_running": []}
-    recent = idle | {"exchanges": TRAINING["exchanges"] | {"since_applied": 75.2}}
-    assert "none under way; the last was applied 1:15 ago" in text(node_box(recent), 60)
-    assert "applied" not in text(node_box(idle))
-
-
-def test_warnings_are_shown() -> None:
-    assert "step-0000000300 is damaged" in text(node_box(FINISHED))
-
-
-def test_what_a_run_is_about_and_what_has_changed_of_it_is_shown() -> None:
-    amendments = [
-        {
-            "number": number,
-            "at": 9,
-            "settings": {},
-            "text": f"amendment {number}",
-            "in_force": number == 1,
-        }
-        for number in (1, 2)
-    ]
-    shown = text(
-        node_box(
-            TRAINING
-            | {"run": RUN | {"description": "Fables of\x1b[2J Berlin", "amendments": amendments}}
-        )
-    )
-    for line in ("Fables of", "amendment 1 (in force)", "amendment 2 (to come)"):
-        assert line in shown
-    assert "\x1b[2J" not in shown
-
-
-def test_an_interval_is_shown_where_something_makes_it_longer() -> None:
-    told = {"written": 4, "effective": 9.2, "cause": None, "reason": ""}
-    assert "interval" not in text(node_box(TRAINING | {"interval": told}))
-    told |= {"cause": "line", "reason": "contents take 2.9 s"}
-    shown = text(node_box(TRAINING | {"interval": told}), 80)
-    assert "every 9 steps, written 4: contents take 2.9 s" in shown
-
-
-def test_refusals_are_shown_by_their_reason_once_there_are_any() -> None:
-    assert "refused" not in text(node_box(TRAINING | {"refusals": {}}))
-    shown = text(node_box(TRAINING | {"refusals": {"call.replayed": 2, "record.expired": 1}}))
-    assert "call.replayed 2" in shown and "record.expired 1" in shown
-
-
-def test_a_bar_is_as_full_as_the_run_is_far() -> None:
-    def filled(step: int) -> float:
-        status = TRAINING | {
-            "trainer": TRAINING["trainer"] | {"swarm_step": step},
-            "exchanges_running": [],
-        }
-        row = next(line for line in lines(node_box(status), 80, color=True) if "/ 400" in line)
-        green = row.split("\x1b[32m")[1].split("\x1b")[0] if "\x1b[32m" in row else ""
-        return green.count("━") + green.count("╸") / 2
-
-    assert filled(0) == 0
-    assert filled(200) == pytest.approx(filled(400) / 2, abs=0.5)
-    assert filled(400) == filled(999) > 20
-
-
 def test_a_meeting_of_two_nodes_is_shown_once() -> None:
     partner = TRADING | {"partners": [PEERS[0]]}
     statuses = [TRAINING, TRAINING | {"peer_id": PEERS[1], "exchanges_running": [partner]}]
     assert text(swarm_box("x", statuses, 1.0)).count("1 ⇄ 2 fragment 0") == 1
-
-
-def test_a_swarm_is_as_far_as_its_slowest_node() -> None:
-    def at(step: int) -> dict[str, Any]:
-        return TRAINING | {"trainer": TRAINING["trainer"] | {"swarm_step": step}}
-
-    assert "120 / 400" in text(swarm_box("x", [at(300), at(120)], 1.0))
-    assert "0 / 400" in text(swarm_box("x", [at(300), None], 1.0))
 
 
 def test_the_totals_add_up() -> None:
@@ -343,12 +229,6 @@ def test_every_waiting_node_is_named_with_its_reason() -> None:
     assert "node 1:" not in shown
 
 
-def test_a_node_that_has_finished_waits_for_nothing_in_a_demo() -> None:
-    assert "serving" not in text(
-        swarm_box("x", [FINISHED | {"waiting": "serving its state to others"}], 1.0)
-    )
-
-
 @pytest.mark.parametrize(
     "hostile", ["\x1b[2J\x1b]0;owned\x07", "a\r\nb\x00\x9b31m", "[bold red]x[/]"]
 )
@@ -359,10 +239,6 @@ def test_what_strangers_wrote_can_not_steer_the_terminal(hostile: str) -> None:
     assert all(line.isprintable() and cell_len(line) == 80 for line in shown)
     if hostile.isprintable():
         assert any(hostile in line for line in shown)
-
-
-def test_what_a_model_writes_can_not_steer_the_terminal_and_keeps_its_lines() -> None:
-    assert clean_text("a\n\tb\x1b[2J\x9b31m\x08\r c") == "a\n\tb [2J 31m   c"
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,11 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.status.events import Notice, Warned
 from lowcomm_node.status.journal import JournalFile, Sample
 from lowcomm_node.status.report import (
-    GAP,
     MOST_CHANGES,
     chart,
     in_general,
     releases,
     rising,
-    total,
     waits,
     write_report,
 )
@@ -136,19 +134,6 @@ def test_texts_of_others_stay_texts_and_nothing_is_loaded_or_run(tmp_path: Path)
     assert "&lt;script" in page
 
 
-def test_a_busy_week_makes_a_small_file(tmp_path: Path) -> None:
-    events: list[Event] = [
-        make_exchange(
-            outcome=Outcome.FAILED, reason=f"{number} {'x' * 400}", partners=[f"p{number}"]
-        )
-        for number in range(1500)
-    ]
-    lay_down(tmp_path / "home", events, [sample(place) for place in range(5000)])
-    page = report(tmp_path / "home")
-    assert len(page) < 200_000
-    assert "other reasons" in page
-
-
 def test_a_home_of_which_little_is_known_is_told_all_the_same(tmp_path: Path) -> None:
     lay_down(tmp_path / "home", [], [], signed=False)
     told = text_of(report(tmp_path / "home"))
@@ -167,16 +152,6 @@ def test_a_folder_of_homes_is_one_report(tmp_path: Path) -> None:
 def test_a_home_without_a_journal_is_refused_with_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name the home of a node"):
         write_report(tmp_path, tmp_path / "report.html")
-
-
-def test_a_count_that_begins_anew_with_each_start_is_summed_over_all() -> None:
-    assert total([10, 30, 5, 9]) == 20 + 5 + 4
-    assert total([]) == 0
-
-
-def test_time_in_which_the_node_did_not_run_is_no_wait() -> None:
-    samples = [sample(0), sample(1), sample(2, time=NOW + 10 + 2 * GAP)]
-    assert waits(samples) == [("training", 10.0)]
 
 
 def test_what_happened_with_several_peers_counts_as_one_thing() -> None:
@@ -203,15 +178,6 @@ def test_releases_are_told_from_when_they_changed(tmp_path: Path) -> None:
     words = text_of(report(tmp_path / "home"))
     assert "0.2.0 0.1.0 (1), 0.2.0 (1)" in words
     assert len(releases([sample(k, release=str(k)) for k in range(500)])) == MOST_CHANGES
-
-
-def test_a_chart_of_peers_names_counts_alone(tmp_path: Path) -> None:
-    lay_down(tmp_path, [], [sample(k, peers=2 * (k % 2)) for k in range(8)])
-    write_report(tmp_path, tmp_path / "report.html")
-    page = (tmp_path / "report.html").read_text()
-    chart_of_peers = page.partition("Other peers alive")[2].partition("</svg>")[0]
-    told = [one for one in re.findall(r'x="58" [^>]*>([^<]*)<', chart_of_peers) if one]
-    assert told == ["0", "1", "2"]
 
 
 def test_a_line_goes_to_the_right_from_what_is_known() -> None:

@@ -23,9 +23,9 @@ from lowcomm_node.status.journal import Journal
 from lowcomm_node.status.track import (
     HELD_OUT,
     TRAINING_LOSS,
-    Point,
     PositionFile,
     Tracked,
+    TrackedPoint,
     Tracker,
     tracked_of,
 )
@@ -112,7 +112,7 @@ class Forgetful:
 
     def open(self, tracked: Tracked, kept: Mapping[str, Any]) -> None: ...
 
-    def write(self, points: Sequence[Point]) -> Mapping[str, Any]:
+    def write(self, points: Sequence[TrackedPoint]) -> Mapping[str, Any]:
         return {}
 
     def close(self) -> None: ...

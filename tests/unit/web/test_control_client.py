@@ -22,7 +22,7 @@ from helpers.statuses import make_exchange, make_peer, make_status
 from helpers.waiting import until, until_async
 from lowcomm_node.cli.common import Here
 from lowcomm_node.cli.watch import web
-from lowcomm_node.errors import ConfigError, NodeError, NoPeers, NotRunning, RetryLater, Unhealthy
+from lowcomm_node.errors import ConfigError, NodeError, NoPeers, NotRunning, Unhealthy
 from lowcomm_node.status.events import Board, Notice, PhaseEntered, Warned
 from lowcomm_node.status.journal import Sample, sample
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
@@ -31,7 +31,7 @@ from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.events import Event
 from lowcomm_node.web import http as listening
 from lowcomm_node.web.api import ROOT
-from lowcomm_node.web.client import ControlClient, Endpoint, read_endpoint
+from lowcomm_node.web.client import ControlClient, read_endpoint
 from lowcomm_node.web.server import ControlServer
 
 pytestmark = pytest.mark.slow
@@ -219,20 +219,6 @@ def following(client: ControlClient, node: StandIn) -> Iterator[Notice]:
     return events
 
 
-def test_events_end_quietly_when_the_daemon_does(tmp_path: Path) -> None:
-    line = json.dumps(FINISHED.to_json()).encode() + b"\n"
-    head = (
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-        + f"{len(line):x}\r\n".encode()
-        + line
-        + b"\r\n"
-    )
-    with answering(head) as port:
-        write_control(tmp_path, port=port)
-        with ControlClient(tmp_path) as client:
-            assert list(client.events()) == [FINISHED]
-
-
 @pytest.mark.parametrize(
     ("ask", "told"),
     [
@@ -252,12 +238,6 @@ def test_only_stop_now_leaves_without_saving(
     assert node.calls == [told]
 
 
-def test_what_the_node_refuses_is_told_in_its_own_words(node: StandIn, tmp_path: Path) -> None:
-    node.refusal = RetryLater("The model is still being built: try again in a minute.")
-    with ControlClient(tmp_path) as client, pytest.raises(NodeError, match="still being built"):
-        client.generate("x", 1, 0.0, 0)
-
-
 def test_limits_are_shown_or_changed(node: StandIn, tmp_path: Path) -> None:
     with ControlClient(tmp_path) as client:
         assert client.limits() == client.limits({}) == Limits(max_peers=64)
@@ -268,15 +248,6 @@ def test_limits_are_shown_or_changed(node: StandIn, tmp_path: Path) -> None:
         with pytest.raises(NodeError, match="write 5Mbit") as refused:
             client.limits({"max_up": "5Mb"})
     assert refused.value.exit_code == 78
-
-
-def test_a_proxy_of_the_environment_is_not_asked(
-    node: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for variable in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
-        monkeypatch.setenv(variable, "http://127.0.0.1:1")
-    with ControlClient(tmp_path) as client:
-        assert client.status() == STATUS
 
 
 def test_the_control_file_is_for_its_owner_alone(node: StandIn, tmp_path: Path) -> None:
@@ -332,10 +303,6 @@ def test_a_request_that_makes_no_sense_is_refused_with_the_reason(
     assert not node.calls
 
 
-def test_the_token_is_never_shown() -> None:
-    assert "secret" not in repr(Endpoint(1, "secret", 2, "p"))
-
-
 def test_without_a_control_file_no_node_runs(tmp_path: Path) -> None:
     with pytest.raises(NotRunning, match=r"lowcomm-node join.*--home") as caught:
         ControlClient(tmp_path)
@@ -375,14 +342,6 @@ def test_a_process_that_nobody_has_reaped_counts_as_ended(tmp_path: Path) -> Non
         ending.wait()
 
 
-def test_a_port_that_nobody_listens_on_means_not_running(tmp_path: Path) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
-    write_control(tmp_path, port=port)
-    with ControlClient(tmp_path) as client, pytest.raises(NotRunning, match=f"port {port}"):
-        client.status()
-
-
 def test_a_node_that_does_not_answer_is_unhealthy(tmp_path: Path) -> None:
     with answering(None) as port:
         write_control(tmp_path, port=port)
@@ -392,25 +351,6 @@ def test_a_node_that_does_not_answer_is_unhealthy(tmp_path: Path) -> None:
         ):
             client.status()
     assert caught.value.exit_code == 4
-
-
-def test_another_program_on_the_port_is_not_taken_for_the_node(tmp_path: Path) -> None:
-    with answering(
-        b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello"
-    ) as port:
-        write_control(tmp_path, port=port)
-        with ControlClient(tmp_path) as client, pytest.raises(Unhealthy, match="not a node"):
-            client.status()
-
-
-def test_an_error_keeps_the_exit_code_that_the_node_gives(tmp_path: Path) -> None:
-    body = json.dumps({"error": "busy", "exit_code": 75}).encode()
-    head = f"HTTP/1.1 503 Busy\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode()
-    with answering(head + body) as port:
-        write_control(tmp_path, port=port)
-        with ControlClient(tmp_path) as client, pytest.raises(NodeError, match="busy") as caught:
-            client.status()
-    assert caught.value.exit_code == 75
 
 
 ASKED = {
@@ -474,14 +414,6 @@ def test_commands_go_through_a_socket_file_of_the_owner_alone(
         assert client.status() == STATUS
         used = {one.raddr.port for one in psutil.Process().net_connections("tcp") if one.raddr}
         assert client.endpoint.port not in used
-
-
-def test_where_the_socket_file_was_removed_commands_go_through_the_port(
-    node: StandIn, tmp_path: Path
-) -> None:
-    Paths(tmp_path).control_socket.unlink()
-    with ControlClient(tmp_path) as client:
-        assert client.status() == STATUS
 
 
 def test_the_key_of_a_link_stands_on_no_command_line(

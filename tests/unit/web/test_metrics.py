@@ -4,7 +4,6 @@ peers choose is no label."""
 import re
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -12,7 +11,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helpers.statuses import make_status
 from lowcomm_node.errors import PortInUse
-from lowcomm_node.status.metrics import PHASES
 from lowcomm_node.web.http import bind, serve_metrics
 
 MAX_SAMPLES = 100
@@ -62,41 +60,12 @@ async def test_metrics_are_those_of_the_status(client: httpx.AsyncClient):
     assert sum(value for (name, _), value in told.items() if name == "lowcomm_phase") == 1
 
 
-async def test_what_is_not_known_has_no_sample(client: httpx.AsyncClient):
-    told = await scrape(client)
-    assert ("lowcomm_loss_nats", (("text", "held_out"),)) not in told
-    assert ("lowcomm_limit_bytes_per_second", (("direction", "received"),)) not in told
-    assert len(told) < MAX_SAMPLES
-
-
-async def test_the_device_and_what_others_claim_are_told_where_they_are_known(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
-):
-    device = {"kind": "gpu", "name": "Large 9", "load": 0.5, "memory_taken": 3, "memory_total": 8}
-    claims = {"val_loss": 2.5, "told_by": 3}
-    status = make_status(trainer={"accelerator": device}, claims=claims)
-    monkeypatch.setitem(TOLD, "now", status)
-    told: Any = await scrape(client)
-    assert told["lowcomm_accelerator_load_ratio", (("kind", "gpu"),)] == 0.5
-    assert told["lowcomm_accelerator_memory_bytes", (("kind", "taken"),)] == 3
-    assert told["lowcomm_loss_nats", (("text", "held_out_claimed"),)] == 2.5
-
-
 async def test_names_follow_prometheus_and_nothing_else_is_served(client: httpx.AsyncClient):
     for name, labels in await scrape(client):
         assert name.startswith("lowcomm_")
         assert not {"peer", "fragment", "partner"} & dict(labels).keys()
     for path in ("/", "/api/v1/status"):
         assert (await client.get(path)).status_code == 404
-
-
-@pytest.mark.parametrize("phase", PHASES)
-async def test_every_phase_of_a_node_is_a_value_of_the_label(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, phase: str
-):
-    monkeypatch.setitem(TOLD, "now", make_status(phase=phase))
-    told: Any = await scrape(client)
-    assert told["lowcomm_phase", (("phase", phase),)] == 1
 
 
 async def test_dashboard_and_alerts_ask_for_metrics_that_there_are(

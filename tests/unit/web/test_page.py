@@ -64,16 +64,6 @@ async def test_who_brings_no_key_gets_no_token(browser: httpx.AsyncClient, body:
         assert (await browser.get(f"{ROOT}/{path}")).status_code == 401
 
 
-async def test_the_api_tells_metrics_to_who_has_the_token(
-    browser: httpx.AsyncClient, tmp_path: Path
-):
-    token = json.loads(Paths(tmp_path).control.read_text())["token"]
-    assert (await browser.get(f"{ROOT}/metrics")).status_code == 401
-    told = await browser.get(f"{ROOT}/metrics", headers={"Authorization": f"Bearer {token}"})
-    assert told.headers["content-type"].startswith("text/plain")
-    assert 'lowcomm_phase{phase="training"} 1.0' in told.text
-
-
 def test_links_end_with_time_and_the_oldest_make_room():
     now = 0.0
     access = Access(lambda: now)
