@@ -52,8 +52,8 @@ def open_data(
     ``disk_quota``: of the home; ``tell`` receives the progress of tokenizing.
 
     ``source`` is ``builtin:python``, ``builtin:stories``, or the path of a file, folder or glob,
-    whose kind its files tell, or ``text:``, ``jsonl:`` or ``parquet:`` and a path; ``field`` is the
-    column of the last two. ``tokenizer`` is ``bytes``, ``builtin:stories``, the path of a
+    whose kind follows from its files, or ``text:``, ``jsonl:`` or ``parquet:`` and a path, of which
+    ``field`` is the column. ``tokenizer`` is ``bytes``, ``builtin:stories``, the path of a
     tokenizer.json, or an open one. Raises ConfigError, DataError if the text is missing, malformed
     or too short, DiskFull.
     """

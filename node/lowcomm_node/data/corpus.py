@@ -177,7 +177,7 @@ class FileCorpus:
 
 def open_corpus(source: str, field: str = "text") -> Corpus:
     """``builtin:python``, ``builtin:stories``, or a path: a file, a folder or a glob, whose kind
-    its files tell.
+    follows from its files.
 
     ``text:``, ``jsonl:`` or ``parquet:`` before the path overrides that; of a folder it selects the
     files of that kind. Raises ConfigError if the path names nothing, binary files, or files of

@@ -49,7 +49,7 @@ _MAGIC = {
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
 _OBJECT = re.compile(rb'(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
 _HEAD_BYTES = 4096
-"""Read of each file to tell its kind."""
+"""Bytes of each file that are read to find its kind."""
 _LONGEST_LINE = 64 << 20
 _LONGEST_CHARACTER = 4
 _ROWS = 256
@@ -63,9 +63,9 @@ class ReadProgress:
     """The progress of reading, in bytes on disk; packed files count packed."""
 
     done: int = 0
-    """Of all finished files and of the current file."""
+    """Bytes of all finished files and of the current file."""
     finished: int = 0
-    """Of all finished files."""
+    """Bytes of all finished files."""
 
     def at(self, place: int) -> None:
         """``place`` bytes of the current file are read."""

@@ -109,7 +109,7 @@ def open_shards(
     """The train and held-out splits of a corpus; made if they are not there, or not as they were
     made.
 
-    ``tell`` hears after each batch how far tokenizing is. Raises DataError if there is too little
+    ``tell`` receives the progress after each batch. Raises DataError if there is too little
     text, DiskFull.
     """
     cache.mkdir(parents=True, exist_ok=True)

@@ -53,7 +53,7 @@ class Character(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """What goes wrong for the friend, and the thing that helps."""
+    """A misfortune of the friend, and the thing that helps."""
 
     thing: str
     """With its article."""
@@ -62,7 +62,7 @@ class Trouble(NamedTuple):
     plea: str
     trouble: str
     help: str
-    """What the hero does with the thing."""
+    """Deed of the hero with the thing."""
     after: str
 
 

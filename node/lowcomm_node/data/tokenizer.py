@@ -38,7 +38,7 @@ _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
 class Tokenizer(Protocol):
-    """What the data and the ``generate`` command need of a tokenizer."""
+    """A way to make tokens of text, and text of tokens."""
 
     @property
     def name(self) -> str:
@@ -75,7 +75,7 @@ class Tokenizer(Protocol):
 
     @property
     def sha256(self) -> str:
-        """Of its file, 64 hexadecimal digits; empty if it has none."""
+        """SHA-256 of its file, 64 hexadecimal digits; empty if it has none."""
         ...
 
 
@@ -123,7 +123,7 @@ class FileTokenizer:
         known = (self.number_of(token) for token in _SEPARATORS)
         self.separator: int | None = next((token for token in known if token is not None), None)
         self.marks: dict[str, Any] = {}
-        """What differs from a file alone, for checkpoints."""
+        """Tokens around documents, for checkpoints, where they differ from the file's."""
         if self.begins or end not in (None, self.separator):
             self.separator = self.separator if end is None else end
             self.marks = {"begin_tokens": [*self.begins], "end_token": self.separator}

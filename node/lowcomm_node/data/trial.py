@@ -41,7 +41,7 @@ _MAY_BE_EMPTY = re.compile(r"[*?|^$]|\\[bBAzZG]|\{[0,]|\(\)")
 
 
 def find_problem(content: bytes) -> str | None:
-    """What is wrong with a file. Raises whatever the library raises."""
+    """The reason to refuse a file, if there is any. Raises whatever the library raises."""
     from tokenizers import Tokenizer
 
     tokenizer: Any = Tokenizer.from_str(content.decode())

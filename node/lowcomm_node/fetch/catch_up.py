@@ -58,7 +58,7 @@ def state_form(run: SignedRun, ready: Ready, steps: int) -> StateForm:
 class CatchUp:
     """One peer's copying of states.
 
-    ``show`` receives what we wait for, ``warn`` what went wrong, ``tell`` events.
+    ``show`` receives what we wait for, ``warn`` what went wrong, ``tell`` takes events.
     """
 
     run: SignedRun
@@ -94,8 +94,8 @@ class CatchUp:
             try:
                 copied = await self._copy(own, form, drifted)
             except (LinkLost, CheckpointError, TrainerError, DiskFull) as error:
-                told = f"the state of others could not be copied: {error}"
-                self.warn(WarningCode.STATE_NOT_COPIED, told)
+                reason = f"the state of others could not be copied: {error}"
+                self.warn(WarningCode.STATE_NOT_COPIED, reason)
                 if copied is not None:
                     return copied
                 continue
@@ -218,7 +218,7 @@ class Gatherer:
         self, peers: Sequence[PeerInfo], own: int, folder: Path, seconds: float
     ) -> Gathered:
         """The slow weights of the peers nearest to swarm step ``own``, at most three, as far as
-        they come within ``seconds``. ``folder`` is begun anew."""
+        they come within ``seconds``. ``folder`` is emptied first."""
         near = sorted(peers, key=lambda info: abs(info.swarm_step - own))[:MOST_GATHERED]
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)

@@ -76,7 +76,7 @@ _REFUSED = (
 
 @dataclass(eq=False)
 class Source:
-    """What one peer offers of a content."""
+    """A content as one peer offers it."""
 
     peer: str
     size: int = 0
@@ -110,7 +110,7 @@ class Download(ABC):
         self.missing: dict[int, None] = {}
         """Pieces to ask for, in the order of asking."""
         self._under_way: dict[int, tuple[Source, float]] = {}
-        """Who was asked for a piece last, and when."""
+        """The source that was asked for a piece last, and when."""
         self._seconds: deque[float] = deque(maxlen=32)
         """Times that pieces took."""
         self.struck: set[str] = set()
@@ -119,7 +119,7 @@ class Download(ABC):
     @property
     @abstractmethod
     def enter(self) -> pb.Enter:
-        """What peers are asked for."""
+        """Request that names the content."""
 
     @property
     @abstractmethod
@@ -208,10 +208,10 @@ class PeerSession:
         self._source: Source | None = None
         self._was_served = False
         self._name = b""
-        """Of what the source offers."""
+        """SHA-256 that the source gave for its offer."""
         self._asked: deque[PieceRequest] = deque()
         self._data = bytearray()
-        """Of the first piece that was asked for."""
+        """Bytes received of the first piece that was asked for."""
         self._patience = Patience(SILENCE, SLOWEST)
         self.task = asyncio.create_task(self._run())
 

@@ -53,7 +53,7 @@ class RunFile:
     """Digest of the list of its pieces' digests (``spec.start.digest_of_pieces``)."""
 
     def takes(self, size: int) -> bool:
-        """Whether it may have this size."""
+        """Whether the file may have this size."""
         return 0 < size <= PIECE_BYTES if self.size is None else size == self.size
 
     @property
@@ -178,9 +178,9 @@ class VerifiedFile:
     path: Path
     size: int
     digests: tuple[bytes, ...]
-    """Of its pieces."""
+    """SHA-256 of each piece."""
     identity: tuple[int, ...]
-    """What would differ if anybody had written to it since."""
+    """Device, inode, size and time: they differ if anybody has written to the file since."""
 
 
 class VerifiedFiles:
@@ -245,7 +245,7 @@ def _digests_of(file: RunFile, path: Path, stop: Event) -> list[bytes] | None:
 
 @dataclass(frozen=True)
 class Provided:
-    """What a trainer is given."""
+    """Paths of the files that a trainer begins with."""
 
     tokenizer: str | None
     start: tuple[str, ...]

@@ -33,7 +33,7 @@ STILL_HERE = 10.0
 
 @dataclass(frozen=True)
 class Content:
-    """What a peer takes in its turn."""
+    """A file or a snapshot, as it is given in one turn."""
 
     opened: pb.Opened
     listing: bytes

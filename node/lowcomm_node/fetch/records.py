@@ -1,4 +1,4 @@
-"""What a node reports of the states that it copies."""
+"""Reports of states that a node has copied."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -8,9 +8,10 @@ incoming/
 Verified pieces stay good, whatever happens to donors or to us: after a crash each piece in the
 journal is hashed again, and the others are fetched.
 
-One can't tell a donor's invented numbers from honest ones, but they differ from everybody else's.
-So a few pieces, drawn at random, are fetched from a second donor, too. If the two have nothing in
-common, a third decides who is left out; without a third, the donor that is not the base.
+Numbers that a donor has invented look like honest numbers, but differ from everybody else's. So a
+few pieces, drawn at random, are fetched from a second donor, too. If the two have nothing in
+common, a third donor decides which of them is left out; without a third, it is the donor that is
+not the base.
 """
 
 import asyncio
@@ -40,14 +41,14 @@ if TYPE_CHECKING:
 AUDITS = 2
 """Pieces fetched from each donor although another one has given them already."""
 AUDITED_SHARE = 1 / 32
-"""Of the state, at most; but always one piece."""
+"""Largest share of the state that is audited; always at least one piece."""
 MAX_OFFERS = 1024
 """Snapshots that donors may offer for one state."""
 FAR_APART = 0.75
 """Weights of honest peers at one version are a few hundredths apart; unrelated ones, 1.4."""
 VERSION_PATIENCE = 5.0
-"""Seconds that we wait for a donor of our version before we switch to that of the others, and fetch
-anew what does not fit."""
+"""Seconds to wait for a donor of our version, before we switch to the version of other donors and
+fetch again what does not fit."""
 Plausible = Callable[[PeerInfo, int], Awaitable[bool]]
 """Whether a donor's snapshot may be of this swarm step."""
 
@@ -118,7 +119,7 @@ class StateDownload(Download):
         require_space(self.folder, self.form.size - self.size)
 
     def _remembered(self) -> list[tuple[Piece, StateOffer, str]]:
-        """The pieces in the journal. It begins anew if it, or the base's manifest, is of another
+        """The pieces in the journal. It is emptied if it, or the base's manifest, is of another
         state."""
         form = self.form
         fixed = (form.run_id, form.plan, form.fragments, form.ranges)
@@ -163,7 +164,7 @@ class StateDownload(Download):
         return os.pread(self._state, piece.size, self._offsets[piece.index])
 
     def forget(self) -> None:
-        """Begin anew: what is here is useless."""
+        """Drop all pieces: they are useless."""
         self.base = None
         self._drop(lambda _: True)
 
