@@ -78,7 +78,7 @@ class CodecEntry:
     """A codec, and which runs may choose it."""
 
     codec: object
-    """A ``codecs.Codec``, or what makes a ``Coder`` of so many values; as ``module:name`` or
+    """A ``codecs.Codec``, or a factory of a ``Coder`` from a number of values; as ``module:name`` or
     itself."""
     coarse: bool = False
     """Too coarse for absolute values (``phi``, or ``c`` with a consensus term), not for
@@ -135,7 +135,7 @@ MEANS: tuple[Mean, ...] = get_args(Mean)
 BLOCK = 256
 """Values that codecs code together. Shards of a group and pieces of a state begin at a block."""
 MAX_GROUP = 32
-"""Peers that meet in one exchange, at most: lists of members travel as 32 bits."""
+"""Most peers that meet in one exchange: lists of members travel as 32 bits."""
 
 PAIRINGS: Table[Any] = Table(
     "pairing",
