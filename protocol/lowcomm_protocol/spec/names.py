@@ -78,8 +78,8 @@ class CodecEntry:
     """A codec, and which runs may choose it."""
 
     codec: object
-    """A ``codecs.Codec``, or a factory of a ``Coder`` from a number of values; as ``module:name`` or
-    itself."""
+    """A ``codecs.Codec``, or what makes a ``Coder`` from a number of values; itself or as
+    ``module:name``."""
     coarse: bool = False
     """Too coarse for absolute values (``phi``, or ``c`` with a consensus term), not for
     differences."""
