@@ -62,7 +62,7 @@ class Trouble(NamedTuple):
     plea: str
     trouble: str
     help: str
-    """Deed of the hero with the thing."""
+    """Offence of the hero with the thing."""
     after: str
 
 
