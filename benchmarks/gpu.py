@@ -26,7 +26,7 @@ from torch import Tensor
 from lowcomm_node.models.base import build_model
 from lowcomm_node.system.machine import can_compile
 from lowcomm_node.trainer.gpu import Copies, merge
-from lowcomm_node.trainer.memory import count_parameters, reckon
+from lowcomm_node.trainer.memory import count_parameters, estimate_memory
 from lowcomm_node.trainer.optimizer import BatchedMuon
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.plan import Fragment, Slice
@@ -136,7 +136,7 @@ def loops(
     plain_seconds = plain(replica, device, clock, steps)
     again = clock.seconds(ours, 3) / steps
     tokens = batch * model["context"]
-    reckoned = reckon(spec, True)
+    reckoned = estimate_memory(spec, True)
     return {
         "parameters": count_parameters(spec.model),
         "batch": batch,

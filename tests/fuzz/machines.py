@@ -11,7 +11,7 @@ from google.protobuf.message import DecodeError
 from target import MAX_PIECES, Made, cut, join, target
 
 from lowcomm_node.errors import LinkLost
-from lowcomm_node.node.messages import Again
+from lowcomm_node.node.messages import Retransmit
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync.link import GroupLink, Incoming, PairLink
 from lowcomm_protocol.errors import ProtocolViolation
@@ -136,9 +136,9 @@ def pair_link() -> Made:
         link = PairLink(ADA, Said(pieces))  # type: ignore[arg-type]
         asks = bool(pieces) and len(pieces[0]) % 2 == 0
 
-        async def on_content(size: int, again: bool) -> Again | None:
+        async def on_content(size: int, again: bool) -> Retransmit | None:
             assert size <= SIZE
-            return Again(blocks=b"\x80", least=100, most=100) if asks and not again else None
+            return Retransmit(blocks=b"\x80", least=100, most=100) if asks and not again else None
 
         try:
             drive(

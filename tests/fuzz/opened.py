@@ -15,11 +15,10 @@ from lowcomm_node.data.tokenizer import _TRIED, BytesTokenizer, FileTokenizer, c
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.export.huggingface import tokenizer_json
 from lowcomm_node.models.base import family_of
+from lowcomm_node.models.configs import CONTEXT, read_config
 from lowcomm_node.models.conventions import conventions_of
 from lowcomm_node.models.open_weights import check_weights, files_of
-from lowcomm_node.models.strange_config import CONTEXT
-from lowcomm_node.models.transformer.family import huggingface_form
-from lowcomm_node.models.transformer.reading import read_config
+from lowcomm_node.models.transformer import huggingface_form
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.sections import MAX_CHAT_TEMPLATE, ExportSettings
 

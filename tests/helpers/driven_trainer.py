@@ -11,7 +11,7 @@ import torch
 from helpers.tiny import tiny_settings
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import A, Answer, Event, Request, create_file
-from lowcomm_node.node.messages import Again, Part, Refused
+from lowcomm_node.node.messages import Part, Refused, Retransmit
 from lowcomm_node.trainer import loop
 from lowcomm_node.trainer.loop import TrainerLoop
 from lowcomm_node.trainer.replica import Replica
@@ -154,7 +154,7 @@ def begin(one: Driven, other: Driven, fragment: int = 0, realign: bool = False) 
             bring(here, there, fragment, Part.AGAIN, resent.size)
 
 
-def bring(here: Driven, there: Driven, fragment: int, part: Part, size: int) -> Again | None:
+def bring(here: Driven, there: Driven, fragment: int, part: Part, size: int) -> Retransmit | None:
     """Pass what lies in the slot of one to the other, which decodes it."""
     here.slot(1, size)[:] = there.slot(0, size)
     receive = messages.Receive(

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lowcomm_node.models.base import build_model
-from lowcomm_node.models.transformer.family import huggingface_form
+from lowcomm_node.models.transformer import huggingface_form
 from lowcomm_protocol.spec.models import TransformerSettings
 
 VOCAB = 300

@@ -12,7 +12,16 @@ from blake3 import blake3
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import Arena, create_file
-from lowcomm_node.node.messages import Again, Done, Merged, Part, Received, Reduced, Resent, Shared
+from lowcomm_node.node.messages import (
+    Done,
+    Merged,
+    Part,
+    Received,
+    Reduced,
+    Resent,
+    Retransmit,
+    Shared,
+)
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 
@@ -80,7 +89,7 @@ class ScriptedTrainer:
         self.merges: list[Merge] = []
         self.taken_over: list[tuple[bytes, tuple[str, str]]] = []
         """Steps that it lacked, and the digests that they lead to."""
-        self.again: Again | None = None
+        self.again: Retransmit | None = None
         """What the next contribution is asked for again."""
         self.swarm_step = self.steps = self.tokens = 0
         """By fragment: what digests are in its exchange."""

@@ -13,7 +13,7 @@ import pytest
 import tomlkit
 import torch
 
-from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
+from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
 from lowcomm_node.export.write import export_checkpoint
 from lowcomm_node.models.base import Model, build_model, tensor_specs
 from lowcomm_node.models.inference import generate
@@ -84,7 +84,7 @@ def test_llama_cpp_continues_with_the_same_tokens(
 ) -> None:
     model = trained(FORMS[form])
     run = saved(tmp_path / "run", model)
-    export_checkpoint(run, tmp_path / "out", Choices(Format.GGUF, dtype, Weights.FAST))
+    export_checkpoint(run, tmp_path / "out", ExportChoices(Format.GGUF, dtype, Weights.FAST))
     (file,) = (tmp_path / "out").glob("*.gguf")
     told = llama_cpp(file, COUNT, TEXT)
     assert told["read"] == list(TEXT.encode())

@@ -14,7 +14,7 @@ from helpers.processes import Node, Swarm, command, environment, until_exchanged
 from lowcomm_node.data.tokenizer import BytesTokenizer
 from lowcomm_node.export.huggingface import tokenizer_json
 from lowcomm_node.models.base import build_model
-from lowcomm_node.models.transformer.family import huggingface_form
+from lowcomm_node.models.transformer import huggingface_form
 from lowcomm_node.storage.state_file import write_state
 from lowcomm_protocol.spec.models import TransformerSettings
 

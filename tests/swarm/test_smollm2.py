@@ -11,9 +11,9 @@ from helpers import smollm2
 from helpers.open_weights import SENTENCES, write_text
 from helpers.processes import Node, Swarm, run
 from lowcomm_node.models.base import family_of
+from lowcomm_node.models.configs import read_config
 from lowcomm_node.models.inference import load_checkpoint
 from lowcomm_node.models.open_weights import files_of, load_weights
-from lowcomm_node.models.transformer.reading import read_config
 
 pytestmark = [pytest.mark.swarm, pytest.mark.soak, pytest.mark.timeout(3600)]
 TEXT = "The capital of France is Paris. In 1789 the people of that city"

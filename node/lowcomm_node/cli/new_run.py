@@ -194,7 +194,7 @@ def name_layout(spec: RunSpec) -> RunSpec:
     specification. Raises ConfigError."""
     if not isinstance(spec.model, TransformersSettings):
         return spec
-    from lowcomm_node.models.transformers.family import checked_model, layout_of, library
+    from lowcomm_node.models.transformers import checked_model, layout_of, library
 
     layout = layout_of(checked_model(spec.model))
     told = {"layout": layout, "release": spec.model.release or library().__version__}

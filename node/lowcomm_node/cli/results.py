@@ -16,7 +16,7 @@ import typer
 from lowcomm_node.cli.common import Here, app, command, read_settings, setting
 from lowcomm_node.cli.watch import Run, journal_path
 from lowcomm_node.errors import CheckpointError, ConfigError, NodeError, NotRunning
-from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
+from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.storage.paths import Paths, absolute
 from lowcomm_node.system.units import clean_text, size
@@ -91,7 +91,7 @@ def export(
     """
     from lowcomm_node.export.write import export_checkpoint
 
-    choices = Choices(format_, dtype, weights, step, tokenizer)
+    choices = ExportChoices(format_, dtype, weights, step, tokenizer)
     of_run = newest_run(here.folder, run)
     gathered = _gather(here, of_run, choices)
     files = {peer: Path(gathered.folder) / peer for peer in gathered.peers}
@@ -136,7 +136,7 @@ def publish(
     here.show({"repository": repository, "url": address}, f"published {folder} as {address}")
 
 
-def _gather(here: Here, of_run: Path, choices: Choices) -> Gathered:
+def _gather(here: Here, of_run: Path, choices: ExportChoices) -> Gathered:
     """Weights from peers of the running node for an average, or the reason for none."""
     nothing = Gathered(folder="")
     may = choices.step is None and choices.format is not Format.SAFETENSORS

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from lowcomm_node.data import Tokenizer
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.export.choices import Weights
+from lowcomm_node.export import Weights
 from lowcomm_node.models.base import HuggingFaceForm, Model, family_of, tensor_specs
 from lowcomm_node.models.inference import load_model, tokenizer_of
 from lowcomm_node.storage.checkpoint import Checkpoint
@@ -87,7 +87,7 @@ def _is_near(ours: list[NDArray[np.float32]], vector: NDArray[np.float32]) -> bo
 
 
 @dataclass(frozen=True)
-class Contents:
+class ExportContents:
     """A model as an export writes it."""
 
     form: HuggingFaceForm
@@ -135,7 +135,7 @@ def contents_of(
     run: SignedRun | None,
     tokenizer: str | None = None,
     gathered: Mapping[str, Path] = MappingProxyType({}),
-) -> Contents:
+) -> ExportContents:
     """Read what an export needs of a checkpoint.
 
     ``checkpoint`` holds the part ``weights``, and ``outer`` where slow weights are wanted;
@@ -155,7 +155,7 @@ def contents_of(
             f"transformers knows no model of kind {model.settings.kind!r}: export it with "
             "--format safetensors."
         )
-    return Contents(
+    return ExportContents(
         form=form,
         tensors={form.names[name]: one.detach() for name, one in model.named_parameters()},
         settings=model.settings,

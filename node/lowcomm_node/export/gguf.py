@@ -17,9 +17,9 @@ from torch import Tensor
 
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer, describe
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.export.contents import Contents
+from lowcomm_node.export.contents import ExportContents
 from lowcomm_node.export.huggingface import tokenizer_json
-from lowcomm_node.models.transformer.model import frequencies
+from lowcomm_node.models.transformer import frequencies
 from lowcomm_node.system.command import install
 from lowcomm_protocol.spec.models import TransformerSettings
 
@@ -34,7 +34,7 @@ _PRE_TOKENIZERS = {
 """How the pattern begins by which a tokenizer cuts text into words, by llama.cpp's name of it."""
 
 
-def write_file(contents: Contents, folder: Path, dtype: str) -> None:
+def write_file(contents: ExportContents, folder: Path, dtype: str) -> None:
     """Write the file and a Modelfile into a folder that exists. ``dtype`` is a key of `TYPES`.
 
     Raises ConfigError if the library is missing, or llama.cpp does not know such a tokenizer.
@@ -59,7 +59,7 @@ def write_file(contents: Contents, folder: Path, dtype: str) -> None:
     (folder / "Modelfile").write_text(f"FROM ./{path.name}\n{plain}", encoding="utf-8")
 
 
-def _add_settings(writer: Any, library: Any, contents: Contents, dtype: str) -> None:
+def _add_settings(writer: Any, library: Any, contents: ExportContents, dtype: str) -> None:
     config = contents.form.config
     writer.add_name(contents.name)
     writer.add_context_length(contents.positions)
@@ -81,7 +81,7 @@ def _add_settings(writer: Any, library: Any, contents: Contents, dtype: str) -> 
     writer.add_quantization_version(library.GGML_QUANT_VERSION)
 
 
-def _add_tensors(writer: Any, library: Any, contents: Contents, kind: str) -> None:
+def _add_tensors(writer: Any, library: Any, contents: ExportContents, kind: str) -> None:
     config = contents.form.config
     architecture = library.MODEL_ARCH[str(config["model_type"]).upper()]
     names = library.get_tensor_name_map(architecture, config["num_hidden_layers"])
@@ -108,14 +108,14 @@ def _rows(name: str, values: Tensor, config: Mapping[str, Any]) -> Tensor:
     return halves.transpose(1, 2).reshape(values.shape).contiguous()
 
 
-def _slowing(contents: Contents) -> NDArray[np.float32]:
+def _slowing(contents: ExportContents) -> NDArray[np.float32]:
     """By what llama.cpp divides each frequency."""
     settings = cast("TransformerSettings", contents.settings)
     plain = frequencies(settings.model_copy(update={"rope_scaling": "none"}))
     return (plain / frequencies(settings)).float().numpy()
 
 
-def _add_tokenizer(writer: Any, library: Any, contents: Contents) -> None:
+def _add_tokenizer(writer: Any, library: Any, contents: ExportContents) -> None:
     told = _content_of(contents.tokenizer)
     model = told["model"]
     added = {one["id"]: one for one in told["added_tokens"]}
@@ -132,7 +132,7 @@ def _add_tokenizer(writer: Any, library: Any, contents: Contents) -> None:
     _add_ends(writer, contents, [number for number in range(size) if number not in tokens])
 
 
-def _add_ends(writer: Any, contents: Contents, unused: list[int]) -> None:
+def _add_ends(writer: Any, contents: ExportContents, unused: list[int]) -> None:
     """The tokens that begin and end a text, by llama.cpp's names, and the template of chats."""
     says, begins = contents.says, contents.tokenizer.begins
     writer.add_add_bos_token(len(begins) == 1)

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from lowcomm_node.data.stories import PIECES, StoryTokenizer, words
 from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
-from lowcomm_node.export.choices import Weights
-from lowcomm_node.export.contents import Contents
+from lowcomm_node.export import Weights
+from lowcomm_node.export.contents import ExportContents
 from lowcomm_node.storage.state_file import write_state
 from lowcomm_node.system.units import clean
 from lowcomm_protocol.spec.sections import BYTES
@@ -79,7 +79,7 @@ def _words_before(byte_level: dict[str, Any]) -> dict[str, Any]:
     return {"type": "Sequence", "pretokenizers": [cut, byte_level]}
 
 
-def card(contents: Contents) -> str:
+def card(contents: ExportContents) -> str:
     """Markdown that says what the model is, which run it comes from, and how to use it."""
     parameters = sum(tensor.numel() for tensor in contents.tensors.values())
     run_id = clean(str(contents.meta.get("run_id", "unknown")))[:64]
@@ -117,19 +117,19 @@ def card(contents: Contents) -> str:
     return "\n".join(lines)
 
 
-def _description(contents: Contents) -> list[str]:
+def _description(contents: ExportContents) -> list[str]:
     told = contents.run.spec.run.description if contents.run else ""
     return [told, ""] if told else []
 
 
-def _specification(contents: Contents) -> list[str]:
+def _specification(contents: ExportContents) -> list[str]:
     if contents.run is None:
         return []
     document = contents.run.spec.model_dump_json(indent=2)
     return ["## Specification of the run", "", "```json", document, "```", ""]
 
 
-def _weights(contents: Contents) -> str:
+def _weights(contents: ExportContents) -> str:
     if contents.weights is Weights.AVERAGE:
         return (
             f"the mean of the slow weights of this node and {len(contents.peers)} of its peers, as"
@@ -145,7 +145,9 @@ SHARD_BYTES = 5_000_000_000
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def write_folder(contents: Contents, folder: Path, dtype: str, most: int = SHARD_BYTES) -> None:
+def write_folder(
+    contents: ExportContents, folder: Path, dtype: str, most: int = SHARD_BYTES
+) -> None:
     """Write everything into a folder that exists. ``dtype`` is a key of `DTYPES`, ``most`` the
     bytes of a shard."""
     says, eos = contents.says, contents.says.eos_token_id
@@ -164,7 +166,7 @@ def write_folder(contents: Contents, folder: Path, dtype: str, most: int = SHARD
     (folder / "README.md").write_text(card(contents), encoding="utf-8")
 
 
-def write_tokenizer(contents: Contents, folder: Path) -> None:
+def write_tokenizer(contents: ExportContents, folder: Path) -> None:
     """Write tokenizer.json, and what transformers needs to open it."""
     tokenizer, says = contents.tokenizer, contents.says
     told: dict[str, Any] = {

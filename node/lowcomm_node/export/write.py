@@ -6,8 +6,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from lowcomm_node.errors import CheckpointError, ConfigError
-from lowcomm_node.export.choices import Choices, Dtype, Format, Weights
-from lowcomm_node.export.contents import Contents, contents_of, has_slow_weights
+from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
+from lowcomm_node.export.contents import ExportContents, contents_of, has_slow_weights
 from lowcomm_node.export.gguf import write_file
 from lowcomm_node.export.huggingface import write_folder
 from lowcomm_node.storage.checkpoint import CheckpointStore, new_folder
@@ -16,7 +16,7 @@ from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 
 
 @dataclass(frozen=True)
-class Exported:
+class ExportResult:
     """What was written."""
 
     weights: Weights
@@ -29,9 +29,9 @@ class Exported:
 def export_checkpoint(
     of_run: Path,
     folder: Path,
-    choices: Choices,
+    choices: ExportChoices,
     gathered: Mapping[str, Path] = MappingProxyType({}),
-) -> Exported:
+) -> ExportResult:
     """Write a new folder from a checkpoint of a run, ``of_run`` in a home.
 
     ``gathered``: files of slow weights of peers, by peer, for an average; without any it is of our
@@ -47,7 +47,7 @@ def export_checkpoint(
     step = newest.step if choices.step is None else choices.step
     if choices.format is Format.SAFETENSORS:
         store.export(step, folder)
-        return Exported(Weights.FAST, step)
+        return ExportResult(Weights.FAST, step)
     contents = _contents(store, step, _run_of(of_run), choices, gathered)
     size = sum(tensor.nbytes for tensor in contents.tensors.values())
     with new_folder(folder, size) as fresh:
@@ -55,23 +55,23 @@ def export_checkpoint(
             write_folder(contents, fresh, choices.dtype)
         else:
             write_file(contents, fresh, choices.dtype)
-    return Exported(contents.weights, step, contents.peers)
+    return ExportResult(contents.weights, step, contents.peers)
 
 
 def _contents(
     store: CheckpointStore,
     step: int,
     run: SignedRun | None,
-    choices: Choices,
+    choices: ExportChoices,
     gathered: Mapping[str, Path],
-) -> Contents:
+) -> ExportContents:
     weights = choices.weights or (Weights.AVERAGE if has_slow_weights(run) else Weights.FAST)
     parts = ["weights"] if weights is Weights.FAST else ["weights", "outer"]
     told = gathered if weights is Weights.AVERAGE else {}
     return contents_of(store.load(step, parts), weights, run, choices.tokenizer, told)
 
 
-def _check(choices: Choices) -> None:
+def _check(choices: ExportChoices) -> None:
     if choices.dtype is Dtype.Q8_0 and choices.format is not Format.GGUF:
         raise ConfigError("--dtype q8_0 is for --format gguf: choose float32 or bfloat16.")
     is_copy = choices.format is Format.SAFETENSORS

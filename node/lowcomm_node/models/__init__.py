@@ -1,6 +1,6 @@
 """Models: their families, loading from a checkpoint, sampling and evaluation.
 
-A family lies in its own folder, ``models/NAME/family.py``; its settings are in ``spec/NAME.py`` of
+A family lies in ``models/NAME.py``; its settings are in ``spec/NAME.py`` of
 the protocol, and its line in ``names.MODELS``. Another package calls ``register``. Nothing here
 loads torch.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from lowcomm_protocol.spec.names import MODELS, Table
 
 FAMILIES: Table[Any] = Table(
-    "kind of model", {kind: f"{__name__}.{kind}.family:FAMILY" for kind in MODELS}
+    "kind of model", {kind: f"{__name__}.{kind}:FAMILY" for kind in MODELS}
 )
 """``base.Family`` by ``model.kind``."""
 

@@ -15,8 +15,8 @@ from pydantic import ValidationError
 
 from lowcomm_node.data.tokenizer import FileTokenizer
 from lowcomm_node.errors import ConfigError
+from lowcomm_node.models.configs import show
 from lowcomm_node.models.open_weights import CONFIG, MAX_CONFIG, MAX_INDEX, read_json
-from lowcomm_node.models.strange_config import show
 from lowcomm_protocol.spec.sections import (
     GENERATION,
     GENERATION_TOKENS,

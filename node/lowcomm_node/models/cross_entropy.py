@@ -87,7 +87,7 @@ class _Chunked(torch.autograd.Function):
 
 
 SlopesOf = Callable[[Tensor, Tensor, bool], tuple[Tensor, Tensor]]
-"""See ``slopes_on_host``."""
+"""Signature of ``slopes_on_host``."""
 
 
 @cache

@@ -20,10 +20,14 @@ from torch import Tensor
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Model, family_of
-from lowcomm_node.models.strange_config import CONTEXT, Read, wrong
-from lowcomm_node.models.transformer import reading as transformer
-from lowcomm_node.models.transformer.reading import KINDS
-from lowcomm_node.models.transformers import reading as transformers
+from lowcomm_node.models.configs import (
+    CONTEXT,
+    KINDS,
+    Read,
+    read_config,
+    read_library_config,
+    wrong,
+)
 from lowcomm_node.storage.state_file import is_finite
 from lowcomm_protocol.spec.architectures import ARCHITECTURES, is_mixture
 from lowcomm_protocol.spec.models import NO_MIXTURES
@@ -66,9 +70,9 @@ def settings_of(folder: Path) -> Read:
     config = read_json(path, MAX_CONFIG)
     type_ = config.get("model_type")
     if isinstance(type_, str) and type_ in KINDS:
-        return _not_narrowed(transformer.read_config(config, str(path)), config, str(path))
+        return _not_narrowed(read_config(config, str(path)), config, str(path))
     if isinstance(type_, str) and type_ in ARCHITECTURES:
-        return transformers.read_config(config, str(path))
+        return read_library_config(config, str(path))
     reason = NO_MIXTURES if isinstance(type_, str) and is_mixture(type_) else "not known"
     known = ", ".join(sorted({*KINDS, *ARCHITECTURES}))
     raise wrong(str(path), "model_type", type_, f"{reason}: choose a model of {known}")
@@ -82,7 +86,7 @@ def _not_narrowed(ours: Read, config: Mapping[str, Any], source: str) -> Read:
         return ours
     why = f"layers look back {window} tokens, which lowcomm's own transformer can't"
     with suppress(ConfigError):
-        found = transformers.read_config(config, source)
+        found = read_library_config(config, source)
         return replace(
             found,
             note=f'kind = "transformers", as {why}: `checkpoint export --format gguf` does not '

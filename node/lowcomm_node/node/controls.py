@@ -13,7 +13,7 @@ from lowcomm_node.catalogue import CATALOGUE, Explanation
 from lowcomm_node.doctor.findings import Finding
 from lowcomm_node.doctor.run import RunningNode, examine_node
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater, TrainerError
-from lowcomm_node.export.choices import Format
+from lowcomm_node.export import Format
 from lowcomm_node.fetch.catch_up import Gatherer, state_form
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.net.ping import match_peer

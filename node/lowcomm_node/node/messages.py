@@ -156,7 +156,7 @@ class Shared(Answer, name="shared"):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Again:
+class Retransmit:
     """Blocks of a contribution that can't be decoded next to ours, and must come again."""
 
     __pydantic_config__ = AS_JSON
@@ -169,7 +169,7 @@ class Again:
 class Received(Answer, name="received"):
     """A part was decoded, but for these blocks."""
 
-    again: Again | None
+    again: Retransmit | None
 
 
 class Resent(Answer, name="resent"):

@@ -16,7 +16,7 @@ from typing import Any
 from lowcomm_node.planner import pace
 from lowcomm_node.planner.question import Line, Question
 from lowcomm_node.simulation.baselines import ring_bytes
-from lowcomm_node.trainer.memory import count_parameters, reckon
+from lowcomm_node.trainer.memory import count_parameters, estimate_memory
 from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import MOST_VALUES, RunSpec, fragment_count
@@ -391,7 +391,7 @@ def _changed(spec: RunSpec) -> dict[str, Any]:
 
 
 def _memory(spec: RunSpec) -> Memory:
-    host, gpu = (reckon(spec, gpu=gpu, cut=Cut(1, True)) for gpu in (False, True))
+    host, gpu = (estimate_memory(spec, gpu=gpu, cut=Cut(1, True)) for gpu in (False, True))
     return Memory(
         host_bytes=host.host_bytes, gpu_host_bytes=gpu.host_bytes, gpu_bytes=gpu.device_bytes
     )

@@ -13,7 +13,7 @@ from typing import Any, cast
 from lowcomm_node.simulation.driver import ExchangeDriver
 from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.simulation.words import event_of, words_of
-from lowcomm_node.trainer.capture import CAPTURES, Capture, GroupCapture, PairCapture
+from lowcomm_node.trainer.capture import CAPTURES, CapturedFragment, GroupCapture, PairCapture
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, Offence
 from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange import group as groups
@@ -281,7 +281,7 @@ CONTENTS: dict[str, type[Contents]] = {
 
 @contextmanager
 def registered(
-    kind: kinds.Kind, contents: type[Contents], capture: type[Capture[Any]]
+    kind: kinds.Kind, contents: type[Contents], capture: type[CapturedFragment[Any]]
 ) -> Generator[None]:
     """Simulate a kind of exchange of your own while the context lasts."""
     CONTENTS[kind.name], CAPTURES[kind.name] = contents, capture

@@ -18,7 +18,7 @@ from lowcomm_node.simulation.network import Conditions, Network, Stream
 from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.simulation.words import control_bytes
 from lowcomm_node.trainer import transfer
-from lowcomm_node.trainer.capture import Capture
+from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange.judging import PLAUSIBLE, Bound
 from lowcomm_protocol.exchange.outer import worst_block_spread
@@ -239,7 +239,7 @@ class Swarm:
         there = list(self.others(peer))
         if not there:
             return False
-        copies = [transfer.Snapshot(one.replica) for one in there]
+        copies = [transfer.StateSnapshot(one.replica) for one in there]
         base = max(copies, key=lambda one: one.swarm_step)
         manifests = {one: one.manifest([]) for one in copies}
 
@@ -344,7 +344,7 @@ def liar(kind: type[Replica], attack: Attack) -> type[Replica]:
 
 
 def _without_ours(
-    capture: Capture[Any],
+    capture: CapturedFragment[Any],
     reduce: Callable[[Mapping[str, int], memoryview], int],
     tokens: Mapping[str, int],
     out: memoryview,

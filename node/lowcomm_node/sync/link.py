@@ -19,7 +19,7 @@ from blake3 import blake3
 from lowcomm_node.errors import GaveUp, LinkLost, TooSlow
 from lowcomm_node.net.bandwidth import Arrival, Bandwidth, Turns
 from lowcomm_node.net.stream import ChunkFrame, Stream
-from lowcomm_node.node.messages import Again
+from lowcomm_node.node.messages import Retransmit
 from lowcomm_node.system.stages import Stages
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -251,7 +251,7 @@ class Link:
 class PairLink(Link):
     """The stream of a pair."""
 
-    _again: Again | None = None
+    _again: Retransmit | None = None
     _whole = _resent = False
     IN_TURN = True
 
@@ -263,7 +263,7 @@ class PairLink(Link):
         self,
         into: memoryview,
         least: int,
-        on_content: Callable[[int, bool], Awaitable[Again | None]],
+        on_content: Callable[[int, bool], Awaitable[Retransmit | None]],
         on_resend: Callable[[bytes], None],
         on_confirm: Callable[[bytes], None],
     ) -> None:
@@ -305,7 +305,7 @@ class PairLink(Link):
                     raise ProtocolViolation(f"sent {other!r} where a contribution was expected")
         raise LinkLost("ended the stream")
 
-    async def _ask_again(self, again: Again | None) -> None:
+    async def _ask_again(self, again: Retransmit | None) -> None:
         if again is not None:
             self._again, self._incoming, self._whole = again, None, False
             await self.send(pb.Frame(resend=pb.Resend(blocks=again.blocks)))

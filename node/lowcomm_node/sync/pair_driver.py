@@ -5,7 +5,16 @@ from functools import partial
 from typing import Any
 
 from lowcomm_node.net.stream import Stream
-from lowcomm_node.node.messages import Again, Capture, Merge, Merged, Part, Receive, Resend, Shared
+from lowcomm_node.node.messages import (
+    Capture,
+    Merge,
+    Merged,
+    Part,
+    Receive,
+    Resend,
+    Retransmit,
+    Shared,
+)
 from lowcomm_node.sync.driver import ExchangeDriver, Station
 from lowcomm_node.sync.link import PairLink
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
@@ -44,7 +53,7 @@ class PairDriver(ExchangeDriver):
             lambda members: self.tell(pairs.Confirmed(peer=link.peer, members=members)),
         )
 
-    async def _take_in(self, peer: str, slot: int, size: int, again: bool) -> Again | None:
+    async def _take_in(self, peer: str, slot: int, size: int, again: bool) -> Retransmit | None:
         """Have a contribution decoded, or what of it came again; what is missing still."""
         self.arrived(peer)
         await self._until(self._captured)

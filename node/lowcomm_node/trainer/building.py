@@ -20,11 +20,11 @@ from lowcomm_node.storage.files import DiskQuota
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.system.machine import cores_allowed
 from lowcomm_node.trainer import state, transfer
-from lowcomm_node.trainer.capture import Capture
+from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.gpu import prepare, use
 from lowcomm_node.trainer.inner import choose_device
 from lowcomm_node.trainer.memory import (
-    Wanted,
+    StepChoices,
     at_once,
     check_memory,
     is_mapped,
@@ -135,7 +135,7 @@ def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None])
     prepare(device, Paths(Path(settings.home)).compiled)
     use(device)
     limits = (settings.max_memory, settings.max_vram)
-    wanted = Wanted(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
+    wanted = StepChoices(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
     rehearse(spec.sync)  # first, as what compiling takes counts
     compiled = compiled_here() > 0
     fit = check_memory(spec, device, *limits, settings.exchanges, wanted, compiled)
@@ -175,7 +175,7 @@ def _begin(replica: Replica, settings: TrainerSettings) -> None:
 def _cut_steps(
     replica: Replica,
     settings: TrainerSettings,
-    wanted: Wanted,
+    wanted: StepChoices,
     reckoned: Cut,
     tell: Callable[[Event], None],
 ) -> None:
@@ -236,7 +236,7 @@ def gpu_of(device: torch.device) -> str:
     return f"GPU-{uuid}" if uuid else ""
 
 
-def slot_bytes(exchanged: type[Capture[Any]], codec_name: str, numel: int) -> int:
+def slot_bytes(exchanged: type[CapturedFragment[Any]], codec_name: str, numel: int) -> int:
     """Bytes of a slot, whole pages, for fragments of up to ``numel`` values."""
     codings = (exchanged.new_coder(name, numel, False) for name in (codec_name, "fp32"))
     largest = exchanged.slack + max(coding.max_size for coding in codings)  # fp32: to realign

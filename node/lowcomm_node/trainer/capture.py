@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.node.messages import Again, Part
+from lowcomm_node.node.messages import Part, Retransmit
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer.gpu import Landing
 from lowcomm_node.trainer.judging import Judge
@@ -51,7 +51,7 @@ def _empty() -> Tensor:
 
 
 @dataclass(kw_only=True)
-class Capture(ABC, Generic[AnyCoder]):
+class CapturedFragment(ABC, Generic[AnyCoder]):
     """The part that all kinds share."""
 
     new_coder: ClassVar[Callable[[str, int, bool], Any]]
@@ -126,7 +126,7 @@ class Capture(ABC, Generic[AnyCoder]):
         """Code the contribution into ``out``: what each member gets, one after the other; bytes."""
 
     @abstractmethod
-    def take(self, part: Part, peer: str, data: memoryview) -> Again | None:
+    def take(self, part: Part, peer: str, data: memoryview) -> Retransmit | None:
         """Decode a part that a peer brings; what of it must come again."""
 
     def resend(self, blocks: bytes, out: memoryview) -> int:
@@ -175,7 +175,7 @@ class Capture(ABC, Generic[AnyCoder]):
 
 
 @dataclass(kw_only=True)
-class PairCapture(Capture[Coder]):
+class PairCapture(CapturedFragment[Coder]):
     """In a pair, both members send the whole fragment."""
 
     heavy = HEAVY_IN_PAIRS
@@ -201,7 +201,7 @@ class PairCapture(Capture[Coder]):
     def code(self, out: memoryview) -> tuple[int, ...]:
         return (self.encode(out),)
 
-    def take(self, part: Part, peer: str, data: memoryview) -> Again | None:
+    def take(self, part: Part, peer: str, data: memoryview) -> Retransmit | None:
         if part is Part.AGAIN:
             self.patch(peer, data)
             return None
@@ -209,7 +209,7 @@ class PairCapture(Capture[Coder]):
         if not blocks:
             return None
         least, most = self.coder.resent_sizes(blocks)
-        return Again(blocks=blocks, least=least, most=most)
+        return Retransmit(blocks=blocks, least=least, most=most)
 
     def receive(self, peer: str, data: memoryview) -> bytes:
         """Decode the partner's contribution; a bitmap of blocks that must come again, or empty.
@@ -267,7 +267,7 @@ class PairCapture(Capture[Coder]):
 
 
 @dataclass(kw_only=True)
-class GroupCapture(Capture[ShardCoder]):
+class GroupCapture(CapturedFragment[ShardCoder]):
     """Each member averages one shard of the fragment and sends the mean to the others: the k-th of
     ``members`` shard k."""
 
@@ -309,7 +309,7 @@ class GroupCapture(Capture[ShardCoder]):
     def code(self, out: memoryview) -> tuple[int, ...]:
         return tuple(self.encode(out))
 
-    def take(self, part: Part, peer: str, data: memoryview) -> Again | None:
+    def take(self, part: Part, peer: str, data: memoryview) -> Retransmit | None:
         (self.receive_mean if part is Part.MEAN else self.receive)(peer, data)
         return None
 
@@ -426,13 +426,13 @@ class GroupCapture(Capture[ShardCoder]):
         self.coder.commit(self.ranges)
 
 
-CAPTURES: dict[str, type[Capture[Any]]] = {
+CAPTURES: dict[str, type[CapturedFragment[Any]]] = {
     kinds.PAIR.name: PairCapture,
     kinds.GROUP.name: GroupCapture,
 }
 """By the name of the kind."""
 
 
-def capture_for(sync: SyncSettings) -> type[Capture[Any]]:
+def capture_for(sync: SyncSettings) -> type[CapturedFragment[Any]]:
     """What exchanges of a run are captured with; pairs where its peers do not exchange."""
     return CAPTURES[(kinds.kind_of(sync) or kinds.PAIR).name]

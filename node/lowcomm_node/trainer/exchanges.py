@@ -20,7 +20,7 @@ from lowcomm_node.errors import TrainerError
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import A, Answer, Arena, Request
 from lowcomm_node.node.messages import Done, refusal_of
-from lowcomm_node.trainer.capture import Capture
+from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.replica import Replica
 
 Handlers = Mapping[type[Request[Any]], Callable[[Any], Answer | Future[Any]]]
@@ -33,7 +33,7 @@ class PendingMerge:
 
     steps: int
     """Own inner steps from which on it may be merged."""
-    capture: Capture
+    capture: CapturedFragment
     request: messages.Merge
     merged: Future[messages.Merged]
 
@@ -217,7 +217,9 @@ class ExchangeWork:
 
         return self._coder.submit(work)
 
-    def _work_on(self, fragment: int, capture: Capture, work: Callable[[], A]) -> Future[A]:
+    def _work_on(
+        self, fragment: int, capture: CapturedFragment, work: Callable[[], A]
+    ) -> Future[A]:
         """Do ``work`` on the coding thread, unless its exchange is void by then."""
 
         def checked() -> A:
@@ -226,7 +228,7 @@ class ExchangeWork:
 
         return self._coder.submit(checked)
 
-    def _check_captured(self, fragment: int, capture: Capture) -> None:
+    def _check_captured(self, fragment: int, capture: CapturedFragment) -> None:
         if self._replica.captures.get(fragment) is not capture:
             raise TrainerError(
                 f"Fragment {fragment} is not captured any more: the exchange is void."

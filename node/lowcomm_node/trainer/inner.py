@@ -33,7 +33,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Outcome:
+class StepOutcome:
     """The outcome of one inner step."""
 
     loss: float
@@ -154,7 +154,7 @@ class InnerReplica:
         self.clock.tick()
         self._unsettled.append(Taken(steps=self.steps, swarm_step=self.clock.step, figures=figures))
 
-    def settle(self) -> Outcome:
+    def settle(self) -> StepOutcome:
         """Count the oldest step that is not counted yet; waits for the device."""
         taken = self._unsettled.popleft()
         loss, norm = taken.figures()
@@ -164,7 +164,7 @@ class InnerReplica:
         else:
             self.skipped += 1
             self.skipped_in_a_row += 1
-        return Outcome(loss=loss, steps=taken.steps, swarm_step=taken.swarm_step)
+        return StepOutcome(loss=loss, steps=taken.steps, swarm_step=taken.swarm_step)
 
     @property
     def unsettled(self) -> int:

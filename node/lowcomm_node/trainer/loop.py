@@ -36,7 +36,7 @@ from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.building import build, ready_of
 from lowcomm_node.trainer.exchanges import ExchangeWork, Handlers
 from lowcomm_node.trainer.gpu import use
-from lowcomm_node.trainer.inner import BatchesAhead, Outcome
+from lowcomm_node.trainer.inner import BatchesAhead, StepOutcome
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.saving import Saving, StateWriter
 from lowcomm_protocol.spec.amendments import newest
@@ -289,7 +289,7 @@ class TrainerLoop:
 
     # events
 
-    def _tell_step(self, outcome: Outcome, seconds: float) -> None:
+    def _tell_step(self, outcome: StepOutcome, seconds: float) -> None:
         replica, swarm_step = self.replica, outcome.swarm_step
         now, cut = replica.course.at(swarm_step), replica.gradient.cut
         self._pipe.tell(
@@ -317,7 +317,7 @@ class TrainerLoop:
             )
         )
 
-    def _tell_skipped(self, outcome: Outcome) -> None:
+    def _tell_skipped(self, outcome: StepOutcome) -> None:
         row, steps = self.replica.skipped_in_a_row, outcome.steps
         if row >= MOST_SKIPPED:
             raise Diverged(

@@ -65,7 +65,7 @@ BETWEEN = 1.1
 
 
 @dataclass(frozen=True)
-class Reckoning:
+class MemoryEstimate:
     """Bytes by what takes them."""
 
     host: dict[str, int]
@@ -83,13 +83,13 @@ class Reckoning:
         return sum(self.device.values())
 
 
-def reckon(
+def estimate_memory(
     spec: RunSpec,
     gpu: bool,
     exchanges: int = 4,
     cut: Cut | None = None,
     compiled: bool = False,
-) -> Reckoning:
+) -> MemoryEstimate:
     """What training takes with at most so many ``exchanges`` under way at once.
 
     ``cut``: how a step goes through the model; None for the whole batch at once. ``compiled``:
@@ -117,14 +117,14 @@ def reckon(
     mapped = {"exchanges": _exchanges(spec, model, exchanges)}
     programs = DAEMON + (COMPILING if compiled else 0)
     if gpu:
-        return Reckoning(
+        return MemoryEstimate(
             host={"programs": programs + CUDA_TRAINER, **_with_gaps(keeping), **mapped},
             device={
                 "programs": CUDA_DEVICE,
                 **_with_gaps(training | {"captures and merges": _beside(spec, numel)}),
             },
         )
-    return Reckoning(
+    return MemoryEstimate(
         host={"programs": programs + TRAINER, **_with_gaps(training | keeping), **mapped},
         device={},
     )
@@ -281,7 +281,7 @@ def _with_gaps(parts: Mapping[str, int]) -> dict[str, int]:
 
 
 @dataclass(frozen=True)
-class Wanted:
+class StepChoices:
     """What the owner says of how steps are cut; None to choose."""
 
     micro_batch: int | None = None
@@ -292,7 +292,7 @@ class Wanted:
 class Fit:
     """What training needs, and how steps are cut for that."""
 
-    reckoned: Reckoning
+    reckoned: MemoryEstimate
     cut: Cut
 
 
@@ -313,7 +313,7 @@ def check_memory(
     max_memory: float | None,
     max_vram: float | None = None,
     exchanges: int = 4,
-    wanted: Wanted = Wanted(),
+    wanted: StepChoices = StepChoices(),
     compiled: bool = False,
 ) -> Fit:
     """What training needs, and the largest micro-batch that is reckoned to fit. Raises ConfigError
@@ -332,21 +332,21 @@ def check_memory(
         vram = vram if max_vram is None else min(vram, int(max_vram * GIB))
 
     def fits(cut: Cut) -> bool:
-        needed = reckon(spec, gpu, exchanges, cut, compiled)
+        needed = estimate_memory(spec, gpu, exchanges, cut, compiled)
         return needed.host_bytes <= allowed and needed.device_bytes <= vram
 
     cut = choose(spec.train.batch, wanted.micro_batch, wanted.recompute, fits)
     if cut is None:
         smallest = Cut(wanted.micro_batch or 1, wanted.recompute is not False)
-        least = reckon(spec, gpu, exchanges, smallest, compiled)
+        least = estimate_memory(spec, gpu, exchanges, smallest, compiled)
         _require(spec, least.host, allowed, "memory", "--max-memory", wanted)
         _require(spec, least.device, vram, "memory of the GPU", "--max-vram", wanted)
     cut = cut or Cut(1)
-    return Fit(reckon(spec, gpu, exchanges, cut, compiled), cut)
+    return Fit(estimate_memory(spec, gpu, exchanges, cut, compiled), cut)
 
 
 def _require(
-    spec: RunSpec, parts: dict[str, int], allowed: int, what: str, option: str, wanted: Wanted
+    spec: RunSpec, parts: dict[str, int], allowed: int, what: str, option: str, wanted: StepChoices
 ) -> None:
     needed = sum(parts.values())
     if needed <= allowed:

@@ -172,7 +172,7 @@ ADAMW_MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 MUON_MOMENTS = ("momentum_buffer",)
 
 
-class Part(Protocol):
+class PartOptimizer(Protocol):
     """One optimizer, of some of the weights."""
 
     state: dict[Tensor, dict[str, Tensor]]
@@ -200,7 +200,7 @@ class InnerOptimizer:
         self._moments_of = {
             name: MUON_MOMENTS if name in by_muon else ADAMW_MOMENTS for name in self._weights
         }
-        self._parts: list[Part] = [_adamw(others, train, device)]
+        self._parts: list[PartOptimizer] = [_adamw(others, train, device)]
         if by_muon:
             moved, gpu = list(by_muon.values()), device.type == "cuda"
             self._parts.append(BatchedMuon(moved, train.muon_momentum, train.weight_decay, gpu))

@@ -29,7 +29,7 @@ from lowcomm_node.data import Dataset
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.storage.state_file import mapped_vector, sweep
 from lowcomm_node.system.machine import can_compile
-from lowcomm_node.trainer.capture import FP32_BYTES, Capture, Slow, capture_for
+from lowcomm_node.trainer.capture import FP32_BYTES, CapturedFragment, Slow, capture_for
 from lowcomm_node.trainer.gpu import Copies, merge, merges_alike
 from lowcomm_node.trainer.inner import InnerReplica
 from lowcomm_node.trainer.judging import Judge
@@ -107,7 +107,7 @@ class Replica(InnerReplica):
         """Whether outer steps need the ``delta`` of those before."""
         self.delta = [torch.zeros_like(phi) for phi in self.phi] if self.keeps_momentum else []
         """Outer momentum by fragment; empty where none is kept."""
-        self.captures: dict[int, Capture[Any]] = {}
+        self.captures: dict[int, CapturedFragment[Any]] = {}
         self.exchanged = capture_for(spec.sync)
         """The class of captures."""
         # Shards are cut at blocks: those of all members, as long as ours, may be longer together.
@@ -300,7 +300,7 @@ class Replica(InnerReplica):
         holding = ((step, self.course.at(step)) for step in range(start, start + count))
         return sum(learning_rate(spec.train, step, spec.run.steps) for step, spec in holding)
 
-    def capture_of(self, fragment: int) -> Capture[Any]:
+    def capture_of(self, fragment: int) -> CapturedFragment[Any]:
         """The capture of an exchange that is under way."""
         capture = self.captures.get(fragment)
         if capture is None:
@@ -372,7 +372,7 @@ class Replica(InnerReplica):
         own. It is called for one piece of the fragment after the other."""
         outer_step(self._outer, phi, delta, mean, progress, sent)
 
-    def _outer_of(self, fragment: int, capture: Capture[Any]) -> OuterSettings:
+    def _outer_of(self, fragment: int, capture: CapturedFragment[Any]) -> OuterSettings:
         """The settings of an outer step. Without a consensus term all members must take the same
         step, so theirs do not follow from the steps of one."""
         if not self.spec.sync.consensus:
@@ -460,7 +460,9 @@ class Replica(InnerReplica):
         self.clock.observe(swarm_step)
         self.schedule.merged(fragment, self.clock.step, capture.steps, capture.tokens)
 
-    def _merge_into_weights(self, fragment: int, capture: Capture[Any], phi: Tensor) -> bool:
+    def _merge_into_weights(
+        self, fragment: int, capture: CapturedFragment[Any], phi: Tensor
+    ) -> bool:
         """Bring new slow weights into the fast weights; False, and they are as before, if the
         outcome is not finite."""
         whole = list(capture.merged) == [(0, capture.numel)]
@@ -487,7 +489,7 @@ class Replica(InnerReplica):
                 return False
         return True
 
-    def _merged(self, fragment: int, capture: Capture[Any], phi: Tensor) -> Tensor | None:
+    def _merged(self, fragment: int, capture: CapturedFragment[Any], phi: Tensor) -> Tensor | None:
         """The new fast weights in a vector of their own; None if not finite."""
         out, theta = capture.theta, None
         if self.copies is not None and capture.landing is not None:

@@ -221,7 +221,7 @@ class StateWriter:
 
     def _snapshot(self, request: Snapshot) -> Future[SnapshotWritten]:
         reading = self._begin_reading()
-        snapshot = transfer.Snapshot(self._replica, copied=reading is None)
+        snapshot = transfer.StateSnapshot(self._replica, copied=reading is None)
 
         def work() -> SnapshotWritten:
             try:

@@ -40,7 +40,7 @@ def form_of(replica: Replica) -> StateForm:
     )
 
 
-class Snapshot:
+class StateSnapshot:
     """A replica's state as of a step boundary; usable on any thread."""
 
     def __init__(self, replica: Replica, copied: bool = True) -> None:

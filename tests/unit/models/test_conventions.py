@@ -10,16 +10,13 @@ import numpy as np
 import pytest
 
 from helpers.hub_tokenizers import CHAT, write_tokenizer
-from lowcomm_node.cli.new_run import tokenizer_file
 from lowcomm_node.data import open_data, open_tokenizer
 from lowcomm_node.data.tokenizer import FileTokenizer, identify, prompt_of
 from lowcomm_node.errors import CheckpointError, ConfigError
 from lowcomm_node.models.conventions import Conventions, conventions_of
 from lowcomm_node.models.inference import tokenizer_of
-from lowcomm_node.swarm.run_template import write_template
 from lowcomm_protocol.errors import SpecError
-from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.spec.run import parse_canonical, parse_toml, sign_run
+from lowcomm_protocol.spec.run import parse_toml
 from lowcomm_protocol.spec.sections import MAX_CHAT_TEMPLATE
 
 VOCAB = 340
@@ -95,22 +92,6 @@ def test_chat_templates_are_found_in_all_their_places_and_bounded(tmp_path: Path
     (tmp_path / "chat_template.jinja").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=r"chat_template\.jinja can't be read"):
         read(tmp_path)
-
-
-def test_a_run_carries_them_and_reads_the_same_when_signed(tmp_path: Path) -> None:
-    folder = folder_of(
-        tmp_path,
-        config={"eos_token_id": [1, 2]},
-        generation_config={"top_k": 40},
-        chat_template=CHAT,
-    )
-    tokenizer = tokenizer_file(str(folder / "tokenizer.json"))
-    spec = parse_toml(write_template("a", "lowcomm", 10, 0, tokenizer=tokenizer))
-    assert spec.export == tokenizer.export
-    assert (spec.data.begin_tokens, spec.data.end_token) == ((0,), 1)
-    signed = sign_run(spec, Identity(bytes(32)))
-    assert parse_canonical(signed.document.decode()).export == spec.export
-    assert b'"export"' not in parse_toml(RUN).canonical(), "older releases read a run without"
 
 
 @pytest.mark.parametrize(

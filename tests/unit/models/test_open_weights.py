@@ -9,18 +9,13 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from lowcomm_node.cli.new_run import open_weights
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import build_model, family_of
+from lowcomm_node.models.configs import Read, read_config
 from lowcomm_node.models.open_weights import check_weights, files_of, load_weights
 from lowcomm_node.models.open_weights import settings_of as read_folder
-from lowcomm_node.models.strange_config import Read
-from lowcomm_node.models.transformer.family import huggingface_form
-from lowcomm_node.models.transformer.reading import read_config
-from lowcomm_node.storage.start_files import check
-from lowcomm_node.swarm.run_template import write_template
+from lowcomm_node.models.transformer import huggingface_form
 from lowcomm_protocol.spec.models import TransformerSettings
-from lowcomm_protocol.spec.run import parse_canonical, parse_toml
 
 SMALL = {"vocab": 64, "layers": 2, "width": 16, "heads": 4, "feed_forward": 40, "context": 16}
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -212,26 +207,3 @@ def test_weights_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(ConfigError, match=r"model\.norm\.weight holds NaN or infinity"):
         load_weights(build_model(settings, 0), files_of(folder))
-
-
-def test_a_run_pins_the_files_that_it_begins_with(tmp_path: Path) -> None:
-    folder = folder_of(tmp_path, settings_of(qk_norm=False, kv_heads=2, vocab=256))
-    opened = open_weights(folder)
-    spec = parse_toml(write_template("a", "lowcomm", 10, 0, weights=opened))
-    [file] = spec.start.files
-    assert file.name == "model.safetensors"
-    assert file.size == (folder / file.name).stat().st_size == spec.start.size
-    assert (spec.train.optimizer, spec.train.learning_rate) == ("adamw", 5e-5)
-    assert spec.model == opened.model
-    assert parse_canonical(spec.canonical().decode()) == spec
-    check(folder / file.name, file)
-    data = bytearray((folder / file.name).read_bytes())
-    data[-1] ^= 1
-    (folder / file.name).write_bytes(data)
-    with pytest.raises(ConfigError, match=r"is not the model.safetensors of this run.*SHA-256"):
-        check(folder / file.name, file)
-    (folder / file.name).write_bytes(data[:-1])
-    with pytest.raises(ConfigError, match=r"bytes, the model.safetensors of this run"):
-        check(folder / file.name, file)
-    with pytest.raises(ConfigError, match="can't be read"):
-        check(folder / "elsewhere", file)

@@ -82,7 +82,7 @@ def test_a_line_that_was_cut_or_changed_is_refused_with_what_is_wrong(
         (messages.Shared(sizes=(1, 2), digests=(), steps=0), b"[1,2]", b"3", "shared.sizes"),
         (READY, b'"sizes":[[1,1]]', b'"sizes":[[1]]', "ready.sizes"),
         (
-            messages.Received(again=messages.Again(blocks=b"", least=1, most=1)),
+            messages.Received(again=messages.Retransmit(blocks=b"", least=1, most=1)),
             b'"least":1',
             b'"least":""',
             "received.again.least",

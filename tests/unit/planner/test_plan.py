@@ -7,7 +7,7 @@ import pytest
 from lowcomm_node.planner.plan import Plan, Shares, as_written, plan, with_choice
 from lowcomm_node.planner.question import Line, Question, run_of
 from lowcomm_node.planner.words import interval_in_words, plan_in_words
-from lowcomm_node.trainer.memory import reckon
+from lowcomm_node.trainer.memory import estimate_memory
 from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -54,8 +54,8 @@ def test_a_narrower_line_takes_a_longer_interval_and_keeps_less() -> None:
 
 def test_memory_is_what_a_node_reckons_before_it_trains(told: Plan) -> None:
     spec = with_choice(question().spec, told.best)
-    assert told.best.memory.host_bytes == reckon(spec, gpu=False, cut=Cut(1, True)).host_bytes
-    assert told.best.memory.gpu_bytes == reckon(spec, gpu=True, cut=Cut(1, True)).device_bytes
+    assert told.best.memory.host_bytes == estimate_memory(spec, False, cut=Cut(1, True)).host_bytes
+    assert told.best.memory.gpu_bytes == estimate_memory(spec, True, cut=Cut(1, True)).device_bytes
 
 
 def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> None:

@@ -16,7 +16,7 @@ from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.models.base import Cache, Family, Footprint, Model, Place
 from lowcomm_node.models.inference import generate
 from lowcomm_node.simulation import simulate
-from lowcomm_node.trainer.memory import reckon
+from lowcomm_node.trainer.memory import estimate_memory
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.matching import Meeting, Pairing
 from lowcomm_protocol.spec.names import (
@@ -138,7 +138,7 @@ def test_a_family_of_models(dataset):
         check_new_run(spec.model_copy(update={"optional": ("model.channels",)}))
         with pytest.raises(SpecError, match=r"optional names .model\.layers., which is no setting"):
             check_new_run(spec.model_copy(update={"optional": ("model.layers",)}))
-        assert reckon(spec, gpu=False).host["optimizer"] > 0
+        assert estimate_memory(spec, gpu=False).host["optimizer"] > 0
         model = models.FAMILIES["bigrams"].build(spec.model, 0)
         assert len(list(generate(model, [1], 40))) == 40, "longer than its context"
         with pytest.raises(ValueError, match=r"model\.layers"):

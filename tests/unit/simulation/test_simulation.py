@@ -35,7 +35,7 @@ from lowcomm_node.simulation.swarm import Attack, Swarm, liar
 from lowcomm_node.sync.offers import from_message, to_message
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_node.trainer.transfer import Snapshot
+from lowcomm_node.trainer.transfer import StateSnapshot
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.exchange import base, kinds, underway
@@ -303,9 +303,9 @@ def test_within_two_intervals_a_late_peer_is_as_good_as_the_swarm(
 ):
     """Must be seen; its state is of pieces of several donors. Measured over three seeds: at most 8
     % above their mean."""
-    givers, piece = set(), Snapshot.piece
+    givers, piece = set(), StateSnapshot.piece
     monkeypatch.setattr(
-        Snapshot, "piece", lambda taken, one: givers.add(id(taken)) or piece(taken, one)
+        StateSnapshot, "piece", lambda taken, one: givers.add(id(taken)) or piece(taken, one)
     )
     members = [Member(), Member(), Member(), Member(joins=JOINS + 0.5)]
     settings = spec(method, seed, steps=JOINS + 2 * H + 2)
@@ -335,7 +335,7 @@ def joined_at_a_liar(dataset: Dataset, method: str, claims: bool) -> Swarm:
     def copy_state(peer) -> bool:
         if peer is not newcomer:
             return Swarm.copy_state(swarm, peer)
-        taken = Snapshot(donor.replica)
+        taken = StateSnapshot(donor.replica)
         manifest = taken.manifest([bytes(32)] * len(taken.form.pieces)).to_bytes(taken.form)
         if claims:
             fragments = len(taken.form.fragments)

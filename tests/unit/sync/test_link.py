@@ -17,7 +17,7 @@ from lowcomm_node.errors import LinkLost, TooSlow
 from lowcomm_node.net import stream as stream_module
 from lowcomm_node.net.stream import explain
 from lowcomm_node.node.ipc import Arena, create_file
-from lowcomm_node.node.messages import Again
+from lowcomm_node.node.messages import Retransmit
 from lowcomm_node.sync import frames, offers
 from lowcomm_node.sync import link as link_module
 from lowcomm_node.sync.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
@@ -32,7 +32,7 @@ class Reader:
     """One end that reads to the other's confirmation, and what came."""
 
     def __init__(
-        self, link: PairLink, size: int, least: int | None = None, ask: Again | None = None
+        self, link: PairLink, size: int, least: int | None = None, ask: Retransmit | None = None
     ) -> None:
         self.link, self.into, self.least, self.ask = (
             link,
@@ -55,7 +55,7 @@ class Reader:
             )
         return self
 
-    async def _on_content(self, size: int, again: bool) -> Again | None:
+    async def _on_content(self, size: int, again: bool) -> Retransmit | None:
         assert again == bool(self.contents)
         self.contents.append(bytes(self.into[:size]))
         return None if again else self.ask
@@ -103,7 +103,7 @@ async def test_a_confirmation_that_is_due_while_the_content_is_on_its_way_comes_
 
 
 async def test_blocks_that_are_asked_for_come_again_over_the_first():
-    again = Again(blocks=b"\x80", least=5, most=5)
+    again = Retransmit(blocks=b"\x80", least=5, most=5)
     async with linked() as (one, two):
         reading = asyncio.create_task(Reader(two, 100, ask=again).read())
         answering = Reader(one, 100)
@@ -127,7 +127,7 @@ async def test_blocks_that_are_asked_for_come_again_over_the_first():
 async def test_a_confirmation_that_overtakes_what_comes_again_does_not_end_the_reading():
     async with linked() as (one, two):
         reading = asyncio.create_task(
-            Reader(two, 4, ask=Again(blocks=b"\x80", least=2, most=2)).read()
+            Reader(two, 4, ask=Retransmit(blocks=b"\x80", least=2, most=2)).read()
         )
         for frame in (content(), chunk(b"good"), CONFIRM, content(2, b"ok"), chunk(b"ok")):
             await one.stream.send(frame)
@@ -253,7 +253,7 @@ async def test_what_comes_again_must_have_the_size_that_was_asked_for():
         for frame in (content(), chunk(b"good"), content(3, b"bad")):
             await one.stream.send(frame)
         with pytest.raises(ProtocolViolation, match="announced 3 bytes where 2 to 2 are due"):
-            await Reader(two, 4, ask=Again(blocks=b"\1", least=2, most=2)).read()
+            await Reader(two, 4, ask=Retransmit(blocks=b"\1", least=2, most=2)).read()
 
 
 async def test_a_content_has_no_more_bytes_than_announced_where_more_would_fit():
@@ -268,7 +268,7 @@ async def test_nobody_confirms_twice():
     async with linked() as (one, two):
         for frame in (content(), chunk(b"good"), CONFIRM, CONFIRM):
             await one.stream.send(frame)
-        reader = Reader(two, 4, ask=Again(blocks=b"\x80", least=2, most=2))
+        reader = Reader(two, 4, ask=Retransmit(blocks=b"\x80", least=2, most=2))
         with pytest.raises(ProtocolViolation, match="confirmed before its contribution"):
             await reader.read()
         assert reader.confirmed == [b"members"]

@@ -2,14 +2,13 @@
 
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 import torch
 
 from helpers.driven_trainer import driven
-from lowcomm_node.trainer import building, loop
+from lowcomm_node.trainer import building
 from lowcomm_node.trainer.gpu import use
 
 
@@ -29,22 +28,6 @@ def test_a_gpu_is_named_to_torch_and_a_processor_is_not(monkeypatch: pytest.Monk
     for name in ("cpu", "cuda:1"):
         use(torch.device(name))
     assert named == [torch.device("cuda:1")]
-
-
-def test_all_threads_of_a_trainer_work_on_its_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[tuple[str, torch.device]] = []
-    for module in (building, loop):
-        monkeypatch.setattr(
-            module, "use", lambda device: told.append((threading.current_thread().name, device))
-        )
-    with driven(tmp_path, "a") as (one,):
-        for executor in (one.loop._coder, one.loop._writer, one.loop._batches):
-            executor.submit(lambda: None).result()
-        own = threading.current_thread().name
-        threads = {own, "coder_0", "writer_0", "batches_0"}
-        assert dict(told) == dict.fromkeys(threads, one.replica.device)
 
 
 def test_a_trainer_takes_no_more_threads_than_it_has_cores(

@@ -9,7 +9,7 @@ import torch
 
 from helpers.driven_trainer import Driven, begin, driven, finish
 from helpers.families import section, tiny
-from lowcomm_node.export.choices import Choices, Format, Weights
+from lowcomm_node.export import ExportChoices, Format, Weights
 from lowcomm_node.export.write import export_checkpoint
 from lowcomm_node.models.base import build_model
 from lowcomm_node.node.messages import Merged, Refused, Save, Stepped
@@ -75,7 +75,7 @@ def check_export(one: Driven, folder: Path) -> None:
     (run / "checkpoints").symlink_to(folder / one.peer)
     signed = sign_run(one.replica.spec, Identity(bytes(32)))
     (run / "run.json").write_bytes(signed.to_bytes())
-    choices = Choices(Format.HF, weights=Weights.SLOW)
+    choices = ExportChoices(Format.HF, weights=Weights.SLOW)
     assert export_checkpoint(run, folder / "out", choices).weights is Weights.SLOW
     theirs, told = AutoModelForCausalLM.from_pretrained(
         folder / "out", output_loading_info=True, attn_implementation="sdpa"

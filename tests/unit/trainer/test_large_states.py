@@ -1,9 +1,7 @@
 """What must hold for states that are too large to be copied: they are written from where they are,
 what is written is the state of one moment, and training waits for no disk for ever."""
 
-import errno
 import gc
-import os
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,7 +12,7 @@ import pytest
 import torch
 
 from lowcomm_node.data import Dataset, open_data
-from lowcomm_node.errors import CheckpointError, DiskFull
+from lowcomm_node.errors import CheckpointError
 from lowcomm_node.node.messages import Save, Snapshot
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.trainer import memory, saving, state, transfer
@@ -113,7 +111,7 @@ def test_what_is_written_is_the_state_as_it_was_and_changes_wait_until_it_is_rea
         wait()
 
     monkeypatch.setattr(replica.readings, "wait", waits)
-    taken = transfer.Snapshot(donor)
+    taken = transfer.StateSnapshot(donor)
     {
         "a step": replica.inner_step,
         "a merge": lambda: replica.merge(0, 0),
@@ -169,18 +167,6 @@ def test_slow_weights_in_files_are_those_in_memory_and_leave_no_file_behind(
     del mapped, again, replica
     gc.collect()
     assert list(folder.iterdir()) == []
-
-
-def test_a_disk_without_room_for_slow_weights_is_told_of_before_they_are_written(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    def full(descriptor: int, offset: int, size: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(os, "posix_fallocate", full)
-    with pytest.raises(DiskFull, match="No room in"):
-        trained(dataset).keep_in_files(tmp_path)
-    assert list(tmp_path.iterdir()) == []
 
 
 def alone(replica: Replica) -> None:

@@ -1,36 +1,26 @@
 """What must hold for the memory of a run: it is reckoned before anything is allocated, by what
 takes it, and kept to."""
 
-import mmap
-import os
-import weakref
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import build_model, family_of
 from lowcomm_node.system.machine import (
     GIB,
-    memory_of,
-    memory_of_machine,
-    too_much,
 )
 from lowcomm_node.trainer import memory as limits
 from lowcomm_node.trainer.memory import (
     BETWEEN,
-    COMPILING,
     FLOAT,
     at_once,
     check_memory,
     count_parameters,
-    reckon,
+    estimate_memory,
 )
-from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_node.trainer.optimizer import BatchedMuon, InnerOptimizer
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
@@ -54,7 +44,11 @@ def spec_of(model: dict[str, Any] | None = None, method: str = "lowcomm", **trai
 def part(spec: RunSpec, name: str) -> float:
     """Values of float32 that one part takes, without gaps."""
     return (
-        next(amount for part, amount in reckon(spec, False).host.items() if part.startswith(name))
+        next(
+            amount
+            for part, amount in estimate_memory(spec, False).host.items()
+            if part.startswith(name)
+        )
         / BETWEEN
         / FLOAT
     )
@@ -100,47 +94,6 @@ def test_what_a_step_keeps_for_its_backward_pass_is_counted_to_a_hundredth(model
     assert sum(kept.values()) == pytest.approx(reckoned, rel=0.01)
 
 
-class Alive(TorchDispatchMode):
-    """The most bytes of new tensors that were alive at once."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.now = self.most = 0
-        self._known: set[int] = set()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        given = {_place(one) for one in tree_leaves((args, kwargs)) if torch.is_tensor(one)}
-        result = func(*args, **(kwargs or {}))
-        for one in tree_leaves(result):
-            if torch.is_tensor(one) and _place(one) not in given | self._known:
-                storage = one.untyped_storage()
-                self._known.add(_place(one))
-                self.now += storage.nbytes()
-                weakref.finalize(storage, self._gone, _place(one), storage.nbytes())
-        self.most = max(self.most, self.now)
-        return result
-
-    def _gone(self, place: int, size: int) -> None:
-        self._known.discard(place)
-        self.now -= size
-
-
-def _place(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
-
-
-@pytest.mark.parametrize("model", MODELS)
-def test_what_a_look_without_gradients_holds_is_counted_to_a_tenth(model):
-    settings = TransformerSettings.model_validate(model)
-    real: Any = build_model(settings, 0)
-    found = family_of(settings).footprint(settings)
-    tokens = torch.zeros(16, settings.context, dtype=torch.long)
-    assert found.looking is not None and found.looking < found.passing
-    with torch.no_grad(), Alive() as alive:
-        real._states(tokens, None)
-    assert alive.most == pytest.approx(FLOAT * tokens.numel() * found.looking, rel=0.1)
-
-
 def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(
     monkeypatch: pytest.MonkeyPatch,
 ):
@@ -173,7 +126,7 @@ def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(
 )
 def test_every_part_that_grows_is_reckoned(model, train, method):
     demo, large = (
-        sum(reckon(one, False).host.values())
+        sum(estimate_memory(one, False).host.values())
         for one in (spec_of(), spec_of(model, method, **train))
     )
     assert large > 2 * demo
@@ -182,7 +135,7 @@ def test_every_part_that_grows_is_reckoned(model, train, method):
 def test_a_gpu_takes_the_training_and_the_host_the_rest(monkeypatch: pytest.MonkeyPatch):
     cuda = torch.device("cuda:0")
     spec = spec_of({"context": 2048, "width": 1024, "heads": 16, "feed_forward": 2816}, batch=32)
-    found = reckon(spec, gpu=True)
+    found = estimate_memory(spec, gpu=True)
     assert not set(found.host) & set(found.device) - {"programs"}
     assert found.device_bytes > found.host_bytes / 2
     card = SimpleNamespace(free=GIB)
@@ -195,20 +148,6 @@ def test_a_gpu_takes_the_training_and_the_host_the_rest(monkeypatch: pytest.Monk
     check_memory(spec, cuda, 64.0)
     with pytest.raises(ConfigError, match=r"0\.9 GiB are allowed here"):
         check_memory(spec, cuda, 64.0, max_vram=0.9)
-
-
-def test_what_a_process_takes_grows_with_what_it_touches_and_a_limit_tells_the_remedy():
-    size = 64 << 20
-    before = memory_of(os.getpid())
-    # Mapped anew: a tensor may lie where an earlier test's lay, which costs nothing more.
-    with mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as held:
-        held.write(b"x" * size)
-        assert memory_of(os.getpid()) - before > size * 0.9
-    assert memory_of(2**22 + 1) == 0
-    total, free = memory_of_machine()
-    assert 0 < free <= total
-    assert too_much(3 * GIB, None) is None and too_much(3 * GIB, 3.0) is None
-    assert "take 3.50 GiB, --max-memory allows 3: raise it" in (too_much(int(3.5 * GIB), 3.0) or "")
 
 
 SHARING = """
@@ -249,14 +188,3 @@ assert compiled_here() == 0
 one.encode(np.ones(256, dtype=np.float32), memoryview(bytearray(one.max_size)))
 print(compiled_here())
 """
-
-
-def test_what_compiling_takes_is_reckoned_where_it_was_needed():
-    spec = spec_of()
-    already, anew = (reckon(spec, False, compiled=one).host for one in (False, True))
-    assert anew.pop("programs") - already.pop("programs") == COMPILING
-    assert anew == already
-    needed = reckon(spec, False).host_bytes / GIB
-    check_memory(spec, CPU, needed)
-    with pytest.raises(ConfigError, match="raise --max-memory"):
-        check_memory(spec, CPU, reckon(spec, False, cut=Cut(1)).host_bytes / GIB, compiled=True)

@@ -3,18 +3,14 @@ micro-batch that fits is found, and memory that is taken later costs no step."""
 
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
-from helpers.driven_trainer import driven
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Model, build_model
-from lowcomm_node.node.messages import MicroBatch, Stepped
-from lowcomm_node.trainer import memory
-from lowcomm_node.trainer.memory import GIB, Wanted, check_memory, reckon
+from lowcomm_node.trainer.memory import GIB, StepChoices, check_memory, estimate_memory
 from lowcomm_node.trainer.micro_batch import Cut, Gradient, Remembered, choose, find
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
@@ -147,21 +143,6 @@ def test_blocks_are_computed_again_only_where_not_one_window_fits_otherwise(tmp_
     assert choose(8, 99, True, lambda cut: True) == Cut(8, True)
 
 
-def test_a_try_takes_what_a_step_will_take_beside_it() -> None:
-    model = build_model(SMALL, 0)
-    held: list[int] = []
-
-    def loss(tokens: Tensor, targets: Tensor) -> Tensor:
-        held.append(sum(weight.grad is not None for weight in model.parameters()))
-        return model.loss(tokens, targets)
-
-    gradient = gradient_of(model, 8, loss)
-    assert gradient.fits(Cut(8)) and gradient.fits(Cut(4), ballast=1024)
-    assert held == [0, len(list(model.parameters()))], "parts add to gradients that are there"
-    assert not gradient.fits(Cut(1), ballast=1 << 60), "moments that are not there yet"
-    assert all(weight.grad is None for weight in model.parameters())
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -200,18 +181,6 @@ def test_a_step_that_runs_out_is_halved_and_taken_again() -> None:
         assert weight.grad is not None and (weight.grad - one).abs().max() < 1e-6
 
 
-def test_the_loop_tells_that_it_cuts_steps(tmp_path: Path) -> None:
-    with driven(tmp_path, "a", more=PAIRS) as (one,):
-        one.steps(1)
-        assert one.events(MicroBatch) == []
-        one.replica.loss = Allocator(one.replica.model, 2)
-        one.steps(1)
-        told = one.events(MicroBatch)[0]
-        assert (told.micro_batch, told.why) == (1, "out of memory")
-        assert [step.micro_batch for step in one.events(Stepped)] == [2, 1]
-        assert one.replica.steps == 2 and one.replica.skipped == 0, "the step was not lost"
-
-
 # the owner's settings, and a processor
 
 
@@ -224,25 +193,16 @@ def test_a_processor_gets_what_is_reckoned_to_fit() -> None:
     spec, cpu = spec_of(batch=64), torch.device("cpu")
 
     def takes(windows: int, again: bool = False) -> float:
-        return reckon(spec, False, 4, Cut(windows, again)).host_bytes / GIB
+        return estimate_memory(spec, False, 4, Cut(windows, again)).host_bytes / GIB
 
     assert check_memory(spec, cpu, takes(64) + 0.01).cut == Cut(64)
     assert check_memory(spec, cpu, takes(16) + 0.01).cut == Cut(16)
     assert takes(1, True) < takes(1)
     assert check_memory(spec, cpu, takes(1, True) + 0.001).cut == Cut(1, True)
     for wanted, remedy in (
-        (Wanted(32), "smaller --micro-batch"),
-        (Wanted(None, False), "leave --activation-checkpointing at auto"),
+        (StepChoices(32), "smaller --micro-batch"),
+        (StepChoices(None, False), "leave --activation-checkpointing at auto"),
     ):
         with pytest.raises(ConfigError, match=remedy):
             check_memory(spec, cpu, takes(1, True) + 0.001, wanted=wanted)
-    assert check_memory(spec, cpu, 64.0, wanted=Wanted(3, True)).cut == Cut(3, True)
-
-
-def test_a_small_card_takes_part_in_a_run_of_a_large_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, card = spec_of(batch=256), SimpleNamespace(free=79 * GIB)
-    monkeypatch.setattr(memory, "memory_of_machine", lambda: (64 * GIB, 64 * GIB))
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (card.free, 80 * GIB))
-    assert check_memory(spec, torch.device("cuda:0"), None).cut == Cut(256)
-    card.free = 3 * GIB
-    assert 1 <= check_memory(spec, torch.device("cuda:0"), None).cut.windows < 64
+    assert check_memory(spec, cpu, 64.0, wanted=StepChoices(3, True)).cut == Cut(3, True)

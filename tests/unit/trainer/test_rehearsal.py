@@ -1,8 +1,6 @@
 """What must hold for kernels: all that exchanges of a run need are there before its first inner
 step."""
 
-import errno
-import fcntl
 import subprocess
 import sys
 from pathlib import Path
@@ -75,21 +73,3 @@ def test_of_trainers_that_start_together_one_compiles_and_the_others_wait(tmp_pa
             assert not second
     with rehearsal.alone(folder, patience=0.0) as third:
         assert third
-
-
-def test_where_nothing_can_be_locked_nobody_waits(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(errno.ENOLCK, "no locks here")
-
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    with rehearsal.alone(tmp_path) as there:
-        assert not there
-
-
-def test_where_nothing_can_be_kept_nobody_waits(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    for folder in (None, tmp_path / "file"):
-        with rehearsal.alone(folder) as there:
-            assert not there

@@ -16,7 +16,7 @@ from lowcomm_node.trainer import replica as replicas
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange import outer
-from lowcomm_protocol.exchange.judging import HEAVY, HEAVY_IN_PAIRS, Bound, growth
+from lowcomm_protocol.exchange.judging import Bound, growth
 from lowcomm_protocol.plan import largest_jump
 from lowcomm_protocol.spec.outer import OuterSettings
 
@@ -139,22 +139,6 @@ def test_in_the_first_interval_others_have_trained_for_as_long_as_we_but_for_wha
         )
 
 
-def test_once_something_is_usual_others_may_have_trained_for_a_whole_interval(folder: Path) -> None:
-    with driven(folder, "a", "b", more=settings()) as (one, other):
-        for here in (one, other):
-            here.steps(2)
-        exchange(one, other)
-        one.steps(3)
-        ours = rates(one.replica, 2, 3)
-        assert bound(one.replica).growth == pytest.approx(
-            growth(ours, rates(one.replica, 2, INTERVAL))
-        )
-        assert bound(one.replica, ahead=INTERVAL).growth == pytest.approx(
-            growth(ours, rates(one.replica, 2, 11))
-        )
-        assert bound(one.replica).usual == one.replica.history[0].usual.value > 0
-
-
 def test_a_claim_counts_in_part_and_the_whole_of_what_is_possible_only_explains(
     folder: Path,
 ) -> None:
@@ -174,26 +158,6 @@ WITHOUT_CONSENSUS = """outer = "nesterov"
 group = {group}
 consensus = 0.0
 """
-
-
-def test_pairs_whose_slow_weights_may_part_bear_with_more_than_others(folder: Path) -> None:
-    for more, far, realigned in (
-        (settings(), HEAVY_IN_PAIRS, HEAVY_IN_PAIRS),
-        (settings("diloco", WITHOUT_CONSENSUS.format(group=2)), HEAVY, HEAVY_IN_PAIRS),
-    ):
-        with driven(folder, "a", more=more) as (one,):
-            one.steps(1)
-            assert (bound(one.replica).heavy, bound(one.replica).realigns) == (far, False)
-            assert (
-                bound(one.replica, realign=True).heavy,
-                bound(one.replica, realign=True).realigns,
-            ) == (realigned, True)
-    for more in (settings("diloco"), settings("diloco", WITHOUT_CONSENSUS.format(group=4))):
-        with driven(folder, "a", more=more) as (one,):
-            one.steps(1)
-            for realign in (False, True):
-                one.replica.capture(0, realign, ("a", "b", "c"))
-                assert one.replica.capture_of(0).judge.bound.heavy == HEAVY
 
 
 # What is sent, and what of it is progress

@@ -16,7 +16,6 @@ from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.models.base import build_model
 from lowcomm_node.node.messages import Skipped, Stepped
 from lowcomm_node.trainer import inner as inner_module
-from lowcomm_node.trainer import state
 from lowcomm_node.trainer.inner import BatchesAhead
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_node.trainer.replica import Replica
@@ -96,23 +95,6 @@ def test_a_loss_is_read_once_the_next_step_is_queued(ahead: tuple[Driven, Device
     one.loop._settle()
     assert [step.steps for step in one.events(Stepped)] == [1, 2, 3]
     assert device.done[-1] == "read 3"
-
-
-def test_a_checkpoint_counts_all_steps_that_are_in_its_weights(
-    ahead: tuple[Driven, Device], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    one, _ = ahead
-    kept: list[tuple[int, int]] = []
-
-    def save() -> None:
-        _, meta = state.snapshot(one.replica)
-        kept.append((meta["steps"], meta["tokens"]))
-
-    monkeypatch.setattr(one.loop._states, "is_due", lambda: one.replica.steps % 2 == 0)
-    monkeypatch.setattr(one.loop._states, "save_if_due", save)
-    run(one, 4)
-    tokens = one.replica.spec.tokens_per_step
-    assert kept == [(2, 2 * tokens), (4, 4 * tokens)]
 
 
 def test_steps_are_the_same_to_the_bit_whether_they_are_read_late_or_not(

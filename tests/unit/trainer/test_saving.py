@@ -63,16 +63,6 @@ def test_whatever_a_write_takes_a_kill_costs_one_interval_at_most(every: int, se
     assert disk.worst <= every
 
 
-def test_a_fast_disk_never_makes_training_wait_and_is_not_written_to_twice_as_often() -> None:
-    disk = Disk(100)
-    disk.live(5000, 3.0)
-    assert not disk.waited
-    apart = [
-        later - earlier for earlier, later in zip(disk.begun[1:], disk.begun[2:], strict=False)
-    ]
-    assert min(apart) >= 90 and disk.worst <= 100
-
-
 def test_a_disk_that_hangs_holds_training_for_a_while_only() -> None:
     saving = Saving(10)
     saving.began(10)

@@ -16,7 +16,6 @@ from lowcomm_node.node.messages import (
     Capture,
     Drop,
     Generate,
-    Merged,
     Part,
     Receive,
     Resend,
@@ -57,7 +56,7 @@ def receive(part: Part) -> Receive:
 
 def adopt(one: Driven, donor: Driven, folder: Path) -> None:
     """Copy a state, as a node does that has drifted."""
-    name = transfer.Snapshot(donor.replica).write(folder)
+    name = transfer.StateSnapshot(donor.replica).write(folder)
     one.ask(Adopt(folder=str(folder / name)))
 
 
@@ -332,37 +331,3 @@ consensus = 0.0
 momentum = 0.9
 outer_lr = 0.4
 """
-
-
-def exchanged(one: Driven, other: Driven, **how: bool) -> list[Merged]:
-    """Both take a few steps and exchange the first fragment; what each is answered."""
-    for here in (one, other):
-        here.steps(2)
-    begin(one, other, realign=how.get("realign", False))
-    numbers = finish(one, other, keep_momentum=how.get("keep_momentum", False))
-    return [
-        here.answered(number, merge_of(here, {}))
-        for here, number in zip((one, other), numbers, strict=True)
-    ]
-
-
-@pytest.mark.parametrize("keep", [True, False])
-def test_a_realignment_keeps_the_momentum_where_all_have_the_same(folder: Path, keep: bool) -> None:
-    with driven(folder, "a", "b", more=EQUAL) as (one, other):
-        told = exchanged(one, other)
-        assert told[0].slow_digest == told[1].slow_digest == one.replica.slow_digest(0)
-        assert told[0].momentum_digest == told[1].momentum_digest == one.replica.momentum_digest(0)
-        other.replica.phi[0] = torch.nextafter(other.replica.phi[0], torch.tensor(9.0))
-        assert other.replica.momentum_digest(0) == told[0].momentum_digest, (
-            "only slow weights have come apart"
-        )
-        before = one.replica.delta[0].clone()
-        assert before.abs().max() > 0
-        told = exchanged(one, other, realign=True, keep_momentum=keep)
-        assert told[0].slow_digest == told[1].slow_digest
-        assert told[0].momentum_digest == told[1].momentum_digest
-        assert torch.equal(one.replica.delta[0], before if keep else torch.zeros_like(before))
-        told = exchanged(one, other)
-        assert told[0].slow_digest == told[1].slow_digest, "the next exchange needs no realignment"
-        _, meta = state.snapshot(one.replica)
-        assert meta["progress"][0]["version"] == 3

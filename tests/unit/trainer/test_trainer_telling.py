@@ -10,7 +10,6 @@ import torch
 from helpers.driven_trainer import driven
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.models.evaluation import Evaluation, evaluate
-from lowcomm_node.models.inference import TOP_K, generate
 from lowcomm_node.node import messages
 from lowcomm_node.node.messages import refusal_of
 from lowcomm_node.trainer import loop as loop_module
@@ -127,29 +126,6 @@ def test_training_goes_on_while_it_is_told_to_and_its_end_is_told_once(folder: P
         one.ask(messages.Train(on=True))
         last = one.replica.spec.run.steps
         assert one.events(messages.Finished) == [messages.Finished(swarm_step=last, steps=2)]
-
-
-def test_text_is_that_of_the_model_for_a_prompt_and_a_seed_and_never_too_long(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loop_module, "MAX_GENERATED", 12)
-    with driven(folder, "a", more=settings()) as (one,):
-
-        def ask(prompt: str, tokens: int, seed: int = 0, temperature: float = 1.0) -> str:
-            return one.ask(
-                messages.Generate(prompt=prompt, tokens=tokens, temperature=temperature, seed=seed)
-            ).text
-
-        def expected(prompt: str, tokens: int, seed: int = 0, temperature: float = 1.0) -> str:
-            tokenizer = one.replica.dataset.tokenizer
-            of = [int(token) for token in tokenizer.encode(prompt.encode())]
-            return tokenizer.decode(
-                list(generate(one.replica.model, of, tokens, temperature, TOP_K, seed))
-            )
-
-        assert ask("A short", 9, 3, 0.5) == expected("A short", 9, 3, 0.5)
-        assert ask("", 5) == expected("\n", 5), "without a prompt it begins a line"
-        assert ask("A", 10**9) == expected("A", 12)
 
 
 @pytest.mark.parametrize(

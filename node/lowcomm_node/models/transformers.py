@@ -116,13 +116,15 @@ class KeptText:
 
 
 class TransformersModel(Model):
+    """A causal language model of the library."""
+
     def __init__(self, settings: TransformersSettings, causal: nn.Module) -> None:
         super().__init__()
         self.settings = settings
         self.causal = causal
 
     def forward(self, tokens: Tensor, cache: Cache | None = None) -> Tensor:
-        """See Model. Raises ConfigError if the text exceeds the context."""
+        """Raises ConfigError if the text exceeds the context."""
         text = cast("KeptText | None", cache)
         end = tokens.shape[1] + (text.length if text is not None else 0)
         if end > self.settings.context:
@@ -273,6 +275,8 @@ _STORED = {"gpt_neox": {"lm_head.weight": "embed_out.weight"}}
 
 
 class TransformersFamily(Family):
+    """Builds models of the library and estimates their memory."""
+
     def build(self, settings: ModelSettings, seed: int) -> TransformersModel:
         return build_model(cast("TransformersSettings", settings), seed)
 

@@ -1,1 +1,0 @@
-"""The family of models that the library ``transformers`` computes."""
