@@ -18,9 +18,7 @@ from lowcomm_node.models.inference import generate
 from lowcomm_node.simulation import simulate
 from lowcomm_node.trainer.memory import estimate_memory
 from lowcomm_protocol.errors import SpecError
-from lowcomm_protocol.matching import Meeting, Pairing
 from lowcomm_protocol.spec.names import (
-    PAIRINGS,
     Table,
 )
 from lowcomm_protocol.spec.run import RunSpec, check_new_run, parse_canonical
@@ -60,19 +58,6 @@ def registered(table: Table[Any], name: str, entry: Any) -> Iterator[None]:
         yield
     finally:
         table.unregister(name)
-
-
-class ByName(Pairing):
-    """The first by name meets the second, the third the fourth, always."""
-
-    def __init__(self) -> None:
-        self.asked = 0
-
-    def partner(self, meeting: Meeting, me: str) -> str | None:
-        self.asked += 1
-        line = sorted(meeting.peers)
-        place = line.index(me) ^ 1
-        return line[place] if place < len(line) else None
 
 
 class BigramSettings(ModelSettings):
@@ -119,13 +104,6 @@ def learned(spec: RunSpec, dataset: Dataset, peers: int = 2) -> None:
     assert result.applied > 0 and result.loss < 5.3, (
         "a model that knows nothing of bytes is at 5.55"
     )
-
-
-def test_an_order_of_candidates(dataset):
-    by_name = ByName()
-    with registered(PAIRINGS, "by-name", by_name):
-        learned(spec_of(pairing="by-name"), dataset, peers=4)
-    assert by_name.asked > 4
 
 
 def test_a_family_of_models(dataset):

@@ -77,30 +77,6 @@ def test_the_wheel_holds_every_file_of_every_package_and_no_other(wheel: Path) -
     assert license_ == (ROOT / "LICENSE").read_bytes()
 
 
-def test_its_metadata_are_those_of_the_project(wheel: Path) -> None:
-    told = metadata(wheel)
-    assert (told["Name"], told["Version"]) == ("lowcomm-node", PROJECT["version"])
-    assert told["License-Expression"] == "Apache-2.0"
-    assert told["Description-Content-Type"] == "text/markdown"
-    assert (
-        told.get_payload(decode=True).decode().strip() == (ROOT / "README.md").read_text().strip()
-    )
-    assert set(told.get_all("Provides-Extra", [])) == {
-        "gguf",
-        "hf",
-        "hub",
-        "parquet",
-        "tensorboard",
-        "wandb",
-        "cuda",
-    }
-    (entries,) = [
-        data for name, data in contents(wheel).items() if name.endswith("entry_points.txt")
-    ]
-    for name, target in PROJECT["scripts"].items():
-        assert f"{name} = {target}" in entries.decode()
-
-
 def test_users_get_ranges_and_developers_exact_versions() -> None:
     asked = [
         *PROJECT["dependencies"],
