@@ -18,7 +18,7 @@ class ExchangeStatus:
     round: int
     """Number of the exchange of this fragment, the same at all members."""
     stage: str
-    """How far it is, as `docs/states.md` draws it."""
+    """The stage that it has reached."""
     partners: tuple[str, ...]
     """Peer ids of the other members, as far as they are known."""
     bytes_sent: int

@@ -29,16 +29,6 @@ def look_up(table: Mapping[tuple[S, I], R], state: S, event: I) -> R:
         raise ProtocolViolation(told) from None
 
 
-def draw(
-    first: StrEnum, arrows: Iterable[tuple[StrEnum, str, StrEnum]], terminal: Iterable[StrEnum]
-) -> str:
-    """A Mermaid state diagram of arrows from state to state."""
-    lines = ["stateDiagram-v2", f"    [*] --> {first.value}"]
-    lines += [f"    {state.value} --> {after.value}: {label}" for state, label, after in arrows]
-    lines += [f"    {state.value} --> [*]" for state in terminal]
-    return "\n".join(lines) + "\n"
-
-
 OFFERED, DONE, REFUSED, LOST = "offered", "done", "refused", "lost"
 """States that the table of every kind has: we called; nothing more is due; both ways out."""
 ACCEPTED_INPUT, REFUSED_INPUT, FAILED_INPUT = "accepted", "refused", "failed"

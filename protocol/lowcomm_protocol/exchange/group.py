@@ -28,7 +28,7 @@ What one stream carries:
     both   ── commit ─────────────► both              "I would apply these shards; helds I heard"
 
 The table of transitions has only what the other end has told us so far, since what we tell goes to
-all members at once. A missing key is a violation (``docs/states.md`` draws it). A member that is
+all members at once. A missing key is a violation. A member that is
 lost costs its own shard, and no more. No clock, no sockets: events go in, effects come out.
 
 **Lists.** If the leader dies half-way, or some hear of its loss before others, more than one list
@@ -68,7 +68,6 @@ from lowcomm_protocol.exchange.base import (
     Refused,
     Stage,
     Stumbled,
-    draw,
     look_up,
     no_partner,
 )
@@ -140,12 +139,6 @@ GROUP_TRANSITIONS: dict[tuple[GroupState, GroupInput], GroupState] = {
 def step(state: GroupState, event: GroupInput) -> GroupState:
     """The next state. Raises ProtocolViolation where the table has no entry."""
     return look_up(GROUP_TRANSITIONS, state, event)
-
-
-def mermaid() -> str:
-    """The table as a Mermaid state diagram, for docs/states.md."""
-    arrows = [(state, event.value, after) for (state, event), after in GROUP_TRANSITIONS.items()]
-    return draw(GroupState.OFFERED, arrows, [state for state in GroupState if state in TERMINAL])
 
 
 _ELSEWHERE = frozenset(

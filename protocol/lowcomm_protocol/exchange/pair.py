@@ -14,10 +14,10 @@ What one stream carries:
     both   ── content, chunk* ────► both              at once, in both directions
     both   ── confirm ────────────► both              "I hold exactly these contributions"
 
-The table of transitions is the protocol: a missing key is a violation (``docs/states.md`` draws
-it). No clock, no sockets: events go in, effects come out. Only the last confirmation can leave two
-ends in doubt (one has applied, the other has not); ``in_doubt`` counts it, and the consensus term
-or a resync heals it. ``group.py`` has larger groups, ``base.py`` what both share.
+The table of transitions is the protocol: a missing key is a violation. No clock, no sockets: events
+go in, effects come out. Only the last confirmation can leave two ends in doubt (one has applied,
+the other has not); ``in_doubt`` counts it, and the consensus term or a resync heals it.
+``group.py`` has larger groups, ``base.py`` what both share.
 """
 
 from collections.abc import Sequence
@@ -47,7 +47,6 @@ from lowcomm_protocol.exchange.base import (
     Refused,
     Stage,
     WentAway,
-    draw,
     look_up,
     no_partner,
 )
@@ -122,17 +121,6 @@ PAIR_TRANSITIONS: dict[tuple[PairState, PairInput], tuple[tuple[Output, ...], Pa
 def step(state: PairState, event: PairInput) -> tuple[tuple[Output, ...], PairState]:
     """What to send, and the next state. Raises ProtocolViolation where the table has no entry."""
     return look_up(PAIR_TRANSITIONS, state, event)
-
-
-def mermaid() -> str:
-    """The table as a Mermaid state diagram, for docs/states.md: inputs on the arrows, outputs after
-    the slash."""
-    arrows: list[tuple[StrEnum, str, StrEnum]] = []
-    for (state, event), (outputs, after) in PAIR_TRANSITIONS.items():
-        arrows.append(
-            (state, event.value + "".join(f" / {output.value}" for output in outputs), after)
-        )
-    return draw(PairState.OFFERED, arrows, [state for state in PairState if state in TERMINAL])
 
 
 # Events and effects, besides those of every exchange
