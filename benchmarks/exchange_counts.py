@@ -35,7 +35,7 @@ async def count(method: str, size: int) -> dict[str, Any]:
     """
     spec = run_of(method, size)
     counting = Counting(FLOAT * values_of(spec.model.width))
-    from lowcomm_node.node.process import TrainerThread
+    from helpers.trainer_thread import TrainerThread
 
     with tempfile.TemporaryDirectory() as folder:
         nodes = [Node(name, Path(folder), spec, TrainerThread()) for name in ("first", "second")]

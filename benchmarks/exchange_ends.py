@@ -185,10 +185,10 @@ class Node(End):
 async def node(told: dict[str, Any]) -> AsyncIterator[Do]:
     """A node of ours."""
     set_up()
-    from lowcomm_node.node.process import TrainerProcess
+    from lowcomm_node.node.process import Trainer
 
     folder = Path(told["folder"])
-    trainer = TrainerProcess(niceness=0)  # what it is compared with does not step back either
+    trainer = Trainer(niceness=0)  # what it is compared with does not step back either
     one = Node(told["name"], folder, run_of(told["method"], told["size"]), trainer)
     try:
         say(await one.open())

@@ -3,10 +3,10 @@
 import sys
 
 from helpers import light_process
-from lowcomm_node.node.process import TrainerProcess
+from lowcomm_node.node.process import Trainer
 
 
-class LightTrainer(TrainerProcess):
+class LightTrainer(Trainer):
     """A real process that takes steps of nothing; ``behaviour``: see ``light_process``."""
 
     def __init__(self, behaviour: str = "") -> None:

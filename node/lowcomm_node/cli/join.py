@@ -8,7 +8,7 @@ import typer
 
 from lowcomm_node.cli.common import Here, command, read_settings
 from lowcomm_node.errors import ConfigError, NodeError
-from lowcomm_node.node.process import TrainerProcess
+from lowcomm_node.node.process import Trainer
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.system.command import check_port, importing
 from lowcomm_node.system.systemd import ServiceManager
@@ -44,7 +44,7 @@ def join(
     _refuse_at_once(settings)
     manager = ServiceManager.of()
     availability = Availability.of(settings)
-    trainer = TrainerProcess(settings.nice)
+    trainer = Trainer(settings.nice)
     if availability.hold is None:
         trainer.launch()  # it imports torch while the daemon imports its own
     with importing():

@@ -1,1 +1,1 @@
-"""The daemon: wires the rooms, and leads a node through its life."""
+"""One node: its life, its part in a run, its controls, and its trainer from outside."""

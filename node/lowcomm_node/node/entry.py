@@ -35,7 +35,7 @@ END_DEADLINE = 15.0
 
 
 class Entry:
-    """One node's place in the swarm, from its first knock until it leaves."""
+    """Place of a node in the swarm, from its first call until it leaves."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Entry:
         return kept
 
     async def be_admitted(self, run: SignedRun) -> RunAdmission:
-        """Who may take part in the run, which includes us; from now on we are kept in its swarm.
+        """Check that the run admits us, and stay in its swarm from now on.
 
         Raises NotAdmitted, VersionError.
         """

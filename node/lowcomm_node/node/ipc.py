@@ -1,4 +1,4 @@
-"""What daemon and trainer share: messages over a socket, and coded fragments in shared memory.
+"""Messages over a socket, and slots of shared memory, between daemon and trainer.
 
 Each message is one line: its name, its number or ``-``, and its fields as a JSON object.
 
@@ -120,7 +120,7 @@ def decode(line: bytes) -> tuple[Message, int | None]:
 
 
 class Kind(StrEnum):
-    """What went wrong with a trainer."""
+    """Kinds of trainer failures."""
 
     DIED = "died"
     HUNG = "hung"

@@ -1,4 +1,4 @@
-"""What the daemon and its trainer say to each other: the one table of messages.
+"""The table of messages between the daemon and its trainer.
 
 To add a message, add its class: it is a frozen dataclass with a name on the wire (``lines.py``). A
 request also needs its entry in the ``handlers`` of the module that does the work; the daemon sends
@@ -22,7 +22,7 @@ from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """What a trainer is started with."""
+    """Settings of one trainer."""
 
     OF_OWNER: ClassVar = (
         *("data", "field", "device", "threads", "max_memory", "max_vram", "micro_batch"),
@@ -80,7 +80,7 @@ class Refused(Answer, name="refused"):
     unusable: bool = False
     """Whether what another peer brought is the reason."""
     deed: Offence | None = Offence.HEAVY
-    """What is held against that peer."""
+    """Offence of that peer."""
 
     def to_error(self) -> TrainerError:
         """The error that the daemon raises."""
@@ -90,7 +90,7 @@ class Refused(Answer, name="refused"):
 
 
 class Ready(Answer, name="ready"):
-    """What the trainer has built, resumed or adopted."""
+    """State that the trainer has built, resumed or adopted."""
 
     device: str
     parameters: int
@@ -297,7 +297,7 @@ class Capture(Request[Shared], name="capture"):
 
 
 class Part(StrEnum):
-    """What of an exchange a member brings."""
+    """Parts of an exchange that a member brings."""
 
     WHOLE = "whole"  # in a pair: its contribution
     AGAIN = "again"  # in a pair: blocks of it that had to come again
@@ -489,7 +489,7 @@ def is_foreseen(error: Exception) -> bool:
 
 
 def text_of(error: Exception) -> str:
-    """What an error says. A defect is told with its type and place: its text may be a bare key."""
+    """Text of an error. A defect gets its type and place, since its text may be a bare key."""
     if is_foreseen(error):
         return str(error) or type(error).__name__
     *_, last = traceback.extract_tb(error.__traceback__) or [None]

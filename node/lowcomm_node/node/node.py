@@ -20,7 +20,7 @@ from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.fetch.files import check_named
 from lowcomm_node.node.controls import Controls
 from lowcomm_node.node.entry import LEAVE_DEADLINE, Departure, Entry
-from lowcomm_node.node.process import Trainer, TrainerProcess
+from lowcomm_node.node.process import Trainer
 from lowcomm_node.node.report import View
 from lowcomm_node.node.run import Run
 from lowcomm_node.node.supervisor import Supervisor
@@ -39,7 +39,7 @@ from lowcomm_protocol.spec.run import SignedRun
 
 
 class Node:
-    """One node. ``run`` lives its whole life; ``controls`` may be asked at any time meanwhile."""
+    """A node. ``run`` is its whole life; ``controls`` answers at any time meanwhile."""
 
     def __init__(
         self,
@@ -54,9 +54,7 @@ class Node:
         self.settings = settings
         self.board = Board()
         warn = self.board.warning(WarningCode.DEFECT)
-        self.supervisor = Supervisor(
-            lambda: TrainerProcess(settings.nice), first=trainer, warn=warn
-        )
+        self.supervisor = Supervisor(lambda: Trainer(settings.nice), first=trainer, warn=warn)
         self._availability = availability or Availability.of(settings)
         self._allowance = Allowance(settings)
         self._refusals = Refusals()

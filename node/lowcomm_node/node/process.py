@@ -1,8 +1,7 @@
-"""The daemon's end: starts a trainer, and talks to it from the event loop.
+"""The daemon's end of a trainer: starts its process, and talks to it from the event loop.
 
-``TrainerProcess`` runs it as a child process; ``TrainerThread`` runs the same loop on a thread, for
-tests. Both give the daemon one ``Trainer``: requests with deadlines, news as a queue, and the
-shared arena.
+Requests have deadlines, news is a queue, and coded fragments pass through a shared arena. A crash
+of the trainer leaves the daemon up.
 """
 
 import asyncio
@@ -11,12 +10,9 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from abc import ABC, abstractmethod
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
-from lowcomm_node.node.host import serve
 from lowcomm_node.node.ipc import (
     MAX_LINE,
     A,
@@ -52,7 +48,7 @@ REAP_DEADLINE = 5.0
 STDERR = 2
 
 
-class Trainer(ABC):
+class Trainer:
     """The daemon's view of one trainer, from its launch to its end.
 
     Every request raises TrainerLost if the trainer has died or does not answer, TrainerError if it
@@ -62,7 +58,10 @@ class Trainer(ABC):
     pid: int | None = None
     """Its process, where it has one of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, niceness: int = LAST) -> None:
+        """``niceness``: how far it steps back for other programs, 0 to 19."""
+        self._niceness = niceness
+        self._process: subprocess.Popen[bytes] | None = None
         self.news: asyncio.Queue[Event] = asyncio.Queue()
         self.arena: Arena | None = None
         self.patience = STEP_DEADLINE
@@ -106,7 +105,8 @@ class Trainer(ABC):
         except TrainerError:
             self.kill()
         if self._writer is None and self._ours is not None:
-            self._abandon(self._ours)
+            self._ours.close()  # it was launched and never started: it has nothing to lose
+            self.kill()
         await self._join(max(REAP_DEADLINE, deadline - monotonic()))
         if self._writer is not None:
             self._writer.close()
@@ -119,25 +119,44 @@ class Trainer(ABC):
             os.close(self._memory)
             self._memory = -1
 
-    @abstractmethod
     def kill(self) -> None:
-        """End it at once; ``stop`` must follow. Whatever it was asked raises TrainerLost."""
+        """End it at once; ``stop`` must follow. Requests raise TrainerLost."""
+        if self._process is not None:
+            self._process.kill()  # also if it is stopped
 
-    @abstractmethod
     async def _fate(self) -> str:
-        """How it ended, in a sentence, once its end of the socket is closed."""
+        """Cause of its end, in a sentence, once its end of the socket is closed."""
+        assert self._process is not None
+        try:
+            code = await asyncio.to_thread(self._process.wait, REAP_DEADLINE)
+        except subprocess.TimeoutExpired:
+            return "The trainer closed its connection."
+        return fate(code)
 
-    @abstractmethod
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "lowcomm_node.node.host", str(self._niceness)]
+
     def _launch(self, theirs: socket.socket, memory: int) -> None:
         """Start the loop at its end of the socket."""
+        descriptors = (theirs.fileno(), memory)
+        self._process = subprocess.Popen(
+            [*self._command(), *map(str, descriptors)],
+            stdin=subprocess.DEVNULL,
+            stdout=STDERR,
+            pass_fds=descriptors,
+            start_new_session=True,  # a Ctrl-C at the terminal is the daemon's to answer
+        )
+        self.pid = self._process.pid
 
-    def _abandon(self, ours: socket.socket) -> None:
-        """End a loop that was launched and never started: it has nothing to lose."""
-        ours.close()
-
-    @abstractmethod
     async def _join(self, seconds: float) -> None:
-        """Wait for the loop to end, so long at most."""
+        """Wait for the loop to end, for ``seconds`` at most."""
+        if self._process is None:
+            return
+        try:
+            await asyncio.to_thread(self._process.wait, seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            await asyncio.to_thread(self._process.wait)
 
     async def ask(self, request: Request[A], deadline: float | None = None) -> A:
         """Send a request, and wait for its answer: for ``deadline`` seconds, or our patience."""
@@ -197,86 +216,8 @@ class Trainer(ABC):
             future.set_result(message)
 
 
-class TrainerProcess(Trainer):
-    """The trainer in a process of its own: a crash there leaves the daemon up."""
-
-    _process: subprocess.Popen[bytes] | None = None
-
-    def __init__(self, niceness: int = LAST) -> None:
-        """``niceness``: how far it steps back for other programs, 0 to 19."""
-        super().__init__()
-        self._niceness = niceness
-
-    def kill(self) -> None:
-        if self._process is not None:
-            self._process.kill()  # also if it is stopped
-
-    def _command(self) -> list[str]:
-        return [sys.executable, "-m", "lowcomm_node.node.host", str(self._niceness)]
-
-    def _launch(self, theirs: socket.socket, memory: int) -> None:
-        descriptors = (theirs.fileno(), memory)
-        self._process = subprocess.Popen(
-            [*self._command(), *map(str, descriptors)],
-            stdin=subprocess.DEVNULL,
-            stdout=STDERR,
-            pass_fds=descriptors,
-            start_new_session=True,  # a Ctrl-C at the terminal is the daemon's to answer
-        )
-        self.pid = self._process.pid
-
-    async def _fate(self) -> str:
-        assert self._process is not None
-        try:
-            code = await asyncio.to_thread(self._process.wait, REAP_DEADLINE)
-        except subprocess.TimeoutExpired:
-            return "The trainer closed its connection."
-        return fate(code)
-
-    def _abandon(self, ours: socket.socket) -> None:
-        super()._abandon(ours)
-        if self._process is not None:
-            self._process.kill()
-
-    async def _join(self, seconds: float) -> None:
-        if self._process is None:
-            return
-        try:
-            await asyncio.to_thread(self._process.wait, seconds)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            await asyncio.to_thread(self._process.wait)
-
-
-class TrainerThread(Trainer):
-    """The same loop on a thread of this process, for tests."""
-
-    _thread: threading.Thread | None = None
-
-    def kill(self) -> None:
-        """Hang up: a thread can't be killed, and ends with the step that it takes."""
-        if self._writer is not None:
-            self._writer.close()
-        elif self._ours is not None:
-            self._ours.close()
-
-    async def _fate(self) -> str:
-        return "The trainer ended."
-
-    def _launch(self, theirs: socket.socket, memory: int) -> None:
-        copy = theirs.dup()
-        self._thread = threading.Thread(
-            target=serve, args=(copy, os.dup(memory)), name="trainer", daemon=True
-        )
-        self._thread.start()
-
-    async def _join(self, seconds: float) -> None:
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join, seconds)
-
-
 def fate(code: int) -> str:
-    """What the exit code of a trainer tells that said nothing of its end."""
+    """Sentence for the exit code of a trainer that reported no reason."""
     if code == -signal.SIGKILL:
         return (
             "The trainer was killed (SIGKILL): if nobody did that, the machine ran out of memory, "

@@ -44,7 +44,7 @@ MOST_RELEASES = 8
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """What a node has to show; what it has not made yet is None."""
+    """Facts of a node; parts that it has not made yet are None."""
 
     peer_id: str
     began: float
@@ -190,12 +190,12 @@ def _run(view: View) -> RunStatus | None:
 
 
 def _settings_now(view: View, run: SignedRun) -> RunSpec:
-    """What holds of the run at the swarm step of this node."""
+    """Settings of the run at the swarm step of this node."""
     return view.course.at(view.board.position()[0]) if view.course else run.spec
 
 
 def _amendments(view: View) -> tuple[AmendmentStatus, ...]:
-    """What the creator has changed of the run, in force or to come."""
+    """Amendments of the run, in force or to come."""
     if view.course is None:
         return ()
     step = view.board.position()[0]
@@ -206,7 +206,7 @@ def _amendments(view: View) -> tuple[AmendmentStatus, ...]:
 
 
 def _pause(hold: Hold | None) -> Pause | None:
-    """What keeps it from training, by its owner's will."""
+    """Pause of the owner, or None."""
     return None if hold is None else Pause(rule=hold.rule.value, reason=hold.text, until=hold.until)
 
 

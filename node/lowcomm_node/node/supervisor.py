@@ -65,13 +65,13 @@ _REMEDIES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One end of a trainer that nobody asked for."""
+    """Unrequested end of a trainer."""
 
     kind: Kind
     reason: str
     """A sentence."""
     step: int
-    """Inner steps of this replica that were done by then."""
+    """Inner steps of this replica up to that moment."""
 
 
 class Failures:
@@ -201,7 +201,7 @@ class Pace:
 
 
 class Supervisor:
-    """One trainer after the other; at most one at a time."""
+    """Runs one trainer after the other; at most one at a time."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class Supervisor:
         self._memory = NodeMemory(reckoned=0, taken=0, most=0)
         self._meter: Meter | None = None
         self.accelerator: Accelerator | None = None
-        """What the device does that trains; None until it was looked at."""
+        """Load of the device that trains; None until the first look."""
         self.last_failure: Failure | None = None
         self.restarts = 0
 
@@ -246,7 +246,7 @@ class Supervisor:
 
     @property
     def memory(self) -> NodeMemory | None:
-        """What daemon and trainer take; None until that was looked at."""
+        """Memory of daemon and trainer; None until the first look."""
         return self._memory if self._memory.taken else None
 
     @property
@@ -255,7 +255,7 @@ class Supervisor:
         return self._trainer.pid if self._trainer is not None else None
 
     def overdue(self, now: float) -> str | None:
-        """What the supervisor failed to do in time by ``now`` (monotonic seconds); None if nothing.
+        """Task that the supervisor has not done in time at ``now`` (monotonic seconds), or None.
 
         This shows a defect of the daemon itself, so the caller can only end it.
         """
@@ -400,7 +400,7 @@ class Supervisor:
 
 
 def kind_of(reason: str, exit_code: int, told: Kind | None = None) -> Kind:
-    """What went wrong, by what a trainer told of it."""
+    """Kind of a failure, from the report of a trainer."""
     if told == Kind.MEMORY or "out of memory" in reason.lower():
         return Kind.MEMORY
     if told == Kind.DIVERGED:

@@ -1,1 +1,1 @@
-"""What the owner decides: settings, limits of the network, and when this machine may train."""
+"""Decisions of the owner: settings, limits of the network, and hours of training."""

@@ -234,7 +234,7 @@ class Availability:
         )
 
     def pause(self, seconds: float | None) -> None:
-        """Hold training now, for so many seconds or until ``resume``, over restarts too.
+        """Hold training now, for ``seconds`` or until ``resume``, over restarts too.
 
         Raises DiskFull, OSError.
         """

@@ -103,7 +103,7 @@ FOREVER = float("inf")
 
 
 class Rule(StrEnum):
-    """What can keep a node from training."""
+    """Rules that can keep a node from training."""
 
     OWNER = "owner"
     SCHEDULE = "schedule"
@@ -127,7 +127,7 @@ class MachineUse:
     """How the machine is used."""
 
     idle: float | None = None
-    """Seconds since somebody used it; None if that is unknown."""
+    """Seconds since its last use; None if that is unknown."""
     used_by: str = ""
     """The evidence of that use."""
     on_battery: bool | None = None

@@ -166,15 +166,15 @@ class Section(StrEnum):
 
 @dataclass(frozen=True)
 class Setting:
-    """What a field says beside its name, its type with the bounds, and its default."""
+    """Description of a field, beside its name, its type with the bounds, and its default."""
 
     section: Section
     text: str
-    """What it is, without a full stop."""
+    """Description for the help, without a full stop."""
     unit: str = ""
-    """What stands for its value in the help, such as SECONDS; empty for a switch."""
+    """Placeholder for its value in the help, such as SECONDS; empty for a switch."""
     unset: str = ""
-    """What holds while it is not set, where its default does not say that."""
+    """Effect of leaving it unset, where its default does not say that."""
     negation: bool = True
     """Whether a switch has a ``--no-`` form, too."""
     while_running: bool = False
@@ -385,11 +385,11 @@ SETTINGS: dict[str, Setting] = {
     name: field.json_schema_extra["setting"]  # type: ignore[index]
     for name, field in NodeSettings.model_fields.items()
 }
-"""What each field says, by its name."""
+"""Description of each field, by its name."""
 
 
 CHANGEABLE = tuple(name for name, setting in SETTINGS.items() if setting.while_running)
-"""What ``lowcomm-node limits`` can change."""
+"""Settings that ``lowcomm-node limits`` can change."""
 
 
 def unused(settings: NodeSettings, spec: "RunSpec") -> Iterator[str]:
@@ -420,7 +420,7 @@ def kind_of(name: str) -> Any:
 
 
 def default_of(name: str) -> str:
-    """What holds while a setting is not set, for its owner; empty for a switch that is off."""
+    """Effect of leaving a setting unset, for its owner; empty for a switch that is off."""
     default = NodeSettings(home=Path()).model_dump(mode="json")[name]
     if SETTINGS[name].unset or default in (None, []):
         return SETTINGS[name].unset

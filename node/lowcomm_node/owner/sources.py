@@ -30,7 +30,7 @@ class LoadedSettings:
     settings: NodeSettings
     sources: Mapping[str, str]
     warnings: tuple[str, ...] = ()
-    """What was ignored, for the owner."""
+    """Ignored variables, for the owner."""
 
 
 def load_settings(

@@ -50,7 +50,7 @@ _END_OF_TIME = 253_402_300_800.0
 
 @dataclass(frozen=True)
 class PartFile:
-    """One file of a checkpoint."""
+    """File of a checkpoint."""
 
     part: str
     size: int
@@ -93,17 +93,19 @@ def write_checkpoint(
     ``taken`` is called once the tensors are not read any more. Raises CheckpointError if meta is
     not JSON.
     """
+    from lowcomm_node.storage.state_file import write_state
+
+    paths = {part: folder / f"{part}.safetensors" for part in tensors_by_part}
     for part, tensors in tensors_by_part.items():
-        _write_part(folder, part, tensors)
+        write_state(paths[part], tensors)
     taken()
-    files = [asdict(_sync_part(folder, part)) for part in tensors_by_part]
-    content = {
-        "format": FORMAT,
-        "step": step,
-        "created_at": created_at,
-        "files": files,
-        "meta": meta,
-    }
+    files: list[dict[str, Any]] = []
+    for part, path in paths.items():
+        sync_file(path)
+        # In chunks: to hash the tensors would need their bytes in memory a second time.
+        files.append(asdict(PartFile(part, path.stat().st_size, sha256_file(path))))
+    content = {"format": FORMAT, "step": step, "created_at": created_at, "files": files}
+    content["meta"] = meta
     try:
         write_sealed_json(folder / MANIFEST, content)
     except (ValueError, TypeError) as error:
@@ -173,19 +175,6 @@ def _is_well_formed(info: CheckpointInfo) -> bool:
             isinstance(file.sha256, str) and _SHA256.fullmatch(file.sha256) for file in info.parts
         )
     )
-
-
-def _write_part(folder: Path, part: str, tensors: "Mapping[str, Tensor]") -> None:
-    from lowcomm_node.storage.state_file import write_state
-
-    write_state(folder / PartFile(part, 0, "").name, tensors)
-
-
-def _sync_part(folder: Path, part: str) -> PartFile:
-    path = folder / PartFile(part, 0, "").name
-    sync_file(path)
-    # Hash the file in chunks: hashing the tensors would need their bytes in memory a second time.
-    return PartFile(part, path.stat().st_size, sha256_file(path))
 
 
 def _problem(info: CheckpointInfo, file: PartFile | None, part: str) -> str | None:
@@ -283,11 +272,19 @@ class CheckpointStore:
         can't be stored. After any of them, and after a crash at any point, the earlier checkpoints
         are unchanged.
         """
+        from lowcomm_node.storage.state_file import state_bytes
+
         _check_names(step, tensors_by_part)
+        needed = sum(state_bytes(tensors) for tensors in tensors_by_part.values()) + _OVERHEAD
         with folder_lock(self.folder):
             self._sweep()
             try:
-                self._write(step, tensors_by_part, meta, created_at, taken)
+                self._make_room(step, needed)
+                require_space(self.folder, needed)
+                with disk_full_error(self.folder, needed):
+                    temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=self.folder))
+                    write_checkpoint(temporary, step, tensors_by_part, meta, created_at, taken)
+                    self._publish(temporary, step)
             except BaseException:
                 with suppress(OSError):
                     self._sweep()
@@ -369,7 +366,13 @@ class CheckpointStore:
                 skipped.append(Skipped(step, str(error)))
                 continue
             passed = [
-                _passed(one, note) for one, note in notes.items() if note is not None and one > step
+                Skipped(
+                    newer,
+                    "training went on from it and diverged: "
+                    f"{note.get('reason', 'the reason is lost')}",
+                )
+                for newer, note in notes.items()
+                if note is not None and newer > step
             ]
             return Recovery(found, (*passed, *skipped), newest)
         return Recovery(None, tuple(skipped), newest)
@@ -423,8 +426,15 @@ class CheckpointStore:
         """
         with self.pin(step), new_folder(path, self.info(step).size) as folder:
             info = self._sound(step, ["weights"])
-            _read_finite(info.path / "weights.safetensors")
-            _write_export(info, folder)
+            weights = info.path / "weights.safetensors"
+            _read_finite(weights)
+            shutil.copyfile(weights, folder / weights.name)
+            config = {"step": info.step, "created_at": info.created_at, **info.meta}
+            text = json.dumps(config, indent=2) + "\n"
+            (folder / "config.json").write_text(text, encoding="utf-8")
+            tokenizer = info.path.parent.parent / "tokenizer.json"  # as data.tokenizer keeps it
+            if tokenizer.is_file():
+                shutil.copyfile(tokenizer, folder / tokenizer.name)
         return path
 
     def _path(self, step: int) -> Path:
@@ -437,24 +447,6 @@ class CheckpointStore:
             raise CheckpointError(f"{'; '.join(problems)}: use another checkpoint.")
         return info
 
-    def _write(
-        self,
-        step: int,
-        tensors_by_part: "Mapping[str, Mapping[str, Tensor]]",
-        meta: dict[str, Any],
-        created_at: float,
-        taken: Callable[[], None],
-    ) -> None:
-        from lowcomm_node.storage.state_file import state_bytes
-
-        needed = sum(state_bytes(tensors) for tensors in tensors_by_part.values()) + _OVERHEAD
-        self._make_room(step, needed)
-        require_space(self.folder, needed)
-        with disk_full_error(self.folder, needed):
-            temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=self.folder))
-            write_checkpoint(temporary, step, tensors_by_part, meta, created_at, taken)
-            self._publish(temporary, step)
-
     def _make_room(self, step: int, needed: int) -> None:
         """Remove the oldest checkpoints while the quota is short; never the newest sound one.
 
@@ -462,12 +454,7 @@ class CheckpointStore:
         """
         if self._disk_quota.most is None:
             return
-        sound = [
-            info.step
-            for info in self.entries()
-            if is_complete(info) and self._diverged(info.step) is None
-        ]
-        spared = {sound[-1] if sound else step}
+        spared = {max(self._sound_steps(), default=step)}
         for old in self.steps():
             if self._disk_quota.room() >= needed:
                 return
@@ -475,6 +462,14 @@ class CheckpointStore:
                 self._remove(old)
                 self._sweep()
         self._disk_quota.require(needed, "A checkpoint")
+
+    def _sound_steps(self) -> set[int]:
+        """Steps of the whole checkpoints from which training did not diverge."""
+        return {
+            info.step
+            for info in self.entries()
+            if is_complete(info) and self._diverged(info.step) is None
+        }
 
     def _publish(self, temporary: Path, step: int) -> None:
         final = self._path(step)
@@ -493,11 +488,7 @@ class CheckpointStore:
         Steps beyond it were abandoned when the node resumed from an earlier one: they go first,
         like damaged ones and those from which training diverged.
         """
-        sound = {
-            info.step
-            for info in self.entries()
-            if is_complete(info) and self._diverged(info.step) is None
-        }
+        sound = self._sound_steps()
         ranked = sorted(
             self.steps(), key=lambda step: (step in sound and step <= newest, step in sound, step)
         )
@@ -533,12 +524,6 @@ def _check_names(step: int, parts: Mapping[str, Any]) -> None:
             raise CheckpointError(
                 f"{part!r} can't be a part's name: use at most 64 of a-z, 0-9, - and _."
             )
-
-
-def _passed(step: int, note: dict[str, Any]) -> Skipped:
-    return Skipped(
-        step, f"training went on from it and diverged: {note.get('reason', 'the reason is lost')}"
-    )
 
 
 def _read_finite(path: Path, device: str = "cpu") -> "dict[str, Tensor]":
@@ -590,17 +575,3 @@ def new_folder(path: Path, size: int) -> Iterator[Path]:
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
         sync_folder(path.parent)
-
-
-def _write_export(info: CheckpointInfo, folder: Path) -> None:
-    weights = folder / "weights.safetensors"
-    config = folder / "config.json"
-    shutil.copyfile(info.path / weights.name, weights)
-    config.write_text(
-        json.dumps({"step": info.step, "created_at": info.created_at, **info.meta}, indent=2)
-        + "\n",
-        encoding="utf-8",
-    )
-    tokenizer = info.path.parent.parent / "tokenizer.json"  # as data.tokenizer keeps it
-    if tokenizer.is_file():
-        shutil.copyfile(tokenizer, folder / tokenizer.name)

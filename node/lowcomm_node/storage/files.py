@@ -316,7 +316,7 @@ _BLOCK = 512
 
 
 class DiskQuota:
-    """What a home may take, as its owner says."""
+    """Disk space that the owner grants to a home."""
 
     def __init__(self, home: Path, gibibytes: float | None = None) -> None:
         """``gibibytes``: None: unlimited."""

@@ -1,5 +1,6 @@
 """The paths of a node's files, under one home folder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,122 +32,81 @@ def data_folder(program: str) -> Path:
         ) from None
 
 
+class _InHome:
+    """A file or folder of the home."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: "Paths", kind: type["Paths"]) -> Path:
+        return paths.home / self._name
+
+
+class _OfRun:
+    """A file or folder of one run, by the run's fingerprint."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, paths: "Paths", kind: type["Paths"]) -> Callable[[str], Path]:
+        return lambda fingerprint: paths.runs / fingerprint / self._name
+
+
 @dataclass(frozen=True)
 class Paths:
     """The files of one home. Nothing is created here."""
 
     home: Path
 
-    @property
-    def identity(self) -> Path:
-        """The private key, 0600, in libp2p's form."""
-        return self.home / "identity.key"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the daemon of this home."""
-        return self.home / "lock"
-
-    @property
-    def control(self) -> Path:
-        """Socket, port and token of the control API, 0600; exists while the daemon runs."""
-        return self.home / "control.json"
-
-    @property
-    def control_socket(self) -> Path:
-        """Socket (0600) of the control API for commands, where the file system takes sockets."""
-        return self.home / "control.sock"
-
-    @property
-    def page_link(self) -> Path:
-        """A page that leads a browser to that of the node, 0600: its link has a key."""
-        return self.home / "open.html"
-
-    @property
-    def config(self) -> Path:
-        """Settings that the owner wrote."""
-        return self.home / "config.toml"
-
-    @property
-    def pause(self) -> Path:
-        """Until when the owner has paused this node; exists while it is paused."""
-        return self.home / "pause.json"
-
-    @property
-    def data(self) -> Path:
-        """Cache of tokenized text."""
-        return self.home / "data"
-
-    @property
-    def compiled(self) -> Path:
-        """What torch has compiled for the GPU, for the next start."""
-        return self.home / "compiled"
-
-    @property
-    def runs(self) -> Path:
-        """One folder per run, named by its fingerprint."""
-        return self.home / "runs"
-
-    def run(self, fingerprint: str) -> Path:
-        """Folder of one run."""
-        return self.runs / fingerprint
-
-    def signed_run(self, fingerprint: str) -> Path:
-        """The signed specification of one run."""
-        return self.run(fingerprint) / "run.json"
-
-    def remembered_peers(self, fingerprint: str) -> Path:
-        """Peers and bootstrap servers of one run that have answered, for the next start."""
-        return self.run(fingerprint) / "doors.json"
-
-    def claim(self, fingerprint: str) -> Path:
-        """The claim by which this node came to a run; valid for no other peer."""
-        return self.run(fingerprint) / "claim"
-
-    def uses(self, fingerprint: str) -> Path:
-        """Claims of other peers on invites of a run, so that a use stays used."""
-        return self.run(fingerprint) / "uses"
-
-    def removals(self, fingerprint: str) -> Path:
-        """The newest list of peers that the creator of a run has removed."""
-        return self.run(fingerprint) / "removals"
-
-    def amendments(self, fingerprint: str) -> Path:
-        """The creator's amendments of a run."""
-        return self.run(fingerprint) / "amendments"
-
-    def tokenizer(self, fingerprint: str) -> Path:
-        """The tokenizer of one run, beside its checkpoints."""
-        return self.run(fingerprint) / "tokenizer.json"
-
-    def start(self, fingerprint: str) -> Path:
-        """Weights that one run begins with: files that came from peers, and links to others."""
-        return self.run(fingerprint) / "start"
-
-    def incoming(self, fingerprint: str) -> Path:
-        """State of one run that is being copied from others."""
-        return self.run(fingerprint) / "incoming"
-
-    def gathered(self, fingerprint: str) -> Path:
-        """Slow weights of peers of one run, while an export averages them."""
-        return self.run(fingerprint) / "gathered"
-
-    def snapshots(self, fingerprint: str) -> Path:
-        """State of one run for others to copy, while the node runs."""
-        return self.run(fingerprint) / "snapshots"
-
-    def journal(self, fingerprint: str) -> Path:
-        """What this node did in one run: SQLite, with a write-ahead log beside it."""
-        return self.run(fingerprint) / "journal.db"
-
-    def tracked(self, fingerprint: str) -> Path:
-        """How far trackers have read the journal of one run, a file each."""
-        return self.run(fingerprint) / "tracked"
-
-    def slow(self, fingerprint: str) -> Path:
-        """Slow weights of one run, while a trainer runs."""
-        return self.run(fingerprint) / "slow"
-
-    def checkpoints(self, fingerprint: str) -> Path:
-        """Checkpoints of one run."""
-        return self.run(fingerprint) / "checkpoints"
+    identity = _InHome("identity.key")
+    """The private key, 0600, in libp2p's form."""
+    lock = _InHome("lock")
+    """Held by the daemon of this home."""
+    control = _InHome("control.json")
+    """Socket, port and token of the control API, 0600; exists while the daemon runs."""
+    control_socket = _InHome("control.sock")
+    """Socket (0600) of the control API for commands, where the file system takes sockets."""
+    page_link = _InHome("open.html")
+    """A page that leads a browser to that of the node, 0600: its link has a key."""
+    config = _InHome("config.toml")
+    """Settings that the owner wrote."""
+    pause = _InHome("pause.json")
+    """Until when the owner has paused this node; exists while it is paused."""
+    data = _InHome("data")
+    """Cache of tokenized text."""
+    compiled = _InHome("compiled")
+    """Kernels that torch has compiled for the GPU, for the next start."""
+    runs = _InHome("runs")
+    """Folders of runs, named by their fingerprints."""
+    run = _OfRun("")
+    """Folder of one run."""
+    signed_run = _OfRun("run.json")
+    """The signed specification of one run."""
+    remembered_peers = _OfRun("doors.json")
+    """Peers and bootstrap servers of one run that have answered, for the next start."""
+    claim = _OfRun("claim")
+    """The claim by which this node came to a run; valid for no other peer."""
+    uses = _OfRun("uses")
+    """Claims of other peers on invites of a run, so that a use stays used."""
+    removals = _OfRun("removals")
+    """The newest list of peers that the creator of a run has removed."""
+    amendments = _OfRun("amendments")
+    """The creator's amendments of a run."""
+    tokenizer = _OfRun("tokenizer.json")
+    """The tokenizer of one run, beside its checkpoints."""
+    start = _OfRun("start")
+    """Weights that one run begins with: files that came from peers, and links to others."""
+    incoming = _OfRun("incoming")
+    """State of one run that is being copied from others."""
+    gathered = _OfRun("gathered")
+    """Slow weights of peers of one run, while an export averages them."""
+    snapshots = _OfRun("snapshots")
+    """State of one run for others to copy, while the node runs."""
+    journal = _OfRun("journal.db")
+    """Journal of this node in one run: SQLite, with a write-ahead log beside it."""
+    tracked = _OfRun("tracked")
+    """How far trackers have read the journal of one run, a file each."""
+    slow = _OfRun("slow")
+    """Slow weights of one run, while a trainer runs."""
+    checkpoints = _OfRun("checkpoints")
+    """Checkpoints of one run."""

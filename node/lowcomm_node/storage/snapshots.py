@@ -29,7 +29,7 @@ from lowcomm_protocol.state import name_of
 MAX_SNAPSHOTS = 2
 """On disk at once."""
 KEEP_SECONDS = 120.0
-"""An unused snapshot is kept for so long, since interrupted joiners return."""
+"""Seconds to keep an unused snapshot, so interrupted joiners can resume."""
 SHORTEST_LIFE = 2.0
 """Seconds before another one is made, and at least this many times what making one takes:"""
 COST_SHARE = 4.0
@@ -58,7 +58,7 @@ def write_snapshot(
             with (temporary / "state").open("wb") as file:
                 sizes = [file.write(data) for data in pieces]
             taken()
-            # Whoever wrote the pieces may go on by now: digests take longer than writing does.
+            # The writer of the pieces trains on: digests take longer than writing does.
             with (temporary / "state").open("rb") as file:
                 manifest = seal([sha256(file.read(size)).digest() for size in sizes])
             (temporary / "manifest").write_bytes(manifest)

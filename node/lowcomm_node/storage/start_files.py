@@ -16,7 +16,7 @@ Tell = Callable[[int], None]
 
 
 def pin(path: Path, tell: Tell = lambda count: None) -> StartFile:
-    """What a specification says of a file. Raises ConfigError if it can't be read, ValueError if
+    """Entry of a file for a specification. Raises ConfigError if it can't be read, ValueError if
     its name or size can't be pinned."""
     whole, pieces, size = sha256(), [sha256()], 0
     for block in _blocks(path):

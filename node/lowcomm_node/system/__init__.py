@@ -1,1 +1,1 @@
-"""What every room may use: logs, units, formatting, and what the operating system offers."""
+"""Tools for every room: logs, units, tasks, and services of the operating system."""

@@ -1,4 +1,4 @@
-"""Control groups around a process: what its container, service or job may take of the machine."""
+"""This machine: limits of the control groups around us, memory, the C library, the compiler."""
 
 import ctypes
 import importlib.util
@@ -88,7 +88,7 @@ _PRIVATE, _SHARED = "RssAnon:", "RssShmem:"
 
 @dataclass(frozen=True, kw_only=True)
 class NodeMemory:
-    """What daemon and trainer take together, in bytes."""
+    """Memory of daemon and trainer together, in bytes."""
 
     reckoned: int
     """The most that the run needs here, as reckoned before it began; 0 if that is not told."""
@@ -128,7 +128,7 @@ def memory_of(pid: int, shared: bool = True) -> int:
 
 
 def too_much(taken: int, allowed: float | None) -> str | None:
-    """Why a trainer must end if it and the daemon take so many bytes; None if they may.
+    """Why a trainer must end if it and the daemon take this many bytes; None if they may.
 
     ``allowed`` is in GiB.
     """

@@ -18,7 +18,7 @@ OF_FEW = (1, 2)
 
 @dataclass(frozen=True)
 class Allowed:
-    """What one caller, and all of them together, may have in so many seconds."""
+    """Allowance of each caller, and of all together, within ``seconds``."""
 
     each: int
     all: int
@@ -38,7 +38,7 @@ class Quota:
 
     @property
     def each(self) -> int:
-        """What one caller may take."""
+        """Allowance of one caller."""
         return self._allowed.each
 
     def has(self, caller: str, count: int, now: float) -> bool:

@@ -10,7 +10,7 @@ from time import monotonic
 
 
 class Reading:
-    """One thread's use of the memory. It holds as long as ``is_void`` is false."""
+    """Use of the memory by one thread. It holds as long as ``is_void`` is false."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
@@ -35,7 +35,7 @@ class Readings:
         self._under_way: list[Reading] = []
 
     def begin(self, seconds: float) -> Reading:
-        """One that may hold up changes for so many seconds from now on."""
+        """Start a read that may delay writers for at most ``seconds``."""
         reading = Reading(monotonic() + seconds)
         self._under_way.append(reading)
         return reading

@@ -39,11 +39,11 @@ class Condition:
     ready: bool
     """Whether its start is over."""
     line: str
-    """What it does, or why it waits."""
+    """Its activity, or why it waits."""
     leaving: bool = False
     """Whether it is ending, which has a deadline of its own."""
     overdue: str | None = None
-    """What has exceeded its own deadline; None while all is in time."""
+    """Task that has exceeded its own deadline; None while all is in time."""
 
 
 class ServiceManager:
@@ -111,20 +111,12 @@ class ServiceManager:
         ):
             self._line = line
             self._line_at = time
-        self._feed(now.overdue, time)
-
-    def _feed(self, overdue: str | None, time: float) -> None:
-        if overdue is not None and overdue != self._overdue:
-            log.error("service.overdue", reason=overdue)
-        self._overdue = overdue
+        if now.overdue is not None and now.overdue != self._overdue:
+            log.error("service.overdue", reason=now.overdue)
+        self._overdue = now.overdue
         # One tick before half of the period is over: the manager kills us after a late message.
-        if (
-            self._watchdog is None
-            or overdue is not None
-            or time - self._fed_at < self._watchdog / 2 - self.period
-        ):
-            return
-        if self._tell("WATCHDOG=1"):
+        is_due = self._watchdog and time - self._fed_at >= self._watchdog / 2 - self.period
+        if is_due and now.overdue is None and self._tell("WATCHDOG=1"):
             self._fed_at = time
 
     def _tell(self, text: str) -> bool:

@@ -25,7 +25,7 @@ from lowcomm_node import errors as node_errors
 from lowcomm_node.catalogue import code_of
 from lowcomm_node.cli import app, common, watch
 from lowcomm_node.errors import NotRunning
-from lowcomm_node.node.process import TrainerProcess
+from lowcomm_node.node.process import Trainer
 from lowcomm_node.owner.settings import SETTINGS, flag_of
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.storage.checkpoint import CheckpointStore
@@ -306,7 +306,7 @@ def test_a_node_that_can_not_work_is_refused_before_its_trainer_starts(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(TrainerProcess, "launch", lambda _: pytest.fail("it has started"))
+    monkeypatch.setattr(Trainer, "launch", lambda _: pytest.fail("it has started"))
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

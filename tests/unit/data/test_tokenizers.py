@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.tiny import tiny_settings
+from helpers.trainer_thread import TrainerThread
 from lowcomm_node.cli.new_run import name_tokenizer, tokenizer_file
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError, TrainerError
@@ -18,7 +19,6 @@ from lowcomm_node.fetch.files import RunFile, tokenizer_of
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.inference import generate_from
 from lowcomm_node.node.messages import Generate, Save
-from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.swarm.run_template import write_template
 from lowcomm_protocol.errors import SpecError

@@ -3,35 +3,34 @@ the kernel, and no driver in trouble holds up or ends a node."""
 
 import os
 import threading
+from collections.abc import Callable
 from time import monotonic
-from typing import Any
+from types import SimpleNamespace
 
+import pynvml
 import pytest
 
 from helpers.waiting import until
 from lowcomm_node.system import accelerator
-from lowcomm_node.system.accelerator import STALE, Accelerator, Driver, Gpu, Processor, meter_of
+from lowcomm_node.system.accelerator import STALE_SECONDS, Accelerator, Gpu, Processor, meter_of
 
 
-class Telling:
+def driver(monkeypatch: pytest.MonkeyPatch, load: Callable[[], float]) -> None:
     """A driver of one GPU."""
 
-    def __init__(self, *loads: float) -> None:
-        self.loads = list(loads)
-
-    def find(self, uuid: str) -> Any:
+    def find(uuid: str) -> str:
         if uuid != "GPU-1":
-            raise OSError("no such GPU")
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_FOUND)
         return uuid
 
-    def name(self, device: Any) -> str:
-        return "Large 9"
-
-    def load(self, device: Any) -> float:
-        return self.loads.pop(0) if len(self.loads) > 1 else self.loads[0]
-
-    def memory(self, device: Any) -> tuple[int, int]:
-        return 3, 8
+    for name, call in {
+        "nvmlInit": lambda: None,
+        "nvmlDeviceGetHandleByUUID": find,
+        "nvmlDeviceGetName": lambda _: "Large 9",
+        "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=100 * load()),
+        "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=3, total=8),
+    }.items():
+        monkeypatch.setattr(pynvml, name, call)
 
 
 def test_the_load_of_a_processor_is_the_share_of_its_cores_that_the_trainer_took(
@@ -41,8 +40,8 @@ def test_the_load_of_a_processor_is_the_share_of_its_cores_that_the_trainer_took
     monkeypatch.setattr(accelerator, "cores_allowed", lambda: float("inf"))
     meter = Processor(os.getpid())
     assert meter.look(100.0).load is None, "nothing to compare with yet"
-    first, spent = meter._told[0]
-    meter._told[0] = (first, spent - 4.0)
+    first, spent = meter._spent[0]
+    meter._spent[0] = (first, spent - 4.0)
     told = meter.look(102.0)
     assert (told.kind, told.memory_total) == ("cpu", None)
     assert told.load == pytest.approx(4.0 / 2.0 / 4, abs=0.1)
@@ -55,35 +54,39 @@ def test_a_process_that_has_gone_has_no_load():
 
 
 def test_a_gpu_tells_the_mean_of_its_last_looks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(accelerator, "EVERY", 0.0)
-    meter = Gpu(Telling(0.0, 1.0), "GPU-1")  # type: ignore[arg-type]
+    monkeypatch.setattr(accelerator, "EVERY_SECONDS", 0.0)
+    loads = iter([0.0])
+    driver(monkeypatch, lambda: next(loads, 1.0))
+    meter = Gpu("GPU-1")
     until(lambda: (meter.look(monotonic()).load or 0) > 0.8, 30, "the mean of ten looks")
     told = meter.look(monotonic())
     assert (told.kind, told.name, told.memory_taken, told.memory_total) == ("gpu", "Large 9", 3, 8)
     meter.close()
 
 
-@pytest.mark.parametrize("driver", [Telling(0.5), Driver("libthereisnone.so.1")])
-def test_a_gpu_of_which_nothing_can_be_told_has_no_figures(driver: Any):
-    meter = Gpu(driver, "GPU-2")
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_gpu_without_readings_has_no_figures(monkeypatch: pytest.MonkeyPatch, is_there: bool):
+    if is_there:
+        driver(monkeypatch, lambda: 0.5)
+    meter = Gpu("GPU-2")
     until(lambda: "gpu" not in [one.name for one in threading.enumerate()], 30, "it gives up")
     assert meter.look(monotonic()) == Accelerator(kind="gpu", name="GPU")
     meter.close()
 
 
-def test_a_driver_that_hangs_is_waited_for_by_nobody():
-    hanging, there = threading.Event(), threading.Event()
+def test_a_driver_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):
+    hanging, looked = threading.Event(), threading.Event()
 
-    class Hanging(Telling):
-        def load(self, device: Any) -> float:
-            if there.is_set():
-                hanging.wait(30)
-            there.set()
-            return 0.5
+    def load() -> float:
+        if looked.is_set():
+            hanging.wait(30)
+        looked.set()
+        return 0.5
 
-    meter = Gpu(Hanging(0.5), "GPU-1")  # type: ignore[arg-type]
+    driver(monkeypatch, load)
+    meter = Gpu("GPU-1")
     until(lambda: meter.look(monotonic()).load == 0.5, 30, "its first look")
-    assert meter.look(monotonic() + STALE + 1) == Accelerator(kind="gpu", name="Large 9")
+    assert meter.look(monotonic() + STALE_SECONDS + 1) == Accelerator(kind="gpu", name="Large 9")
     meter.close()
     hanging.set()
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from helpers.tiny import tiny_settings
+from helpers.trainer_thread import TrainerThread
 from lowcomm_node.node import ipc
 from lowcomm_node.node.messages import Evaluate, Held, Saved, Stepped, Train
-from lowcomm_node.node.process import TrainerThread
 from lowcomm_node.storage.checkpoint import CheckpointInfo, CheckpointStore
 from lowcomm_node.trainer.saving import FIRST_PAUSE, HANGS, LONGEST_PAUSE, PATIENCE, Saving
 

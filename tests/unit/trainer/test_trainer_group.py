@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.tiny import tiny_settings
+from helpers.trainer_thread import TrainerThread
 from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.node.messages import (
     Capture,
@@ -23,7 +24,6 @@ from lowcomm_node.node.messages import (
     TakeOver,
     Train,
 )
-from lowcomm_node.node.process import TrainerThread
 from lowcomm_protocol.exchange.kinds import GROUP
 
 IN_GROUPS = """
