@@ -279,10 +279,9 @@ def _line(seed: int, fragment: int, number: int, peers: frozenset[str]) -> Line:
 
 
 class Hypercube(Pairing):
-    """See the file."""
+    """Partners across the corners of a hypercube, a dimension each round."""
 
     def partner(self, meeting: Meeting, me: str) -> str | None:
-        """See Pairing."""
         rounds = max(1, (len(meeting.peers) - 1).bit_length())
         cycle, level = divmod(meeting.round, rounds)
         return mirrored(meeting.line(cycle), me, 1 << level)
@@ -305,10 +304,9 @@ HYPERCUBE = Hypercube()
 
 
 class RandomPairs(Pairing):
-    """See the file."""
+    """Neighbours in a permutation of each round."""
 
     def partner(self, meeting: Meeting, me: str) -> str | None:
-        """See Pairing."""
         return mirrored(meeting.line(meeting.round), me, 1)
 
 

@@ -31,7 +31,7 @@ NO_MIXTURES = (
 
 
 class TransformersSettings(ModelSettings):
-    """See the file."""
+    """A model of the library ``transformers``: its type, and keys of its configuration."""
 
     kind: str = "transformers"
     type: str
