@@ -17,7 +17,6 @@ from lowcomm_node.status.track import (
     SAMPLED,
     WAITING,
     WORST_BLOCK,
-    PositionFile,
     TrackedPoint,
     TrackerPosition,
     next_batch,
@@ -91,15 +90,6 @@ def test_a_journal_that_began_anew_is_followed_and_nothing_of_it_is_told_twice(
     told, behind = read_all(path, position)
     assert [one.step for one in told] == [9]
     assert read_all(path, behind)[0] == []
-
-
-def test_a_position_is_the_same_after_its_way_through_its_file(tmp_path: Path) -> None:
-    path = write_down(tmp_path, [exchanged(0)], [sample(1), sample(2)])
-    _, position = read_all(path)
-    file = PositionFile(tmp_path / "tracked", "tensorboard", "logs")
-    file.save(position)
-    assert file.load() == position
-    assert PositionFile(tmp_path / "tracked", "tensorboard", "other").load() == TrackerPosition()
 
 
 def test_a_tracker_is_told_the_settings_of_the_run_and_nobody_who_may_join_it(

@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console, RenderableType
 
 from lowcomm_node.status.model import Status, read
-from lowcomm_node.status.panel import ROUNDS, node_panel, swarm_panel
+from lowcomm_node.status.panel import node_panel, swarm_panel
 from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_node.system.units import (
     clean,
@@ -191,34 +191,10 @@ def test_a_node_shows_what_matters_at_every_width(width: int) -> None:
         assert part in shown
 
 
-def test_rows_stay_where_they_are_while_exchanges_and_rounds_come_and_go() -> None:
-    idle = TRAINING | {"exchanges_running": []}
-    heights = {
-        len(lines(node_box(status, rounds), 80))
-        for status in (idle, TRAINING)
-        for rounds in ([], [APPLIED], [APPLIED, ALONE] * ROUNDS)
-    }
-    assert len(heights) == 1
-    meeting = [TRAINING, TRAINING | {"peer_id": PEERS[1]}]
-    waiting = [idle | {"waiting": "no partner"}, None]
-    assert len({len(lines(swarm_box("x", two, 1.0, 80), 80)) for two in (meeting, waiting)}) == 1
-
-
 def test_a_meeting_of_two_nodes_is_shown_once() -> None:
     partner = TRADING | {"partners": [PEERS[0]]}
     statuses = [TRAINING, TRAINING | {"peer_id": PEERS[1], "exchanges_running": [partner]}]
     assert text(swarm_box("x", statuses, 1.0)).count("1 ⇄ 2 fragment 0") == 1
-
-
-def test_the_totals_add_up() -> None:
-    other = TRAINING | {
-        "trainer": TRAINING["trainer"] | {"val_loss_last": 3.3234567},
-        "bytes_sent": 1_000_000,
-    }
-    last = next(
-        line for line in lines(swarm_box("x", [TRAINING, other, None], 1.0)) if "mean" in line
-    )
-    assert last.split("mean")[1].split()[:4] == ["3.2235", "11.7k", "12.2", "MB"]
 
 
 def test_every_waiting_node_is_named_with_its_reason() -> None:

@@ -13,12 +13,8 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.status.events import Notice, Warned
 from lowcomm_node.status.journal import JournalFile, Sample
 from lowcomm_node.status.report import (
-    MOST_CHANGES,
     chart,
-    in_general,
-    releases,
     rising,
-    waits,
     write_report,
 )
 from lowcomm_node.storage.paths import Paths
@@ -152,32 +148,6 @@ def test_a_folder_of_homes_is_one_report(tmp_path: Path) -> None:
 def test_a_home_without_a_journal_is_refused_with_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name the home of a node"):
         write_report(tmp_path, tmp_path / "report.html")
-
-
-def test_what_happened_with_several_peers_counts_as_one_thing() -> None:
-    ada, ben = "12D3KooWadaADA", "12D3KooWbenBEN"
-    busy = {"adaADA is busy; benBEN is busy", "benBEN is busy; adaADA is busy", "adaADA is busy"}
-    told = {in_general(f"no partner: {one}", [ada, ben]) for one in busy}
-    assert told == {"no partner: a peer is busy"}
-    waiting = [sample(k, waiting=f"no partner: {one}") for k, one in enumerate(sorted(busy))]
-    assert waits([*waiting, sample(3)], [ada, ben]) == [
-        ("training: no partner: a peer is busy", 30.0)
-    ]
-
-
-def test_releases_are_told_from_when_they_changed(tmp_path: Path) -> None:
-    told = [("0.1.0", "0.1.0 (2)")] * 2 + [
-        ("0.2.0", "0.1.0 (2)"),
-        ("0.2.0", "0.1.0 (1), 0.2.0 (1)"),
-    ]
-    samples = [sample(k, release=own, releases=others) for k, (own, others) in enumerate(told)]
-    assert releases([sample(0), *samples]) == [(samples[k].time, *told[k]) for k in (0, 2, 3)], (
-        "a sample of an older release tells none"
-    )
-    lay_down(tmp_path / "home", [], samples)
-    words = text_of(report(tmp_path / "home"))
-    assert "0.2.0 0.1.0 (1), 0.2.0 (1)" in words
-    assert len(releases([sample(k, release=str(k)) for k in range(500)])) == MOST_CHANGES
 
 
 def test_a_line_goes_to_the_right_from_what_is_known() -> None:

@@ -1,7 +1,7 @@
 """What must hold for ``--json``: its keys stay, and releases that differ understand each other."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import fields, is_dataclass
 from typing import Any, get_args, get_type_hints
 
 import pytest
@@ -100,12 +100,6 @@ def test_what_a_newer_node_tells_beside_is_passed_over() -> None:
     told: Mapping[str, Any] = to_json(make_status())
     newer = {**told, "temperature": 40, "trainer": {**told["trainer"], "gradient_norm": 1.0}}
     assert read(Status, newer) == make_status()
-
-
-def test_what_an_older_node_does_not_tell_has_a_default() -> None:
-    told = to_json(make_status())
-    older = {name: one for name, one in told.items() if name not in ("limits", "swarm", "leaving")}
-    assert read(Status, older) == replace(make_status(), swarm=None)
 
 
 @pytest.mark.parametrize("told", [{"phase": None}, {"trainer": {"device": []}}, {"peers": "many"}])

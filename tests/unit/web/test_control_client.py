@@ -318,14 +318,6 @@ def test_a_damaged_control_file_is_no_crash(tmp_path: Path, content: str) -> Non
         read_endpoint(tmp_path)
 
 
-def test_a_control_file_that_outlived_its_process_is_not_believed(tmp_path: Path) -> None:
-    ended = subprocess.Popen([sys.executable, "-c", ""])
-    ended.wait()
-    write_control(tmp_path, pid=ended.pid)
-    with pytest.raises(NotRunning, match="ended without a goodbye"):
-        read_endpoint(tmp_path)
-
-
 def test_a_process_that_nobody_has_reaped_counts_as_ended(tmp_path: Path) -> None:
     ending = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     write_control(tmp_path, pid=ending.pid)
