@@ -28,7 +28,7 @@ import kit
 from grpc import aio
 
 from lowcomm_node.net.tls import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper
-from lowcomm_node.sync import offers
+from lowcomm_node.sync import frames
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.matching import Offer
@@ -270,7 +270,7 @@ class Flood:
         return pb.Manifest.FromString(told)
 
     async def _drip(self, call: Any, offer: Offer, number: int) -> None:
-        await call.write(pb.Frame(hello=offers.to_message(offer)))
+        await call.write(pb.Frame(hello=frames.to_message(offer)))
         answer = await call.read()
         kind = answer.WhichOneof("kind") if isinstance(answer, pb.Frame) else "end"
         self.ends[f"hello: {answer.refuse.reason if kind == 'refuse' else kind}"] += 1
@@ -291,7 +291,7 @@ class Flood:
             await self._count("3 MiB message", lambda call=call: call.write(bytes(3 << 20)))
             self.ends[f"3 MiB message: {(await call.code()).name}"] += 1
             call = stub.Swap(metadata=self.metadata(), timeout=10)
-            absurd = offers.to_message(self.offer())
+            absurd = frames.to_message(self.offer())
             absurd.swarm_step, absurd.tokens = (1 << 64) - 1, (1 << 64) - 1
             with suppress(aio.AioRpcError, asyncio.InvalidStateError):
                 await call.write(pb.Frame(hello=absurd))

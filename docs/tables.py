@@ -30,7 +30,7 @@ from lowcomm_node.planner.words import plan_in_words
 from lowcomm_node.status.events import KINDS
 from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.track import OTHERS, SAMPLED
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.document import ADDED
 from lowcomm_protocol.spec.presets import PRESETS

@@ -47,11 +47,11 @@ def lie_in_daemon(lie: str) -> None:
     """Claims and frames that no honest peer sends."""
     from lowcomm_node.net.stream import CalleeStream, CallerStream
     from lowcomm_node.status.events import Board
-    from lowcomm_node.sync import offers
+    from lowcomm_node.sync import frames
     from lowcomm_protocol.messages import exchange_pb2 as pb
 
     if lie == "clock":
-        tell, position = offers.to_message, Board.position
+        tell, position = frames.to_message, Board.position
 
         def ahead(offer: Any) -> Any:
             message = tell(offer)
@@ -62,7 +62,7 @@ def lie_in_daemon(lie: str) -> None:
             swarm_step, steps, speed = position(board)
             return swarm_step + AHEAD, steps, speed
 
-        offers.to_message, Board.position = ahead, further
+        frames.to_message, Board.position = ahead, further
 
     def of_other_shape(send: Any) -> Any:
         async def lying(stream: Any, frame: Any) -> None:

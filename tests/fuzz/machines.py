@@ -12,7 +12,7 @@ from target import MAX_PIECES, Made, cut, join, target
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.node.messages import Retransmit
-from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync import frames
 from lowcomm_node.sync.link import GroupLink, Incoming, PairLink
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
@@ -103,21 +103,21 @@ def offer() -> Made:
         except DecodeError:
             return
         try:
-            theirs = offers.from_message(message)
+            theirs = frames.from_message(message)
         except ProtocolViolation:
             return
         assert max(theirs.steps, theirs.tokens, theirs.swarm_step) < 1 << 53
         consider(theirs, OFFER, READY)
-        assert offers.from_message(offers.to_message(theirs)) == theirs
+        assert frames.from_message(frames.to_message(theirs)) == theirs
 
-    return run, [offers.to_message(OFFER).SerializeToString(), pb.Offer().SerializeToString()]
+    return run, [frames.to_message(OFFER).SerializeToString(), pb.Offer().SerializeToString()]
 
 
 @target
 def refusal() -> Made:
     def run(data: bytes) -> None:
         try:
-            reason, words = offers.read_refusal(pb.Refuse.FromString(data))
+            reason, words = frames.read_refusal(pb.Refuse.FromString(data))
         except (DecodeError, ProtocolViolation):
             return
         assert reason and words
@@ -257,11 +257,11 @@ def events(data: bytes, read: Callable[[str, pb.Frame], Any], own: Sequence[Any]
 def _of_all(peer: str, frame: pb.Frame) -> Any:
     match frame.WhichOneof("kind"):
         case "hello":
-            return base.Accepted(peer=peer, offer=offers.from_message(frame.hello), called_us=True)
+            return base.Accepted(peer=peer, offer=frames.from_message(frame.hello), called_us=True)
         case "accept":
-            return base.Accepted(peer=peer, offer=offers.from_message(frame.accept))
+            return base.Accepted(peer=peer, offer=frames.from_message(frame.accept))
         case "refuse":
-            reason, words = offers.read_refusal(frame.refuse)
+            reason, words = frames.read_refusal(frame.refuse)
             return base.Refused(peer=peer, reason=reason, detail=words)
         case "abandon":
             return base.Lost(peer=peer, reason=frame.abandon.reason[:200])
@@ -291,7 +291,7 @@ def pair() -> Made:
             machine.tell(event)
         machine.end()
 
-    message = offers.to_message(OFFER)
+    message = frames.to_message(OFFER)
     accept, hello = (said(pb.Frame(**{kind: message}))[0] for kind in ("accept", "hello"))
     refuse = said(pb.Frame(refuse=pb.Refuse(reason="busy")))[0]
     return run, [
@@ -348,7 +348,7 @@ def group() -> Made:
             machine.tell(event)
         machine.end()
 
-    accept = said(pb.Frame(accept=offers.to_message(OFFER)))[0]
+    accept = said(pb.Frame(accept=frames.to_message(OFFER)))[0]
 
     def story(*before: bytes) -> bytes:
         def each(frame: bytes) -> list[bytes]:

@@ -36,10 +36,10 @@ from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.node.messages import Ready
 from lowcomm_node.sync import driver as driver_module
-from lowcomm_node.sync import offers
+from lowcomm_node.sync import frames
 from lowcomm_node.sync.exchanger import Exchanger
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.sync.link import CHUNK_BYTES
-from lowcomm_node.sync.records import ExchangeEnded
 from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.exchange.budget import Deadlines
 from lowcomm_protocol.exchange.events import Outcome
@@ -288,7 +288,7 @@ class Puppet(Peer):
     ) -> tuple[CallerStream, pb.Frame]:
         """Call a node with an offer; its answer."""
         stream = await self.call(node, port)
-        await stream.send(pb.Frame(hello=offers.to_message(self.offer(**changes))))
+        await stream.send(pb.Frame(hello=frames.to_message(self.offer(**changes))))
         return stream, await hear(stream)
 
     async def agree(self, node: Node, calls: bool) -> Stream:
@@ -300,7 +300,7 @@ class Puppet(Peer):
         node.step(INTERVAL)
         _, callee = await soon(self.calls.get())
         assert (await hear(callee)).WhichOneof("kind") == "hello"
-        await callee.send(pb.Frame(accept=offers.to_message(self.offer())))
+        await callee.send(pb.Frame(accept=frames.to_message(self.offer())))
         return callee
 
     @property

@@ -9,7 +9,7 @@ from helpers.statuses import make_exchange
 from lowcomm_node.status.events import Notice
 from lowcomm_node.status.journal import JournalFile, Sample
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.events import Event
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run

@@ -13,7 +13,7 @@ from lowcomm_node.status.events import Board
 from lowcomm_node.status.journal import Sample
 from lowcomm_node.status.model import Limits, PeerStatus, Status
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.web.client import ControlClient
 from lowcomm_node.web.server import ControlServer
 

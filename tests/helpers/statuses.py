@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lowcomm_node.status.model import PeerStatus, Status, read
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 
 RUN: dict[str, Any] = {
     "name": "demo", "run_id": "e1f145ac155e" + "0" * 52, "fingerprint": "e1f145ac155e",

@@ -20,7 +20,7 @@ from helpers.waiting import until
 from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_node.status.events import EVENTS, read_notice
 from lowcomm_node.status.model import PeerStatus, Status, read, to_json
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.command import ending_signals
 from lowcomm_node.web.api import ROOT
 

@@ -22,7 +22,7 @@ from lowcomm_node.status.journal import ExchangeFilter, Journal, JournalEntry
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.status.words import Health, event_in_words, judge_health, progress_in_words
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.units import (
     MISSING,
     clean,

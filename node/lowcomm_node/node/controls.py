@@ -28,7 +28,7 @@ from lowcomm_node.status.journal import MOST, ExchangeFilter, Journal, Sample
 from lowcomm_node.status.model import ExportedModel, Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.words import Health, judge_health
 from lowcomm_node.storage.files import DiskQuota
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 
 EXPORT_DEADLINE, GATHER_DEADLINE, EXAMINE_DEADLINE = 840.0, 780.0, 150.0
 """Seconds; clients wait a little longer (web.api)."""

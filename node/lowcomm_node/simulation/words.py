@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync import frames
 from lowcomm_node.sync.link import CHUNK_BYTES
 from lowcomm_protocol.errors import MAX_REASON
 from lowcomm_protocol.exchange import base
@@ -58,11 +58,11 @@ def control_bytes(kind: str, payload: Any) -> int:
     """
     match kind:
         case "hello":
-            return pb.Frame(hello=offers.to_message(payload)).ByteSize()
+            return pb.Frame(hello=frames.to_message(payload)).ByteSize()
         case "accept":
-            return pb.Frame(accept=offers.to_message(payload)).ByteSize()
+            return pb.Frame(accept=frames.to_message(payload)).ByteSize()
         case "refuse":
-            return offers.refuse(payload).ByteSize()
+            return frames.refuse(payload).ByteSize()
         case "abandon":
             return pb.Frame(abandon=pb.Abandon(reason=payload[:MAX_REASON])).ByteSize()
         case "confirm":

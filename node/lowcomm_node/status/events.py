@@ -32,7 +32,7 @@ from lowcomm_node.swarm.watchdog import (
     SwarmLost,
     SwarmUnlisted,
 )
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.events import Event
 from lowcomm_node.system.logs import log
 

@@ -20,7 +20,7 @@ from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.errors import NodeError
 from lowcomm_node.status.events import Board, Notice, read_notice
 from lowcomm_node.status.model import Status
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.tasks import Enduring, start
 

@@ -18,7 +18,7 @@ from lowcomm_node.status.events import RunAmended, Warned
 from lowcomm_node.status.journal import Journal, Sample
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.release import describe
 from lowcomm_node.system.units import clean, loss, quantity, seconds, short_peer, size
 from lowcomm_protocol import PROTOCOL_VERSION

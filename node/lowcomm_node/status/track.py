@@ -22,7 +22,7 @@ from lowcomm_node.node.messages import Evaluated
 from lowcomm_node.status.journal import Journal, JournalEntry, Sample
 from lowcomm_node.storage.files import disk_full_error, lock, read_small, write_atomic
 from lowcomm_node.storage.paths import Paths, absolute
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.command import install
 from lowcomm_node.system.units import clean, short_peer
 from lowcomm_protocol.errors import LowcommError

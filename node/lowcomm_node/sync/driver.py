@@ -24,9 +24,9 @@ from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.node.ipc import Arena
 from lowcomm_node.node.messages import Drop, Merged, Ready
 from lowcomm_node.node.process import Trainer
-from lowcomm_node.sync import offers
+from lowcomm_node.sync import frames
+from lowcomm_node.sync.history import ExchangeStatus
 from lowcomm_node.sync.link import Link
-from lowcomm_node.sync.records import ExchangeStatus
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.stages import Stages
 from lowcomm_protocol.errors import MAX_REASON, LowcommError, Offence, ProtocolViolation
@@ -353,7 +353,7 @@ class ExchangeDriver(ABC):
         try:
             # The effects of its call are tasks, which have not begun yet: our acceptance goes
             # first.
-            accept = pb.Frame(accept=offers.to_message(self.one.offer))
+            accept = pb.Frame(accept=frames.to_message(self.one.offer))
             await answer_in_time(link, accept, self.station.peer.budget.deadlines.hello)
             waiting.add(self._start(self._follow(link)))
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -369,7 +369,7 @@ class ExchangeDriver(ABC):
         stream: CallerStream | None = None
         try:
             stream = await self.station.call(peer)
-            await stream.send(pb.Frame(hello=offers.to_message(self.one.offer)))
+            await stream.send(pb.Frame(hello=frames.to_message(self.one.offer)))
             async with asyncio.timeout(self.station.peer.budget.deadlines.hello):
                 answer = await stream.receive()
             await self._on_answer(peer, stream, answer)
@@ -396,7 +396,7 @@ class ExchangeDriver(ABC):
             return
         if kind != "accept":
             raise ProtocolViolation("answered our offer with something else")
-        theirs = offers.from_message(answer.accept)
+        theirs = frames.from_message(answer.accept)
         self.link(peer, stream)
         self.station.stimulate(events.Answered(exchange=self.one.number, peer=peer, offer=theirs))
         if peer not in self.one.partners:
@@ -406,7 +406,7 @@ class ExchangeDriver(ABC):
         await self._follow(self.links[peer])
 
     async def _on_refusal(self, peer: str, stream: CallerStream, message: pb.Refuse) -> None:
-        reason, detail = offers.read_refusal(message)
+        reason, detail = frames.read_refusal(message)
         self.station.heard(peer, reason)
         self.calls.pop(peer, None)
         told = events.OfferRefused(

@@ -20,11 +20,15 @@ from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.node.messages import Ready
 from lowcomm_node.node.process import Trainer
-from lowcomm_node.sync import offers
+from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ABANDON_DEADLINE, ExchangeDriver, Station, answer_in_time
-from lowcomm_node.sync.history import History
-from lowcomm_node.sync.interval import Circumstances, interval_of
-from lowcomm_node.sync.records import ExchangeEnded, IntervalStatus
+from lowcomm_node.sync.history import (
+    Circumstances,
+    ExchangeEnded,
+    History,
+    IntervalStatus,
+    interval_of,
+)
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
 from lowcomm_node.system.tasks import start
@@ -355,7 +359,7 @@ class Exchanger:
         try:
             if frame.WhichOneof("kind") != "hello":
                 raise ProtocolViolation("called without saying hello")
-            theirs = offers.from_message(frame.hello)
+            theirs = frames.from_message(frame.hello)
         except ProtocolViolation as error:
             self._hold(peer, Offence.HEAVY, str(error))
             raise
@@ -376,7 +380,7 @@ class Exchanger:
         if isinstance(answer, ExchangeDriver):
             await answer.answer(peer, stream)
             return
-        await answer_in_time(stream, offers.refuse(answer), self.peer.budget.deadlines.hello)
+        await answer_in_time(stream, frames.refuse(answer), self.peer.budget.deadlines.hello)
 
     def _on_dropped(self, call: int, peer: str) -> None:
         answer = self._calls[call].answer

@@ -1,17 +1,131 @@
-"""What became of exchanges: counters, the last rounds, and how each peer has behaved."""
+"""What became of exchanges, with all peers and with each, and how often a fragment is exchanged."""
 
 from collections import Counter, OrderedDict, deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import islice
+from statistics import median
 from time import monotonic, time
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from lowcomm_node.errors import NodeError
-from lowcomm_node.sync.driver import ExchangeDriver
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.system.events import Event
 from lowcomm_protocol.exchange.base import Cause
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.underway import Story
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
+
+if TYPE_CHECKING:
+    from lowcomm_node.sync.driver import ExchangeDriver
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeStatus:
+    """An exchange under way."""
+
+    fragment: int
+    """Which fragment is exchanged."""
+    round: int
+    """Number of the exchange of this fragment, the same at all members."""
+    stage: str
+    """The stage that it has reached."""
+    partners: tuple[str, ...]
+    """Peer ids of the other members, as far as they are known."""
+    bytes_sent: int
+    """Bytes of contents that this node has sent."""
+    bytes_received: int
+    """Bytes of contents that this node has received."""
+    bytes_expected: int
+    """Bytes that both directions will carry, as far as that is known."""
+    seconds: float
+    """Seconds since it began."""
+
+
+class IntervalCause(StrEnum):
+    """What makes exchanges rarer than the run says."""
+
+    LINE = "line"
+    PARTNER = "partner"
+    BUDGET = "budget"
+    FAILED = "failed"
+    EXCHANGE = "exchange"
+
+
+@dataclass(frozen=True, kw_only=True)
+class IntervalStatus:
+    """How often a fragment is exchanged."""
+
+    written: int
+    """Swarm steps between two exchanges of a fragment, as the run says."""
+    effective: float | None = None
+    """The same as the last exchanges went; null until three were applied."""
+    cause: IntervalCause | None = None
+    """The cause of a longer interval: the line, missing partners, the owner's budget, failed
+    exchanges, or the length of an exchange; null where it is no longer."""
+    reason: str = ""
+    """The same in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExchangeEnded(Event):
+    """An exchange has ended."""
+
+    wire_name: ClassVar[str] = "exchange"
+    time: float
+    """When it ended (Unix seconds)."""
+    fragment: int
+    """Which fragment was exchanged."""
+    round: int
+    """Number of the exchange of this fragment, the same at all members."""
+    outcome: Outcome
+    """How it ended."""
+    reason: str
+    """Why it was not applied, or what was special about it; empty where there is nothing to
+    tell."""
+    code: str | None = None
+    """The code of that in docs/trouble.md; null where it was applied."""
+    partners: tuple[str, ...]
+    """Peer ids of the other members."""
+    in_doubt: bool = False
+    """Whether the last word was lost, so that another member may have applied what we have not."""
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Peers that refused or were lost, by peer id, each with the reason."""
+    left_out_codes: Mapping[str, str] = field(default_factory=dict)
+    """The codes of these in docs/trouble.md."""
+    swarm_step: int
+    """Swarm step at which it ended."""
+    bytes_sent: int
+    """Bytes of contents that this node sent."""
+    bytes_received: int
+    """Bytes of contents that this node received."""
+    seconds: float
+    """Seconds that it took."""
+    worst_block: float | None = None
+    """Spread of the contributions in the block of 256 values where it was largest; null unless it
+    was applied."""
+    stages: Mapping[str, float] = field(default_factory=dict)
+    """Seconds that each stage took: of our trainer where it was applied, of our line always. Stages
+    overlap, so their sum is not that of the exchange."""
+
+    moments: Mapping[str, float] = field(default_factory=dict)
+    """Seconds from its beginning until the members were known (`met`), our contribution was
+    `captured` and `sent`, those of the others were `received` and `decoded`, and all had confirmed
+    (`decided`), as far as it came."""
+    id: str = ""
+    """The same at all members, 32 hexadecimal digits: of run, fragment, round and members; empty
+    where they were not known."""
+
+    @property
+    def name(self) -> str:
+        """Such as ``exchange.applied``."""
+        return f"{self.wire_name}.{self.outcome}"
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """One for each outcome."""
+        return tuple(f"{cls.wire_name}.{outcome}" for outcome in Outcome)
+
 
 WE_REFUSED: dict[Refusal, str] = {
     Refusal.BUSY: "an exchange of this fragment was under way",
@@ -75,7 +189,7 @@ class History:
     _peers: OrderedDict[str, PeerHistory] = field(default_factory=OrderedDict)
 
     def record(
-        self, driver: ExchangeDriver, outcome: Outcome, reason: str, swarm_step: int
+        self, driver: "ExchangeDriver", outcome: Outcome, reason: str, swarm_step: int
     ) -> ExchangeEnded:
         """Count an exchange that is over; its entry in the list of rounds."""
         now = monotonic()
@@ -168,6 +282,68 @@ class History:
         history.last_reason, history.last_code = reason, cause
 
 
-def _code(driver: ExchangeDriver) -> Cause | Refusal:
+def _code(driver: "ExchangeDriver") -> Cause | Refusal:
     """Why it was not applied; where everybody had agreed, our own outer step has failed."""
     return driver.one.machine.cause or Cause.OWN_FAULT
+
+
+LEAST_ROUNDS = 16
+"""Of the last exchanges so many count, or two of each fragment."""
+LEAST_APPLIED = 3
+NEAR = 1.25
+"""Times the interval of the run up to which all is as it should be."""
+FULL = 0.75
+"""Share of an interval that its exchanges fill the line for, from which on the line is why."""
+MANY = 0.25
+"""Share of exchanges that are not applied, from which on they are why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Circumstances:
+    """What may keep a node from exchanging as often as its run says."""
+
+    written: int
+    """Swarm steps, as the run says."""
+    fragments: int
+    hindrance: str | None
+    """Why no exchange can begin within the owner's limits."""
+    line_seconds: float | None
+    """That the contents of an exchange take."""
+    step_seconds: float
+    """Of an inner step."""
+
+
+def interval_of(
+    rounds: Sequence[ExchangeEnded], swarm_step: int, around: Circumstances
+) -> IntervalStatus:
+    """What becomes of the interval, by the last exchanges; ``swarm_step``: of this node now."""
+    recent = list(islice(reversed(rounds), max(LEAST_ROUNDS, 2 * around.fragments)))
+    applied = [one for one in recent if one.outcome is Outcome.APPLIED]
+    effective = None
+    if len(applied) >= LEAST_APPLIED:
+        since = swarm_step - applied[-1].swarm_step
+        effective = around.fragments * since / (len(applied) - 1)
+    is_near = effective is not None and effective <= NEAR * around.written
+    late = effective is not None and not is_near
+    if not late and around.hindrance is None:
+        return IntervalStatus(written=around.written, effective=effective)
+    cause, text = _cause(recent, around)
+    return IntervalStatus(written=around.written, effective=effective, cause=cause, reason=text)
+
+
+def _cause(recent: Sequence[ExchangeEnded], around: Circumstances) -> tuple[IntervalCause, str]:
+    line, step, count = around.line_seconds, around.step_seconds, around.fragments
+    if around.hindrance is not None:
+        return IntervalCause.BUDGET, around.hindrance
+    if line is not None and line * count >= FULL * around.written * step:
+        each = f"contents of an exchange take {line:.1f} s on the line"
+        return IntervalCause.LINE, f"{each}, and there are {count} in an interval"
+    outcomes = Counter(one.outcome for one in recent)
+    if outcomes[Outcome.FAILED] >= MANY * len(recent):
+        return IntervalCause.FAILED, f"{outcomes[Outcome.FAILED]} of {len(recent)} failed"
+    if outcomes[Outcome.NO_PARTNER] < MANY * len(recent):
+        took = median(one.seconds for one in recent if one.outcome is Outcome.APPLIED)
+        if took >= FULL * around.written * step:
+            return IntervalCause.EXCHANGE, f"an exchange takes {took:.1f} s until it is merged"
+    partners = f"{outcomes[Outcome.NO_PARTNER]} of {len(recent)} found no partner"
+    return IntervalCause.PARTNER, partners

@@ -16,7 +16,7 @@ from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.status.journal import Sample
 from lowcomm_node.status.model import ExportedModel, Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.words import Health
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 
 ROOT = "/api/v1"
 """Of all routes but those of the page."""

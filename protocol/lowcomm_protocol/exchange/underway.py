@@ -17,7 +17,7 @@ from lowcomm_protocol.matching import Offer, Refusal, keeps_momentum, must_reali
 
 KEPT = 4
 """Outer steps of a fragment that a member keeps for others, at most."""
-MARK_BYTES = 8
+STATE_MARK_BYTES = 8
 UNKNOWN = bytes(32)
 """In place of the digest of slow weights where a member has failed to take over what it lacks: as
 nobody knows it, the member is stranded."""
@@ -95,8 +95,8 @@ def _led_to(
 
 
 def state_mark(slow_digest: bytes, momentum_digest: bytes) -> bytes:
-    """What tells one state of a fragment from its other ones, in `MARK_BYTES`."""
-    return sha256(slow_digest + momentum_digest).digest()[:MARK_BYTES]
+    """What tells one state of a fragment from its other ones, in `STATE_MARK_BYTES`."""
+    return sha256(slow_digest + momentum_digest).digest()[:STATE_MARK_BYTES]
 
 
 STORY_VERSION = 1

@@ -32,7 +32,7 @@ from lowcomm_node.simulation import swarm as simulated
 from lowcomm_node.simulation.contents import GroupContents
 from lowcomm_node.simulation.network import Network, Stream
 from lowcomm_node.simulation.swarm import Attack, Swarm, liar
-from lowcomm_node.sync.offers import from_message, to_message
+from lowcomm_node.sync.frames import from_message, to_message
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_node.trainer.transfer import StateSnapshot

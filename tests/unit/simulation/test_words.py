@@ -3,7 +3,7 @@
 import pytest
 
 from lowcomm_node.simulation.words import control_bytes
-from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync import frames
 from lowcomm_protocol.exchange.tally import SALT_BYTES
 from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -28,9 +28,9 @@ SALT = bytes(SALT_BYTES)
 @pytest.mark.parametrize(
     ("kind", "payload", "frame"),
     [
-        ("hello", OFFER, pb.Frame(hello=offers.to_message(OFFER))),
-        ("accept", OFFER, pb.Frame(accept=offers.to_message(OFFER))),
-        ("refuse", Refusal.BUSY, offers.refuse(Refusal.BUSY)),
+        ("hello", OFFER, pb.Frame(hello=frames.to_message(OFFER))),
+        ("accept", OFFER, pb.Frame(accept=frames.to_message(OFFER))),
+        ("refuse", Refusal.BUSY, frames.refuse(Refusal.BUSY)),
         ("confirm", b"m" * 32, pb.Frame(confirm=pb.Confirm(members=b"m" * 32))),
         ("roll", PEERS, frames.roll(PEERS, PEERS)),
         ("members", PEERS, frames.members(PEERS, PEERS)),

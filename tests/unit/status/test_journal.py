@@ -29,7 +29,7 @@ from lowcomm_node.status.journal import (
     Recorder,
     Sample,
 )
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.events import Event
 from lowcomm_protocol.exchange.events import Outcome
 

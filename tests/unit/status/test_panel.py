@@ -11,7 +11,7 @@ from rich.console import Console, RenderableType
 
 from lowcomm_node.status.model import Status, read
 from lowcomm_node.status.panel import node_panel, swarm_panel
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.units import (
     clean,
     loss,

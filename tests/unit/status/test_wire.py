@@ -18,7 +18,7 @@ from lowcomm_node.status.model import (
     read,
     to_json,
 )
-from lowcomm_node.sync.records import ExchangeEnded
+from lowcomm_node.sync.history import ExchangeEnded
 
 KEYS: dict[type, str] = {
     Status: """

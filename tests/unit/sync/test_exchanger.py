@@ -26,7 +26,7 @@ from helpers.wire import cabled, soon
 from lowcomm_node.errors import TrainerLost
 from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.sync import exchanger as exchanger_module
-from lowcomm_node.sync import offers
+from lowcomm_node.sync import frames
 from lowcomm_node.sync.history import WE_REFUSED
 from lowcomm_protocol.exchange import events
 from lowcomm_protocol.exchange.budget import LIFE, SLACK
@@ -270,7 +270,7 @@ async def test_a_caller_that_is_gone_before_it_is_accepted_is_noticed(group: int
         node.exchanger.roster.in_phase = lambda *_: []  # nobody else is to be called
         node.silent["accept"].clear()
         stream = await puppet.call(node)
-        await say(stream, pb.Frame(hello=offers.to_message(puppet.offer())))
+        await say(stream, pb.Frame(hello=frames.to_message(puppet.offer())))
         await eventually(lambda: node.waiting_to_say["accept"], "it is to be accepted")
         stream.cancel()
         assert (await node.ended()).outcome == outcome
@@ -290,7 +290,7 @@ async def calling_its_second() -> AsyncIterator[tuple[Node, Puppet, CalleeStream
         )
         _, stream = await soon(first.calls.get())
         assert (await hear(stream)).WhichOneof("kind") == "hello"
-        await say(stream, offers.refuse(Refusal.FULL))
+        await say(stream, frames.refuse(Refusal.FULL))
         stream.cancel()
         _, stream = await soon(second.calls.get())
         assert (await hear(stream)).WhichOneof("kind") == "hello"
@@ -301,7 +301,7 @@ async def calling_its_second() -> AsyncIterator[tuple[Node, Puppet, CalleeStream
 async def knocks(puppet: Puppet, node: Node) -> CallerStream:
     """The call of a puppet that waits."""
     stream = await puppet.call(node)
-    await say(stream, pb.Frame(hello=offers.to_message(puppet.offer())))
+    await say(stream, pb.Frame(hello=frames.to_message(puppet.offer())))
     await eventually(lambda: node.exchanger.peer.running[0].waiting, "it waits")
     return stream
 
@@ -313,11 +313,11 @@ async def test_the_first_candidate_that_calls_meanwhile_is_answered_when_the_sec
     async with calling_its_second() as (node, first, second):
         stream = await knocks(first, node)
         if answer == "refuse":
-            await say(second, offers.refuse(Refusal.FULL))
+            await say(second, frames.refuse(Refusal.FULL))
             assert (await hear(stream)).WhichOneof("kind") == "accept"
         else:
-            await say(second, pb.Frame(accept=offers.to_message(first.offer())))
-            assert (await hear(stream)).refuse.reason == offers.refuse(Refusal.BUSY).refuse.reason
+            await say(second, pb.Frame(accept=frames.to_message(first.offer())))
+            assert (await hear(stream)).refuse.reason == frames.refuse(Refusal.BUSY).refuse.reason
         stream.cancel()
 
 
@@ -326,7 +326,7 @@ async def test_a_call_that_waits_and_is_dropped_is_forgotten():
         stream = await knocks(first, node)
         stream.cancel()
         await eventually(lambda: not node.exchanger.peer.running[0].waiting, "it is forgotten")
-        await say(second, offers.refuse(Refusal.FULL))
+        await say(second, frames.refuse(Refusal.FULL))
         assert (await node.ended()).outcome == "no-partner"
         assert not node.exchanger._calls
 
@@ -356,7 +356,7 @@ async def test_an_offer_tells_how_long_the_owners_limits_make_contents_take():
             "joiners share the link"
         )
         assert (
-            offers.from_message(offers.to_message(node.exchanger.peer._offer(0, 1))).seconds == 90
+            frames.from_message(frames.to_message(node.exchanger.peer._offer(0, 1))).seconds == 90
         )
 
 

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync import frames
 from lowcomm_node.sync.link import gave_up
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
 from lowcomm_protocol.exchange.tally import SALT_BYTES, Tally, mark
-from lowcomm_protocol.exchange.underway import KEPT, MARK_BYTES
+from lowcomm_protocol.exchange.underway import KEPT, STATE_MARK_BYTES
 from lowcomm_protocol.matching import Offer, slice_digest
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import MAX_GROUP
@@ -112,11 +112,11 @@ def control_bytes(count: int) -> int:
         seconds=2,
         momentum_digest=bytes(32),
         slice_digest=slice_digest(members),
-        previous=(bytes(MARK_BYTES),) * KEPT,
+        previous=(bytes(STATE_MARK_BYTES),) * KEPT,
     )
     content = pb.Content(size=10_000, digest=bytes(32), part=pb.SHARE)
     all_of_them: Sequence[pb.Frame] = [
-        pb.Frame(hello=offers.to_message(offer)),
+        pb.Frame(hello=frames.to_message(offer)),
         frames.roll(members, members),
         frames.members(members, members),
         *[pb.Frame(content=content)] * 2,

@@ -21,7 +21,7 @@ from helpers.exchanging import (
 from helpers.scripted_trainer import contribution, mean_of, shard_sizes
 from helpers.wire import soon
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync import frames
 from lowcomm_protocol.codecs import codec
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange import group as groups
@@ -312,7 +312,7 @@ async def test_a_share_of_a_list_that_we_do_not_agree_to_is_not_taken_in(leaves:
         stream, _ = await leader.hello(node)
         _, early = await soon(hasty.calls.get())
         await hear(early)
-        await say(early, pb.Frame(accept=offers.to_message(hasty.offer())))
+        await say(early, pb.Frame(accept=frames.to_message(hasty.offer())))
         pair = sorted([hasty.peer_id, node.peer_id])
         await say(
             early, frames.roll(pair), frames.members(pair, pair), announced(bytes(9), part=pb.SHARE)

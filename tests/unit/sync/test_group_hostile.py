@@ -28,7 +28,7 @@ from helpers.scripted_trainer import contribution, mean_of, shard_sizes
 from helpers.wire import soon
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.stream import CalleeStream, Stream
-from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync import frames
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import MAX_GROUP
 
@@ -56,7 +56,7 @@ class Impostor:
         for _ in self.nodes:
             peer, stream = await soon(self.puppet.calls.get())
             assert (await hear(stream)).WhichOneof("kind") == "hello"
-            await say(stream, pb.Frame(accept=offers.to_message(self.puppet.offer())))
+            await say(stream, pb.Frame(accept=frames.to_message(self.puppet.offer())))
             self.streams[peer] = stream
 
     async def play(self, until: str) -> None:

@@ -10,10 +10,16 @@ from lowcomm_node.node.messages import Shared
 from lowcomm_node.sync import history as history_module
 from lowcomm_node.sync.driver import ExchangeDriver
 from lowcomm_node.sync.group_driver import GroupDriver
-from lowcomm_node.sync.history import MAX_PEERS, MAX_ROUNDS, History, PeerHistory
+from lowcomm_node.sync.history import (
+    MAX_PEERS,
+    MAX_ROUNDS,
+    ExchangeEnded,
+    ExchangeStatus,
+    History,
+    PeerHistory,
+)
 from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.pair_driver import PairDriver
-from lowcomm_node.sync.records import ExchangeEnded, ExchangeStatus
 from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.base import LOST, Accepted, Cause, GaveUp, Lost, Member, Refused
 from lowcomm_protocol.exchange.events import Outcome

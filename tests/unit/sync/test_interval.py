@@ -3,7 +3,7 @@
 import pytest
 
 from helpers.statuses import make_exchange
-from lowcomm_node.sync.interval import Circumstances, interval_of
+from lowcomm_node.sync.history import Circumstances, interval_of
 
 WRITTEN, FRAGMENTS = 4, 4
 

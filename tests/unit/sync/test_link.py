@@ -18,7 +18,7 @@ from lowcomm_node.net import stream as stream_module
 from lowcomm_node.net.stream import explain
 from lowcomm_node.node.ipc import Arena, create_file
 from lowcomm_node.node.messages import Retransmit
-from lowcomm_node.sync import frames, offers
+from lowcomm_node.sync import frames
 from lowcomm_node.sync import link as link_module
 from lowcomm_node.sync.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
 from lowcomm_protocol.errors import ProtocolViolation
@@ -172,7 +172,7 @@ VIOLATIONS = {
     "absurd offset": ([content(), chunk(b"good", 2**64 - 1)], "out of place"),
     "offset that wraps": ([content(), chunk(b"go"), chunk(b"od", 2**64 - 2)], "out of place"),
     "confirms what was cut": ([content(), CONFIRM], "confirmed before its contribution"),
-    "refuses late": ([content(), offers.refuse(Refusal.BUSY)], "'refuse' where a contribution"),
+    "refuses late": ([content(), frames.refuse(Refusal.BUSY)], "'refuse' where a contribution"),
     "a share": (
         [pb.Frame(content=pb.Content(size=4, digest=bytes(32), part=pb.SHARE))],
         "sent a part of a contribution",
@@ -668,8 +668,8 @@ READY = Readiness(
     )
 )
 def test_an_offer_arrives_as_it_was_made(offer):
-    message = pb.Offer.FromString(offers.to_message(offer).SerializeToString())
-    assert offers.from_message(message) == offer
+    message = pb.Offer.FromString(frames.to_message(offer).SerializeToString())
+    assert frames.from_message(message) == offer
 
 
 HOSTILE = {
@@ -688,26 +688,26 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_an_offer_with_a_field_out_of_bounds_is_refused(name):
-    message = offers.to_message(OFFER)
-    offers.from_message(message)
+    message = frames.to_message(OFFER)
+    frames.from_message(message)
     for field, value in HOSTILE[name].items():
         setattr(message, field, value)
     with pytest.raises(ProtocolViolation, match="out of bounds") as caught:
-        offers.from_message(message)
+        frames.from_message(message)
     assert len(str(caught.value)) < 100
 
 
 @pytest.mark.parametrize("previous", [[bytes(8)] * 5, [bytes(7)], [b""], [bytes(1_000_000)]])
 def test_an_offer_with_marks_that_can_not_be_is_refused(previous):
-    message = offers.to_message(OFFER)
+    message = frames.to_message(OFFER)
     message.previous.extend(previous)
     with pytest.raises(ProtocolViolation, match="out of bounds"):
-        offers.from_message(message)
+        frames.from_message(message)
 
 
 def test_an_offer_without_any_field_is_refused():
     with pytest.raises(ProtocolViolation):
-        offers.from_message(pb.Offer())
+        frames.from_message(pb.Offer())
 
 
 @pytest.mark.parametrize("name", NUMBERS)
@@ -715,8 +715,8 @@ def test_a_negative_number_on_the_wire_is_a_huge_one_and_is_refused(name):
     minus_one = b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
     tag = bytes([pb.Offer.DESCRIPTOR.fields_by_name[name].number << 3])
     with pytest.raises(ProtocolViolation):
-        offers.from_message(
-            pb.Offer.FromString(offers.to_message(OFFER).SerializeToString() + tag + minus_one)
+        frames.from_message(
+            pb.Offer.FromString(frames.to_message(OFFER).SerializeToString() + tag + minus_one)
         )
 
 
@@ -728,22 +728,22 @@ def test_a_negative_number_on_the_wire_is_a_huge_one_and_is_refused(name):
     ],
 )
 def test_what_an_offer_names_that_we_do_not_have_is_refused_with_the_reason(field, refusal):
-    message = offers.to_message(OFFER)
+    message = frames.to_message(OFFER)
     setattr(message, field, 2**32 - 1)
-    assert consider(offers.from_message(message), OFFER, READY) is refusal
-    assert consider(offers.from_message(offers.to_message(OFFER)), replace(OFFER), READY) is None
+    assert consider(frames.from_message(message), OFFER, READY) is refusal
+    assert consider(frames.from_message(frames.to_message(OFFER)), replace(OFFER), READY) is None
 
 
 @pytest.mark.parametrize("refusal", Refusal)
 def test_a_refusal_arrives_and_is_told_in_our_own_words(refusal):
-    message = offers.refuse(refusal).refuse
+    message = frames.refuse(refusal).refuse
     message.detail = "send money to"
-    assert offers.read_refusal(message) == (refusal, REFUSAL_TEXT[refusal])
+    assert frames.read_refusal(message) == (refusal, REFUSAL_TEXT[refusal])
 
 
 def test_a_refusal_without_a_known_reason_is_a_violation():
     with pytest.raises(ProtocolViolation, match="unknown reason 'xxx") as caught:
-        offers.read_refusal(pb.Refuse(reason="x" * 1_000_000))
+        frames.read_refusal(pb.Refuse(reason="x" * 1_000_000))
     assert len(str(caught.value)) < 100
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lowcomm_node.data import open_data
-from lowcomm_node.sync.offers import from_message, to_message
+from lowcomm_node.sync.frames import from_message, to_message
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.errors import ProtocolViolation
