@@ -4,7 +4,6 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -18,7 +17,7 @@ from helpers.dht_peers import KEY, RUN_ID, Dht, Peer, record_of
 from helpers.processes import free_port
 from helpers.waiting import until, until_async
 from lowcomm_node.dht.keys import RUNS_KEY, pack
-from lowcomm_node.errors import ConfigError, NodeError, NoPeers, PortInUse, Unhealthy
+from lowcomm_node.errors import NodeError, NoPeers, Unhealthy
 from lowcomm_node.net.hivemind_parts import DHTID, MSGPackSerializer, PeerID
 from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_protocol.identity import Identity
@@ -86,29 +85,6 @@ async def test_peers_see_each_others_records_through_a_third(dht: Dht) -> None:
     assert (await bob.lookup(KEY))[ada.peer_id] == new, "the newest"
 
 
-async def test_addresses_serve_as_entry_points(dht: Dht) -> None:
-    ada = await dht.peer()
-    assert ada.addresses()[0].startswith("/ip4/127.0.0.1/tcp/") and ada.addresses()[0].endswith(
-        f"/p2p/{ada.peer_id}"
-    )
-    bob = await dht.peer(ada.addresses())
-    cleo = await dht.peer(bob.addresses())
-    assert await ada.tell()
-    assert await cleo.sees() == {ada.peer_id}
-
-
-async def test_a_record_expires_in_the_dht(dht: Dht) -> None:
-    ada = await dht.peer()
-    bob = await dht.peer(ada.addresses())
-    assert await ada.tell(life=2.0)
-    assert await bob.sees() == {ada.peer_id}
-
-    async def gone() -> bool:
-        return not await bob.sees()
-
-    await until_async(gone, 10, "the record expires")
-
-
 async def test_a_record_under_someone_elses_name_is_refused_by_the_storer(dht: Dht) -> None:
     ada = await dht.peer()
     evil = await dht.peer(ada.addresses())
@@ -124,6 +100,9 @@ async def test_a_record_under_someone_elses_name_is_refused_by_the_storer(dht: D
     assert await force(evil, pack(KEY, record_of(evil.identity, life=5)), evil.peer_id, 500) == [
         False
     ], "too long"
+    assert await force(
+        evil, pack(KEY, record_of(evil.identity, life=500)), evil.peer_id, 499, in_cache=True
+    ) == [False], "in a cache"
     run = sign_run(parse_toml('[run]\nname = "a"\n'), STRANGER)
     assert await force(evil, pack(RUNS_KEY, run.to_bytes()), run.run_id, 60) == [False], (
         "under another key"
@@ -175,31 +154,6 @@ async def test_a_record_that_expires_on_the_way_hides_no_other(dht: Dht) -> None
         assert set(found.value.data) == {ada.peer_id}
 
 
-async def test_nothing_can_be_put_in_a_cache(dht: Dht) -> None:
-    ada = await dht.peer()
-    evil = await dht.peer(ada.addresses())
-    assert await ada.tell(life=20)
-    assert await force(
-        evil, pack(KEY, record_of(evil.identity, life=500)), evil.peer_id, 499, in_cache=True
-    ) == [False]
-    evil.node.protocol.storage.clear()
-    assert await evil.sees() == {ada.peer_id}
-
-
-async def test_a_peer_can_not_choose_its_place(dht: Dht) -> None:
-    from lowcomm_node.net.hivemind_parts import DHTID, PeerID
-
-    ada = await dht.peer()
-    evil = await dht.peer(ada.addresses(), require_peers=False)
-    protocol = ada.node.protocol
-    before = dict(protocol.routing_table.uid_to_peer_id)
-    await protocol.update_routing_table(
-        DHTID.generate(source=KEY), PeerID.from_base58(STRANGER.peer_id)
-    )
-    assert protocol.routing_table.uid_to_peer_id == before
-    assert evil.peer_id in {str(peer) for peer in before.values()}
-
-
 async def test_a_bootstrap_that_was_killed_and_comes_back_is_found_again(dht: Dht) -> None:
     port = free_port()
     door = await dht.peer(home="door", port=port)
@@ -224,34 +178,6 @@ async def test_a_bootstrap_that_was_killed_and_comes_back_is_found_again(dht: Dh
     await until_async(everybody_is_back, 60, "the nodes find the bootstrap again")
     new = await dht.peer(again.addresses())
     assert await new.sees() == {ada.peer_id, bob.peer_id}
-
-
-async def test_a_peers_own_address_serves_when_the_bootstrap_is_dead(dht: Dht) -> None:
-    door = await dht.peer()
-    ada, bob = await dht.peer(door.addresses()), await dht.peer()
-    assert await bob.tell()
-    ada.add_entry_points([*bob.addresses(), "rubbish", *ada.addresses()])
-    await door.close()
-
-    async def found() -> bool:
-        await ada.check_connection()
-        return bob.peer_id in await ada.sees()
-
-    await until_async(found, 60, "bob is found without the bootstrap")
-
-
-def test_learned_entry_points_are_bounded_and_never_displace_the_owners(
-    tmp_path: Path, sockets: Path
-) -> None:
-    given = f"/ip4/127.0.0.1/tcp/1/p2p/{STRANGER.peer_id}"
-    peer = Peer(tmp_path, [given])
-    peer.add_entry_points(
-        [f"/ip4/127.0.0.1/tcp/{port}/p2p/{STRANGER.peer_id}" for port in range(2, 500)]
-    )
-    kept = [str(entry) for entry in peer._entry_points]
-    assert kept[0] == given
-    assert len(kept) == 32
-    assert kept[-1].split("/")[4] == "499", "the newest are kept"
 
 
 async def test_p2pd_that_dies_is_started_again(dht: Dht) -> None:
@@ -288,32 +214,6 @@ async def test_no_entry_point_answers(dht: Dht) -> None:
     assert await alone.tell()
     assert await alone.sees() == {alone.peer_id}
     assert await alone.check_connection() == 0
-
-
-async def test_another_peer_at_the_given_address_is_not_taken_for_the_one_that_was_meant(
-    dht: Dht,
-) -> None:
-    door = await dht.peer()
-    wrong = door.addresses()[0].rpartition("/")[0] + "/" + STRANGER.peer_id
-    with pytest.raises(NoPeers, match=STRANGER.peer_id):
-        await dht.peer([wrong])
-
-
-async def test_a_port_in_use(dht: Dht) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        with pytest.raises(PortInUse, match=f"{port}.*choose another port"):
-            await dht.peer(port=port)
-
-
-async def test_an_address_that_is_not_of_this_machine(dht: Dht, tmp_path: Path) -> None:
-    for listen in ("/ip4/203.0.113.7/tcp/0", "/ip4/no.such.host/tcp/0", "localhost:3"):
-        peer = Peer(tmp_path / "x")
-        peer._listen = (listen,)
-        with pytest.raises(ConfigError, match="can't be listened on"):
-            await peer.start()
 
 
 async def test_p2pd_that_is_missing_or_mute_is_one_clear_error(
@@ -380,12 +280,7 @@ main()
 """
 
 
-@pytest.mark.parametrize(
-    ("offset", "words"), [("20", "20 s behind"), ("-20", "20 s ahead of"), ("1", "")]
-)
-async def test_a_clock_that_is_off_is_named(
-    dht: Dht, tmp_path: Path, offset: str, words: str
-) -> None:
+async def test_a_clock_that_is_off_is_named(dht: Dht, tmp_path: Path) -> None:
     arguments = (
         "serve",
         "--json",
@@ -397,18 +292,14 @@ async def test_a_clock_that_is_off_is_named(
         str(tmp_path / "door"),
     )
     door = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-c", SKEWED, offset, *arguments), stdout=asyncio.subprocess.PIPE
+        *(sys.executable, "-c", SKEWED, "20", *arguments), stdout=asyncio.subprocess.PIPE
     )
     try:
         assert door.stdout is not None
         async with asyncio.timeout(90):
             addresses = json.loads(await door.stdout.readline())["addresses"]
-        if words:
-            with pytest.raises(Unhealthy, match=words) as caught:
-                await dht.peer(addresses)
-            assert "set it right" in str(caught.value)
-        else:
-            assert await (await dht.peer(addresses)).check_connection() == 1
+        with pytest.raises(Unhealthy, match=r"20 s behind.*set it right"):
+            await dht.peer(addresses)
     finally:
         door.terminate()
         await door.wait()

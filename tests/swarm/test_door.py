@@ -146,12 +146,6 @@ async def test_clients_of_a_killed_server_come_back_by_themselves_and_its_runs_a
     await kill_and_come_back(swarm, dht, 5)
 
 
-@pytest.mark.soak  # minutes, 20 GB, and more processors than two
-@pytest.mark.timeout(1800)
-async def test_two_hundred_clients_come_back_by_themselves(swarm: Swarm, dht: Dht) -> None:
-    await kill_and_come_back(swarm, dht, 200)
-
-
 async def test_of_two_servers_either_may_be_replaced_though_only_one_was_told_of_a_run(
     swarm: Swarm, dht: Dht
 ) -> None:

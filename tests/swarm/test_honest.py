@@ -88,29 +88,6 @@ def nothing_is_held(nodes: list[Node]) -> None:
     assert not held, "\n".join(held)
 
 
-def pause_until_missed(node: Node, others: list[Node]) -> None:
-    """Stop a node until each of the others has failed to exchange with it, or has gone on without
-    it for long."""
-    before = [other.until(lambda _: True, "status")["trainer"]["swarm_step"] for other in others]
-    with paused(node):
-        for other, step in zip(others, before, strict=True):
-            other.until(lambda s, step=step: s["trainer"]["swarm_step"] >= step + 40, "training on")
-
-
-@pytest.mark.soak  # in virtual time test_simulation.py sees all of them
-def test_a_node_that_comes_late_and_stands_still_for_a_while_is_taken_for_no_liar(
-    swarm: Swarm,
-) -> None:
-    swarm.bootstrap("--run", str(swarm.spec("lowcomm")))
-    first = [swarm.node(name) for name in "ab"]
-    until_exchanged(first, 2)
-    late = swarm.node("c")
-    late.until_completed(2)
-    pause_until_missed(late, first)
-    until_exchanged((*first, late), 3)
-    nothing_is_held([*first, late])
-
-
 @pytest.mark.soak
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("method", ["lowcomm", "noloco", "streaming-diloco"])

@@ -85,43 +85,6 @@ def completed_with(node: Node, peer_id: str) -> int:
     return next((peer["completed"] for peer in node.peers() if peer["peer_id"] == peer_id), 0)
 
 
-@pytest.mark.soak  # test_guides.py joins by invite, test_run_admission.py has who is refused
-def test_an_invite_lets_in_as_many_as_it_says_and_nobody_else(swarm: Swarm, stubborn: Any) -> None:
-    swarm.bootstrap()
-    create(swarm, 'admission = "invite"')
-    token = invite(swarm)["invite"]
-    creator, invited = swarm.node("creator"), swarm.node("invited", "--invite", token)
-    invited.until_completed(1)
-    invited_id = (invited.status() or {})["peer_id"]
-
-    assert_one_clear_line(join(swarm, "nobody"), 77, "takes invited peers only", "--invite")
-    assert_one_clear_line(join(swarm, "nobody", "--invite", token[:-1]), 78, "paste the whole text")
-    late = join(swarm, "late", "--invite", token)
-    assert_one_clear_line(late, 77, "All 1 uses", "before", "ask the run's creator for another")
-
-    # Those who do not care are refused by the others, with the reason counted.
-    uninvited = stubborn("uninvited")
-    uninvited.until(lambda s: s["phase"] == "training", "training alone")
-    refused = creator.until(
-        lambda s: s["refusals"].get("record.not-invited"), "the record of the uninvited refused"
-    )
-    assert refused["exchanges"]["completed"] >= 1
-    uninvited_id = (uninvited.status() or {})["peer_id"]
-    for node in (creator, invited):
-        assert uninvited_id not in [peer["peer_id"] for peer in node.peers()]
-    uninvited.until(
-        lambda s: any("does not take us" in text for text in s["warnings"]),
-        "the uninvited told why",
-    )
-    assert (uninvited.status() or {})["exchanges"]["completed"] == 0
-
-    # A restart needs no invite: it is the same peer.
-    assert invited.end() == 0
-    again = swarm.node("invited")
-    status = again.until_completed(1)
-    assert status["peer_id"] == invited_id
-
-
 # minutes; the rules are in tests/unit/peers/test_admission.py and test_run_admission.py
 @pytest.mark.soak
 def test_a_removed_peer_is_out_within_a_minute_whether_it_cares_or_not(
@@ -175,30 +138,3 @@ def test_a_removed_peer_is_out_within_a_minute_whether_it_cares_or_not(
     )
     assert back.returncode == 0, back.stderr
     swarm.node("honest").until_completed(1)
-
-
-@pytest.mark.soak
-def test_a_list_takes_its_members_only(swarm: Swarm) -> None:
-    swarm.bootstrap()
-    member = run("lowcomm_node", "id", "--home", str(swarm.folder / "member")).stdout.strip()
-    create(swarm, 'admission = "list"', f'members = ["{member}"]')
-    swarm.node("creator")
-    node = swarm.node("member")
-    node.until_completed(1)
-    assert_one_clear_line(join(swarm, "other"), 77, "not on the list")
-    # Who has a new name each time can't be on it, and leaves no key behind.
-    assert_one_clear_line(join(swarm, "passing", "--ephemeral"), 77, "not on the list")
-    assert not (swarm.folder / "passing" / "identity.key").exists()
-
-
-@pytest.mark.soak
-def test_an_ephemeral_node_leaves_no_key_behind(swarm: Swarm) -> None:
-    swarm.bootstrap("--run", str(swarm.spec()))
-    lasting, passing = swarm.node("lasting"), swarm.node("passing", "--ephemeral")
-    passing.until_completed(1)
-    first = (passing.status() or {})["peer_id"]
-    assert first != lasting.until(bool, "up")["peer_id"]
-    assert passing.end() == 0
-    assert not (passing.home / "identity.key").exists()
-    again = swarm.node("passing", "--ephemeral")
-    assert again.until(lambda s: s["phase"] == "training", "training")["peer_id"] != first

@@ -27,52 +27,6 @@ from lowcomm_node.web.api import ROOT
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 
 
-@pytest.mark.soak  # three minutes; peers and doors that die are in tests/chaos/test_soak.py
-def test_a_swarm_outlives_its_peers_and_its_door(swarm: Swarm) -> None:
-    swarm.bootstrap()
-    spec = str(swarm.spec(evaluate_every=100))
-    created = run(
-        "lowcomm_node", "create", spec, "--peers", swarm.address, "--home", str(swarm.folder / "c")
-    )
-    assert created.returncode == 0, created.stderr
-    a, b, c = (swarm.node(name) for name in "abc")
-    until_exchanged((a, b, c), 2)
-
-    # One dies: the others go on within one exchange deadline, and nobody hangs.
-    c.until(lambda s: s["checkpoint"], "a checkpoint to resume from")
-    before = c.status()
-    assert before is not None
-    family = descendants(c.child.pid)
-    assert c.end(signal.SIGKILL) == -signal.SIGKILL
-    until(lambda: not alive(family), 10, "trainer and p2pd of the killed daemon gone")
-    a.until_completed(2, deadline=40)
-
-    # It comes back: same identity, resumes.
-    c = swarm.node("c")
-    now = c.until(lambda s: s["phase"] == "training", "training again")
-    assert now["peer_id"] == before["peer_id"]
-    c.until_completed(1)
-
-    # The door closes: the swarm trains on; a late peer needs no door, only any peer.
-    swarm.processes[0].end()
-    a.until_completed(2)
-    # It opens again: new peers come in, and begin where the others are.
-    swarm.bootstrap()
-    late = swarm.node("late")
-    status = late.until(lambda s: s["phase"] == "training", "the late peer training")
-    assert late.events("state.adopted"), late.output[-2000:]
-    first = status["trainer"]["val_loss_first"]
-    assert first == late.events("evaluated")[0]["loss"], (
-        "the loss it reports first is the first that it measured"
-    )
-    donors = {node.until(bool, "answering")["peer_id"]: node for node in (a, b, c)}
-    donor = donors[late.events("state.adopted")[0]["donors"][0]]
-    measured = [event["loss"] for event in donor.events("evaluated")]
-    assert first == pytest.approx(measured[-1], rel=0.05)
-    assert measured[0] > 1.2 * measured[-1], "fresh weights would be told from the donor's"
-    late.until_completed(1)
-
-
 def check_json(node: Node) -> None:
     """What a node answers and prints has the very keys that docs/json.md describes."""
     for path, kind in (
@@ -153,30 +107,3 @@ def test_who_leaves_is_gone_at_once_and_nothing_is_left_even_after_sigkill(
     until(lambda: not alive(family), 10, "its processes gone")
     until(lambda: set(runtime_folder().iterdir()) <= sockets, 10, "its sockets gone")
     assert set(Path("/dev/shm").iterdir()) <= shared
-
-
-@pytest.mark.parametrize(
-    "method",
-    [
-        "lowcomm",
-        *(
-            pytest.param(one, marks=pytest.mark.soak)
-            for one in ("streaming-diloco", "diloco", "gossip")
-        ),
-    ],
-)
-def test_three_nodes_finish_a_run_together(swarm: Swarm, method: str) -> None:
-    swarm.bootstrap("--run", str(swarm.spec(method, steps=120, start_peers=3)))
-    nodes = [swarm.node(name) for name in "abc"]
-    for node in nodes:
-        assert node.child.wait(240) == 0, node.output[-3000:]
-    applied = [len(node.events("exchange.applied")) for node in nodes]
-    assert min(applied) >= 1 and sum(applied) >= 8, (applied, nodes[0].output[-3000:])
-    if "diloco" in method:
-        whole = [
-            event
-            for node in nodes
-            for event in node.events("exchange.applied")
-            if len(event["partners"]) == 2
-        ]
-        assert whole, "no exchange of the whole group"

@@ -4,7 +4,6 @@ pages of other hosts, names that are rebound, and programs that take the port of
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from time import time
@@ -128,17 +127,6 @@ def test_a_page_outlives_a_broken_stream_but_not_its_node(
         with serving(node, tmp_path, port):
             away(visit, "the node was started again")
             assert not visit.page.locator("#pause").is_visible()
-
-
-def test_figures_of_the_time_before_a_visit_are_drawn(
-    node: StandIn, browser: Browser, tmp_path: Path
-):
-    now = time()
-    past = sample(now, make_status(trainer={"tokens_per_second": 5.0}))
-    node.drawn = [replace(past, time=now - age) for age in range(3600, 0, -10)]
-    with serving(node, tmp_path), visiting(browser) as visit:
-        visit.open(link(tmp_path))
-        visit.wait("Number(document.getElementById('speed').dataset.points) >= 360")
 
 
 @contextmanager

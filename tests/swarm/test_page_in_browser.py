@@ -21,7 +21,7 @@ from lowcomm_node.web.client import ControlClient, read_endpoint
 pytestmark = [pytest.mark.swarm, pytest.mark.page, pytest.mark.timeout(400)]
 
 SCREENSHOTS = os.environ.get("SCREENSHOTS", "")
-NODES = "abcd" if SCREENSHOTS else "abc"
+NODES = "abcd" if SCREENSHOTS else "ab"
 """A picture shows a peer more; each takes fifteen seconds of a core."""
 GROWING = (
     "trainer.swarm_step", "trainer.steps", "trainer.tokens", "exchanges.completed", "bytes_sent",

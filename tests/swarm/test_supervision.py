@@ -11,7 +11,6 @@ import pytest
 
 from helpers.processes import START, Node, Swarm, alive, run, until_exchanged
 from helpers.waiting import until
-from lowcomm_node.node.supervisor import MOST
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 OFTEN = ("--checkpoint-every", "20")
@@ -104,46 +103,3 @@ def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
             until(
                 lambda: leaver not in [peer["peer_id"] for peer in a.peers()], 20, "it said goodbye"
             )
-
-
-@pytest.mark.soak  # two minutes; counting is tested in tests/unit/trainer/test_supervisor.py
-def test_a_trainer_that_dies_again_and_again_takes_its_node_along_with_a_reason(
-    swarm: Swarm,
-) -> None:
-    swarm.bootstrap("--run", str(swarm.spec()))
-    a, b = (swarm.node(name, "--record-life", "600") for name in "ab")
-    until_exchanged((a, b), 1)
-    leaver = (b.status() or {})["peer_id"]
-    killed: list[int] = []
-
-    def kill_and_see_it_end() -> bool:
-        if b.child.poll() is not None:
-            return True
-        status = b.status() if b.child.poll() is None else None
-        pid = status["trainer"]["pid"] if status else None
-        if pid is not None and pid not in killed and alive([pid]):
-            killed.append(pid)
-            os.kill(pid, signal.SIGKILL)
-        return False
-
-    until(kill_and_see_it_end, 120, "it gives up")
-    assert b.child.wait() == 1 and len(killed) == MOST
-    assert f"error: The trainer failed {MOST} times in a row" in b.output.splitlines()[-1]
-    assert "Traceback" not in b.output
-    until(lambda: leaver not in [peer["peer_id"] for peer in a.peers()], 20, "it said goodbye")
-
-
-# over a minute of silence; the same with real processes is in tests/unit/trainer/test_supervisor.py
-@pytest.mark.soak
-def test_a_trainer_that_hangs_is_started_again(swarm: Swarm) -> None:
-    swarm.bootstrap("--run", str(swarm.spec()))
-    a = swarm.node("a", *OFTEN)
-    saved = a.until(lambda s: s["checkpoint"], "a checkpoint")["checkpoint"]["step"]
-    hung = trainer_of(a)
-    os.kill(hung, signal.SIGSTOP)
-    a.until(lambda s: s["trainer"]["failures"] == 1, "the hang is noticed", 100)
-    status = a.until(
-        lambda s: s["phase"] == "training" and s["trainer"]["steps"] > saved, "training again"
-    )
-    assert not alive([hung])
-    assert status["trainer"]["last_failure"]["kind"] == "hung"
