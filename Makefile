@@ -8,7 +8,7 @@ PYTEST = PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -m "not soak" --numpro
 # Of tests that wait for nodes one more than there are cores, up to 4.
 WORKERS = $(shell $(PYTHON) -c 'import os; print(min(4, 1 + (os.cpu_count() or 1)))')
 
-.PHONY: setup demo test test-quick test-tools check format proto table tables picture screenshots soak memory gpu fuzz installed release clean
+.PHONY: setup demo test test-quick test-tools check format proto table tables picture screenshots soak gpu fuzz installed release clean
 
 setup: $(READY)
 
@@ -87,9 +87,6 @@ screenshots: $(READY)  ## write docs/page.png and docs/page-phone.png: the page 
 MINUTES ?= 60
 soak: $(READY)  ## a swarm of which a node is killed, stopped or started every few seconds
 	PYTHONPATH=tests $(BIN)/python tests/chaos/soak.py --minutes $(MINUTES)
-
-memory: $(READY)  ## memory of the daemon over hundreds of exchanges
-	$(BIN)/python benchmarks/memory.py
 
 gpu: $(READY)  ## on a machine with a GPU: what it makes of a trainer, in less than ten minutes
 	$(BIN)/python benchmarks/gpu.py

@@ -22,7 +22,6 @@ from time import monotonic, sleep
 from typing import Any
 
 import kit
-from ends import cpu_of
 
 from helpers.processes import Node, Swarm
 from lowcomm_node.demo.demo import NODE_FLAGS
@@ -111,7 +110,7 @@ def join(swarm: Swarm, name: str) -> dict[str, float]:
         if now - began > PATIENCE:
             raise TimeoutError(f"{name} has not come to a step within {PATIENCE:.0f} s: {stages}")
         sleep(LOOK)
-    cpu = cpu_of([node.child.pid])
+    cpu = kit.cpu_of(node.child.pid)
     node.end()
     return stages | {"all": now - began, "CPU": cpu}
 

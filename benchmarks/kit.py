@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 """In the repository: whoever has a doubt deletes a result and runs again."""
@@ -51,6 +53,13 @@ def write(path: Path, content: Any, indent: int | None = 1) -> None:
     temporary = path.with_suffix(".writing")
     temporary.write_text(json.dumps(content, indent=indent) + "\n")
     temporary.replace(path)
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds of CPU of a process and those that it has started."""
+    root = psutil.Process(pid)
+    times = [one.cpu_times() for one in (root, *root.children(recursive=True))]
+    return sum(one.user + one.system for one in times)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ furthest off. Those bytes hold contents, messages, HTTP/2 and TLS, or libp2p's o
 without one. The last rows change the limit while contents are under way."""
 
 import asyncio
-import datetime
 import json
 import os
 import re
@@ -20,6 +19,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from datetime import UTC, datetime
 from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
@@ -28,17 +28,26 @@ from typing import Any
 
 import kit
 import uvloop
-from ends import RUN, End
 
+from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
 from lowcomm_node.net.bandwidth import Bandwidth, BandwidthLimit, flow_options
+from lowcomm_node.net.channels import Channels
+from lowcomm_node.net.congestion import CongestionWatch
+from lowcomm_node.net.pipe import Pipes
+from lowcomm_node.net.server import ExchangeServer, ExchangeService
 from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
+from lowcomm_node.net.tls import Gatekeeper, make_certificate
+from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_node.sync.link import Incoming, Link
 from lowcomm_node.system.logs import configure_logs
+from lowcomm_node.system.machine import keep_freed_memory
 from lowcomm_node.system.units import read_rate, write_rate
-from lowcomm_protocol.errors import LowcommError
+from lowcomm_protocol.errors import LowcommError, ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo, Phase
 
+RUN = "ab" * 32
+"""The id of a run that does not exist."""
 SECONDS, TICK = 10.0, 0.25
 RATES = ("5Mbit", "20Mbit", "100Mbit")
 RESULT = kit.RESULTS / "limits.json"
@@ -66,13 +75,43 @@ class Flow(Link):
                 self._take(frame.chunk)
 
 
-class Node(End):
-    """An end that keeps to limits."""
+class Node:
+    """The transport of a node that keeps to limits: identity, p2pd, pipes, server, channels."""
 
     def __init__(self, name: str, folder: Path, route: str) -> None:
         listen = ["/ip4/127.0.0.1/tcp/0"] if route == "tunnel" else []
-        super().__init__(name, folder, listen, punching=False)
-        self.bandwidth, self.route = Bandwidth(), route
+        key = folder / f"{name}.key"
+        self.identity = load_or_create_identity(key)
+        settings = DhtSettings(listen=listen, punching=False)
+        self.discovery = HivemindDiscovery(self.identity, key, settings)
+        self.pipes = Pipes(self.discovery, RUN)
+        self.gatekeeper = Gatekeeper(self.identity, RUN, time)
+        self.certificate = make_certificate()
+        self.bandwidth, self.route, self.port = Bandwidth(), route, 0
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen."""
+        flow = flow_options(self.bandwidth.down.rate)
+        tunnel = self.route == "tunnel"
+        self.channels = Channels(self.gatekeeper, self.pipes if tunnel else None, flow=flow)
+        service = ExchangeService(self.gatekeeper, self, self.pipes)
+        self.server = ExchangeServer(self.certificate, service, flow)
+        self._watching = asyncio.create_task(CongestionWatch().run())
+        self.port = await self.server.start("127.0.0.1", 0)
+        if tunnel:
+            await self.discovery.start()
+            await self.discovery.check_connection()
+            await self.pipes.serve(lambda: self.server.local)
+
+    async def close(self) -> None:
+        """End everything."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await self.channels.close()
+            await self.server.close()
+        await self.pipes.close()
+        await self.discovery.close()
 
     async def limit(self, way: str, rate: float | None) -> None:
         """Change a limit, as the daemon does."""
@@ -103,9 +142,17 @@ class Node(End):
         await self._carry(other.identity.peer_id, stream, way == TO_CALLEE, size)
 
     async def swap(self, peer: str, stream: CalleeStream) -> None:
-        """See Handlers."""
+        """Answer a call of another."""
         hello = (await stream.receive()).hello
         await self._carry(peer, stream, hello.fragment == TO_CALLER, hello.tokens)
+
+    async def fetch(self, peer: str, stream: CalleeStream) -> None:
+        """There is no state to copy here."""
+        raise ProtocolViolation("wanted the state of an end that has none")
+
+    def describe(self, peer: str, introduction: Any) -> Any:
+        """Round trips are measured by this."""
+        return introduction
 
     async def _carry(self, peer: str, stream: Stream, sends: bool, size: int) -> None:
         flow = Flow(peer, stream, self.bandwidth)
@@ -197,7 +244,7 @@ async def pouring(
         async with AsyncExitStack() as stack:
             for node in (limited, other):
                 stack.push_async_callback(node.close)
-                await node.start(flow_options(node.bandwidth.down.rate))
+                await node.start()
             # Both directions are connected before, so that this counts no handshake.
             await limited.channels.stub(other.info())
             await other.channels.stub(limited.info())
@@ -281,6 +328,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one limit instead of three")
     arguments = parser.parse_args()
     configure_logs(-1)
+    keep_freed_memory()
     rates = ("20Mbit",) if arguments.quick else RATES
     plan = [
         (route, way, rate, streams, "")
@@ -305,16 +353,9 @@ def main() -> None:
         rows.append(row | {"open": open_rates[route, way, streams]})
         show(rows[-1])
     if not arguments.quick:
-        content = {
-            "machine": kit.machine(),
-            "measured": datetime.datetime.now(datetime.UTC).date().isoformat(),
-            "rows": rows,
-        }
-        # A line a row: the samples are many.
-        rows = ",\n  ".join(json.dumps(row) for row in content["rows"])
-        RESULT.write_text(
-            json.dumps(content | {"rows": []}, indent=1).replace("[]", f"[\n  {rows}\n ]")
-        )
+        lines = ",\n  ".join(json.dumps(row) for row in rows)  # a line a row: samples are many
+        about = {"machine": kit.machine(), "measured": f"{datetime.now(UTC):%Y-%m-%d}", "rows": []}
+        RESULT.write_text(json.dumps(about, indent=1).replace("[]", f"[\n  {lines}\n ]"))
 
 
 if __name__ == "__main__":

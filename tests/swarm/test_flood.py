@@ -1,5 +1,4 @@
-"""What must hold while somebody floods a node: memory stays, exchanges go on.
-``benchmarks/flood.py`` measures more, for longer."""
+"""What must hold while a hostile client floods a node: memory stays, exchanges go on."""
 
 import json
 import subprocess
@@ -13,7 +12,7 @@ from helpers.processes import Node, Swarm, environment
 from helpers.waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(300)]
-CLIENT = Path(__file__).parents[2] / "benchmarks" / "flooding.py"
+CLIENT = Path(__file__).parents[1] / "helpers" / "flooding.py"
 MAX_GROWTH = 64 * 2**20
 
 

@@ -1,14 +1,11 @@
 """Whatever a stranger sends that is not sound is refused, counted by its reason, and costs next to
-nothing.
-
-The cases are those of benchmarks/refusals.py, which measures their time; memory is held here.
-"""
+nothing."""
 
 from itertools import count
 
 import pytest
 
-from helpers.scripts import load_benchmark
+from helpers import refusals as hostile
 from lowcomm_protocol.errors import (
     LowcommError,
     Reason,
@@ -19,8 +16,7 @@ from lowcomm_protocol.errors import (
     What,
 )
 
-benchmark = load_benchmark("refusals")
-CASES = {case.name: case for case in benchmark.CASES}
+CASES = {case.name: case for case in hostile.CASES}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -30,7 +26,7 @@ def test_each_is_refused_counted_by_its_reason_and_takes_little_memory(name):
     refuse()
     assert refusals.counts() == {case.counted: 1}
     refuse, _ = case.prepare()
-    assert benchmark.peak_kib(refuse) < benchmark.MAX_KIB
+    assert hostile.peak_kib(refuse) < hostile.MAX_KIB
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "1 MB" in name])
@@ -67,10 +63,10 @@ def test_the_same_bytes_are_verified_and_counted_once_however_often_the_dht_tell
 
 
 def test_what_was_refused_under_a_wrong_name_is_believed_in_its_place():
-    data, refusals = benchmark.record(), Refusals()
-    roster = benchmark.Roster(benchmark.ME.peer_id, benchmark.RUN, None, refusals)
-    assert roster.hear(data, benchmark.NOW, benchmark.BOB.peer_id) is None
-    assert roster.hear(data, benchmark.NOW, benchmark.ADA.peer_id) is not None, (
+    data, refusals = hostile.record(), Refusals()
+    roster = hostile.Roster(hostile.ME.peer_id, hostile.RUN, None, refusals)
+    assert roster.hear(data, hostile.NOW, hostile.BOB.peer_id) is None
+    assert roster.hear(data, hostile.NOW, hostile.ADA.peer_id) is not None, (
         "a replay must not silence its victim"
     )
     assert refusals.counts() == {"record.misplaced": 1}
@@ -79,9 +75,9 @@ def test_what_was_refused_under_a_wrong_name_is_believed_in_its_place():
 def test_a_flood_of_refusals_keeps_a_bounded_memory(monkeypatch):
     monkeypatch.setattr("lowcomm_protocol.peers.roster._REMEMBERED", 10)
     refusals = Refusals()
-    roster = benchmark.Roster(benchmark.ME.peer_id, benchmark.RUN, None, refusals)
+    roster = hostile.Roster(hostile.ME.peer_id, hostile.RUN, None, refusals)
     for number in range(50):
-        roster.hear(b"%d" % number, benchmark.NOW)
+        roster.hear(b"%d" % number, hostile.NOW)
     assert sum(refusals.counts().values()) == 50
     assert len(roster._heard) == 10
 
@@ -107,4 +103,4 @@ def test_an_error_counts_as_its_kind_unless_it_says_more():
 
 def test_a_man_in_the_middle_is_found_out_by_his_certificate_at_once():
     # Each step of ours is a tick: the greeting, and his answer, at which it ends.
-    assert benchmark.handshake(clock=count().__next__)() == 2
+    assert hostile.handshake(clock=count().__next__)() == 2

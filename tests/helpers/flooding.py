@@ -1,8 +1,7 @@
-"""A hostile client: floods one node in every way that is known to us, at a bounded rate, and tells
-what became of it.
+"""A hostile client: floods one node in every way that is known to us, at a bounded rate, and prints
+how its calls and connections ended.
 
-    python benchmarks/flooding.py HOST:PORT PEER_ID run.json --seconds 20 --calls 3000 [--dht-port
-    N]
+    python tests/helpers/flooding.py HOST:PORT PEER_ID run.json --seconds 20 --calls 3000
 
 At once: calls without a credential, with garbage, replayed, good ones, and those that say no hello;
 TCP and TLS connections that go no further; streams that begin and say nothing; exchanges that drip
@@ -10,6 +9,7 @@ or announce what can't be; messages that are too large; snapshots from absurd of
 an end; connections to the port of the DHT. It is a peer of an open run, as anybody may be. It says
 that it is ready, and begins when a line comes in."""
 
+import argparse
 import asyncio
 import json
 import os
@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import kit
 from grpc import aio
 
 from lowcomm_node.net.tls import CREDENTIAL_KEY, SERVER_NAME, Gatekeeper
@@ -352,7 +351,7 @@ def certificate_of(address: str) -> str:
 
 def main() -> None:
     """Flood, tell."""
-    parser = kit.parser(__doc__)
+    parser = argparse.ArgumentParser()
     parser.add_argument("address")
     parser.add_argument("peer_id")
     parser.add_argument("run", type=Path, help="the run as its record in the DHT has it")
@@ -360,17 +359,9 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=3000)
     parser.add_argument("--connections", type=int, default=1000, help="half-open, of each kind")
     parser.add_argument("--parameters", type=int, default=1, help="of the model")
-    parser.add_argument(
-        "--certificate", type=Path, help="of the node, if it is known; else it is asked for it"
-    )
     parser.add_argument("--dht-port", type=int, default=0)
     arguments = parser.parse_args()
     spec = read_signed_run(arguments.run.read_bytes()).spec
-    pem = (
-        arguments.certificate.read_text()
-        if arguments.certificate
-        else certificate_of(arguments.address)
-    )
     flood = Flood(
         arguments.address,
         arguments.peer_id,
@@ -378,7 +369,7 @@ def main() -> None:
         arguments.seconds,
         arguments.calls,
         arguments.parameters,
-        pem,
+        certificate_of(arguments.address),
     )
     print("ready", flush=True)
     sys.stdin.readline()
