@@ -49,7 +49,6 @@ class Contents(ExchangeDriver):
         """Make the mean of what is applied."""
 
     def event(self, other: str, kind: str, payload: Any) -> Any:
-        """See ExchangeDriver."""
         return event_of(other, kind, payload)
 
     def effect(self, effect: base.Effect) -> None:
@@ -60,7 +59,6 @@ class Contents(ExchangeDriver):
         self.network.send(self.links[other], self.peer.name, kind, payload)
 
     def capture(self, members: tuple[str, ...]) -> None:
-        """See ExchangeDriver."""
         self.peer.at_boundary.append(self._capture)
 
     def _capture(self) -> None:
@@ -78,7 +76,6 @@ class Contents(ExchangeDriver):
         self.captured()
 
     def use(self, other: str, kind: str, payload: bytes) -> None:
-        """See ExchangeDriver."""
         try:
             event = self.decode(other, kind, payload)
         except (CodecError, ImplausibleError) as error:
@@ -94,7 +91,6 @@ class Contents(ExchangeDriver):
         self.fail(other, str(error), deed=error.deed if implausible else Offence.HEAVY, stands=True)
 
     def apply(self, effect: base.Apply) -> None:
-        """See ExchangeDriver."""
         self.pool(effect)
         self.replica.outer(self.fragment)
         ripe = self.replica.captures[self.fragment].steps + self.peer.sync.overlap
@@ -116,7 +112,6 @@ class Contents(ExchangeDriver):
         self.peer.stimulate(merged)
 
     def drop(self) -> None:
-        """See ExchangeDriver."""
         self.peer.failed += 1
         self.replica.drop(self.fragment)
         if self.one.call is None:
@@ -147,7 +142,6 @@ class PairContents(Contents):
         return cast("PairCapture", self.replica.capture_of(self.fragment))
 
     def decode(self, other: str, kind: str, data: bytes) -> Any:
-        """See Contents."""
         capture = self.captured_pair
         if kind == "content" and (again := capture.receive(other, memoryview(data))):
             self.send(other, "resend", again)
@@ -160,7 +154,6 @@ class PairContents(Contents):
         return pairs.Verified(peer=other)
 
     def effect(self, effect: base.Effect) -> None:
-        """See ExchangeDriver."""
         match effect:
             case pairs.SendContent(peer=other):
                 self.send(other, "content", self.content)
@@ -168,7 +161,6 @@ class PairContents(Contents):
                 super().effect(effect)
 
     def code(self) -> None:
-        """See Contents."""
         self.content = self._coded(self.captured_pair.encode)
 
     def _coded(self, encode: Callable[[memoryview], int]) -> bytes:
@@ -176,7 +168,6 @@ class PairContents(Contents):
         return self.peer.altered(bytes(out[: encode(memoryview(out))]))
 
     def pool(self, effect: base.Apply) -> None:
-        """See Contents."""
         self.captured_pair.pool(self.tokens(effect.members))
 
 
@@ -197,7 +188,6 @@ class GroupContents(Contents):
         return cast("GroupCapture", self.replica.capture_of(self.fragment))
 
     def decode(self, other: str, kind: str, data: bytes) -> Any:
-        """See Contents."""
         if kind == "missed":
             self._take_over(memoryview(data))
             return groups.MissedVerified(peer=other)
@@ -209,7 +199,6 @@ class GroupContents(Contents):
         return groups.MeanVerified(peer=other, digest=sha256(data).digest())
 
     def effect(self, effect: base.Effect) -> None:
-        """See ExchangeDriver."""
         match effect:
             case groups.SendMissed(peer=other):
                 lacking = self.one.lacking
@@ -226,7 +215,6 @@ class GroupContents(Contents):
                 super().effect(effect)
 
     def code(self) -> None:
-        """See Contents."""
         capture = self.captured_group
         out, start = bytearray(8 * capture.numel + 4096), 0
         for owner, size in zip(capture.members, capture.encode(memoryview(out)), strict=True):
@@ -265,7 +253,6 @@ class GroupContents(Contents):
             self.leave_out(other, error)
 
     def pool(self, effect: base.Apply) -> None:
-        """See Contents."""
         owners = [
             owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied
         ]

@@ -114,15 +114,12 @@ class SimulatedPeer(PeerDriver):
         self._is_copying = False
 
     def new_exchange(self, one: Underway) -> ExchangeDriver:
-        """See PeerDriver."""
         return self._contents(self, one)
 
     def heard(self, peer: str) -> None:
-        """See PeerDriver."""
         self.liveness.met(peer, self.network.now)
 
     def on_effect(self, effect: base.Effect) -> None:
-        """See PeerDriver."""
         match effect:
             case events.Unanswered(peer=peer):
                 self.liveness.missed(peer, self.network.now)
@@ -144,7 +141,6 @@ class SimulatedPeer(PeerDriver):
         return self.world.altered(self, content)
 
     def tampered(self, offer: Offer) -> Offer:
-        """See PeerDriver."""
         return replace(offer, swarm_step=offer.swarm_step + AHEAD) if self.lie == "clock" else offer
 
     # inner steps

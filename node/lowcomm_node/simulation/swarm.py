@@ -41,7 +41,7 @@ class Mute:
     """Takes every call and never says a word."""
 
     def receive(self, stream: Stream, kind: str, payload: Any) -> None:
-        """See Receiver."""
+        """Drop it."""
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,6 @@ class GroupDriver(ExchangeDriver):
 
     @property
     def expected(self) -> int:
-        """See ExchangeDriver."""
         if not self.sizes:
             return 0
         # A contribution to each other shard and the mean of ours to each other member: so much goes

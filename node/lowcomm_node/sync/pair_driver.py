@@ -36,7 +36,6 @@ class PairDriver(ExchangeDriver):
 
     @property
     def expected(self) -> int:
-        """See ExchangeDriver."""
         return 2 * (self.content.sizes[0] if self.content else self.most)
 
     def _link(self, peer: str, stream: Stream) -> PairLink:

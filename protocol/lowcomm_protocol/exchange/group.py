@@ -449,7 +449,6 @@ class GroupExchange(Gathering):
                 return self._give_in(reason, cause)
 
     def takes_part(self, peer: str) -> bool | None:
-        """See Gathering."""
         others = [roll for other, roll in self._rolls.items() if other not in (self.me, peer)]
         return 2 * sum(peer in roll for roll in others) > len(others) if others else None
 

@@ -16,21 +16,18 @@ if TYPE_CHECKING:
 
 
 class Nesterov(OuterRule):
-    """See the file."""
+    """Outer rule of DiLoCo."""
 
     def gain(self, settings: OuterSettings) -> float:
-        """See OuterRule."""
         return 1.0
 
     def dynamics(self, settings: OuterSettings) -> tuple[float, float, float, float]:
-        """See OuterRule."""
         rate, momentum, pull = settings.outer_lr, settings.momentum, settings.consensus
         return -rate * momentum * momentum, -rate * pull * (1.0 + momentum), momentum, pull
 
     def step(
         self, settings: OuterSettings, phi: "Vector", delta: "Vector", pooled: "Vector"
     ) -> None:
-        """See OuterRule."""
         import numpy as np  # checking a specification needs neither this nor numba
 
         from lowcomm_protocol.exchange.outer_kernels import nesterov

@@ -20,26 +20,22 @@ if TYPE_CHECKING:
 
 
 class Noloco(OuterRule):
-    """See the file."""
+    """Outer rule of NoLoCo."""
 
     def gain(self, settings: OuterSettings) -> float:
-        """See OuterRule."""
         return settings.outer_lr
 
     def dynamics(self, settings: OuterSettings) -> tuple[float, float, float, float]:
-        """See OuterRule."""
         momentum, pull, new = settings.momentum, -settings.consensus, 1.0 - settings.memory
         return momentum, pull, settings.memory + new * momentum, new * pull
 
     @property
     def remembers(self) -> bool:
-        """See OuterRule."""
         return True
 
     def step(
         self, settings: OuterSettings, phi: "Vector", delta: "Vector", pooled: "Vector"
     ) -> None:
-        """See OuterRule."""
         import numpy as np  # checking a specification needs neither this nor numba
 
         from lowcomm_protocol.exchange.outer_kernels import noloco, remembering
