@@ -190,9 +190,6 @@ def test_only_the_creator_can_amend_a_run_and_an_older_chain_replaces_no_newer()
     )
 
 
-# Removal lists
-
-
 # Sizes and times
 
 

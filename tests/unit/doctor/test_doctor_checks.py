@@ -290,9 +290,6 @@ def test_an_address_that_there_can_not_be_is_not_believed(address: str):
     assert Survey(subject=BEHIND, helpers=(liar,)).observed == ()
 
 
-# network
-
-
 # machine
 
 GPU = checks.Gpu("H100", 80 * 10**9, 70 * 10**9)

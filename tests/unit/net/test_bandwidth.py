@@ -13,12 +13,9 @@ from lowcomm_node.net.bandwidth import (
     FREE_FLOW,
     LEAST_WINDOW,
     MOST_WINDOW,
-    SHORTEST_PIECE,
-    USE_SECONDS,
     Arrival,
     BandwidthLimit,
     TokenBucket,
-    Use,
     flow_options,
     window,
 )
@@ -51,32 +48,12 @@ def test_what_is_paid_for_ahead_never_exceeds_the_rate_and_the_credit(counts, ra
         assert paid <= rate * (at - begun + CREDIT_SECONDS) * (1 + 1e-9) + 1.0
 
 
-def test_a_link_that_was_idle_allows_no_burst_but_the_credit():
-    bucket = TokenBucket(100.0)
-    assert bucket.take(100, now=1000.0)[0] == 0.0
-    assert bucket.take(100, now=1000.0)[0] == pytest.approx(1.0 - CREDIT_SECONDS)
-    assert bucket.take(100, now=2000.0)[0] == 0.0
-    assert bucket.take(100, now=2000.0)[0] == pytest.approx(1.0 - CREDIT_SECONDS)
-
-
 def test_a_moment_in_which_nobody_was_awake_is_made_up_for():
     bucket, now = TokenBucket(1000.0), 10.0
     for _ in range(100):
         # Every wait ends 30 ms late: without credit 100 pieces of 0.1 s would take 13 s.
         now += bucket.take(100, now)[0] + 0.03
     assert now - 10.0 == pytest.approx(100 * 0.1 - CREDIT_SECONDS, abs=0.2)
-
-
-def test_without_a_rate_nobody_waits():
-    bucket = TokenBucket(None)
-    assert [bucket.take(10**12, now=5.0) for _ in range(3)] == [(0.0, 0.0)] * 3
-
-
-@pytest.mark.parametrize("rate", [1e3, 1e5, 1e7])
-def test_pieces_are_short_where_the_link_is_slow(rate):
-    piece = BandwidthLimit(rate).piece(256 * 1024)
-    assert piece == min(256 * 1024, max(SHORTEST_PIECE, rate * 0.1))
-    assert BandwidthLimit().piece(256 * 1024) == 256 * 1024
 
 
 async def test_who_waits_goes_on_when_the_owner_lifts_the_limit():
@@ -90,16 +67,6 @@ async def test_who_waits_goes_on_when_the_owner_lifts_the_limit():
         await waiting
         await limit.pass_(10**12)
     assert limit.total == 10**6 + 1 + 10**12
-
-
-async def test_streams_share_one_rate():
-    now = 10.0
-    limit = BandwidthLimit(100.0, clock=lambda: now)
-    waits = [limit._bucket.take(50, now)[0] for _ in range(4)]
-    assert waits == pytest.approx(
-        [0.0, 0.5 - CREDIT_SECONDS, 1.0 - CREDIT_SECONDS, 1.5 - CREDIT_SECONDS]
-    )
-    assert limit.debt == pytest.approx(2.0 - CREDIT_SECONDS)
 
 
 class Virtual(BandwidthLimit):
@@ -134,18 +101,6 @@ def test_what_comes_in_was_paid_for_before(size, message, rate):
     assert limit.total == size
 
 
-def test_the_window_and_a_message_are_paid_for_before_the_first_read():
-    limit = Virtual(1e6)
-    began = limit.now
-    arrival = Arrival(limit, 10**7, 250_000)
-    _drive(arrival.make_room)
-    assert limit.now - began + CREDIT_SECONDS == pytest.approx((2 * window(1e6) + 250_000) / 1e6)
-    arrival.took(100_000)
-    before = limit.now
-    _drive(arrival.make_room)
-    assert limit.now - before == pytest.approx(0.1)
-
-
 def test_where_nothing_is_to_be_paid_nobody_waits_for_what_others_owe():
     limit = Virtual(1e6)
     arrival = Arrival(limit, 10**7, 250_000)
@@ -157,14 +112,6 @@ def test_where_nothing_is_to_be_paid_nobody_waits_for_what_others_owe():
     assert limit.now == before
 
 
-def test_bytes_that_nobody_announced_are_owed():
-    limit = Virtual(1e6)
-    arrival = Arrival(limit, 0, 250_000)
-    _drive(arrival.make_room)
-    arrival.took(500_000)
-    assert limit.debt == pytest.approx(0.5 - CREDIT_SECONDS)
-
-
 @given(st.floats(8e3, 1e9))
 def test_windows_are_small_where_a_limit_is_and_wide_elsewhere(rate):
     assert LEAST_WINDOW <= window(rate) <= MOST_WINDOW
@@ -174,15 +121,6 @@ def test_windows_are_small_where_a_limit_is_and_wide_elsewhere(rate):
         "grpc.http2.lookahead_bytes": window(rate),
     }
     assert window(rate) < window(None) and flow_options(None) == FREE_FLOW
-
-
-def test_what_is_used_is_told_over_the_last_seconds():
-    use = Use()
-    for tick in range(100):
-        use.add(1000, 50.0 + tick / 10)
-    assert use.rate(60.0) == pytest.approx(10_000, rel=0.06)
-    assert use.rate(60.0 + USE_SECONDS) == 0.0
-    assert len(use._bins) == 0
 
 
 def _drive(work: Callable[[], Awaitable[None]]) -> None:

@@ -1,7 +1,6 @@
 """What must hold for how connections send: found among this process's descriptors, told to keep
 little that can't be sent yet, and those that lose to go on with BBR."""
 
-import asyncio
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -26,7 +25,6 @@ from lowcomm_node.net.congestion import (
     allowed,
     connections,
     read_sending,
-    unsent,
 )
 
 CALM = Sending("reno", 10 * ENOUGH, 0, round_trips=1.0)
@@ -79,29 +77,6 @@ def test_a_connection_leaves_bbr_for_good_where_it_loses_much_to_a_full_queue():
     again = replace(LOSES, segments=100 * ENOUGH, resent=50 * ENOUGH)
     assert better(FULL, again) == ["cubic"]
     assert SendingHistory().better(FULL, (BBR,)) == ("reno", 2 * WASTED)
-
-
-def test_what_was_lost_before_bbr_or_without_a_queue_is_not_held_against_it():
-    lost = replace(LOSES, resent=ENOUGH)
-    begun = replace(FULL, segments=lost.segments + ENOUGH, resent=ENOUGH)
-    assert better(lost, begun) == [BBR]
-    calm = replace(FULL, segments=10 * ENOUGH, resent=5 * ENOUGH, round_trips=1.0)
-    assert better(calm, replace(calm, segments=12 * ENOUGH, round_trips=QUEUED)) == []
-
-
-def test_where_a_full_queue_drops_only_losses_without_one_have_a_connection_try_bbr():
-    begun = Sending("reno", 0, 0, round_trips=1.0)
-    at_queue = replace(LOSES, round_trips=QUEUED)
-
-    def with_full(*told: Sending) -> list[str]:
-        course = SendingHistory()
-        found = [course.better(sending, NAMES, full=True) for sending in told]
-        return [change[0] for change in found if change is not None]
-
-    assert better(begun, at_queue) == [BBR], "nothing is known of the line"
-    assert with_full(begun, at_queue) == []
-    assert with_full(begun, LOSES) == [BBR]
-    assert with_full(replace(begun, round_trips=QUEUED), LOSES) == [], "there was one a look ago"
 
 
 @needs_bbr
@@ -178,12 +153,6 @@ def test_the_kernel_keeps_little_of_any_connection_that_it_can_not_send_yet(
         assert LEAST_UNSENT <= kept <= MOST_UNSENT
 
 
-def test_what_may_wait_to_be_sent_grows_with_the_rate():
-    assert unsent(5_000_000 // 8) == LEAST_UNSENT
-    assert unsent(50_000_000 // 8) == 1_250_000
-    assert unsent(2**64 - 1) == MOST_UNSENT, "the kernel knows none"
-
-
 @needs_bbr
 @pytest.mark.parametrize(("sending", "wanted"), [(LOSES, "bbr"), (CALM, "reno"), (None, "reno")])
 def test_what_loses_goes_on_with_bbr_and_nothing_else_does(
@@ -218,20 +187,3 @@ async def test_where_nothing_can_be_changed_nothing_is_looked_at(
     if allowed is not None:
         (tmp_path / "allowed").write_text(allowed)
     await CongestionWatch().run()
-
-
-async def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch):
-    looks = []
-
-    def look(watch: CongestionWatch) -> None:
-        looks.append(watch)
-        if len(looks) == 1:
-            raise OSError(24, "Too many open files")
-        raise asyncio.CancelledError
-
-    monkeypatch.setattr(congestion, "allowed", lambda: [BBR])
-    monkeypatch.setattr(congestion, "EVERY", 0.0)
-    monkeypatch.setattr(CongestionWatch, "look", look)
-    with pytest.raises(asyncio.CancelledError):
-        await CongestionWatch().run()
-    assert len(looks) == 2

@@ -9,7 +9,6 @@ from lowcomm_node.net import addresses as multiaddress
 from lowcomm_node.net.addresses import (
     EntryPoint,
     decode,
-    encode,
     parse_announced,
     quic_beside,
     reach,
@@ -18,19 +17,6 @@ from lowcomm_protocol.identity import peer_id_of
 
 ADA, RELAY = (peer_id_of(bytes([number]) * 32) for number in (1, 2))
 P2P = b"\xa5\x03"
-
-
-@pytest.mark.parametrize(
-    "dial",
-    [
-        "/ip4/203.0.113.7/tcp/31337",
-        "/ip6/2001:db8::1/udp/31337/quic-v1",
-        "/dns4/example.org/tcp/1",
-        f"/ip4/203.0.113.7/tcp/31337/p2p/{RELAY}/p2p-circuit",
-    ],
-)
-def test_what_is_encoded_is_decoded(dial: str) -> None:
-    assert decode(encode(dial)) == dial
 
 
 @pytest.mark.parametrize("size", [43, 400, 60_000])

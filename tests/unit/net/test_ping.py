@@ -19,11 +19,9 @@ from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
 
 ADA, BOB = (Identity(bytes([number]) * 32) for number in (11, 12))
 CERTIFICATE = new_certificate()
-LITTLE = 200_000
 
 
 @asynccontextmanager
@@ -77,15 +75,6 @@ async def test_a_route_that_is_not_there_says_why():
         assert tunnel.up > 0 and not tunnel.reason
 
 
-async def test_a_ping_keeps_to_what_the_owner_allows():
-    bandwidth = Bandwidth(up=BandwidthLimit(2e6), down=BandwidthLimit(4e6))
-    async with pair() as (ada, bob):
-        routes = await soon(ada.channels.ping(reachable(bob), bandwidth))
-        assert len(routes) == 2
-        for limited in (bandwidth.up, bandwidth.down):
-            assert limited.total >= 2 * 2 * measuring.PIECE, "all that was measured has passed"
-
-
 class Waiting(BandwidthLimit):
     """A throttle in virtual time: whoever waits moves the clock."""
 
@@ -130,12 +119,6 @@ async def test_who_is_pinged_while_its_own_limit_holds_it_up_says_so(direction: 
     again = Endless(pb.Ping(wanted=9), 3)
     await Echo(bandwidth).answer("a", again)
     assert again.answered == 3 and not again.refused
-
-
-async def test_a_peer_that_has_had_its_share_is_told_when_there_is_more():
-    async with pair(Echo(given=Allowed(each=LITTLE, all=10**9, seconds=86_400.0))) as (ada, bob):
-        for route in await soon(ada.channels.ping(reachable(bob), Bandwidth())):
-            assert route.up is None and "tomorrow" in route.reason, route
 
 
 class Endless:
@@ -201,19 +184,6 @@ async def test_who_answers_with_less_than_was_asked_for_is_not_measured():
 
     with pytest.raises(LinkLost, match="1 bytes where 0"):
         await measuring.measure_round_trip(Liar())
-
-
-async def test_an_unauthenticated_caller_is_not_answered():
-    from grpc import aio
-
-    async with pair() as (ada, bob):
-        channel = ada.channels.dialer.direct(
-            reachable(bob).addresses[0], bob.certificate.public_key
-        ).channel
-        call = ExchangeStub(channel).Ping(timeout=20)
-        with pytest.raises(aio.AioRpcError, match="UNAUTHENTICATED"):
-            await soon(call.read())
-        await channel.close()
 
 
 def test_a_peer_is_named_by_its_id_its_beginning_or_its_end():

@@ -47,22 +47,6 @@ async def test_every_byte_comes_in_order_however_slowly_it_is_taken():
     far.close()
 
 
-async def test_an_end_is_passed_on_after_the_last_byte(monkeypatch):
-    monkeypatch.setattr(pipe, "LINGER", 0.0)
-    loop = asyncio.get_running_loop()
-    (near, local), (stream, far) = socket.socketpair(), socket.socketpair()
-    for one in (near, local, stream, far):
-        one.setblocking(False)
-    moved = Pipe(local, stream)
-    await loop.sock_sendall(near, b"last")
-    near.close()
-    await soon(moved.wait_ended())
-    moved.close()
-    assert await soon(loop.sock_recv(far, 10)) == b"last"
-    assert await soon(loop.sock_recv(far, 10)) == b""
-    far.close()
-
-
 # Who calls
 
 
@@ -187,47 +171,7 @@ async def test_a_stream_that_breaks_off_ends_its_calls_and_the_next_call_opens_a
         assert await received(again) == chunk(1, 8)
 
 
-async def test_nothing_is_left_when_both_ends_are_closed(monkeypatch):
-    monkeypatch.setattr(pipe, "LINGER", 0.0)
-    before = asyncio.all_tasks()
-    async with pair() as (ada, bob):
-        call = await ada.call(bob.info())
-        await call.send(chunk(0, 8))
-        await soon(call.receive())
-        dangling = await ada.streams.open_stream(bob.peer_id, protocol_of(RUN), 1)
-        dangling.socket.close()
-
-    async def all_ended() -> bool:
-        return not {task for task in asyncio.all_tasks() - before if "lowcomm" in repr(task)}
-
-    await until_async(all_ended, 30, "no task is left")
-    assert bob.pipes.statistics()["open"] == 0
-
-
 # The choice, carried out
-
-
-async def test_a_dead_address_costs_one_call_a_moment_and_then_none():
-    async with pair() as (ada, bob):
-        for _ in range(3):
-            assert await soon(ada.introduce(bob.info())) == ada.peer_id
-        told = ada.channels.describe(bob.peer_id)
-        assert told.route == "punched"
-        assert "can't be reached" in told.route_reason
-
-
-async def test_an_address_that_comes_alive_is_taken_when_the_record_tells_it():
-    async with pair() as (ada, bob):
-        assert await soon(ada.introduce(bob.info())) == ada.peer_id
-        alive = bob.info(addresses=(f"127.0.0.1:{bob.port}",))
-
-        async def direct() -> bool:
-            await ada.introduce(alive)
-            return ada.channels.describe(bob.peer_id).route == f"direct 127.0.0.1:{bob.port}"
-
-        await until_async(direct, 30, "the direct route is taken")
-        told = ada.channels.describe(bob.peer_id)
-        assert told.route_reason is None
 
 
 async def test_calls_under_way_go_on_when_another_route_is_taken():
@@ -301,19 +245,3 @@ async def test_no_route_at_all_is_one_clear_reason():
             await soon(ada.call(gone))
         told = ada.channels.describe(bob.peer_id)
         assert told.route is None and "tunnel: can't be reached" in told.route_reason
-
-
-async def test_the_round_trip_and_the_rates_are_measured():
-    async with pair() as (ada, bob):
-        stream = await ada.call(bob.info())
-        for number in range(16):
-            await stream.send(chunk(number, 2**16))
-            await soon(stream.receive())
-        await stream.close()
-        told = ada.channels.describe(bob.peer_id)
-        assert told.rate_up > 1e5 and told.rate_down > 1e5
-
-        async def measured() -> bool:
-            return ada.channels.describe(bob.peer_id).round_trip is not None
-
-        await until_async(measured, 30, "the round trip is measured")

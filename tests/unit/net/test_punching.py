@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import pytest
 
-from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import CIRCUIT, EntryPoint, encode
 from lowcomm_node.net.control import Connection, OpenStream
 from lowcomm_node.net.punching import (
@@ -127,31 +126,6 @@ async def test_nothing_is_given_up_where_the_other_end_does_not_take_part() -> N
     assert not daemon.dialed
 
 
-async def test_who_does_not_answer_is_not_asked_again_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    daemon, one, now = Daemon(), puncher(), 1000.0
-    monkeypatch.setattr("lowcomm_node.net.punching.monotonic", lambda: now)
-    monkeypatch.setattr("lowcomm_node.net.punching.DEADLINE", 0.05)
-    await one.improve(daemon, BOB, WAYS)
-    silent = daemon.far.pop(PROTOCOL)
-    with silent:
-        await one.improve(daemon, BOB, WAYS)
-        assert not daemon.far
-        now += FIRST_PAUSE
-        monkeypatch.undo()
-        monkeypatch.setattr("lowcomm_node.net.punching.monotonic", lambda: now)
-        await ask(daemon, one, message(AT_BOB))
-    assert daemon.address == AT_BOB
-
-
-async def test_who_is_connected_directly_is_left_alone() -> None:
-    daemon = Daemon()
-    daemon.address = AT_BOB
-    await puncher().improve(daemon, BOB, WAYS)
-    assert not daemon.far
-
-
 @pytest.mark.parametrize(
     "answer",
     [
@@ -269,13 +243,6 @@ async def test_streams_on_which_nothing_is_asked_are_few(
     assert len([far for far in ends if not is_closed(far)]) == taken
 
 
-@pytest.mark.parametrize("addresses", [[AT_BOB], RELAYS[:1]])
-async def test_peers_that_ask_nothing_keep_nobody_out(idle, addresses: list[str]) -> None:
-    daemon, one = Daemon(), puncher()
-    idle(one, 2 * MAX_HEARD, 1, addresses)
-    assert await taking(daemon, one) == message(AT_ADA)
-
-
 async def test_peers_behind_one_relay_do_not_take_all_attempts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -300,27 +267,6 @@ async def test_peers_behind_one_relay_do_not_take_all_attempts(
     await one.close()
     for far in fars:
         far.close()
-
-
-async def test_who_sends_on_after_the_answer_is_not_dialed() -> None:
-    daemon, one = Daemon(), puncher()
-    near, far = pair()
-    with far:
-        one.take(daemon, OpenStream(BOB, RELAYED, near))
-        loop = asyncio.get_running_loop()
-        await loop.sock_sendall(far, message(AT_BOB) + bytes(1000))
-        async with asyncio.timeout(3):  # less than it takes to give up a stream that stays open
-            await asyncio.gather(*one._tasks)
-    assert not daemon.dialed
-
-
-@pytest.mark.parametrize(("own", "goes_on"), [(ADA, False), (RELAY, True)])
-async def test_of_two_that_ask_each_other_the_smaller_peer_id_goes_on(
-    own: str, goes_on: bool
-) -> None:
-    daemon, one = Daemon(), puncher(own)
-    one._punching.add(BOB)
-    assert (await taking(daemon, one) == message(AT_ADA)) is goes_on
 
 
 # Where others see us
@@ -354,20 +300,3 @@ async def test_others_tell_where_they_see_us(told: bytes, wanted: str | None) ->
 
 async def test_who_is_connected_through_a_relay_can_not_tell_where_we_are() -> None:
     assert await observed(Daemon(), BOB) is None
-
-
-async def test_a_connection_that_is_lost_meanwhile_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    daemon = Daemon()
-
-    async def fail(*_: object) -> None:
-        raise LinkLost("can't be reached")
-
-    daemon.connect = fail  # pyright: ignore[reportAttributeAccessIssue]
-    one = puncher()
-    monkeypatch.setattr("lowcomm_node.net.punching.SETTLE", 0.01)
-    with pytest.raises(LinkLost):
-        await ask(daemon, one, message(AT_BOB))
-    daemon.address = RELAYED
-    await one.improve(daemon, BOB, WAYS)
-    assert daemon.address == RELAYED, "no other attempt at once: the relay must have its chance"
-    assert not daemon.far

@@ -21,11 +21,9 @@ from lowcomm_node.net import limits as rate_limits
 from lowcomm_node.net import server
 from lowcomm_node.net.limits import RateLimits
 from lowcomm_node.system.quota import Allowed
-from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 FEW = Allowed(each=3, all=rate_limits.UNBOUND, seconds=60.0)
-STRANGER = Identity(b"\5" * 32)
 
 
 def test_a_peer_has_so_many_calls_a_minute_and_they_come_back_evenly():
@@ -44,14 +42,6 @@ def test_an_address_without_good_credentials_is_not_looked_at_for_a_while_and_ot
     assert one.refuses_place("192.0.2.1", 0.0) is not None
     assert one.refuses_place("192.0.2.2", 0.0) is None
     assert one.refuses_place("192.0.2.1", 20.0) is None
-
-
-def test_a_household_of_ipv6_is_one_caller():
-    one = RateLimits(bad_calls=FEW)
-    for number in range(3):
-        one.bad(f"2001:db8::{number}", 0.0)
-    assert one.refuses_place("2001:db8::ffff", 0.0) is not None
-    assert one.refuses_place("2001:db8:0:1::1", 0.0) is None
 
 
 async def status(callee: Callee, channels, metadata=None) -> tuple[grpc.StatusCode, str]:

@@ -21,7 +21,7 @@ from lowcomm_node.net import control as streams
 from lowcomm_node.net import p2pd, relays
 from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.control import Connection, OpenStream, StreamListener
-from lowcomm_node.net.p2pd import P2pDaemon, listeners
+from lowcomm_node.net.p2pd import listeners
 from lowcomm_node.net.relays import (
     MAX_RELAYS,
     USEFUL_BYTES,
@@ -30,7 +30,6 @@ from lowcomm_node.net.relays import (
     RelayLimits,
     read_place,
 )
-from lowcomm_node.system.machine import keep_freed_memory
 from lowcomm_protocol.identity import Identity
 
 RELAYS = [
@@ -62,12 +61,6 @@ def test_what_a_relay_gives_is_read():
     assert place == Place(DOOR, 1_800_000_000.0, 2**32, 1800)
     assert place.useful
     assert place.dial == f"{DOOR.dial}/p2p/{DOOR.peer_id}/p2p-circuit"
-
-
-def test_no_limit_is_no_limit():
-    place = read_place(OK + reservation(1), DOOR)
-    assert (place.bytes, place.seconds, place.useful) == (None, None, True)
-    assert read_place(OK + reservation(1) + field_of(4, field_of(2, 0)), DOOR).bytes is None
 
 
 def test_a_circuit_of_128_kib_is_of_no_use():
@@ -148,18 +141,6 @@ async def test_the_first_useful_relays_are_taken_and_no_more(asked):
     assert len(places.dials) == MAX_RELAYS
 
 
-async def test_the_places_that_are_missing_are_asked_for_at_once(asked, monkeypatch):
-    reserve, together = relays.reserve, asyncio.Barrier(MAX_RELAYS)
-
-    async def meet(control: Any, one: EntryPoint) -> Place:
-        async with asyncio.timeout(20):
-            await together.wait()
-        return await reserve(control, one)
-
-    monkeypatch.setattr(relays, "reserve", meet)
-    assert set(await keep(Places(OURS), asked)) == set(ids(0, 1))
-
-
 async def test_relays_that_are_silent_hold_up_nobody_for_long_and_do_not_hide_the_others(
     asked, monkeypatch
 ):
@@ -182,16 +163,6 @@ async def test_relays_that_are_silent_hold_up_nobody_for_long_and_do_not_hide_th
     assert await keep(places, asked) == tuple(ids(4))
 
 
-async def test_a_place_is_not_asked_for_again_before_it_is_due(asked, monkeypatch):
-    places = Places(OURS)
-    await keep(places, asked)
-    await keep(places, asked)
-    assert asked.asked == ids(0, 1)
-    monkeypatch.setattr(relays, "monotonic", lambda: 1e9)
-    await keep(places, asked)
-    assert asked.asked == ids(0, 1, 0, 1)
-
-
 async def test_a_relay_that_is_gone_gives_way_to_the_next_and_is_asked_at_once_when_it_returns(
     asked,
 ):
@@ -202,20 +173,6 @@ async def test_a_relay_that_is_gone_gives_way_to_the_next_and_is_asked_at_once_w
     asked.connected |= set(ids(0))
     asked.connected -= set(ids(3))
     assert await keep(places, asked) == tuple(ids(2, 0))
-
-
-async def test_a_relay_whose_address_leaves_no_room_for_ours_is_of_no_use(asked):
-    long = EntryPoint(RELAYS[1].peer_id, f"/dns4/{'.'.join(['r' * 60] * 3)}/tcp/1")
-    places = Places(OURS)
-    await places.keep(asked, [long])
-    assert not asked.asked and not places.dials
-
-
-async def test_a_relay_is_not_reached_through_a_relay(asked):
-    behind = EntryPoint(RELAYS[1].peer_id, f"{DOOR}/p2p-circuit")
-    places = Places(OURS)
-    await places.keep(asked, [behind])
-    assert not asked.asked and not places.dials
 
 
 async def test_a_p2pd_that_does_not_answer_is_no_relay_and_no_failure(monkeypatch):
@@ -241,24 +198,6 @@ async def test_a_p2pd_that_does_not_answer_is_no_relay_and_no_failure(monkeypatc
 
 
 # What p2pd is told
-
-
-def test_p2pd_is_told_what_the_owner_says():
-    limits = RelayLimits(peers=5, circuits=3, bytes=1000, seconds=60)
-    arguments = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"], relay=limits)._arguments
-    for argument in (
-        "MaxReservations=5",
-        "MaxCircuits=3",
-        "DataLimit=1000",
-        "TimeLimit=60s",
-        "Service=1",
-    ):
-        assert f"-relay{argument}" in arguments
-    assert "-forceReachabilityPublic=1" in arguments
-    assert "-relayService=0" in P2pDaemon(None, [], relay=RelayLimits(peers=0))._arguments
-    assert "-forceReachabilityPublic=1" not in P2pDaemon(None, [])._arguments
-    assert "-relayService=0" not in P2pDaemon(None, [])._arguments
-    assert "-relayService=0" in P2pDaemon(None, [], relays=False)._arguments
 
 
 def test_all_of_a_machine_is_ipv4_and_ipv6_over_tcp_and_quic(monkeypatch):
@@ -321,27 +260,6 @@ async def test_a_process_that_is_not_our_p2pd_can_not_hand_us_a_stream():
             stream.socket.close()
 
 
-async def test_a_stream_that_nobody_takes_is_closed():
-    from lowcomm_node.net.hivemind_parts import p2pd_pb2
-
-    def refuse(_: OpenStream) -> None:
-        raise LinkLost("nobody is there")
-
-    listener = StreamListener(refuse)
-    listener.dialer = os.getpid()
-    listener.start()
-    try:
-        header = p2pd_pb2.StreamInfo(peer=b"anybody", addr=b"", proto="x").SerializeToString()
-        with socket.socket(socket.AF_UNIX) as dialer:
-            dialer.connect("\0" + listener.address[3:].decode().removeprefix("@"))
-            dialer.sendall(bytes([len(header)]) + header)
-            dialer.setblocking(False)
-            async with asyncio.timeout(30):
-                assert await asyncio.get_running_loop().sock_recv(dialer, 1) == b""
-    finally:
-        await listener.close()
-
-
 @pytest.mark.parametrize("header", [b"\xff" * 10, b"\x05abcde", b"", b"\xff\xff\x7f"])
 async def test_a_header_that_is_none_is_dropped(header, monkeypatch):
     monkeypatch.setattr(streams, "HEADER_DEADLINE", 0.5)
@@ -360,18 +278,3 @@ async def test_a_header_that_is_none_is_dropped(header, monkeypatch):
         assert not taken
     finally:
         await listener.close()
-
-
-def test_freed_memory_is_kept_on_linux():
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "from lowcomm_node.system.machine import keep_freed_memory as k; print(k())",
-        ],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (done.stdout.strip() == "True") == (sys.platform == "linux")
-    assert callable(keep_freed_memory)

@@ -50,19 +50,6 @@ def test_what_is_not_known_is_tried_direct_first_and_the_tunnel_after_a_head_sta
     )
 
 
-def test_what_is_being_tried_is_not_tried_twice(choice):
-    choice.plan(0.0)
-    assert choice.plan(0.1) == Plan(use=None)
-
-
-def test_direct_if_it_answers(choice):
-    choice.plan(0.0)
-    choice.opened(DIRECT, 0.1)
-    choice.dropped(TUNNEL)
-    assert choice.plan(0.2) == Plan(use=DIRECT)
-    assert choice.plan(1e6) == Plan(use=DIRECT)
-
-
 def test_else_the_tunnel_and_no_call_waits_for_direct_any_more(choice):
     choice.plan(0.0)
     choice.opened(TUNNEL, 1.0)
@@ -70,13 +57,6 @@ def test_else_the_tunnel_and_no_call_waits_for_direct_any_more(choice):
     choice.failed(DIRECT, 5.0, "did not answer")
     assert choice.plan(5.1) == Plan(use=TUNNEL)
     assert choice.reason(DIRECT) == "did not answer"
-
-
-def test_direct_that_answers_later_takes_over(choice):
-    choice.plan(0.0)
-    choice.opened(TUNNEL, 1.0)
-    choice.opened(DIRECT, 3.0)
-    assert choice.plan(3.1) == Plan(use=DIRECT)
 
 
 def test_a_dead_direct_address_is_tried_again_beside_the_tunnel_and_less_often_each_time(choice):
@@ -93,19 +73,6 @@ def test_a_dead_direct_address_is_tried_again_beside_the_tunnel_and_less_often_e
     assert pauses[0] == FIRST_PAUSE
     assert pauses == sorted(pauses)
     assert pauses[-1] == pauses[-2] == LONGEST_PAUSE
-
-
-def test_it_is_taken_again_when_it_answers_again(choice):
-    with_dead_direct(choice)
-    choice.plan(FIRST_PAUSE)
-    choice.opened(DIRECT, FIRST_PAUSE + 0.1)
-    assert choice.plan(FIRST_PAUSE + 0.2) == Plan(use=DIRECT)
-
-
-def test_a_new_address_is_tried_at_once(choice):
-    with_dead_direct(choice)
-    choice.moved(DIRECT)
-    assert routes_of(choice.plan(0.1)) == [DIRECT]
 
 
 def test_a_route_that_breaks_is_verified_before_it_is_used_again(choice):
@@ -128,20 +95,6 @@ def test_a_route_that_opens_but_does_not_hold_gives_way_to_the_other(choice):
         now += FLAP / 2 + FIRST_PAUSE * 2 ** (round_ + 1)
 
 
-def test_a_route_that_does_not_hold_is_taken_all_the_same_where_there_is_no_other(choice):
-    choice.plan(0.0)
-    choice.failed(DIRECT, 0.0, "dead")
-    choice.opened(TUNNEL, 0.1)
-    choice.lost(TUNNEL, 0.5, "cut")
-    assert routes_of(choice.plan(0.5)) == [TUNNEL]
-
-
-def test_a_connection_that_was_idle_is_no_failure(choice):
-    with_dead_direct(choice)
-    choice.lost(TUNNEL, 500.0, "idle")
-    assert routes_of(choice.plan(500.0)) == [DIRECT, TUNNEL]
-
-
 def test_when_nothing_works_each_route_is_tried_again_soon_and_the_reasons_are_told(choice):
     choice.plan(0.0)
     choice.failed(DIRECT, 5.0, "did not answer within 5 s")
@@ -156,15 +109,6 @@ def test_when_nothing_works_each_route_is_tried_again_soon_and_the_reasons_are_t
         choice.failed(DIRECT, 100.0 * failures, "dead")
         choice.failed(TUNNEL, 100.0 * failures, "dead")
         assert routes_of(choice.plan(100.0 * failures + ALONE_PAUSE)) == [DIRECT, TUNNEL]
-
-
-def test_the_tunnel_waits_for_nothing_when_direct_is_not_being_tried(choice):
-    with_dead_direct(choice)
-    choice.failed(DIRECT, 99.5, "dead")
-    choice.lost(TUNNEL, 100.0, "broke")
-    assert choice.plan(100.0) == Plan(
-        use=None, attempts=(Attempt(route=TUNNEL, deadline=TUNNEL_DEADLINE),)
-    )
 
 
 INPUTS = st.one_of(
@@ -233,16 +177,6 @@ def both_open(choice: Choice, slow: float = SLOW) -> None:
         choice.opened(TUNNEL, 2.1)
 
 
-def test_where_contents_take_long_the_tunnel_gets_a_try_beside_the_direct_route(choice):
-    both_open(choice)
-    assert choice.plan(3.0).use is TUNNEL
-
-
-def test_where_contents_are_quick_nothing_else_is_tried(choice):
-    both_open(choice, slow=SLOW / 2)
-    assert choice.plan(3.0) == Plan(use=DIRECT)
-
-
 @pytest.mark.parametrize(
     ("tunnel", "wanted"), [(FASTER * 1.1, TUNNEL), (FASTER * 0.9, DIRECT), (0.1, DIRECT)]
 )
@@ -268,11 +202,3 @@ def test_a_faster_tunnel_that_is_lost_is_opened_anew_while_direct_is_used(choice
     plan = choice.plan(5.0 + FLAP)
     assert plan.use is DIRECT
     assert routes_of(plan) == [TUNNEL]
-
-
-def test_a_tunnel_that_can_not_be_opened_is_not_waited_for(choice):
-    both_open(choice, slow=SLOW / 2)
-    choice.measured(DIRECT, 1.0, MB, SLOW)
-    assert routes_of(choice.plan(2.0)) == [TUNNEL]
-    choice.failed(TUNNEL, 3.0, "no relay")
-    assert choice.plan(4.0) == Plan(use=DIRECT)

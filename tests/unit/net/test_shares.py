@@ -43,14 +43,6 @@ def test_an_address_gets_half_its_network_two_thirds_and_others_always_find_some
     )
 
 
-def test_eight_peers_behind_one_address_have_room_where_there_is_little():
-    assert fill(Shares(), ["192.0.2.1"], 8) == 8
-    shares = Shares()
-    for number in range(8):
-        shares.take(f"198.51.{number}.1")
-    assert shares.has_room("192.0.2.1", 1)
-
-
 def test_an_address_calls_so_often_whatever_its_peers_are_called():
     one = RateLimits(of_address=Allowed(each=3, all=UNBOUND, seconds=60.0))
     assert [one.refuses(f"peer {number}", 0.0, "192.0.2.1") for number in range(3)] == [None] * 3

@@ -170,13 +170,6 @@ async def test_a_call_without_a_good_credential_is_refused_with_the_reason(name)
         assert (await describe(channels, callee))[0] is Status.OK, "the next sound call is served"
 
 
-@pytest.mark.parametrize("issued", [-CREDENTIAL_LIFE, 0, CREDENTIAL_LIFE])
-async def test_clocks_may_differ_by_the_life_of_a_credential(issued):
-    async with listening(clock=Clock()) as callee, calling() as channels:
-        metadata = ((CREDENTIAL_KEY, credential(issued=NOW + issued)),)
-        assert await describe(channels, callee, metadata) == (Status.OK, CALLER.peer_id)
-
-
 @pytest.mark.parametrize("method", ["Swap", "Fetch"])
 async def test_no_other_call_is_served_without_a_credential_either(method):
     async with listening() as callee, calling() as channels:
@@ -226,14 +219,6 @@ async def test_a_credential_is_good_once_for_all_methods_together():
         with pytest.raises(aio.AioRpcError, match="used before"):
             await swap.read()
         assert (await describe(channels, callee))[0] is Status.OK
-
-
-async def test_what_one_callee_was_sent_is_no_use_at_another():
-    async with listening() as callee, listening(STRANGER) as other, calling() as channels:
-        overheard = channels.metadata(CALLEE.peer_id)
-        code, details = await describe(channels, other, overheard)
-        assert code is Status.UNAUTHENTICATED and "another peer" in details
-        assert (await describe(channels, callee, overheard))[0] is Status.OK
 
 
 def test_a_call_is_taken_only_of_who_may_take_part_and_its_credential_says_so():
@@ -308,18 +293,6 @@ async def test_a_server_with_another_key_than_that_in_the_record_is_not_talked_t
     assert refusals.counts() == {"connection.other-certificate": 1}
 
 
-async def test_a_peer_with_a_new_key_is_called_with_it():
-    async with listening() as callee, calling() as channels:
-        assert (await describe(channels, callee))[0] is Status.OK
-        callee.certificate = new_certificate()
-        second = ExchangeServer(callee.certificate, callee.service)
-        callee.port = await second.start("127.0.0.1", 0)
-        try:
-            assert (await describe(channels, callee))[0] is Status.OK
-        finally:
-            await second.close()
-
-
 async def test_a_caller_that_does_not_encrypt_is_not_served():
     async with listening() as callee, aio.insecure_channel(f"127.0.0.1:{callee.port}") as channel:
         metadata = Gatekeeper(CALLER, RUN, Clock()).credential_for(CALLEE.peer_id)
@@ -363,16 +336,6 @@ async def test_an_address_can_not_name_a_path_on_this_machine(tmp_path, monkeypa
         with pytest.raises(LinkLost):
             await channels.stub(callee.info(addresses=("unix:4711",)))
         assert not called.is_set()
-
-
-async def test_calls_end_when_their_channels_are_closed():
-    async with listening() as callee, calling() as channels:
-        stream = await call(channels, callee.info())
-        await soon(callee.streams.get())
-        await channels.close()
-        with pytest.raises(LinkLost):
-            await soon(stream.receive())
-        assert isinstance(await soon(callee.ended.get()), asyncio.CancelledError)
 
 
 # Limits
@@ -430,20 +393,6 @@ async def test_one_peer_has_so_many_calls_at_once_and_others_are_still_served(me
                     await soon(callee.ended.get()), asyncio.CancelledError | GeneratorExit
                 )
         assert (await describe(channels, callee))[0] is Status.OK
-
-
-async def test_all_peers_together_have_so_many_calls_at_once(monkeypatch):
-    monkeypatch.setattr(server_module, "MAX_CALLS", 2)
-    monkeypatch.setattr(Dialer, "ping", no_ping)
-    async with listening() as callee, calling() as channels, calling(STRANGER) as others:
-        open_ = [await begin("Swap", channels, callee) for _ in range(2)]
-        assert (await describe(others, callee))[0] is Status.RESOURCE_EXHAUSTED
-        open_[0].cancel()
-        await soon(callee.ended.get())
-        while (await describe(others, callee))[
-            0
-        ] is not Status.OK:  # gRPC counts until it has sent the status
-            assert callee.streams.empty()
 
 
 async def test_a_message_that_is_too_large_ends_the_stream_before_it_is_read():

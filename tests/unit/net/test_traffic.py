@@ -36,29 +36,6 @@ def test_a_rate_is_that_of_the_last_contents_and_waiting_does_not_count():
     assert rate.total == 150 * 2**20 + 250
 
 
-def test_one_piece_is_enough():
-    clock = Clock()
-    rate = Rate(clock)
-    contents(rate, clock, 1, 2**17, 0.5)
-    assert rate.last == pytest.approx(2**18)
-
-
-def test_small_messages_tell_nothing_of_the_rate():
-    clock = Clock()
-    rate = Rate(clock)
-    assert rate.last is None
-    for _ in range(1000):
-        contents(rate, clock, 1, LARGE - 1, 0.01)
-    assert rate.last is None
-
-
-def test_bytes_in_one_moment_are_no_infinite_rate():
-    clock = Clock()
-    rate = Rate(clock)
-    contents(rate, clock, 3, LARGE, 0.0)
-    assert rate.last == 3 * LARGE / traffic.MIN_SECONDS
-
-
 def test_directions_and_peers_are_apart_and_the_oldest_are_forgotten(monkeypatch):
     monkeypatch.setattr(traffic, "MAX_PEERS", 2)
     every = Traffic(Clock())

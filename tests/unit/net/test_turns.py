@@ -98,20 +98,6 @@ async def test_a_small_one_waits_for_no_turn():
     assert going.begun == ["a", "c", "b", "d"]
 
 
-async def test_one_content_that_buffers_took_does_not_tell_what_the_line_carries():
-    going = Going()
-    for name, seconds in [("a", 0.3), ("b", 0.3), ("c", 0.01), ("d", 0.3), ("e", 0.3)]:
-        await going.whole(name, seconds)
-    tasks = await begun(going, "usual", "next")
-    going.pass_("usual", BUFFERED, 0.0)
-    going.pass_("usual", MEASURED, 0.3)
-    assert going.turns._is_full()
-    assert going.begun[-1] == "usual"
-    for end in going.ends.values():
-        end.set()
-    await asyncio.gather(*tasks)
-
-
 async def test_one_that_leaves_our_line_half_empty_goes_beside_others():
     going = Going()
     await going.whole("fast", 0.1)
