@@ -26,7 +26,7 @@ from lowcomm_node.net.hivemind_parts import (
     RoutingTable,
 )
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.invites import issue_invite, write_removals
+from lowcomm_protocol.peers.invites import issue_invite
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.spec.amendments import Chain, write_amendment
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
@@ -111,27 +111,6 @@ def test_a_stolen_or_forged_claim_is_not_stored():
     assert provenances.refusals.counts() == {"record.bad-signature": 2}
 
 
-def test_runs_that_are_known_are_bounded(monkeypatch):
-    monkeypatch.setattr("lowcomm_node.dht.keys.MAX_RULES", 2)
-    provenances, first = Provenances(), ""
-    for number in range(4):
-        spec = parse_toml(f'[run]\nname = "a{number}"\nadmission = "invite"\n')
-        run = sign_run(spec, CREATOR)
-        assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
-        first = first or run.run_id
-    assert not lets_in(provenances, peers_key(run.run_id), BOB.peer_id, record(run.run_id, BOB))
-    assert lets_in(provenances, peers_key(first), BOB.peer_id, record(first, BOB)), "forgotten"
-
-
-def test_what_was_checked_under_one_name_is_not_believed_under_another():
-    run_id, provenances = "41" * 16 + "00" + "41" * 15, Provenances()
-    removals = write_removals(ADA, run_id, 1, frozenset()).data
-    stored = pack(removals_key(run_id, ADA.peer_id), removals)
-    assert provenances.check(stored, ADA.peer_id, NOW) is not None
-    before, _, rest = stored.partition(b"\0")
-    assert provenances.check(rest, f"{ADA.peer_id}\0{before.decode()}", NOW) is None
-
-
 # Amendments
 
 
@@ -156,20 +135,6 @@ def test_who_may_join_by_an_amendment_is_enforced_whatever_was_seen_first(chain_
         "it is sound, but older"
     )
     assert lets_in(provenances, peers_key(run.run_id), CLEO.peer_id, record(run.run_id, CLEO))
-
-
-def test_who_may_join_changes_at_a_storer_when_a_record_tells_the_step():
-    run, provenances = run_of("list"), Provenances()
-    key, records = amendments_key(run.run_id, CREATOR.peer_id), peers_key(run.run_id)
-    opened = write_amendment(CREATOR, run, Chain(), 500, {"run.admission": "open"})
-    assert lets_in(provenances, RUNS_KEY, run.run_id, run.to_bytes())
-    assert lets_in(provenances, key, CREATOR.peer_id, opened.data, life=1800)
-    assert lets_in(provenances, records, ADA.peer_id, record(run.run_id, ADA, swarm_step=499))
-    assert not lets_in(provenances, records, BOB.peer_id, record(run.run_id, BOB, swarm_step=499))
-    assert lets_in(provenances, records, CLEO.peer_id, record(run.run_id, CLEO, swarm_step=500)), (
-        "all of old may be gone"
-    )
-    assert lets_in(provenances, records, BOB.peer_id, record(run.run_id, BOB, swarm_step=499))
 
 
 def test_only_the_creator_can_amend_a_run_and_an_older_chain_replaces_no_newer():
@@ -390,13 +355,6 @@ def test_a_flood_from_one_address_gets_a_quarter_of_the_room(monkeypatch):
     assert stored.store(SYBILS[0], "198.51.100.7", step=1), "a renewal takes up no more"
 
 
-def test_records_brought_by_others_leave_room_for_their_address(monkeypatch):
-    stored = Stored(monkeypatch, ROOM)
-    taken = [stored.store(sybil, by=SYBILS[0].peer_id) for sybil in SYBILS[1:]]
-    assert 10 < sum(taken) < 20
-    assert all(stored.store(peer) for peer in HONEST)
-
-
 def test_a_peer_that_has_answered_comes_before_a_flood_from_everywhere(monkeypatch):
     stored = Stored(monkeypatch, ROOM)
     assert stored.store(HONEST[0])
@@ -408,15 +366,6 @@ def test_a_peer_that_has_answered_comes_before_a_flood_from_everywhere(monkeypat
     for number, sybil in enumerate(SYBILS):
         stored.store(sybil, f"198.51.100.{number}", step=1)
     assert stored.keeps(HONEST[:2]) == 2
-
-
-def test_our_own_record_comes_first(monkeypatch):
-    stored = Stored(monkeypatch, 2_000)
-    value = MSGPackSerializer.dumps(pack(peers_key("ab" * 32), record("ab" * 32, ADA, life=300.0)))
-    for number, sybil in enumerate(SYBILS[:40]):
-        stored.store(sybil, f"198.51.100.{number}")
-    assert stored.storage.store_subkey(KEY, ADA.peer_id, value, NOW + 280)
-    assert stored.keeps([ADA]) == 1
 
 
 def test_peers_that_store_their_record_themselves_have_proved_to_be_there(monkeypatch):
@@ -446,18 +395,6 @@ def test_invented_runs_get_a_quarter_of_the_keys_and_of_the_memory(monkeypatch):
     assert len(stored.storage) == 20 and stored.keeps(HONEST[:1]) == 1
     monkeypatch.setattr(guard, "MAX_BYTES", 1)
     assert not stored.store(HONEST[2])
-
-
-def test_expired_records_take_up_no_room(monkeypatch):
-    stored = Stored(monkeypatch, 2_000)
-    now = [NOW]
-    monkeypatch.setattr("hivemind.utils.timed_storage.get_dht_time", lambda: now[0])
-    monkeypatch.setattr(guard, "SWEEP_EVERY", 1)
-    for number, sybil in enumerate(SYBILS[:20]):
-        stored.store(sybil, f"198.51.100.{number}")
-    assert not stored.store(HONEST[0])
-    now[0] = NOW + 281
-    assert stored.store(HONEST[0], step=10_000)
 
 
 async def test_a_caller_is_known_by_the_address_of_its_connection_or_by_its_relay(monkeypatch):

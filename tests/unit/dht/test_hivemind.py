@@ -62,17 +62,6 @@ def peer(tmp_path: Path) -> Peer:
     return Peer(tmp_path)
 
 
-# What it tells of itself
-
-
-DIALS = (
-    "/ip4/44.1.1.1/tcp/7",
-    "/ip4/44.1.1.1/udp/8/quic-v1",
-    "/ip6/2001:db8::1/tcp/9",
-    "/ip6/::1/udp/10/quic-v1",
-)
-
-
 # Where it knocks
 
 
@@ -86,15 +75,6 @@ def pings(monkeypatch: pytest.MonkeyPatch) -> dict[str, float | None]:
 
     monkeypatch.setattr(hivemind, "ping", ping)
     return answers
-
-
-async def test_an_entry_point_is_knocked_at_over_quic_too(
-    peer: Peer, pings: dict[str, float | None]
-) -> None:
-    peer.node = object()
-    entry = EntryPoint(BOOT.peer_id, "/ip4/44.1.1.1/tcp/7")
-    assert (await peer._knock(BOOT.peer_id, [entry])).reason is None
-    assert peer.control.dialed == [["/ip4/44.1.1.1/tcp/7", "/ip4/44.1.1.1/udp/7/quic-v1"]]
 
 
 # Whom it believes

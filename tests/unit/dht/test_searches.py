@@ -136,38 +136,6 @@ async def test_a_search_asks_the_nearest_peers_alone(peers: int) -> None:
     assert set(network.asked) <= network.keepers() and network.asked.total() <= REPLICAS
 
 
-async def test_a_look_in_eight_searches_and_asks_all_keepers() -> None:
-    network, records, _ = searching(16)
-    asked, named = [], []
-    for _ in range(2 * LOOKS + 1):
-        network.asked.clear()
-        network.named.clear()
-        await records.lookup(KEY)
-        asked.append(network.asked.total())
-        named.append(network.named.total())
-    all_keepers = len(network.keepers()) - (asked[0] < REPLICAS)
-    few = [ASKED] * (LOOKS - 1)
-    assert asked == [all_keepers, *few, all_keepers, *few, all_keepers]
-    none = [0] * (LOOKS - 1)
-    assert named == [SEARCHED, *none, SEARCHED, *none, SEARCHED]
-
-
-async def test_where_a_keeper_is_silent_the_same_look_asks_the_others() -> None:
-    network, records, _ = searching(16)
-    await records.lookup(KEY)
-    network.silent = set(list(network.asked)[:4])
-    network.keep("ada", keepers=set(network.kept) - network.silent)
-    assert await records.lookup(KEY) == {"ada": b"record"}
-
-
-async def test_the_newest_record_wins_whoever_keeps_it() -> None:
-    network, records, _ = searching(16)
-    first, *others = sorted(network.keepers())
-    network.keep("ada", b"old", keepers=others)
-    network.keep("ada", b"newer", keepers=[first])
-    assert await records.lookup(KEY) == {"ada": b"newer"}
-
-
 @pytest.mark.parametrize("honest", range(REPLICAS - 1))
 async def test_one_honest_keeper_is_heard_within_few_looks_whatever_the_others_hide(
     honest: int,

@@ -13,14 +13,11 @@ import pytest
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
-from lowcomm_node.doctor import run, survey
+from lowcomm_node.doctor import survey
 from lowcomm_node.doctor.findings import Helper, Subject
-from lowcomm_node.errors import LinkLost, RetryLater
+from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.control import OpenStream
-from lowcomm_node.net.p2pd import has_ipv6
-from lowcomm_node.node import controls, node
-from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.probes import Prober
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.identity import Identity
@@ -134,34 +131,6 @@ class Caller:
         return (False,) * len(targets)
 
 
-async def test_only_a_helper_that_sees_the_same_address_is_asked_to_call_it():
-    helpers = [helper(0), helper(1, "2a00:128::7"), helper(2)]
-    callers = [Caller() for _ in helpers]
-    askers: Any = list(zip(callers, helpers, strict=True))
-    async with answering(f"/ip4/{OUTER}/udp/7000/quic-v1") as (streams, called):
-        control: Any = Control(streams)
-        found = await survey._probe_quic(control, askers, helpers[0].entry)
-        assert (found.gets_in, found.by_stranger) == (False, True)
-        assert [one.called for one in callers] == [[], [], [Target(Kind.QUIC, 7000)]]
-        assert len(found.observed) == 3 and not called
-        # Nobody else sees it: the helper that we have called is asked, which says less.
-        found = await survey._probe_quic(control, askers[:2], helpers[0].entry)
-        assert (found.gets_in, found.by_stranger) == (True, False)
-        assert called == [Target(Kind.QUIC, 7000)] and not callers[1].called
-
-
-async def test_a_call_that_nobody_tries_is_told_with_the_reason():
-    class Refusing(Caller):
-        async def dial_back(self, peer_id: str, targets: Sequence[Target]) -> tuple[bool, ...]:
-            raise LinkLost("calls nobody today")
-
-    askers: Any = [(Caller(), helper(0)), (Refusing(), helper(1))]
-    async with answering(f"/ip4/{OUTER}/udp/7000/quic-v1") as (streams, _):
-        control: Any = Control(streams)
-        found = await survey._probe_quic(control, askers, helper(0).entry)
-    assert found.gets_out and found.gets_in is None and found.refused == "calls nobody today"
-
-
 class P2pd:
     """A p2pd of the probe of UDP, of which each call leads to ``connect``."""
 
@@ -193,16 +162,6 @@ async def test_a_probe_that_others_keep_waiting_ends(monkeypatch: pytest.MonkeyP
     assert P2pd.newest.stopped
 
 
-def test_only_a_helper_that_offers_udp_is_held_against_the_network():
-    told = f"/ip4/44.128.0.20/udp/31331/quic-v1/p2p/{HELPERS[0]}"
-    elsewhere = f"/ip4/9.9.9.9/udp/31331/quic-v1/p2p/{HELPERS[0]}"
-    somebody = f"/ip4/44.128.0.20/udp/1/quic-v1/p2p/{HELPERS[1]}"
-    says = replace(helper(0), seen=Seen("", 0.0, (elsewhere, somebody, told)))
-    assert (str(survey.over_quic(says)[0]), survey.over_quic(says)[1]) == (told, True)
-    entry, is_told = survey.over_quic(replace(says, seen=Seen("", 0.0, (elsewhere, somebody))))
-    assert (entry.dial, is_told) == ("/ip4/44.128.0.20/udp/31330/quic-v1", False)
-
-
 @pytest.mark.parametrize("is_told", [True, False])
 async def test_udp_that_nobody_offered_is_no_loss(monkeypatch: pytest.MonkeyPatch, is_told: bool):
     class Deaf:
@@ -217,26 +176,3 @@ async def test_udp_that_nobody_offered_is_no_loss(monkeypatch: pytest.MonkeyPatc
     one: Any = (Caller(), replace(helper(0), seen=Seen("", 0.0, told)))
     found = await survey.probe_udp([one], loopback=False)
     assert (found is not None) == is_told and (found is None or not found.gets_out)
-
-
-# run
-
-
-@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-async def test_without_a_node_calls_over_ipv6_are_answered_too(tmp_path: Path):
-    settings = NodeSettings(home=tmp_path, peers=("/ip4/44.128.0.20/tcp/1/p2p/x",))
-    async with run._serving(settings) as (port, _, _):
-        for host in ("127.0.0.1", "::1"):
-            _, writer = await asyncio.open_connection(host, port)
-            writer.close()
-            await writer.wait_closed()
-
-
-async def test_an_examination_that_takes_too_long_is_given_up_by_the_node_itself(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(controls, "EXAMINE_DEADLINE", 0.05)
-    ours = node.Node(NodeSettings(home=tmp_path)).controls
-    async with ours._examining, asyncio.timeout(20):  # another one is under way
-        with pytest.raises(RetryLater, match=r"took longer than .* try again"):
-            await ours.doctor(())

@@ -6,18 +6,16 @@ import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import StrEnum
-from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers.driven_trainer import driven
 from helpers.light_process import READY
 from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.node import messages
-from lowcomm_node.node.ipc import TABLE, Event, Message, Request, decode, encode, read_request
+from lowcomm_node.node.ipc import TABLE, Event, Message, decode, encode, read_request
 from lowcomm_protocol.errors import Offence
 
 st.register_type_strategy(
@@ -30,12 +28,6 @@ EVERY = sorted(TABLE.values(), key=lambda kind: kind.wire_name)
 def test_every_message_arrives_as_it_was_sent(message: Message, number: int | None) -> None:
     arrived, sent = decode(encode(message, number)), (message, number)
     assert arrived == sent or repr(arrived) == repr(sent)  # a NaN equals nothing, not even itself
-
-
-def test_every_request_is_carried_out_by_somebody(tmp_path: Path) -> None:
-    with driven(tmp_path, "a", more="[sync]\nmethod = 'lowcomm'\n") as (one,):
-        requests = {kind for kind in EVERY if issubclass(kind, Request)}
-        assert requests == set(one.loop._handlers)
 
 
 LINE = encode(

@@ -102,26 +102,6 @@ async def test_a_defect_in_news_or_in_a_look_ends_neither(monkeypatch: pytest.Mo
         await one.stop()
 
 
-async def test_the_most_that_daemon_and_trainer_have_taken_is_told(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(supervisor_module, "TICK", 0.02)
-    size = 64 * 2**20
-    async with supervised(f"eat:5:{size}") as (one, _):
-        assert one.memory is None, "nothing was looked at"
-        await one.start(SETTINGS)
-        await until_async(lambda: asyncio.sleep(0, one.memory), DEADLINE, "a look")
-        before = one.memory
-        assert before is not None and one.pid is not None
-        await one.train(True)
-        await until_async(
-            lambda: asyncio.sleep(0, one.memory and one.memory.most - before.taken > 0.9 * size),
-            DEADLINE,
-            "more",
-        )
-        assert one.memory is not None and one.memory.most >= one.memory.taken
-
-
 async def test_one_that_is_killed_is_lost_with_the_reason_and_another_takes_its_place() -> None:
     async with supervised("die:3", "") as (one, told):
         await one.start(SETTINGS)
@@ -144,37 +124,6 @@ async def test_one_that_is_killed_is_lost_with_the_reason_and_another_takes_its_
         assert one.overdue(monotonic() + END_DEADLINE) is None, "it is over with"
         await one.start(SETTINGS)
         assert one.runs and one.pid != first and one.restarts == 1
-
-
-async def test_one_that_hangs_though_nobody_sees_it_is_overdue() -> None:
-    async with supervised("", least_silence=2.0) as (one, told):
-        await one.start(SETTINGS)
-        await one.train(True)
-        await until_async(lambda: asyncio.sleep(0, len(told) > 5), DEADLINE, "steps")
-        one._tasks[1].cancel()  # who watches it
-        assert one.pid is not None
-        os.kill(one.pid, signal.SIGSTOP)
-        assert one.overdue(monotonic()) is None
-        later = monotonic()
-        for _ in range(int(one._pace.deadline + END_DEADLINE) + 2):
-            one._pace.tick(later := later + 1.0)
-        assert "longer than it may" in (one.overdue(later) or "")
-        os.kill(one.pid, signal.SIGKILL)  # stopped, it would be waited for until END_DEADLINE
-
-
-async def test_what_it_says_of_its_end_goes_before_how_its_process_ended() -> None:
-    async with supervised(
-        "fail:2:memory:CUDA out of memory. Tried to allocate 2 GiB",
-        "fail:1:diverged:The loss is nan",
-    ) as (one, _):
-        for kind, words in ((Kind.MEMORY, "Tried to allocate"), (Kind.DIVERGED, "nan")):
-            await one.start(SETTINGS)
-            await one.train(True)
-            error = await lost(one)
-            await asyncio.wait_for(one._tasks[0], DEADLINE)  # its process has ended as well
-            failure = await one.explain(error)
-            assert failure.kind is kind and words in failure.reason
-            await one.stop()
 
 
 async def test_one_that_can_not_be_built_says_so_itself() -> None:
@@ -249,16 +198,6 @@ def test_the_deadline_follows_the_longest_usual_silence() -> None:
     tick(one, 40.0, 60.0)
     one.stepped(60.0)  # it evaluated
     assert one.deadline == pytest.approx(FACTOR * 20.0)
-
-
-def test_silence_counts_only_while_we_are_awake() -> None:
-    one = pace(10, 1.0)
-    tick(one, 10.0, 30.0)
-    assert one.silence(30.0) == pytest.approx(20.0)
-    one.tick(30.0 + 8 * 3600)  # the machine slept
-    assert one.silence(30.0 + 8 * 3600) < 30.0
-    one.stepped(30.5 + 8 * 3600)
-    assert one.deadline < FACTOR * 30.0, "nor is it learned"
 
 
 # its failures

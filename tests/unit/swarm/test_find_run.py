@@ -59,23 +59,6 @@ def test_without_an_address_it_is_the_only_run_that_the_home_knows(tmp_path: Pat
     assert remembered_run(settings(tmp_path, run="second")) == second
 
 
-def test_with_an_address_it_is_the_run_that_was_found_there(tmp_path: Path) -> None:
-    first, second = keep(tmp_path, run_of("first"), BOOT), keep(tmp_path, run_of("second"), OTHER)
-    assert remembered_run(settings(tmp_path, peers=[address(BOOT)])) == first
-    assert remembered_run(settings(tmp_path, peers=[address(OTHER)])) == second
-    assert remembered_run(settings(tmp_path, peers=[address(BOOT), address(OTHER)])) is None, (
-        "the swarm decides"
-    )
-
-
-def test_an_address_of_which_the_home_knows_nothing_trains_no_old_run_unless_that_is_named(
-    tmp_path: Path,
-) -> None:
-    first = keep(tmp_path, run_of("first"), BOOT)
-    assert remembered_run(settings(tmp_path, peers=[address(OTHER)])) is None
-    assert remembered_run(settings(tmp_path, peers=[address(OTHER)], run="first")) == first
-
-
 async def test_a_run_that_the_home_knows_is_taken_if_the_swarm_has_several_or_none(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

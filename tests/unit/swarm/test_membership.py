@@ -2,7 +2,6 @@
 memory."""
 
 import asyncio
-import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from grpc import aio
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.wire import new_certificate
-from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
+from lowcomm_node.dht.keys import peers_key, removals_key
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.server import ExchangeServer, ExchangeService
@@ -24,7 +23,7 @@ from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm import membership as membership_module
 from lowcomm_node.swarm.admission import RunAdmission
-from lowcomm_node.swarm.membership import Listeners, Membership, look_pause
+from lowcomm_node.swarm.membership import Listeners, Membership
 from lowcomm_node.swarm.own_record import OwnRecord
 from lowcomm_protocol.errors import Reason, Refusals
 from lowcomm_protocol.identity import Identity
@@ -32,8 +31,6 @@ from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.invites import Token, issue_invite, write_removals
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
 from lowcomm_protocol.peers.roster import Roster
-from lowcomm_protocol.spec.amendments import Chain, write_amendment
-from lowcomm_protocol.spec.document import encode
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
 
 CREATOR, ADA, BOB, CLEO = (Identity(bytes([number]) * 32) for number in (1, 2, 3, 4))
@@ -384,163 +381,3 @@ async def test_a_removal_in_the_dht_takes_effect_at_the_next_look(parties: Parti
     await parties.removing(version=2)
     await ada.look()
     assert ada.knows() == {BOB.peer_id}
-
-
-@pytest.mark.parametrize(
-    ("poll", "record_life", "peers", "pause"),
-    [
-        (2.0, 60.0, 0, 2.0), (2.0, 60.0, 4, 2.0), (2.0, 60.0, 16, 8.0),
-        (2.0, 60.0, 5000, 15.0), (2.0, 10.0, 5000, 5.0), (20.0, 60.0, 1, 20.0),
-    ],
-)  # fmt: skip
-def test_looks_at_a_large_swarm_are_rarer_but_no_record_expires_in_between(
-    poll: float, record_life: float, peers: int, pause: float
-) -> None:
-    assert look_pause(poll, record_life, peers) == pause
-
-
-# What the creator has changed
-
-
-async def test_an_amendment_reaches_all_through_the_dht_and_from_peer_to_peer(
-    parties: Parties,
-) -> None:
-    ada, bob, run = await parties(ADA), await parties(BOB), parties.run
-    chain = write_amendment(CREATOR, run, Chain(), 300, {"run.steps": 5000})
-    key, told = amendments_key(run.run_id, CREATOR.peer_id), list[str]()
-    ada.run_admission.amending.on_news = lambda news: told.extend(map(str, news))
-    assert await MemoryDiscovery("x", parties.network).publish(
-        key, CREATOR.peer_id, chain.data, 100
-    )
-    await ada.look()
-    assert told == ["amendment 1: run.steps = 5000 from swarm step 300"]
-    assert ada.run_admission.amending.course.at(300).run.steps == 5000
-
-    # The DHT has lost it; whoever meets ada hears of it all the same, and puts it back.
-    parties.network.records.pop((key, CREATOR.peer_id))
-    await ada.membership.announce(Phase.TRAINING)
-    await bob.call(ada, pb.Introduction())
-    assert (await bob.call(ada, bob.membership._introduction()))[0] is grpc.StatusCode.OK
-    bob.membership._hear_introduction(ADA.peer_id, ada.membership._introduction())
-    assert bob.run_admission.amending.course.chain == chain
-    await bob.look()
-    assert (key, CREATOR.peer_id) in parties.network.records
-
-    # A new start knows it from the home.
-    again = RunAdmission(load_settings({"home": bob.home}, {}).settings, run, BOB.peer_id, time())
-    assert again.amending.course.chain == chain
-
-
-async def test_who_may_join_changes_at_its_swarm_step(parties: Parties) -> None:
-    ada, bob, cleo = await parties(ADA), await parties(BOB), await parties(CLEO)
-    for party in (bob, cleo):
-        await party.membership.announce(Phase.TRAINING)
-    listed = {"run.admission": "list", "run.members": [ADA.peer_id, BOB.peer_id]}
-    chain = write_amendment(CREATOR, parties.run, Chain(), 300, listed)
-    for party in (ada, bob, cleo):
-        party.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=chain.data))
-        assert not party.run_admission.reach(299)
-        await party.look()
-    assert ada.knows() == {BOB.peer_id, CLEO.peer_id} and not cleo.barred
-    assert (await cleo.call(ada, pb.Introduction()))[0] is grpc.StatusCode.OK
-
-    for party in (ada, cleo):
-        assert party.run_admission.reach(300) and not party.run_admission.reach(301)
-        await party.look()
-    assert ada.knows() == {BOB.peer_id} and "not on the list" in str(cleo.barred[0])
-    assert (await cleo.call(ada, pb.Introduction()))[0] is grpc.StatusCode.UNAUTHENTICATED
-
-
-async def test_a_newcomer_learns_the_step_from_records_and_one_that_trains_goes_by_its_own(
-    invited: Parties,
-) -> None:
-    run = invited.run
-    ada, bob = await invited(ADA, invite(run)), await invited(BOB)
-    chain = write_amendment(CREATOR, run, Chain(), 300, {"run.admission": "open"})
-    ada.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=chain.data))
-    await ada.membership.announce(Phase.TRAINING)
-    await ada.membership.republish()
-    assert await bob.run_admission.look(bob.discovery)
-    with pytest.raises(NotAdmitted, match="invited peers only"):
-        bob.run_admission.check_ourselves(time())
-    assert ada.run_admission.reach(300)
-    ada.swarm_step = 300
-    await ada.membership.announce(Phase.TRAINING)
-    assert await bob.run_admission.look(bob.discovery)
-    bob.run_admission.check_ourselves(time())
-    assert (await bob.call(ada, pb.Introduction()))[0] is grpc.StatusCode.OK
-    assert bob.run_admission.reach(299)
-    ada.swarm_step = 10**9  # no other can hasten it for one that trains
-    await ada.membership.announce(Phase.TRAINING)
-    await bob.run_admission.look(bob.discovery)
-    with pytest.raises(NotAdmitted, match="invited peers only"):
-        bob.run_admission.check_ourselves(time())
-
-    # After a start without any peer the newest checkpoint tells the step, to those who had joined
-    # by the change.
-    settings = load_settings({"home": bob.home}, {}).settings
-    assert RunAdmission(settings, run, BOB.peer_id, time()).rules.admission == "invite"
-    (settings.paths.checkpoints(run.fingerprint) / "step-0000000300").mkdir(parents=True)
-    assert RunAdmission(settings, run, BOB.peer_id, time()).rules.admission == "open"
-
-
-async def test_amendments_not_signed_by_the_creator_change_nothing(parties: Parties) -> None:
-    ada = await parties(ADA)
-    troubles = list[str]()
-    ada.run_admission.amending.on_trouble = troubles.append
-    forged = sign_run(parse_toml('[run]\nname = "a"\n'), BOB)
-    chain = write_amendment(BOB, forged, Chain(), 0, {"run.steps": 1})
-    for data in (chain.data, b"[]", b"x" * 100_000):
-        ada.membership._hear_introduction(BOB.peer_id, pb.Introduction(amendments=data))
-    assert ada.run_admission.amending.course.chain == Chain() and troubles == []
-    content = {
-        "run": parties.run.run_id,
-        "number": 1,
-        "previous": parties.run.run_id,
-        "at": 1,
-        "settings": {"sync.x": 1},
-    }
-    document = encode(content)
-    told = [{"document": document.decode(), "signature": CREATOR.sign("amendment", document).hex()}]
-    for _ in range(2):
-        ada.membership._hear_introduction(
-            BOB.peer_id, pb.Introduction(amendments=json.dumps(told).encode())
-        )
-    assert (
-        len(troubles) == 1
-        and "this node can't follow" in troubles[0]
-        and "install the release" in troubles[0]
-    )
-
-
-# How many there are
-
-
-async def test_a_swarm_that_has_outgrown_its_groups_is_warned_of_once(
-    tmp_path: Path, stack: AsyncExitStack
-) -> None:
-    run = sign_run(
-        parse_toml('[run]\nname = "a"\n[sync]\nmethod = "streaming-diloco"\ngroup = 3\n'), CREATOR
-    )
-    parties = Parties(run, tmp_path, stack)
-    ada, others = await parties(ADA), [Identity(bytes([number]) * 32) for number in range(10, 14)]
-    now = time()
-
-    async def come(count: int) -> None:
-        for peer in others[:count]:
-            info = PeerInfo(
-                peer_id=peer.peer_id, run_id=run.run_id, phase=Phase.TRAINING, issued=now,
-                expires=now + 60
-            )  # fmt: skip
-            ada.roster.hear(write_record(info, peer), now)
-            ada.roster.liveness.heard(peer.peer_id, now)
-        await ada.membership._look_at_size()
-
-    await come(2)
-    assert ada.warnings == []
-    await come(3)
-    await come(4)
-    (warning,) = ada.warnings
-    assert warning.startswith(
-        "4 peers are alive, but this run is for at most 3 (group = 3, consensus = 0)"
-    )

@@ -2,25 +2,20 @@
 
 import socket
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from hashlib import sha256
+from contextlib import asynccontextmanager
 from time import time
 from typing import Any
 
 import pytest
-from grpc import aio
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.control import OpenStream
-from lowcomm_node.net.tls import make_certificate
-from lowcomm_node.swarm import probes
 from lowcomm_node.swarm.probes import (
     MAX_STREAMS_PER_CALLER,
     Asker,
     Prober,
-    is_reached,
     receive_message,
     send_message,
 )
@@ -188,22 +183,6 @@ async def test_a_helper_that_answers_something_else_is_not_believed():
             await asker.dial_back(ASKER, TARGETS)
 
 
-async def test_an_answer_that_comes_too_late_is_not_taken_for_another(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr("lowcomm_node.swarm.probes.LOOK_DEADLINE", 0.05)
-    near, far = socket.socketpair()
-    for end in (near, far):
-        end.setblocking(False)
-    with far, Asker(OpenStream(HELPER, FROM, near)) as asker:
-        with pytest.raises(LinkLost, match="did not answer within"):
-            await asker.look()
-        with suppress(LinkLost):
-            await send_message(far, pb.Probed(seen=pb.Seen(address=FROM)).SerializeToString())
-        with pytest.raises(LinkLost):
-            await asker.dial_back(ASKER, TARGETS)
-
-
 async def test_a_bootstrap_server_is_asked_for_a_run_with_the_place_of_who_asks():
     async with world(calls=Allowed(each=2, all=100, seconds=3600.0)) as made:
         with await made.stream() as asker:
@@ -218,23 +197,3 @@ async def test_a_bootstrap_server_is_asked_for_a_run_with_the_place_of_who_asks(
     async with world() as made:
         with await made.stream() as asker, pytest.raises(LinkLost):
             await asker.keeps("ab")
-
-
-# dialing
-
-
-async def test_a_direct_call_reaches_only_the_certificate_that_is_named(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(probes, "DIAL_DEADLINE", 20.0)
-    certificate = make_certificate()
-    server = aio.server()
-    port = server.add_secure_port("127.0.0.1:0", certificate.server_credentials())
-    await server.start()
-    digest = sha256(certificate.der).digest()
-    try:
-        assert await is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, digest))
-        assert not await is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, b"o" * 32))
-    finally:
-        await server.stop(None)
-    assert not await is_reached("127.0.0.1", ASKER, Target(Kind.DIRECT, port, digest))

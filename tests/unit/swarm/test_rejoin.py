@@ -125,17 +125,6 @@ async def test_the_address_that_is_said_to_answer_is_the_one_where_somebody_is(
     assert event.address == rejoin.describe().doors[0].address == f"{told}{peer}"
 
 
-async def test_what_was_found_before_the_run_was_known_is_kept_for_the_run(
-    node: Node, tmp_path: Path
-) -> None:
-    rejoin = Rejoin(node.discovery, [address(BOOT)], None, node.events.append)
-    node.network.peers.add(BOOT.peer_id)
-    assert await rejoin.enter(0.0)
-    known = RememberedPeers(tmp_path / "other.json", time())
-    rejoin.keep(known)
-    assert BOOT.peer_id in known
-
-
 async def test_a_change_of_address_is_told_and_restarts_p2pd(node: Node) -> None:
     node.network.peers.add(BOOT.peer_id)
     await node.rejoin.step()
@@ -179,18 +168,3 @@ async def test_an_address_of_ipv6_that_is_replaced_ends_no_connection_while_it_i
     await node.rejoin.step()
     assert node.moved == 1 and node.published == 2
     assert "restart" not in node.discovery.done
-
-
-async def test_what_goes_wrong_in_one_look_costs_only_that_look(
-    node: Node, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async def fail() -> None:
-        node.rejoin.publish_with(node._publish, None)
-        raise RuntimeError("a defect")
-
-    monkeypatch.setattr("lowcomm_node.swarm.rejoin.DEFECT_PAUSE", 0.01)
-    node.network.peers.add(BOOT.peer_id)
-    node.rejoin.publish_with(fail, None)
-    assert await node.rejoin.enter(20.0)
-    await node.rejoin.step()
-    assert node.published == 1

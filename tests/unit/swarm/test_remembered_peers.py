@@ -97,15 +97,6 @@ def test_a_bad_entry_is_left_out_and_hides_no_good_one(path: Path, bad: object) 
     assert [door.peer_id for door in RememberedPeers(path, NOW).peers()] == [peer(2)]
 
 
-@pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"version": 2, "doors": []}', "[" * 100_000, "\0", "NaN"]
-)
-def test_a_damaged_file_counts_as_none(path: Path, content: str) -> None:
-    path.parent.mkdir()
-    path.write_text(content)
-    assert RememberedPeers(path, NOW).peers() == []
-
-
 def test_a_file_that_is_too_large_is_not_read(path: Path) -> None:
     path.parent.mkdir()
     path.write_text(json.dumps({"version": 1, "doors": [entry()]}) + " " * MAX_BYTES)

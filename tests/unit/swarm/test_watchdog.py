@@ -8,9 +8,7 @@ from hypothesis import strategies as st
 from lowcomm_node.swarm.watchdog import (
     AT_ONCE,
     HEARTBEAT,
-    LONGEST_ASIDE,
     LONGEST_PAUSE,
-    MISSED_FOR,
     MISSING_AFTER,
     READ_BACK,
     RESTART_AFTER,
@@ -112,33 +110,6 @@ def test_when_all_named_entry_points_are_dead_remembered_ones_are_tried_a_few_at
     assert len(world.knocked("peer11")) >= 4, "it is watched from now on"
 
 
-def test_nobody_answers_is_told_with_address_reason_and_the_next_attempt() -> None:
-    world = World()
-    world.step()
-    assert world.state is SwarmState.LOOKING
-    reason = world.dog.reason(world.now)
-    assert reason is not None
-    assert ADDRESS + "boot: connection refused" in reason
-    assert "next attempt in" in reason
-
-
-def test_an_outage_is_noticed_and_what_is_ours_is_published_again_when_it_is_over() -> None:
-    world = World(("a", "b"))
-    world.open = {"a", "b"}
-    world.run(60)
-    before = len(world.published)
-    assert before == 1, "once is enough while nothing happens"
-    world.open = set()
-    world.run(30)
-    assert world.state is SwarmState.LOST
-    assert "no peer answers for" in (world.dog.reason(world.now) or "")
-    assert len(world.published) == before
-    world.open = {"a", "b"}
-    world.run(LONGEST_PAUSE + 5)
-    assert world.state is SwarmState.CONNECTED
-    assert len(world.published) > before
-
-
 def test_a_peer_that_the_dht_lost_is_knocked_at_and_one_that_said_goodbye_is_not() -> None:
     world = World(("a", "b"))
     world.open = {"a", "b", "other", "gone"}
@@ -154,21 +125,6 @@ def test_a_peer_that_the_dht_lost_is_knocked_at_and_one_that_said_goodbye_is_not
     world.run(MISSING_AFTER + 10)
     assert len(world.knocked("other", split)) == 1
     assert not world.knocked("gone")
-
-
-def test_a_peer_that_is_gone_for_good_is_asked_for_ever_more_rarely_and_then_forgotten() -> None:
-    world = World(("a", "b"))
-    world.open = {"a", "b"}
-    world.dog.learned("other", (ADDRESS + "other",), world.now)
-    world.listed = set()
-    world.run(MISSED_FOR - 60)
-    times = world.knocked("other")
-    assert 5 < len(times) < 20
-    assert times[-1] - times[-2] > LONGEST_ASIDE / 2
-    world.run(120)
-    end = world.now
-    world.run(2 * LONGEST_ASIDE)
-    assert not world.knocked("other", end)
 
 
 def test_others_that_answer_but_do_not_have_our_record_are_a_split() -> None:
@@ -223,13 +179,6 @@ def test_p2pd_is_started_again_only_where_nothing_is_connected_and_ever_more_rar
     world.open = {"boot"}
     world.run(LONGEST_PAUSE + 5)
     assert world.state is SwarmState.CONNECTED
-
-
-def test_a_server_that_relays_for_others_is_never_started_again() -> None:
-    world = World(restarts=False)
-    world.isolated = True
-    world.run(20 * RESTART_AFTER)
-    assert not world.restarts
 
 
 def test_a_peer_can_not_replace_the_addresses_that_the_owner_gave() -> None:

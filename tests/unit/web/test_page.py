@@ -120,15 +120,6 @@ async def test_the_page_loads_its_own_files_only_and_little_of_them(browser: htt
     assert (FOLDER / "uplot" / "LICENSE").read_text().startswith("The MIT License")
 
 
-def test_the_page_and_its_script_name_the_same_elements():
-    page = (FOLDER / "index.html").read_text()
-    script = "".join(file.read_text() for file in FOLDER.glob("*.js"))
-    there = re.findall(r'id="([\w-]+)"', page)
-    assert len(there) == len(set(there))
-    assert set(re.findall(r'\$\("([\w-]+)"\)', script)) <= set(there)
-    assert set(re.findall(r'(?:for|aria-labelledby)="([\w-]+)"', page)) <= set(there)
-
-
 async def test_openapi_describes_every_route(browser: httpx.AsyncClient, tmp_path: Path):
     token = json.loads(Paths(tmp_path).control.read_text())["token"]
     bearer = {"Authorization": f"Bearer {token}"}

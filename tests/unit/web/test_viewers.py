@@ -15,7 +15,6 @@ from helpers.statuses import make_peer, make_status
 from helpers.waiting import until_async
 from lowcomm_node.status.events import Board, Warned
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.system import tasks
 from lowcomm_node.web import http, viewers
 from lowcomm_node.web.api import ROOT
 from lowcomm_node.web.server import ControlServer
@@ -72,25 +71,6 @@ async def test_a_viewer_reads_history_first_and_gets_what_follows() -> None:
     assert await notices(stream, 3) == [2, 3]
 
 
-async def test_the_state_is_coded_once_for_all_and_not_at_all_for_nobody(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(viewers, "STATE_EVERY", 0.05)
-    node = Node()
-    watched = node.viewers()
-    streams = [watched.watch() for _ in range(20)]
-    for stream in streams:
-        await anext(stream)
-    looked = node.looked
-    same = {await asyncio.wait_for(anext(stream), 20) for stream in streams}
-    assert len(same) == 1
-    assert node.looked - looked <= 6
-    for stream in streams:
-        await stream.aclose()  # type: ignore[attr-defined]
-    assert len(watched) == 0
-    assert not node.board._queues
-
-
 async def test_the_end_comes_last_and_ends_the_stream() -> None:
     node = Node()
     watched = node.viewers()
@@ -118,22 +98,6 @@ async def test_a_viewer_who_reads_too_slowly_begins_anew_and_still_sees_the_end(
     assert len(found) < MAX_WAITING
     assert found[0][0] == "reset"
     assert found[-1][0] == "end"
-
-
-async def test_a_look_that_fails_is_not_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "DEFECT_PAUSE", 0.001)
-    node, failures, warnings = Node(), [RuntimeError("no status")] * 2, list[str]()
-
-    def peers() -> Any:
-        if failures and node.looked > 1:
-            raise failures.pop()
-        return []
-
-    stream = Viewers(node.board, node.status, peers, warnings.append).watch()
-    await anext(stream)
-    assert read(await asyncio.wait_for(anext(stream), 20))[0][0] == "state"
-    assert len(warnings) == 1
-    await stream.aclose()  # type: ignore[attr-defined]
 
 
 # over HTTP
