@@ -41,11 +41,6 @@ def test_without_faults_every_group_applies_all_shards_of_its_whole_slice(group,
             assert not peer.group.in_doubt, swarm.story
 
 
-def test_peers_that_do_not_begin_themselves_are_called_in():
-    for swarm in stories(8, range(8, 9), replace(CALM, idle=0.4), 40):
-        assert len({peer.applied for peer in group_peers(swarm) if peer.applied}) <= 1, swarm.story
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("group", "count"), [(3, 600), (4, 500), (8, 200)])
 def test_in_a_storm_members_agree_or_are_in_doubt_and_all_end_in_time(group, count):
@@ -59,37 +54,11 @@ def test_in_a_storm_members_agree_or_are_in_doubt_and_all_end_in_time(group, cou
     assert doubts > 20, "the storm is so weak that it tests nothing"
 
 
-@pytest.mark.parametrize("group", [3, 8])
-def test_in_a_hurricane_the_same_holds(group):
-    weather = Weather(
-        skew=50.0, delay=5.0, breaks=0.4, deaths=0.3, stalls=0.2, fails=0.2, blind=0.3, idle=0.3
-    )
-    for _ in stories(group, range(2, 8), weather, 200):
-        pass
-
-
-@pytest.mark.slow
-def test_where_only_links_break_late_no_two_members_apply_different_shards_without_doubt():
-    weather = Weather(transfer=30.0, breaks=0.3)
-    doubts = 0
-    for swarm in stories(5, range(5, 6), weather, 400):
-        doubts += sum(peer.group.in_doubt for peer in group_peers(swarm))
-    assert doubts > 100, "too few links break"
-
-
 def test_partial_views_cost_no_doubt():
     for swarm in stories(4, range(2, 11), Weather(blind=0.2, unready=0.2), 300):
         assert not any(peer.exchange.in_doubt for peer in swarm.peers.values() if peer.exchange), (
             swarm.story
         )
-
-
-def test_the_same_seed_tells_the_same_story():
-    one, two = (Swarm(5, 9, 4, STORM).run() for _ in range(2))
-    assert one.events == two.events
-    assert [peer.applied for peer in one.peers.values()] == [
-        peer.applied for peer in two.peers.values()
-    ]
 
 
 PHASES = (
@@ -635,11 +604,6 @@ def test_the_swarm_step_is_the_highest_of_the_members_that_are_left():
     assert apply.swarm_step == 70
 
 
-def test_nobody_there_ends_at_once_and_says_so():
-    exchange = GroupExchange(me=ME, candidates=(), group=4)
-    assert exchange.start() == [base.End(reason="no partner: nobody else is training")]
-
-
 def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
     exchange = group("a", "b")
     told(exchange, accepted("a"), base.Lost(peer="b", reason="broke"))
@@ -655,15 +619,6 @@ def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
     ] == ["a"]
 
 
-def test_an_answer_after_gathering_closed_is_sent_away_without_a_violation():
-    exchange = group("a", "b", "c")
-    told(exchange, accepted("a"), base.GatheringClosed())
-    assert told(exchange, base.Refused(peer="b", reason=Refusal.BUSY, detail="is busy")) == []
-    assert [type(effect) for effect in told(exchange, accepted("c"))] == [base.Abandon]
-    assert exchange.refusals == {"b": "did not answer in time", "c": "did not answer in time"}
-    assert exchange.partners == ("a",)
-
-
 def test_a_group_holds_no_more_than_its_bound():
     exchange = GroupExchange(me=ME, candidates=("a", "b", "c", "d"), group=4)
     exchange.expect("stranger")
@@ -671,24 +626,6 @@ def test_a_group_holds_no_more_than_its_bound():
     assert not exchange.has_room_for("d")
     told(exchange, accepted("stranger", called_us=True), base.Lost(peer="a", reason="broke"))
     assert exchange.has_room_for("d")
-
-
-def test_a_peer_that_refused_may_call_in_while_there_is_room():
-    exchange = group("a", "b")
-    told(exchange, base.Refused(peer="a", reason=Refusal.BUSY, detail="is busy"))
-    assert exchange.has_room_for("a")
-    told(exchange, accepted("a", called_us=True))
-    assert exchange.partners == ("a",)
-    assert [type(effect) for effect in told(exchange, accepted("b"))] == [groups.SendRoll] * 2
-
-
-def test_a_roll_that_comes_while_we_gather_is_kept():
-    exchange = GroupExchange(me=ME, candidates=("z", "y"), group=4)
-    exchange.start()
-    told(exchange, accepted("z"), groups.RollCame(peer="z", roll=(ME, "y", "z")))
-    told(exchange, accepted("y"))
-    effects = told(exchange, groups.RollCame(peer="y", roll=(ME, "y", "z")))
-    assert effects == [groups.SendMembers(peer=peer, members=(ME, "y", "z")) for peer in "yz"]
 
 
 def leader(*rolls: tuple[str, ...]) -> GroupExchange:
@@ -734,17 +671,6 @@ def test_a_leader_gives_up_who_sends_no_roll_in_time_and_others_give_up_their_le
     )
 
 
-def test_who_does_not_name_the_list_is_given_up_and_stays_in_it():
-    exchange = group("a", "b")
-    told(exchange, *well()[:5], groups.AgreeingClosed())
-    assert told(exchange, groups.AgreeingClosed()) == []
-    effects = told(exchange, groups.AgreeingClosed())
-    assert effects == [
-        base.Abandon(peer="b", reason="did not name the members in time"),
-        base.Capture(members=THREE),
-    ]
-
-
 def test_what_our_leader_names_only_he_can_tell_until_he_is_lost():
     exchange = group("a", "b")
     told(exchange, *well()[:4])
@@ -770,23 +696,6 @@ def test_a_list_of_the_next_leader_waits_for_ours():
         base.Abandon(peer="b", reason="is not in the list of members"),
         base.Capture(members=("a", "c", ME)),
     ]
-
-
-def test_of_two_lists_that_wait_the_lower_is_named_when_the_leader_is_lost():
-    exchange = group("a", "b", "c")
-    four = ("a", "b", "c", ME)
-    told(
-        exchange,
-        *(accepted(peer) for peer in "abc"),
-        *(groups.RollCame(peer=peer, roll=four) for peer in "abc"),
-    )
-    told(
-        exchange,
-        groups.MembersCame(peer="b", members=("b", "c", ME)),
-        groups.MembersCame(peer="c", members=four),
-    )
-    effects = told(exchange, base.Lost(peer="a", reason="broke"))
-    assert effects == [groups.SendMembers(peer=peer, members=four) for peer in "bc"]
 
 
 def test_the_lower_of_two_lists_wins_until_all_have_named_one():
@@ -832,13 +741,6 @@ def test_who_goes_over_to_another_list_after_we_have_agreed_is_lost_without_a_vi
     assert exchange.partners == ("b",)
 
 
-def test_a_list_whose_other_members_are_all_lost_binds_nobody():
-    exchange = leader((ME, "x", "z"), (ME, "y"), (ME, "x", "z"))
-    told(exchange, base.Lost(peer="x", reason="broke"))
-    effects = told(exchange, base.Lost(peer="z", reason="broke"))
-    assert effects == [groups.SendMembers(peer="y", members=(ME, "y"))]
-
-
 LONG = "a" * 65
 
 
@@ -859,24 +761,6 @@ def test_a_roll_in_another_form_is_a_violation_and_changes_nothing(roll):
 )
 def test_a_list_in_another_form_or_with_strangers_is_a_violation_and_changes_nothing(members):
     refused(after(4), groups.MembersCame(peer="a", members=members))
-
-
-def test_a_list_that_names_us_leader_and_is_not_ours_is_a_violation():
-    exchange = leader(*[(ME, "x", "y", "z")] * 3)
-    refused(exchange, groups.MembersCame(peer="x", members=(ME, "x", "y")))
-
-
-@pytest.mark.parametrize("members", [THREE, ("b", ME)])
-def test_a_list_after_an_equal_or_a_lower_one_is_a_violation(members):
-    exchange = after(4)
-    told(exchange, groups.MembersCame(peer="b", members=THREE))
-    refused(exchange, groups.MembersCame(peer="b", members=members))
-
-
-def test_a_list_before_our_roll_is_a_violation():
-    exchange = group("a", "b")
-    told(exchange, accepted("a"), groups.RollCame(peer="a", roll=THREE))
-    refused(exchange, groups.MembersCame(peer="a", members=("a", ME)))
 
 
 def refused(exchange: GroupExchange, event: groups.Event) -> None:
@@ -937,56 +821,11 @@ def test_what_can_not_be_is_a_violation_and_changes_nothing(count, event):
     refused(after(count), event)
 
 
-def test_a_commit_before_our_held_is_a_violation():
-    exchange = after(REDUCED)
-    told(
-        exchange, groups.MeanVerified(peer="a", digest=D["a"]), held("a", D["a"], b"x" * 32, D[ME])
-    )
-    assert exchange.stage is Stage.AVERAGING
-    refused(exchange, commit("a", "100"))
-
-
-def test_a_commit_to_a_shard_that_its_sender_does_not_hold_is_a_violation():
-    exchange = after(HELD)
-    told(exchange, held("a", D["a"], b"", D[ME]))
-    refused(exchange, commit("a", "111"))
-    assert told(exchange, commit("a", "101")) == []
-
-
-def test_a_contribution_before_ours_is_captured_counts():
-    exchange = after(AGREED)
-    told(exchange, groups.ShardVerified(peer="a"), groups.ShardVerified(peer="b"))
-    assert [type(effect) for effect in told(exchange, base.Captured())] == [
-        groups.SendShard,
-        groups.SendShard,
-        groups.Reduce,
-    ]
-
-
 def test_who_is_late_with_a_contribution_is_not_in_the_mean_but_takes_part():
     exchange = after(SENT + 1)
     assert told(exchange, groups.ReduceClosed()) == [groups.Reduce(contributors=("a", ME))]
     assert told(exchange, groups.ShardVerified(peer="b")) == []
     assert isinstance(told(exchange, *well()[GIVEN:])[0], base.Apply)
-
-
-def test_time_for_contributions_that_is_up_before_ours_is_captured_ends_the_wait_for_them():
-    exchange = after(AGREED)
-    told(exchange, groups.ShardVerified(peer="b"), groups.ReduceClosed())
-    assert told(exchange, base.Captured())[-1] == groups.Reduce(contributors=("b", ME))
-
-
-def test_the_contribution_of_a_member_that_was_lost_before_the_mean_is_left_out():
-    exchange = after(SENT + 1)
-    told(exchange, base.Lost(peer="a", reason="broke"))
-    assert told(exchange, groups.ShardVerified(peer="b")) == [groups.Reduce(contributors=("b", ME))]
-
-
-def test_a_mean_may_come_before_our_own_is_made():
-    exchange = after(SENT + 1)
-    told(exchange, groups.MeanVerified(peer="a", digest=D["a"]), groups.ShardVerified(peer="b"))
-    told(exchange, groups.MeanVerified(peer="b", digest=D["b"]))
-    assert told(exchange, groups.Reduced(digest=D[ME]))[-1] == groups.SendHeld(peer="b", held=MEANS)
 
 
 def test_a_member_that_is_lost_costs_its_shard_only():
@@ -1002,32 +841,6 @@ def test_a_member_that_is_lost_costs_its_shard_only():
         base.Apply(members=THREE, swarm_step=40, shards=(True, False, True))
     ]
     assert not exchange.in_doubt
-
-
-def test_the_mean_of_a_member_that_was_lost_since_is_used():
-    exchange = after(HELD - 1)
-    told(
-        exchange,
-        groups.MeanVerified(peer="b", digest=D["b"]),
-        base.Lost(peer="b", reason="broke"),
-        held("a", *MEANS),
-    )
-    (apply,) = told(exchange, commit("a", "111", "101"))
-    assert apply.shards == (True, True, True)
-
-
-def test_a_mean_that_a_member_told_that_it_lacks_is_not_waited_for():
-    exchange = after(REDUCED + 1)
-    effects = told(exchange, held("a", D["a"], b"", D[ME]))
-    assert effects == [groups.SendHeld(peer=peer, held=(D["a"], b"", D[ME])) for peer in "ab"]
-    assert told(exchange, groups.MeanVerified(peer="b", digest=D["b"])) == []
-
-
-def test_our_own_mean_that_comes_after_we_told_that_we_lack_it_is_ignored():
-    exchange = after(GIVEN)
-    effects = told(exchange, groups.MeanVerified(peer="a", digest=D["a"]), base.DeadlinePassed())
-    assert effects == [groups.SendHeld(peer=peer, held=(D["a"], b"", b"")) for peer in "ab"]
-    assert told(exchange, groups.Reduced(digest=D[ME])) == []
 
 
 def test_who_holds_no_mean_of_another_at_the_deadline_leaves_the_others_to_theirs():
@@ -1047,75 +860,6 @@ def test_the_deadline_ends_what_has_not_begun_to_send(count):
     assert not exchange.in_doubt
 
 
-def test_a_held_that_differs_leaves_the_shard_out():
-    exchange = after(HELD)
-    told(exchange, held("a", D["a"], b"x" * 32, D[ME]))
-    send = told(exchange, held("b", *MEANS))[0]
-    assert send == groups.SendCommit(peer="a", shards=(True, False, True), heard=(True, True, True))
-
-
-def test_what_nobody_holds_alike_is_not_applied():
-    exchange = after(GIVEN)
-    told(exchange, groups.MeanVerified(peer="a", digest=D["a"]), base.DeadlinePassed())
-    told(exchange, held("a", D["a"], b"", b""), held("b", b"", b"", b""))
-    effects = told(exchange, commit("a", "000"), commit("b", "000"))
-    assert effects[-1] == base.End(reason="too few hold the same mean")
-    assert not exchange.in_doubt
-
-
-def test_a_shard_that_most_leave_out_is_not_applied():
-    exchange = after(COMMITTED)
-    (apply,) = told(exchange, commit("a", "110"), commit("b", "010"))
-    assert apply.shards == (True, True, False)
-    assert not exchange.in_doubt
-
-
-def test_what_a_member_told_before_it_was_lost_counts():
-    exchange = after(HELD)
-    told(exchange, held("a", D["a"], b"", D[ME]), base.Lost(peer="a", reason="broke"))
-    assert told(exchange, held("b", *MEANS)) == [
-        groups.SendCommit(peer="b", shards=(True, False, True), heard=(True, True, True))
-    ]
-    (apply,) = told(exchange, commit("b", "101"))
-    assert apply.shards == (True, False, True)
-    assert not exchange.in_doubt, "the votes of two decide"
-    exchange = after(COMMITTED)
-    told(exchange, commit("a", "110"), base.Lost(peer="a", reason="broke"))
-    (apply,) = told(exchange, commit("b", "110"))
-    assert apply.shards == (True, True, False)
-    assert not exchange.in_doubt
-
-
-def test_votes_that_were_heard_elsewhere_and_could_decide_are_a_doubt():
-    exchange = group("a", "b", "c")
-    four, means = ("a", "b", "c", ME), (D["a"], D["b"], D["z"], D[ME])
-    told(
-        exchange,
-        *(accepted(peer) for peer in "abc"),
-        *(groups.RollCame(peer=peer, roll=four) for peer in "abc"),
-    )
-    told(
-        exchange, *(groups.MembersCame(peer=peer, members=four) for peer in "abc"), base.Captured()
-    )
-    told(
-        exchange, *(groups.ShardVerified(peer=peer) for peer in "abc"), groups.Reduced(digest=D[ME])
-    )
-    told(
-        exchange,
-        *(groups.MeanVerified(peer=p, digest=d) for p, d in zip("abc", means, strict=False)),
-    )
-    told(
-        exchange,
-        base.Lost(peer="a", reason="broke"),
-        base.Lost(peer="b", reason="broke"),
-        held("c", *means),
-    )
-    # c has heard all, and we do not know how a and b have voted on its shard.
-    (apply,) = told(exchange, commit("c", "1111", "1111"))
-    assert isinstance(apply, base.Apply)
-    assert exchange.in_doubt
-
-
 def test_who_does_not_tell_what_it_holds_is_given_up_when_confirming_closes():
     exchange = after(HELD + 1)
     assert told(exchange, base.DeadlinePassed()) == []
@@ -1126,13 +870,6 @@ def test_who_does_not_tell_what_it_holds_is_given_up_when_confirming_closes():
         groups.SendCommit(peer="a", shards=(True,) * 3, heard=(True, False, True)),
     ]
     assert isinstance(told(exchange, commit("a", "111", "101"))[-1], base.Apply)
-    assert not exchange.in_doubt
-
-
-def test_the_second_deadline_ends_confirming_without_doubt():
-    exchange = after(HELD + 1)
-    effects = told(exchange, base.DeadlinePassed(), base.DeadlinePassed())
-    assert effects[-1] == base.End(reason="ran past its deadline")
     assert not exchange.in_doubt
 
 
@@ -1166,13 +903,6 @@ def test_a_member_that_leaves_out_what_the_others_apply_stumbles():
     exchange = after(COMMITTED)
     (apply,) = told(exchange, commit("a", "101"), commit("b", "111"))
     assert apply.shards == (True,) * 3, "one shard may be the fault of a link"
-
-
-def test_a_member_lost_between_our_commit_and_its_own_is_a_doubt():
-    exchange = after(COMMITTED)
-    told(exchange, base.Lost(peer="b", reason="broke"))
-    assert isinstance(told(exchange, commit("a", "111"))[0], base.Apply)
-    assert exchange.in_doubt
 
 
 @pytest.mark.parametrize(
@@ -1217,8 +947,3 @@ def test_a_clique_holds_all_streams_and_leaves_out_nobody_who_fits(rolls):
         assert other in rolls[one]
     for peer in set(rolls) - set(taken):
         assert any(peer not in rolls[other] or other not in rolls[peer] for other in taken)
-
-
-def test_a_clique_takes_those_with_most_streams_first():
-    rolls = {"a": "abcd", "b": "abwxyz", "c": "acd", "d": "acd"}
-    assert clique(rolls) == ("a", "c", "d")

@@ -63,12 +63,6 @@ def test_what_a_member_lacks_goes_before_our_contribution():
     assert [type(one) for one in told(exchange, *means("a", "b"))] == [groups.SendHeld] * 2
 
 
-def test_nothing_is_handed_over_to_a_member_that_was_lost():
-    exchange = agreed(base.Missed(receivers=("b",)))
-    told(exchange, base.Lost(peer="b", reason="broke"))
-    assert told(exchange, base.Captured()) == [groups.SendShard(peer="a")]
-
-
 def test_means_are_of_no_use_before_what_we_lack_has_come():
     exchange = agreed(base.Missed(donor="a"))
     assert told(exchange, base.Captured(), *without_a()) == []
@@ -102,13 +96,6 @@ def test_who_does_not_get_what_it_lacks_leaves_the_others_to_their_means(event, 
     assert base.Abandon(peer="b", reason=exchange.reason) in effects
 
 
-def test_another_member_that_is_lost_costs_no_more_than_its_shard():
-    exchange = agreed(base.Missed(donor="a"))
-    told(exchange, base.Captured(), base.Lost(peer="b", reason="broke"))
-    effects = told(exchange, groups.MissedVerified(peer="a"), *means("a"))
-    assert [type(one) for one in effects] == [groups.SendHeld]
-
-
 # Parts of a group
 
 
@@ -136,23 +123,10 @@ def test_half_of_a_group_leaves_an_exchange_to_the_other_half(reason):
     assert base.Abandon(peer="a", reason=exchange.reason) in effects
 
 
-@pytest.mark.parametrize("reason", [Refusal.BUSY, Refusal.TOO_SOON, Refusal.FULL])
-def test_more_than_half_go_on_without_the_others(reason):
-    exchange = gathering("a", "b", "c")
-    told(exchange, accepted("a"), accepted("b"), refused("c", reason))
-    assert exchange.stage is Stage.AGREEING
-
-
 @pytest.mark.parametrize("reason", [Refusal.NOT_TRAINING, Refusal.NOT_TRUSTED, Refusal.OTHER_RUN])
 def test_peers_that_would_not_take_part_in_any_case_do_not_count(reason):
     exchange = gathering("a", "b", "c")
     told(exchange, accepted("a"), refused("b", reason), refused("c", reason))
-    assert exchange.stage is Stage.AGREEING
-
-
-def test_peers_that_do_not_answer_do_not_count():
-    exchange = gathering("a", "b", "c")
-    told(exchange, accepted("a"), base.GatheringClosed())
     assert exchange.stage is Stage.AGREEING
 
 

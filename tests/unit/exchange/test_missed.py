@@ -30,20 +30,6 @@ def test_a_member_that_missed_steps_gets_as_many_from_one_that_has_them():
     assert [found.receivers(peer) for peer in "abc"] == [("b",), (), ()]
 
 
-def test_who_hands_over_changes_from_round_to_round():
-    donors = [
-        lacking({"a": held(5), "b": held(4), "c": held(5, round_=round_)}).donors["b"]
-        for round_ in range(4)
-    ]
-    assert donors == ["a", "c", "a", "c"]
-
-
-def test_nobody_hands_over_to_two():
-    found = lacking(dict(zip("abcde", map(held, (5, 4, 5, 3, 5)), strict=True)))
-    assert found.steps == {"b": 1, "d": 2}
-    assert len(set(found.donors.values())) == 2
-
-
 def among(*offers: Offer) -> Lacking | None:
     return lacking(dict(zip("abcdef", offers, strict=False)), is_whole=True)
 
@@ -97,12 +83,6 @@ def test_half_of_four_hand_over_to_the_other_half_what_these_lack():
         assert (found.slow_digest, found.momentum_digest) == STATES[5]
         assert sorted(found.steps.values()) == [1, 1]
         assert not found.stranded
-
-
-def test_another_momentum_is_another_state():
-    found = among(held(5), replace(held(4), momentum_digest=bytes(32)), held(5))
-    assert found is not None
-    assert found.stranded == {"b"}
 
 
 @pytest.mark.parametrize(

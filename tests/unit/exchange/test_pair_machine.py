@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers.virtual import CALM, OFFER, STORM, Swarm, Weather, stories
+from helpers.virtual import CALM, OFFER, STORM, stories
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange import pair as pairs
@@ -53,27 +53,6 @@ def test_in_a_storm_partners_agree_or_are_in_doubt_and_all_end_in_time():
         doubts += sum(peer.exchange.in_doubt for peer in swarm.peers.values() if peer.exchange)
     assert applied > 500, "the storm is so strong that it tests nothing"
     assert doubts > 20, "the storm is so weak that it tests nothing"
-
-
-def test_in_a_hurricane_the_same_holds():
-    weather = Weather(
-        skew=50.0, delay=5.0, breaks=0.4, deaths=0.3, stalls=0.2, fails=0.2, blind=0.3, idle=0.3
-    )
-    for _ in stories(2, range(2, 8), weather, STORIES // 2):
-        pass
-
-
-def test_partial_views_cost_no_doubt():
-    for swarm in stories(2, range(2, 11), Weather(blind=0.2, unready=0.2), 300):
-        assert not any(peer.exchange.in_doubt for peer in swarm.peers.values() if peer.exchange)
-
-
-def test_the_same_seed_tells_the_same_story():
-    one, two = (Swarm(5, 9, 2, STORM).run() for _ in range(2))
-    assert one.events == two.events
-    assert [peer.applied for peer in one.peers.values()] == [
-        peer.applied for peer in two.peers.values()
-    ]
 
 
 # Any sequence of events
@@ -193,11 +172,6 @@ def pair(*order: str) -> Exchange:
 CAPTURE_WITH_A = base.Capture(members=("a", ME))
 
 
-def test_a_group_is_not_for_this_machine():
-    with pytest.raises(ValueError, match="use GroupExchange"):
-        Exchange(me=ME, candidates=(), group=3)
-
-
 def test_a_pair_that_goes_well():
     exchange = Exchange(me=ME, candidates=("a", "b"))
     assert exchange.start() == [base.Dial(peer="a")]
@@ -210,21 +184,6 @@ def test_a_pair_that_goes_well():
     ]
     assert exchange.stage is Stage.APPLIED
     assert not exchange.in_doubt
-
-
-def test_candidates_are_called_one_after_the_other_and_the_reasons_kept():
-    exchange = pair("a", "b", "c")
-    assert told(exchange, base.Refused(peer="a", reason=Refusal.BUSY, detail="is busy")) == [
-        base.Dial(peer="b")
-    ]
-    assert told(exchange, base.Lost(peer="b", reason="did not answer")) == [base.Dial(peer="c")]
-    (end,) = told(exchange, base.Refused(peer="c", reason=Refusal.TOO_SOON, detail="has merged"))
-    assert end == base.End(reason="no partner: a is busy; b did not answer; c has merged")
-
-
-def test_nobody_there_ends_at_once_and_says_so():
-    exchange = Exchange(me=ME, candidates=())
-    assert exchange.start() == [base.End(reason="no partner: nobody else is training")]
 
 
 def test_a_crossed_call_waits_for_the_winners_own():
@@ -243,20 +202,6 @@ def test_a_crossed_call_whose_winner_never_calls_ends_when_gathering_closes():
     assert effects[1] == base.End(reason="no partner: a did not answer in time")
 
 
-def test_a_crossed_call_that_is_lost_goes_on_to_the_next_candidate():
-    exchange = pair("a", "b")
-    told(exchange, base.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
-    assert told(exchange, base.Lost(peer="a", reason="its call never came")) == [
-        base.Dial(peer="b")
-    ]
-
-
-def test_a_loser_of_crossings_who_claims_to_have_won_is_a_plain_refusal():
-    exchange = pair("z", "b")
-    effects = told(exchange, base.Refused(peer="z", reason=Refusal.CROSSED, detail="crossed"))
-    assert effects == [base.Dial(peer="b")]
-
-
 def test_a_peer_that_called_after_it_had_refused_is_called_once_more():
     exchange = pair("z", "b")
     assert told(exchange, base.Crossed(peer="z")) == []
@@ -265,20 +210,6 @@ def test_a_peer_that_called_after_it_had_refused_is_called_once_more():
     assert told(exchange, base.Crossed(peer="z")) == []
     assert told(exchange, refused) == [base.Dial(peer="b")]
     assert exchange.refusals == {"z": "is full"}
-
-
-def test_a_peer_that_was_given_up_is_not_called_again_for_its_crossing():
-    exchange = pair("z", "b")
-    told(exchange, base.Crossed(peer="z"), base.Lost(peer="z", reason="did not answer"))
-    refused = base.Refused(peer="z", reason=Refusal.FULL, detail="is full")
-    assert told(exchange, refused) == []
-
-
-def test_a_crossing_that_was_not_called_changes_nothing():
-    exchange = pair("z", "b")
-    assert told(exchange, base.Crossed(peer="c")) == []
-    refused = base.Refused(peer="z", reason=Refusal.FULL, detail="is full")
-    assert told(exchange, refused) == [base.Dial(peer="b")]
 
 
 FULL = Refusal.FULL
@@ -291,29 +222,6 @@ def test_who_knocks_while_another_is_called_is_admitted_before_anybody_else_is_c
     refused = base.Refused(peer="b", reason=FULL, detail="is full")
     assert told(exchange, refused) == [base.Admit(peer="a")]
     assert told(exchange, accepted("a", called_us=True)) == [CAPTURE_WITH_A]
-
-
-def test_who_knocks_is_admitted_where_the_one_that_is_called_does_not_answer():
-    exchange = pair("a", "b")
-    told(exchange, base.Refused(peer="a", reason=FULL, detail="is full"), base.Knocked(peer="a"))
-    abandon, admit = told(exchange, base.GatheringClosed())
-    assert abandon == base.Abandon(peer="b", reason="did not answer in time")
-    assert admit == base.Admit(peer="a")
-
-
-def test_the_next_is_called_where_who_has_knocked_went_away():
-    exchange = pair("a", "b", "c")
-    told(exchange, base.Refused(peer="a", reason=FULL, detail="is full"))
-    told(exchange, base.Knocked(peer="a"), base.WentAway(peer="a"))
-    refused = base.Refused(peer="b", reason=FULL, detail="is full")
-    assert told(exchange, refused) == [base.Dial(peer="c")]
-
-
-def test_a_late_refusal_of_the_call_that_lost_the_crossing_changes_nothing():
-    exchange = pair("a", "b")
-    told(exchange, accepted("a", called_us=True))
-    assert told(exchange, base.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed")) == []
-    assert exchange.partners == ("a",)
 
 
 def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
@@ -330,31 +238,6 @@ def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
     assert [
         e.peer for e in told(exchange, base.GaveUp(reason="stop")) if isinstance(e, base.Abandon)
     ] == ["b"]
-
-
-def test_an_answer_of_a_peer_that_was_given_up_is_sent_away_without_a_violation():
-    exchange = pair("a", "b", "c")
-    told(exchange, base.Lost(peer="a", reason="did not answer in time"), accepted("b"))
-    assert told(exchange, base.Refused(peer="a", reason=Refusal.BUSY, detail="is busy")) == []
-    assert [type(effect) for effect in told(exchange, accepted("a"))] == [base.Abandon]
-    assert exchange.refusals == {"a": "did not answer in time"}
-    assert exchange.partners == ("b",)
-
-
-def test_a_peer_that_refused_may_call_in_while_there_is_room():
-    exchange = pair("a", "b")
-    told(exchange, base.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
-    assert exchange.has_room_for("a")
-    exchange = pair("z", "b")
-    told(exchange, base.Refused(peer="z", reason=Refusal.BUSY, detail="is busy"))
-    assert not exchange.has_room_for("z"), "b is called now"
-
-
-def test_a_caller_that_is_expected_is_not_called_back():
-    exchange = Exchange(me=ME, candidates=("a",))
-    exchange.expect("a")
-    assert exchange.start() == []
-    assert told(exchange, accepted("a", called_us=True)) == [CAPTURE_WITH_A]
 
 
 @pytest.mark.parametrize(
@@ -377,38 +260,6 @@ def test_what_can_not_be_is_a_violation_and_changes_nothing(event):
     with pytest.raises(ProtocolViolation):
         exchange.handle(event)
     assert repr(exchange) == before
-
-
-def test_a_second_confirmation_does_not_replace_the_first():
-    exchange = pair("a")
-    told(exchange, accepted("a"), base.Captured(), confirmed("a", ME, "a"))
-    with pytest.raises(ProtocolViolation):
-        exchange.handle(confirmed("a", ME))
-    (confirm, apply) = told(exchange, pairs.Verified(peer="a"))
-    assert isinstance(confirm, pairs.SendConfirm)
-    assert isinstance(apply, base.Apply)
-
-
-def test_a_second_capture_is_a_defect_that_is_told():
-    exchange = pair("a")
-    told(exchange, accepted("a"), base.Captured())
-    with pytest.raises(ProtocolViolation, match="A capture is not expected while trading"):
-        exchange.handle(base.Captured())
-
-
-def test_a_confirmation_before_the_content_waits_for_it():
-    exchange = pair("a")
-    told(exchange, accepted("a"), base.Captured())
-    assert told(exchange, confirmed("a", ME, "a")) == []
-    effects = told(exchange, pairs.Verified(peer="a"))
-    assert [type(effect) for effect in effects] == [pairs.SendConfirm, base.Apply]
-
-
-def test_a_partner_lost_while_trading_ends_the_exchange():
-    exchange = pair("a", "b")
-    effects = told(exchange, accepted("a"), base.Captured(), base.Lost(peer="a", reason="broke"))
-    assert effects == [base.End(reason="broke")]
-    assert not exchange.in_doubt
 
 
 def test_a_partner_too_slow_for_the_deadline_is_told_so():
@@ -463,19 +314,6 @@ def test_an_end_between_the_confirmations_is_in_doubt(event):
     assert exchange.in_doubt
 
 
-def test_an_end_before_our_confirmation_leaves_no_doubt():
-    exchange = pair("a")
-    told(
-        exchange,
-        accepted("a"),
-        base.Captured(),
-        confirmed("a", ME, "a"),
-        base.Lost(peer="a", reason="broke"),
-    )
-    assert exchange.stage is Stage.ENDED
-    assert not exchange.in_doubt
-
-
 def test_confirmations_under_way_get_a_grace_after_the_deadline():
     exchange = pair("a")
     told(exchange, accepted("a"), base.Captured(), pairs.Verified(peer="a"))
@@ -494,15 +332,3 @@ def test_the_deadline_ends_what_has_not_begun_to_trade(happenings):
         base.Abandon(peer="a", reason="ran past its deadline"),
         base.End(reason="ran past its deadline"),
     ]
-
-
-def test_a_confirmation_names_each_member_once_in_any_order():
-    assert members_digest(["b", "a"]) == members_digest(["a", "b"])
-    assert len({members_digest(m) for m in (["a"], ["b"], ["a", "b"], ["ab"], [])}) == 5
-
-
-def test_why_there_is_no_partner_names_four_and_counts_the_others():
-    refusals = {f"peer-{n}": f"reason {n}" for n in range(6)}
-    four = "; ".join(f"peer-{n} reason {n}" for n in range(4))
-    assert base.no_partner(dict(list(refusals.items())[:4])) == f"no partner: {four}"
-    assert base.no_partner(refusals) == f"no partner: {four}; and 2 more"

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.exchanging import INTERVAL, eventually, swarm
 from helpers.stimuli import Log, RecordedPeer
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.simulation import Conditions, Member
 from lowcomm_node.simulation import peer as simulated
 from lowcomm_node.simulation.swarm import Swarm
-from lowcomm_node.sync import exchanger
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.exchange import base, events, kinds, underway
+from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.budget import Deadlines
@@ -25,7 +23,6 @@ from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import Refusal
 from lowcomm_protocol.plan import FragmentProgress
-from lowcomm_protocol.spec.names import CODECS, codec_in_offer, codec_of_offer
 from lowcomm_protocol.spec.run import RunSpec
 
 MODEL = {"layers": 1, "width": 16, "heads": 2, "feed_forward": 32, "context": 16}
@@ -92,13 +89,6 @@ def begun(
     peer.handle(0.0, events.Opened())
     peer.handle(100.0, events.Stepped(swarm_step=8, steps=8, tokens=80))
     return peer, peer.running[0]
-
-
-def test_an_offer_names_the_codec_by_the_version_of_its_bytes():
-    _, one = begun(Deadlines(), "lowcomm")
-    assert one.offer.codec == codec_in_offer("mod4") == "mod4/3"
-    assert [codec_of_offer(codec_in_offer(name)) for name in CODECS] == list(CODECS)
-    assert codec_in_offer("int8") == "int8"
 
 
 def test_a_peer_whose_refusal_was_overtaken_by_its_own_call_is_met_all_the_same():
@@ -234,14 +224,6 @@ def test_a_partner_that_brings_its_part_and_then_confirms_nothing_is_blamed_once
     assert peer.trust.lost("b") == one.deadline + HELLO_DEADLINE
 
 
-def test_callers_that_take_too_long_make_room_in_memory_for_one_of_our_own():
-    peer, held = held_by_a_caller()
-    peer.running[1] = peer.running.pop(0)  # of another fragment
-    assert not peer.room.has_memory
-    stepped(peer, 150.0, 16)
-    assert held.machine.cause is base.Cause.GAVE_WAY
-
-
 class Busy:
     """A peer that its first candidate has refused, and that calls the second one now."""
 
@@ -288,13 +270,6 @@ def test_a_call_that_waits_is_refused_where_ours_is_accepted():
     ]
 
 
-def test_a_call_that_waits_is_refused_where_everything_is_given_up():
-    busy = Busy()
-    busy.called_by(busy.first, 1)
-    effects = busy.peer.handle(100.3, events.GaveUpAll(reason="stop"))
-    assert events.Refuse(call=1, peer=busy.first, reason=Refusal.BUSY) in effects
-
-
 def test_nobody_else_waits_so_that_no_ring_of_peers_waits_for_each_other():
     busy = Busy()
     refuse = events.Refuse(call=1, peer=busy.third, reason=Refusal.BUSY)
@@ -304,43 +279,8 @@ def test_nobody_else_waits_so_that_no_ring_of_peers_waits_for_each_other():
     assert busy.called_by(busy.first, 3) == [again]
 
 
-def test_a_call_that_is_dropped_while_it_waits_leaves_no_trace():
-    busy = Busy()
-    busy.called_by(busy.first, 1)
-    assert busy.peer.handle(100.3, events.CallDropped(call=1)) == []
-    assert busy.refused_by(busy.second) == [busy.dials(busy.third)]
-    refuse = events.Refuse(call=2, peer=busy.second, reason=Refusal.BUSY)
-    assert busy.called_by(busy.second, 2) == [refuse]
-
-
 def told(one: Underway) -> list[str]:
     return [type(event).__name__ for _, event in one.story.told]
-
-
-GATHERING, DEADLINE = base.GatheringClosed.__name__, base.DeadlinePassed.__name__
-
-
-def test_an_exchange_is_told_its_deadlines_once_each_however_often_they_are_extended():
-    peer, one = begun(Deadlines(first=60.0, learns=False))
-    one.machine.candidates = ["b", "c"]
-    assert peer.next_timer == 110.0
-    peer.handle(109.9, events.Tick())
-    assert told(one) == [], "it is not time yet"
-    one.set_timers(HELLO_DEADLINE, 80.0)
-    one.set_timers(HELLO_DEADLINE, 90.0)
-    assert [at for at, _ in one.timers] == [110.0, 190.0, 200.0]
-    one._struck[base.GatheringClosed] += 1
-    one.set_timers(HELLO_DEADLINE, 120.0)
-    assert [at for at, _ in one.timers] == [220.0, 230.0], "what was told is not told again"
-
-
-def test_what_was_due_when_the_deadline_was_extended_is_told_all_the_same():
-    peer, one = begun(Deadlines(first=60.0, learns=False))
-    one.set_timers(HELLO_DEADLINE, 80.0)
-    effects = peer.handle(111.0, events.Tick())
-    assert told(one) == [GATHERING]
-    assert events.Unanswered(peer="b") in effects
-    assert peer.next_timer is None, "nobody is left: it is over"
 
 
 @pytest.mark.parametrize("deadline", [1.0, 10.0, 12.5, 60.0, 3600.0])
@@ -403,49 +343,3 @@ def test_what_the_simulator_tells_a_machine_gives_the_same_effects_elsewhere(
     )
     for log in logs:
         decides_the_same(log)
-
-
-@pytest.mark.parametrize("group", [2, 3])
-async def test_what_the_daemon_tells_a_machine_gives_the_same_effects_elsewhere(monkeypatch, group):
-    monkeypatch.setattr(exchanger, "Peer", RecordedPeer)
-    async with swarm(group, group) as one:
-        for node in one.nodes:
-            node.step(INTERVAL)
-        for node in one.nodes:
-            assert (await node.ended()).outcome == "applied"
-        await eventually(
-            lambda: not any(node.exchanger.running for node in one.nodes), "all is over"
-        )
-        logs = [
-            node.exchanger.peer.log
-            for node in one.nodes
-            if isinstance(node.exchanger.peer, RecordedPeer)
-        ]
-    assert len(logs) == group
-    for log in logs:
-        assert any(
-            isinstance(effect, events.Over) for one_ in log.stimuli for effect in one_.effects
-        )
-        decides_the_same(log)
-
-
-@pytest.mark.parametrize("method", ["lowcomm", "streaming-diloco"])
-def test_the_story_of_an_exchange_is_decided_again_the_same(monkeypatch, dataset, method):
-    stories = []
-
-    class Telling(RecordedPeer):
-        def _finish(self, one: Underway, *rest: object) -> None:
-            stories.append((one.story.to_json(), one.machine.stage, one.machine.reason))
-            super()._finish(one, *rest)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(simulated, "Peer", Telling)
-    members = [Member()] * 3
-    conditions = Conditions(loss=0.2)
-    Swarm(
-        spec(method), dataset, members, conditions, Replica, compiled=False, evaluations=0
-    ).network.run()
-    assert len(stories) > 10
-    for one, stage, reason in stories:
-        last = [effect for _, effects in underway.replay(one) for effect in effects][-1]
-        applied = stage is base.Stage.APPLIED
-        assert isinstance(last, base.Apply) if applied else last == base.End(reason=reason)

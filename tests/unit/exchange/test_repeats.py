@@ -68,32 +68,10 @@ def test_who_moves_a_little_is_never_taken_for_one_that_does_not(name: str, part
         assert not pair.meet(base + vector(10 + number, MOVES), theirs), f"exchange {number}"
 
 
-@pytest.mark.parametrize("numel", [1, BLOCK, BLOCK + 1, FEWEST * BLOCK - 1])
-def test_fragments_of_few_values_are_judged_by_all_of_them(numel: int):
-    pair, theirs = Pair("fp32", numel), vector(1, 1.0, numel)
-    assert [pair.meet(vector(number, 1.0, numel), theirs) for number in range(2)] == [False, True]
-    theirs[-1] += 1e-6
-    assert not pair.meet(vector(3, 1.0, numel), theirs)
-
-
 @pytest.mark.parametrize("name", CODECS)
 def test_what_did_not_move_here_either_is_held_against_nobody(name: str):
     pair, ours, theirs = Pair(name), vector(0, 0.05), vector(0, 0.05) + vector(1, APART)
     assert [pair.meet(ours, theirs) for _ in range(6)] == [False] * 6
-
-
-def test_a_table_of_which_few_rows_move_here_and_others_there_is_held_against_nobody():
-    pair, rows = Pair("fp32"), np.zeros((13, BLOCK), np.float32)
-    ours, theirs = rows.copy(), rows.copy()
-    for number in range(20):
-        ours[number % 5] += 0.01
-        assert not pair.meet(ours.ravel()[:NUMEL], theirs.ravel()[:NUMEL]), (
-            "five rows of thirteen are too few to tell"
-        )
-    for number in range(20):
-        ours += 0.01
-        theirs[number % 12, number] += 0.01
-        assert not pair.meet(ours.ravel()[:NUMEL], theirs.ravel()[:NUMEL]), "one row moves there"
 
 
 def test_blocks_that_were_coded_differently_are_not_compared():
@@ -112,25 +90,6 @@ def test_blocks_that_were_coded_differently_are_not_compared():
     assert known(elsewhere, mostly), "the first block was coded in another way"
     assert not known(elsewhere, exact)
     assert not known(ones, torch.cat([lattice[: 1 - FEWEST], exact[1 - FEWEST :]]))
-
-
-def test_what_lay_on_a_lattice_then_and_does_not_now_is_not_compared_nor_the_other_way_round():
-    ones, lattice, exact = torch.ones(NUMEL), torch.full((13,), 0.5), torch.zeros(13)
-    for then, now in ((lattice, exact), (exact, lattice)):
-        repeats = Repeats(NUMEL)
-        repeats.applied("b", repeats.sample(ones, then, -ones))
-        assert repeats.repeats("b", repeats.sample(ones, then, ones))
-        assert not repeats.repeats("b", repeats.sample(ones, now, ones))
-
-
-def test_at_least_half_of_what_is_compared_must_have_moved_here():
-    count = 2 * FEWEST + 1
-    numel, exact = count * BLOCK, torch.zeros(count)
-    for moved, known in ((FEWEST, False), (FEWEST + 1, True)):
-        repeats, theirs, ours = Repeats(numel), torch.ones(numel), torch.zeros(numel)
-        repeats.applied("b", repeats.sample(theirs, exact, ours))
-        now = torch.where(torch.arange(numel) < moved * BLOCK, 1.0, ours)
-        assert repeats.repeats("b", repeats.sample(theirs, exact, now)) == known
 
 
 def test_peers_are_told_apart_and_few_are_remembered():

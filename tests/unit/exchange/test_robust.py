@@ -5,7 +5,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.exchange.outer import mean_contribution
 from lowcomm_protocol.exchange.robust import CLIP, MEANS, robust_mean
 
@@ -75,40 +74,10 @@ def test_honest_peers_without_anything_in_common_are_hardly_ever_left_out(numel)
     assert left_out < 25
 
 
-@pytest.mark.parametrize("lie", ["huge", "flipped and huge"])
-def test_a_plain_mean_is_at_the_mercy_of_one_liar(lie):
-    peers = honest(4)
-    got = robust_mean("mean", [LIES[lie](peers[0]), *peers[1:]], [1.0] * 4)
-    assert float((got - mean_contribution(peers[1:])).norm()) > float(got.norm()) * 0.7
-
-
 @pytest.mark.parametrize("kind", ["mean", "clip"])
 def test_among_honest_peers_it_is_the_weighted_mean(kind):
     peers, weights = honest(4), [1.0, 2.0, 1.0, 0.5]
     assert torch.equal(robust_mean(kind, peers, weights), mean_contribution(peers, weights))
-
-
-@pytest.mark.parametrize(("kind", "expected"), [("median", [2.0, 5.0]), ("trimmed", [2.0, 5.0])])
-def test_of_three_the_middle_one_counts(kind, expected):
-    rows = [torch.tensor(row) for row in ([1.0, 5.0], [2.0, 900.0], [30.0, -7.0])]
-    assert robust_mean(kind, rows, [1.0] * 3).tolist() == expected
-
-
-def test_of_five_trimmed_takes_three_and_median_one():
-    rows = [torch.tensor([value]) for value in (1.0, 2.0, 3.0, 7.0, 100.0)]
-    assert robust_mean("trimmed", rows, [1.0] * 5).tolist() == [4.0]
-    assert robust_mean("median", rows, [1.0] * 5).tolist() == [3.0]
-
-
-def test_clipping_brings_a_norm_down_to_what_the_middle_of_the_group_has():
-    rows = [torch.tensor([value]) for value in (1.0, 1.0, 1.0, 50.0)]
-    assert robust_mean("clip", rows, [1.0] * 4).tolist() == [pytest.approx((3 + CLIP) / 4)]
-
-
-@pytest.mark.parametrize("kind", MEANS)
-def test_in_a_group_of_two_there_is_no_majority(kind):
-    rows = [torch.tensor([1.0]), torch.tensor([5.0])]
-    assert robust_mean(kind, rows, [1.0, 3.0]).tolist() == [4.0]
 
 
 @given(st.sampled_from(MEANS), st.integers(2, 8), st.integers(0, 50))
@@ -121,23 +90,6 @@ def test_the_same_contributions_give_the_same_bits(kind, count, seed):
     assert all(torch.equal(one, copy) for one, copy in zip(peers, copies, strict=True)), (
         "nothing is changed"
     )
-
-
-def test_directions_without_a_majority_are_all_kept():
-    rows = [torch.tensor([1.0, 0.0]), torch.tensor([-1.0, 0.0]), torch.tensor([0.0, 0.0])]
-    assert robust_mean("clip", rows, [1.0] * 3).isfinite().all()
-
-
-def test_an_unknown_kind_is_refused():
-    with pytest.raises(SpecError, match="mean = 'best'"):
-        robust_mean("best", [torch.ones(1)] * 3, [1.0] * 3)  # type: ignore[arg-type]
-
-
-def test_clipping_weighs_and_scales_only_what_is_longer():
-    rows = [torch.tensor(row) for row in ([3.0, 4.0], [6.0, 8.0], [30.0, 40.0])]
-    most = CLIP * 10.0
-    wanted = (1.0 * rows[0] + 2.0 * rows[1] + 1.0 * rows[2] * (most / 50.0)) / 4.0
-    assert torch.allclose(robust_mean("clip", rows, [1.0, 2.0, 1.0]), wanted)
 
 
 def test_the_middle_of_an_even_number_is_the_mean_of_two_and_trimming_takes_one_from_each_end():

@@ -6,8 +6,6 @@ import pytest
 
 from helpers.slow_lines import Swarm
 from lowcomm_protocol.exchange import events
-from lowcomm_protocol.exchange.budget import FIRST_DEADLINE, Budget, Deadlines
-from lowcomm_protocol.exchange.events import Measured
 
 SIZES = (1_060_000,) * 4
 """Coded bytes of a quarter of 10.8 million values in 3 bits."""
@@ -64,53 +62,6 @@ def test_who_fills_its_line_refuses_a_pair_and_joins_a_group(method: str, answer
     assert answer in {type(effect) for effect in effects}
 
 
-def test_as_many_are_under_way_as_fill_the_line():
-    budget = Budget(Deadlines())
-    assert budget.at_once(0.0) == 1, "nothing is known of the line"
-    budget.measured(Measured(work=1.0, line=4.0), 0.0)
-    assert budget.at_once(0.0) == 3, "one is coded, one waits for its partner's line"
-    for _ in range(20):
-        budget.measured(Measured(work=1.0, line=0.2), 1.0)
-    assert budget.at_once(1.0) > 4, "a fast line limits nothing"
-
-
-def test_a_contribution_that_has_come_tells_how_fast_the_line_is():
-    swarm = Swarm((20e6, 20e6), SIZES)
-    peer = swarm.peers["peer0"]
-    peer.on_effect = lambda effect: None
-    peer.new_exchange = lambda one: Idle()
-    peer.start()
-    machine = peer.machine
-
-    def step(number: int) -> None:
-        stepped = events.Stepped(swarm_step=number, steps=number, tokens=32 * number, seconds=1.0)
-        machine.handle(float(number), stepped)
-
-    step(20)
-    (first,) = machine.running.values()
-    step(21)
-    assert list(machine.running.values()) == [first], "nothing is known of the line"
-    machine.handle(21.5, events.ContentCame(exchange=first.number, peer="peer1", line=0.5))
-    step(22)
-    assert len(machine.running) == len(SIZES), "the others need not wait for its end"
-
-
-def test_only_the_first_contribution_that_comes_tells_it_before_its_exchange_is_over():
-    budget = Budget(Deadlines())
-    budget.came(None, 0.0)
-    assert budget.at_once(0.0) == 1
-    budget.came(4.0, 0.0)
-    budget.came(0.1, 0.0)
-    assert budget.lines.usual(0.0) == 4.0
-
-
-def test_a_line_that_nobody_measures_limits_nothing_once_an_exchange_went_well():
-    budget = Budget(Deadlines())
-    budget.durations.append(3.0)
-    assert budget.at_once(0.0) == float("inf")
-    assert Budget(Deadlines(alone_first=False)).at_once(0.0) == float("inf")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [(5e6, 20e6), (2e6, 10e6)])
 def test_first_exchanges_of_a_whole_model_in_fp32_end_in_time(line: tuple[float, float]):
@@ -118,22 +69,6 @@ def test_first_exchanges_of_a_whole_model_in_fp32_end_in_time(line: tuple[float,
     swarm = Swarm(line, (43_000_000,), first=1.0, method="noloco").train(250)
     assert swarm.applied > 0
     assert not [reason for reason in swarm.reasons if "deadline" in reason], swarm.reasons
-
-
-def test_a_line_is_trusted_with_a_rate_until_one_is_measured():
-    budget = Budget(Deadlines())
-    assert budget.deadline_for(5, 10_000_000, 0.0) == FIRST_DEADLINE + 40.0
-    assert budget.deadline_for(50, 10_000_000, 0.0) == FIRST_DEADLINE + 50.0, "a member needs more"
-    assert budget.deadline_for(5, 1 << 40, 0.0) == 300.0, "what the owner allows"
-    budget.rates.add(1e6, 0.0)
-    assert budget.deadline_for(5, 10_000_000, 0.0) == FIRST_DEADLINE + 5.0
-
-
-def test_the_deadline_provides_for_others_on_the_line():
-    budget = Budget(Deadlines())
-    budget.rates.add(250_000.0, 0.0)
-    alone, shared = (budget.needs(1_000_000, 0.0, streams, 0.0) for streams in (1, 3))
-    assert (alone.line, shared.line) == (4.0, 12.0)
 
 
 def test_offers_reckon_with_what_exchanges_carry_not_with_the_most_that_they_might():

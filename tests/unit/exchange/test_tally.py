@@ -16,14 +16,6 @@ def tally(**means: bytes) -> Tally:
     return Tally("a", MEMBERS, means=dict(means))
 
 
-def test_what_we_hold_is_told_in_the_order_of_the_members_and_does_not_change_any_more():
-    ours = tally(c=C, a=A)
-    assert (ours.digest_of("c"), ours.digest_of("b")) == (C, b"")
-    assert ours.hold() == (A, b"", C)
-    ours.means["b"] = B
-    assert ours.helds == {"a": (A, b"", C)}
-
-
 def test_a_mean_is_awaited_until_it_is_there_or_somebody_lacks_it():
     ours = tally(a=A)
     assert [ours.awaits(peer) for peer in MEMBERS] == [NO, YES, YES]
@@ -32,14 +24,6 @@ def test_a_mean_is_awaited_until_it_is_there_or_somebody_lacks_it():
     ours.means["c"] = C
     assert not ours.awaits("c")
     assert not ours.awaits(MEMBERS)
-
-
-def test_a_mean_is_awaited_though_one_member_tells_that_it_holds_nothing():
-    ours = tally(a=A)
-    ours.add_held("b", (b"", b"", b""))
-    assert ours.awaits(("c",)), "b is outvoted"
-    ours.add_held("c", (b"", b"", b""))
-    assert not ours.awaits(("b", "c"))
 
 
 @pytest.mark.parametrize(
@@ -110,14 +94,6 @@ def test_a_commit_that_can_not_be_is_refused_and_not_taken_in(
     assert (ours.commits, ours.heards) == ({}, {})
 
 
-def test_a_member_may_commit_to_less_than_both_hold():
-    ours = tally(a=A, b=B, c=C)
-    ours.hold()
-    ours.add_held("b", (A, B, C))
-    ours.add_commit("b", (NO, YES, NO), (YES, YES, YES))
-    assert (ours.commits["b"], ours.heards["b"]) == ((NO, YES, NO), (YES, YES, YES))
-
-
 D = bytes([5]) * DIGEST_BYTES
 FOUR, MEANS = ("a", "b", "c", "d"), (A, B, C, D)
 NONE = (b"",) * 4
@@ -147,12 +123,6 @@ def test_one_of_four_that_holds_less_takes_no_shard_from_the_others(held: tuple[
     for vote in ("0000", "0001"):
         found = voted(of_four(b=MEANS, c=MEANS, d=held), b="1111", c="1111", d=vote).outcome()
         assert (found.applied, found.is_outvoted, found.is_certain) == ((YES,) * 4, NO, YES)
-
-
-@pytest.mark.parametrize("vote", ["0000", "0111", "1101"])
-def test_one_of_four_that_holds_all_and_commits_to_less_takes_no_shard_from_the_others(vote: str):
-    ours = voted(of_four(b=MEANS, c=MEANS, d=MEANS), b="1111", c="1111", d=vote)
-    assert ours.outcome().applied == (YES,) * 4
 
 
 def test_two_of_the_three_others_void_the_shard_of_an_owner():
@@ -189,16 +159,6 @@ def test_we_are_outvoted_where_most_vote_for_a_mean_that_we_lack_or_hold_otherwi
         assert (found.applied, found.is_outvoted) == ((YES, YES, YES, NO), YES)
 
 
-def test_a_mean_that_came_after_we_told_that_we_lack_it_is_applied_with_the_others():
-    ours = Tally("a", FOUR, means={"a": A, "b": B, "c": C})
-    ours.hold()
-    for peer in ("b", "c", "d"):
-        ours.means["d"] = D
-        ours.add_held(peer, MEANS)
-    found = voted(ours, b="1111", c="1111", d="1111").outcome()
-    assert (found.applied, found.is_outvoted) == ((YES,) * 4, NO)
-
-
 def test_it_is_certain_where_votes_that_we_do_not_know_can_decide_nothing():
     assert voted(of_four(b=MEANS, c=MEANS, d=MEANS), b="1111", c="1111").outcome().is_certain
     open_ = voted(of_four(b=MEANS, c=MEANS, d=MEANS), b="1111").outcome()
@@ -217,8 +177,3 @@ def test_of_three_the_ends_of_a_broken_stream_apply_what_the_third_does():
     ours.add_commit("b", (NO, YES, NO), (YES, YES, YES))
     found = ours.outcome()
     assert (found.applied, found.is_outvoted, found.is_certain) == ((NO, YES, NO), NO, NO)
-
-
-def test_shards_that_a_member_leaves_out_are_counted_without_its_own():
-    ours = voted(of_four(b=MEANS, c=MEANS, d=MEANS), b="1111", c="1101", d="0000")
-    assert ours.voids(ours.outcome().applied) == {"b": 0, "c": 0, "d": 3}

@@ -2,8 +2,6 @@
 due, what waits."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from math import ceil
 from time import monotonic, time
@@ -15,25 +13,20 @@ from helpers.exchanging import (
     MIN_STEPS,
     NUMEL,
     Node,
-    Puppet,
     eventually,
-    hear,
     say,
     swarm,
 )
 from helpers.scripted_trainer import SIZE, ScriptedTrainer
-from helpers.wire import cabled, soon
+from helpers.wire import cabled
 from lowcomm_node.errors import TrainerLost
-from lowcomm_node.net.stream import CalleeStream, CallerStream
 from lowcomm_node.sync import exchanger as exchanger_module
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.history import WE_REFUSED
 from lowcomm_protocol.exchange import events
-from lowcomm_protocol.exchange.budget import LIFE, SLACK
-from lowcomm_protocol.exchange.position import ENDURED
+from lowcomm_protocol.exchange.budget import SLACK
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.roster import Roster
 
 
 async def refused(caller: Node, callee: Node, reason: Refusal) -> None:
@@ -62,15 +55,6 @@ async def refused_for_good(caller: Node, callee: Node, reason: Refusal) -> None:
     ), "it waits for its next sync"
 
 
-@pytest.mark.parametrize("callee", [0, 1])
-async def test_who_does_not_train_refuses(callee: int):
-    async with swarm(2) as one:
-        one.nodes[callee].exchanger.exchanging = False
-        one.nodes[1 - callee].step(INTERVAL)
-        await refused_for_good(one.nodes[1 - callee], one.nodes[callee], Refusal.NOT_TRAINING)
-        assert one.nodes[callee].outcomes == {}
-
-
 async def test_who_has_just_merged_refuses_until_it_has_made_enough_steps():
     async with swarm(2) as one:
         caller, callee = one.nodes
@@ -81,24 +65,6 @@ async def test_who_has_just_merged_refuses_until_it_has_made_enough_steps():
         await caller.at_rest()
         caller.step(2 * INTERVAL)
         assert (await caller.ended(2)).outcome == "applied"
-
-
-async def test_who_cuts_the_model_otherwise_is_refused():
-    async with swarm(1) as one:
-        await one.node(plan="99" * 32)
-        one.meet()
-        one.nodes[0].step(INTERVAL)
-        await refused_for_good(one.nodes[0], one.nodes[1], Refusal.OTHER_PLAN)
-
-
-async def test_an_unknown_fragment_is_refused():
-    async with swarm(1) as one:
-        await one.node(
-            progress=({"synced": 9}, {}), sizes=((SIZE, SIZE),) * 2, slow_digests=("44" * 32,) * 2
-        )
-        one.meet()
-        one.nodes[1].step(INTERVAL + INTERVAL // 2)
-        await refused_for_good(one.nodes[1], one.nodes[0], Refusal.UNKNOWN_FRAGMENT)
 
 
 @pytest.mark.parametrize(
@@ -115,17 +81,6 @@ async def test_a_step_that_nobody_else_supports_is_refused(step: int, outcome: s
             assert callee.exchanger.peer.position.swarm_step == INTERVAL - 1
 
 
-async def test_a_step_that_a_third_peer_supports_is_accepted():
-    async with swarm(2) as one:
-        caller, callee = one.nodes
-        third = await one.puppet()
-        callee.knows(third, swarm_step=INTERVAL, issued=time() + 1)
-        caller.roster = caller.exchanger.around.roster = Roster(caller.peer_id, one.spec.run_id)
-        caller.knows(callee)
-        caller.step(11 * INTERVAL)
-        assert (await caller.ended()).outcome == "applied"
-
-
 async def test_an_answer_with_a_step_that_nobody_else_supports_is_not_taken():
     async with swarm(2) as one:
         caller, callee = one.nodes
@@ -140,14 +95,6 @@ async def test_an_answer_with_a_step_that_nobody_else_supports_is_not_taken():
         assert caller.exchanger.history.of(callee.peer_id).failed == 1
         assert [node.trainer.merges for node in one.nodes] == [[], []]
         assert not callee.exchanger.peer.own_line._stalled, "its line is not to blame"
-
-
-async def test_a_stranger_is_refused():
-    async with swarm(1) as one:
-        await one.node()
-        one.nodes[0].knows(one.nodes[1])
-        one.nodes[0].step(INTERVAL)
-        await refused_for_good(one.nodes[0], one.nodes[1], Refusal.NOT_ALLOWED)
 
 
 async def test_who_is_busy_refuses_and_the_next_candidate_is_called():
@@ -236,18 +183,6 @@ async def test_peers_of_one_address_do_not_take_all_exchanges():
             await eventually(lambda: not node.exchanger.running, "all have ended")
 
 
-async def test_no_address_quota_parts_a_group():
-    async with swarm(1, fragments=4, slots=12, group=4, hello_deadline=0.5) as one:
-        (node,) = one.nodes
-        near = [await one.puppet() for _ in range(3)]
-        called = [await puppet.hello(node, fragment=number) for number, puppet in enumerate(near)]
-        answers = [answer.WhichOneof("kind") for _, answer in called]
-        assert answers == ["accept"] * 3, "the third would be refused in pairs"
-        for stream, _ in called:
-            stream.cancel()
-        await eventually(lambda: not node.exchanger.running, "all have ended")
-
-
 async def test_slots_are_kept_until_the_last_word_has_gone():
     async with swarm(2) as one:
         first, second = one.nodes
@@ -277,87 +212,10 @@ async def test_a_caller_that_is_gone_before_it_is_accepted_is_noticed(group: int
         assert node.exchanger.history.of(puppet.peer_id).failed == 1
 
 
-@asynccontextmanager
-async def calling_its_second() -> AsyncIterator[tuple[Node, Puppet, CalleeStream]]:
-    """A node that its first candidate has refused and that waits for its second one's answer; that
-    candidate, and the stream to the second."""
-    async with swarm(1) as one:
-        (node,) = one.nodes
-        puppets = {puppet.peer_id: puppet for puppet in [await one.puppet(), await one.puppet()]}
-        node.step(INTERVAL)
-        first, second = (
-            puppets[peer] for peer in node.exchanger.peer.running[0].machine.candidates
-        )
-        _, stream = await soon(first.calls.get())
-        assert (await hear(stream)).WhichOneof("kind") == "hello"
-        await say(stream, frames.refuse(Refusal.FULL))
-        stream.cancel()
-        _, stream = await soon(second.calls.get())
-        assert (await hear(stream)).WhichOneof("kind") == "hello"
-        yield node, first, stream
-        stream.cancel()
-
-
-async def knocks(puppet: Puppet, node: Node) -> CallerStream:
-    """The call of a puppet that waits."""
-    stream = await puppet.call(node)
-    await say(stream, pb.Frame(hello=frames.to_message(puppet.offer())))
-    await eventually(lambda: node.exchanger.peer.running[0].waiting, "it waits")
-    return stream
-
-
-@pytest.mark.parametrize("answer", ["refuse", "accept"])
-async def test_the_first_candidate_that_calls_meanwhile_is_answered_when_the_second_has_answered(
-    answer: str,
-):
-    async with calling_its_second() as (node, first, second):
-        stream = await knocks(first, node)
-        if answer == "refuse":
-            await say(second, frames.refuse(Refusal.FULL))
-            assert (await hear(stream)).WhichOneof("kind") == "accept"
-        else:
-            await say(second, pb.Frame(accept=frames.to_message(first.offer())))
-            assert (await hear(stream)).refuse.reason == frames.refuse(Refusal.BUSY).refuse.reason
-        stream.cancel()
-
-
-async def test_a_call_that_waits_and_is_dropped_is_forgotten():
-    async with calling_its_second() as (node, first, second):
-        stream = await knocks(first, node)
-        stream.cancel()
-        await eventually(lambda: not node.exchanger.peer.running[0].waiting, "it is forgotten")
-        await say(second, frames.refuse(Refusal.FULL))
-        assert (await node.ended()).outcome == "no-partner"
-        assert not node.exchanger._calls
-
-
 def seconds_of(node: Node, size: int = SIZE) -> int:
     """What an offer of a node must tell of a limit that leaves so many bytes ten seconds."""
     node.exchanger.bandwidth.up.allow(size / 10.0)
     return ceil(10.0 * SLACK)
-
-
-async def test_an_offer_tells_how_long_the_owners_limits_make_contents_take():
-    async with swarm(1) as one:
-        node = one.nodes[0]
-        assert node.exchanger.peer._offer(0, 1).seconds == 0, "there is no limit"
-        assert (
-            node.exchanger.peer._offer(0, 1).seconds
-            == 0
-            != seconds_of(node)
-            == node.exchanger.peer._offer(0, 1).seconds
-        )
-        node.exchanger.bandwidth.down.allow(SIZE / 20.0)
-        assert node.exchanger.peer._offer(0, 1).seconds == ceil(20.0 * SLACK), (
-            "the slower direction decides"
-        )
-        node.exchanger.around.joiners = lambda: 2
-        assert node.exchanger.peer._offer(0, 1).seconds == 3 * ceil(20.0 * SLACK), (
-            "joiners share the link"
-        )
-        assert (
-            frames.from_message(frames.to_message(node.exchanger.peer._offer(0, 1))).seconds == 90
-        )
 
 
 @pytest.mark.parametrize("limited", [0, 1])
@@ -381,50 +239,6 @@ async def test_both_wait_as_long_as_the_limits_of_either_ask_for_who_was_seen_to
             node.trainer.holds["capture"].set()
             node.exchanger.bandwidth.up.allow(None)
         assert (await one.nodes[0].ended()).outcome == "applied"
-
-
-@pytest.mark.parametrize("slow", [0, 1])
-async def test_both_wait_as_long_as_the_steps_of_either_take_who_was_seen_to_need_that(slow: int):
-    async with swarm(2) as one:
-        one.nodes[0].exchanger.peer.budget.took(one.nodes[1].peer_id, 14.0)
-        for node in one.nodes:
-            node.allow(learns=True)
-            node.exchanger.peer.budget.durations.append(1.0)
-            node.trainer.holds["capture"].clear()
-        one.nodes[slow].step(INTERVAL - 1, seconds=28.4)
-        assert one.nodes[slow].exchanger.peer._offer(0, 1).seconds == 28
-        one.nodes[0].step(INTERVAL)
-        await eventually(
-            lambda: all("capture" in node.trainer.asked for node in one.nodes), "both have agreed"
-        )
-        assert [node.exchanger.running[0].one.deadline for node in one.nodes] == [14.0 + 28.0] * 2
-        for node in one.nodes:
-            node.trainer.holds["capture"].set()
-        assert (await one.nodes[0].ended()).outcome == "applied"
-
-
-async def test_what_a_trainer_took_beyond_its_step_and_a_slow_line_count_the_next_time():
-    async with swarm(2) as one:
-        one.nodes[0].step(INTERVAL)
-        await one.nodes[0].ended()
-        exchanger, now = one.nodes[0].exchanger, monotonic()
-        assert exchanger.peer.budget.work.usual(now) is not None, "a trainer that codes is measured"
-        assert exchanger.peer.budget.rates.usual(now) is not None, (
-            "a content that comes is measured"
-        )
-        exchanger.peer.budget.pace.append(28.0)
-        for _ in range(3):
-            exchanger.peer.budget.work.add(40.0, now)
-            exchanger.peer.budget.rates.add(SIZE / 70.0, now)
-        assert exchanger.peer._offer(0, 2).seconds == 40 + 70
-        one.nodes[0].allow(longest=60.0)
-        assert exchanger.peer._offer(0, 2).seconds == 60, (
-            "what was only measured keeps nobody from trying"
-        )
-        assert exchanger.hindrance is None
-        assert exchanger.peer.budget.rates.usual(now + LIFE + 1) is None, (
-            "nor does a bad moment count for ever"
-        )
 
 
 async def test_steps_that_no_exchange_may_wait_for_are_told_with_the_flag():
@@ -464,15 +278,6 @@ async def test_a_deadline_that_passes_names_what_is_missing_and_the_flag(step: f
         assert node.exchanger.history.last_reason == reason, "as status shows it"
 
 
-async def test_who_may_not_wait_so_long_refuses():
-    async with swarm(2) as one:
-        caller, callee = one.nodes
-        seconds_of(caller)
-        callee.allow(longest=14.0)
-        caller.step(INTERVAL)
-        await refused_for_good(caller, callee, Refusal.TOO_SLOW)
-
-
 async def test_a_caller_that_may_not_wait_so_long_gives_up_at_once_and_blames_nobody():
     async with swarm(2) as one:
         caller, callee = one.nodes
@@ -485,53 +290,6 @@ async def test_a_caller_that_may_not_wait_so_long_gives_up_at_once_and_blames_no
             callee.peer_id, caller.exchanger.peer.position.steps
         )
         await callee.ended()
-
-
-async def test_who_could_only_fail_begins_nothing_and_says_so():
-    async with swarm(2) as one:
-        node = one.nodes[0]
-        assert node.exchanger.hindrance is None
-        seconds_of(node)
-        node.allow(longest=14.0)
-        node.step(INTERVAL)
-        assert node.exchanger.running == {}
-        assert "15 s, and --exchange-deadline allows 14" in (node.exchanger.hindrance or "")
-        node.exchanger.bandwidth.up.allow(None)
-        node.step(INTERVAL + 1)
-        assert (await node.ended()).outcome == "applied", "it stays due"
-
-
-async def test_what_is_not_begun_because_others_share_the_link_is_told_until_it_is_begun():
-    async with swarm(2) as one:
-        node = one.nodes[0]
-        alone = seconds_of(node)
-        node.allow(longest=alone + 5.0)
-        node.exchanger.around.joiners = lambda: 1
-        node.step(INTERVAL)
-        assert node.exchanger.running == {}
-        assert f"which 2 share, an exchange may take {2 * alone} s" in (
-            node.exchanger.hindrance or ""
-        )
-        node.exchanger.around.joiners = lambda: 0
-        node.step(INTERVAL + 1)
-        assert node.exchanger.hindrance is None
-        node.exchanger.bandwidth.up.allow(None)
-        await node.ended()
-
-
-async def test_an_exchange_keeps_to_the_limits_of_its_owner():
-    async with swarm(2) as one:
-        limited, other = one.nodes
-        for throttle in (limited.exchanger.bandwidth.up, limited.exchanger.bandwidth.down):
-            throttle.allow(SIZE / 1.5)
-        began = monotonic()
-        limited.step(INTERVAL)
-        assert (await limited.ended()).outcome == "applied"
-        assert monotonic() - began > 1.0, "a limit that makes contents take 1.5 s, less the credit"
-        assert (
-            limited.exchanger.bandwidth.up.total == limited.exchanger.bandwidth.down.total == SIZE
-        )
-        assert (await other.ended()).outcome == "applied"
 
 
 async def test_who_has_slept_while_most_peers_trained_on_has_drifted():
@@ -550,54 +308,6 @@ async def test_who_has_slept_while_most_peers_trained_on_has_drifted():
         )
         node.exchanger.peer.position.swarm_step = INTERVAL
         assert not node.exchanger.peer.drift.must_copy(monotonic()), "a merge heals that"
-
-
-async def test_a_drift_that_nobody_helps_with_does_not_keep_a_node_from_training():
-    async with swarm(3) as one:
-        node, *others = one.nodes
-        node.knows(others[0], swarm_step=11 * INTERVAL)
-        assert not node.exchanger.peer.drift.must_copy(monotonic()), (
-            "one alone may claim what it likes"
-        )
-        node.knows(others[1], swarm_step=11 * INTERVAL)
-        assert node.exchanger.peer.drift.must_copy(monotonic())
-        node.exchanger.endure_drift()
-        assert (
-            not node.exchanger.peer.drift.must_copy(monotonic())
-            and not node.exchanger.drifted.is_set()
-        )
-        node.exchanger.peer.position.steps += ENDURED * INTERVAL
-        assert node.exchanger.peer.drift.must_copy(monotonic()), "it asks again"
-
-
-async def test_whom_most_peers_leave_out_for_a_while_has_drifted():
-    async with swarm(4) as one:
-        node, *others = one.nodes
-        exchanger = node.exchanger
-        exchanger.peer.position.steps = 2 * INTERVAL
-        for left_out, other in enumerate(others):
-            assert exchanger.peer.drift.must_copy(monotonic()) is (left_out == 2), (
-                f"{left_out} of 3 leave it out"
-            )
-            if left_out < 2:
-                exchanger.peer.drift.left_out(other.peer_id)
-        exchanger.peer.position.steps -= 1
-        assert not exchanger.peer.drift.must_copy(monotonic()), "it has met somebody a moment ago"
-        exchanger.peer.position.steps += 1
-        exchanger.take_over(exchanger._ready, node.trainer)
-        exchanger.peer.position.steps = 2 * INTERVAL
-        assert not exchanger.peer.drift.must_copy(monotonic()), "it has copied the state of a peer"
-
-
-async def test_whose_swarm_step_most_peers_do_not_believe_has_drifted():
-    async with swarm(3) as one:
-        node, *others = one.nodes
-        exchanger = node.exchanger
-        exchanger.peer.position.steps = 2 * INTERVAL
-        exchanger.peer.drift.left_out(others[0].peer_id)
-        assert not exchanger.peer.drift.must_copy(monotonic()), "one alone may be wrong, or lie"
-        exchanger.peer.drift.left_out(others[1].peer_id)
-        assert exchanger.peer.drift.must_copy(monotonic())
 
 
 async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies_again(monkeypatch):
@@ -622,18 +332,6 @@ async def test_who_has_copied_a_state_a_moment_ago_meets_others_before_it_copies
         exchanger.peer.drift.rest.copied(took=0.1, now=now)
         node.knows(*others, swarm_step=INTERVAL, issued=time() + 1)
         assert exchanger.resting is None, "nothing is wrong any more"
-
-
-async def test_who_has_no_trainer_yet_refuses_everybody():
-    async with swarm(2) as one:
-        caller, callee = one.nodes
-        with_trainer = callee.exchanger.peer.position.ready
-        callee.exchanger.peer.position.ready = None
-        callee.exchanger.exchanging = False
-        assert callee.exchanger.hindrance is None
-        caller.step(INTERVAL)
-        await refused_for_good(caller, callee, Refusal.NOT_TRAINING)
-        callee.exchanger.peer.position.ready = with_trainer
 
 
 async def test_an_exchange_that_ends_after_its_trainer_keeps_to_that_ones_memory():

@@ -1,6 +1,5 @@
 """What must hold for the frames by which members of a group agree."""
 
-from collections.abc import Sequence
 from hashlib import sha256
 
 import pytest
@@ -10,9 +9,7 @@ from hypothesis import strategies as st
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.link import gave_up
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation
-from lowcomm_protocol.exchange.tally import SALT_BYTES, Tally, mark
-from lowcomm_protocol.exchange.underway import KEPT, STATE_MARK_BYTES
-from lowcomm_protocol.matching import Offer, slice_digest
+from lowcomm_protocol.exchange.tally import SALT_BYTES, Tally
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.spec.names import MAX_GROUP
 
@@ -35,10 +32,6 @@ def test_a_roll_by_places_has_the_same_peers(peers: set[str]) -> None:
     assert frames.read_roll(sent(by_place).roll, PEERS) == tuple(roll)
     assert frames.read_roll(sent(full).roll, PEERS) == tuple(roll)
     assert not by_place.roll.peers
-
-
-def test_a_roll_with_a_peer_outside_the_slice_goes_in_full() -> None:
-    assert list(frames.roll(PEERS[:3], PEERS[:2]).roll.peers) == PEERS[:3]
 
 
 @pytest.mark.parametrize(
@@ -85,49 +78,3 @@ def test_members_that_hold_the_same_means_agree_on_them_by_marks(
     tally.add_held(peer, *frames.read_held(sent(frames.held(digests, SALT)).held))
     alike = [both == (True, True) for both in zip(ours, theirs, strict=True)]
     assert tally.commit()[0] == (True, True, *alike)
-
-
-def test_a_mark_tells_means_apart_and_is_another_under_another_salt() -> None:
-    assert mark(SALT, DIGESTS[0]) != mark(SALT, DIGESTS[1])
-    assert mark(SALT, DIGESTS[0]) != mark(bytes(SALT_BYTES), DIGESTS[0])
-    assert mark(SALT, b"") == b""
-
-
-def control_bytes(count: int) -> int:
-    """Bytes that a member of a group sends all others beside contents, where nothing goes wrong:
-    offer, roll, list of members, two announcements of contents, held and commit."""
-    members = PEERS[:count]
-    offer = Offer(
-        protocol=1,
-        run_id="11" * 32,
-        plan="22" * 32,
-        codec="q2",
-        fragment=3,
-        round=1000,
-        swarm_step=4000,
-        steps=4,
-        tokens=8192,
-        version=1000,
-        slow_digest=bytes(32),
-        seconds=2,
-        momentum_digest=bytes(32),
-        slice_digest=slice_digest(members),
-        previous=(bytes(STATE_MARK_BYTES),) * KEPT,
-    )
-    content = pb.Content(size=10_000, digest=bytes(32), part=pb.SHARE)
-    all_of_them: Sequence[pb.Frame] = [
-        pb.Frame(hello=frames.to_message(offer)),
-        frames.roll(members, members),
-        frames.members(members, members),
-        *[pb.Frame(content=content)] * 2,
-        frames.held(DIGESTS[:count], SALT),
-        frames.commit([True] * count, [True] * count),
-    ]
-    return (count - 1) * sum(frame.ByteSize() for frame in all_of_them)
-
-
-def test_control_hardly_grows_with_more_than_the_number_of_streams() -> None:
-    a_stream = {count: control_bytes(count) / (count - 1) for count in (4, 32)}
-    # What is left of growth with the square: 4 bytes of a mark for each member.
-    assert a_stream[32] - a_stream[4] <= 4 * (32 - 4) + 24
-    assert control_bytes(32) < 18_000

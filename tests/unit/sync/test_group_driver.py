@@ -1,9 +1,6 @@
 """What must hold for exchanges of three to eight nodes: real gRPC over TLS, shared memory, trainers
 that follow a script."""
 
-import asyncio
-from collections.abc import Callable, Iterable
-
 import pytest
 
 from helpers.exchanging import (
@@ -23,11 +20,7 @@ from helpers.wire import soon
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.sync import frames
 from lowcomm_protocol.codecs import codec
-from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange.events import Outcome
-from lowcomm_protocol.exchange.group import HAVE_GIVEN
-from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 pytestmark = pytest.mark.slow
@@ -65,34 +58,6 @@ async def test_a_group_that_begins_at_once_applies_all_shards_with_all_contribut
                 await node.at_rest()
         assert [node.outcomes for node in one.nodes] == [{Outcome.APPLIED: 3}] * group
         assert [node.exchanger.history.in_doubt for node in one.nodes] == [0] * group
-
-
-@pytest.mark.parametrize("group", [3, 4])
-@pytest.mark.parametrize("first", [0, -1])
-async def test_who_is_called_takes_part_with_all_of_its_group(group: int, first: int):
-    async with swarm(group, group) as one:
-        one.nodes[first].step(INTERVAL)
-        for node in one.nodes:
-            assert len((await node.ended()).partners) == group - 1
-        assert len({(await node.ended()).id for node in one.nodes}) == 1
-        assert agreed(one.nodes) == {node.peer_id for node in one.nodes}
-
-
-async def test_a_group_goes_on_without_a_member_that_refuses():
-    async with swarm(4, 4) as one:
-        one.nodes[1].exchanger.exchanging = False
-        for node in one.nodes:
-            node.step(INTERVAL)
-        others = [node for node in one.nodes if node is not one.nodes[1]]
-        for node in others:
-            entry = await node.ended()
-            assert (entry.reason, entry.left_out) == (
-                "",
-                {one.nodes[1].peer_id: REFUSAL_TEXT[Refusal.NOT_TRAINING]},
-            )
-            assert node.exchanger.history.refusals >= 1
-        assert agreed(others) == {node.peer_id for node in others}
-        assert one.nodes[1].trainer.asked == []
 
 
 async def test_slow_weights_that_differ_go_in_full_precision_for_all():
@@ -191,101 +156,6 @@ async def test_a_trainer_that_fails_costs_its_own_node_the_exchange(request_: st
         for node in others:
             assert (await node.ended()).outcome == "applied"
         assert (failing.peer_id in agreed(others)) == (request_ == "merge")
-
-
-async def test_a_share_that_comes_too_late_is_not_averaged_but_its_sender_takes_part():
-    async with swarm(3, 3) as one:
-        slow = one.nodes[2]
-        slow.trainer.holds["share"].clear()
-        for node in one.nodes:
-            node.step(INTERVAL)
-        await eventually(lambda: "share" in slow.trainer.asked, "all have agreed")
-        for node in one.nodes[:2]:
-            await eventually(
-                lambda node=node: node.trainer.asked.count("receive_share") == 1, "one came"
-            )
-            next(iter(node.exchanger.running.values())).tell(groups.ReduceClosed())
-        slow.trainer.holds["share"].set()
-        assert [(await node.ended()).reason for node in one.nodes] == [""] * 3
-        assert agreed(one.nodes) == {node.peer_id for node in one.nodes}
-        whole, applied = whole_means(one.nodes), slow.trainer.merges[0].contributions
-        assert {peer for peer in whole if applied[peer] == whole[peer]} == {slow.peer_id}
-
-
-async def test_a_node_that_leaves_ends_its_exchange_and_the_others_go_on():
-    async with swarm(3, 3) as one:
-        leaving, others = one.nodes[0], one.nodes[1:]
-        leaving.trainer.holds["share"].clear()
-        for node in one.nodes:
-            node.step(INTERVAL)
-        await eventually(lambda: "share" in leaving.trainer.asked, "all have agreed")
-        leaving.allow(longest=0.1)
-        closing = asyncio.create_task(leaving.exchanger.close("the node leaves"))
-        for node in others:
-            assert (await node.ended()).left_out == {leaving.peer_id: "gave up: the node leaves"}
-        leaving.trainer.holds["share"].set()
-        await closing
-        assert agreed(others) == {node.peer_id for node in others}
-
-
-HAVE_COME: dict[str, Callable[[groups.GroupExchange], Iterable[str]]] = {
-    "rolls": lambda exchange: exchange._rolls,
-    "lists": lambda exchange: [exchange.me, *exchange._lists],
-    "shares": lambda exchange: [exchange.me, *exchange._in(*HAVE_GIVEN)],
-    "means": lambda exchange: exchange.tally.means,
-    "helds": lambda exchange: exchange.tally.helds,
-    "commits": lambda exchange: exchange.tally.commits,
-}
-LOOK, REDUCE, DUE, CONFIRM = (
-    groups.AgreeingClosed(),
-    groups.ReduceClosed(),
-    base.DeadlinePassed(),
-    groups.ConfirmingClosed(),
-)
-HOURS: dict[str, list[tuple[str, list[groups.Event]]]] = {
-    "roll": [("rolls", [LOOK])],
-    "members": [("lists", [LOOK] * 3)],
-    "content": [("shares", [REDUCE]), ("means", [DUE]), ("helds", [CONFIRM])],
-    "held": [("helds", [REDUCE, DUE, CONFIRM])],
-    "commit": [("commits", [REDUCE, DUE, CONFIRM, DUE])],
-}
-"""By the frame that a member does not send: which hours strike, each when something has come from
-all others."""
-HOURS_OF_A_LEADER = HOURS | {"roll": [("rolls", [LOOK] * 2)], "members": [("rolls", [LOOK] * 2)]}
-
-
-@pytest.mark.parametrize("place", [0, 3])
-@pytest.mark.parametrize("frame", HOURS)
-async def test_a_member_that_falls_silent_is_not_waited_for(frame: str, place: int):
-    async with swarm(4, 4) as one:
-        silent = one.nodes[place]
-        others = [node for node in one.nodes if node is not silent]
-        names = {node.peer_id for node in others}
-        silent.silent[frame].clear()
-        for node in one.nodes:
-            node.step(INTERVAL)
-        rounds = [node.exchanger.running[0] for node in others]
-        for what, hours in (HOURS if place else HOURS_OF_A_LEADER)[frame]:
-            come = HAVE_COME[what]
-            await eventually(
-                lambda come=come: all(names <= set(come(each.one.machine)) for each in rounds),
-                f"{what} come",
-            )
-            assert not any(each.one.machine.over for each in rounds), "it was not waited for"
-            for round_ in rounds:
-                for hour in hours:
-                    round_.tell(hour)
-        entries = [await node.ended() for node in others]
-        silent.silent[frame].set()
-        owners = agreed(others)
-        assert names <= owners
-        assert (silent.peer_id in owners) == (frame in ("held", "commit"))
-        assert [entry.outcome for entry in entries] == ["applied"] * 3
-        if frame == "commit":
-            assert [node.exchanger.history.in_doubt for node in others] == [1] * 3, (
-                "it may have left something out"
-            )
-        await silent.ended()
 
 
 @pytest.mark.parametrize("frame", ["roll", "members", "content", "held", "commit"])

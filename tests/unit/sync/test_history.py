@@ -21,7 +21,7 @@ from lowcomm_node.sync.history import (
 from lowcomm_node.sync.link import Link
 from lowcomm_node.sync.pair_driver import PairDriver
 from lowcomm_protocol.exchange import kinds
-from lowcomm_protocol.exchange.base import LOST, Accepted, Cause, GaveUp, Lost, Member, Refused
+from lowcomm_protocol.exchange.base import Accepted, Cause, Refused
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
@@ -103,49 +103,6 @@ def test_an_exchange_that_failed_tells_why_and_counts_for_nobody(clock):
     assert history.outcomes == {Outcome.FAILED: 1, Outcome.APPLIED: 1}
 
 
-def test_who_refused_is_listed_with_the_reason(clock):
-    entry = History().record(make_driver("c", refuse=("a", "b")), Outcome.APPLIED, "", 42)
-    assert entry.left_out == dict.fromkeys("ab", REFUSAL_TEXT[Refusal.BUSY])
-    assert entry.left_out_codes == dict.fromkeys("ab", "busy")
-    assert entry.code is None, "it was applied"
-    assert entry.partners == ("c",)
-
-
-@pytest.mark.parametrize(("told", "code"), [
-    (Lost(peer="a", reason="broke off"), "lost"),
-    (Lost(peer="a", reason="can't be decoded", cause=Cause.UNUSABLE), "unusable"),
-    (GaveUp(reason="the node leaves"), "stopped"),
-    (GaveUp(reason="a defect", cause=Cause.OWN_FAULT), "own-fault"),
-])  # fmt: skip
-def test_an_exchange_that_was_not_applied_tells_a_code(clock, told: object, code: str):
-    driver = make_driver("a")
-    driver.one.machine.handle(told)
-    assert History().record(driver, Outcome.FAILED, "why", 42).code == code
-
-
-def test_an_outer_step_that_fails_is_our_own_fault(clock):
-    assert History().record(make_driver("a"), Outcome.FAILED, "why", 42).code == "own-fault"
-
-
-def test_where_nobody_takes_part_the_code_is_that_of_all(clock):
-    busy = make_driver(refuse=("a",))
-    assert History().record(busy, Outcome.NO_PARTNER, "why", 42).code == "busy"
-    nobody = make_driver()
-    assert History().record(nobody, Outcome.NO_PARTNER, "why", 42).code == "nobody-training"
-    several = make_driver(refuse=("a",))
-    several.one.machine._members["b"] = Member(LOST, cause=Cause.LOST)
-    assert several.one.machine._common_cause() is Cause.NO_PARTNER
-
-
-def test_exchanges_in_doubt_are_counted(clock):
-    history = History()
-    for doubt in (True, False, True):
-        driver = make_driver("a")
-        driver.one.machine.in_doubt = doubt
-        history.record(driver, Outcome.FAILED, "lost", 42)
-    assert history.in_doubt == 2
-
-
 def test_what_a_peer_did_is_counted_apart(clock):
     history = History()
     history.they_refused("a", Refusal.BUSY)
@@ -218,38 +175,3 @@ async def test_a_round_tells_what_is_under_way():
     assert driver.describe(now=1003.0).bytes_expected == 120, (
         "what ours has taken says best what theirs will take"
     )
-
-
-async def test_a_round_of_a_group_expects_a_share_and_a_mean_for_each_other_member():
-    driver = make_driver("a", "z", a=(1, 2), z=(10, 20))
-    told = driver.describe(now=1003.0)
-    assert (told.stage, told.partners, told.bytes_expected) == ("agreeing", ("a", "z"), 0)
-    driver.one.members = ("a", "me", "z")
-    driver.sizes = (30, 20, 10)
-    told = driver.describe(now=1003.0)
-    assert (told.bytes_sent, told.bytes_received) == (11, 22)
-    assert told.bytes_expected == 2 * (30 + 10 + 20 + 20)
-
-
-def test_a_round_without_a_partner_expects_nothing():
-    driver = make_driver()
-    told = driver.describe(now=1000.0)
-    assert (told.partners, told.bytes_sent, told.bytes_received, told.bytes_expected) == (
-        (),
-        0,
-        0,
-        0,
-    )
-
-
-def test_realignments_that_were_applied_are_counted(clock):
-    history = History()
-    for realign, outcome in (
-        (True, Outcome.APPLIED),
-        (True, Outcome.FAILED),
-        (False, Outcome.APPLIED),
-    ):
-        driver = make_driver("a")
-        driver.one.realign = realign
-        history.record(driver, outcome, "", swarm_step=42)
-    assert history.realigned == 1

@@ -2,9 +2,7 @@
 
 import asyncio
 import tracemalloc
-from dataclasses import replace
 
-import grpc
 import pytest
 from blake3 import blake3
 from hypothesis import given
@@ -15,14 +13,13 @@ from helpers.waiting import until_async
 from helpers.wire import cabled, call, calling, linked, listening, misbehaving, soon
 from lowcomm_node.errors import LinkLost, TooSlow
 from lowcomm_node.net import stream as stream_module
-from lowcomm_node.net.stream import explain
 from lowcomm_node.node.ipc import Arena, create_file
 from lowcomm_node.node.messages import Retransmit
 from lowcomm_node.sync import frames
 from lowcomm_node.sync import link as link_module
 from lowcomm_node.sync.link import CHUNK_BYTES, GroupLink, Incoming, Link, PairLink
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.matching import REFUSAL_TEXT, Offer, Readiness, Refusal, consider
+from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.messages import exchange_pb2 as pb
 
 WHOLE = bytes(range(256)) * (3 * CHUNK_BYTES // 256) + b"end"
@@ -208,46 +205,6 @@ async def test_what_is_not_allowed_ends_the_reading_with_its_reason(name, end):
         assert (len(reader.contents) == 1) == (name in ("again unasked", "after the end"))
 
 
-async def test_nothing_is_written_beside_the_slot_that_a_content_is_for():
-    arena = Arena(create_file(), slots=3, slot_bytes=4)
-    try:
-        for frames, _ in VIOLATIONS.values():
-            arena.view(0, 4)[:] = arena.view(1, 4)[:] = arena.view(2, 4)[:] = b"mine"
-            async with linked() as (one, two):
-                for frame in frames:
-                    await one.stream.send(frame)
-                reader = Reader(two, 4)
-                reader.into = arena.view(1, 4)
-                with pytest.raises(ProtocolViolation):
-                    await reader.read()
-            assert arena.view(0, 4) == arena.view(2, 4) == b"mine"
-    finally:
-        arena.close()
-
-
-async def test_a_confirmation_is_read_after_the_content_was_taken_in():
-    taken_in = asyncio.Event()
-    async with linked() as (one, two):
-        reader = Reader(two, 4)
-
-        async def take_in(size: int, again: bool) -> None:
-            await taken_in.wait()
-            assert not reader.confirmed
-
-        reader._on_content = take_in
-        reading = asyncio.create_task(reader.read())
-        await send(one, b"good")
-        taken_in.set()
-        assert (await reading).confirmed == [b"members"]
-
-
-async def test_what_comes_after_the_last_word_is_not_read():
-    async with linked() as (one, two):
-        await send(one, b"good")
-        await one.stream.send(chunk(b"more"))
-        assert (await Reader(two, 4).read()).confirmed == [b"members"]
-
-
 async def test_what_comes_again_must_have_the_size_that_was_asked_for():
     async with linked() as (one, two):
         for frame in (content(), chunk(b"good"), content(3, b"bad")):
@@ -274,13 +231,6 @@ async def test_nobody_confirms_twice():
         assert reader.confirmed == [b"members"]
 
 
-async def test_a_content_of_a_codec_whose_size_varies_may_be_shorter():
-    async with linked() as (one, two):
-        sending = asyncio.create_task(send(one, b"good"))
-        assert (await Reader(two, 100, least=3).read()).contents == [b"good"]
-        await sending
-
-
 @pytest.mark.parametrize("end", [0, 1])
 async def test_an_end_that_drops_the_stream_is_noticed_by_the_other(end):
     async with linked() as links:
@@ -290,20 +240,6 @@ async def test_an_end_that_drops_the_stream_is_noticed_by_the_other(end):
         with pytest.raises(LinkLost):
             while True:
                 await soon(links[1 - end].send_content(memoryview(WHOLE), bytes(32)))
-
-
-async def test_a_caller_that_drops_its_stream_reads_and_sends_no_more_and_is_not_cancelled():
-    async with linked() as (one, _):
-        reading = asyncio.create_task(Reader(one, 4).read())
-        sending = asyncio.create_task(one.send_content(memoryview(WHOLE * 40), bytes(32)))
-        await under_way(one)
-        one.stream.cancel()
-        for task in (reading, sending):
-            with pytest.raises(LinkLost):
-                await soon(task)
-        with pytest.raises(LinkLost):
-            await soon(Reader(one, 4).read())
-        await soon(one.stream.close())
 
 
 async def test_a_task_that_is_cancelled_while_it_reads_or_sends_ends_as_cancelled():
@@ -353,25 +289,6 @@ async def test_bytes_of_a_callee_that_are_no_frame_are_a_violation():
         link.stream.cancel()
 
 
-async def test_dropping_a_stream_ends_the_call_even_after_a_failed_write_beside_an_unread_frame():
-    async with misbehaving() as rogue, calling() as channels:
-        rogue.frames = [pb.Frame().SerializeToString()] * 2
-        caller = await call(channels, rogue.info())
-        await soon(caller.receive())
-        with pytest.raises(LinkLost):
-            while True:
-                await soon(caller.send(pb.Frame()))
-        caller.cancel()
-        await until_async(no_call_is_left, 30.0, "gRPC knows of no call any more")
-
-
-async def no_call_is_left() -> bool:
-    """Whether gRPC has ended all calls."""
-    return not any(
-        task.get_coro().__qualname__.startswith("_AioCall.") for task in asyncio.all_tasks()
-    )
-
-
 @pytest.mark.parametrize("end", [0, 1])
 async def test_closing_lets_the_other_end_read_to_the_end(end, monkeypatch):
     monkeypatch.setattr(stream_module, "CLOSE_DEADLINE", 1000.0)
@@ -404,65 +321,6 @@ async def test_closing_does_not_wait_for_ever_for_an_end_that_says_nothing(end, 
             await Reader(links[1 - end], 4).read()
 
 
-async def test_closing_reads_over_what_the_other_end_still_says():
-    async with linked() as (one, two):
-        for _ in range(3):
-            await one.stream.send(pb.Frame())
-        closing = asyncio.create_task(two.stream.close())
-        await one.stream._call.done_writing()
-        await soon(closing)
-
-
-async def test_a_callee_reads_and_sends_no_more_when_its_handler_has_returned():
-    async with linked() as (one, two):
-        two.stream.cancel()
-        await soon(one.stream.close())
-        for _ in range(2):
-            with pytest.raises(LinkLost):
-                await Reader(two, 4).read()
-            with pytest.raises(LinkLost):
-                await soon(two.send_confirm(b"members"))
-        await soon(two.stream.close())
-
-
-async def test_a_callee_that_ends_early_has_ended_the_stream():
-    async with linked() as (one, two):
-        two.stream.cancel()
-        with pytest.raises(LinkLost, match=r"^ended the stream$"):
-            await Reader(one, 4).read()
-        with pytest.raises(LinkLost, match=r"^ended the stream$"):
-            await soon(one.send_confirm(b"members"))
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        (grpc.StatusCode.OK, "ended the stream"),
-        (grpc.StatusCode.CANCELLED, "ended the stream"),
-        (grpc.StatusCode.UNAVAILABLE, "can't be reached"),
-        (grpc.StatusCode.DEADLINE_EXCEEDED, "did not answer in time"),
-        (grpc.StatusCode.UNAUTHENTICATED, "does not accept who we are"),
-        (grpc.StatusCode.RESOURCE_EXHAUSTED, "is busy"),
-        (grpc.StatusCode.INVALID_ARGUMENT, f"refused the call: {'x' * 120}"),
-        (grpc.StatusCode.INTERNAL, "broke the connection off"),
-        (grpc.StatusCode.UNKNOWN, "failed on its side"),
-    ],
-)
-def test_people_read_words_and_only_a_few_of_a_stranger(code, words):
-    assert explain(code, "x" * 1000) == words
-    assert explain(code, None) == words.partition(": x")[0]
-
-
-async def test_a_callee_that_does_not_answer_in_time_is_lost():
-    async with listening() as callee, calling() as channels:
-        stub = await channels.stub(callee.info())
-        metadata = channels.metadata(callee.identity.peer_id)
-        stream = stream_module.CallerStream(stub.Swap(metadata=metadata, timeout=0.1))
-        with pytest.raises(LinkLost, match="did not answer in time"):
-            await soon(stream.receive())
-        assert isinstance(await soon(callee.ended.get()), asyncio.CancelledError), "and is told so"
-
-
 @pytest.mark.parametrize("end", [0, 1])
 async def test_giving_up_tells_why(end):
     async with linked() as links:
@@ -474,15 +332,6 @@ async def test_giving_up_tells_why(end):
         with pytest.raises(LinkLost, match="gave up: the trainer failed") as caught:
             await Reader(links[1 - end], 4).read()
         assert len(str(caught.value)) == len("gave up: ") + 200
-
-
-async def test_an_end_that_has_no_more_to_say_before_it_has_confirmed_has_broken_off():
-    async with linked() as (one, two):
-        closing = asyncio.create_task(one.stream.close())
-        with pytest.raises(LinkLost, match="ended the stream"):
-            await Reader(two, 4).read()
-        two.stream.cancel()
-        await closing
 
 
 async def test_a_content_is_held_once_at_each_end():
@@ -621,15 +470,6 @@ async def test_nothing_else_is_taken_in_while_a_share_is_on_its_way():
             await Member(two, 4, 4).read()
 
 
-@pytest.mark.parametrize("end", [0, 1])
-async def test_a_member_that_gives_up_tells_why(end: int):
-    async with linked(GroupLink) as links:
-        await links[end].send(frames.roll(["a"]))
-        await links[end].send_abandon("is not in the list of members")
-        with pytest.raises(LinkLost, match="gave up: is not in the list of members"):
-            await Member(links[1 - end], 4, 4).read()
-
-
 @given(
     st.sets(st.text(min_size=1, max_size=64), min_size=1, max_size=8),
     st.sets(st.integers(0, 7), min_size=1),
@@ -649,9 +489,6 @@ def test_rolls_members_and_commits_arrive_as_they_were_sent(peers, places, votes
 # Offers
 
 NUMBERS = ("round", "swarm_step", "steps", "tokens", "version")
-READY = Readiness(
-    training=True, busy=False, has_room=True, min_steps=0, step_is_supported=True, fragment_count=4
-)
 
 
 @given(
@@ -705,11 +542,6 @@ def test_an_offer_with_marks_that_can_not_be_is_refused(previous):
         frames.from_message(message)
 
 
-def test_an_offer_without_any_field_is_refused():
-    with pytest.raises(ProtocolViolation):
-        frames.from_message(pb.Offer())
-
-
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_negative_number_on_the_wire_is_a_huge_one_and_is_refused(name):
     minus_one = b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"
@@ -718,33 +550,6 @@ def test_a_negative_number_on_the_wire_is_a_huge_one_and_is_refused(name):
         frames.from_message(
             pb.Offer.FromString(frames.to_message(OFFER).SerializeToString() + tag + minus_one)
         )
-
-
-@pytest.mark.parametrize(
-    ("field", "refusal"),
-    [
-        ("fragment", Refusal.UNKNOWN_FRAGMENT),
-        ("protocol", Refusal.OTHER_PROTOCOL),
-    ],
-)
-def test_what_an_offer_names_that_we_do_not_have_is_refused_with_the_reason(field, refusal):
-    message = frames.to_message(OFFER)
-    setattr(message, field, 2**32 - 1)
-    assert consider(frames.from_message(message), OFFER, READY) is refusal
-    assert consider(frames.from_message(frames.to_message(OFFER)), replace(OFFER), READY) is None
-
-
-@pytest.mark.parametrize("refusal", Refusal)
-def test_a_refusal_arrives_and_is_told_in_our_own_words(refusal):
-    message = frames.refuse(refusal).refuse
-    message.detail = "send money to"
-    assert frames.read_refusal(message) == (refusal, REFUSAL_TEXT[refusal])
-
-
-def test_a_refusal_without_a_known_reason_is_a_violation():
-    with pytest.raises(ProtocolViolation, match="unknown reason 'xxx") as caught:
-        frames.read_refusal(pb.Refuse(reason="x" * 1_000_000))
-    assert len(str(caught.value)) < 100
 
 
 class Clock:
