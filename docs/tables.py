@@ -22,14 +22,13 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from lowcomm_node.catalogue import ERRORS, EXCHANGES, PHASES, REFUSALS, WAITS, WARNINGS, Explanation
+from lowcomm_node.catalogue import EXCHANGES, WAITS, WARNINGS, Explanation
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
 from lowcomm_node.planner.plan import Plan, plan
 from lowcomm_node.planner.question import question_of, run_of
 from lowcomm_node.planner.words import plan_in_words
 from lowcomm_node.status.events import KINDS
 from lowcomm_node.status.model import Contribution, Limits, PeerStatus, Ping, Status
-from lowcomm_node.status.track import OTHERS, SAMPLED
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
 from lowcomm_protocol.spec.document import ADDED
@@ -117,14 +116,6 @@ def owner() -> Iterator[str]:
                 bounds = _bounds_of(NodeSettings.model_fields[name]).removeprefix("of ")
                 yield f"| `{flag}` | {bounds} | {default_of(name)} | {setting.text} |"
         yield ""
-
-
-def tracked() -> Iterator[str]:
-    """Every figure that a tracker gets."""
-    yield from ("| name | what it is |", "|---|---|")
-    told = {one.name: one.text for one in SAMPLED} | OTHERS
-    for name, text in told.items():
-        yield f"| `{name}` | {text} |"
 
 
 def presets() -> Iterator[str]:
@@ -261,13 +252,9 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "settings": settings,
     "architectures": architectures,
     "owner": owner,
-    "tracked": tracked,
     "presets": presets,
     "added": added,
     "events": events,
-    "errors": partial(messages, ERRORS),
-    "refusals": partial(messages, REFUSALS),
-    "phases": partial(messages, PHASES),
     "waits": partial(messages, WAITS),
     "warnings": partial(messages, WARNINGS),
     "exchanges": partial(messages, EXCHANGES),
