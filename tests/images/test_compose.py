@@ -1,15 +1,12 @@
 """The swarm of compose.yaml, and behind routers that of compose.wan.yaml: it exchanges, learns, and
 survives what is done to it."""
 
-import re
 import time
 from typing import Any
 
 import pytest
 from engine import Engine
-from house import START, House, house
-
-from helpers.waiting import until
+from house import House, house
 
 pytestmark = [pytest.mark.images, pytest.mark.soak, pytest.mark.timeout(3600)]
 LEAVING = 45.0
@@ -133,58 +130,3 @@ def scaled(swarm: House) -> None:
     assert len(peers) == 6
     newest = swarm.until(nodes[-1], has_exchanged(1), "the newest exchanges")
     assert newest["peers"] == 5
-
-
-def test_behind_nat_on_slow_lines_that_lose_packets_it_still_learns(engine: Engine) -> None:
-    with house(engine, "lc-wan", "compose.yaml", "compose.wan.yaml") as swarm:
-        nodes = swarm.containers("node")
-        assert len(nodes) == 4
-        until(
-            lambda: all(
-                "20 Mbit/s, 30 ms" in swarm.logs(name) for name in swarm.containers("router")
-            ),
-            120,
-            "lines",
-        )
-        for name in nodes:
-            swarm.until(
-                name,
-                lambda s: trains(s) and has_exchanged(3)(s),
-                "training and exchanging",
-                2 * START,
-            )
-        routes = [
-            peer["route"] for name in nodes for peer in swarm.ask(name, "lowcomm-node", "peers")
-        ]
-        assert not any(str(route).startswith("direct") for route in routes), (
-            f"nobody is dialed past the routers: {routes}"
-        )
-        for name in nodes:
-            swarm.until(name, has_learned, "its loss on held-out text falls", 2 * START)
-            rights = swarm.engine.podman(
-                "exec",
-                name,
-                "grep",
-                "-h",
-                "-E",
-                "^(Uid|CapEff|CapBnd)",
-                f"/proc/{node_of(swarm, name)}/status",
-            )
-            assert rights.split()[1] == "10001" and rights.count("0" * 16) == 2, rights
-            assert is_healthy(swarm, name)
-        engine.podman("stop", "--time", "20", "lc-wan_router1_1")
-        counted = re.findall(
-            r"(?m)^(?:out|in): (\d+) packets, (\d+) lost", swarm.logs("lc-wan_router1_1")
-        )
-        print(f"routes {routes}; packets and losses {counted}")
-        assert len(counted) == 2
-        assert all(
-            0.003 < int(lost) / int(offered) < 0.03 and int(offered) > 1000
-            for offered, lost in counted
-        ), counted
-
-
-def node_of(swarm: House, name: str) -> str:
-    """The process id of the node in its container."""
-    read = "import json; print(json.load(open('/tmp/home/control.json'))['pid'])"
-    return swarm.engine.podman("exec", "--user", "lowcomm", name, "python3", "-c", read).strip()

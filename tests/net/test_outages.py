@@ -80,22 +80,3 @@ def test_training_outlives_an_outage_and_a_change_of_address(
     assert a.child.poll() is None and b.child.poll() is None
     assert steps(a) > during
     assert a.events("addresses.changed")
-
-
-@pytest.mark.soak
-def test_a_pair_that_has_only_ipv6_exchanges_directly(lab: Lab, tmp_path: Path) -> None:
-    a, b = started(
-        tmp_path, [lab.public(name, ip=(6,)) for name in ("server", "one", "other")], version=6
-    )
-    until_exchanged((a, b), 1, START)
-    b_id, a_id = (node.until(bool, "answering")["peer_id"] for node in (b, a))
-    routes = until(
-        lambda: [
-            told(node, peer).get("route")
-            for node, peer in ((a, b_id), (b, a_id))
-            if told(node, peer).get("route")
-        ],
-        START,
-        "a route is known",
-    )
-    assert any(route.startswith("direct [2a00:") for route in routes), routes

@@ -152,19 +152,6 @@ async def test_runs_that_a_clock_ahead_has_made_expire_are_published_again(
     assert set(await door.creator.lookup(RUNS_KEY)) == {make_run("a").run_id}
 
 
-async def test_a_full_server_keeps_what_it_has_and_says_so_once(tmp_path: Path) -> None:
-    door = Door(tmp_path, max_runs=1)
-    door.registry.add(make_run("a"))
-    await door.server.start()
-    await door.publish(make_run("b"))
-    await door.server.look()
-    await door.server.look()
-    assert door.registry.runs() == [make_run("a")]
-    assert [
-        (event["name"], "--max-runs" in event["reason"]) for event in door.told("run.not_kept")
-    ] == [("b", True)]
-
-
 # Who leaves
 
 
@@ -236,24 +223,6 @@ def test_one_network_gets_a_quarter_of_the_places(tmp_path: Path, clock: Clock) 
         registry.add(signed("junk"), "198.51.100.0/24")
     assert registry.add(signed("other"), "203.0.113.0/24")
     assert registry.add(signed("operator"), "198.51.100.0/24", own=True)
-
-
-async def test_a_run_that_has_left_does_not_come_back_from_what_the_dht_still_holds(
-    tmp_path: Path,
-) -> None:
-    door, clock = Door(tmp_path), Clock()
-    door.registry._clock = clock
-    await door.server.start()
-    await door.publish(make_run("a"))
-    await door.server.look()
-    clock.now += DAY
-    await door.server.look()
-    await door.server.look()
-    assert [event["name"] for event in door.told("run.left")] == [
-        "a"
-    ] and door.registry.runs() == []
-    kept = await door.server.keep(make_run("a").run_id, "203.0.113.1")
-    assert kept.kept and kept.seconds == pytest.approx(DAY), "its creator asks for it again"
 
 
 async def test_a_run_that_its_peers_have_finished_is_over_until_one_trains_it(

@@ -148,20 +148,6 @@ def test_a_series_spans_the_life_of_a_run_in_a_bounded_number_of_points() -> Non
     assert times[0] == NOW and times[-1] > NOW + 29 * 24 * 3600 and times == sorted(times)
 
 
-@pytest.mark.parametrize("left", [b"", b"{}", b'{"figures": []}', b"\xff", b"[" * 10**5])
-def test_a_damaged_history_is_set_aside_and_a_sound_one_kept(tmp_path: Path, left: bytes) -> None:
-    path = tmp_path / "history.json"
-    history, swarm = History(path), Swarm(RUN)
-    history.of(RUN.run_id).add(swarm.view(NOW, ADDRESS), NOW)
-    history.save()
-    again = History(path)
-    assert again.of(RUN.run_id).points == history.of(RUN.run_id).points and not again.damaged
-    path.write_bytes(left)
-    damaged = History(path)
-    assert damaged.damaged and not damaged.of(RUN.run_id).points
-    assert path.with_suffix(".damaged").read_bytes() == left
-
-
 async def test_one_address_that_holds_all_connections_keeps_no_other_out(
     page: SwarmPage,
 ) -> None:

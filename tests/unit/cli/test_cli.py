@@ -26,7 +26,6 @@ from lowcomm_node.catalogue import code_of
 from lowcomm_node.cli import app, common, watch
 from lowcomm_node.errors import NotRunning
 from lowcomm_node.node.process import Trainer
-from lowcomm_node.owner.settings import SETTINGS, flag_of
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import load_or_create_identity, write_atomic
@@ -149,18 +148,6 @@ def test_the_help_names_every_command(cli: Cli) -> None:
     assert set(typer.main.get_group(app).commands) == set(COMMANDS), "all that there are"
     shown = cli("--help").out
     assert [command for command in COMMANDS if not re.search(rf"\b{command}\b", shown)] == []
-
-
-def test_every_setting_is_an_option_of_join_and_none_is_without_help() -> None:
-    options = {option.name: option for option in typer.main.get_group(app).commands["join"].params}
-    assert {name: options[name].opts[0] for name in SETTINGS} == {
-        name: flag_of(name) for name in SETTINGS
-    }
-    assert [name for name in SETTINGS if SETTINGS[name].text not in options[name].help] == []
-    assert {name for name, option in options.items() if option.secondary_opts} == {
-        "stay",
-        "only_idle",
-    }
 
 
 # errors
@@ -329,30 +316,6 @@ def test_a_reader_that_stops_reading_is_no_error_of_ours(tmp_path: Path, unbuffe
     )  # fmt: skip
     os.close(writing)
     assert done.stderr == ""
-
-
-# what a home is
-
-
-def test_the_peer_id_is_made_once_and_stays(cli: Cli, tmp_path: Path) -> None:
-    first = cli("id")
-    assert first.code == 0
-    assert first.out.startswith("12D3KooW")
-    assert cli("id", "--json").json["peer_id"] == first.out.strip()
-    assert Paths(tmp_path / "home").identity.stat().st_mode & 0o777 == 0o600
-    assert cli("id", "--home", str(tmp_path / "other")).out != first.out
-
-
-def test_config_tells_where_each_value_comes_from(
-    cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOWCOMM_PORT", "31331")
-    shown = cli("config", "--json").json
-    assert shown["port"] == {"value": 31331, "source": "environment LOWCOMM_PORT"}
-    assert shown["keep"]["source"] == "default"
-    assert "31331" in next(
-        line for line in cli("config").out.splitlines() if line.startswith("port ")
-    )
 
 
 # runs
@@ -530,18 +493,6 @@ def test_verify_tells_which_checkpoint_is_damaged(store: CheckpointStore, cli: C
     assert ended.code == 1
     assert ended.err.startswith("error: Damaged: 100.")
     assert "ok" in next(line for line in ended.out.splitlines() if line.split()[0] == "200")
-
-
-def test_export_writes_the_newest_or_the_one_that_is_asked_for(
-    store: CheckpointStore, cli: Cli, tmp_path: Path
-) -> None:
-    for extra, step in ([], 200), (["--step", "100"], 100):
-        folder = tmp_path / f"export-{step}"
-        ours = ["--format", "safetensors"]
-        assert cli("checkpoint", "export", str(folder), *ours, *extra).code == 0
-        assert json.loads((folder / "config.json").read_text())["swarm_step"] == step
-        assert (folder / "weights.safetensors").is_file()
-    assert cli("checkpoint", "export", str(tmp_path / "export-200")).code == 1
 
 
 # waiting for a node

@@ -46,15 +46,6 @@ def test_init_writes_the_best_of_the_plan_and_the_line_that_it_is_for(cli, tmp_p
     }
 
 
-def test_a_run_that_names_its_line_is_planned_anew_without_options(cli, tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    cli("init", str(file), "--plan", "--parameters", "10M", *LINE)
-    again = json.loads(cli("plan", str(file), "--json"))
-    assert again == json.loads(cli("plan", str(file), *LINE, "--json"))
-    other = json.loads(cli("plan", str(file), "--peers", "8", "--json"))
-    assert (other["peers"], other["line"]) == (8, again["line"]), "an option comes before the file"
-
-
 @pytest.mark.parametrize(
     ("options", "told"),
     [
@@ -68,14 +59,6 @@ def test_what_a_plan_lacks_is_named_as_it_is_given(
     monkeypatch.setattr(sys, "argv", ["lowcomm-node", "plan", "--parameters", "10M", *options])
     assert common.run(app) == os.EX_CONFIG
     assert told in " ".join(capsys.readouterr().err.split())
-
-
-def test_a_mistake_in_the_line_of_a_file_is_named_there(cli, tmp_path: Path) -> None:
-    file = tmp_path / "run.toml"
-    cli("init", str(file), "--plan", *LINE)
-    file.write_text(file.read_text().replace('up = "20Mbit"', 'up = "fast"'))
-    with pytest.raises(AssertionError, match=r"run\.toml: \[plan\] up = fast"):
-        cli("plan", str(file))
 
 
 def test_create_warns_where_the_line_makes_an_interval_longer(cli, tmp_path: Path) -> None:

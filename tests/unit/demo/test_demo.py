@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from helpers.statuses import make_status
 from lowcomm_node.demo.demo import Lines
@@ -146,7 +145,3 @@ def test_only_what_somebody_may_use_stays(tmp_path: Path) -> None:
     )
     assert left == ["node-1/log.jsonl", (last / "file").relative_to(tmp_path).as_posix()]
     assert bytes_in(tmp_path) == 101
-
-
-class Writer(torch.nn.Module):
-    """Stands in for a model: ``generate`` is replaced below."""

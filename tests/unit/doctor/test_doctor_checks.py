@@ -8,7 +8,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import strategies as st
 
 from helpers.statuses import make_peer, make_status
 from lowcomm_node.doctor import checks
@@ -206,13 +205,6 @@ def test_a_finding_says_what_was_seen_and_what_to_do(
     assert never not in text, found
 
 
-def test_figures_tell_the_same_to_programs():
-    assert finding(checks.outside, survey=SHUT).figures == {**NOTHING, "relays": [RELAY]}
-    for seen, kind in ((SHUT, "port-restricted"), (SYMMETRIC, "symmetric"), (OPEN, "none")):
-        assert finding(checks.nat, survey=seen).figures["kind"] == kind
-    assert f"[{SIX}]:9" in finding(checks.nat, survey=over_six(ALL_SIX)).figures["seen"]
-
-
 EXIT = [([], 0), (["dht"], 6), (["node"], 4), (["node", "dht"], 6)]
 
 
@@ -220,14 +212,6 @@ EXIT = [([], 0), (["dht"], 6), (["node"], 4), (["node", "dht"], 6)]
 def test_a_swarm_that_does_not_answer_has_an_exit_code_of_its_own(faults: list[str], code: int):
     others = [Finding("gpu", state, "") for state in (WARNING, UNKNOWN, OK)]
     assert exit_code([*others, *(Finding(name, FAULT, "") for name in faults)]) == code
-
-
-async def test_a_check_is_a_function_and_a_line_in_the_table():
-    def weather(seen: Observations) -> Finding:
-        return Finding("weather", FAULT, f"rain at {seen.home}")
-
-    found = await check(Observations(home=HOME), [lambda _: None, weather, checks.dht])
-    assert [one.name for one in found] == ["weather", "dht"]
 
 
 async def test_a_network_that_was_not_looked_at_says_how_it_can_be(
@@ -278,10 +262,6 @@ def test_a_kind_of_router_is_told_by_what_shows_it(
     others = [replace(one, socket=str(number)) for number, one in enumerate(seen)]
     if kind in (Nat.SYMMETRIC, Nat.RESTRICTED):
         assert kind_of_nat(own, others, calls_come_in) is Nat.BEHIND, "ports of ours that differ"
-
-
-HOSTS = st.sampled_from([LAN, OUTER, "44.128.0.12", "10.0.0.1", SIX, "::1"])
-SEEN = st.builds(ObservedAddress, HOSTS, st.sampled_from(["tcp", "p"]), HOSTS, st.integers(1, 9))
 
 
 @pytest.mark.parametrize("address", ["44.128.0.13/tcp/99999999999", "44.128.0.13/tcp/0"])
@@ -350,12 +330,6 @@ def test_a_gpu_that_the_node_does_not_use_is_told(monkeypatch: pytest.MonkeyPatc
     gpu = finding(checks.gpu, status=STATUS)
     assert gpu.state is WARNING and "--device cuda" in gpu.remedy
     assert gpu.figures == {"gpus": [{"name": "H100", "total": GPU.total, "free": GPU.free}]}
-
-
-def test_what_the_driver_prints_is_read(monkeypatch: pytest.MonkeyPatch):
-    told = SimpleNamespace(stdout=b"NVIDIA H100, SXM, 81559, 80000\nno such line\n")
-    monkeypatch.setattr(checks.subprocess, "run", lambda *_, **__: told)
-    assert checks.gpus() == [("NVIDIA H100, SXM", 81559 * 2**20, 80000 * 2**20)]
 
 
 def test_a_machine_can_be_looked_at_before_there_is_a_home(

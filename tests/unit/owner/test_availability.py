@@ -12,14 +12,10 @@ from hypothesis import strategies as st
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner import availability
 from lowcomm_node.owner.availability import (
-    BUSY_SECONDS,
     Availability,
-    IdleDetector,
-    Load,
-    Work,
     read_logind,
 )
-from lowcomm_node.owner.rules import FOREVER, MachineUse, Rule, Rules, holds, read_schedule
+from lowcomm_node.owner.rules import MachineUse, Rule, Rules, holds, read_schedule
 
 HERE = timezone(timedelta(hours=2))
 
@@ -137,15 +133,6 @@ def test_each_rule_has_its_reason() -> None:
     )
 
 
-def test_a_pause_tells_its_end_so_that_no_day_is_mistaken() -> None:
-    noon = at("Mon 12:00")
-    ends = [FOREVER, noon.timestamp() + 86400, noon.timestamp() + 30 * 86400]
-    texts = [holds(Rules(), until, MachineUse(), noon)[0].text for until in ends]
-    assert "lowcomm-node resume" in texts[0]
-    assert texts[1].endswith("until Tue 12:00")
-    assert texts[2].endswith("until 2026-02-04 12:00")
-
-
 # Pause and resume
 
 
@@ -254,34 +241,6 @@ def test_a_damaged_pause_is_named_with_its_remedy(tmp_path: Path, content: str) 
 
 
 # The machine
-
-
-def test_others_load_is_a_mean_over_a_minute() -> None:
-    load = Load()
-    assert [load.saw(Work(float(second), 2.0 * second)) for second in range(0, 60, 5)] == [0.0] * 12
-    assert load.saw(Work(BUSY_SECONDS, 120.0)) == 2.0
-    quiet = [load.saw(Work(BUSY_SECONDS + second, 120.0)) for second in range(5, 65, 5)]
-    assert quiet == sorted(quiet, reverse=True) and quiet[-1] == 0.0
-
-
-def look_at_laptop(status: str, online: int) -> bool | None:
-    """What is seen of a battery and a plug as Linux tells of them, by the files of its ABI
-    (sysfs-class-power)."""
-    told = {
-        "BAT0": {
-            "status": status,
-            "capacity": 62,
-            "energy_now": 31_000_000,
-            "energy_full": 50_000_000,
-        },
-        "AC0": {"online": online},
-    }
-    for device, values in told.items():
-        folder = Path("/sys/class/power_supply") / device
-        folder.mkdir(parents=True)
-        for name, value in values.items():
-            (folder / name).write_text(f"{value}\n")
-    return IdleDetector(use=False, battery=True).look().on_battery
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,9 @@ import pytest
 from helpers.slow_lines import MBIT, Swarm
 from lowcomm_node.planner import pace
 from lowcomm_node.planner.pace import Pace
-from lowcomm_node.planner.question import Line, run_of
+from lowcomm_node.planner.question import Line
 from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
-from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.run import RunSpec
 
 SECONDS = 400.0
@@ -55,25 +54,6 @@ def test_interval_and_wait_are_those_of_peers_in_virtual_time(
     assert planned.merged_seconds == pytest.approx(waited, rel=0.15)
 
 
-def test_a_line_that_carries_the_preset_leaves_its_interval() -> None:
-    wide = pace_on(line_of(100.0), 2.0)
-    assert wide.interval == wide.fitting_interval == 5
-
-
-def test_half_the_line_twice_the_interval_whichever_direction_is_slower() -> None:
-    wide, narrow = (pace_on(line_of(mbit), 0.1) for mbit in (4.0, 2.0))
-    assert narrow.interval == pytest.approx(2 * wide.interval, rel=0.01)
-    line = narrow.line
-    turned = pace_on(Line(up=line.down, down=line.up, latency=line.latency), 0.1)
-    assert turned.interval == narrow.interval
-
-
-def test_a_far_line_is_waited_for_by_an_exchange_and_not_by_the_line() -> None:
-    near, far = (pace_on(line_of(8.0, latency), bytes=1000) for latency in (0.05, 2.0))
-    assert far.steps > near.steps
-    assert far.line_seconds == near.line_seconds
-
-
 @pytest.mark.parametrize("mbit", [0.5, 2.0, 8.0, 30.0])
 def test_an_interval_that_fits_results_as_it_is_written(mbit: float) -> None:
     interval = pace_on(line_of(mbit), 0.3, values=1e7).fitting_interval
@@ -108,19 +88,3 @@ def test_contents_of_a_group_are_what_the_member_that_sends_most_writes(members:
         one.forget()
         sent.append(sum(shares) + (members - 1) * mean)
     assert pace.contents(sync_of("streaming-diloco"), NUMEL, members) == max(sent)
-
-
-@pytest.mark.parametrize("method", [name for name in PRESETS if name != "local"])
-def test_what_agrees_on_an_exchange_is_little_beside_a_large_model(method: str) -> None:
-    sync = sync_of(method)
-    members = min(sync.group, 8)
-    sent = pace.contents(sync, 25_000_000, members)
-    assert 0 < pace.control(sync, sent, members) < 0.01 * sent
-    assert pace.contents(sync, NUMEL, 1) == pace.control(sync, 0, 1) == 0, "alone"
-
-
-def test_fragments_are_those_of_the_plan_that_peers_make() -> None:
-    spec = run_of(1_000_000, 4)
-    sizes = pace.fragment_sizes(spec)
-    assert len(sizes) == spec.sync.fragments
-    assert sum(sizes) == pytest.approx(1_000_000, rel=0.1)

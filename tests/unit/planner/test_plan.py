@@ -7,8 +7,6 @@ import pytest
 from lowcomm_node.planner.plan import Plan, Shares, as_written, plan, with_choice
 from lowcomm_node.planner.question import Line, Question, run_of
 from lowcomm_node.planner.words import interval_in_words, plan_in_words
-from lowcomm_node.trainer.memory import estimate_memory
-from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_protocol.spec.run import RunSpec
 
 MBIT = 1e6 / 8
@@ -40,22 +38,10 @@ def test_each_fits_the_line_as_the_plan_would_write_it(told: Plan) -> None:
         assert again.exchange == choice.exchange
 
 
-def test_the_best_keeps_most_of_the_gain(told: Plan) -> None:
-    known = [one.share.share for one in told.choices if one.share and one.share.share is not None]
-    assert known == sorted(known, reverse=True)
-    assert told.best.share.share == known[0]
-
-
 def test_a_narrower_line_takes_a_longer_interval_and_keeps_less() -> None:
     wide, narrow = (plan(question(mbit=mbit), from_file=False).best for mbit in (20.0, 2.0))
     assert narrow.interval > wide.interval
     assert narrow.share.share < wide.share.share
-
-
-def test_memory_is_what_a_node_reckons_before_it_trains(told: Plan) -> None:
-    spec = with_choice(question().spec, told.best)
-    assert told.best.memory.host_bytes == estimate_memory(spec, False, cut=Cut(1, True)).host_bytes
-    assert told.best.memory.gpu_bytes == estimate_memory(spec, True, cut=Cut(1, True)).device_bytes
 
 
 def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lowcomm_node.planner.question import count, model_of, read_parameters, run_of
+from lowcomm_node.planner.question import count, model_of, read_parameters
 
 
 @pytest.mark.parametrize(
@@ -24,15 +24,3 @@ def test_a_model_has_about_so_many_parameters_and_a_usual_shape(wanted: int) -> 
     model = model_of(wanted)
     assert count(model) == pytest.approx(wanted, rel=0.25)
     assert 32 <= model.width / model.layers <= 128
-
-
-def test_a_run_of_it_sees_twenty_tokens_a_parameter() -> None:
-    spec = run_of(10**8, 8)
-    assert spec.run.steps * spec.tokens_per_step * 8 == pytest.approx(20 * 10**8, rel=1e-3)
-
-
-@pytest.mark.parametrize("vocab", [256, 50_000])
-def test_the_vocabulary_is_that_of_the_tokenizer(vocab: int) -> None:
-    spec = run_of(3 * 10**7, 4, vocab)
-    assert spec.model.vocab == vocab
-    assert count(model_of(3 * 10**7, vocab)) == pytest.approx(3 * 10**7, rel=0.25)

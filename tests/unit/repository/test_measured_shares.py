@@ -6,8 +6,3 @@ from helpers.scripts import load_benchmark
 def test_the_shares_that_the_package_brings_are_those_of_the_results() -> None:
     script = load_benchmark("measured_shares")
     assert script.OUT.read_text() == script.content(), "run `python benchmarks/measured_shares.py`"
-
-
-def a_point(**what: object) -> dict[str, object]:
-    alike = {"optimizer": "muon", "method": "lowcomm", "peers": 4}
-    return alike | {"interval": 69, "steps": 2800, "shares": {0: 0.5}} | what

@@ -3,7 +3,6 @@ are trained with."""
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated, Any
 
 import pytest
@@ -18,9 +17,6 @@ from lowcomm_node.models.inference import generate
 from lowcomm_node.simulation import simulate
 from lowcomm_node.trainer.memory import estimate_memory
 from lowcomm_protocol.errors import SpecError
-from lowcomm_protocol.spec.names import (
-    Table,
-)
 from lowcomm_protocol.spec.run import RunSpec, check_new_run, parse_canonical
 from lowcomm_protocol.spec.sections import ModelSettings
 
@@ -49,15 +45,6 @@ def spec_of(model: dict[str, Any] | None = None, method: str = "noloco", **sync:
             "sync": {"method": method, "interval": 6} | sync,
         }
     )
-
-
-@contextmanager
-def registered(table: Table[Any], name: str, entry: Any) -> Iterator[None]:
-    table.register(name, entry)
-    try:
-        yield
-    finally:
-        table.unregister(name)
 
 
 class BigramSettings(ModelSettings):

@@ -19,22 +19,3 @@ def tables():
 def test_every_table_says_what_the_code_says(tables):
     stale = [page.name for page, now, wanted in tables.pages() if now != wanted]
     assert not stale, f"run `make tables`: {', '.join(stale)} do not say what the code says"
-
-
-def test_every_table_has_a_place(tables):
-    placed = {
-        found["name"]
-        for page in DOCS.glob("*.md")
-        for found in tables.BLOCK.finditer(page.read_text())
-    }
-    assert placed == set(tables.TABLES)
-
-
-def test_a_setting_that_changes_makes_its_table_stale(tables):
-    page = (DOCS / "specification.md").read_text()
-    assert (
-        tables.filled(
-            page.replace("| `model.layers` | integer 1 to 512", "| `model.layers` | integer")
-        )
-        == page
-    )

@@ -6,16 +6,11 @@ from pathlib import Path
 import pytest
 
 from helpers.journals import NOW, RUN, exchanged, sample, write_down
-from helpers.statuses import make_status
 from lowcomm_node.node.messages import Evaluated
 from lowcomm_node.status import track as batches
 from lowcomm_node.status.journal import Journal
-from lowcomm_node.status.metrics import NodeCollector
 from lowcomm_node.status.track import (
     HELD_OUT,
-    OTHERS,
-    SAMPLED,
-    WAITING,
     WORST_BLOCK,
     TrackedPoint,
     TrackerPosition,
@@ -64,21 +59,6 @@ def test_everything_comes_once_and_in_the_order_of_time(
     assert [(one.step, one.number) for one in later] == [(200, len(points))]
 
 
-def test_counts_go_on_where_a_node_began_anew_and_waiting_is_a_share(tmp_path: Path) -> None:
-    again = sample(4, completed=1, bytes_sent=300, computing=1.5, waited=1.5)
-    path = write_down(tmp_path, [], [sample(1), sample(2), again, sample(5, completed=2)])
-    values = [one.values for one in read_all(path)[0]]
-    assert [one["lowcomm_exchanges_total/applied"] for one in values] == [1, 2, 3, 4]
-    assert [one["lowcomm_content_bytes_total/sent"] for one in values] == [1000, 2000, 2300, 7000]
-    assert [one[WAITING] for one in values[:3]] == pytest.approx([0.1, 0.1, 0.5])
-
-
-def test_a_node_that_only_stands_there_tells_nothing_new(tmp_path: Path) -> None:
-    still = [sample(3, time=NOW + 100 * k, memory=k, peers=k) for k in range(1, 5)]
-    path = write_down(tmp_path, [], [sample(2, swarm_step=None), *still])
-    assert [one.step for one in read_all(path)[0]] == [30]
-
-
 def test_a_journal_that_began_anew_is_followed_and_nothing_of_it_is_told_twice(
     tmp_path: Path,
 ) -> None:
@@ -104,28 +84,3 @@ def test_a_tracker_is_told_the_settings_of_the_run_and_nobody_who_may_join_it(
     assert tracked.step_tokens == RUN.spec.tokens_per_step
     bare = tracked_of(tmp_path / "gone", "abc")
     assert (bare.run, bare.node, bare.settings) == ("abc", "gone", {})
-
-
-def test_every_name_but_a_share_is_that_of_a_metric() -> None:
-    status = make_status(
-        trainer={
-            "swarm_step": 1,
-            "steps": 1,
-            "tokens": 1,
-            "loss": 1.0,
-            "val_loss_last": 1.0,
-            "tokens_per_second": 1.0,
-            "learning_rate": 0.1,
-            "computing": 1.0,
-            "waited": {"merge": 1.0},
-            "memory": {"taken": 1, "most": 2, "reckoned": 3, "trainer": 1, "daemon": 1},
-        },
-        exchanges={"worst_block": 0.5},
-    )
-    known = {
-        "/".join([one.name, *one.labels.values()])
-        for metric in NodeCollector(status).collect()
-        for one in metric.samples
-    }
-    told = {one.name for one in SAMPLED} | set(OTHERS)
-    assert told - {WAITING} <= {*known, *(name.rpartition("/")[0] for name in known)}

@@ -23,7 +23,6 @@ from lowcomm_node.status.events import Board, Notice, Resumed, Warned
 from lowcomm_node.status.journal import (
     COLUMNS,
     NOT_WRITTEN,
-    ExchangeFilter,
     Journal,
     JournalFile,
     Recorder,
@@ -34,7 +33,6 @@ from lowcomm_node.system.events import Event
 from lowcomm_protocol.exchange.events import Outcome
 
 NOW = 1_800_000_000.0
-LONG = "12D3KooW" + "x" * 44
 SAMPLE = Sample(
     time=NOW,
     phase="training",
@@ -89,28 +87,6 @@ async def test_what_a_node_told_is_read_as_it_was_told(path: Path):
     assert journal.exchanges(10) == [events[1]]
     assert [entry.notice.event for entry in journal.last_notices(1)] == events[-1:]
     assert len(journal.samples()) == 1
-
-
-async def test_what_was_told_before_the_run_was_found_is_kept_and_a_later_start_adds(path: Path):
-    await recorded(path, exchange(1))
-    await recorded(path, exchange(2))
-    assert [one.round for one in Journal(path).exchanges(10)] == [1, 2]
-
-
-def test_exchanges_are_found_by_outcome_peer_and_time(path: Path):
-    told = [exchange(1), exchange(2, Outcome.FAILED), exchange(3, peer="12D3B"), exchange(4)]
-    file = JournalFile(path)
-    file.add([row(one, one.time) for one in told], [])
-    journal = Journal(path)
-
-    def found(wanted: ExchangeFilter, limit: int = 10) -> list[int]:
-        return [one.round for one in journal.exchanges(limit, wanted)]
-
-    assert found(ExchangeFilter(outcome="failed")) == [2]
-    assert found(ExchangeFilter(peer="D3B")) == [3]
-    assert found(ExchangeFilter(since=NOW + 3)) == [3, 4]
-    assert found(ExchangeFilter(), limit=2) == [3, 4]
-    file.close()
 
 
 def test_a_killed_writer_loses_nothing_that_it_added(path: Path):

@@ -80,7 +80,6 @@ TRADING: dict[str, Any] = {
     "bytes_expected": 1_873_408,
     "seconds": 1.5,
 }
-STARTING = JOINING | {"run": None, "waiting": "looking for the swarm"}
 TRAINING: dict[str, Any] = JOINING | {
     "phase": "training",
     "waiting": None,
@@ -189,12 +188,6 @@ def test_a_node_shows_what_matters_at_every_width(width: int) -> None:
         "applied",
     ):
         assert part in shown
-
-
-def test_a_meeting_of_two_nodes_is_shown_once() -> None:
-    partner = TRADING | {"partners": [PEERS[0]]}
-    statuses = [TRAINING, TRAINING | {"peer_id": PEERS[1], "exchanges_running": [partner]}]
-    assert text(swarm_box("x", statuses, 1.0)).count("1 ⇄ 2 fragment 0") == 1
 
 
 def test_every_waiting_node_is_named_with_its_reason() -> None:

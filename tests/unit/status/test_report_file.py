@@ -13,8 +13,6 @@ from lowcomm_node.errors import ConfigError
 from lowcomm_node.status.events import Notice, Warned
 from lowcomm_node.status.journal import JournalFile, Sample
 from lowcomm_node.status.report import (
-    chart,
-    rising,
     write_report,
 )
 from lowcomm_node.storage.paths import Paths
@@ -148,10 +146,3 @@ def test_a_folder_of_homes_is_one_report(tmp_path: Path) -> None:
 def test_a_home_without_a_journal_is_refused_with_what_to_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name the home of a node"):
         write_report(tmp_path, tmp_path / "report.html")
-
-
-def test_a_line_goes_to_the_right_from_what_is_known() -> None:
-    assert rising([(1, None), (1, 2), (1, 3), (None, 4), (2, 1)]) == [(1, 2), (2, 1)]
-    flat = chart("t", [("a", [(0, 1), (1, 1)])], str, str)
-    assert "nan" not in flat
-    assert flat.count("<polyline") == 1

@@ -5,11 +5,9 @@ import errno
 import itertools
 import json
 import math
-import multiprocessing
 import os
 import shutil
 import stat
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ from torch import Tensor
 
 import lowcomm_node.storage.checkpoint as checkpoint_module
 from helpers.disk import is_killed_at, on_small_disk
-from lowcomm_node.errors import CheckpointError, ConfigError, DiskFull, RetryLater
+from lowcomm_node.errors import CheckpointError, DiskFull, RetryLater
 from lowcomm_node.storage.checkpoint import (
     DIVERGED,
     MANIFEST,
@@ -30,7 +28,6 @@ from lowcomm_node.storage.checkpoint import (
 )
 from lowcomm_node.storage.files import (
     disk_full_error,
-    folder_lock,
     read_sealed_json,
     require_space,
     write_sealed_json,
@@ -197,14 +194,6 @@ def test_a_store_without_checkpoints_says_so(tmp_path: Path) -> None:
             with pytest.raises(CheckpointError, match=f"step-{step:010d}"):
                 act(step)
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize("step", [-1, 10**10, 10**400])
-def test_other_steps_are_refused(tmp_path: Path, step: int) -> None:
-    store = make_store(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="1 to 10 digits"):
-        store.save(step, make_parts(), META, NOW)
-    check_tidy(store)
 
 
 @pytest.mark.parametrize(
@@ -436,16 +425,6 @@ def test_a_seal_covers_everything_and_cannot_be_written_another_way(tmp_path: Pa
             read_sealed_json(path)
 
 
-# Files of tensors
-
-STATE = {
-    "a.weight": torch.arange(12.0).reshape(4, 3),
-    "step": torch.tensor(5.0),
-    "half": torch.ones(3).bfloat16(),
-    "none": torch.zeros(0, 4),
-}
-
-
 # How many are kept
 
 
@@ -455,13 +434,6 @@ def test_the_newest_few_are_kept(tmp_path: Path) -> None:
         assert store.steps() == [10, 20, 30, 40][-keep:]
         assert [info.step for info in store.entries()] == store.steps()
         check_tidy(store)
-
-
-@pytest.mark.parametrize("keep", [0, -1])
-def test_to_keep_none_is_refused(tmp_path: Path, keep: int) -> None:
-    with pytest.raises(ConfigError, match=f"keep = {keep} would remove every checkpoint"):
-        CheckpointStore(tmp_path / "checkpoints", keep)
-    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_a_damaged_checkpoint_never_displaces_a_sound_one(tmp_path: Path) -> None:
@@ -542,45 +514,7 @@ def test_a_reader_whose_checkpoints_are_all_replaced_takes_a_newer_one(
     assert found.skipped == ()
 
 
-def _hold_lock(folder: Path, ready: "multiprocessing.synchronize.Event") -> None:
-    with folder_lock(folder):
-        ready.set()
-        threading.Event().wait(60)
-
-
-def test_the_lock_of_a_writer_that_was_killed_is_free(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 1)
-    context = multiprocessing.get_context("forkserver")
-    ready = context.Event()
-    holder = context.Process(target=_hold_lock, args=(store.folder, ready))
-    holder.start()
-    try:
-        assert ready.wait(60)
-        with folder_lock(store.folder, wait=False) as free:
-            assert not free
-        (store.folder / ".writing-abc").mkdir()
-        CheckpointStore(store.folder)
-        assert (store.folder / ".writing-abc").exists(), "it belongs to the writer"
-    finally:
-        holder.kill()
-        holder.join(10)
-    CheckpointStore(store.folder)
-    check_tidy(store)
-
-
 # Crashes and full disks
-
-
-def test_what_a_crash_left_is_swept_when_the_store_is_opened(tmp_path: Path) -> None:
-    store = make_store(tmp_path, 1, 2)
-    for name in (".writing-abc", ".removing-step-0000000000"):
-        (store.folder / name).mkdir()
-        (store.folder / name / "weights.safetensors").write_bytes(b"half")
-    shutil.copytree(folder_of(store, 1), store.folder / ".replaced-step-0000000001")
-    folder_of(store, 2).rename(store.folder / ".replaced-step-0000000002")
-    CheckpointStore(store.folder)
-    assert store.steps() == [1, 2], "the former one is back where the new one never came"
-    check_tidy(store)
 
 
 def _save_again(folder: Path, step: int) -> None:
@@ -589,11 +523,9 @@ def _save_again(folder: Path, step: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("step", [3, 2])
-def test_a_kill_at_any_point_leaves_the_old_checkpoints_or_the_new_one(
-    tmp_path: Path, step: int
-) -> None:
-    """Also when the newest is saved again."""
+def test_a_kill_at_any_point_leaves_the_old_checkpoints_or_the_new_one(tmp_path: Path) -> None:
+    """The newest is saved again: one more rename than for a new step."""
+    step = 2
     outcomes: list[bool] = []
     for point in itertools.count():
         store = make_store(tmp_path / str(point), 1, 2, keep=2)
@@ -620,8 +552,8 @@ def test_a_kill_at_any_point_leaves_the_old_checkpoints_or_the_new_one(
     assert len(outcomes) > 12
 
 
-@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT, errno.EIO])
-@pytest.mark.parametrize("name", ["fsync", "rename", "mkdir"])
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EIO])
+@pytest.mark.parametrize("name", ["fsync", "rename"])
 def test_a_call_that_fails_leaves_what_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, code: int
 ) -> None:

@@ -1,6 +1,5 @@
 """The key file is made once, privately, and never lost or replaced; a home has one daemon."""
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -129,9 +128,3 @@ def test_a_home_of_somebody_else_is_not_taken_and_nothing_is_written_there(
         with pytest.raises(ConfigError, match=rf"{home} belongs to another user .*--home.*chown"):
             take()
     assert list(home.iterdir()) == []
-
-
-def _hold(lock: Path, ready: "multiprocessing.synchronize.Event") -> None:
-    with HomeLock(lock):
-        ready.set()
-        threading.Event().wait(60)

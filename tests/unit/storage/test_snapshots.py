@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from helpers.waiting import until_async
 from lowcomm_node.errors import DiskFull, RetryLater, TrainerError
 from lowcomm_node.storage import snapshots as module
 from lowcomm_node.storage.snapshots import MAX_SNAPSHOTS, Snapshots, write_snapshot
@@ -97,16 +96,6 @@ async def test_there_are_never_more_than_two_and_none_is_taken_from_under_a_join
         assert 0 not in maker.there() and len(maker.there()) <= MAX_SNAPSHOTS
     maker.snapshots.close()
     assert not maker.folder.exists()
-
-
-async def test_what_nobody_uses_goes_after_a_while(maker: Maker, monkeypatch):
-    monkeypatch.setattr(module, "KEEP_SECONDS", 0.0)
-    async with maker.snapshots.use() as snapshot:
-        maker.snapshots._prune()
-        assert maker.there() == [0]
-    await until_async(lambda: asyncio.sleep(0, not snapshot.path.exists()), 10, "it is gone")
-    async with maker.snapshots.use(snapshot.name) as other:
-        assert other is not snapshot
 
 
 @pytest.mark.parametrize(

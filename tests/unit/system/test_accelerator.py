@@ -33,22 +33,6 @@ def driver(monkeypatch: pytest.MonkeyPatch, load: Callable[[], float]) -> None:
         monkeypatch.setattr(pynvml, name, call)
 
 
-def test_the_load_of_a_processor_is_the_share_of_its_cores_that_the_trainer_took(
-    monkeypatch: pytest.MonkeyPatch,
-):
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 1, 2, 3})
-    monkeypatch.setattr(accelerator, "cores_allowed", lambda: float("inf"))
-    meter = Processor(os.getpid())
-    assert meter.look(100.0).load is None, "nothing to compare with yet"
-    first, spent = meter._spent[0]
-    meter._spent[0] = (first, spent - 4.0)
-    told = meter.look(102.0)
-    assert (told.kind, told.memory_total) == ("cpu", None)
-    assert told.load == pytest.approx(4.0 / 2.0 / 4, abs=0.1)
-    assert told.name
-    meter.close()
-
-
 def test_a_process_that_has_gone_has_no_load():
     assert Processor(2**22 + 1).look(1.0).load is None
 

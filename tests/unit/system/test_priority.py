@@ -9,7 +9,7 @@ import pytest
 
 from lowcomm_node.system import machine as machine_module
 from lowcomm_node.system import priority
-from lowcomm_node.system.priority import Priority, look, step_back, waited
+from lowcomm_node.system.priority import Priority, look, waited
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 ME = os.getpid()
@@ -73,29 +73,6 @@ end.set()
         [sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "True\n"
-
-
-@pytest.mark.parametrize(("level", "idle"), [(5, False), (19, True)])
-@pytest.mark.parametrize("on", [False, True])
-def test_where_sessions_count_it_gets_one_with_its_level(
-    machine: Path, monkeypatch: pytest.MonkeyPatch, on: bool, level: int, idle: bool
-) -> None:
-    done: list[str] = []
-    for name in ("nice", "setsid", "sched_setscheduler"):
-        monkeypatch.setattr(priority.os, name, lambda *_, name=name: done.append(name))
-    sessions(machine, on)
-    write(machine / "_PROC/self/autogroup", "untouched")
-    step_back(level)
-    assert done == ["nice", *(["sched_setscheduler"] if idle else []), *(["setsid"] if on else [])]
-    kept = (machine / "_PROC/self/autogroup").read_text()
-    assert kept == (str(level) if on else "untouched\n")
-
-
-def test_a_nice_level_counts_within_the_session_alone(machine: Path) -> None:
-    sessions(machine, True)
-    assert look(ME) == Priority(level=19, by="idle", behind="session")
-    sessions(machine, True, 19)
-    assert look(ME) == Priority(level=19, by="session", behind="all")
 
 
 def test_a_light_control_group_makes_way_for_all_around_it(machine: Path) -> None:

@@ -7,13 +7,11 @@ import socket
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from helpers.waiting import until_async
-from lowcomm_bootstrap.server import LOOK_DEADLINE, BootstrapServer
 from lowcomm_node.system.systemd import (
     EXTENSION,
     STATUS_EVERY,
@@ -148,22 +146,3 @@ async def test_attending_goes_on_over_a_defect_and_ends_at_once_without_a_manage
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert heard_.count("READY=1") == 1
-
-
-async def test_a_bootstrap_server_is_ready_when_it_serves_and_overdue_when_a_look_hangs() -> None:
-    rejoin = SimpleNamespace(publish_with=lambda *_: None, reason=None, step=asyncio.Event().wait)
-    registry = SimpleNamespace(runs=list)
-    server = BootstrapServer(None, registry, True, print, rejoin, look_every=0.0)  # type: ignore[arg-type]
-    assert not server.condition(0.0).ready
-    task = asyncio.create_task(server.run())
-    await asyncio.sleep(0)  # it begins
-    now = server._looked_at or 0.0
-    assert server.condition(now) == Condition(
-        ready=True, line="serving: 0 runs published, 0 peers alive in them"
-    )
-    assert server.condition(now + LOOK_DEADLINE).overdue is None
-    assert "has taken" in (server.condition(now + LOOK_DEADLINE + 1).overdue or "")
-    rejoin.reason = "no bootstrap server answers"
-    assert server.condition(now).line == "no bootstrap server answers"
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

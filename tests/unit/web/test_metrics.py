@@ -13,7 +13,6 @@ from helpers.statuses import make_status
 from lowcomm_node.errors import PortInUse
 from lowcomm_node.web.http import bind, serve_metrics
 
-MAX_SAMPLES = 100
 MONITORING = Path(__file__).parents[3] / "docker" / "monitoring"
 STATUS = make_status(
     phase="training",

@@ -1,7 +1,6 @@
 """What must hold for docker/monitoring/: Prometheus reads our figures and rules, the rules tell
 what they should and nothing else, and Grafana finds what the compose file gives it."""
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -15,7 +14,6 @@ from lowcomm_node.status.metrics import answer_metrics
 
 DOCKER = Path(__file__).parents[3] / "docker"
 MONITORING = DOCKER / "monitoring"
-DASHBOARD = json.loads((MONITORING / "grafana" / "dashboard.json").read_text())
 EVERYTHING: dict[str, Any] = {
     "phase": "training",
     "trainer": {
