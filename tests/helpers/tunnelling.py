@@ -23,7 +23,7 @@ from lowcomm_protocol.peers.records import PeerInfo
 
 DEADLINE = 60.0
 """Seconds for what takes less than one; only a test that fails waits so long."""
-ADA, BOB, EVE, DAN = (Identity(bytes([number]) * 32) for number in (11, 12, 13, 14))
+ADA, BOB, EVE = (Identity(bytes([number]) * 32) for number in (11, 12, 13))
 CERTIFICATE = new_certificate()
 DEAD = ("127.0.0.1:1",)
 """Where nobody listens."""

@@ -84,13 +84,6 @@ class Host(Namespace):
         return self.addresses[min(self.addresses)]
 
     @property
-    def public_address(self) -> str:
-        """The address that the internet knows it by; of IPv4 if it has one."""
-        return (
-            self.router.address if self.router is not None and 4 in self.addresses else self.address
-        )
-
-    @property
     def link(self) -> EmulatedLink:
         """The emulated link to the internet, of itself or of its router. Raises LaboratoryError
         where there is none."""

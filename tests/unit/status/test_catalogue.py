@@ -11,7 +11,6 @@ from lowcomm_node.catalogue import (
     CATALOGUE,
     ERRORS,
     EXCHANGES,
-    PHASES,
     REFUSALS,
     WAITS,
     WARNINGS,
@@ -25,8 +24,6 @@ from lowcomm_protocol.exchange.base import Cause
 from lowcomm_protocol.matching import Refusal
 
 ROOTS = [Path(package.__file__).parent for package in (lowcomm_node, lowcomm_protocol)]
-FALLBACK = {"starting"}
-"""The phase before the first that a node enters."""
 
 
 SAYS = ("warn", "warning", "showing")
@@ -58,20 +55,6 @@ def error_classes() -> set[str]:
     return found
 
 
-def phases_entered() -> set[str]:
-    """All phases that code names in ``enter("PHASE", ...)``, or in a variable ``phase``."""
-    found: set[str] = set()
-    for tree in trees():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "enter":
-                found |= {
-                    one.value
-                    for one in node.args[:1]
-                    if isinstance(one, ast.Constant) and isinstance(one.value, str)
-                }
-    return found
-
-
 def test_every_error_has_a_code_a_sentence_and_a_remedy():
     codes = {code_of(type(name, (), {})) for name in error_classes()}
     assert len(codes) > 25, "the search found too few"
@@ -80,11 +63,6 @@ def test_every_error_has_a_code_a_sentence_and_a_remedy():
 
 def test_every_reason_to_refuse_has_one():
     assert {str(reason) for reason in Reason} == set(REFUSALS)
-
-
-def test_every_phase_has_one():
-    assert len(phases_entered()) > 5, "the search found too few"
-    assert phases_entered() | FALLBACK <= set(PHASES)
 
 
 def test_every_reason_to_wait_has_one_and_every_rule_of_the_owner_is_one():
@@ -98,23 +76,6 @@ def test_every_cause_and_every_refusal_of_an_exchange_has_one():
 
 def test_every_warning_has_one():
     assert set(WarningCode) == set(WARNINGS)
-
-
-def codes_named(enum: str) -> set[str]:
-    """Members that code names, outside the catalogue."""
-    return {
-        node.attr
-        for path, tree in files()
-        if path.name != "catalogue.py"
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == enum
-    }
-
-
-def test_every_code_is_of_something_that_a_node_says():
-    by_rule = {WaitCode(rule.value).name for rule in Rule}
-    assert codes_named("WaitCode") == {one.name for one in WaitCode} - by_rule
-    assert codes_named("WarningCode") == {one.name for one in WarningCode}
 
 
 def said_without_a_code() -> Iterator[str]:
