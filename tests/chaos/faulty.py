@@ -19,7 +19,7 @@ from typing import Any
 from disguised import run
 from faults import Boundary, Fault, Injector, Kind, Plan
 
-from lowcomm_node.node.messages import Refused
+from lowcomm_node.node.messages import RequestFailed
 
 FOREVER = 1e6
 """Seconds. What sleeps here is the fault itself: a delay, or a stall that somebody else must
@@ -152,7 +152,7 @@ class Injection:
             self._sleep(fault)
             if fault is None or fault.kind is not Kind.OUT_OF_MEMORY:
                 return carry_out(loop, request, number)
-            return loop._pipe.answer(number, Refused(text="CUDA out of memory"))
+            return loop._pipe.answer(number, RequestFailed(text="CUDA out of memory"))
 
         return faulty
 

@@ -10,7 +10,7 @@ import torch
 
 from helpers.driven_trainer import Driven, driven
 from lowcomm_node.models.base import build_model
-from lowcomm_node.node.messages import Stepped
+from lowcomm_node.node.messages import InnerStepTaken
 from lowcomm_node.trainer.inner import read_later
 from lowcomm_node.trainer.micro_batch import Cut, Gradient, largest
 from lowcomm_protocol.spec.models import TransformerSettings
@@ -63,7 +63,7 @@ def test_steps_are_queued_ahead_and_one_without_finite_gradients_changes_nothing
     moments, honest = one.replica.optimizer.moments(), one.replica.loss
     one.replica.loss = lambda tokens, targets: honest(tokens, targets) * math.nan
     one.steps(1)
-    assert one.events(Stepped)[-1].skipped_steps == 1
+    assert one.events(InnerStepTaken)[-1].skipped_steps == 1
     for name, weight in one.replica.weights.items():
         assert torch.equal(weight, before[name]), name
     for name, value in one.replica.optimizer.moments().items():

@@ -9,7 +9,7 @@ import torch
 
 from helpers import merged_bits
 from helpers.driven_trainer import Driven, begin, driven, finish
-from lowcomm_node.node.messages import Merged
+from lowcomm_node.node.messages import OuterStepApplied
 from lowcomm_node.system.machine import can_compile
 from lowcomm_node.trainer import state
 from lowcomm_node.trainer.optimizer import BatchedMuon
@@ -38,7 +38,7 @@ def exchange(one: Driven, other: Driven) -> None:
     """A whole exchange of the first fragment."""
     begin(one, other)
     for here, number in zip((one, other), finish(one, other), strict=True):
-        assert isinstance(here.answer(number), Merged), here.answer(number)
+        assert isinstance(here.answer(number), OuterStepApplied), here.answer(number)
 
 
 class OnGpu(Replica):

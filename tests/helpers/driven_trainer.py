@@ -10,13 +10,13 @@ import torch
 
 from helpers.tiny import tiny_settings
 from lowcomm_node.node import messages
-from lowcomm_node.node.ipc import A, Answer, Event, Request, create_file
-from lowcomm_node.node.messages import Part, Refused, Retransmit
+from lowcomm_node.node.ipc import A, Answer, Request, TrainerEvent, create_file
+from lowcomm_node.node.messages import Part, RequestFailed, Retransmit
 from lowcomm_node.trainer import loop
 from lowcomm_node.trainer.loop import TrainerLoop
 from lowcomm_node.trainer.replica import Replica
 
-E = TypeVar("E", bound=Event)
+E = TypeVar("E", bound=TrainerEvent)
 
 
 class Heard:
@@ -24,13 +24,13 @@ class Heard:
 
     def __init__(self) -> None:
         self.answers: dict[int, Answer] = {}
-        self.told: list[Event] = []
+        self.told: list[TrainerEvent] = []
 
     def answer(self, number: int, answer: Answer) -> None:
         """See Pipe."""
         self.answers[number] = answer
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: TrainerEvent) -> None:
         """See Pipe."""
         self.told.append(event)
 
@@ -95,16 +95,16 @@ class Driven:
         assert isinstance(answer, request.answer), f"{request} was answered {answer}"
         return answer  # type: ignore[return-value]
 
-    def refusal(self, request: Request[Any]) -> Refused:
+    def refusal(self, request: Request[Any]) -> RequestFailed:
         """Ask for something that the trainer can't do; why."""
         number = self.send(request)
         self.settle()
         return self.refused(number)
 
-    def refused(self, number: int) -> Refused:
+    def refused(self, number: int) -> RequestFailed:
         """Why the request of this number failed."""
         answer = self.answer(number)
-        assert isinstance(answer, Refused), answer
+        assert isinstance(answer, RequestFailed), answer
         return answer
 
     def events(self, kind: type[E]) -> list[E]:
@@ -145,7 +145,7 @@ def driven(folder: Path, *peers: str, more: str = "", **settings: Any) -> Iterat
 
 def begin(one: Driven, other: Driven, fragment: int = 0, realign: bool = False) -> None:
     """Both capture a fragment and decode the other's: a whole pair exchange but the merge."""
-    capture = messages.Capture(fragment=fragment, slot=0, realign=realign, ahead=0)
+    capture = messages.CaptureContribution(fragment=fragment, slot=0, realign=realign, ahead=0)
     sizes = {here.peer: here.ask(capture).sizes[0] for here in (one, other)}
     for here, there in ((one, other), (other, one)):
         again = bring(here, there, fragment, Part.WHOLE, sizes[there.peer])

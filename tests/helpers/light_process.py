@@ -17,14 +17,14 @@ from lowcomm_node.node.messages import (
     Build,
     Done,
     Evaluate,
-    Failed,
+    FailureKind,
     HeldOutLoss,
-    Kind,
+    InnerStepTaken,
     Ready,
-    Refused,
-    Stepped,
+    RequestFailed,
     Stop,
     Train,
+    TrainerFailed,
 )
 
 STEP = 0.01
@@ -57,11 +57,11 @@ def main() -> None:
             if what == "die" and steps == int(details[0]):
                 os.kill(os.getpid(), 9)
             if what == "fail" and steps == int(details[0]):
-                send(Failed(reason=details[2], kind=Kind(details[1])))
+                send(TrainerFailed(reason=details[2], kind=FailureKind(details[1])))
                 os._exit(1)
             if what == "eat" and steps == int(details[0]):
                 eaten.append(b"x" * int(details[1]))
-            send(Stepped(steps=steps, swarm_step=steps, tokens=steps, loss=1.0))
+            send(InnerStepTaken(steps=steps, swarm_step=steps, tokens=steps, loss=1.0))
 
     threading.Thread(target=train, daemon=True).start()
     with sock.makefile("rb") as lines:
@@ -69,7 +69,7 @@ def main() -> None:
             request, number = decode(line)
             match request:
                 case Build() if what == "refuse":
-                    send(Refused(text=details[1], exit_code=int(details[0])), number)
+                    send(RequestFailed(text=details[1], exit_code=int(details[0])), number)
                 case Build():
                     send(READY, number)
                 case Evaluate():

@@ -14,12 +14,12 @@ from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import Arena, create_file
 from lowcomm_node.node.messages import (
     Done,
-    Merged,
+    OuterStepApplied,
     Part,
     Received,
-    Reduced,
     Resent,
     Retransmit,
+    ShardAveraged,
     Shared,
 )
 from lowcomm_protocol.codecs import codec
@@ -108,13 +108,13 @@ class ScriptedTrainer:
                 return await self.receive_share(request)
             case messages.Receive():
                 return await self.receive_mean(request)
-            case messages.Capture(members=()):
+            case messages.CaptureContribution(members=()):
                 return await self.capture(request)
-            case messages.Capture():
+            case messages.CaptureContribution():
                 return await self.share(request)
         return await getattr(self, request.wire_name.replace("-", "_"))(request)
 
-    async def capture(self, request: messages.Capture) -> Shared:
+    async def capture(self, request: messages.CaptureContribution) -> Shared:
         await self._asked("capture")
         fragment = request.fragment
         assert fragment not in self._contributions, "captured twice"
@@ -145,7 +145,7 @@ class ScriptedTrainer:
         self._contributions[request.fragment][request.peer] += brought
         return Received(again=None)
 
-    async def share(self, request: messages.Capture) -> Shared:
+    async def share(self, request: messages.CaptureContribution) -> Shared:
         await self._asked("share")
         fragment, members = request.fragment, request.members
         assert fragment not in self._shared_out, "captured twice"
@@ -172,20 +172,20 @@ class ScriptedTrainer:
         self._shared(request.fragment).received[request.peer] = self._place(request)
         return Received(again=None)
 
-    async def reduce(self, request: messages.Reduce) -> Reduced:
+    async def reduce(self, request: messages.AverageShard) -> ShardAveraged:
         await self._asked("reduce")
         one = self._shared(request.fragment)
         mean = mean_of(self.peer_id, {peer: one.received[peer] for peer in request.tokens})
         self._view(request.slot, request.offset + len(mean))[request.offset :] = mean
         one.means[self.peer_id] = mean
-        return Reduced(size=len(mean), digest=blake3(mean).digest(), refused={})
+        return ShardAveraged(size=len(mean), digest=blake3(mean).digest(), refused={})
 
     async def receive_mean(self, request: messages.Receive) -> Received:
         await self._asked("receive_mean", request.peer)
         self._shared(request.fragment).means[request.peer] = self._place(request)
         return Received(again=None)
 
-    async def missed(self, request: messages.Missed) -> Resent:
+    async def missed(self, request: messages.WriteOuterSteps) -> Resent:
         await self._asked("missed")
         data = b"step " * request.steps
         self._view(request.slot, request.offset + len(data))[request.offset :] = data
@@ -197,7 +197,7 @@ class ScriptedTrainer:
         self.taken_over.append((self._place(request), digests))
         return Done()
 
-    async def merge(self, request: messages.Merge) -> Merged:
+    async def merge(self, request: messages.Merge) -> OuterStepApplied:
         await self._asked("merge")
         fragment, over, swarm_step = request.fragment, request.over, request.swarm_step
         if fragment in self._contributions:
@@ -209,7 +209,7 @@ class ScriptedTrainer:
                 Merge(fragment, {owner: means[owner] for owner in over}, {}, swarm_step)
             )
         self.swarm_step = max(self.swarm_step, swarm_step)
-        return Merged(
+        return OuterStepApplied(
             swarm_step=self.swarm_step,
             merged_steps=self.steps,
             merged_tokens=self.tokens,

@@ -22,10 +22,10 @@ def load() -> None:
 
 def serve(sock: socket.socket, memory: int) -> int:
     """Run the training loop over a socket; the exit code."""
-    from lowcomm_node.node.ipc import Pipe
+    from lowcomm_node.node.ipc import TrainerPipe
     from lowcomm_node.trainer.loop import TrainerLoop
 
-    pipe = Pipe(sock)
+    pipe = TrainerPipe(sock)
     try:
         TrainerLoop(pipe, memory).run()
     except Exception as error:

@@ -5,8 +5,9 @@ Each message is one line: its name, its number or ``-``, and its fields as a JSO
     capture 7 {"fragment": 0, "slot": 3, ...}
 
     daemon  → trainer   a Request with a number
-    trainer → daemon    the Answer with the same number: the type that the request names, or Refused
-                        an Event without a number
+    trainer → daemon    the Answer with the same number: the type that the request names, or
+                        RequestFailed
+                        a TrainerEvent without a number
 
 The daemon imports this module, so it loads neither codecs nor torch.
 """
@@ -62,7 +63,7 @@ class Answer(Message):
     """The trainer's answer to a request."""
 
 
-class Event(Message, events.Event):
+class TrainerEvent(Message, events.Event):
     """A report of the trainer that nothing asked for."""
 
 
@@ -119,7 +120,7 @@ def decode(line: bytes) -> tuple[Message, int | None]:
 # the trainer's end
 
 
-class Kind(StrEnum):
+class FailureKind(StrEnum):
     """Kinds of trainer failures."""
 
     DIED = "died"
@@ -130,11 +131,11 @@ class Kind(StrEnum):
     ERROR = "error"
 
 
-class Failed(Event, name="failed"):
+class TrainerFailed(TrainerEvent, name="failed"):
     """Why the trainer ends by itself."""
 
     reason: str
-    kind: Kind = Kind.ERROR
+    kind: FailureKind = FailureKind.ERROR
     exit_code: int = 1
 
 
@@ -142,7 +143,7 @@ END_DEADLINE = 10.0
 """Seconds for the reader to end once nothing comes any more."""
 
 
-class Pipe:
+class TrainerPipe:
     """The trainer's end: sends from any thread, and hands requests to one consumer."""
 
     def __init__(self, sock: socket.socket) -> None:
@@ -154,7 +155,7 @@ class Pipe:
         """Answer the request of this number."""
         self._send(encode(answer, number))
 
-    def tell(self, event: Event) -> None:
+    def tell(self, event: TrainerEvent) -> None:
         """Report an event."""
         self._send(encode(event))
 
@@ -192,7 +193,7 @@ class Pipe:
         except OSError:
             pass
         except TrainerError as error:
-            self.tell(Failed(reason=f"The daemon can't be understood: {error}"))
+            self.tell(TrainerFailed(reason=f"The daemon can't be understood: {error}"))
         finally:
             gone()
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from lowcomm_node.errors import Diverged, TrainerError, Unusable
-from lowcomm_node.node.ipc import AS_JSON, Answer, Event, Failed, Kind, Request
+from lowcomm_node.node.ipc import AS_JSON, Answer, FailureKind, Request, TrainerEvent, TrainerFailed
 from lowcomm_protocol.errors import CodecError, ImplausibleError, LowcommError, Offence
 
 # What a trainer is started with, and how it ends
@@ -71,7 +71,7 @@ class Done(Answer, name="done"):
     """The request was carried out, and there is nothing to tell."""
 
 
-class Refused(Answer, name="refused"):
+class RequestFailed(Answer, name="refused"):
     """The request failed."""
 
     text: str
@@ -179,12 +179,12 @@ class Resent(Answer, name="resent"):
     digest: bytes
 
 
-class Reduced(Answer, name="reduced"):
+class ShardAveraged(Answer, name="reduced"):
     """The mean of our shard, coded into its slot."""
 
     size: int
     digest: bytes
-    refused: Mapping[str, Refused]
+    refused: Mapping[str, RequestFailed]
     """Contributors that are not in it, and why."""
 
     @property
@@ -193,7 +193,7 @@ class Reduced(Answer, name="reduced"):
         return {peer: why.to_error() for peer, why in self.refused.items()}
 
 
-class Merged(Answer, name="merged"):
+class OuterStepApplied(Answer, name="merged"):
     """An outer step was applied."""
 
     swarm_step: int
@@ -207,7 +207,7 @@ class Merged(Answer, name="merged"):
     """Seconds that each stage has taken in the trainer."""
 
 
-class Checkpoint(Answer, name="checkpoint"):
+class CheckpointWritten(Answer, name="checkpoint"):
     """A checkpoint on the disk, and the counters in it."""
 
     path: str
@@ -257,11 +257,11 @@ class Generate(Request[Generated], name="generate", holds_steps=True):
     seed: int
 
 
-class Save(Request[Checkpoint], name="save"):
+class Save(Request[CheckpointWritten], name="save"):
     """Write a checkpoint."""
 
 
-class Snapshot(Request[SnapshotWritten], name="snapshot"):
+class WriteSnapshot(Request[SnapshotWritten], name="snapshot"):
     """Write our state for joiners into a folder."""
 
     folder: str
@@ -282,7 +282,7 @@ class Stop(Request[Done], name="stop"):
 # Requests: exchanges. Slot, offset and size are a place in the shared memory.
 
 
-class Capture(Request[Shared], name="capture"):
+class CaptureContribution(Request[Shared], name="capture"):
     """Capture our contribution and code it into a slot."""
 
     fragment: int
@@ -324,7 +324,7 @@ class Resend(Request[Resent], name="resend", at_boundary=False):
     slot: int
 
 
-class Reduce(Request[Reduced], name="reduce", at_boundary=False):
+class AverageShard(Request[ShardAveraged], name="reduce", at_boundary=False):
     """Average our shard and code the mean."""
 
     fragment: int
@@ -334,7 +334,7 @@ class Reduce(Request[Reduced], name="reduce", at_boundary=False):
     offset: int
 
 
-class Missed(Request[Resent], name="missed", at_boundary=False):
+class WriteOuterSteps(Request[Resent], name="missed", at_boundary=False):
     """Write the last outer steps of a fragment into a slot, for a member that lacks them."""
 
     fragment: int
@@ -356,7 +356,7 @@ class TakeOver(Request[Done], name="take-over", at_boundary=False):
     """SHA-256 of what they lead to, hexadecimal; empty where no momentum is kept."""
 
 
-class Merge(Request[Merged], name="merge", at_boundary=False):
+class Merge(Request[OuterStepApplied], name="merge", at_boundary=False):
     """Take the outer step, and merge once it is ripe."""
 
     fragment: int
@@ -376,7 +376,7 @@ class Drop(Request[Done], name="drop"):
 # Events
 
 
-class Tokenizing(Event, name="tokenizing"):
+class Tokenizing(TrainerEvent, name="tokenizing"):
     """How far the text is tokenized, in bytes."""
 
     done: int
@@ -388,7 +388,7 @@ class Tokenizing(Event, name="tokenizing"):
     """Seconds; None if that can't be told yet."""
 
 
-class Stepped(Event, name="step"):
+class InnerStepTaken(TrainerEvent, name="step"):
     """An inner step was taken or skipped."""
 
     swarm_step: int
@@ -410,7 +410,7 @@ class Stepped(Event, name="step"):
     """Seconds since then in which training waited between steps, by what for."""
 
 
-class MicroBatch(Event, name="micro-batch"):
+class MicroBatch(TrainerEvent, name="micro-batch"):
     """Steps are cut in another way from now on."""
 
     micro_batch: int
@@ -421,18 +421,18 @@ class MicroBatch(Event, name="micro-batch"):
     """`out of memory` or `found by trying`."""
 
 
-class Skipped(Event, name="skipped"):
+class Skipped(TrainerEvent, name="skipped"):
     """The first of inner steps in a row whose loss or gradients are not finite."""
 
     steps: int
     skipped_steps: int
 
 
-class Evaluating(Event, name="evaluating"):
+class Evaluating(TrainerEvent, name="evaluating"):
     """An evaluation has begun."""
 
 
-class Evaluated(Event, name="evaluated"):
+class Evaluated(TrainerEvent, name="evaluated"):
     """The loss on held-out text."""
 
     loss: float | None
@@ -445,11 +445,11 @@ class Evaluated(Event, name="evaluated"):
     """Tokens that this node has trained on, over those of its text."""
 
 
-class Held(Event, name="held"):
+class Held(TrainerEvent, name="held"):
     """Training waits for a checkpoint that is being written."""
 
 
-class Saved(Event, name="saved"):
+class Saved(TrainerEvent, name="saved"):
     """A checkpoint is on the disk."""
 
     swarm_step: int
@@ -459,20 +459,20 @@ class Saved(Event, name="saved"):
     """Whether the save before it failed."""
 
 
-class NotSaved(Event, name="not-saved"):
+class NotSaved(TrainerEvent, name="not-saved"):
     """A checkpoint could not be saved."""
 
     reason: str
 
 
-class Finished(Event, name="finished"):
+class Finished(TrainerEvent, name="finished"):
     """The run is over."""
 
     swarm_step: int
     steps: int
 
 
-class Ended(Event, name="ended"):
+class Ended(TrainerEvent, name="ended"):
     """The trainer is gone. The daemon's end reports this one itself."""
 
     reason: str
@@ -507,9 +507,9 @@ def is_out_of_memory(error: Exception) -> bool:
     return any(words in told for words in _NO_ROOM)
 
 
-def refusal_of(error: Exception) -> Refused:
+def refusal_of(error: Exception) -> RequestFailed:
     """Why a request failed, whose fault that is, and the exit code that it should lead to."""
-    return Refused(
+    return RequestFailed(
         text=text_of(error),
         exit_code=getattr(error, "exit_code", 1),
         unusable=isinstance(error, CodecError | ImplausibleError),
@@ -517,9 +517,9 @@ def refusal_of(error: Exception) -> Refused:
     )
 
 
-def failure_of(error: Exception) -> Failed:
+def failure_of(error: Exception) -> TrainerFailed:
     """Why training ends."""
     reason = text_of(error)
-    kind = Kind.MEMORY if is_out_of_memory(error) else Kind.ERROR
-    kind = Kind.DIVERGED if isinstance(error, Diverged) else kind
-    return Failed(reason=reason, kind=kind, exit_code=getattr(error, "exit_code", 1))
+    kind = FailureKind.MEMORY if is_out_of_memory(error) else FailureKind.ERROR
+    kind = FailureKind.DIVERGED if isinstance(error, Diverged) else kind
+    return TrainerFailed(reason=reason, kind=kind, exit_code=getattr(error, "exit_code", 1))

@@ -18,9 +18,9 @@ from lowcomm_node.node.ipc import (
     A,
     Answer,
     Arena,
-    Event,
     Message,
     Request,
+    TrainerEvent,
     create_file,
     decode,
     encode,
@@ -29,7 +29,7 @@ from lowcomm_node.node.messages import (
     Build,
     Ended,
     Ready,
-    Refused,
+    RequestFailed,
     Stop,
     Tokenizing,
     TrainerSettings,
@@ -62,7 +62,7 @@ class Trainer:
         """``niceness``: how far it steps back for other programs, 0 to 19."""
         self._niceness = niceness
         self._process: subprocess.Popen[bytes] | None = None
-        self.news: asyncio.Queue[Event] = asyncio.Queue()
+        self.news: asyncio.Queue[TrainerEvent] = asyncio.Queue()
         self.arena: Arena | None = None
         self.patience = STEP_DEADLINE
         """Seconds that it may take to answer, where nothing else is said."""
@@ -202,7 +202,7 @@ class Trainer:
         self.news.put_nowait(Ended(reason=reason or await self._fate()))
 
     def _take_in(self, message: Message, number: int | None) -> None:
-        if isinstance(message, Event):
+        if isinstance(message, TrainerEvent):
             if isinstance(message, Tokenizing) and self._building is not None:
                 self._building.reschedule(asyncio.get_running_loop().time() + BUILD_DEADLINE)
             self.news.put_nowait(message)
@@ -210,7 +210,7 @@ class Trainer:
         future = self._answers.get(number) if number is not None else None
         if future is None or future.done():
             return
-        if isinstance(message, Refused):
+        if isinstance(message, RequestFailed):
             future.set_exception(message.to_error())
         elif isinstance(message, Answer):
             future.set_result(message)

@@ -30,7 +30,7 @@ from lowcomm_node.net.endpoint import Endpoint
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.net.tls import Gatekeeper
 from lowcomm_node.node.entry import GOODBYE_DEADLINE, LEAVE_DEADLINE, Departure, Entry
-from lowcomm_node.node.ipc import Event
+from lowcomm_node.node.ipc import TrainerEvent
 from lowcomm_node.node.messages import (
     Amend,
     Evaluate,
@@ -38,14 +38,14 @@ from lowcomm_node.node.messages import (
     Evaluating,
     Finished,
     Held,
+    InnerStepTaken,
     NotSaved,
     Ready,
     Save,
     Saved,
-    Snapshot,
-    Stepped,
     Tokenizing,
     TrainerSettings,
+    WriteSnapshot,
 )
 from lowcomm_node.node.supervisor import Failures, Supervisor
 from lowcomm_node.owner.availability import Availability
@@ -222,11 +222,11 @@ class Run:
 
     # news of the trainer
 
-    def hear(self, event: Event) -> None:
+    def hear(self, event: TrainerEvent) -> None:
         """Act on one event of the trainer, and report those that matter to the owner."""
         board = self._board
         match event:
-            case Stepped():
+            case InnerStepTaken():
                 board.stepped(event)
                 self._failures.stepped(event.steps)
                 self.exchanger.on_step(event.swarm_step, event.steps, event.tokens, event.seconds)
@@ -606,7 +606,7 @@ class Run:
         )
 
         async def make() -> tuple[str, int]:
-            made = await self._supervisor.trainer.ask(Snapshot(folder=str(folder)))
+            made = await self._supervisor.trainer.ask(WriteSnapshot(folder=str(folder)))
             return made.name, made.swarm_step
 
         self._snapshots = Snapshots(

@@ -17,15 +17,15 @@ from functools import partial
 from time import monotonic
 
 from lowcomm_node.errors import TrainerError, TrainerLost
-from lowcomm_node.node.ipc import Event
+from lowcomm_node.node.ipc import TrainerEvent
 from lowcomm_node.node.messages import (
     Ended,
-    Failed,
+    FailureKind,
     Finished,
-    Kind,
+    InnerStepTaken,
     Ready,
-    Stepped,
     Train,
+    TrainerFailed,
     TrainerSettings,
 )
 from lowcomm_node.node.process import STEP_DEADLINE, Trainer
@@ -53,13 +53,15 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 
 
 _REMEDIES = {
-    Kind.DIED: "see what it told last in the log above",
-    Kind.HUNG: "see whether the GPU's driver still answers (nvidia-smi), or restart the machine",
-    Kind.MEMORY: "free memory of that device, raise --max-memory or --max-vram where you set it, "
+    FailureKind.DIED: "see what it told last in the log above",
+    FailureKind.HUNG: "see whether the GPU's driver still answers (nvidia-smi), "
+    "or restart the machine",
+    FailureKind.MEMORY: "free memory of that device, "
+    "raise --max-memory or --max-vram where you set it, "
     "choose another --device, or take part from a larger machine",
-    Kind.DIVERGED: "the run's learning rate is too high for it: tell its creator",
-    Kind.UNFIT: "correct that",
-    Kind.ERROR: "see the log above",
+    FailureKind.DIVERGED: "the run's learning rate is too high for it: tell its creator",
+    FailureKind.UNFIT: "correct that",
+    FailureKind.ERROR: "see the log above",
 }
 
 
@@ -67,7 +69,7 @@ _REMEDIES = {
 class Failure:
     """Unrequested end of a trainer."""
 
-    kind: Kind
+    kind: FailureKind
     reason: str
     """A sentence."""
     step: int
@@ -103,17 +105,17 @@ class Failures:
             return None
         return min(LONGEST_PAUSE, FIRST_PAUSE * 2 ** (self.count - 1))
 
-    def _most(self, kind: Kind) -> int:
+    def _most(self, kind: FailureKind) -> int:
         """Failures of one kind that are enough."""
-        if kind is Kind.UNFIT:
+        if kind is FailureKind.UNFIT:
             return 1
         # To diverge once can be bad luck with text or partners; twice, the second time from one
         # checkpoint back, is the run's fault.
-        if kind is Kind.DIVERGED:
+        if kind is FailureKind.DIVERGED:
             return 2
         # A trainer that never stepped never fitted; otherwise another program may have taken
         # memory.
-        if kind is Kind.MEMORY and not self._has_stepped:
+        if kind is FailureKind.MEMORY and not self._has_stepped:
             return 2
         return MOST
 
@@ -121,7 +123,7 @@ class Failures:
         """Why the node leaves, and what its owner can do."""
         last = self._unforgiven[-1]
         times = f"{self.count} times in a row, the last time " if self.count > 1 else ""
-        diverged = last.kind is Kind.DIVERGED
+        diverged = last.kind is FailureKind.DIVERGED
         newest = "one before those that it diverged from" if diverged else "newest"
         return (
             f"The trainer failed {times}at step {last.step}: {last.reason.rstrip('.')}; "
@@ -206,7 +208,7 @@ class Supervisor:
     def __init__(
         self,
         make: Callable[[], Trainer],
-        on_news: Callable[[Event], None] = lambda event: None,
+        on_news: Callable[[TrainerEvent], None] = lambda event: None,
         first: Trainer | None = None,
         least_silence: float = LEAST,
         warn: Warn = lambda text: None,
@@ -313,7 +315,7 @@ class Supervisor:
                     await self._lost.wait()
         if self._failure is None:
             kind = (
-                Kind.HUNG
+                FailureKind.HUNG
                 if isinstance(error, TrainerLost)
                 else kind_of(str(error), error.exit_code)
             )
@@ -354,16 +356,16 @@ class Supervisor:
         while True:
             event = await trainer.news.get()
             match event:
-                case Stepped():
+                case InnerStepTaken():
                     self._steps = event.steps
                     self._pace.stepped(monotonic())
                     trainer.patience = max(STEP_DEADLINE, self._pace.deadline)
                 case Finished():
                     self._training = False
-                case Failed():
+                case TrainerFailed():
                     self._lose(kind_of(event.reason, event.exit_code, event.kind), event.reason)
                 case Ended():
-                    self._lose(Kind.DIED, event.reason)
+                    self._lose(FailureKind.DIED, event.reason)
                     return
                 case _:
                     pass
@@ -379,7 +381,7 @@ class Supervisor:
                 most = max(taken, self._memory.most)
                 self._memory = replace(self._memory, taken=taken, most=most)
                 if (reason := too_much(taken, max_memory)) is not None:
-                    self._lose(Kind.MEMORY, reason)
+                    self._lose(FailureKind.MEMORY, reason)
                     trainer.kill()
             if self._meter is not None:
                 self.accelerator = self._meter.look(now)
@@ -388,10 +390,10 @@ class Supervisor:
             else:
                 self._pace.hold()
             if (silence := self._pace.silence(now)) > self._pace.deadline:
-                self._lose(Kind.HUNG, f"The trainer hangs: no step for {silence:.0f} s")
+                self._lose(FailureKind.HUNG, f"The trainer hangs: no step for {silence:.0f} s")
                 trainer.kill()
 
-    def _lose(self, kind: Kind, reason: str) -> None:
+    def _lose(self, kind: FailureKind, reason: str) -> None:
         # What it says of itself tells more than how its process ended.
         if self._failure is None:
             self._failure = Failure(kind=kind, reason=reason, step=self._steps)
@@ -399,10 +401,10 @@ class Supervisor:
             self._lost.set()
 
 
-def kind_of(reason: str, exit_code: int, told: Kind | None = None) -> Kind:
+def kind_of(reason: str, exit_code: int, told: FailureKind | None = None) -> FailureKind:
     """Kind of a failure, from the report of a trainer."""
-    if told == Kind.MEMORY or "out of memory" in reason.lower():
-        return Kind.MEMORY
-    if told == Kind.DIVERGED:
-        return Kind.DIVERGED
-    return Kind.UNFIT if exit_code in _UNFIT else Kind.ERROR
+    if told == FailureKind.MEMORY or "out of memory" in reason.lower():
+        return FailureKind.MEMORY
+    if told == FailureKind.DIVERGED:
+        return FailureKind.DIVERGED
+    return FailureKind.UNFIT if exit_code in _UNFIT else FailureKind.ERROR

@@ -13,14 +13,14 @@ from lowcomm_node.fetch.records import StateAdopted
 from lowcomm_node.net.congestion import CongestionChanged
 from lowcomm_node.node.messages import (
     Evaluated,
-    Failed,
     Finished,
+    InnerStepTaken,
     MicroBatch,
     NotSaved,
     Saved,
     Skipped,
-    Stepped,
     Tokenizing,
+    TrainerFailed,
 )
 from lowcomm_node.status.model import CheckpointStatus, Contribution, Limits, Progress, read
 from lowcomm_node.swarm.watchdog import (
@@ -143,14 +143,14 @@ KINDS: tuple[type[Event], ...] = (
     AddressesChanged,
     CongestionChanged,
     StateAdopted,
-    Stepped,
+    InnerStepTaken,
     Skipped,
     MicroBatch,
     Evaluated,
     Saved,
     NotSaved,
     SavingAgain,
-    Failed,
+    TrainerFailed,
     ExchangeEnded,
     RunAmended,
     LimitsChanged,
@@ -193,7 +193,7 @@ def details(event: Event) -> dict[str, Any]:
 
 MAX_WAITING = 1000
 MAX_WARNINGS = 20
-_OF_A_STEP = {one.name for one in fields(Progress)} & {one.name for one in fields(Stepped)}
+_OF_A_STEP = {one.name for one in fields(Progress)} & {one.name for one in fields(InnerStepTaken)}
 
 
 @dataclass(frozen=True)
@@ -286,7 +286,7 @@ class Board:
         """Take in newer figures of ``Progress``."""
         self.progress = replace(self.progress, **figures)
 
-    def stepped(self, news: Stepped) -> None:
+    def stepped(self, news: InnerStepTaken) -> None:
         """Take in what the trainer tells of an inner step."""
         self.advance(**{name: getattr(news, name) for name in _OF_A_STEP})
 

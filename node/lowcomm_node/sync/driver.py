@@ -22,7 +22,7 @@ from lowcomm_node.errors import GaveUp, LinkLost, TooSlow, TrainerError, Unusabl
 from lowcomm_node.net.bandwidth import Bandwidth
 from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
 from lowcomm_node.node.ipc import Arena
-from lowcomm_node.node.messages import Drop, Merged, Ready
+from lowcomm_node.node.messages import Drop, OuterStepApplied, Ready
 from lowcomm_node.node.process import Trainer
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.history import ExchangeStatus
@@ -133,7 +133,7 @@ class ExchangeDriver(ABC):
         """Have our contribution captured and coded. Raises TrainerError."""
 
     @abstractmethod
-    async def _merge(self, effect: base.Apply) -> Merged:
+    async def _merge(self, effect: base.Apply) -> OuterStepApplied:
         """Have the outer step taken. Raises TrainerError."""
 
     # what is shown of it

@@ -19,15 +19,15 @@ from typing import Any
 from lowcomm_node.errors import LinkLost, TrainerError, Unusable
 from lowcomm_node.net.stream import Stream
 from lowcomm_node.node.messages import (
-    Capture,
+    AverageShard,
+    CaptureContribution,
     Merge,
-    Merged,
-    Missed,
+    OuterStepApplied,
     Part,
     Receive,
-    Reduce,
     Shared,
     TakeOver,
+    WriteOuterSteps,
 )
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.driver import ExchangeDriver, Station
@@ -231,7 +231,7 @@ class GroupDriver(ExchangeDriver):
         try:
             with self.working():
                 mean = await self.trainer.ask(
-                    Reduce(
+                    AverageShard(
                         fragment=self.fragment,
                         tokens=self._tokens(used),
                         slot=self.slots[2],
@@ -260,7 +260,7 @@ class GroupDriver(ExchangeDriver):
     async def _code(self) -> None:
         one = self.one
         self._shared = await self.trainer.ask(
-            Capture(
+            CaptureContribution(
                 fragment=self.fragment,
                 slot=self.slots[0],
                 realign=one.realign,
@@ -277,11 +277,11 @@ class GroupDriver(ExchangeDriver):
         slot, offset = self.slots[0], sum(self.sizes)
         with suppress(TrainerError):
             written = await self.trainer.ask(
-                Missed(fragment=self.fragment, steps=steps, slot=slot, offset=offset)
+                WriteOuterSteps(fragment=self.fragment, steps=steps, slot=slot, offset=offset)
             )
             self._missed = written.size, written.digest
 
-    async def _merge(self, effect: base.Apply) -> Merged:
+    async def _merge(self, effect: base.Apply) -> OuterStepApplied:
         owners = [
             owner for owner, applied in zip(effect.members, effect.shards, strict=True) if applied
         ]

@@ -6,9 +6,9 @@ from typing import Any
 
 from lowcomm_node.net.stream import Stream
 from lowcomm_node.node.messages import (
-    Capture,
+    CaptureContribution,
     Merge,
-    Merged,
+    OuterStepApplied,
     Part,
     Receive,
     Resend,
@@ -101,7 +101,7 @@ class PairDriver(ExchangeDriver):
     async def _code(self) -> None:
         one = self.one
         self.content = await self.trainer.ask(
-            Capture(
+            CaptureContribution(
                 fragment=self.fragment,
                 slot=self.slots[0],
                 realign=one.realign,
@@ -110,7 +110,7 @@ class PairDriver(ExchangeDriver):
             )
         )
 
-    async def _merge(self, effect: base.Apply) -> Merged:
+    async def _merge(self, effect: base.Apply) -> OuterStepApplied:
         return await self.trainer.ask(
             Merge(
                 fragment=self.fragment,

@@ -13,7 +13,7 @@ from lowcomm_node.data import Dataset, Tokenized, open_data, open_tokenizer
 from lowcomm_node.data.tokenizer import Tokenizer, check_tokenizer, keep_tokenizer, use_threads
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import family_of
-from lowcomm_node.node.ipc import Arena, Event
+from lowcomm_node.node.ipc import Arena, TrainerEvent
 from lowcomm_node.node.messages import MicroBatch, Ready, Tokenizing, TrainerSettings
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.storage.files import DiskQuota
@@ -120,7 +120,7 @@ class Built:
     ready: Ready
 
 
-def build(settings: TrainerSettings, memory: int, tell: Callable[[Event], None]) -> Built:
+def build(settings: TrainerSettings, memory: int, tell: Callable[[TrainerEvent], None]) -> Built:
     """Build the replica, and resume it from the newest usable checkpoint.
 
     ``memory`` is the descriptor of the shared memory file. Raises ConfigError, DataError, DiskFull.
@@ -177,7 +177,7 @@ def _cut_steps(
     settings: TrainerSettings,
     wanted: StepChoices,
     reckoned: Cut,
-    tell: Callable[[Event], None],
+    tell: Callable[[TrainerEvent], None],
 ) -> None:
     """Cut steps as the owner says, as a GPU takes them, or as is reckoned.
 

@@ -35,7 +35,7 @@ class PendingMerge:
     """Own inner steps from which on it may be merged."""
     capture: CapturedFragment
     request: messages.Merge
-    merged: Future[messages.Merged]
+    merged: Future[messages.OuterStepApplied]
 
 
 class ExchangeWork:
@@ -59,11 +59,11 @@ class ExchangeWork:
     def handlers(self) -> Handlers:
         """The requests that it carries out."""
         return {
-            messages.Capture: self._capture,
+            messages.CaptureContribution: self._capture,
             messages.Receive: self._receive,
             messages.Resend: self._resend,
-            messages.Reduce: self._reduce,
-            messages.Missed: self._missed,
+            messages.AverageShard: self._reduce,
+            messages.WriteOuterSteps: self._missed,
             messages.TakeOver: self._take_over,
             messages.Merge: self._merge,
             messages.Drop: self._drop,
@@ -84,7 +84,7 @@ class ExchangeWork:
     # Each handler finds the capture at once. Its work on the coding thread is void if the capture
     # was dropped meanwhile, or a state was copied: nobody is blamed for that.
 
-    def _capture(self, request: messages.Capture) -> Future[messages.Shared]:
+    def _capture(self, request: messages.CaptureContribution) -> Future[messages.Shared]:
         fragment, slot = request.fragment, request.slot
         began = monotonic()
         self._replica.copy(fragment, request.realign, request.members, request.ahead, request.apart)
@@ -123,19 +123,19 @@ class ExchangeWork:
 
         return self._work_on(request.fragment, capture, work)
 
-    def _reduce(self, request: messages.Reduce) -> Future[messages.Reduced]:
+    def _reduce(self, request: messages.AverageShard) -> Future[messages.ShardAveraged]:
         capture = self._replica.capture_of(request.fragment)
 
-        def work() -> messages.Reduced:
+        def work() -> messages.ShardAveraged:
             with capture.stages.during("outer"):
                 size = capture.reduce(request.tokens, self._slot(request.slot, request.offset))
             digest = self._digest(request.slot, request.offset, size)
             refused = {peer: refusal_of(error) for peer, error in capture.left_out.items()}
-            return messages.Reduced(size=size, digest=digest, refused=refused)
+            return messages.ShardAveraged(size=size, digest=digest, refused=refused)
 
         return self._work_on(request.fragment, capture, work)
 
-    def _missed(self, request: messages.Missed) -> Future[messages.Resent]:
+    def _missed(self, request: messages.WriteOuterSteps) -> Future[messages.Resent]:
         fragment, capture = request.fragment, self._replica.capture_of(request.fragment)
 
         def work() -> messages.Resent:
@@ -158,10 +158,10 @@ class ExchangeWork:
 
         return self._work_on(fragment, capture, work)
 
-    def _merge(self, request: messages.Merge) -> Future[messages.Merged]:
+    def _merge(self, request: messages.Merge) -> Future[messages.OuterStepApplied]:
         fragment, replica = request.fragment, self._replica
         capture = replica.capture_of(fragment)
-        merged: Future[messages.Merged] = Future()
+        merged: Future[messages.OuterStepApplied] = Future()
 
         def work() -> None:
             self._check_captured(fragment, capture)
@@ -193,7 +193,7 @@ class ExchangeWork:
         progress = replica.schedule[fragment]
         slow_digest, momentum_digest = one.capture.digests
         one.merged.set_result(
-            messages.Merged(
+            messages.OuterStepApplied(
                 swarm_step=replica.clock.step,
                 merged_steps=progress.merged_steps,
                 merged_tokens=progress.merged_tokens,

@@ -29,7 +29,7 @@ from lowcomm_node.errors import Diverged, TrainerError
 from lowcomm_node.models.evaluation import Evaluation, evaluate
 from lowcomm_node.models.inference import TOP_K, generate
 from lowcomm_node.node import messages
-from lowcomm_node.node.ipc import Answer, Pipe, Request
+from lowcomm_node.node.ipc import Answer, Request, TrainerPipe
 from lowcomm_node.node.messages import Done, refusal_of
 from lowcomm_node.system.stages import Stages
 from lowcomm_node.trainer import transfer
@@ -55,7 +55,7 @@ that give nothing finite for ten batches give nothing for the next."""
 class TrainerLoop:
     """One replica at work. ``run`` returns when the daemon says stop or is gone."""
 
-    def __init__(self, pipe: Pipe, memory: int) -> None:
+    def __init__(self, pipe: TrainerPipe, memory: int) -> None:
         self._pipe = pipe
         self._memory = memory
         self._boundary: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -293,7 +293,7 @@ class TrainerLoop:
         replica, swarm_step = self.replica, outcome.swarm_step
         now, cut = replica.course.at(swarm_step), replica.gradient.cut
         self._pipe.tell(
-            messages.Stepped(
+            messages.InnerStepTaken(
                 swarm_step=swarm_step,
                 steps=outcome.steps,
                 tokens=replica.tokens,

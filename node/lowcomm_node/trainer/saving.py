@@ -21,15 +21,15 @@ from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
-from lowcomm_node.node.ipc import Event
+from lowcomm_node.node.ipc import TrainerEvent
 from lowcomm_node.node.messages import (
-    Checkpoint,
+    CheckpointWritten,
     Held,
     NotSaved,
     Save,
     Saved,
-    Snapshot,
     SnapshotWritten,
+    WriteSnapshot,
 )
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.system.reading import Reading
@@ -130,7 +130,7 @@ class StateWriter:
         store: CheckpointStore,
         saving: Saving,
         thread: Executor,
-        tell: Callable[[Event], None],
+        tell: Callable[[TrainerEvent], None],
         at_boundary: Callable[[Callable[[], None]], None],
     ) -> None:
         """``thread`` writes; ``at_boundary`` runs something between two steps."""
@@ -144,7 +144,7 @@ class StateWriter:
     @property
     def handlers(self) -> Handlers:
         """The requests that it carries out."""
-        return {Save: lambda _: self._save(), Snapshot: self._snapshot}
+        return {Save: lambda _: self._save(), WriteSnapshot: self._snapshot}
 
     def holds_training(self) -> bool:
         """Whether training waits for a checkpoint.
@@ -168,12 +168,12 @@ class StateWriter:
         if self.is_due():
             self._save()
 
-    def _save(self) -> Future[Checkpoint]:
+    def _save(self) -> Future[CheckpointWritten]:
         reading = self._begin_reading()
         parts, meta = state.snapshot(self._replica, copied=reading is None)
         self.saving.began(meta["steps"])
 
-        def work() -> Checkpoint:
+        def work() -> CheckpointWritten:
             try:
                 return self._write(parts, meta, reading)
             finally:
@@ -190,7 +190,9 @@ class StateWriter:
             return None
         return replica.readings.begin(PATIENCE + transfer.form_of(replica).size / SLOWEST_DISK)
 
-    def _write(self, parts: Parts, meta: dict[str, Any], reading: Reading | None) -> Checkpoint:
+    def _write(
+        self, parts: Parts, meta: dict[str, Any], reading: Reading | None
+    ) -> CheckpointWritten:
         began = monotonic()
         try:
             state.require_finite(parts)
@@ -210,7 +212,7 @@ class StateWriter:
                 swarm_step=swarm_step, path=str(path), seconds=seconds, after_trouble=after_trouble
             )
         )
-        return Checkpoint(
+        return CheckpointWritten(
             path=str(path), swarm_step=swarm_step, steps=meta["steps"], tokens=meta["tokens"]
         )
 
@@ -219,7 +221,7 @@ class StateWriter:
         steps = self._replica.steps
         raise Diverged(f"{reason}, by step {steps}: train.learning_rate is too high.")
 
-    def _snapshot(self, request: Snapshot) -> Future[SnapshotWritten]:
+    def _snapshot(self, request: WriteSnapshot) -> Future[SnapshotWritten]:
         reading = self._begin_reading()
         snapshot = transfer.StateSnapshot(self._replica, copied=reading is None)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from helpers.light_process import READY
 from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.node import messages
-from lowcomm_node.node.ipc import TABLE, Event, Message, decode, encode, read_request
+from lowcomm_node.node.ipc import TABLE, Message, TrainerEvent, decode, encode, read_request
 from lowcomm_protocol.errors import Offence
 
 st.register_type_strategy(
@@ -65,7 +65,7 @@ def test_a_line_that_was_cut_or_changed_is_refused_with_what_is_wrong(
     [
         (messages.Resent(size=1, digest=b"ab"), b"6162", b"616", "resent.digest"),
         (
-            messages.Reduce(fragment=0, tokens={"a": 1}, slot=0, offset=0),
+            messages.AverageShard(fragment=0, tokens={"a": 1}, slot=0, offset=0),
             b'"a":1',
             b'"a":[]',
             "reduce.tokens.a",
@@ -99,14 +99,14 @@ def test_the_trainer_takes_requests_with_a_number_only() -> None:
 
 def test_a_refusal_becomes_the_error_that_it_was() -> None:
     for deed in (*Offence, None):
-        error = messages.Refused(text="too large", unusable=True, deed=deed).to_error()
+        error = messages.RequestFailed(text="too large", unusable=True, deed=deed).to_error()
         assert isinstance(error, Unusable) and (str(error), error.deed) == ("too large", deed)
-    other = messages.Refused(text="no", exit_code=78).to_error()
+    other = messages.RequestFailed(text="no", exit_code=78).to_error()
     assert not isinstance(other, Unusable) and other.exit_code == 78
 
 
 def test_an_event_is_told_under_its_name_with_what_json_can_hold() -> None:
-    event = messages.Failed(reason="It broke.")
+    event = messages.TrainerFailed(reason="It broke.")
     assert event.to_json() == {
         "event": "failed",
         "reason": "It broke.",
@@ -114,7 +114,7 @@ def test_an_event_is_told_under_its_name_with_what_json_can_hold() -> None:
         "exit_code": 1,
     }
     for kind in EVERY:
-        if issubclass(kind, Event):
+        if issubclass(kind, TrainerEvent):
             assert all(plain(one.type) for one in fields(kind))  # type: ignore[arg-type]
 
 

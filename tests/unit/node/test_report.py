@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from lowcomm_node.node.ipc import Kind
+from lowcomm_node.node.ipc import FailureKind
 from lowcomm_node.node.report import View, report
 from lowcomm_node.node.supervisor import Failure
 from lowcomm_node.owner.limits import Allowance
@@ -60,7 +60,7 @@ def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():
     hold = Hold(Rule.OWNER, "paused by its owner until 14:30", 1e9)
     one = view(availability=SimpleNamespace(hold=hold, schedule=None))
     one.board.enter("paused", None)
-    one.supervisor.last_failure = Failure(kind=Kind.HUNG, reason="It hangs.", step=7)
+    one.supervisor.last_failure = Failure(kind=FailureKind.HUNG, reason="It hangs.", step=7)
     status = report(one)
     assert (status.waiting, status.waiting_code) == ("paused by its owner until 14:30", "owner")
     assert status.pause == Pause(rule="owner", reason="paused by its owner until 14:30", until=1e9)

@@ -16,8 +16,8 @@ from helpers.light_trainer import LightTrainer
 from helpers.waiting import until_async
 from lowcomm_node.errors import TrainerError, TrainerLost
 from lowcomm_node.node import supervisor as supervisor_module
-from lowcomm_node.node.ipc import Event, Kind
-from lowcomm_node.node.messages import Save, Stepped, TrainerSettings, failure_of
+from lowcomm_node.node.ipc import FailureKind, TrainerEvent
+from lowcomm_node.node.messages import InnerStepTaken, Save, TrainerSettings, failure_of
 from lowcomm_node.node.supervisor import (
     END_DEADLINE,
     FACTOR,
@@ -39,9 +39,9 @@ DEADLINE = 20.0
 @asynccontextmanager
 async def supervised(
     *behaviours: str, least_silence: float = 60.0
-) -> AsyncIterator[tuple[Supervisor, list[Event]]]:
+) -> AsyncIterator[tuple[Supervisor, list[TrainerEvent]]]:
     """A supervisor whose trainers behave so, one after the other; all are ended."""
-    told: list[Event] = []
+    told: list[TrainerEvent] = []
     lives, before = iter(behaviours), psutil.Process().children()
     one = Supervisor(lambda: LightTrainer(next(lives)), told.append, least_silence=least_silence)
     try:
@@ -51,8 +51,8 @@ async def supervised(
         assert set(psutil.Process().children()) <= set(before)
 
 
-def steps_of(told: list[Event]) -> list[int]:
-    return [event.steps for event in told if isinstance(event, Stepped)]
+def steps_of(told: list[TrainerEvent]) -> list[int]:
+    return [event.steps for event in told if isinstance(event, InnerStepTaken)]
 
 
 async def lost(one: Supervisor) -> TrainerLost:
@@ -72,7 +72,7 @@ async def test_one_that_takes_more_memory_than_is_allowed_is_ended_with_the_reas
         await one.train(True)
         error = await lost(one)
         assert "--max-memory allows" in str(error) and steps_of(told)[:4] == [1, 2, 3, 4]
-        assert (await one.explain(error)).kind is Kind.MEMORY
+        assert (await one.explain(error)).kind is FailureKind.MEMORY
 
 
 async def test_a_defect_in_news_or_in_a_look_ends_neither(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,14 +80,14 @@ async def test_a_defect_in_news_or_in_a_look_ends_neither(monkeypatch: pytest.Mo
     monkeypatch.setattr(tasks, "DEFECT_PAUSE", 0.01)
     failures = [RuntimeError("no such process")] * 2
     warnings: list[str] = []
-    heard: list[Event] = []
+    heard: list[TrainerEvent] = []
 
     def look(*pids: int) -> int:
         if failures:
             raise failures.pop()
         return 2 * GIB if heard else 0
 
-    def hear(event: Event) -> None:
+    def hear(event: TrainerEvent) -> None:
         heard.append(event)
         raise RuntimeError("an odd event")
 
@@ -110,7 +110,7 @@ async def test_one_that_is_killed_is_lost_with_the_reason_and_another_takes_its_
         error = await lost(one)
         assert steps_of(told) == [1, 2]
         failure = await one.explain(error)
-        assert (failure.kind, failure.step) == (Kind.DIED, 2) and "SIGKILL" in failure.reason
+        assert (failure.kind, failure.step) == (FailureKind.DIED, 2) and "SIGKILL" in failure.reason
         assert not one.runs
         assert one.overdue(monotonic()) is None, "there is time to clean up"
         assert "is not over with yet" in (one.overdue(monotonic() + END_DEADLINE) or ""), (
@@ -131,7 +131,7 @@ async def test_one_that_can_not_be_built_says_so_itself() -> None:
         with pytest.raises(TrainerError, match="--data PATH") as caught:
             await one.start(SETTINGS)
         assert not isinstance(caught.value, TrainerLost)
-        assert (await one.explain(caught.value)).kind is Kind.UNFIT
+        assert (await one.explain(caught.value)).kind is FailureKind.UNFIT
 
 
 @pytest.mark.slow
@@ -156,7 +156,7 @@ async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(
         assert "hangs: no step for" in str(error)
         with pytest.raises(TrainerLost):  # whoever waits for it must not wait for long
             await asyncio.wait_for(one.trainer.ask(Save()), DEADLINE)
-        assert (await one.explain(error)).kind is Kind.HUNG
+        assert (await one.explain(error)).kind is FailureKind.HUNG
 
 
 async def test_a_launched_one_that_is_not_needed_is_ended() -> None:
@@ -203,7 +203,7 @@ def test_the_deadline_follows_the_longest_usual_silence() -> None:
 # its failures
 
 
-def failure(kind: Kind = Kind.DIED, step: int = 100) -> Failure:
+def failure(kind: FailureKind = FailureKind.DIED, step: int = 100) -> Failure:
     return Failure(kind=kind, reason="It broke.", step=step)
 
 
@@ -235,9 +235,17 @@ def test_failures_are_forgiven_once_it_has_got_further() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "tries"), [(Kind.UNFIT, 1), (Kind.DIVERGED, 2), (Kind.MEMORY, 2), (Kind.DIED, MOST)]
+    ("kind", "tries"),
+    [
+        (FailureKind.UNFIT, 1),
+        (FailureKind.DIVERGED, 2),
+        (FailureKind.MEMORY, 2),
+        (FailureKind.DIED, MOST),
+    ],
 )
-def test_what_another_try_can_not_heal_is_not_tried_again_and_again(kind: Kind, tries: int) -> None:
+def test_what_another_try_can_not_heal_is_not_tried_again_and_again(
+    kind: FailureKind, tries: int
+) -> None:
     one = Failures(margin=50)
     assert [one.failed(failure(kind)) is None for _ in range(tries)] == [False] * (tries - 1) + [
         True
@@ -251,10 +259,10 @@ def test_running_out_of_memory_is_told_from_other_errors() -> None:
         torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
         MemoryError(),
     ):
-        assert failure_of(error).kind is Kind.MEMORY
+        assert failure_of(error).kind is FailureKind.MEMORY
     assert (
         failure_of(RuntimeError("CUDA error: an illegal memory access was encountered")).kind
-        is Kind.ERROR
+        is FailureKind.ERROR
     )
 
 

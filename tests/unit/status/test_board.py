@@ -2,7 +2,7 @@
 is bounded."""
 
 from lowcomm_node.catalogue import WarningCode
-from lowcomm_node.node.messages import Stepped
+from lowcomm_node.node.messages import InnerStepTaken
 from lowcomm_node.status.events import (
     MAX_WAITING,
     MAX_WARNINGS,
@@ -13,8 +13,8 @@ from lowcomm_node.status.events import (
 )
 
 
-def stepped(number: int) -> Stepped:
-    return Stepped(swarm_step=number, steps=number, tokens=number, loss=1.5)
+def stepped(number: int) -> InnerStepTaken:
+    return InnerStepTaken(swarm_step=number, steps=number, tokens=number, loss=1.5)
 
 
 def test_every_listener_gets_every_event_with_its_time():

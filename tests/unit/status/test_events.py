@@ -88,7 +88,7 @@ def test_programs_find_the_names_and_keys_that_they_know() -> None:
 def test_every_event_that_a_node_tells_is_in_the_table() -> None:
     declared = {kind for kind in kinds_below(Event) if is_dataclass(kind)} - {
         OtherEvent,
-        ipc.Event,
+        ipc.TrainerEvent,
         *UNTOLD,
     }
     assert declared == set(KINDS)

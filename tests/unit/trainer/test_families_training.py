@@ -12,7 +12,7 @@ from helpers.families import section, tiny
 from lowcomm_node.export import ExportChoices, Format, Weights
 from lowcomm_node.export.write import export_checkpoint
 from lowcomm_node.models.base import build_model
-from lowcomm_node.node.messages import Merged, Refused, Save, Stepped
+from lowcomm_node.node.messages import InnerStepTaken, OuterStepApplied, RequestFailed, Save
 from lowcomm_node.trainer import state
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
@@ -47,12 +47,12 @@ def test_it_trains_exchanges_resumes_to_the_bit_and_is_exported(tmp_path: Path, 
     with trainers(tmp_path, tiny(type_), "a", "b") as (one, other):
         for here in (one, other):
             here.steps(5)
-        first, last = (one.events(Stepped)[place].loss for place in (0, -1))
+        first, last = (one.events(InnerStepTaken)[place].loss for place in (0, -1))
         assert first is not None and last is not None and last < first
         mine = one.replica.fast(0).clone()
         begin(one, other)
         for here, number in zip((one, other), finish(one, other), strict=True):
-            assert isinstance(here.answer(number), Merged)
+            assert isinstance(here.answer(number), OuterStepApplied)
         assert not torch.equal(mine, one.replica.fast(0)), "the exchange moves weights"
         one.ask(Save())
         one.steps(2)
@@ -61,7 +61,7 @@ def test_it_trains_exchanges_resumes_to_the_bit_and_is_exported(tmp_path: Path, 
             assert again.built.resumed == 5
             again.steps(2)
             assert image(again) == image(one)
-            assert again.events(Stepped)[-1].loss == one.events(Stepped)[-1].loss
+            assert again.events(InnerStepTaken)[-1].loss == one.events(InnerStepTaken)[-1].loss
         check_export(one, tmp_path)
 
 
@@ -107,4 +107,4 @@ def test_a_trainer_tells_what_a_machine_lacks_before_it_allocates(tmp_path: Path
     refused = pytest.raises(AssertionError, match=r"pip install 'transformers==5\.0\.0'")
     with refused as failure, trainers(tmp_path, settings, "a"):
         pass
-    assert Refused.__name__ in str(failure.value)
+    assert RequestFailed.__name__ in str(failure.value)

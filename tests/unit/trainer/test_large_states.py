@@ -13,7 +13,7 @@ import torch
 
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.node.messages import Save, Snapshot
+from lowcomm_node.node.messages import Save, WriteSnapshot
 from lowcomm_node.storage.checkpoint import CheckpointStore
 from lowcomm_node.trainer import memory, saving, state, transfer
 from lowcomm_node.trainer.replica import Replica
@@ -125,7 +125,7 @@ def test_what_is_written_is_the_state_as_it_was_and_changes_wait_until_it_is_rea
 
 
 @pytest.mark.usefixtures("large")
-@pytest.mark.parametrize("request_", [Save(), Snapshot(folder="")])
+@pytest.mark.parametrize("request_", [Save(), WriteSnapshot(folder="")])
 def test_a_disk_that_takes_too_long_holds_training_no_longer_and_nothing_of_it_counts(
     busy, dataset: Dataset, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, request_: Any
 ):
@@ -133,8 +133,8 @@ def test_a_disk_that_takes_too_long_holds_training_no_longer_and_nothing_of_it_c
     monkeypatch.setattr(saving, "SLOWEST_DISK", float("inf"))
     replica = trained(dataset)
     disk = busy(replica)
-    if isinstance(request_, Snapshot):
-        request_ = Snapshot(folder=str(tmp_path / "snapshots"))
+    if isinstance(request_, WriteSnapshot):
+        request_ = WriteSnapshot(folder=str(tmp_path / "snapshots"))
     asked = disk.ask(request_)
     replica.inner_step()
     disk.free.set()

@@ -11,7 +11,7 @@ import torch
 from helpers import merged_bits
 from helpers.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.errors import NotFinite
-from lowcomm_node.node.messages import Merged
+from lowcomm_node.node.messages import OuterStepApplied
 from lowcomm_node.trainer import replica as replicas
 from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica
@@ -48,7 +48,7 @@ def exchange(one: Driven, other: Driven) -> None:
     begin(one, other)
     for here, number in zip((one, other), finish(one, other), strict=True):
         answer = here.answer(number)
-        assert isinstance(answer, Merged)
+        assert isinstance(answer, OuterStepApplied)
 
 
 def bound(replica: Any, **how: int) -> Bound:

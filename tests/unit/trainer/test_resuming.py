@@ -9,7 +9,14 @@ import torch
 
 from helpers.driven_trainer import Driven, begin, driven, finish, merge_of
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.node.messages import Capture, Drop, Finished, Merged, Reduce, Stepped
+from lowcomm_node.node.messages import (
+    AverageShard,
+    CaptureContribution,
+    Drop,
+    Finished,
+    InnerStepTaken,
+    OuterStepApplied,
+)
 from lowcomm_node.trainer import state
 
 PAIRS = ("lowcomm", "noloco", "gossip")
@@ -63,7 +70,7 @@ def exchange(one: Driven, other: Driven, fragment: int = 0) -> None:
     for here, number in zip((one, other), numbers, strict=True):
         here.steps(here.replica.spec.sync.overlap)
         answer = here.answer(number)
-        assert isinstance(answer, Merged)
+        assert isinstance(answer, OuterStepApplied)
 
 
 def alone(one: Driven) -> None:
@@ -72,19 +79,21 @@ def alone(one: Driven) -> None:
     number = reduce(one)
     one.steps(one.replica.spec.sync.overlap)
     answer = one.answer(number)
-    assert isinstance(answer, Merged)
+    assert isinstance(answer, OuterStepApplied)
 
 
 def share(one: Driven) -> None:
     """Begin an exchange in a group of three."""
-    shared = one.ask(Capture(fragment=0, slot=0, realign=False, ahead=0, members=("a", "b", "c")))
+    shared = one.ask(
+        CaptureContribution(fragment=0, slot=0, realign=False, ahead=0, members=("a", "b", "c"))
+    )
     assert len(shared.sizes) == 3
 
 
 def reduce(one: Driven) -> int:
     """Average our shard of the first fragment, in which nobody else's contribution is; the number
     of the merge."""
-    one.ask(Reduce(fragment=0, tokens={"a": 1}, slot=2, offset=0))
+    one.ask(AverageShard(fragment=0, tokens={"a": 1}, slot=2, offset=0))
     number = one.send(merge_of(one, {"a": 0}))
     one.settle()
     return number
@@ -113,7 +122,7 @@ def test_training_goes_on_to_the_bit(folder: Path, method: str, optimizer: str) 
         for here in (one, again):
             here.steps(2)
         check_same(one, again)
-        assert one.events(Stepped)[-1].loss == again.events(Stepped)[-1].loss
+        assert one.events(InnerStepTaken)[-1].loss == again.events(InnerStepTaken)[-1].loss
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -152,7 +161,7 @@ def test_a_start_in_the_middle_of_an_exchange_in_a_pair_is_as_if_it_had_failed(
         check_same(one, never)
         for here in (one, partner, never):
             here.steps(2)
-        one.ask(Capture(fragment=0, slot=0, realign=False, ahead=0))
+        one.ask(CaptureContribution(fragment=0, slot=0, realign=False, ahead=0))
         check_as_if_it_had_failed(one, again, never)
         one.ask(Drop(fragment=0))
         begin(one, partner)
@@ -188,7 +197,7 @@ def test_a_merge_waits_for_the_steps_that_overlap_it(folder: Path) -> None:
             assert torch.equal(one.replica.phi[0], before)
         one.steps(1)
         answer = one.answer(number)
-        assert isinstance(answer, Merged) and answer.merged_steps == 2, (
+        assert isinstance(answer, OuterStepApplied) and answer.merged_steps == 2, (
             "what came after the capture is still to be shared"
         )
         assert not torch.equal(one.replica.phi[0], before)
@@ -205,7 +214,10 @@ def test_a_merge_takes_over_the_swarm_step_of_one_that_is_ahead_and_can_end_the_
         number = one.send(merge_of(one, {"a": 1, "b": 1}, swarm_step=last))
         one.settle()
         answer = one.answer(number)
-        assert isinstance(answer, Merged) and answer.swarm_step == last == one.replica.clock.step
+        assert (
+            isinstance(answer, OuterStepApplied)
+            and answer.swarm_step == last == one.replica.clock.step
+        )
         assert [event.swarm_step for event in one.events(Finished)] == [last]
         assert one.replica.schedule[0].version == 1 and one.replica.schedule[1].version == 0
 

@@ -14,7 +14,7 @@ from helpers.driven_trainer import Driven, driven
 from lowcomm_node.data import open_data, open_tokenizer
 from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.models.base import build_model
-from lowcomm_node.node.messages import Skipped, Stepped
+from lowcomm_node.node.messages import InnerStepTaken, Skipped
 from lowcomm_node.trainer import inner as inner_module
 from lowcomm_node.trainer.inner import BatchesAhead
 from lowcomm_node.trainer.optimizer import InnerOptimizer
@@ -91,9 +91,9 @@ def test_a_loss_is_read_once_the_next_step_is_queued(ahead: tuple[Driven, Device
     one, device = ahead
     run(one, 3)
     assert device.done == ["step 1", "step 2", "read 1", "step 3", "read 2"]
-    assert [step.steps for step in one.events(Stepped)] == [1, 2]
+    assert [step.steps for step in one.events(InnerStepTaken)] == [1, 2]
     one.loop._settle()
-    assert [step.steps for step in one.events(Stepped)] == [1, 2, 3]
+    assert [step.steps for step in one.events(InnerStepTaken)] == [1, 2, 3]
     assert device.done[-1] == "read 3"
 
 
@@ -115,12 +115,12 @@ def test_steps_are_the_same_to_the_bit_whether_they_are_read_late_or_not(
         for name, one_moment in plain.replica.optimizer.moments().items():
             assert torch.equal(one_moment, moments[name]), name
         for one in (plain, late):
-            told = one.events(Stepped)
+            told = one.events(InnerStepTaken)
             assert [step.skipped_steps for step in told] == [0, 0, 1, 1, 2, 3, 3]
             assert [event.steps for event in one.events(Skipped)] == [3, 5]
             assert (told[-1].steps, told[-1].swarm_step) == (7, 7), "skipped steps count"
-        assert [step.loss for step in plain.events(Stepped)] == [
-            step.loss for step in late.events(Stepped)
+        assert [step.loss for step in plain.events(InnerStepTaken)] == [
+            step.loss for step in late.events(InnerStepTaken)
         ]
 
 

@@ -12,7 +12,7 @@ import pytest
 from helpers.tiny import tiny_settings
 from helpers.trainer_thread import TrainerThread
 from lowcomm_node.node import ipc
-from lowcomm_node.node.messages import Evaluate, Held, Saved, Stepped, Train
+from lowcomm_node.node.messages import Evaluate, Held, InnerStepTaken, Saved, Train
 from lowcomm_node.storage.checkpoint import CheckpointInfo, CheckpointStore
 from lowcomm_node.trainer.saving import FIRST_PAUSE, HANGS, LONGEST_PAUSE, PATIENCE, Saving
 
@@ -122,26 +122,28 @@ async def test_a_trainer_waits_for_a_disk_that_is_slower_and_goes_on_once_all_is
         written.set()
         seen = await until_told(trainer, Saved)
         assert not steps_of(seen), "no step before it was written"
-        await until_told(trainer, Stepped)
+        await until_told(trainer, InnerStepTaken)
     finally:
         written.set()
         await trainer.stop()
 
 
-async def until_told(trainer: TrainerThread, kind: type[ipc.Event]) -> list[ipc.Event]:
+async def until_told(
+    trainer: TrainerThread, kind: type[ipc.TrainerEvent]
+) -> list[ipc.TrainerEvent]:
     """News up to one of this kind."""
-    seen: list[ipc.Event] = []
+    seen: list[ipc.TrainerEvent] = []
     while not (seen and isinstance(seen[-1], kind)):
         seen.append(await asyncio.wait_for(trainer.news.get(), 60))
         assert len(seen) < 200, f"{kind} is not told"
     return seen
 
 
-def drain(trainer: TrainerThread) -> list[ipc.Event]:
+def drain(trainer: TrainerThread) -> list[ipc.TrainerEvent]:
     """News that have come."""
     return [trainer.news.get_nowait() for _ in range(trainer.news.qsize())]
 
 
-def steps_of(news: list[ipc.Event]) -> list[Stepped]:
+def steps_of(news: list[ipc.TrainerEvent]) -> list[InnerStepTaken]:
     """Those of steps."""
-    return [one for one in news if isinstance(one, Stepped)]
+    return [one for one in news if isinstance(one, InnerStepTaken)]

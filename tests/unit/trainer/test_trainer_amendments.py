@@ -9,7 +9,7 @@ import pytest
 
 from helpers import tiny
 from helpers.driven_trainer import begin, driven, finish
-from lowcomm_node.node.messages import Amend, Finished, Merged, Save, Stepped
+from lowcomm_node.node.messages import Amend, Finished, InnerStepTaken, OuterStepApplied, Save
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Chain, write_amendment
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
@@ -40,7 +40,7 @@ def amended(run: SignedRun, *changes: tuple[int, dict[str, Any]]) -> Chain:
 
 
 def rates(one: Any) -> list[float]:
-    return [event.learning_rate for event in one.events(Stepped)]
+    return [event.learning_rate for event in one.events(InnerStepTaken)]
 
 
 CONSTANT = {"train.learning_rate": 0.125, "train.final_learning_rate": 1.0, "train.warmup": 0}
@@ -76,7 +76,7 @@ def test_peers_on_both_sides_of_an_amendment_exchange(run: SignedRun, tmp_path: 
         begin(ada, bob)
         numbers = finish(ada, bob)
         for one, number in zip((ada, bob), numbers, strict=True):
-            assert isinstance(one.answer(number), Merged)
+            assert isinstance(one.answer(number), OuterStepApplied)
             assert one.replica.schedule[0].version == 1
 
 

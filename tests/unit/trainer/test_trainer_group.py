@@ -12,17 +12,17 @@ from helpers.tiny import tiny_settings
 from helpers.trainer_thread import TrainerThread
 from lowcomm_node.errors import TrainerError, Unusable
 from lowcomm_node.node.messages import (
-    Capture,
+    AverageShard,
+    CaptureContribution,
     Drop,
+    InnerStepTaken,
     Merge,
-    Missed,
     Part,
     Receive,
-    Reduce,
     Resent,
-    Stepped,
     TakeOver,
     Train,
+    WriteOuterSteps,
 )
 from lowcomm_protocol.exchange.kinds import GROUP
 
@@ -53,7 +53,7 @@ async def step(trainers: dict[str, TrainerThread]) -> None:
     for trainer in trainers.values():
         await trainer.ask(Train(on=True))
         for _ in range(8):
-            while not isinstance(await trainer.news.get(), Stepped):
+            while not isinstance(await trainer.news.get(), InnerStepTaken):
                 pass
         await trainer.ask(Train(on=False))
 
@@ -66,7 +66,7 @@ async def nothing(slots: Slots) -> None:
 
 
 async def missed(trainer: TrainerThread, steps: int, slot: int, offset: int) -> Resent:
-    return await trainer.ask(Missed(fragment=0, steps=steps, slot=slot, offset=offset))
+    return await trainer.ask(WriteOuterSteps(fragment=0, steps=steps, slot=slot, offset=offset))
 
 
 async def receive(
@@ -89,7 +89,9 @@ async def exchange(
     slots = {peer: trainer.arena.take(GROUP.slots) for peer, trainer in trainers.items()}
     shared = {
         peer: await trainer.ask(
-            Capture(fragment=0, slot=slots[peer][0], realign=realign, ahead=0, members=peers)
+            CaptureContribution(
+                fragment=0, slot=slots[peer][0], realign=realign, ahead=0, members=peers
+            )
         )
         for peer, trainer in trainers.items()
     }
@@ -110,7 +112,7 @@ async def exchange(
     tokens = {peer: count for peer, count in {"a": 10, "b": 20, "c": 30}.items() if peer in peers}
     for offset, size, owner in zip(accumulate(sizes[:-1], initial=0), sizes, peers, strict=True):
         told = await trainers[owner].ask(
-            Reduce(fragment=0, tokens=tokens, slot=slots[owner][2], offset=offset)
+            AverageShard(fragment=0, tokens=tokens, slot=slots[owner][2], offset=offset)
         )
         assert (told.size, told.left_out) == (size, {})
         data = trainers[owner].arena.view(slots[owner][2], offset + size)[offset:]
@@ -201,14 +203,18 @@ async def test_what_can_not_be_used_is_told_and_costs_nothing_else(tmp_path: Pat
         with pytest.raises(TrainerError):
             await receive(one, Part.SHARE, "b", received, 0, 10)
         size = (
-            await one.ask(Capture(fragment=0, slot=shares, realign=False, ahead=0, members=PEERS))
+            await one.ask(
+                CaptureContribution(fragment=0, slot=shares, realign=False, ahead=0, members=PEERS)
+            )
         ).sizes[1]
         with pytest.raises(TrainerError, match="exactly"):
             await receive(one, Part.SHARE, "b", received, 0, size + 1)
         await one.ask(Drop(fragment=0))
         with pytest.raises(TrainerError):
-            await one.ask(Reduce(fragment=0, tokens={"a": 1}, slot=received, offset=0))
-        await one.ask(Capture(fragment=0, slot=shares, realign=False, ahead=0, members=PEERS))
+            await one.ask(AverageShard(fragment=0, tokens={"a": 1}, slot=received, offset=0))
+        await one.ask(
+            CaptureContribution(fragment=0, slot=shares, realign=False, ahead=0, members=PEERS)
+        )
         await one.ask(Drop(fragment=0))
     finally:
         for trainer in trainers.values():

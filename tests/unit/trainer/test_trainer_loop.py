@@ -13,16 +13,16 @@ from lowcomm_node.errors import CheckpointError, Diverged
 from lowcomm_node.node.ipc import Request
 from lowcomm_node.node.messages import (
     Adopt,
-    Capture,
+    CaptureContribution,
     Drop,
     Generate,
+    InnerStepTaken,
     Part,
     Receive,
     Resend,
     Save,
     Skipped,
-    Snapshot,
-    Stepped,
+    WriteSnapshot,
 )
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.loop import MOST_SKIPPED
@@ -46,7 +46,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("loops")
 
 
-CAPTURE = Capture(fragment=0, slot=0, realign=False, ahead=0)
+CAPTURE = CaptureContribution(fragment=0, slot=0, realign=False, ahead=0)
 
 
 def receive(part: Part) -> Receive:
@@ -79,7 +79,7 @@ def test_a_merge_that_ripens_while_a_state_is_copied_is_void_and_training_goes_o
         assert torch.equal(one.replica.phi[0], copied), (
             "nothing of it is merged into the copied state"
         )
-        assert len(one.events(Stepped)) == 7
+        assert len(one.events(InnerStepTaken)) == 7
 
 
 def test_a_merge_of_an_exchange_that_is_over_does_not_touch_the_next_one(folder: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing_but_counters(
         assert all(
             torch.equal(now, moments[name]) for name, now in one.replica.optimizer.moments().items()
         )
-        step = one.events(Stepped)[-1]
+        step = one.events(InnerStepTaken)[-1]
         assert (step.steps, step.swarm_step, step.skipped_steps) == (3, 3, 1)
         assert step.tokens == 2 * one.replica.spec.tokens_per_step, (
             "nothing was learned from the third batch"
@@ -172,7 +172,7 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing_but_counters(
         assert one.replica.stream.batches == 3, "it is not met again"
         assert [event.steps for event in one.events(Skipped)] == [3]
         one.steps(1)
-        assert one.replica.skipped_in_a_row == 0 and one.events(Stepped)[-1].loss is not None
+        assert one.replica.skipped_in_a_row == 0 and one.events(InnerStepTaken)[-1].loss is not None
         assert any(
             not torch.equal(weight, before[name]) for name, weight in one.replica.weights.items()
         )
@@ -227,10 +227,12 @@ def test_weights_that_are_not_finite_are_neither_saved_nor_sent_nor_handed_on(
             one.replica.weights["norm.weight"][5] = math.nan
         for fragment in range(2):
             for realign in (False, True):
-                number = one.send(Capture(fragment=fragment, slot=0, realign=realign, ahead=0))
+                number = one.send(
+                    CaptureContribution(fragment=fragment, slot=0, realign=realign, ahead=0)
+                )
                 one.settle()
                 assert ("not finite" in str(one.answer(number))) == (fragment == 1)
-        assert "not finite" in one.refusal(Snapshot(folder=str(tmp_path))).text
+        assert "not finite" in one.refusal(WriteSnapshot(folder=str(tmp_path))).text
         assert list(tmp_path.iterdir()) == []
         one.replica.clock.step += 1
         with pytest.raises(Diverged, match="NaN or infinity"):

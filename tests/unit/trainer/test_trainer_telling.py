@@ -61,7 +61,7 @@ def test_a_step_is_told_with_its_counters_its_rate_and_a_speed_that_is_smoothed(
         one.steps(1)
         clock.tick = 4.0
         one.steps(1)
-        first, second = one.events(messages.Stepped)
+        first, second = one.events(messages.InnerStepTaken)
         tokens = one.replica.spec.tokens_per_step
         assert [(one.steps, one.swarm_step, one.tokens) for one in (first, second)] == [
             (1, 8, tokens),
