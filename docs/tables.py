@@ -11,18 +11,14 @@ import re
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import fields, is_dataclass
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, cast, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
-from lowcomm_node.catalogue import EXCHANGES, WAITS, WARNINGS, Explanation
 from lowcomm_node.owner.settings import SETTINGS, NodeSettings, Section, default_of, flag_of
 from lowcomm_node.planner.plan import Plan, plan
 from lowcomm_node.planner.question import question_of, run_of
@@ -55,12 +51,6 @@ RECORDS: dict[str, type] = {
     "plan": Plan,
 }
 """What ``--json`` prints, by its name in docs/json-schema.json."""
-HEADINGS: dict[type, str] = {
-    ExchangeEnded: "rounds",
-    Limits: "limits",
-    Contribution: "contribution",
-}
-"""Of records that are events, too: the command that prints them."""
 
 
 def settings() -> Iterator[str]:
@@ -139,14 +129,11 @@ def added() -> Iterator[str]:
 
 
 def events() -> Iterator[str]:
-    """Every event: its names, what it means, and its fields."""
+    """Every event: its names, and what it means."""
     yield ""
     for kind in KINDS:
         names = ", ".join(f"`{name}`" for name in kind.names())
-        record = next((one for one in kind.__mro__ if one in HEADINGS), None)
-        same = "" if record is None else f" Fields as of `{HEADINGS[record]}`."
-        yield from _wrapped(f"- **{names}**: {(inspect.getdoc(kind) or '').splitlines()[0]}{same}")
-        yield from (f"  {line}" for line in _fields(kind, "") if record is None)
+        yield from _wrapped(f"- **{names}**: {(inspect.getdoc(kind) or '').splitlines()[0]}")
     yield ""
 
 
@@ -158,37 +145,6 @@ def schema() -> str:
     named = {name: places[name, "serialization"] for name in kinds}
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return json.dumps({"$schema": dialect, "properties": named, **found}, indent=1) + "\n"
-
-
-def _fields(kind: type, before: str) -> Iterator[str]:
-    texts = {
-        name: text for one in reversed(kind.__mro__[:-1]) for name, text in _docstrings(one).items()
-    }
-    hints = get_type_hints(kind)
-    for field in fields(kind):
-        word, inner = _json_kind(hints[field.name])
-        entry = f"- `{before}{field.name}` ({word}): {texts.get(field.name, '')}".removesuffix(": ")
-        yield from _wrapped(entry, 98)
-        if inner is not None:
-            yield from _fields(inner, f"{before}{field.name}.")
-
-
-def _json_kind(hint: Any) -> tuple[str, type | None]:
-    """A type in words, and the record in it if there is one."""
-    arguments = get_args(hint)
-    if NoneType in arguments:
-        word, inner = _json_kind(next(one for one in arguments if one is not NoneType))
-        return f"{word} or null", inner
-    if get_origin(hint) is tuple:
-        word, inner = _json_kind(arguments[0])
-        return f"list of {word}s", inner
-    if is_dataclass(hint):
-        return "object", cast("type", hint)
-    if arguments:
-        return "object", None
-    if issubclass(hint, StrEnum):
-        return ", ".join(f"`{one}`" for one in hint), None
-    return {bool: "boolean", int: "integer", float: "number", str: "text"}.get(hint, "any"), None
 
 
 def _wrapped(entry: str, columns: int = 100) -> list[str]:
@@ -228,13 +184,6 @@ TRUTHS = {
 NARROW = {"up": "20Mbit", "step_seconds": 2.0, "peers": 8}
 
 
-def messages(catalogue: Mapping[str, Explanation]) -> Iterator[str]:
-    """Codes with what they mean, and what to do."""
-    yield from ("| code | meaning | what to do |", "|---|---|---|")
-    for code, one in catalogue.items():
-        yield f"| `{code}` | {one.meaning} | {one.remedy} |"
-
-
 def shares() -> Iterator[str]:
     """What pairs and groups keep of all-reduce's gain, from the results of shares.py."""
     benchmarks = DOCS.parent / "benchmarks"
@@ -255,9 +204,6 @@ TABLES: dict[str, Callable[[], Iterator[str]]] = {
     "presets": presets,
     "added": added,
     "events": events,
-    "waits": partial(messages, WAITS),
-    "warnings": partial(messages, WARNINGS),
-    "exchanges": partial(messages, EXCHANGES),
     "plan-narrow": partial(planned, 10**8, NARROW),
     "plan-truth": truth,
 }
