@@ -44,7 +44,7 @@ def steady_time() -> float:
 
 
 @dataclass(frozen=True)
-class Held:
+class KeptRun:
     """A run that is kept."""
 
     run: SignedRun
@@ -76,7 +76,7 @@ class Registry:
         self._folder = folder
         self._max_runs = max_runs
         self._clock = clock
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, KeptRun] = {}
         self._left: dict[str, float] = {}
         self.damaged: list[Path] = []
         """Files that were renamed just now."""
@@ -102,7 +102,7 @@ class Registry:
                 self._held[run.run_id] = replace(known, own=known.own or own, network=network)
             return False
         data = run.to_bytes()
-        new = Held(run, len(data), now, now, own=own, network=network)
+        new = KeptRun(run, len(data), now, now, own=own, network=network)
         gone = self._those_to_go(new, now)
         try:
             write_atomic(self._path(run.run_id), data)
@@ -170,7 +170,7 @@ class Registry:
             return None
         return float("inf") if held.own else max(0.0, held.alive + KEPT_EMPTY - self._clock())
 
-    def _those_to_go(self, new: Held, now: float) -> set[str]:
+    def _those_to_go(self, new: KeptRun, now: float) -> set[str]:
         """The runs that give way to a new one. Raises ConfigError if there is no room for it."""
         others = sorted(
             (held for held in self._held.values() if not held.own),
@@ -233,7 +233,7 @@ class Registry:
         if len(self._held) < self._max_runs and used + stat.st_size <= MAX_BYTES:
             # Its peers could not answer while we were away.
             alive = min(now, max(stat.st_mtime, now - KEPT_EMPTY + GRACE))
-            held = Held(run, stat.st_size, stat.st_mtime, alive)
+            held = KeptRun(run, stat.st_size, stat.st_mtime, alive)
             self._held[run.run_id] = replace(held, ended=_read_ended(path))
 
 

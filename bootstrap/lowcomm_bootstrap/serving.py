@@ -139,9 +139,9 @@ def _door_of(
     """The swarm's page, if the operator wants one. Raises PortInUse."""
     if settings.web is None:
         return None
-    from lowcomm_bootstrap.web import History, SwarmDoor, SwarmPage  # most servers need no HTTP
+    from lowcomm_bootstrap.web import SeriesFile, SwarmDoor, SwarmPage  # most servers need no HTTP
 
-    history = History(settings.home / "web" / "history.json")
+    history = SeriesFile(settings.home / "web" / "history.json")
     if history.damaged:
         log.warning("web.history", reason="history.json could not be read, and was set aside")
     return SwarmDoor(SwarmPage(history, lambda: next(iter(addresses()), "")), host, settings.web)

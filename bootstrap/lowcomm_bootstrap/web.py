@@ -1,10 +1,10 @@
 """The swarm's page: public, read only.
 
-Swarm     a run that this server keeps, and what its peers said last
-History   figures of each run over time, kept over restarts
-SwarmPage everything is made once after each look at the swarm, and kept as the bytes that are sent:
-          a viewer costs no lookup, no rendering and no compression, so their number is bounded by
-          the line alone
+ObservedSwarm   a run that this server keeps, and the last records of its peers
+SeriesFile      figures of each run over time, kept over restarts
+SwarmPage       everything is made once after each look at the swarm, and kept as the bytes that are
+                sent: a viewer costs no lookup, no rendering and no compression, so their number is
+                bounded by the line alone
 
 Nothing here is a fact but what creators and peers have signed: a peer can claim any number of
 tokens. So each figure says of how many peers it is, and a peer counts as *proved* only if it has
@@ -54,7 +54,7 @@ GONE = frozenset({Phase.LEFT, Phase.FINISHED})
 
 
 @dataclass
-class Swarm:
+class ObservedSwarm:
     """One run, and the last records of its peers."""
 
     run: SignedRun
@@ -186,7 +186,7 @@ class Series:
         return True
 
 
-class History:
+class SeriesFile:
     """The series of all runs, in one file."""
 
     def __init__(self, path: Path) -> None:
@@ -282,7 +282,7 @@ SAVE_EVERY = 300.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class EncodedResponse:
     """The bytes of one address, as they are sent."""
 
     body: bytes
@@ -294,32 +294,33 @@ class Answer:
     """Seconds for which caches may keep it."""
 
     @staticmethod
-    def of(body: bytes, kind: str, seconds: int) -> "Answer":
+    def of(body: bytes, kind: str, seconds: int) -> "EncodedResponse":
         """Prepare an answer for many viewers."""
         tag = f'"{hashlib.sha256(body).hexdigest()[:20]}"'
-        return Answer(body, gzip.compress(body, 6, mtime=0), kind, tag, seconds)
+        return EncodedResponse(body, gzip.compress(body, 6, mtime=0), kind, tag, seconds)
 
 
 class SwarmPage:
     """The page of one server."""
 
-    def __init__(self, history: History, address: Callable[[], str]) -> None:
+    def __init__(self, history: SeriesFile, address: Callable[[], str]) -> None:
         """``address``: entry point of nodes."""
         self._history = history
         self._address = address
-        self._swarms: dict[str, Swarm] = {}
+        self._swarms: dict[str, ObservedSwarm] = {}
         self._saved = 0.0
         self._files = {
-            path: Answer.of(file.read_bytes(), kind, 3600) for path, (file, kind) in FILES.items()
+            path: EncodedResponse.of(file.read_bytes(), kind, 3600)
+            for path, (file, kind) in FILES.items()
         }
-        self._answers: dict[str, Answer] = dict(self._files)
+        self._answers: dict[str, EncodedResponse] = dict(self._files)
         self.made = 0
         """Number of renderings."""
         self.show(time())
 
     def saw(self, run: SignedRun, records: Mapping[str, bytes], proved: Set[str]) -> None:
         """Take in what a look has found of a run."""
-        swarm = self._swarms.setdefault(run.run_id, Swarm(run))
+        swarm = self._swarms.setdefault(run.run_id, ObservedSwarm(run))
         swarm.saw(records, proved, time())
 
     def looked(self, run_ids: Set[str]) -> None:
@@ -341,10 +342,12 @@ class SwarmPage:
             series.add(view, now)
             told.append(view | {"history": series.points})
             svg = badge(view).encode()
-            answers[f"/badge/{swarm.run.fingerprint}.svg"] = Answer.of(svg, "image/svg+xml", 60)
+            answers[f"/badge/{swarm.run.fingerprint}.svg"] = EncodedResponse.of(
+                svg, "image/svg+xml", 60
+            )
         told.sort(key=lambda view: (-view["training"], -view["peers"], view["run"]))
         document = {"made": round(now), "figures": FIGURES, "runs": told}
-        answers[JSON] = Answer.of(json.dumps(document).encode(), "application/json", 5)
+        answers[JSON] = EncodedResponse.of(json.dumps(document).encode(), "application/json", 5)
         self._answers = answers
 
     def save(self) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.live import Live
 
-from lowcomm_node.demo.result import Result, bytes_in, node_result, tidy
+from lowcomm_node.demo.result import DemoResult, bytes_in, node_result, tidy
 from lowcomm_node.errors import ConfigError, NodeError, RetryLater
 from lowcomm_node.node.host import die_with_parent
 from lowcomm_node.owner.sources import find_home
@@ -138,7 +138,7 @@ class Demo:
     _children: list[Child] = field(default_factory=list, init=False)
     _began: float = field(default_factory=time.monotonic, init=False)
 
-    def run(self) -> Result:
+    def run(self) -> DemoResult:
         """Train.
 
         Raises NodeError if a process dies, RetryLater past the timeout, ConfigError if the folder
@@ -299,7 +299,7 @@ class Demo:
         home: Path,
         spec: RunSpec,
         took: float,
-    ) -> Result:
+    ) -> DemoResult:
         from lowcomm_node.models.swarm_weights import compare
 
         checkpoints = [Path(status.checkpoint.path) for status in statuses if status.checkpoint]
@@ -308,7 +308,7 @@ class Demo:
         report = home / "report.html"
         write_report(home, report)
         tidy([child.home for child in self._started], checkpoints)
-        return Result(
+        return DemoResult(
             method=self.method,
             optimizer=spec.train.optimizer,
             text=self.text,

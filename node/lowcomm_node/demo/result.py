@@ -41,7 +41,7 @@ def node_result(status: Status) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Result:
+class DemoResult:
     """Result of a demo; the fields are those of ``--json``."""
 
     method: str
@@ -68,7 +68,7 @@ class Result:
         return asdict(self)
 
 
-def render(result: Result) -> str:
+def render(result: DemoResult) -> str:
     """The result for people, in 80 columns: a table, a sample, and where the checkpoint is."""
     home, checkpoint = Path(result.home), Path(result.checkpoint)
     averaged = f"averaged weights: held-out loss {result.val_loss_average_weights:.3f}"

@@ -385,7 +385,7 @@ def _flags(subject: Subject) -> str:
 # this machine
 
 
-class Gpu(NamedTuple):
+class DetectedGpu(NamedTuple):
     """A GPU that the driver reports; sizes in bytes."""
 
     name: str
@@ -455,7 +455,7 @@ def gpu(seen: Observations) -> Finding:
     return Finding("gpu", Severity.WARNING if remedy else Severity.OK, value, remedy, figures)
 
 
-def gpus() -> list[Gpu]:
+def gpus() -> list[DetectedGpu]:
     """What the driver reports; what can't be read is left out."""
     # The driver's own tool: torch would take memory of the GPU only to look at it.
     command = ["nvidia-smi", *_QUERY]
@@ -464,7 +464,7 @@ def gpus() -> list[Gpu]:
     except (OSError, subprocess.SubprocessError):
         return []
     lines = re.findall(r"^(.+), (\d+), (\d+)\s*$", done.stdout.decode(errors="replace"), re.M)
-    return [Gpu(name, int(total) << 20, int(free) << 20) for name, total, free in lines]
+    return [DetectedGpu(name, int(total) << 20, int(free) << 20) for name, total, free in lines]
 
 
 def torch_sees_gpus() -> bool:

@@ -1,5 +1,5 @@
-"""Opens and closes the routes to one peer, as ``routes.Choice`` decides, and reports the outcome to
-it.
+"""Opens and closes the routes to one peer, as ``routes.RouteChoice`` decides, and reports the
+outcome to it.
 
 A gRPC channel is used only while it is connected. A disconnected one is closed once its calls have
 ended, and the next call opens another, so that no call waits for a dead address.
@@ -17,7 +17,7 @@ from grpc import aio
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import CIRCUIT
 from lowcomm_node.net.pipe import Outgoing, Pipes
-from lowcomm_node.net.routes import Attempt, Choice, PeerRoute, Route
+from lowcomm_node.net.routes import Attempt, PeerRoute, Route, RouteChoice
 from lowcomm_node.net.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
 from lowcomm_node.net.targets import MAX_ADDRESSES, Targets
 from lowcomm_node.net.tls import SERVER_NAME, Gatekeeper, pinned
@@ -178,7 +178,7 @@ class PeerChannel:
         self._info = info
         self._dialer = dialer
         self._clock = clock
-        self._choice = Choice(dialer.routes)
+        self._choice = RouteChoice(dialer.routes)
         self._open: dict[Route, Connected] = {}
         self._attempts: dict[Route, asyncio.Task[None]] = {}
         self._retiring: dict[Connected, asyncio.Task[None]] = {}

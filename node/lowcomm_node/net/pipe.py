@@ -183,7 +183,7 @@ class Outgoing:
 
 
 @dataclass(eq=False)
-class Incoming:
+class IncomingStream:
     """A stream that another peer has opened to us."""
 
     peer_id: str
@@ -207,7 +207,7 @@ class Pipes:
         self._token = secrets.token_hex(8)
         self._numbers = count(1)
         self._outgoing: set[Outgoing] = set()
-        self._incoming: dict[str, Incoming] = {}
+        self._incoming: dict[str, IncomingStream] = {}
         """By the name of the unix socket that connects it to the server."""
         self._shares = Shares()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -234,11 +234,11 @@ class Pipes:
         """The addresses of libp2p's connections to a peer."""
         return await self._streams.connected_at(peer_id)
 
-    def incoming(self, name: str) -> Incoming | None:
+    def incoming(self, name: str) -> IncomingStream | None:
         """The stream behind a caller's unix socket; None: it is not one of ours."""
         return self._incoming.get(name)
 
-    def accept(self, incoming: Incoming) -> None:
+    def accept(self, incoming: IncomingStream) -> None:
         """Let a stream stay: a call through it came from an admitted peer."""
         if incoming.deadline is not None and not incoming.deadline.expired():
             incoming.deadline.reschedule(None)
@@ -260,7 +260,7 @@ class Pipes:
             *self._tasks, *(outgoing.close() for outgoing in self._outgoing), return_exceptions=True
         )
 
-    def _of(self, peer_id: str) -> list[Incoming]:
+    def _of(self, peer_id: str) -> list[IncomingStream]:
         return [one for one in self._incoming.values() if one.peer_id == peer_id]
 
     async def _open(self, peer_id: str, entry_points: Sequence[str]) -> OpenStream:
@@ -296,7 +296,7 @@ class Pipes:
     # streams of others
 
     def _take(self, stream: OpenStream) -> None:
-        incoming = Incoming(stream.peer_id, stream.address)
+        incoming = IncomingStream(stream.peer_id, stream.address)
         # libp2p lets anybody open streams, so they are bounded before a task begins.
         free = MAX_INCOMING - len(self._incoming)
         if (
@@ -315,7 +315,7 @@ class Pipes:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _serve(self, name: str, incoming: Incoming, stream: socket.socket) -> None:
+    async def _serve(self, name: str, incoming: IncomingStream, stream: socket.socket) -> None:
         local = socket.socket(socket.AF_UNIX)
         try:
             async with asyncio.timeout(UNACCEPTED) as incoming.deadline:

@@ -53,8 +53,8 @@ _REFUSALS = {
 
 
 @dataclass(frozen=True)
-class Place:
-    """A place (reservation) at a relay."""
+class Reservation:
+    """A reservation at a relay."""
 
     relay: EntryPoint
     expires: float
@@ -81,7 +81,7 @@ class Places:
     def __init__(self, peer_id: str) -> None:
         """``peer_id``: ours."""
         self._peer_id = peer_id
-        self._held: dict[str, Place] = {}
+        self._held: dict[str, Reservation] = {}
         self._due: dict[str, float] = {}
 
     @property
@@ -146,7 +146,7 @@ class Places:
         self._due[relay.peer_id] = monotonic() + (REFRESH if place.useful else REFRESH_USELESS)
 
 
-async def reserve(control: Control, relay: EntryPoint) -> Place:
+async def reserve(control: Control, relay: EntryPoint) -> Reservation:
     """Take or renew a place at a connected relay, within DEADLINE.
 
     Raises LinkLost with the relay's reason.
@@ -164,7 +164,7 @@ async def reserve(control: Control, relay: EntryPoint) -> Place:
     return read_place(answer, relay)
 
 
-def read_place(answer: bytes, relay: EntryPoint) -> Place:
+def read_place(answer: bytes, relay: EntryPoint) -> Reservation:
     """Decode a relay's answer to RESERVE (a HopMessage). Raises LinkLost if it is no place."""
     answered = dict(fields(answer))
     status = answered.get(5)
@@ -178,7 +178,7 @@ def read_place(answer: bytes, relay: EntryPoint) -> Place:
     expires = told.get(1)
     if not isinstance(expires, int):
         raise LinkLost("gives a place without an expiry")
-    return Place(relay, float(expires), _positive(limits.get(2)), _positive(limits.get(1)))
+    return Reservation(relay, float(expires), _positive(limits.get(2)), _positive(limits.get(1)))
 
 
 def _positive(value: int | bytes | None) -> int | None:
@@ -251,7 +251,7 @@ async def _keeps_to(daemon: P2pDaemon, probe: P2pDaemon, limits: RelayLimits) ->
     return False
 
 
-async def _place(asker: Control, relay: EntryPoint) -> Place | None:
+async def _place(asker: Control, relay: EntryPoint) -> Reservation | None:
     try:
         return await reserve(asker, relay)
     except LinkLost as error:

@@ -97,7 +97,7 @@ class Attempt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CallPlan:
     """What to do for a call."""
 
     use: Route | None
@@ -140,7 +140,7 @@ class RouteState:
 
 
 @dataclass
-class Choice:
+class RouteChoice:
     """Chooses among the routes to one peer."""
 
     routes: tuple[Route, ...] = tuple(Route)
@@ -170,7 +170,7 @@ class Choice:
             f"{route}: {state.reason}" for route, state in self._states.items() if state.reason
         )
 
-    def plan(self, now: float) -> Plan:
+    def plan(self, now: float) -> CallPlan:
         """What to do for a call that is made now."""
         self._rank(now)
         use = self.route
@@ -190,7 +190,9 @@ class Choice:
         opening = [route for route in self._ranked if self._states[route].phase is _Phase.OPENING]
         if use is None and not opening:
             reasons = self.reasons()
-            return Plan(use=None, reason="can't be reached" + (f" ({reasons})" if reasons else ""))
+            return CallPlan(
+                use=None, reason="can't be reached" + (f" ({reasons})" if reasons else "")
+            )
         attempts = (
             Attempt(
                 route=route,
@@ -199,7 +201,7 @@ class Choice:
             )
             for route in wanted
         )
-        return Plan(use=use, attempts=tuple(attempts))
+        return CallPlan(use=use, attempts=tuple(attempts))
 
     def opened(self, route: Route, now: float) -> None:
         """An attempt succeeded."""

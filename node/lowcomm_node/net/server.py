@@ -29,7 +29,7 @@ from lowcomm_node.errors import CheckpointError, ConfigError, LinkLost, PortInUs
 from lowcomm_node.net.bandwidth import FREE_FLOW
 from lowcomm_node.net.limits import MAX_CALLS, PeerLimit, RateLimits
 from lowcomm_node.net.ping import Echo
-from lowcomm_node.net.pipe import Incoming, Pipes
+from lowcomm_node.net.pipe import IncomingStream, Pipes
 from lowcomm_node.net.stream import TAKE_DEADLINE, CalleeStream, read_frame, write_frame
 from lowcomm_node.net.tls import Certificate, Gatekeeper
 from lowcomm_node.net.traffic import Meter, Traffic
@@ -96,7 +96,7 @@ class _Origin:
 
     place: str
     """The key of quotas: an IP address, or the relay if it comes through one."""
-    incoming: Incoming | None = None
+    incoming: IncomingStream | None = None
     """The pipe, if it comes through one of ours."""
     is_local: bool = False
     """Whether a process of this machine calls through none of our pipes."""

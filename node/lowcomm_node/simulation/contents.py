@@ -268,7 +268,7 @@ CONTENTS: dict[str, type[Contents]] = {
 
 @contextmanager
 def registered(
-    kind: kinds.Kind, contents: type[Contents], capture: type[CapturedFragment[Any]]
+    kind: kinds.ExchangeKind, contents: type[Contents], capture: type[CapturedFragment[Any]]
 ) -> Generator[None]:
     """Simulate a kind of exchange of your own while the context lasts."""
     CONTENTS[kind.name], CAPTURES[kind.name] = contents, capture

@@ -218,7 +218,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True)
-class Skipped:
+class UnusableCheckpoint:
     """An unusable checkpoint, and the reason."""
 
     step: int
@@ -230,7 +230,7 @@ class Recovery:
     """The newest sound checkpoint, if there is one, and the newer ones that were skipped."""
 
     checkpoint: Checkpoint | None
-    skipped: tuple[Skipped, ...]
+    skipped: tuple[UnusableCheckpoint, ...]
     diverged: dict[str, Any] | None = None
     """The note on the newest checkpoint from which training diverged, if there is one."""
 
@@ -356,17 +356,17 @@ class CheckpointStore:
         self, steps: list[int], parts: Sequence[str] | None, device: str
     ) -> Recovery:
         notes = {step: self._diverged(step) for step in reversed(steps)}
-        skipped: list[Skipped] = []
+        skipped: list[UnusableCheckpoint] = []
         newest = next((note for note in notes.values() if note is not None), None)
         # The sort is stable, so the newest comes first among equals.
         for step in sorted(notes, key=lambda step: notes[step] is not None):
             try:
                 found = self.load(step, parts, device)
             except (CheckpointError, OSError) as error:
-                skipped.append(Skipped(step, str(error)))
+                skipped.append(UnusableCheckpoint(step, str(error)))
                 continue
             passed = [
-                Skipped(
+                UnusableCheckpoint(
                     newer,
                     "training went on from it and diverged: "
                     f"{note.get('reason', 'the reason is lost')}",

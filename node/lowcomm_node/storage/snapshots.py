@@ -71,7 +71,7 @@ def write_snapshot(
 
 
 @dataclass(eq=False)
-class Snapshot:
+class StoredSnapshot:
     """A snapshot on disk."""
 
     path: Path
@@ -111,13 +111,13 @@ class Snapshots:
         self._swarm_step = swarm_step
         self._stale = stale
         self._useless = useless
-        self._held: list[Snapshot] = []
+        self._held: list[StoredSnapshot] = []
         self._making = asyncio.Lock()
         self._failed = float("-inf")
         shutil.rmtree(folder, ignore_errors=True)
 
     @asynccontextmanager
-    async def use(self, wanted: bytes = b"") -> AsyncIterator[Snapshot]:
+    async def use(self, wanted: bytes = b"") -> AsyncIterator[StoredSnapshot]:
         """Context that holds the snapshot of this name, or a fresh one.
 
         Raises RetryLater if none can be made now.
@@ -138,7 +138,7 @@ class Snapshots:
         self._held.clear()
         shutil.rmtree(self.folder, ignore_errors=True)
 
-    async def _fresh(self) -> Snapshot:
+    async def _fresh(self) -> StoredSnapshot:
         async with self._making:  # those who ask meanwhile get the same one
             newest = self._held[-1] if self._held else None
             if newest is not None and (not self._is_old(newest) or not self._has_room()):
@@ -158,11 +158,11 @@ class Snapshots:
                     "no snapshot can be made here now: ask another peer, or later."
                 ) from None
             path = self.folder / name
-            made = Snapshot(path, swarm_step, monotonic(), monotonic() - began)
+            made = StoredSnapshot(path, swarm_step, monotonic(), monotonic() - began)
             self._held = [one for one in self._held if one.path != path] + [made]
             return made
 
-    def _is_old(self, one: Snapshot) -> bool:
+    def _is_old(self, one: StoredSnapshot) -> bool:
         away, cost = abs(self._swarm_step() - one.swarm_step), COST_SHARE * one.took
         life = cost if away > self._useless else max(SHORTEST_LIFE, cost)
         return away > self._stale and monotonic() - one.made > life
@@ -179,6 +179,6 @@ class Snapshots:
         for one in [one for one in self._held if not one.users and now - one.left >= KEEP_SECONDS]:
             self._remove(one)
 
-    def _remove(self, one: Snapshot) -> None:
+    def _remove(self, one: StoredSnapshot) -> None:
         self._held.remove(one)
         shutil.rmtree(one.path, ignore_errors=True)

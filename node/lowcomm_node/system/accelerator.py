@@ -40,7 +40,7 @@ class Accelerator:
     """Bytes of the GPU's memory; null for a processor."""
 
 
-class Meter(Protocol):
+class AcceleratorMeter(Protocol):
     """Looks at one device."""
 
     def look(self, now: float) -> Accelerator:
@@ -119,7 +119,7 @@ class Gpu:
             return
 
 
-def meter_of(device: str, gpu: str, pid: int | None) -> Meter | None:
+def meter_of(device: str, gpu: str, pid: int | None) -> AcceleratorMeter | None:
     """Meter for the device of a trainer, as torch names it; ``gpu``: its UUID, if it is one.
 
     None for a GPU of another maker, and for a trainer without a process of its own.

@@ -16,7 +16,7 @@ from math import ceil, inf
 from statistics import median
 
 from lowcomm_protocol.exchange.events import Measured, Surroundings
-from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE, Kind
+from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE, ExchangeKind
 from lowcomm_protocol.exchange.position import Position
 from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.peers.trust import MAX_PEERS
@@ -254,7 +254,7 @@ class Room:
 
     def __init__(
         self,
-        kind: Kind | None,
+        kind: ExchangeKind | None,
         budget: Budget,
         position: Position,
         around: Surroundings,

@@ -38,7 +38,7 @@ Timetable = list[tuple[float, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class ExchangeKind:
     """One kind of exchange."""
 
     name: str
@@ -85,7 +85,7 @@ def _group_timetable(hello: float, deadline: float) -> Timetable:
     ]
 
 
-PAIR = Kind(
+PAIR = ExchangeKind(
     name="pair",
     fits=lambda sync: sync.group == 2,
     machine=lambda me, candidates, group: pairs.Exchange(me=me, candidates=candidates),
@@ -95,7 +95,7 @@ PAIR = Kind(
     all_call=False,
     events=(Crossed, Knocked, WentAway, pairs.Verified, pairs.Confirmed),
 )
-GROUP = Kind(
+GROUP = ExchangeKind(
     name="group",
     fits=lambda sync: sync.group > 2,
     machine=lambda me, candidates, group: groups.GroupExchange(
@@ -128,18 +128,18 @@ GROUP = Kind(
 _KINDS = [PAIR, GROUP]
 
 
-def kind_of(sync: SyncSettings) -> Kind | None:
+def kind_of(sync: SyncSettings) -> ExchangeKind | None:
     """The kind of exchange of a run; None where its peers do not exchange."""
     return next((kind for kind in _KINDS if kind.fits(sync)), None)
 
 
-def kind_named(name: str) -> Kind:
+def kind_named(name: str) -> ExchangeKind:
     """A kind by its name. Raises KeyError where there is none."""
     return {kind.name: kind for kind in _KINDS}[name]
 
 
 @contextmanager
-def registered(kind: Kind) -> Generator[None]:
+def registered(kind: ExchangeKind) -> Generator[None]:
     """Put a kind before all others while the context lasts."""
     _KINDS.insert(0, kind)
     try:

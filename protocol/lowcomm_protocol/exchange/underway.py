@@ -12,7 +12,7 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange.base import Cause, Effect, Gathering
 from lowcomm_protocol.exchange.events import Called
-from lowcomm_protocol.exchange.kinds import Kind, kind_named
+from lowcomm_protocol.exchange.kinds import ExchangeKind, kind_named
 from lowcomm_protocol.matching import Offer, Refusal, keeps_momentum, must_realign, steps_ahead
 
 KEPT = 4
@@ -117,7 +117,7 @@ def to_json(event: Any) -> Any:
     return event
 
 
-def from_json(told: Any, kind: Kind) -> Any:
+def from_json(told: Any, kind: ExchangeKind) -> Any:
     """An event of a kind, from what ``to_json`` made of it. Raises KeyError for a name that it
     lacks."""
     if isinstance(told, list):
@@ -185,7 +185,7 @@ class Underway:
     """One exchange of this peer."""
 
     number: int
-    kind: Kind
+    kind: ExchangeKind
     machine: Gathering
     offer: Offer
     """What we bring."""

@@ -14,9 +14,9 @@ from lowcomm_bootstrap import web
 from lowcomm_bootstrap.web import (
     JSON,
     MOST_POINTS,
-    History,
+    ObservedSwarm,
     Series,
-    Swarm,
+    SeriesFile,
     SwarmDoor,
     SwarmPage,
     badge,
@@ -68,7 +68,7 @@ async def ask(page: SwarmPage, path: str, method: str = "GET", **headers: str) -
 def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SwarmPage:
     """The page of a server that has seen three peers of one run."""
     monkeypatch.setattr(web, "time", lambda: NOW + 1)
-    page = SwarmPage(History(tmp_path / "history.json"), lambda: ADDRESS)
+    page = SwarmPage(SeriesFile(tmp_path / "history.json"), lambda: ADDRESS)
     told = {"held_out_loss": 2.0, "tokens": 1000, "release": "0.2.0"}
     records = dict(record(k, name=f"peer {k}", **told) for k in (1, 2, 3))
     page.saw(RUN, records, {next(iter(records))})
@@ -132,13 +132,13 @@ def test_a_flood_of_identities_takes_no_proved_peer_off_the_page(
     monkeypatch.setattr(web, "MOST_PEERS", 3)
     flood = dict(record(k) for k in range(1, 9))
     honest, own = record(9)
-    swarm = Swarm(RUN)
+    swarm = ObservedSwarm(RUN)
     swarm.saw(flood | {honest: own}, {honest}, NOW + 1)
     assert honest in swarm.peers and len(swarm.peers) == 3
 
 
 def test_a_series_spans_the_life_of_a_run_in_a_bounded_number_of_points() -> None:
-    series, swarm = Series(), Swarm(RUN)
+    series, swarm = Series(), ObservedSwarm(RUN)
     swarm.saw(dict([record(1, held_out_loss=3.0)]), set(), NOW)
     view = swarm.view(NOW, ADDRESS)
     for second in range(0, 30 * 24 * 3600, 30):

@@ -9,7 +9,7 @@ import pytest
 
 from helpers.statuses import make_status
 from lowcomm_node.demo.demo import Lines
-from lowcomm_node.demo.result import Result, bytes_in, node_result, render, tidy
+from lowcomm_node.demo.result import DemoResult, bytes_in, node_result, render, tidy
 from lowcomm_node.status.model import Status
 from lowcomm_node.status.words import swarm_in_words
 
@@ -38,9 +38,9 @@ def status(phase: str = "training", step: int | None = 40, **more: Any) -> Statu
     )
 
 
-def result(home: Path, **more: Any) -> Result:
+def result(home: Path, **more: Any) -> DemoResult:
     checkpoint = home / "node-1" / "runs" / "93ae026233a6" / "checkpoints" / "step-0000000400"
-    made = Result(
+    made = DemoResult(
         method="lowcomm",
         optimizer="muon",
         text="python",

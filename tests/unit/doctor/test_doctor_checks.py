@@ -272,7 +272,7 @@ def test_an_address_that_there_can_not_be_is_not_believed(address: str):
 
 # machine
 
-GPU = checks.Gpu("H100", 80 * 10**9, 70 * 10**9)
+GPU = checks.DetectedGpu("H100", 80 * 10**9, 70 * 10**9)
 FULL = GPU._replace(free=10**6)
 
 

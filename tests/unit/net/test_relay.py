@@ -25,9 +25,9 @@ from lowcomm_node.net.p2pd import listeners
 from lowcomm_node.net.relays import (
     MAX_RELAYS,
     USEFUL_BYTES,
-    Place,
     Places,
     RelayLimits,
+    Reservation,
     read_place,
 )
 from lowcomm_protocol.identity import Identity
@@ -58,7 +58,7 @@ def reservation(expires: int) -> bytes:
 def test_what_a_relay_gives_is_read():
     limit = field_of(4, field_of(1, 1800) + field_of(2, 2**32))
     place = read_place(OK + reservation(1_800_000_000) + limit, DOOR)
-    assert place == Place(DOOR, 1_800_000_000.0, 2**32, 1800)
+    assert place == Reservation(DOOR, 1_800_000_000.0, 2**32, 1800)
     assert place.useful
     assert place.dial == f"{DOOR.dial}/p2p/{DOOR.peer_id}/p2p-circuit"
 
@@ -113,11 +113,11 @@ class Asked:
 def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
     control = Asked({one.peer_id for one in RELAYS}, {one.peer_id: None for one in RELAYS})
 
-    async def reserve(_: Any, one: EntryPoint) -> Place:
+    async def reserve(_: Any, one: EntryPoint) -> Reservation:
         control.asked.append(one.peer_id)
         if one.peer_id not in control.gives:
             raise LinkLost("has no place left")
-        return Place(one, time() + 3600, control.gives[one.peer_id], None)
+        return Reservation(one, time() + 3600, control.gives[one.peer_id], None)
 
     monkeypatch.setattr(relays, "reserve", reserve)
     return control
@@ -146,7 +146,7 @@ async def test_relays_that_are_silent_hold_up_nobody_for_long_and_do_not_hide_th
 ):
     now, reserve = 1000.0, relays.reserve
 
-    async def be_silent(control: Any, one: EntryPoint) -> Place:
+    async def be_silent(control: Any, one: EntryPoint) -> Reservation:
         nonlocal now
         now += relays.DEADLINE * (one.peer_id not in asked.gives)
         return await reserve(control, one)

@@ -16,24 +16,24 @@ from lowcomm_node.net.routes import (
     TRIAL_EVERY,
     TUNNEL_DEADLINE,
     Attempt,
-    Choice,
-    Plan,
+    CallPlan,
     Route,
+    RouteChoice,
 )
 
 DIRECT, TUNNEL = Route.DIRECT, Route.TUNNEL
 
 
 @pytest.fixture
-def choice() -> Choice:
-    return Choice()
+def choice() -> RouteChoice:
+    return RouteChoice()
 
 
-def routes_of(plan: Plan) -> list[Route]:
+def routes_of(plan: CallPlan) -> list[Route]:
     return [attempt.route for attempt in plan.attempts]
 
 
-def with_dead_direct(choice: Choice, now: float = 0.0) -> None:
+def with_dead_direct(choice: RouteChoice, now: float = 0.0) -> None:
     """The direct address is dead, the tunnel is open."""
     choice.plan(now)
     choice.failed(DIRECT, now, "did not answer")
@@ -41,7 +41,7 @@ def with_dead_direct(choice: Choice, now: float = 0.0) -> None:
 
 
 def test_what_is_not_known_is_tried_direct_first_and_the_tunnel_after_a_head_start(choice):
-    assert choice.plan(0.0) == Plan(
+    assert choice.plan(0.0) == CallPlan(
         use=None,
         attempts=(
             Attempt(route=DIRECT, deadline=DIRECT_DEADLINE),
@@ -53,9 +53,9 @@ def test_what_is_not_known_is_tried_direct_first_and_the_tunnel_after_a_head_sta
 def test_else_the_tunnel_and_no_call_waits_for_direct_any_more(choice):
     choice.plan(0.0)
     choice.opened(TUNNEL, 1.0)
-    assert choice.plan(1.1) == Plan(use=TUNNEL), "while direct is still being tried"
+    assert choice.plan(1.1) == CallPlan(use=TUNNEL), "while direct is still being tried"
     choice.failed(DIRECT, 5.0, "did not answer")
-    assert choice.plan(5.1) == Plan(use=TUNNEL)
+    assert choice.plan(5.1) == CallPlan(use=TUNNEL)
     assert choice.reason(DIRECT) == "did not answer"
 
 
@@ -67,7 +67,9 @@ def test_a_dead_direct_address_is_tried_again_beside_the_tunnel_and_less_often_e
         while not routes_of(plan := choice.plan(now)):
             assert plan.use is TUNNEL
             now += 0.5
-        assert plan == Plan(use=TUNNEL, attempts=(Attempt(route=DIRECT, deadline=DIRECT_DEADLINE),))
+        assert plan == CallPlan(
+            use=TUNNEL, attempts=(Attempt(route=DIRECT, deadline=DIRECT_DEADLINE),)
+        )
         pauses.append(now - began)
         choice.failed(DIRECT, now, "did not answer")
     assert pauses[0] == FIRST_PAUSE
@@ -91,7 +93,7 @@ def test_a_route_that_opens_but_does_not_hold_gives_way_to_the_other(choice):
         assert routes_of(choice.plan(now)) == [DIRECT]
         choice.opened(DIRECT, now)
         choice.lost(DIRECT, now + FLAP / 2, "reset")
-        assert choice.plan(now + FLAP / 2) == Plan(use=TUNNEL)
+        assert choice.plan(now + FLAP / 2) == CallPlan(use=TUNNEL)
         now += FLAP / 2 + FIRST_PAUSE * 2 ** (round_ + 1)
 
 
@@ -99,7 +101,7 @@ def test_when_nothing_works_each_route_is_tried_again_soon_and_the_reasons_are_t
     choice.plan(0.0)
     choice.failed(DIRECT, 5.0, "did not answer within 5 s")
     choice.failed(TUNNEL, 6.0, "has no place left")
-    assert choice.plan(6.5) == Plan(
+    assert choice.plan(6.5) == CallPlan(
         use=None,
         reason="can't be reached (direct: did not answer within 5 s; tunnel: has no place left)",
     )
@@ -122,7 +124,7 @@ INPUTS = st.one_of(
 
 @given(st.lists(st.tuples(st.floats(0, 1000), INPUTS, st.integers(1, 10**7)), max_size=60))
 def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reason(steps):
-    choice, now, under_way, opened = Choice(), 0.0, set[Route](), set[Route]()
+    choice, now, under_way, opened = RouteChoice(), 0.0, set[Route](), set[Route]()
     measured = False
     for pause, (what, route), size in steps:
         now += pause
@@ -166,7 +168,7 @@ def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reas
 MB = 10**6
 
 
-def both_open(choice: Choice, slow: float = SLOW) -> None:
+def both_open(choice: RouteChoice, slow: float = SLOW) -> None:
     """Direct has brought contents within ``slow`` seconds, and the tunnel is open where that was
     worth it."""
     choice.plan(0.0)
