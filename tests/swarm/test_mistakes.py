@@ -2,7 +2,6 @@
 loses nothing."""
 
 import os
-import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,8 +23,10 @@ def test_a_bootstrap_that_is_dead(tmp_path: Path) -> None:
     assert_one_clear_line(done, 6, address, "connection refused", "check the address")
 
 
-def test_a_wrong_peer_id_at_a_right_address(swarm: Swarm) -> None:
-    swarm.bootstrap()
+def test_a_wrong_peer_id_at_a_right_address_and_the_port_of_a_server_that_runs(
+    swarm: Swarm,
+) -> None:
+    swarm.bootstrap("--run", str(swarm.spec()))
     wrong = swarm.address.rpartition("/")[0] + "/" + PEER
     done = run(
         "lowcomm_node",
@@ -38,37 +39,11 @@ def test_a_wrong_peer_id_at_a_right_address(swarm: Swarm) -> None:
         "3",
     )
     assert_one_clear_line(done, 6, wrong, "check the peer id")
-
-
-def test_a_port_of_a_server_that_is_in_use(swarm: Swarm) -> None:
-    swarm.bootstrap("--run", str(swarm.spec()))
     home = str(swarm.folder / "other")
     again = run(
         "lowcomm_bootstrap", "serve", "--home", home, "--host", "127.0.0.1", "--port", swarm.port
     )
     assert_one_clear_line(again, 75, swarm.port, "choose another port")
-
-
-def test_a_port_of_a_node_that_is_in_use(swarm: Swarm) -> None:
-    swarm.bootstrap("--run", str(swarm.spec()))
-    home = str(swarm.folder / "other")
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        done = run(
-            "lowcomm_node",
-            "join",
-            "--peers",
-            swarm.address,
-            "--home",
-            home,
-            "--port",
-            port,
-            "--threads",
-            "1",
-        )
-        assert_one_clear_line(done, 75, port, "choose another")
 
 
 @pytest.fixture
@@ -111,18 +86,3 @@ def test_a_full_disk_never_ends_training(swarm: Swarm, small_disk: Path) -> None
     node.until(lambda s: not any("No room" in w for w in s["warnings"]), "no warning any more")
     assert node.events("saving-again")
     assert node.end() == 0
-
-
-def test_a_full_disk_at_the_start(swarm: Swarm, small_disk: Path) -> None:
-    swarm.bootstrap("--run", str(swarm.spec()))
-    done = run(
-        "lowcomm_node",
-        "join",
-        "--peers",
-        swarm.address,
-        "--home",
-        str(small_disk / "n"),
-        "--threads",
-        "1",
-    )
-    assert_one_clear_line(done, 75, "No room", "Free some space")

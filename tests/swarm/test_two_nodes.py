@@ -1,19 +1,104 @@
-"""A trainer that dies is started again, one that dies for good takes its node along, and a pause is
-a pause."""
+"""Two nodes of one swarm: findings of ``doctor`` and ``ping``, a killed trainer, a pause, and how
+each leaves."""
 
+import json
 import os
 import signal
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from helpers.processes import START, Node, Swarm, alive, run, until_exchanged
+from helpers.processes import START, Node, Swarm, alive, lonely_swarm, run, until_exchanged
 from helpers.waiting import until
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
-OFTEN = ("--checkpoint-every", "20")
+
+
+@pytest.fixture(scope="module")
+def swarm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Swarm]:
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        lonely_swarm(tmp_path_factory.mktemp("swarm"), patch) as swarm,
+    ):
+        swarm.bootstrap("--run", str(swarm.spec()))
+        yield swarm
+
+
+@pytest.fixture(scope="module")
+def nodes(swarm: Swarm) -> tuple[Node, Node]:
+    """Both train, save often and have exchanged."""
+    options = ("--checkpoint-every", "20", "--record-life", "600")
+    both = swarm.node("a", *options), swarm.node("b", *options)
+    until_exchanged(both, 1)
+    return both
+
+
+def examine(*arguments: str, code: int = 0) -> dict[str, dict[str, Any]]:
+    """The findings of ``doctor``, by their names."""
+    done = run("lowcomm_node", "doctor", "--json", *arguments)
+    assert "Traceback" not in done.stderr, done.stderr
+    told = json.loads(done.stdout)
+    assert done.returncode == told["exit_code"] == code, (done.stdout, done.stderr)
+    return {finding["name"]: finding for finding in told["findings"]}
+
+
+def assert_seen_from_loopback(found: dict[str, dict[str, Any]]) -> None:
+    """What must be found where all are on this machine."""
+    assert found["dht"]["state"] == found["clock"]["state"] == found["udp"]["state"] == "ok", found
+    assert abs(found["clock"]["figures"]["offset"]) < 1.0
+    assert found["outside"]["state"] == "ok", found["outside"]
+    assert found["outside"]["figures"] == {"direct": True, "tcp": True, "quic": True, "relays": []}
+    assert "from within this network only" in found["outside"]["value"]
+    assert found["nat"]["figures"]["kind"] == "unknown", "loopback says nothing of the internet"
+    assert found["udp"]["figures"] == {"gets_out": True, "gets_in": True}
+    assert all(found["bandwidth"]["figures"][key] > 0 for key in ("up", "down", "round_trip"))
+
+
+def test_doctor_and_ping_find_what_is_there(swarm: Swarm, nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    home = swarm.folder / "none"
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(examine, "--home", str(a.home))
+        alone = pool.submit(examine, "--home", str(home), "--peers", swarm.address)
+
+    # A node that runs is asked: it has the ports, and knows the peers.
+    found = running.result()
+    assert_seen_from_loopback(found)
+    assert found["node"]["figures"]["phase"] == "training"
+    assert found["routes"]["figures"]["lost"] == []
+    for name in ("disk", "memory", "gpu", "congestion"):
+        assert found[name]["value"], found
+
+    # Without one, a passing identity is examined for the time of the check, and nothing is left in
+    # the home.
+    found = alone.result()
+    assert_seen_from_loopback(found)
+    assert found["node"]["state"] == "unknown" and found["dht"]["figures"]["runs"] == 1
+    assert not home.exists()
+
+    other = (b.status() or {})["peer_id"]
+    for name in (other, other[-6:]):
+        done = run("lowcomm_node", "ping", name, "--json", "--home", str(a.home))
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert told["peer_id"] == other
+        routes = {route["route"].split()[0]: route for route in told["routes"]}
+        assert set(routes) == {"direct", "punched"}, routes
+        for route in routes.values():
+            assert (
+                route["up"] > 0
+                and route["down"] > 0
+                and route["round_trip"] > 0
+                and not route["reason"]
+            )
+    unknown = run("lowcomm_node", "ping", "nobody", "--home", str(a.home))
+    assert unknown.returncode == 6 and "peers` lists them" in unknown.stderr
+    assert "Traceback" not in a.output + b.output + swarm.processes[0].output
 
 
 def trainer_of(node: Node) -> int:
@@ -31,11 +116,9 @@ def phase_seen_by(watcher: Node, node: Node) -> str | None:
 
 
 def test_a_trainer_that_is_killed_is_started_again_and_a_pause_frees_its_memory(
-    swarm: Swarm,
+    swarm: Swarm, nodes: tuple[Node, Node]
 ) -> None:
-    swarm.bootstrap("--run", str(swarm.spec()))
-    a, b = (swarm.node(name, *OFTEN, "--record-life", "600") for name in "ab")
-    until_exchanged((a, b), 1)
+    a, b = nodes
 
     # Killed in the midst of training: the node stays, and goes on from its checkpoint.
     saved = a.until(lambda s: s["checkpoint"], "a checkpoint")["checkpoint"]["step"]
