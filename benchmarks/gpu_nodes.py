@@ -11,12 +11,17 @@ works.
 """
 
 import sys
+import tempfile
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import kit
 
+from helpers.processes import Node, Swarm
+from lowcomm_node.swarm.run_template import write_template
 from lowcomm_protocol.spec.models import TransformerSettings
 
 MODEL = TransformerSettings(layers=12, width=768, heads=12, feed_forward=2048, context=1024)
@@ -47,21 +52,41 @@ def main() -> int:
 def measure(method: str, device: str, small: bool, seconds: float) -> list[dict[str, Any]]:
     """What two nodes do in so many seconds, once both train."""
     options = ("--device", device, "--checkpoint-every", "100000")
-    with kit.two_nodes(
-        "gpu",
-        None,
-        *options,
-        method=method,
-        model=None if small else MODEL,
-        optimizer="muon",
-        cores=1 if small else CORES,
-    ) as nodes:
+    with two_nodes(method, None if small else MODEL, options, 1 if small else CORES) as nodes:
         for node in nodes:
             node.until(lambda status: (status["trainer"]["steps"] or 0) > SOON, "steps", START)
         began, before = time.monotonic(), [status_of(node) for node in nodes]
         time.sleep(seconds)  # what is measured is what happens meanwhile
         took, after = time.monotonic() - began, [status_of(node) for node in nodes]
     return [between(*both, took) for both in zip(before, after, strict=True)]
+
+
+@contextmanager
+def two_nodes(
+    method: str, model: TransformerSettings | None, options: Sequence[str], cores: int
+) -> Iterator[list[Any]]:
+    """Two nodes of a run that does not end, and a bootstrap server; all end with the context.
+
+    ``model``: None for the demo's; ``cores``: those that each trainer computes on."""
+
+    class AsUsers(Node):
+        pace = ("--nice", "5")  # other programs of this machine must not decide
+        threads = str(cores)
+
+    with tempfile.TemporaryDirectory() as folder:
+        swarm = Swarm(Path(folder))
+        try:
+            run = Path(folder) / "run.toml"
+            more = {"model": model.model_dump()} if model else {}
+            run.write_text(
+                write_template("gpu", method, 10_000_000, 0, 2, optimizer="muon", more=more)
+            )
+            swarm.bootstrap("--run", str(run))
+            nodes = [AsUsers(Path(folder) / str(k), swarm.address, *options) for k in (1, 2)]
+            swarm.processes += nodes
+            yield nodes
+        finally:
+            swarm.close()
 
 
 def status_of(node: Any) -> dict[str, Any]:

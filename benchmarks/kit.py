@@ -1,17 +1,18 @@
-"""What the benchmarks share: arguments, the machine in words, results in files, and nodes that are
-always ended.
+"""What the benchmarks share: arguments, the machine in words, results in files, tables, and
+parallel runs.
 
-A script is a claim: it imports this first, which also makes tests/helpers and the laboratory of
-tests/net known."""
+Each script measures one claim of the documents. It imports this first, which also makes
+tests/helpers and the laboratory of tests/net importable."""
 
 import argparse
 import json
 import os
 import platform
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ import psutil
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-"""In the repository: whoever has a doubt deletes a result and runs again."""
+"""Committed. To measure a result again, delete it and run its script."""
 OUT = Path("out")
-"""Results that nobody commits."""
+"""Results that are not committed."""
 sys.path[:0] = [str(ROOT / "tests" / "net"), str(ROOT / "tests")]
 
 
@@ -62,40 +63,27 @@ def cpu_of(pid: int) -> float:
     return sum(one.user + one.system for one in times)
 
 
-@contextmanager
-def two_nodes(
-    name: str,
-    interval: int | None,
-    *options: str,
-    method: str = "noloco",
-    model: Any = None,
-    optimizer: str | None = None,
-    cores: int = 1,
-) -> Iterator[list[Any]]:
-    """Two nodes (``helpers.processes.Node``) of a run that does not end, and a bootstrap server.
+def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
+    """Markdown, without a line break at the end."""
+    lines = [f"| {' | '.join(map(str, line))} |" for line in (head, *rows)]
+    return "\n".join([lines[0], "|---" * len(head) + "|", *lines[1:]])
 
-    ``interval`` and ``optimizer``: None for those of the method's preset; ``model``: None for the
-    demo's; ``cores``: that each trainer computes on."""
-    # Not above: most benchmarks start no nodes, and importing these takes a second.
-    from helpers.processes import Node, Swarm
-    from lowcomm_node.swarm.run_template import write_template
 
-    class AsUsers(Node):
-        pace = ("--nice", "5")  # or whatever else this machine does would decide
-        threads = str(cores)
+def measure_all(
+    measure: Callable[[Any], dict[str, Any]], jobs: Sequence[Any], out: Path, processes: int
+) -> None:
+    """Run jobs in parallel, in the order given; each result is saved at once, by ``job.key``."""
+    from lowcomm_node.node.host import die_with_parent
 
-    with tempfile.TemporaryDirectory() as folder:
-        swarm = Swarm(Path(folder))
-        try:
-            run = Path(folder) / "run.toml"
-            more = {"model": model.model_dump()} if model else {}
-            written = write_template(
-                name, method, 10_000_000, 0, 2, interval=interval, optimizer=optimizer, more=more
-            )
-            run.write_text(written)
-            swarm.bootstrap("--run", str(run))
-            nodes = [AsUsers(Path(folder) / str(k), swarm.address, *options) for k in (1, 2)]
-            swarm.processes += nodes
-            yield nodes
-        finally:
-            swarm.close()
+    with ProcessPoolExecutor(processes, get_context("spawn"), initializer=die_with_parent) as pool:
+        running = {pool.submit(measure, job): job for job in jobs}
+        for done, future in enumerate(as_completed(running), start=1):
+            job, result = running[future], future.result()
+            # Read again: another process may have added runs of its own.
+            write(out, read(out) | {job.key: result}, indent=None)
+            print(f"{done}/{len(jobs)} {job.key} {result['loss']:.4f}", file=sys.stderr, flush=True)
+
+
+def simulated(result: Any) -> dict[str, Any]:
+    """What a simulation came to, as a result that is kept."""
+    return asdict(result) | {"loss": result.loss}

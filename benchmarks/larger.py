@@ -13,11 +13,8 @@ was best for it there. Writes benchmarks/results/larger.json."""
 
 import json
 import os
-import sys
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
-from multiprocessing import get_context
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -113,16 +110,12 @@ def measure(job: Job) -> dict[str, Any]:
     )
     data = open_data(str(FOLDER / "text.jsonl"), str(FOLDER / "tokenizer.json"), FOLDER)
     result = (allreduce if job.method == ALLREDUCE else simulate)(spec, data, PEERS)
-    told = {name: one for name, one in asdict(result).items() if name != "curve"}
-    return told | {"loss": result.loss}
+    return {name: one for name, one in kit.simulated(result).items() if name != "curve"}
 
 
 def report(results: dict[str, Any]) -> str:
     """A table in Markdown of the seeds whose baselines are there."""
-    lines = [
-        "| method | loss by seed | % of all-reduce's gain | averaged | spread | of its bytes |",
-        "|---|---|---|---|---|---|",
-    ]
+    rows: list[list[str]] = []
     for method in METHODS:
         each = {
             job.seed: results[job.key]
@@ -146,11 +139,19 @@ def report(results: dict[str, Any]) -> str:
                 f"{mean(one['spread'] for one in each.values()):.1e}",
                 f"1/{1 / mean(sent):.0f}",
             ]
-        lines.append("| " + " | ".join(row) + " |")
-    return "\n".join(lines)
+        rows.append(row)
+    head = (
+        "method",
+        "loss by seed",
+        "% of all-reduce's gain",
+        "averaged",
+        "spread",
+        "of its bytes",
+    )
+    return kit.table(head, rows)
 
 
-def main() -> int:
+def main() -> None:
     """Measure what is missing and print the table."""
     parser = kit.parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -158,20 +159,11 @@ def main() -> int:
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     if not arguments.report:
-        from lowcomm_node.node.host import die_with_parent
-
         prepare()
         left = [job for job in jobs(arguments.seeds) if job.key not in kit.read(OUT)]
-        context = get_context("spawn")
-        with ProcessPoolExecutor(arguments.processes, context, initializer=die_with_parent) as pool:
-            running = {pool.submit(measure, job): job for job in left}
-            for future in as_completed(running):
-                job, result = running[future], future.result()
-                kit.write(OUT, kit.read(OUT) | {job.key: result})
-                print(f"{job.key} {result['loss']:.4f}", file=sys.stderr, flush=True)
+        kit.measure_all(measure, left, OUT, arguments.processes)
     print(f"{kit.machine()}; means over the seeds.\n\n{report(kit.read(OUT))}")
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

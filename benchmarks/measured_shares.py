@@ -17,11 +17,10 @@ from statistics import mean
 from typing import Any
 
 import kit
-from convergence_jobs import ALLREDUCE, PARTS, SINGLE
-from convergence_report import gained, measured, under_the_same
-from shares_jobs import GROUPS as GROUP_ROWS
-from shares_jobs import LONGER as LONG_ROWS
-from shares_jobs import PAIRS as PAIR_ROWS
+from convergence import ALLREDUCE, PARTS, SINGLE, gained, measured, under_the_same
+from shares import GROUPS as GROUP_ROWS
+from shares import LONGER as LONG_ROWS
+from shares import PAIRS as PAIR_ROWS
 
 from lowcomm_node.planner.pace import contents, fragment_sizes
 from lowcomm_node.trainer.memory import count_parameters

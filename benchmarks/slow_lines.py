@@ -1,14 +1,13 @@
 """Exchanges over slow lines: four nodes in a star, each behind a line of its own. Needs root.
 
     python benchmarks/slow_lines.py [--lines 20/20 5/20 2/10] [--methods NAME ...] [--seeds 0 1 2]
-                                    [--only "20/20 ddp 1" ...] [--seconds N] [--again] [--missing]
+                        [--only "20/20 lowcomm 1" ...] [--seconds N] [--again] [--missing]
 
 Lines are Mbit/s up and down, with 50 ms there and back between any two nodes. The model has 10.8
 million parameters. Every inner step takes ``--step`` seconds, so that the line limits exchanges,
 not the cores of this machine (`tests/helpers/pacing.py`). Looks at held-out text, every ``--look``
-seconds, take nobody's time. Methods are the presets, and beside them ``ddp`` and ``hivemind``
-(`slow_line_others.py`), which train the same model on the same text at the same pace. Seconds count
-from when all have begun to train. Told for each line, method and seed, of all nodes together:
+seconds, take no time from steps. Methods are the presets. Seconds count from when all have begun to
+train. Printed for each line, method and seed, of all nodes together:
 
     due      fragments that came due in the time measured, by the steps that were taken
     fit      as many of those as the line carries, if it does nothing else and never waits
@@ -25,8 +24,8 @@ from when all have begun to train. Told for each line, method and seed, of all n
 The emulated links run with real-time priority, and tell how late they handed packets over. Trainers
 do not step back for other programs (``--nice 0``).
 
-All methods train for as long on the same line: 80 s, and 200 s at 2/10, where hivemind averages
-after 135 s for the first time; ``--seconds`` sets another time for all lines.
+All methods train for as long on the same line: 80 s, and 200 s at 2/10; ``--seconds`` sets another
+time for all lines.
 
 Writes each result to benchmarks/results/slow_lines.json as soon as it is measured. It skips results
 that are there and lasted as long, so that an interrupted run goes on; ``--again`` measures them
@@ -34,7 +33,6 @@ anew. ``--only`` names single jobs, as "LINE METHOD SEED"; ``--missing`` only pr
 remain, and how long they take.
 """
 
-import json
 import os
 import re
 import sys
@@ -44,7 +42,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from math import ceil
 from pathlib import Path
 from statistics import mean, median
 from time import monotonic, sleep, time
@@ -57,7 +54,6 @@ from residents import START, Resident, Server
 from shaping import Link
 
 from helpers.pacing import SHORT_LOOK, pace
-from helpers.waiting import until
 
 NODES = 4
 DELAY = 0.0125
@@ -87,12 +83,7 @@ method = "{method}"
 """
 
 
-METHODS = ("lowcomm", "noloco", "gossip", "diloco", "streaming-diloco", "local", "ddp", "hivemind")
-OTHERS = ("ddp", "hivemind")
-WORKER = Path(__file__).with_name("slow_line_others.py")
-PORT = 29500
-MATCHMAKING = 5.0
-"""Seconds that hivemind waits for partners."""
+METHODS = ("lowcomm", "noloco", "gossip", "diloco", "streaming-diloco", "local")
 
 
 SECONDS = {"2/10": 200.0}
@@ -115,7 +106,7 @@ class Job:
         """Of "LINE METHOD SEED". Raises ArgumentTypeError."""
         found = re.fullmatch(r"(\d+/\d+) (\S+) (\d+)", text)
         if found is None or found[2] not in METHODS:
-            raise ArgumentTypeError(f'"{text}": say it as "20/20 ddp 1"; methods: {METHODS}')
+            raise ArgumentTypeError(f'"{text}": say it as "20/20 lowcomm 1"; methods: {METHODS}')
         return Job(found[1], found[2], int(found[3]))
 
     def __str__(self) -> str:
@@ -155,7 +146,7 @@ def main() -> None:
     parser.add_argument("--lines", nargs="*", default=["20/20", "5/20", "2/10"])
     parser.add_argument("--methods", nargs="*", default=["lowcomm"], choices=METHODS)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
-    parser.add_argument("--only", nargs="*", type=Job.parse, help='jobs, as "20/20 ddp 1"')
+    parser.add_argument("--only", nargs="*", type=Job.parse, help='jobs, as "20/20 lowcomm 1"')
     parser.add_argument("--missing", action="store_true", help="print what is not measured")
     parser.add_argument("--seconds", type=float, help="of all lines; default: see above")
     parser.add_argument("--step", type=float, default=1.0, help="seconds of an inner step")
@@ -233,9 +224,6 @@ def measure(job: Job, arguments: Any) -> dict[str, Any]:
     up, down = rates(job.line)
     timed = Namespace(**vars(arguments) | {"seconds": job.seconds(arguments)})
     with star(up, down) as (lab, folder, homes):
-        if job.method in OTHERS:
-            spec = spec_of("local", job.seed, timed)
-            return of_others(spec, job.method, folder, homes, min(up, down), timed)
         spec = spec_of(job.method, job.seed, timed)
         return of_nodes(spec, lab, folder, homes, min(up, down), timed)
 
@@ -283,70 +271,6 @@ def of_nodes(
     told = figures(rounds, first, last, watched["lasted"], rate, spec)
     told |= {"settled": settled(rounds, taken, began, rate, spec)}
     return told | watched | paced(first, last, watched["lasted"], arguments.step)
-
-
-def of_others(
-    spec: str, role: str, folder: Path, homes: list[Host], rate: float, arguments: Any
-) -> dict[str, Any]:
-    """What workers come to that are no nodes; ``rate``: bits a second of the slower direction."""
-    told: list[list[dict[str, Any]]] = [[] for _ in homes]
-    outputs = [folder / f"{home.name}.out" for home in homes]
-    for rank, (home, output) in enumerate(zip(homes, outputs, strict=True)):
-        worker = {
-            "role": role,
-            "rank": rank,
-            "nodes": NODES,
-            "spec": spec,
-            "folder": str(folder),
-            "step": arguments.step,
-            "look": arguments.look,
-            "epoch": epoch_of(rate, arguments.step),
-            "device": home.device,
-            "address": home.address,
-            "first": homes[0].address,
-            "port": PORT,
-        }
-        with output.open("w") as out, output.with_suffix(".err").open("w") as errors:
-            command = [sys.executable, str(WORKER), json.dumps(worker)]
-            home.popen(command, stdout=out, stderr=errors)
-
-    def read() -> bool:
-        for each, output in zip(told, outputs, strict=True):
-            each[:] = [json.loads(line) for line in output.read_text().split("\n")[:-1]]
-        return all(any("ready" in one for one in each) for each in told)
-
-    def last(key: str, default: float) -> list[Any]:
-        read()
-        return [next((one[key] for one in reversed(e) if key in one), default) for e in told]
-
-    try:
-        until(read, START, "all workers are ready")
-        first = last("steps", 0)
-        watched = watch(homes, lambda: (last("loss", float("nan")), last("steps", 0)), arguments)
-        del watched["taken"]
-        steps, epochs = last("steps", 0), last("epoch", 0)
-    finally:
-        if arguments.keep:
-            arguments.keep.mkdir(parents=True, exist_ok=True)
-            for output in outputs:
-                for one in (output, output.with_suffix(".err")):
-                    (arguments.keep / one.name).write_bytes(one.read_bytes())
-    nothing = {"due": 0, "fit": 0, "carried": 0, "applied": 0, "by_node": [], "nominal": 0.0}
-    nothing |= {"bytes": 0.0, "seconds": 0.0, "longest": 0.0, "wasted": 0, "reasons": {}}
-    if role == "hivemind":
-        nothing |= {"epochs": epochs, "epoch": epoch_of(rate, arguments.step)}
-    told_steps = paced(first, steps, watched["lasted"], arguments.step)
-    return nothing | watched | told_steps
-
-
-def epoch_of(rate: float, step: float) -> int:
-    """Inner steps between two averagings of hivemind: as many as an averaging takes.
-
-    In float16, each node sends all but its own part twice, after ``MATCHMAKING`` seconds. Meanwhile
-    it trains little: the optimizer waits for an averaging under way.
-    """
-    seconds = MATCHMAKING + 2 * (NODES - 1) / NODES * PARAMETERS * 16 / rate
-    return ceil(seconds / step)
 
 
 def watch(

@@ -189,8 +189,7 @@ def shares() -> Iterator[str]:
     benchmarks = DOCS.parent / "benchmarks"
     if str(benchmarks) not in sys.path:
         sys.path.append(str(benchmarks))
-    from shares_jobs import jobs
-    from shares_report import tables
+    from shares import jobs, tables
 
     results = json.loads((benchmarks / "results" / "shares.json").read_text())
     yield tables(list(jobs()), results)

@@ -20,7 +20,7 @@ def run(out: Path, *options: str, check: bool = True) -> subprocess.CompletedPro
 
 
 def test_every_result_in_the_repository_is_of_a_run_that_would_be_measured():
-    parts = load_benchmark("convergence_jobs").PARTS
+    parts = load_benchmark("convergence").PARTS
     jobs = [job.key for part in parts.values() for job in part(quick=False)]
     assert len(jobs) == len(set(jobs))
     assert set(json.loads(COMMITTED.read_text())) <= set(jobs)

@@ -11,6 +11,6 @@ COMMITTED = ROOT / "benchmarks" / "results" / "shares.json"
 
 
 def test_every_result_in_the_repository_is_of_a_run_that_would_be_measured():
-    keys = [job.key for job in load_benchmark("shares_jobs").jobs()]
+    keys = [job.key for job in load_benchmark("shares").jobs()]
     assert len(keys) == len(set(keys)), "two runs of one name"
     assert set(json.loads(COMMITTED.read_text())) <= set(keys)
