@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
-from lowcomm_bootstrap.registry import GRACE, KEPT_EMPTY, Registry
+from lowcomm_bootstrap.registry import KEPT_EMPTY, Registry
 from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_bootstrap.serving import read_run
 from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, peers_key
@@ -200,19 +200,6 @@ def test_a_run_leaves_a_day_after_its_last_peer_has_answered(tmp_path: Path, clo
     clock.now += 10 * DAY
     registry.expire()
     assert names(registry) == {"operator"}
-
-
-def test_a_restart_forgets_no_day_and_leaves_peers_an_hour_to_come_back(
-    tmp_path: Path, clock: Clock
-) -> None:
-    Registry(tmp_path, clock=clock).add(signed("a"))
-    clock.now += DAY / 2
-    assert Registry(tmp_path, clock=clock).stays(signed("a").run_id) == DAY / 2
-    clock.now += 5 * DAY
-    registry = Registry(tmp_path, clock=clock)
-    assert registry.stays(signed("a").run_id) == GRACE
-    clock.now += GRACE
-    assert len(registry.expire()) == 1
 
 
 def test_one_network_gets_a_quarter_of_the_places(tmp_path: Path, clock: Clock) -> None:

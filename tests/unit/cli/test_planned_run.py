@@ -1,7 +1,6 @@
 """A run that is planned for a line: what `plan` prints, `init` writes and `create` warns of."""
 
 import json
-import os
 import sys
 import tomllib
 from pathlib import Path
@@ -44,21 +43,6 @@ def test_init_writes_the_best_of_the_plan_and_the_line_that_it_is_for(cli, tmp_p
         "peers": 4,
         "latency": 50.0,
     }
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        (["--up", "1Mbit"], "plan lacks --step-seconds, --peers:"),
-        (["--up", "1", "--step-seconds", "1", "--peers", "4"], "--up 1: 1 of what?"),
-    ],
-)
-def test_what_a_plan_lacks_is_named_as_it_is_given(
-    options: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["lowcomm-node", "plan", "--parameters", "10M", *options])
-    assert common.run(app) == os.EX_CONFIG
-    assert told in " ".join(capsys.readouterr().err.split())
 
 
 def test_create_warns_where_the_line_makes_an_interval_longer(cli, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from helpers.statuses import make_status
-from lowcomm_node.demo.demo import Lines
 from lowcomm_node.demo.result import DemoResult, bytes_in, node_result, render, tidy
 from lowcomm_node.status.model import Status
 from lowcomm_node.status.words import swarm_in_words
@@ -60,24 +59,6 @@ def result(home: Path, **more: Any) -> DemoResult:
     return replace(made, **more)
 
 
-def test_the_result_of_a_long_demo_in_the_usual_folder_fits_80_columns(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    node = node_result(status(step=100_000)) | {
-        "bytes_sent": 123_400_000,
-        "bytes_received": 123_400_000,
-        "exchanges_completed": 56_000,
-        "exchanges_no_partner": 23_000,
-        "exchanges_failed": 1000,
-    }
-    home = tmp_path / ".local" / "share" / "lowcomm" / "demo" / "20261123-022710"
-    shown = render(
-        result(home, nodes=(node,), parameters=110_234_176, bytes=123_400_000, text="stories")
-    ).splitlines()
-    assert max(len(line) for line in shown) <= 80, max(shown, key=len)
-
-
 def test_it_says_what_stays_where_and_how_to_be_rid_of_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,19 +87,6 @@ def test_a_sample_is_shown_in_lines_that_fit_without_control_characters(tmp_path
     assert "".join(line[4:] for line in lines).count("x") == 200
     broken = [line for line in words if line.startswith("  | ")][1:]
     assert broken and not any(line.startswith("  |  ") for line in broken), "begins with a space"
-
-
-def test_without_a_terminal_it_tells_at_once_and_then_now_and_then_how_far_it_is(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    lines = Lines("lowcomm", every=10.0)
-    for elapsed in (0.1, 1.0, 9.0, 10.2, 11.0, 21.0):
-        lines([status(), None] if elapsed < 10 else [status(), status(step=38)], elapsed)
-    shown = capsys.readouterr().err.splitlines()
-    assert len(shown) == 3
-    assert shown[0].endswith("lowcomm: node 1 is training; node 2 is starting")
-    expected = "step 38/400, loss 3.1250 (held out 3.2500), 28 exchanges, 680 kB"
-    assert shown[1] == f"10.2 s {expected}", "the title is told once"
 
 
 def test_nodes_that_wait_for_the_same_are_told_together_with_the_reason() -> None:

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -13,12 +12,10 @@ from lowcomm_node.dht.interface import MAX_VALUE
 from lowcomm_node.dht.keys import (
     RUNS_KEY,
     Provenances,
-    pack,
     peers_key,
 )
 from lowcomm_protocol.errors import RecordError
-from lowcomm_protocol.identity import Identity, verify
-from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
+from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 
 NOW = 1_800_000_000.0
@@ -33,20 +30,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-def record_of(
-    peer: Identity, *, issued: float = NOW, life: float = 30.0, step: int = 0, run_id: str = RUN_ID
-) -> bytes:
-    info = PeerInfo(
-        peer_id=peer.peer_id,
-        run_id=run_id,
-        phase=Phase.TRAINING,
-        issued=issued,
-        expires=issued + life,
-        swarm_step=step,
-    )
-    return write_record(info, peer)
 
 
 @pytest.fixture
@@ -84,28 +67,3 @@ async def test_a_run_is_taken_only_under_its_own_id_and_signed(ada: MemoryDiscov
 def test_no_bytes_from_another_peer_raise(stored: bytes, subkey: str) -> None:
     for kind in (b"", b"R", b"P", b"L"):
         assert Provenances().check(kind + stored, subkey, NOW) is None
-
-
-def test_what_was_checked_once_is_not_verified_again_and_expires_all_the_same(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    verified = list[str]()
-
-    def counted(peer_id: str, *rest: Any) -> None:
-        verified.append(peer_id)
-        verify(peer_id, *rest)
-
-    monkeypatch.setattr("lowcomm_protocol.peers.records.verify", counted)
-    known, stored = Provenances(), pack(KEY, record_of(ADA, life=30))
-    first = known.check(stored, ADA.peer_id, NOW)
-    assert verified == [ADA.peer_id]
-    assert first == Provenances().check(stored, ADA.peer_id, NOW)
-    assert verified == [ADA.peer_id] * 2, "who knows nothing yet verifies"
-    assert known.check(stored, ADA.peer_id, NOW + 29.9) is first
-    assert known.check(stored, ADA.peer_id, NOW + 30.1) is None
-    assert known.check(stored, BOB.peer_id, NOW) is None, (
-        "valid for one subkey says nothing of another"
-    )
-    before = len(verified)
-    assert all(known.check(stored, ADA.peer_id, NOW) for _ in range(200))
-    assert len(verified) == before

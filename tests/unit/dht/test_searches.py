@@ -14,7 +14,6 @@ from lowcomm_node.dht.records import (
     LOOKS,
     REPLICAS,
     SEARCHED,
-    SEEN_FOR,
     DhtRecords,
 )
 from lowcomm_node.net.hivemind_parts import (
@@ -168,25 +167,6 @@ async def test_a_record_goes_to_its_replicas_and_the_next_one_there_without_a_se
     network.named.clear()
     assert await records.publish(KEY, "me", b"record", 30.0)
     assert network.named.total() == min(peers, SEARCHED)
-
-
-async def test_a_look_that_has_found_our_record_shows_that_it_has_arrived() -> None:
-    network, records, clock = searching(16)
-    network.keep("me", b"ours")
-    assert await records.held_by_others(KEY, "me", newest=False) == b"ours"
-    assert network.asked.total() == 1, "one answer is enough"
-    await records.lookup(KEY)
-    network.asked.clear()
-    network.named.clear()
-    clock.now += SEEN_FOR - 1
-    assert await records.held_by_others(KEY, "me", newest=False) == b"ours"
-    assert not network.asked and not network.named
-    assert await records.held_by_others(KEY, "me") == b"ours"
-    assert network.asked.total() >= REPLICAS - 1, "the newest is with any of them"
-    clock.now += 2
-    network.asked.clear()
-    assert await records.held_by_others(KEY, "me", newest=False) == b"ours"
-    assert network.asked.total() == 1, "the look is too old"
 
 
 async def minutes(peers: int, count: int) -> Network:

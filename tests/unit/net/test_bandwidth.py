@@ -101,17 +101,6 @@ def test_what_comes_in_was_paid_for_before(size, message, rate):
     assert limit.total == size
 
 
-def test_where_nothing_is_to_be_paid_nobody_waits_for_what_others_owe():
-    limit = Virtual(1e6)
-    arrival = Arrival(limit, 10**7, 250_000)
-    _drive(arrival.make_room)
-    limit.owe(10**7)
-    before = limit.now
-    _drive(arrival.make_room)
-    _drive(lambda: limit.pass_(0))
-    assert limit.now == before
-
-
 @given(st.floats(8e3, 1e9))
 def test_windows_are_small_where_a_limit_is_and_wide_elsewhere(rate):
     assert LEAST_WINDOW <= window(rate) <= MOST_WINDOW

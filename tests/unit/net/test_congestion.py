@@ -23,7 +23,6 @@ from lowcomm_node.net.congestion import (
     Sending,
     SendingHistory,
     allowed,
-    connections,
     read_sending,
 )
 
@@ -79,35 +78,6 @@ def test_a_connection_leaves_bbr_for_good_where_it_loses_much_to_a_full_queue():
     assert SendingHistory().better(FULL, (BBR,)) == ("reno", 2 * WASTED)
 
 
-@needs_bbr
-def test_one_connection_tries_for_all_whether_our_line_drops_at_a_full_queue(
-    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
-):
-    ends = [end.getsockname() for end in pair]
-    told: list[CongestionChanged] = []
-    sending: dict[Any, Sending] = {}
-    monkeypatch.setattr(congestion, "allowed", lambda: ("reno", BBR))
-    monkeypatch.setattr(congestion, "bound_unsent", lambda connection: None)
-    monkeypatch.setattr(
-        congestion, "read_sending", lambda connection: sending.get(connection.getsockname())
-    )
-    watch = CongestionWatch(told.append)
-
-    def look(**now: Sending) -> list[str]:
-        told.clear()
-        sending.clear()
-        sending.update({ends[int(name[1:])]: one for name, one in now.items()})
-        watch.look()
-        return [change.now for change in told]
-
-    at_queue = replace(LOSES, round_trips=QUEUED)
-    assert look(_0=FULL) == ["reno"]
-    assert look(_1=at_queue) == []
-    for _ in range(congestion.FULL_LOOKS - 2):
-        assert look() == []
-    assert look(_1=at_queue) == [BBR], "lines change"
-
-
 def test_what_a_connection_has_sent_is_read_from_the_kernel(
     pair: tuple[socket.socket, socket.socket],
 ):
@@ -124,22 +94,6 @@ def test_what_a_connection_has_sent_is_read_from_the_kernel(
     caller.shutdown(socket.SHUT_RDWR)
     callee.close()
     assert read_sending(caller) is None, "it is over"
-
-
-def test_connections_of_this_process_are_found_and_left_as_they_are(
-    pair: tuple[socket.socket, socket.socket],
-):
-    mine = {end.getsockname() for end in pair}
-    left, right = socket.socketpair()
-    with left, right:
-        found = []
-        for one in connections():
-            with one:
-                found.append((one.family, one.getsockname()))
-    assert mine <= {name for family, name in found if family == socket.AF_INET}
-    assert all(family in (socket.AF_INET, socket.AF_INET6) for family, _ in found)
-    pair[0].sendall(b"still there")
-    assert pair[1].recv(20) == b"still there"
 
 
 @pytest.mark.parametrize("allowed", [True, False])
@@ -173,17 +127,3 @@ def test_what_loses_goes_on_with_bbr_and_nothing_else_does(
     host, port = callee.getsockname()
     changed = CongestionChanged(address=f"{host}:{port}", before="reno", now=BBR, resent=2 * LOSSY)
     assert told == ([changed] if wanted == "bbr" else [])
-
-
-@pytest.mark.parametrize(
-    "allowed", [pytest.param("reno cubic\n", id="not allowed"), pytest.param(None, id="not Linux")]
-)
-async def test_where_nothing_can_be_changed_nothing_is_looked_at(
-    tmp_path, monkeypatch: pytest.MonkeyPatch, allowed: str | None
-):
-    monkeypatch.delattr(socket, "TCP_NOTSENT_LOWAT")
-    monkeypatch.setattr(congestion, "_ALLOWED", tmp_path / "allowed")
-    monkeypatch.setattr(CongestionWatch, "look", lambda self: pytest.fail("looked"))
-    if allowed is not None:
-        (tmp_path / "allowed").write_text(allowed)
-    await CongestionWatch().run()

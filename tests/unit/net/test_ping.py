@@ -13,8 +13,8 @@ from helpers.tunnelling import End, ends, soon
 from helpers.wire import new_certificate
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.net import measuring
-from lowcomm_node.net.bandwidth import Bandwidth, BandwidthLimit
-from lowcomm_node.net.ping import BUSY_SECONDS, MAX_AT_ONCE, Echo, PingCall, match_peer
+from lowcomm_node.net.bandwidth import Bandwidth
+from lowcomm_node.net.ping import MAX_AT_ONCE, Echo, match_peer
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
@@ -73,52 +73,6 @@ async def test_a_route_that_is_not_there_says_why():
         direct, tunnel = await soon(ada.channels.ping(bob.info(), Bandwidth()))
         assert (direct.route, direct.up) == ("direct", None) and "can't be reached" in direct.reason
         assert tunnel.up > 0 and not tunnel.reason
-
-
-class Waiting(BandwidthLimit):
-    """A throttle in virtual time: whoever waits moves the clock."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-        super().__init__(1e4, clock=lambda: self.now)
-
-    async def _wait(self, seconds: float) -> None:
-        self.now += seconds
-
-
-async def test_our_own_limit_is_waited_for_before_a_ping_goes_out_and_not_held_against_the_peer():
-    class Peer:
-        asked = 0
-
-        async def write(self, ping: pb.Ping) -> None:
-            self.asked += ping.wanted
-
-        async def read(self) -> pb.Pong:
-            return pb.Pong(content=bytes(self.asked))
-
-    down, peer = Waiting(), Peer()
-    down.owe(10**6)
-    carrier = PingCall(peer, Bandwidth(down=down))
-    await carrier.send(pb.Ping(wanted=30_000))
-    waited, began = down.now - 100.0, down.now
-    assert waited == pytest.approx(100.0, abs=1.0), "until what others have asked for has come"
-    assert len((await carrier.receive()).content) == 30_000
-    assert down.now == began and down.total == 30_000
-    await carrier.send(pb.Ping())
-    assert down.now == began, "what brings nothing waits for nothing"
-
-
-@pytest.mark.parametrize("direction", ["up", "down"])
-async def test_who_is_pinged_while_its_own_limit_holds_it_up_says_so(direction: str):
-    bandwidth = Bandwidth(up=Waiting(), down=Waiting())
-    getattr(bandwidth, direction).owe(int(1e4 * (BUSY_SECONDS + 1)))
-    caller = Endless(pb.Ping(wanted=9), 3)
-    await Echo(bandwidth).answer("a", caller)
-    assert "its link is busy" in caller.refused and not caller.answered
-    getattr(bandwidth, direction).now += 3.0
-    again = Endless(pb.Ping(wanted=9), 3)
-    await Echo(bandwidth).answer("a", again)
-    assert again.answered == 3 and not again.refused
 
 
 class Endless:

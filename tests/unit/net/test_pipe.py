@@ -174,37 +174,6 @@ async def test_a_stream_that_breaks_off_ends_its_calls_and_the_next_call_opens_a
 # The choice, carried out
 
 
-async def test_calls_under_way_go_on_when_another_route_is_taken():
-    async with pair() as (ada, bob):
-        stream = await ada.call(bob.info())
-        await stream.send(chunk(0, 8))
-        assert await received(stream) == chunk(0, 8)
-        alive = bob.info(addresses=(f"127.0.0.1:{bob.port}",))
-
-        async def direct() -> bool:
-            await ada.introduce(alive)
-            return ada.channels.describe(bob.peer_id).route.startswith("direct")
-
-        await until_async(direct, 30, "the direct route is taken")
-        await stream.send(chunk(1, 8))
-        assert await received(stream) == chunk(1, 8)
-        await stream.close()
-
-
-async def test_a_server_that_goes_is_noticed_and_the_tunnel_taken():
-    async with pair() as (ada, bob):
-        alive = bob.info(addresses=(f"127.0.0.1:{bob.port}",))
-        listener = await asyncio.start_server(lambda reader, writer: writer.close(), "127.0.0.1", 0)
-        broken = listener.sockets[0].getsockname()[1]
-        assert await soon(ada.introduce(alive)) == ada.peer_id
-        assert ada.channels.describe(bob.peer_id).route.startswith("direct")
-        assert (
-            await soon(ada.introduce(bob.info(addresses=(f"127.0.0.1:{broken}",)))) == ada.peer_id
-        )
-        assert ada.channels.describe(bob.peer_id).route == "punched"
-        listener.close()
-
-
 async def test_a_relayed_tunnel_gives_way_to_a_direct_one_and_its_calls_go_on(monkeypatch):
     monkeypatch.setattr(peer_channel, "LOOK_EVERY", 0.0)
     async with pair() as (ada, bob):

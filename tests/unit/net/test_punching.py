@@ -10,8 +10,6 @@ import pytest
 from lowcomm_node.net.addresses import CIRCUIT, EntryPoint, encode
 from lowcomm_node.net.control import Connection, OpenStream
 from lowcomm_node.net.punching import (
-    ATTEMPTS,
-    FIRST_PAUSE,
     IDENTIFY,
     MAX_ADDRESSES,
     MAX_AT_ONCE,
@@ -100,23 +98,6 @@ async def test_both_tell_their_addresses_and_the_relayed_connection_is_given_up(
         "the relay is there in case that no hole is punched"
     )
     assert daemon.address == AT_BOB
-
-
-async def test_an_attempt_that_fails_is_not_repeated_at_once(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    daemon, one, now = Daemon(punchable=False), puncher(), 1000.0
-    monkeypatch.setattr("lowcomm_node.net.punching.monotonic", lambda: now)
-    monkeypatch.setattr("lowcomm_node.net.punching.SETTLE", 0.01)
-    await ask(daemon, one, message(AT_BOB), times=ATTEMPTS)
-    assert daemon.address == RELAYED
-    await one.improve(daemon, BOB, WAYS)
-    assert not daemon.far, "nothing was asked"
-    now += 4 * FIRST_PAUSE + 1
-    await ask(daemon, one, message(AT_BOB), times=ATTEMPTS)
-    now += 4 * FIRST_PAUSE + 1
-    await one.improve(daemon, BOB, WAYS)
-    assert not daemon.far, "the pause has grown"
 
 
 async def test_nothing_is_given_up_where_the_other_end_does_not_take_part() -> None:

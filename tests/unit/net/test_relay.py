@@ -26,7 +26,6 @@ from lowcomm_node.net.relays import (
     MAX_RELAYS,
     USEFUL_BYTES,
     Places,
-    RelayLimits,
     Reservation,
     read_place,
 )
@@ -61,10 +60,6 @@ def test_what_a_relay_gives_is_read():
     assert place == Reservation(DOOR, 1_800_000_000.0, 2**32, 1800)
     assert place.useful
     assert place.dial == f"{DOOR.dial}/p2p/{DOOR.peer_id}/p2p-circuit"
-
-
-def test_a_circuit_of_128_kib_is_of_no_use():
-    assert not read_place(OK + reservation(1) + field_of(4, field_of(2, 131072)), DOOR).useful
 
 
 @pytest.mark.parametrize(
@@ -173,28 +168,6 @@ async def test_a_relay_that_is_gone_gives_way_to_the_next_and_is_asked_at_once_w
     asked.connected |= set(ids(0))
     asked.connected -= set(ids(3))
     assert await keep(places, asked) == tuple(ids(2, 0))
-
-
-async def test_a_p2pd_that_does_not_answer_is_no_relay_and_no_failure(monkeypatch):
-    class Mute:
-        def __init__(self, _: Any) -> None: ...
-
-        async def identify(self) -> Any:
-            raise LinkLost("did not answer in time")
-
-    class Started:
-        control, ended = None, 0
-
-        async def start(self) -> None: ...
-
-        async def stop(self) -> None:
-            Started.ended += 1
-
-    monkeypatch.setattr(relays, "Control", Mute)
-    monkeypatch.setattr(relays, "P2pDaemon", lambda *_: Started())
-    last = await relays.start_as_relay(Started, RelayLimits())  # pyright: ignore[reportArgumentType]
-    assert isinstance(last, Started)
-    assert Started.ended == relays.MAX_STARTS, "all others, and the one that asked"
 
 
 # What p2pd is told

@@ -13,7 +13,6 @@ from lowcomm_node.net.routes import (
     HEAD_START,
     LONGEST_PAUSE,
     SLOW,
-    TRIAL_EVERY,
     TUNNEL_DEADLINE,
     Attempt,
     CallPlan,
@@ -186,21 +185,3 @@ def test_the_route_that_was_faster_is_used(choice, tunnel, wanted):
     both_open(choice)
     choice.measured(TUNNEL, 4.0, int(tunnel * MB), SLOW)
     assert choice.plan(5.0).use is wanted
-
-
-def test_the_slower_route_is_looked_at_again_much_later(choice):
-    both_open(choice)
-    choice.measured(TUNNEL, 4.0, 10 * MB, 2 * SLOW)
-    assert choice.plan(5.0).use is TUNNEL
-    assert choice.plan(1.0 + TRIAL_EVERY).use is DIRECT
-    choice.measured(DIRECT, 2.0 + TRIAL_EVERY, MB, SLOW)
-    assert choice.plan(3.0 + TRIAL_EVERY).use is TUNNEL
-
-
-def test_a_faster_tunnel_that_is_lost_is_opened_anew_while_direct_is_used(choice):
-    both_open(choice)
-    choice.measured(TUNNEL, 4.0, 10 * MB, SLOW)
-    choice.lost(TUNNEL, 4.0 + FLAP, "idle")
-    plan = choice.plan(5.0 + FLAP)
-    assert plan.use is DIRECT
-    assert routes_of(plan) == [TUNNEL]

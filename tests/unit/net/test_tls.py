@@ -27,7 +27,7 @@ from helpers.wire import (
     new_certificate,
     soon,
 )
-from lowcomm_node.errors import CheckpointError, LinkLost, PortInUse, RetryLater
+from lowcomm_node.errors import LinkLost, PortInUse
 from lowcomm_node.net import limits as rate_limits
 from lowcomm_node.net import server as server_module
 from lowcomm_node.net.channels import Channels
@@ -480,29 +480,6 @@ async def test_what_a_caller_did_wrong_ends_its_stream_with_the_reason(name):
         assert caught.value.code() is code
 
 
-@pytest.mark.parametrize(
-    ("error", "code"),
-    [
-        (RetryLater("too many joiners"), Status.RESOURCE_EXHAUSTED),
-        (CheckpointError("no such part"), Status.FAILED_PRECONDITION),
-        (ProtocolViolation("no such thing"), Status.INVALID_ARGUMENT),
-    ],
-)
-async def test_a_fetch_that_can_not_be_served_ends_with_the_reason(error, code):
-    async def fail(peer: str, stream: CalleeStream) -> None:
-        await stream.send(X)
-        raise error
-
-    async with listening() as callee, calling() as channels:
-        callee.fetching = fail
-        stub = await channels.stub(callee.info())
-        fetch = stub.Fetch(metadata=channels.metadata(CALLEE.peer_id), timeout=10)
-        assert await soon(fetch.read()) == X
-        with pytest.raises(aio.AioRpcError, match=str(error)) as caught:
-            await soon(fetch.read())
-        assert caught.value.code() is code
-
-
 async def test_bytes_that_are_no_frame_are_a_violation_of_the_caller():
     async def read(peer: str, stream) -> None:
         await stream.receive()
@@ -538,18 +515,3 @@ async def test_closing_ends_the_calls_that_do_not_end_themselves(monkeypatch):
             await soon(stream.receive())
         with pytest.raises(LinkLost, match="can't be reached"):
             await describe(channels, callee)
-
-
-async def test_closing_lets_calls_end_that_are_about_to():
-    async def answer(peer: str, stream) -> None:
-        await stream.receive()
-        await stream.send(pb.Frame(abandon=pb.Abandon(reason="we leave")))
-
-    async with listening() as callee, calling() as channels:
-        callee.swapping = answer
-        stream = await begin("Swap", channels, callee)
-        closing = asyncio.create_task(callee.server.close())
-        await stream.send(pb.Frame())
-        assert (await soon(stream.receive())).abandon.reason == "we leave"
-        assert await soon(stream.receive()) is None
-        await soon(closing)

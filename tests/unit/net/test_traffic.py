@@ -3,7 +3,7 @@
 import pytest
 
 from lowcomm_node.net import traffic
-from lowcomm_node.net.traffic import LARGE, Meter, MeteredCall, Rate, Traffic
+from lowcomm_node.net.traffic import Meter, Rate, Traffic
 
 
 class Clock:
@@ -47,29 +47,3 @@ def test_directions_and_peers_are_apart_and_the_oldest_are_forgotten(monkeypatch
     assert every.of("a").up.total == 5
     assert every.of("b").down.total == 0, "not used for longest"
     assert isinstance(every.of("d"), Meter)
-
-
-class Call:
-    """A call that brings messages of these sizes, each a second after the one before."""
-
-    def __init__(self, clock: Clock, sizes: list[int]) -> None:
-        self._clock, self._sizes = clock, iter(sizes)
-
-    async def read(self) -> object:
-        self._clock.now += 1
-        size = next(self._sizes, None)
-        return "the end" if size is None else Message(size)
-
-
-class Message:
-    def __init__(self, size: int) -> None:
-        self.ByteSize = lambda: size
-
-
-async def test_contents_that_came_by_a_call_are_told_each_once_and_nothing_else() -> None:
-    clock, told = Clock(), []
-    sizes = [100, LARGE, LARGE, 100, 100, 3 * LARGE]
-    call = MeteredCall(Call(clock, sizes), Meter(clock), lambda *contents: told.append(contents))
-    for _ in range(len(sizes) + 2):
-        await call.read()
-    assert told == [(2 * LARGE, 2.0), (3 * LARGE, 1.0)]

@@ -98,18 +98,6 @@ async def test_a_small_one_waits_for_no_turn():
     assert going.begun == ["a", "c", "b", "d"]
 
 
-async def test_one_that_leaves_our_line_half_empty_goes_beside_others():
-    going = Going()
-    await going.whole("fast", 0.1)
-    tasks = await begun(going, "slow", "next")
-    going.pass_("slow", BUFFERED, 0.1)
-    going.pass_("slow", MEASURED, 0.3)
-    await until(going, ["fast", "slow", "next"])
-    for end in going.ends.values():
-        end.set()
-    await asyncio.gather(*tasks)
-
-
 @pytest.mark.parametrize(("line_is_known", "seconds"), [(True, UNTOLD), (False, FIRST)])
 async def test_one_that_trickles_does_not_keep_the_line(line_is_known: bool, seconds: float):
     going = Going()

@@ -1,8 +1,6 @@
 """What must hold for messages between daemon and trainer: they arrive as they were sent, or are
 refused with the reason."""
 
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import fields
 from enum import StrEnum
@@ -122,11 +120,3 @@ def plain(kind: Any) -> bool:
     """Whether JSON has this type."""
     known = (int, float, str, bool, float | None, Mapping[str, float])
     return kind in known or issubclass(kind, StrEnum)
-
-
-def test_the_daemon_loads_neither_torch_nor_codecs_with_the_table() -> None:
-    program = "import sys, lowcomm_node.node.process as _; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert not {"torch", "numpy", "lowcomm_protocol.codecs"} & set(loaded.stdout.split())

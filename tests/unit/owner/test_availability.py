@@ -257,20 +257,6 @@ def test_what_logind_says_is_read(answer: str, since: float | None) -> None:
     assert read_logind(answer, 1.8e9) == since
 
 
-async def test_hours_can_change_while_a_node_runs(tmp_path: Path) -> None:
-    clock = datetime(2026, 1, 5, 12, 30).astimezone().timestamp()
-    free = Availability(Rules(), tmp_path / "pause.json", MachineUse, lambda: clock)
-    assert free.hold is None
-    free.follow(read_schedule("22:00-07:00"))
-    assert free.hold is not None and free.hold.rule is Rule.SCHEDULE
-    free.resume()
-    assert free.hold is None, "the owner overrules it"
-    free.follow(read_schedule("23:00-07:00"))
-    assert free.hold is not None, "new hours hold again"
-    free.follow(None)
-    assert free.hold is None and free.schedule is None
-
-
 async def test_a_look_that_fails_keeps_neither_hours_nor_later_looks_from_their_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,5 @@
 """What a node tells where there is no terminal: lines that a person can follow."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from lowcomm_node.status.events import OtherEvent, PhaseEntered
 from lowcomm_node.status.words import (
     contribution,
     event_in_words,
-    progress_in_words,
     tell_farewell,
 )
 from lowcomm_node.swarm.watchdog import AddressesChanged, EntryPointSilent, SwarmLost
@@ -67,26 +65,6 @@ def test_what_strangers_wrote_is_one_line_without_control_characters() -> None:
         EntryPointSilent(peer_id="x", address="/ip4/192.0.2.1", reason="a\nb\x1b[2J")
     )
     assert told == "/ip4/192.0.2.1 does not answer: a b [2J"
-
-
-def test_progress_tells_step_loss_speed_exchanges_and_why_it_is_alone() -> None:
-    status = make_status(
-        trainer={
-            "swarm_step": 120,
-            "total_steps": 2000,
-            "loss": 2.25,
-            "tokens_per_second": 14_200.0,
-        },
-        exchanges={"completed": 12},
-        bytes_sent=1_200_000,
-        peers=1,
-    )
-    line = "step 120 of 2000, loss 2.2500, 14.2k tokens/s, 12 exchanges, 1.2 MB sent, 1 other peer"
-    assert progress_in_words(status) == line
-    alone = replace(status, peers=0, waiting="training alone: no other peer is alive")
-    assert progress_in_words(alone).endswith(
-        "0 other peers; training alone: no other peer is alive"
-    )
 
 
 def test_at_the_end_it_tells_what_was_given_and_how_to_use_the_model(

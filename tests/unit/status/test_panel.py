@@ -12,14 +12,6 @@ from rich.console import Console, RenderableType
 from lowcomm_node.status.model import Status, read
 from lowcomm_node.status.panel import node_panel, swarm_panel
 from lowcomm_node.sync.history import ExchangeEnded
-from lowcomm_node.system.units import (
-    clean,
-    loss,
-    quantity,
-    seconds,
-    short_peer,
-    size,
-)
 
 WIDTHS = (60, 80, 120)
 PEERS = [
@@ -208,33 +200,6 @@ def test_what_strangers_wrote_can_not_steer_the_terminal(hostile: str) -> None:
     assert all(line.isprintable() and cell_len(line) == 80 for line in shown)
     if hostile.isprintable():
         assert any(hostile in line for line in shown)
-
-
-@pytest.mark.parametrize(
-    ("shown", "expected"),
-    [
-        (size(0), "0 B"),
-        (size(999), "999 B"),
-        (size(920_400), "920 kB"),
-        (size(12_440_000), "12.4 MB"),
-        (size(5.5e12), "5.5 TB"),
-        (size(None), "–"),
-        (quantity(950), "950"),
-        (quantity(11_234.5), "11.2k"),
-        (quantity(3_400_000), "3.4M"),
-        (quantity(7e9), "7.0G"),
-        (quantity(None), "–"),
-        (loss(2.41309), "2.4131"),
-        (loss(None), "–"),
-        (seconds(0.42), "0.4 s"),
-        (seconds(65), "1:05"),
-        (seconds(7390), "2:03:10"),
-        (short_peer(PEERS[0]), "tSQY1c"),
-        (clean("a\tb\x1b[1m"), "a b [1m"),
-    ],
-)
-def test_figures_are_short(shown: str, expected: str) -> None:
-    assert shown == expected
 
 
 def test_a_swarm_that_is_not_there_is_told_and_of_one_that_is_only_the_addresses_that_are_not() -> (

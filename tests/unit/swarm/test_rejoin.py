@@ -81,27 +81,6 @@ def node(tmp_path: Path) -> Node:
     return Node(tmp_path / "doors.json")
 
 
-@pytest.mark.slow
-async def test_an_entry_point_that_answers_is_reported_remembered_and_told_of_us(
-    node: Node, tmp_path: Path
-) -> None:
-    assert not await node.rejoin.enter(0.0)
-    assert node.told() == ["door.closed"]
-    assert (
-        address(BOOT) in node.rejoin.unanswered()
-        and "connection refused" in node.rejoin.unanswered()
-    )
-    assert not node.known.peers()
-    node.network.peers.add(BOOT.peer_id)
-    assert await node.rejoin.enter(20.0), "it goes on trying"
-    assert node.told() == ["door.closed", "door.open", "swarm.connected"]
-    assert node.published == 1
-    assert node.discovery.done == ["find"]
-    await node.rejoin.save()
-    (door,) = RememberedPeers(tmp_path / "doors.json", time()).peers()
-    assert (door.peer_id, door.addresses, door.named) == (BOOT.peer_id, [address(BOOT)], True)
-
-
 @pytest.mark.parametrize(
     ("named", "connected", "told"),
     [

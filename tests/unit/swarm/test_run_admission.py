@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.dht.keys import removals_key
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.owner.sources import load_settings
 from lowcomm_node.swarm.admission import RunAdmission
@@ -104,21 +103,3 @@ async def test_what_was_heard_survives_a_restart(tmp_path: Path) -> None:
     assert again.admission.to_bytes() == run_admission.admission.to_bytes()
     with pytest.raises(NotAdmitted, match="was removed from this run"):
         stand(tmp_path, invite(b"b"), peer=BOB)
-
-
-@pytest.mark.parametrize("damage", [b"", b"rubbish", b"x" * 5_000_000])
-async def test_damaged_files_are_learned_again(tmp_path: Path, damage: bytes) -> None:
-    discovery = MemoryDiscovery(ADA.peer_id, MemoryNetwork(lambda: NOW))
-    removals = write_removals(CREATOR, RUN.run_id, 1, frozenset([BOB.peer_id]))
-    await discovery.publish(
-        removals_key(RUN.run_id, CREATOR.peer_id), CREATOR.peer_id, removals.data, 100
-    )
-    assert await stand(tmp_path, invite()).look(discovery)
-    folder = tmp_path / "runs" / RUN.fingerprint
-    for name in ("uses", "removals"):
-        (folder / name).write_bytes(damage)
-    run_admission = stand(tmp_path)
-    assert run_admission.admission.removals.version == 0
-    assert await run_admission.look(discovery)
-    assert (folder / "removals").read_bytes() == removals.data
-    assert not await run_admission.look(discovery), "no news"

@@ -11,7 +11,6 @@ import pynvml
 import pytest
 
 from helpers.waiting import until
-from lowcomm_node.system import accelerator
 from lowcomm_node.system.accelerator import STALE_SECONDS, Accelerator, Gpu, Processor, meter_of
 
 
@@ -31,31 +30,6 @@ def driver(monkeypatch: pytest.MonkeyPatch, load: Callable[[], float]) -> None:
         "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=3, total=8),
     }.items():
         monkeypatch.setattr(pynvml, name, call)
-
-
-def test_a_process_that_has_gone_has_no_load():
-    assert Processor(2**22 + 1).look(1.0).load is None
-
-
-def test_a_gpu_tells_the_mean_of_its_last_looks(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(accelerator, "EVERY_SECONDS", 0.0)
-    loads = iter([0.0])
-    driver(monkeypatch, lambda: next(loads, 1.0))
-    meter = Gpu("GPU-1")
-    until(lambda: (meter.look(monotonic()).load or 0) > 0.8, 30, "the mean of ten looks")
-    told = meter.look(monotonic())
-    assert (told.kind, told.name, told.memory_taken, told.memory_total) == ("gpu", "Large 9", 3, 8)
-    meter.close()
-
-
-@pytest.mark.parametrize("is_there", [True, False])
-def test_a_gpu_without_readings_has_no_figures(monkeypatch: pytest.MonkeyPatch, is_there: bool):
-    if is_there:
-        driver(monkeypatch, lambda: 0.5)
-    meter = Gpu("GPU-2")
-    until(lambda: "gpu" not in [one.name for one in threading.enumerate()], 30, "it gives up")
-    assert meter.look(monotonic()) == Accelerator(kind="gpu", name="GPU")
-    meter.close()
 
 
 def test_a_driver_that_hangs_holds_up_nothing(monkeypatch: pytest.MonkeyPatch):

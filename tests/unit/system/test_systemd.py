@@ -14,7 +14,6 @@ import pytest
 from helpers.waiting import until_async
 from lowcomm_node.system.systemd import (
     EXTENSION,
-    STATUS_EVERY,
     Condition,
     ServiceManager,
 )
@@ -91,17 +90,6 @@ def test_a_start_is_extended_until_it_is_over_and_readiness_is_told_once(told: A
     for second in (3.0, 4.0):
         manager.tick(READY, second)
     assert news() == ["READY=1"]
-
-
-def test_a_status_is_told_when_it_changed_and_not_too_often(told: Any) -> None:
-    manager, news = told()
-    manager.tick(READY, 0.0)
-    for number in range(1, 40):
-        manager.tick(Condition(ready=True, line=f"step {number // 20}"), 0.1 * number)
-    assert news() == ["READY=1", "STATUS=training"]
-    for second in (STATUS_EVERY, 2 * STATUS_EVERY, 3 * STATUS_EVERY):
-        manager.tick(Condition(ready=True, line="step 7"), second)
-    assert news() == ["STATUS=step 7"]
 
 
 def test_the_watchdog_is_fed_twice_a_period_unless_something_is_overdue(told: Any) -> None:
