@@ -14,7 +14,7 @@ from typing import Any
 
 from published.ours import bits
 
-from lowcomm_node.simulation.driver import ExchangeDriver
+from lowcomm_node.simulation.driver import SimulatedExchange
 from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_node.simulation.peer import PeerDriver, SimulatedPeer
 from lowcomm_protocol.exchange import base, events
@@ -75,7 +75,7 @@ class Replica:
             self.schedule.merged(fragment, self.clock.step, self.steps, self.tokens)
 
 
-class Contents(ExchangeDriver):
+class Contents(SimulatedExchange):
     """Names and sizes in place of contents."""
 
     WHOLE = frozenset({"content", "shard", "mean"})
@@ -100,15 +100,12 @@ class Contents(ExchangeDriver):
             self.captured()
 
     def event(self, other: str, kind: str, payload: Any) -> Any:
-        """See ExchangeDriver."""
         return payload(other)
 
     def use(self, other: str, kind: str, payload: Any) -> None:
-        """See ExchangeDriver."""
         self.tell(payload(other))
 
     def effect(self, effect: base.Effect) -> None:
-        """See ExchangeDriver."""
         share = self.size // max(1, len(self.one.members) or 1)
         match effect:
             case pairs.SendContent(peer=other):
@@ -176,7 +173,6 @@ class Contents(ExchangeDriver):
         )
 
     def drop(self) -> None:
-        """See ExchangeDriver."""
         self.peer.failed += 1
         if self.one.call is None:
             self.replica.schedule.skip(self.one.fragment, self.replica.clock.step)

@@ -39,7 +39,7 @@ from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.simulation import Conditions, Member, allreduce, ring_bytes, simulate
 from lowcomm_node.simulation.swarm import compare
 from lowcomm_node.trainer.replica import Replica
-from lowcomm_protocol.matching import Line, Meeting, Pairing, mirrored
+from lowcomm_protocol.matching import Meeting, Pairing, PeerOrder, mirrored
 from lowcomm_protocol.spec.names import PAIRINGS
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -110,7 +110,7 @@ class ByRate(Pairing):
         if meeting.round % 4 == 3:
             return mirrored(drawn, me, 1)
         peers = tuple(sorted(drawn.peers, key=lambda peer: RATES.get(peer, 1e9)))
-        return mirrored(Line(peers, {peer: place for place, peer in enumerate(peers)}), me, 1)
+        return mirrored(PeerOrder(peers, {peer: place for place, peer in enumerate(peers)}), me, 1)
 
 
 RATES = {"peer-1": SLOW_LINE, "peer-3": SLOW_LINE}

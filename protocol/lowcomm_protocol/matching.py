@@ -110,7 +110,7 @@ KEPT = 32
 
 
 @dataclass(frozen=True)
-class Line:
+class PeerOrder:
     """A permutation of peers."""
 
     peers: tuple[str, ...]
@@ -129,7 +129,7 @@ class Meeting:
     peers: frozenset[str]
     """All that may meet, oneself included."""
 
-    def line(self, number: int) -> Line:
+    def line(self, number: int) -> PeerOrder:
         """The permutation number ``number`` of these peers for this fragment."""
         return _line(self.seed, self.fragment, number, self.peers)
 
@@ -273,9 +273,9 @@ def order(seed: int, fragment: int, number: int, peers: Iterable[str]) -> list[s
 
 
 @lru_cache(maxsize=KEPT)
-def _line(seed: int, fragment: int, number: int, peers: frozenset[str]) -> Line:
+def _line(seed: int, fragment: int, number: int, peers: frozenset[str]) -> PeerOrder:
     line = tuple(order(seed, fragment, number, peers))
-    return Line(line, {peer: place for place, peer in enumerate(line)})
+    return PeerOrder(line, {peer: place for place, peer in enumerate(line)})
 
 
 class Hypercube(Pairing):
@@ -287,7 +287,7 @@ class Hypercube(Pairing):
         return mirrored(meeting.line(cycle), me, 1 << level)
 
 
-def mirrored(line: Line, me: str, bit: int) -> str | None:
+def mirrored(line: PeerOrder, me: str, bit: int) -> str | None:
     """The peer across ``bit`` from ``me``.
 
     Those who have none there make pairs among themselves, in order.

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from faults import Boundary, Fault, Injector, Kind, Plan
 
 from helpers.virtual import CALM, DEADLINE, LAST_WORDS, Part, Swarm, VirtualPeer, Weather, check
-from lowcomm_node.simulation.network import Stream
+from lowcomm_node.simulation.network import SimulatedStream
 from lowcomm_protocol.exchange import base
 from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange.underway import Underway
@@ -40,8 +40,8 @@ class ChaoticSwarm(Swarm):
         checkpoint."""
         self._awake: dict[str, float] = {}
         """When a peer that stands still goes on."""
-        self._held_back: dict[tuple[Stream, str], Callable[[], None]] = {}
-        self._stalled: set[tuple[Stream, str]] = set()
+        self._held_back: dict[tuple[SimulatedStream, str], Callable[[], None]] = {}
+        self._stalled: set[tuple[SimulatedStream, str]] = set()
         for name in self.injectors:
             self._watch(self.peers[name])
 
@@ -59,7 +59,7 @@ class ChaoticSwarm(Swarm):
 
     def send(
         self,
-        stream: Stream,
+        stream: SimulatedStream,
         sender: str,
         kind: str,
         payload: object = None,

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
+from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
 from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_node.simulation.words import event_of, words_of
 from lowcomm_protocol.exchange import base, events
@@ -114,7 +114,7 @@ class Records:
 
 
 class Known:
-    """What one peer may look up; see ``events.Surroundings``."""
+    """What one peer may look up; see ``events.PeerView``."""
 
     def __init__(self, records: Records, me: str) -> None:
         self._records = records
@@ -220,7 +220,7 @@ class QuadraticPeer(PeerDriver):
         """Do something at the end of the inner step that goes on now."""
         self.network.at(self.began + (self.steps + 1) * STEP, action)
 
-    def new_exchange(self, one: Underway) -> ExchangeDriver:
+    def new_exchange(self, one: Underway) -> SimulatedExchange:
         """See PeerDriver."""
         assert self.machine.kind is not None
         return DRIVERS[self.machine.kind.name](self, one)
@@ -236,7 +236,7 @@ class QuadraticPeer(PeerDriver):
             self._wait_for_due()
 
 
-class Numbers(ExchangeDriver):
+class Numbers(SimulatedExchange):
     """What all kinds share: numbers that travel as they are."""
 
     peer: QuadraticPeer
@@ -251,7 +251,6 @@ class Numbers(ExchangeDriver):
         self.captured_theta = self.sent = torch.empty(0)
 
     def capture(self, members: tuple[str, ...]) -> None:
-        """See ExchangeDriver."""
         self.peer.at_boundary(self._capture)
 
     def _capture(self) -> None:
@@ -272,7 +271,6 @@ class Numbers(ExchangeDriver):
         return mean_contribution(brought, token_weights(tokens))
 
     def apply(self, effect: base.Apply) -> None:
-        """See ExchangeDriver."""
         self.peer.at_boundary(lambda: self._merge(effect))
 
     def _merge(self, effect: base.Apply) -> None:
@@ -295,7 +293,6 @@ class Numbers(ExchangeDriver):
         """Take the outer step and merge it."""
 
     def event(self, other: str, kind: str, payload: Any) -> Any:
-        """See ExchangeDriver."""
         return event_of(other, kind, payload)
 
     def effect(self, effect: base.Effect) -> None:
@@ -305,7 +302,7 @@ class Numbers(ExchangeDriver):
         self.say(*words)
 
     def drop(self) -> None:
-        """See ExchangeDriver."""
+        """Keep nothing."""
 
     def say(self, other: str, kind: str, payload: Any, size: int = 0) -> None:
         """Send something to a peer that takes part."""
@@ -318,12 +315,10 @@ class PairNumbers(Numbers):
     CONTENTS = WHOLE = frozenset({"content"})
 
     def use(self, other: str, kind: str, payload: Any) -> None:
-        """See ExchangeDriver."""
         self.received[other] = payload
         self.tell(pairs.Verified(peer=other))
 
     def effect(self, effect: base.Effect) -> None:
-        """See ExchangeDriver."""
         match effect:
             case pairs.SendContent(peer=other):
                 self.say(other, "content", self.sent, SIZE)
@@ -354,7 +349,6 @@ class GroupNumbers(Numbers):
         return slice(place * len(CURVATURE) // count, (place + 1) * len(CURVATURE) // count)
 
     def use(self, other: str, kind: str, payload: Any) -> None:
-        """See ExchangeDriver."""
         if kind == "shard":
             self.received[other] = payload
             self.tell(groups.ShardVerified(peer=other))
@@ -363,7 +357,6 @@ class GroupNumbers(Numbers):
             self.tell(groups.MeanVerified(peer=other, digest=digest(payload)))
 
     def effect(self, effect: base.Effect) -> None:
-        """See ExchangeDriver."""
         size = SIZE // len(self.one.members or (1,))
         match effect:
             case groups.SendShard(peer=other):

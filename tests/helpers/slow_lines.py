@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
+from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
 from lowcomm_node.simulation.network import Conditions, Network
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange import pair as pairs
@@ -206,7 +206,7 @@ class LinePeer(PeerDriver):
                 pass
 
 
-class LineExchange(ExchangeDriver):
+class LineExchange(SimulatedExchange):
     """A pair that exchanges bytes of no meaning."""
 
     CONTENTS = frozenset({"content", "resend", "digits"})

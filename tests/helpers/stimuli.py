@@ -8,7 +8,7 @@ from typing import Any
 
 from lowcomm_protocol.exchange.base import Effect
 from lowcomm_protocol.exchange.budget import Deadlines
-from lowcomm_protocol.exchange.events import Event, Surroundings
+from lowcomm_protocol.exchange.events import Event, PeerView
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -54,7 +54,7 @@ class RecordedPeer(Peer):
         me: str,
         spec: RunSpec,
         run_id: str,
-        surroundings: Surroundings,
+        surroundings: PeerView,
         deadlines: Deadlines | None = None,
     ) -> None:
         around = _Recorded(surroundings)
@@ -71,9 +71,9 @@ class RecordedPeer(Peer):
 
 
 class _Recorded:
-    """Surroundings that note what was looked up."""
+    """A view that notes what was looked up."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: PeerView) -> None:
         self.seen: list[tuple[str, Any]] = []
         self._through = surroundings
 
@@ -95,7 +95,7 @@ class _Recorded:
 
 
 class _Replayed:
-    """Surroundings that answer what was answered before."""
+    """A view that answers as before."""
 
     def __init__(self) -> None:
         self.seen: deque[tuple[str, Any]] = deque()

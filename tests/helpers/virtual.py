@@ -14,8 +14,8 @@ from functools import cache
 from hashlib import sha256
 from typing import Any
 
-from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
-from lowcomm_node.simulation.network import Conditions, Network, Stream
+from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
+from lowcomm_node.simulation.network import Conditions, Network, SimulatedStream
 from lowcomm_protocol.errors import Offence
 from lowcomm_protocol.exchange import base, events, kinds
 from lowcomm_protocol.exchange import group as groups
@@ -227,11 +227,11 @@ class VirtualPeer(PeerDriver):
         return self.exchange
 
     @property
-    def links(self) -> dict[str, Stream]:
+    def links(self) -> dict[str, SimulatedStream]:
         return {} if self.part is None else self.part.links
 
     @property
-    def streams(self) -> list[Stream]:
+    def streams(self) -> list[SimulatedStream]:
         return [] if self.part is None else [*self.part.links.values(), *self.part.calls.values()]
 
     @property
@@ -296,7 +296,7 @@ class VirtualPeer(PeerDriver):
             case _:
                 pass
 
-    def receive(self, stream: Stream, kind: str, payload: Any) -> None:
+    def receive(self, stream: SimulatedStream, kind: str, payload: Any) -> None:
         if not self.over:  # of the dead nobody hears
             super().receive(stream, kind, payload)
 
@@ -326,7 +326,7 @@ class VirtualPeer(PeerDriver):
         return shards, heard
 
 
-class Part(ExchangeDriver):
+class Part(SimulatedExchange):
     """One peer's part in its exchange. It reads a stream in order: what follows a content waits
     until that is decoded."""
 
@@ -334,13 +334,15 @@ class Part(ExchangeDriver):
 
     def __init__(self, peer: VirtualPeer, one: Underway) -> None:
         super().__init__(peer, one)
-        self.inbox: defaultdict[str, deque[tuple[Stream, str, object]]] = defaultdict(deque)
+        self.inbox: defaultdict[str, deque[tuple[SimulatedStream, str, object]]] = defaultdict(
+            deque
+        )
         self.decoding: set[str] = set()
         self.decided = False
 
     # messages
 
-    def receive(self, stream: Stream, other: str, kind: str, payload: Any) -> None:
+    def receive(self, stream: SimulatedStream, other: str, kind: str, payload: Any) -> None:
         is_call = self.calls.get(other) is stream
         if not is_call and self.links.get(other) is not stream:
             return  # a call that was refused or dropped

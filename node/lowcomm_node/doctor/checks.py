@@ -28,7 +28,7 @@ from lowcomm_node.doctor.findings import (
 from lowcomm_node.status.model import to_json
 from lowcomm_node.system.machine import memory_of_machine
 from lowcomm_node.system.units import place, size
-from lowcomm_protocol.peers.probes import Kind
+from lowcomm_protocol.peers.probes import ProbeKind
 
 Check = Callable[[Observations], Finding | None]
 
@@ -42,9 +42,9 @@ LITTLE_GPU = 1e9
 GPU_DEADLINE = 10.0
 _QUERY = ["--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
 _WAYS = {
-    Kind.DIRECT: "direct calls",
-    Kind.TCP: "libp2p over TCP",
-    Kind.QUIC: "libp2p over UDP",
+    ProbeKind.DIRECT: "direct calls",
+    ProbeKind.TCP: "libp2p over TCP",
+    ProbeKind.QUIC: "libp2p over UDP",
 }
 
 
@@ -302,7 +302,7 @@ def outside(survey: Survey) -> Finding:
     yes, no = _ways(reached, True), _ways(reached, False)
     kind = _nat_of(survey)
     state, value, remedy = Severity.WARNING, f"{yes} arrive", ""
-    if reached.get(Kind.DIRECT):
+    if reached.get(ProbeKind.DIRECT):
         value += f"; {no} do not" if no else ""
         if sees := _not_announced(survey):
             at = place(sees, subject.direct)
@@ -324,7 +324,7 @@ def outside(survey: Survey) -> Finding:
     return Finding("outside", state, value, remedy, {**figures, "relays": list(subject.relays)})
 
 
-def _ways(reached: Mapping[Kind, bool], wanted: bool) -> str:
+def _ways(reached: Mapping[ProbeKind, bool], wanted: bool) -> str:
     """The ways in that are reached, or are not, in words."""
     ways = [_WAYS[kind] for kind, ok in reached.items() if ok is wanted]
     return " and ".join(filter(None, (", ".join(ways[:-1]), *ways[-1:])))
@@ -341,7 +341,7 @@ def _way_round(subject: Subject, kind: Nat) -> str:
 
 def _not_announced(survey: Survey) -> str:
     """The address at which we can be called but that others do not know; empty if none."""
-    callers = (helper.sees for helper in survey.helpers if helper.reached.get(Kind.DIRECT))
+    callers = (helper.sees for helper in survey.helpers if helper.reached.get(ProbeKind.DIRECT))
     sees = next(callers, "")
     hosts = (address.rpartition(":")[0].strip("[]") for address in survey.subject.announced)
     numbers = [_number(host) for host in hosts]

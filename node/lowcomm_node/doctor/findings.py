@@ -12,7 +12,7 @@ from typing import Any, Self
 from lowcomm_node.errors import ConfigError, NoPeers, Unhealthy
 from lowcomm_node.net.addresses import EntryPoint, host_of, parse_entry_point, port_of, relay_of
 from lowcomm_node.status.model import PeerStatus, Status
-from lowcomm_protocol.peers.probes import Kind, Seen, Target
+from lowcomm_protocol.peers.probes import ProbeKind, Seen, Target
 
 UNREACHED = "dht"
 """The check whose fault means that no peer answers at all."""
@@ -81,18 +81,18 @@ class Subject:
     loopback: bool = False
     """Whether the node listens on loopback alone."""
 
-    def port(self, kind: Kind, version: int = 4) -> int | None:
+    def port(self, kind: ProbeKind, version: int = 4) -> int | None:
         """Our port of a kind, by version of IP; None if there is none."""
-        if kind is Kind.DIRECT:
+        if kind is ProbeKind.DIRECT:
             return self.direct  # gRPC listens on both
-        family, transport = f"/ip{version}/", "/tcp/" if kind is Kind.TCP else "/udp/"
+        family, transport = f"/ip{version}/", "/tcp/" if kind is ProbeKind.TCP else "/udp/"
         dials = (dial for dial in self.listens if dial.startswith(family) and transport in dial)
         return next((port_of(dial) for dial in dials if host_of(dial) in self.hosts), None)
 
     @property
     def dht_port(self) -> int | None:
         """The port of our libp2p over TCP: of IPv4, or of IPv6 where there is nothing else."""
-        return self.port(Kind.TCP) or self.port(Kind.TCP, 6)
+        return self.port(ProbeKind.TCP) or self.port(ProbeKind.TCP, 6)
 
     @property
     def relays(self) -> tuple[str, ...]:
@@ -102,8 +102,10 @@ class Subject:
     def targets(self, version: int = 4) -> tuple[Target, ...]:
         """All our ports, to be called."""
         return tuple(
-            Target(kind, port, sha256(self.certificate).digest() if kind is Kind.DIRECT else b"")
-            for kind in Kind
+            Target(
+                kind, port, sha256(self.certificate).digest() if kind is ProbeKind.DIRECT else b""
+            )
+            for kind in ProbeKind
             if (port := self.port(kind, version)) is not None
         )
 
@@ -130,7 +132,7 @@ class Helper:
     seen: Seen
     offset: float
     """Seconds that its clock is ahead of ours."""
-    reached: Mapping[Kind, bool] = field(default_factory=dict)
+    reached: Mapping[ProbeKind, bool] = field(default_factory=dict)
     """Which of our ports it could call."""
     refused: str = ""
     """Why it did not try."""
@@ -186,7 +188,7 @@ class Survey:
     """Our own address that packets leave from."""
 
     @property
-    def reached(self) -> dict[Kind, bool]:
+    def reached(self) -> dict[ProbeKind, bool]:
         """Which of our ports any helper could call, of those that were tried."""
         tried = [entry for helper in self.helpers for entry in helper.reached.items()]
         return {kind: any(ok for its_kind, ok in tried if its_kind is kind) for kind, _ in tried}

@@ -28,7 +28,7 @@ from lowcomm_node.net.control import Control, Streams
 from lowcomm_node.net.p2pd import P2pDaemon
 from lowcomm_node.swarm.probes import CONNECT_DEADLINE, Asker, multiaddress
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation
-from lowcomm_protocol.peers.probes import Kind, Target
+from lowcomm_protocol.peers.probes import ProbeKind, Target
 
 MAX_HELPERS = 3
 MAX_TRIED = 8
@@ -114,7 +114,7 @@ async def ask_back(
     asker: Asker,
     peer_id: str,
     targets: Sequence[Target],
-) -> tuple[dict[Kind, bool], str]:
+) -> tuple[dict[ProbeKind, bool], str]:
     """Which of these ports of ours are reached, and why none was tried."""
     if not targets:
         return {}, "there is no port of ours to call"
@@ -179,13 +179,13 @@ async def _probe_quic(
         # A router may let in whom we have called. So another helper that sees the same address
         # calls; the one that was called does only if there is none.
         stranger = next((other for other, helper in askers[1:] if helper.sees == first.host), None)
-        own = [Target(Kind.QUIC, first.port)]
+        own = [Target(ProbeKind.QUIC, first.port)]
         called, refused = await ask_back(stranger or asker, peer_id, own)
     observed = [first]
     for _, helper in askers[1:]:
         with suppress(LowcommError), await _call(control, over_quic(helper)[0]) as another:
             observed.append(await _observed(another))
-    gets_in = called.get(Kind.QUIC)
+    gets_in = called.get(ProbeKind.QUIC)
     return UdpProbe(str(entry), True, tuple(observed), gets_in, stranger is not None, refused)
 
 
@@ -205,7 +205,7 @@ def over_quic(helper: Helper) -> tuple[EntryPoint, bool]:
     """
     dials = (dial for dial in helper.dials if "/udp/" in dial and host_of(dial) == helper.host)
     announced = next(dials, None)
-    dial = announced or multiaddress(helper.host, Kind.QUIC, port_of(helper.entry.dial) or 0)
+    dial = announced or multiaddress(helper.host, ProbeKind.QUIC, port_of(helper.entry.dial) or 0)
     return EntryPoint(helper.entry.peer_id, dial), announced is not None
 
 

@@ -146,7 +146,7 @@ _LONGEST_TICK = 5.0
 """Seconds between two ticks that count; whatever is longer, the daemon slept through."""
 
 
-class Pace:
+class TrainerPace:
     """The pace of one life of a trainer. Needs a tick each second or so."""
 
     def __init__(self, now: float, least: float = LEAST) -> None:
@@ -226,7 +226,7 @@ class Supervisor:
         self._lost_at = 0.0
         self._tasks: list[asyncio.Task[None]] = []
         self._steps = 0
-        self._pace = Pace(monotonic(), least_silence)
+        self._pace = TrainerPace(monotonic(), least_silence)
         self._memory = NodeMemory(reckoned=0, taken=0, most=0)
         self._meter: AcceleratorMeter | None = None
         self.accelerator: Accelerator | None = None
@@ -281,7 +281,7 @@ class Supervisor:
         Raises TrainerLost if it dies, TrainerError if it can't.
         """
         trainer = self._trainer = self._trainer or self._make()
-        self._pace = Pace(monotonic(), self._least_silence)
+        self._pace = TrainerPace(monotonic(), self._least_silence)
         self._memory = NodeMemory(reckoned=0, taken=0, most=0)
         watch = partial(self._watch, trainer, settings.max_memory)
         self._tasks = [

@@ -17,7 +17,7 @@ from time import monotonic, time
 import psutil
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.owner.rules import FOREVER, Hold, MachineUse, Rule, Rules, Schedule, holds
+from lowcomm_node.owner.rules import FOREVER, Hold, MachineUse, OwnerRules, Rule, Schedule, holds
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.system.tasks import Enduring, Warn
@@ -196,7 +196,7 @@ class Availability:
 
     def __init__(
         self,
-        rules: Rules,
+        rules: OwnerRules,
         file: Path,
         look: Callable[[], MachineUse],
         clock: Callable[[], float] = time,
@@ -223,7 +223,7 @@ class Availability:
     @classmethod
     def of(cls, settings: NodeSettings) -> "Availability":
         """By the owner's settings, for this machine."""
-        rules = Rules(
+        rules = OwnerRules(
             schedule=settings.schedule,
             only_idle=settings.only_idle,
             idle_after=settings.idle_after,

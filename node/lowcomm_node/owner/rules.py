@@ -112,7 +112,7 @@ class Rule(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rules:
+class OwnerRules:
     """The rules that the owner's settings make."""
 
     schedule: Schedule | None = None
@@ -146,7 +146,7 @@ class Hold:
 
 
 def holds(
-    rules: Rules, paused_until: float | None, machine: MachineUse, now: datetime
+    rules: OwnerRules, paused_until: float | None, machine: MachineUse, now: datetime
 ) -> list[Hold]:
     """Everything that holds training at a local time, the most important first.
 

@@ -39,7 +39,7 @@ FURTHER = 1.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class MeasuredPoint:
     """A method that was measured at one interval, with one number of peers."""
 
     method: str
@@ -72,30 +72,30 @@ class Estimate:
     share: float | None
     """Share of all-reduce's gain over one replica alone; null beyond the longest interval that was
     measured."""
-    measured: tuple[Point, ...]
+    measured: tuple[MeasuredPoint, ...]
     """The figures that it comes from: with the nearest number of peers, the nearest intervals."""
     longest: int
     """The longest interval that was measured."""
 
 
 @cache
-def measured() -> tuple[int, tuple[Point, ...]]:
+def measured() -> tuple[int, tuple[MeasuredPoint, ...]]:
     """Parameters of the measured model, and the figures that this release brings."""
     file = resources.files("lowcomm_node.planner").joinpath("measured.json")
     found = json.loads(file.read_text(encoding="utf-8"))
-    points = (Point(**one | {"shares": tuple(one["shares"])}) for one in found["points"])
+    points = (MeasuredPoint(**one | {"shares": tuple(one["shares"])}) for one in found["points"])
     return found["parameters"], tuple(points)
 
 
 @dataclass(frozen=True)
-class Shares:
+class MethodMeasurements:
     """The measurements of one method, as a swarm of ``peers`` may use them."""
 
     method: str
     optimizer: str
     peers: int
 
-    def points(self, interval: float = 0.0) -> tuple[Point, ...]:
+    def points(self, interval: float = 0.0) -> tuple[MeasuredPoint, ...]:
         """The measurements by interval, with the number of peers nearest to ``peers``.
 
         Numbers with which intervals as long as ``interval`` were measured come first: with more
@@ -108,7 +108,7 @@ class Shares:
         nearest = min(counts, key=lambda count: abs(log(count / self.peers)), default=0)
         return tuple(sorted((p for p in known if p.peers == nearest), key=lambda p: p.interval))
 
-    def nearest(self, interval: float) -> Point | None:
+    def nearest(self, interval: float) -> MeasuredPoint | None:
         """The measurement nearest to an interval; None without any."""
         points = self.points(interval)
         return min(points, key=lambda p: abs(log(p.interval / interval)), default=None)
@@ -142,7 +142,7 @@ class Shares:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Exchange:
+class ExchangeCost:
     """One exchange of a fragment of mean size, at one member."""
 
     members: int
@@ -190,7 +190,7 @@ class Choice:
     the one that results."""
     fits: bool
     """Whether the line carries the exchanges as they are written, one beside the other."""
-    exchange: Exchange
+    exchange: ExchangeCost
     """One exchange."""
     memory: Memory
     """Least memory of a peer."""
@@ -336,8 +336,8 @@ def _pace(question: Question, spec: RunSpec) -> pace.Pace:
     )
 
 
-def _shares(question: Question, spec: RunSpec) -> Shares:
-    return Shares(spec.sync.method, spec.train.optimizer, question.peers)
+def _shares(question: Question, spec: RunSpec) -> MethodMeasurements:
+    return MethodMeasurements(spec.sync.method, spec.train.optimizer, question.peers)
 
 
 def _members(question: Question, spec: RunSpec) -> int:
@@ -367,7 +367,7 @@ def _choice(question: Question, spec: RunSpec, fits_line: bool) -> Choice:
         written=written,
         interval=interval,
         fits=one.interval <= written,
-        exchange=Exchange(
+        exchange=ExchangeCost(
             members=members,
             contents=round(one.bytes) - control,
             control=control,
@@ -441,7 +441,7 @@ def _beyond(question: Question, parameters: int, best: Choice) -> Iterator[str]:
         yield f"model: shares were measured with {known:,} parameters, this one has {size}"
     if best.share is None:
         return
-    points = Shares(best.method, best.optimizer, question.peers).points(best.interval)
+    points = MethodMeasurements(best.method, best.optimizer, question.peers).points(best.interval)
     peers = sorted({p.peers for p in all_points if p.method == best.method})
     if question.peers != points[0].peers:
         yield (

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from hashlib import sha256
 from typing import Any, cast
 
-from lowcomm_node.simulation.driver import ExchangeDriver
+from lowcomm_node.simulation.driver import SimulatedExchange
 from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.simulation.words import event_of, words_of
 from lowcomm_node.trainer.capture import CAPTURES, CapturedFragment, GroupCapture, PairCapture
@@ -24,7 +24,7 @@ ENDLESS = 8
 """How often a liar sends contents that have no end."""
 
 
-class Contents(ExchangeDriver):
+class Contents(SimulatedExchange):
     """What all kinds share: captures and merges at step boundaries, and what is decoded in
     between."""
 

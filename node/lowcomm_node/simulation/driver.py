@@ -2,7 +2,7 @@
 
     messages, timers ─► events ─► Peer.handle ─► effects ─► messages, captures, merges
 
-Nothing is decided here. What an exchange carries is up to a subclass of `ExchangeDriver`: coded
+Nothing is decided here. What an exchange carries is up to a subclass of `SimulatedExchange`: coded
 tensors (``contents.py``), numbers, or mere names.
 """
 
@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
-from lowcomm_node.simulation.network import Network, Stream
+from lowcomm_node.simulation.network import Network, SimulatedStream
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.peer import Peer
 from lowcomm_protocol.exchange.underway import Underway
@@ -26,15 +26,15 @@ class PeerDriver(ABC):
         self.name = machine.me
         self.over = False
         """Whether it has left or died."""
-        self.exchanges: dict[int, ExchangeDriver] = {}
+        self.exchanges: dict[int, SimulatedExchange] = {}
         """Those under way, by number."""
-        self.by_stream: dict[Stream, ExchangeDriver] = {}
-        self._calls: dict[int, Stream] = {}
+        self.by_stream: dict[SimulatedStream, SimulatedExchange] = {}
+        self._calls: dict[int, SimulatedStream] = {}
         self._called = 0
         self._timer: float | None = None
 
     @abstractmethod
-    def new_exchange(self, one: Underway) -> "ExchangeDriver":
+    def new_exchange(self, one: Underway) -> "SimulatedExchange":
         """What carries out an exchange that has begun."""
 
     @abstractmethod
@@ -111,7 +111,7 @@ class PeerDriver(ABC):
 
     # messages
 
-    def receive(self, stream: Stream, kind: str, payload: Any) -> None:
+    def receive(self, stream: SimulatedStream, kind: str, payload: Any) -> None:
         """Take in a message."""
         if self.over:
             if kind != "closed":
@@ -129,7 +129,7 @@ class PeerDriver(ABC):
         elif (exchange := self.by_stream.get(stream)) is not None:
             exchange.receive(stream, stream.other(self.name), kind, payload)
 
-    def forget(self, stream: Stream) -> None:
+    def forget(self, stream: SimulatedStream) -> None:
         """Take in nothing of a stream that has ended here."""
         # A break that happened before is noticed later. It would lose the peer to an exchange that
         # goes on over another stream, as after calls that crossed.
@@ -141,7 +141,7 @@ class PeerDriver(ABC):
             self.network.break_(stream)
 
 
-class ExchangeDriver(ABC):
+class SimulatedExchange(ABC):
     """One exchange at one peer."""
 
     CONTENTS: frozenset[str]
@@ -153,8 +153,8 @@ class ExchangeDriver(ABC):
         self.peer = peer
         self.one = one
         self.network = peer.network
-        self.links: dict[str, Stream] = {}
-        self.calls: dict[str, Stream] = {}
+        self.links: dict[str, SimulatedStream] = {}
+        self.calls: dict[str, SimulatedStream] = {}
         self._waiting: list[Callable[[], None]] | None = []
         """What came before our contribution was captured; None afterwards."""
 
@@ -204,12 +204,12 @@ class ExchangeDriver(ABC):
 
     # messages
 
-    def link(self, other: str, stream: Stream) -> None:
+    def link(self, other: str, stream: SimulatedStream) -> None:
         """Take in the stream to a peer that takes part."""
         self.links[other] = stream
         self.peer.by_stream[stream] = self
 
-    def receive(self, stream: Stream, other: str, kind: str, payload: Any) -> None:
+    def receive(self, stream: SimulatedStream, other: str, kind: str, payload: Any) -> None:
         """Take in a message of another peer."""
         if kind == "closed":
             self.calls.pop(other, None)
@@ -230,7 +230,7 @@ class ExchangeDriver(ABC):
             else:
                 self._waiting.append(lambda: self._use(other, kind, payload))
 
-    def _on_answer(self, stream: Stream, other: str, kind: str, payload: Any) -> None:
+    def _on_answer(self, stream: SimulatedStream, other: str, kind: str, payload: Any) -> None:
         number = self.one.number
         self.peer.heard(other)
         if kind == "accept":

@@ -41,13 +41,13 @@ class Conditions:
 class Receiver(Protocol):
     """An end of a stream."""
 
-    def receive(self, stream: "Stream", kind: str, payload: Any) -> None:
+    def receive(self, stream: "SimulatedStream", kind: str, payload: Any) -> None:
         """Take in a message; ``kind`` is "closed" when the other end closed the stream or it
         broke."""
 
 
 @dataclass(eq=False)
-class Stream:
+class SimulatedStream:
     """One call: messages arrive in order in each direction, until an end closes it or it breaks."""
 
     caller: str
@@ -70,12 +70,12 @@ class Queue:
     def __init__(self, network: "Network", rate: float) -> None:
         self._network = network
         self._rate = rate
-        self._waiting: deque[tuple[Stream, int, Callable[[int], None]]] = deque()
+        self._waiting: deque[tuple[SimulatedStream, int, Callable[[int], None]]] = deque()
         self._busy = False
         self.carried = 0
         """Bytes."""
 
-    def take(self, stream: Stream, size: int, passed: Callable[[int], None]) -> None:
+    def take(self, stream: SimulatedStream, size: int, passed: Callable[[int], None]) -> None:
         """Carry so many bytes; ``passed`` is told each piece of them that has passed."""
         self._waiting.append((stream, size, passed))
         self._go_on()
@@ -89,7 +89,9 @@ class Queue:
             done = partial(self._passed, stream, left, piece, passed)
             self._network.after(piece / self._rate, done)
 
-    def _passed(self, stream: Stream, left: int, piece: int, passed: Callable[[int], None]) -> None:
+    def _passed(
+        self, stream: SimulatedStream, left: int, piece: int, passed: Callable[[int], None]
+    ) -> None:
         self._busy = False
         self.carried += piece
         if left > piece:
@@ -130,9 +132,9 @@ class Network:
             self.now, _, action = heapq.heappop(self._queue)
             action()
 
-    def open(self, caller: str, callee: str) -> Stream:
+    def open(self, caller: str, callee: str) -> SimulatedStream:
         """A stream between two peers; nobody else may be there to answer."""
-        stream = Stream(caller, callee)
+        stream = SimulatedStream(caller, callee)
         if self.random.random() < self.conditions.loss:
             self.after(
                 self.random.uniform(0.0, self.conditions.loss_within), lambda: self.break_(stream)
@@ -141,7 +143,7 @@ class Network:
 
     def send(
         self,
-        stream: Stream,
+        stream: SimulatedStream,
         sender: str,
         kind: str,
         payload: Any = None,
@@ -191,7 +193,9 @@ class Network:
             self._lines[peer] = (Queue(self, up), Queue(self, down))
         return self._lines[peer]
 
-    def _carry(self, stream: Stream, sender: str, size: int, arrive: Callable[[], None]) -> None:
+    def _carry(
+        self, stream: SimulatedStream, sender: str, size: int, arrive: Callable[[], None]
+    ) -> None:
         """Over the line of the sender, and piece by piece over that of the receiver."""
         left = size
         stream.behind[sender] = []
@@ -207,12 +211,12 @@ class Network:
 
         up.take(stream, size, lambda piece: down.take(stream, piece, passed))
 
-    def close(self, stream: Stream, sender: str) -> None:
+    def close(self, stream: SimulatedStream, sender: str) -> None:
         """End a stream; the other end hears of it after all that was sent before."""
         self.send(stream, sender, "closed")
         stream.closed.add(sender)
 
-    def break_(self, stream: Stream) -> None:
+    def break_(self, stream: SimulatedStream) -> None:
         """Both ends notice, each in its time; what was on its way is gone."""
         if stream.broken:
             return
@@ -224,6 +228,6 @@ class Network:
                     lambda name=name: self._notice(stream, name),
                 )
 
-    def _notice(self, stream: Stream, name: str) -> None:
+    def _notice(self, stream: SimulatedStream, name: str) -> None:
         if name in self.peers:
             self.peers[name].receive(stream, "closed", None)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-from lowcomm_node.simulation.driver import ExchangeDriver, PeerDriver
-from lowcomm_node.simulation.network import Network, Stream
+from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
+from lowcomm_node.simulation.network import Network, SimulatedStream
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.errors import Offence
@@ -78,7 +78,7 @@ class SimulatedPeer(PeerDriver):
         name: str,
         replica: Replica,
         speed: float,
-        contents: Callable[["SimulatedPeer", Underway], ExchangeDriver],
+        contents: Callable[["SimulatedPeer", Underway], SimulatedExchange],
     ) -> None:
         machine = Peer(
             name,
@@ -113,7 +113,7 @@ class SimulatedPeer(PeerDriver):
         self._contents = contents
         self._is_copying = False
 
-    def new_exchange(self, one: Underway) -> ExchangeDriver:
+    def new_exchange(self, one: Underway) -> SimulatedExchange:
         return self._contents(self, one)
 
     def heard(self, peer: str) -> None:
@@ -278,7 +278,7 @@ class SimulatedPeer(PeerDriver):
 
     # messages
 
-    def receive(self, stream: Stream, kind: str, payload: Any) -> None:
+    def receive(self, stream: SimulatedStream, kind: str, payload: Any) -> None:
         """Take in a message, once the machine runs."""
         if self.pauses and not self.over:
             self._when_awake(lambda: super(SimulatedPeer, self).receive(stream, kind, payload))

@@ -13,8 +13,8 @@ from lowcomm_node.data import Dataset
 from lowcomm_node.models.base import Model
 from lowcomm_node.models.evaluation import held_out_loss
 from lowcomm_node.simulation.contents import CONTENTS
-from lowcomm_node.simulation.driver import ExchangeDriver
-from lowcomm_node.simulation.network import Conditions, Network, Stream
+from lowcomm_node.simulation.driver import SimulatedExchange
+from lowcomm_node.simulation.network import Conditions, Network, SimulatedStream
 from lowcomm_node.simulation.peer import SimulatedPeer
 from lowcomm_node.simulation.words import control_bytes
 from lowcomm_node.trainer import transfer
@@ -40,7 +40,7 @@ PROBE_SECONDS = 0.2
 class Mute:
     """Takes every call and never says a word."""
 
-    def receive(self, stream: Stream, kind: str, payload: Any) -> None:
+    def receive(self, stream: SimulatedStream, kind: str, payload: Any) -> None:
         """Drop it."""
 
 
@@ -265,7 +265,7 @@ class Swarm:
         self._gone[peer.name] = self.network.now + RECORD_LIFETIME
 
 
-def _contents(peer: SimulatedPeer, one: Underway) -> ExchangeDriver:
+def _contents(peer: SimulatedPeer, one: Underway) -> SimulatedExchange:
     return CONTENTS[one.kind.name](peer, one)
 
 

@@ -34,7 +34,7 @@ from lowcomm_protocol.peers.probes import (
     PROTOCOL,
     DialBack,
     Keeping,
-    Kind,
+    ProbeKind,
     Seen,
     Target,
     read_dial_back,
@@ -65,7 +65,7 @@ FOR_A_BOOTSTRAP = Allowed(each=32, all=1000, seconds=3600.0)
 FOR_A_NODE = Allowed(each=16, all=100, seconds=3600.0)
 """A node trains: it helps where there is no bootstrap server, and as a second pair of eyes."""
 _RELAYED = "relayed"
-_TRANSPORTS = {Kind.TCP: "tcp/{}", Kind.QUIC: "udp/{}/quic-v1"}
+_TRANSPORTS = {ProbeKind.TCP: "tcp/{}", ProbeKind.QUIC: "udp/{}/quic-v1"}
 
 Dial = Callable[[str, str, Target], Awaitable[bool]]
 Keep = Callable[[str, str | None], Awaitable[Keeping]]
@@ -288,7 +288,7 @@ async def is_reached(host: str, peer_id: str, target: Target) -> bool:
 
     Takes DIAL_DEADLINE at most; for libp2p also the start of a process.
     """
-    if target.kind is Kind.DIRECT:
+    if target.kind is ProbeKind.DIRECT:
         return await _shows_certificate(host, target)
     caller = P2pDaemon(None, ["/ip4/127.0.0.1/tcp/0"], punching=False)
     entry = EntryPoint(peer_id, multiaddress(host, target.kind, target.port))
@@ -302,7 +302,7 @@ async def is_reached(host: str, peer_id: str, target: Target) -> bool:
     return True
 
 
-def multiaddress(host: str, kind: Kind, port: int) -> str:
+def multiaddress(host: str, kind: ProbeKind, port: int) -> str:
     """Where libp2p is dialed."""
     return f"/{'ip6' if ':' in host else 'ip4'}/{host}/{_TRANSPORTS[kind].format(port)}"
 

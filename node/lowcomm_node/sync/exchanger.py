@@ -56,9 +56,9 @@ DRIVERS: Table[type[ExchangeDriver]] = Table(
 sizes of their shards."""
 
 
-class Surroundings:
+class RosterView:
     """What the machine may look up: the roster, and who shares our line. See
-    ``events.Surroundings``."""
+    ``events.PeerView``."""
 
     def __init__(self, roster: Roster, bandwidth: Bandwidth) -> None:
         self.roster = roster
@@ -123,7 +123,7 @@ class Exchanger:
         """Every call is refused until ``take_over`` brings a trainer."""
         self.bandwidth = bandwidth or Bandwidth()
         self.channels = channels
-        self.around = Surroundings(roster, self.bandwidth)
+        self.around = RosterView(roster, self.bandwidth)
         self.peer = Peer(peer_id, spec, roster.run_id, self.around, deadlines)
         if self.peer.kind is not None:
             DRIVERS[self.peer.kind.name]  # loaded before there is something to wait for

@@ -248,7 +248,7 @@ class End(Effect):
 
 
 @dataclass
-class Member:
+class ExchangeMember:
     """One peer as an exchange sees it."""
 
     state: str
@@ -281,7 +281,7 @@ class Gathering(ABC):
     reason: str = ""
     cause: Cause | Refusal | None = None
     """Why it was not applied."""
-    _members: dict[str, Member] = field(default_factory=dict[str, Member])
+    _members: dict[str, ExchangeMember] = field(default_factory=dict[str, ExchangeMember])
 
     @abstractmethod
     def start(self) -> list[Effect]:
@@ -297,12 +297,12 @@ class Gathering(ABC):
         """Go on from gathering, with at least one partner."""
 
     @abstractmethod
-    def _step(self, peer: str, member: Member, event: str) -> list[Effect]:
+    def _step(self, peer: str, member: ExchangeMember, event: str) -> list[Effect]:
         """Take one step in the table. Raises ProtocolViolation where it has no entry."""
 
     def expect(self, peer: str) -> None:
         """Take in a peer that has called us, before ``start``: it is not called back."""
-        self._members[peer] = Member(OFFERED)
+        self._members[peer] = ExchangeMember(OFFERED)
 
     @property
     def over(self) -> bool:
@@ -374,7 +374,7 @@ class Gathering(ABC):
         ):
             raise ProtocolViolation(f"{peer} has accepted a call that is not open.")
         if event.called_us and self.has_room_for(peer):
-            member = self._members[peer] = Member(OFFERED)
+            member = self._members[peer] = ExchangeMember(OFFERED)
         if self.stage is not Stage.GATHERING or member is None or member.state != OFFERED:
             return [Abandon(peer=peer, reason="the exchange has begun without you")]
         effects = self._advance(peer, ACCEPTED_INPUT)

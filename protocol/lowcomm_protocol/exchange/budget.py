@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 from statistics import median
 
-from lowcomm_protocol.exchange.events import Measured, Surroundings
+from lowcomm_protocol.exchange.events import Measured, PeerView
 from lowcomm_protocol.exchange.kinds import HELLO_DEADLINE, ExchangeKind
 from lowcomm_protocol.exchange.position import Position
 from lowcomm_protocol.exchange.underway import Underway
@@ -257,7 +257,7 @@ class Room:
         kind: ExchangeKind | None,
         budget: Budget,
         position: Position,
-        around: Surroundings,
+        around: PeerView,
         running: Mapping[int, Underway],
     ) -> None:
         """``running``: exchanges under way, by fragment."""

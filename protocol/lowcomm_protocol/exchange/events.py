@@ -15,7 +15,7 @@ from lowcomm_protocol.matching import Offer, Refusal
 from lowcomm_protocol.plan import FragmentProgress
 
 
-class Surroundings(Protocol):
+class PeerView(Protocol):
     """What a peer may look up while it decides. It reads, and changes nothing."""
 
     def partners(self) -> Sequence[str]:

@@ -58,11 +58,11 @@ from lowcomm_protocol.exchange.base import (
     Dial,
     Effect,
     Equal,
+    ExchangeMember,
     Gathering,
     GatheringClosed,
     GaveUp,
     Lost,
-    Member,
     Missed,
     NeedsMost,
     Refused,
@@ -390,7 +390,7 @@ class GroupExchange(Gathering):
         # Peers that called first have their places already.
         room = self.group - 1 - len(self._members)
         peers = [peer for peer in self.candidates if peer not in self._members][: max(0, room)]
-        self._members.update({peer: Member(GroupState.OFFERED) for peer in peers})
+        self._members.update({peer: ExchangeMember(GroupState.OFFERED) for peer in peers})
         return [Dial(peer=peer) for peer in peers] or self._gather()
 
     def handle(self, event: Event) -> list[Effect]:
@@ -782,6 +782,6 @@ class GroupExchange(Gathering):
             )
         return None if member.state == GroupState.LOST else step(GroupState(member.state), event)
 
-    def _step(self, peer: str, member: Member, event: str) -> list[Effect]:
+    def _step(self, peer: str, member: ExchangeMember, event: str) -> list[Effect]:
         member.state = step(GroupState(member.state), GroupInput(event))
         return []

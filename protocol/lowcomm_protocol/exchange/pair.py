@@ -38,12 +38,12 @@ from lowcomm_protocol.exchange.base import (
     DeadlinePassed,
     Dial,
     Effect,
+    ExchangeMember,
     Gathering,
     GatheringClosed,
     GaveUp,
     Knocked,
     Lost,
-    Member,
     Refused,
     Stage,
     WentAway,
@@ -231,7 +231,7 @@ class Exchange(Gathering):
             peer = self.candidates[self._next]
             self._next += 1
             if peer not in self._members:
-                self._members[peer] = Member(PairState.OFFERED)
+                self._members[peer] = ExchangeMember(PairState.OFFERED)
                 return [Dial(peer=peer)]
         return self._close_gathering()
 
@@ -305,7 +305,7 @@ class Exchange(Gathering):
     def _give_in(self, reason: str, cause: Cause | Refusal) -> list[Effect]:
         return self._end(reason, cause, in_doubt=self.stage is Stage.CONFIRMING)
 
-    def _step(self, peer: str, member: Member, event: str) -> list[Effect]:
+    def _step(self, peer: str, member: ExchangeMember, event: str) -> list[Effect]:
         outputs, member.state = step(PairState(member.state), PairInput(event))
         return [self._send(peer, output) for output in outputs]
 

@@ -5,7 +5,7 @@ what is told.
     Called ─► consider ─► one of ours, or new ──┴─► Do(...) ─► driver ─► In(...) ─► ... ─► Over
 
 Events go in with the time, effects come out; ``events.py`` has both. The machine reads no clock and
-does no I/O. What it may look up is in `Surroundings`. The daemon, the simulator and the tests drive
+does no I/O. What it may look up is in `PeerView`. The daemon, the simulator and the tests drive
 it: they carry out effects and report what comes of them. When the time of ``next_timer`` has come
 they tell `Tick`."""
 
@@ -17,7 +17,7 @@ from typing import Any
 from lowcomm_protocol.errors import Offence, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.budget import Budget, Deadlines, Room
-from lowcomm_protocol.exchange.events import Event, Outcome, Surroundings
+from lowcomm_protocol.exchange.events import Event, Outcome, PeerView
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.exchange.position import Company, Drift, OwnLine, Position
 from lowcomm_protocol.exchange.underway import Underway
@@ -54,7 +54,7 @@ class Peer:
         me: str,
         spec: RunSpec,
         run_id: str,
-        surroundings: Surroundings,
+        surroundings: PeerView,
         deadlines: Deadlines | None = None,
     ) -> None:
         self.me = me

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from lowcomm_protocol import PROTOCOL_VERSION
-from lowcomm_protocol.exchange.events import Merged, Stepped, Surroundings, TrainerReady
+from lowcomm_protocol.exchange.events import Merged, PeerView, Stepped, TrainerReady
 from lowcomm_protocol.exchange.underway import TRIES, UNKNOWN, Lacking, kept, state_mark
 from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.plan import SyncSchedule, is_supported, largest_jump
@@ -17,7 +17,7 @@ from lowcomm_protocol.spec.run import RunSpec
 class Position:
     """The counters of this peer."""
 
-    def __init__(self, me: str, spec: RunSpec, run_id: str, surroundings: Surroundings) -> None:
+    def __init__(self, me: str, spec: RunSpec, run_id: str, surroundings: PeerView) -> None:
         self.me = me
         self.interval = spec.sync.interval
         self.ready: TrainerReady | None = None
@@ -224,7 +224,7 @@ MAX_PEERS = 1024
 class Drift:
     """What tells that we have drifted, and what was done about it."""
 
-    def __init__(self, position: Position, surroundings: Surroundings) -> None:
+    def __init__(self, position: Position, surroundings: PeerView) -> None:
         self._position = position
         self._around = surroundings
         self._left_out_by: set[str] = set()

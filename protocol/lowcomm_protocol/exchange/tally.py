@@ -34,7 +34,7 @@ def mark(salt: bytes, digest: bytes) -> bytes:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class VoteResult:
     """What members apply, by their votes."""
 
     applied: tuple[bool, ...]
@@ -125,7 +125,7 @@ class Tally:
             raise ProtocolViolation(f"{peer} has committed without hearing of both of us.")
         self.commits[peer], self.heards[peer] = shards, heard
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> VoteResult:
         """What is applied, by the votes that we know."""
         told = zip(*self.heards.values(), strict=True)
         heard = [peer for peer, column in zip(self.members, told, strict=True) if any(column)]
@@ -143,7 +143,7 @@ class Tally:
             applied.append(ours)
             outvoted = outvoted or (not ours and (is_likely or 2 * len(votes) > len(voters)))
             is_certain = is_certain and not is_open
-        return Outcome(tuple(applied), outvoted, is_certain)
+        return VoteResult(tuple(applied), outvoted, is_certain)
 
     def voids(self, applied: Sequence[bool]) -> dict[str, int]:
         """How many of the shards that are applied each other member leaves out, its own not

@@ -39,7 +39,7 @@ MAX_OWN = 16
 _DIGEST = 32
 
 
-class Kind(Enum):
+class ProbeKind(Enum):
     """A way in."""
 
     DIRECT = pb.Target.DIRECT
@@ -52,7 +52,7 @@ class Kind(Enum):
 class Target:
     """A port to call."""
 
-    kind: Kind
+    kind: ProbeKind
     port: int
     certificate: bytes = b""
     """SHA-256 of the expected certificate; for ``DIRECT`` only."""
@@ -192,11 +192,11 @@ def _read_target(target: pb.Target) -> Target:
     if not 0 < target.port < 65536:
         raise ProtocolViolation(f"asked for a call to port {target.port}")
     try:
-        kind = Kind(target.kind)
+        kind = ProbeKind(target.kind)
     except ValueError:
         raise ProtocolViolation(
             f"asked for a call of a kind {target.kind} that there is not"
         ) from None
-    if len(target.certificate) != (_DIGEST if kind is Kind.DIRECT else 0):
+    if len(target.certificate) != (_DIGEST if kind is ProbeKind.DIRECT else 0):
         raise ProtocolViolation(f"named a certificate by {len(target.certificate)} bytes")
     return Target(kind, target.port, target.certificate)

@@ -26,7 +26,7 @@ from lowcomm_node.doctor.findings import (
 from lowcomm_node.doctor.run import check, own_hosts
 from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.probes import Kind, Seen
+from lowcomm_protocol.peers.probes import ProbeKind, Seen
 
 ME, HELPER, RELAY = (Identity(letter * 32).peer_id for letter in (b"m", b"h", b"r"))
 HOME = Path("/srv/lowcomm")
@@ -63,7 +63,7 @@ FORWARDED = UdpProbe("x", True, (ObservedAddress("44.128.0.10", "probe", OUTER, 
 def helper(number: int = 10, sees: str = OUTER, offset: float = 0.0, **reached: bool) -> Helper:
     """A helper at a public address."""
     entry = EntryPoint(HELPER, f"/ip4/44.128.0.{number}/tcp/31330")
-    called = {Kind[name.upper()]: ok for name, ok in reached.items()}
+    called = {ProbeKind[name.upper()]: ok for name, ok in reached.items()}
     seen = Seen(f"/{'ip6' if ':' in sees else 'ip4'}/{sees}/tcp/9", 0.0, ())
     return Helper(entry, f"44.128.0.{number}", seen, offset, called)
 

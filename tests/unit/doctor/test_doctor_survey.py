@@ -21,7 +21,7 @@ from lowcomm_node.net.control import OpenStream
 from lowcomm_node.swarm.probes import Prober
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.identity import Identity
-from lowcomm_protocol.peers.probes import PROTOCOL, Kind, Seen, Target
+from lowcomm_protocol.peers.probes import PROTOCOL, ProbeKind, Seen, Target
 
 ME, *HELPERS = (Identity(letter * 32).peer_id for letter in (b"m", b"1", b"2", b"3"))
 OUTER, INNER = "44.128.0.12", "192.168.1.7"
@@ -63,8 +63,8 @@ async def test_a_helper_says_how_it_sees_us_and_calls_us_back(monkeypatch: pytes
     async with answering(f"/ip4/{OUTER}/tcp/9") as (streams, called):
         found = await survey.ask_others(streams, SUBJECT, [str(helper(0).entry)])
     assert found.helpers[0].sees == OUTER and abs(found.helpers[0].offset) < 1
-    assert found.helpers[0].reached == {Kind.TCP: True} and not found.helpers[0].refused
-    assert called == [Target(Kind.TCP, 4001)]
+    assert found.helpers[0].reached == {ProbeKind.TCP: True} and not found.helpers[0].refused
+    assert called == [Target(ProbeKind.TCP, 4001)]
 
 
 async def test_a_survey_that_is_given_up_leaves_no_stream_open():

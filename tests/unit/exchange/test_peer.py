@@ -40,7 +40,7 @@ def spec(method: str, seed: int = 0, steps: int = 40) -> RunSpec:
 
 
 class Alone:
-    """Surroundings of one peer that knows others, one if not told otherwise."""
+    """View of one peer that knows others, one if not told otherwise."""
 
     def __init__(self, *others: str) -> None:
         self.others = others or ("b",)

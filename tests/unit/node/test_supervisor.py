@@ -26,8 +26,8 @@ from lowcomm_node.node.supervisor import (
     MOST,
     Failure,
     Failures,
-    Pace,
     Supervisor,
+    TrainerPace,
 )
 from lowcomm_node.system import tasks
 from lowcomm_node.system.machine import GIB, memory_of
@@ -172,9 +172,9 @@ async def test_a_launched_one_that_is_not_needed_is_ended() -> None:
 # its pace
 
 
-def pace(steps: int, gap: float, least: float = 60.0) -> Pace:
+def pace(steps: int, gap: float, least: float = 60.0) -> TrainerPace:
     """A pace after so many steps, at time ``steps * gap``."""
-    one = Pace(0.0, least)
+    one = TrainerPace(0.0, least)
     one.tick(0.0)
     for number in range(1, steps + 1):
         tick(one, (number - 1) * gap, number * gap)
@@ -182,7 +182,7 @@ def pace(steps: int, gap: float, least: float = 60.0) -> Pace:
     return one
 
 
-def tick(one: Pace, start: float, end: float) -> None:
+def tick(one: TrainerPace, start: float, end: float) -> None:
     """Ticks of a second."""
     now = start
     while now < end:

@@ -15,7 +15,7 @@ from lowcomm_node.owner.availability import (
     Availability,
     read_logind,
 )
-from lowcomm_node.owner.rules import MachineUse, Rule, Rules, holds, read_schedule
+from lowcomm_node.owner.rules import MachineUse, OwnerRules, Rule, holds, read_schedule
 
 HERE = timezone(timedelta(hours=2))
 
@@ -108,7 +108,7 @@ def test_when_a_schedule_changes_is_the_first_time_at_which_it_says_something_el
 
 # What keeps it from training
 
-NIGHT = Rules(
+NIGHT = OwnerRules(
     schedule=read_schedule("22:00-07:00"), only_idle=True, idle_after=600.0, on_battery=False
 )
 
@@ -139,13 +139,13 @@ def test_each_rule_has_its_reason() -> None:
 class World:
     """Clock and machine of an availability."""
 
-    def __init__(self, home: Path, rules: Rules | None = None) -> None:
+    def __init__(self, home: Path, rules: OwnerRules | None = None) -> None:
         self.now, self.machine, self.file = (
             at("Mon 12:00").timestamp(),
             MachineUse(),
             home / "pause.json",
         )
-        self.rules = rules or Rules()
+        self.rules = rules or OwnerRules()
         self.elapsed = 100.0
 
     def start(self) -> Availability:
@@ -199,7 +199,9 @@ def test_resume_overrules_a_rule_until_it_has_been_kept_once(tmp_path: Path) -> 
     hour = (zone.hour + 2) % 24
     world = World(
         tmp_path,
-        Rules(schedule=read_schedule(f"{hour:02}:00-{(hour + 1) % 24:02}:00"), on_battery=False),
+        OwnerRules(
+            schedule=read_schedule(f"{hour:02}:00-{(hour + 1) % 24:02}:00"), on_battery=False
+        ),
     )
     one = world.start()
     assert one.hold is not None and one.hold.rule is Rule.SCHEDULE
@@ -271,7 +273,7 @@ async def test_a_look_that_fails_keeps_neither_hours_nor_later_looks_from_their_
             raise found
         return found
 
-    rules = Rules(schedule=read_schedule("00:00-22:00"), on_battery=False)
+    rules = OwnerRules(schedule=read_schedule("00:00-22:00"), on_battery=False)
     one = Availability(rules, tmp_path / "pause.json", look, lambda: clock[0])
     running = asyncio.create_task(one.run(warnings.append))
     try:

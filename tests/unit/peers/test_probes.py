@@ -8,14 +8,14 @@ from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers import probes
-from lowcomm_protocol.peers.probes import DialBack, Kind, Target
+from lowcomm_protocol.peers.probes import DialBack, ProbeKind, Target
 
 PEER = Identity(b"x" * 32).peer_id
-DIRECT = Target(Kind.DIRECT, 45123, b"d" * 32)
+DIRECT = Target(ProbeKind.DIRECT, 45123, b"d" * 32)
 
 
 def test_a_request_arrives_as_it_was_made():
-    request = DialBack(PEER, (DIRECT, Target(Kind.TCP, 1), Target(Kind.QUIC, 65535)))
+    request = DialBack(PEER, (DIRECT, Target(ProbeKind.TCP, 1), Target(ProbeKind.QUIC, 65535)))
     data = request.to_message().SerializeToString()
     assert probes.read_dial_back(probes.read_probe(data).dial_back) == request
 

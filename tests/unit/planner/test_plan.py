@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lowcomm_node.planner.plan import Plan, Shares, as_written, plan, with_choice
+from lowcomm_node.planner.plan import MethodMeasurements, Plan, as_written, plan, with_choice
 from lowcomm_node.planner.question import Line, Question, run_of
 from lowcomm_node.planner.words import interval_in_words, plan_in_words
 from lowcomm_protocol.spec.run import RunSpec
@@ -58,8 +58,8 @@ def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> Non
 
 
 def test_no_share_is_told_beyond_the_longest_interval_that_was_measured() -> None:
-    longest = Shares("streaming-diloco", "muon", 4).points()[-1]
-    found = Shares("streaming-diloco", "muon", 4).at(2.0 * longest.interval)
+    longest = MethodMeasurements("streaming-diloco", "muon", 4).points()[-1]
+    found = MethodMeasurements("streaming-diloco", "muon", 4).at(2.0 * longest.interval)
     assert found.share is None
     assert found.longest == longest.interval
 

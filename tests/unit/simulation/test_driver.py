@@ -5,7 +5,7 @@ import pytest
 from helpers import quadratic
 from helpers.quadratic import QuadraticPeer, Swarm, spec_of
 from lowcomm_node.simulation import Conditions
-from lowcomm_node.simulation.network import Stream
+from lowcomm_node.simulation.network import SimulatedStream
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.events import Outcome
 
@@ -30,12 +30,12 @@ class Crossing(QuadraticPeer):
             self._break(self.exchanges[effect.exchange].calls[effect.peer])
         super()._carry_out(effect)
 
-    def receive(self, stream: Stream, kind: str, payload: object) -> None:
+    def receive(self, stream: SimulatedStream, kind: str, payload: object) -> None:
         super().receive(stream, kind, payload)
         if kind == "refuse":
             self._break(stream)
 
-    def _break(self, stream: Stream) -> None:
+    def _break(self, stream: SimulatedStream) -> None:
         Crossing.broken += 1
         self.network.break_(stream)
 

@@ -9,7 +9,7 @@ import torch
 
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.simulation import Conditions, Member
-from lowcomm_node.simulation.network import Stream
+from lowcomm_node.simulation.network import SimulatedStream
 from lowcomm_node.simulation.swarm import Swarm
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.matching import Offer, Refusal
@@ -27,7 +27,7 @@ class Holder:
 
     def __init__(self, swarm: Swarm, name: str) -> None:
         self.swarm, self.network, self.name = swarm, swarm.network, name
-        self.calls: dict[tuple[str, int], Stream] = {}
+        self.calls: dict[tuple[str, int], SimulatedStream] = {}
         self.linked: set[str] = set()
         self.accepted = 0
         self.network.after(BEGINS, self.call)
@@ -45,7 +45,7 @@ class Holder:
         if not over:
             self.network.after(AGAIN, self.call)
 
-    def receive(self, stream: Stream, kind: str, payload: Any) -> None:
+    def receive(self, stream: SimulatedStream, kind: str, payload: Any) -> None:
         """See Receiver."""
         other = stream.other(self.name)
         match kind, payload:

@@ -30,7 +30,7 @@ from lowcomm_node.simulation import (
 )
 from lowcomm_node.simulation import swarm as simulated
 from lowcomm_node.simulation.contents import GroupContents
-from lowcomm_node.simulation.network import Network, Stream
+from lowcomm_node.simulation.network import Network, SimulatedStream
 from lowcomm_node.simulation.swarm import Attack, Swarm, liar
 from lowcomm_node.sync.frames import from_message, to_message
 from lowcomm_node.trainer import transfer
@@ -123,7 +123,7 @@ def cut_off(network: Network, half: set[str], until: float) -> None:
     """No stream between peers of ``half`` and others carries anything for so many seconds."""
     through = network.open
 
-    def opened(caller: str, callee: str) -> Stream:
+    def opened(caller: str, callee: str) -> SimulatedStream:
         stream = through(caller, callee)
         if network.now < until and (caller in half) != (callee in half):
             network.break_(stream)

@@ -23,13 +23,17 @@ from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.probes import PROTOCOL, Keeping, Kind, Target
+from lowcomm_protocol.peers.probes import PROTOCOL, Keeping, ProbeKind, Target
 
 ASKER, HELPER = Identity(b"a" * 32).peer_id, Identity(b"h" * 32).peer_id
 RELAY = Identity(b"r" * 32).peer_id
 FROM = "/ip4/203.0.113.7/tcp/4001"
 PLENTY = Allowed(each=10**9, all=10**9, seconds=3600.0)
-TARGETS = [Target(Kind.DIRECT, 45123, b"d" * 32), Target(Kind.TCP, 4001), Target(Kind.QUIC, 4002)]
+TARGETS = [
+    Target(ProbeKind.DIRECT, 45123, b"d" * 32),
+    Target(ProbeKind.TCP, 4001),
+    Target(ProbeKind.QUIC, 4002),
+]
 
 
 class World:
@@ -45,7 +49,7 @@ class World:
         self.helper, self.asker = (MemoryDiscovery(peer, self.network) for peer in (HELPER, ASKER))
         self.now = 0.0
         self.called: list[tuple[str, str, Target]] = []
-        self.answering = {Kind.DIRECT, Kind.QUIC}
+        self.answering = {ProbeKind.DIRECT, ProbeKind.QUIC}
         self.asked_for: list[tuple[str, str]] = []
         self.prober = Prober(
             self.helper,
