@@ -13,7 +13,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-from published.learning_jobs import BATCH, LOOKS, SIZES, START_STEPS, WARMUP, Job
+from published.relations import BATCH, LOOKS, SIZES, START_STEPS, WARMUP, Job
 
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.models.evaluation import held_out_loss
@@ -136,7 +136,6 @@ class Half(Replica):
     """Every second value of what is sent, drawn anew each time, is lost for good."""
 
     def contribution(self, phi: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
-        """See Replica."""
         sent = super().contribution(phi, theta)
         drawn = torch.Generator().manual_seed(self.steps)
         return sent.mul_(torch.rand(sent.numel(), generator=drawn) < 0.5)
@@ -159,7 +158,6 @@ class Looking(Swarm):
             set_weights(peer.replica, begins)
 
     def on_step(self, peer: Any) -> None:
-        """See Swarm."""
         super().on_step(peer)
         replica = peer.replica
         if peer is self.peers[0] and replica.steps % (self.spec.run.steps // LOOKS) == 0:

@@ -14,23 +14,6 @@ from random import Random
 from typing import Any
 
 import torch
-from published.recipe_names import (
-    A2CID2,
-    ALL,
-    BACKUP,
-    DILOCOX,
-    DROP,
-    FIXED,
-    GOSSIP,
-    GROUPS,
-    HALF,
-    PAIRS,
-    PROPORTION,
-    ROUTED,
-    SAPS,
-    SELSYNC,
-    SLOW_PAIRS,
-)
 from torch import Tensor, nn
 
 from lowcomm_node.data import Dataset, open_data
@@ -42,6 +25,38 @@ from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.matching import Meeting, Pairing, PeerOrder, mirrored
 from lowcomm_protocol.spec.names import PAIRINGS
 from lowcomm_protocol.spec.run import RunSpec
+
+ALL, GROUPS, PAIRS, GOSSIP = "all-reduce", "`streaming-diloco`", "`lowcomm`", "`gossip`"
+SLOW_PAIRS = "`lowcomm`, two slow lines"
+HALF = "`streaming-diloco`, two of half speed"
+FIXED = "two stages, fixed routing"
+BACKUP = "backup workers: close on the three fastest"
+DROP = "DropCompute: steps above 1.6 s are dropped"
+SELSYNC = "SelSync: average where gradients change by 2 %"
+SAPS = "SAPS: partners by bandwidth"
+A2CID2 = "A2CiD2: a second copy that pulls"
+ROUTED = "NoLoCo: two stages, random routing"
+PROPORTION = "work in proportion to speed"
+DILOCOX = "DiLoCoX: merged an interval later, in 4 bits"
+
+BESIDE = {
+    ALL: "",
+    BACKUP: ALL,
+    GROUPS: "",
+    DROP: GROUPS,
+    SELSYNC: ALL,
+    SLOW_PAIRS: "",
+    SAPS: SLOW_PAIRS,
+    GOSSIP: "",
+    A2CID2: GOSSIP,
+    FIXED: "",
+    ROUTED: FIXED,
+    HALF: "",
+    PROPORTION: HALF,
+    DILOCOX: GROUPS,
+    PAIRS: "",
+}
+"""In the order in which they are measured; empty: read on its own."""
 
 PEERS, STEPS, SEED = 4, 400, 0
 CPU = torch.device("cpu")
@@ -105,7 +120,6 @@ class ByRate(Pairing):
     """Peers of like lines meet, but in every fourth round all do, so that nobody is left apart."""
 
     def partner(self, meeting: Meeting, me: str) -> str | None:
-        """See Pairing."""
         drawn = meeting.line(meeting.round)
         if meeting.round % 4 == 3:
             return mirrored(drawn, me, 1)
@@ -151,7 +165,6 @@ class DropCompute(Replica):
     taken = 0.0
 
     def inner_step(self) -> float:
-        """See Replica."""
         took = seconds(Random(f"{self.peer_id}/{self.steps}"))
         type(self).taken += min(took, DEADLINE)
         if took <= DEADLINE:
@@ -254,7 +267,6 @@ class A2CiD2(Replica):
         progress: Tensor | None = None,
         sent: Tensor | None = None,
     ) -> None:
-        """See Replica."""
         assert progress is not None
         apart = progress - (mean - phi)
         delta.add_(apart, alpha=1.0 - 2.0 * self.REACH)

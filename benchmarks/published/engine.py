@@ -1,18 +1,21 @@
-"""Peers without tensors: the production engine in virtual time, with members that die and return.
+"""The production engine without tensors, in virtual time, with members that die and return.
 
 Each peer drives the machine of a peer (``exchange/peer.py``) as a node does; steps, captures and
 merges take their time, contents have their sizes, and nothing is computed. So a day of a swarm
-takes seconds.
+takes seconds. Two measurements use it: how long peers wait for each other where steps vary, and the
+goodput of members that fail at random.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
+from math import exp, inf
 from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from published.ours import bits
+from published.latency import MU, STEPS, VARIANCE
+from published.timeline import bits
 
 from lowcomm_node.simulation.driver import SimulatedExchange
 from lowcomm_node.simulation.network import Conditions, Network
@@ -193,19 +196,17 @@ class HollowPeer(SimulatedPeer):
         """When the last of them ended."""
 
     def step_seconds(self) -> float:
-        """See SimulatedPeer."""
         seconds = self.world.step_seconds()
         self.stepped += seconds
         return seconds
 
     def content_sizes(self) -> tuple[tuple[int, int], ...]:
-        """See SimulatedPeer. Nothing is sent again."""
+        """Nothing is sent again."""
         each = bits(self.sync) / 8
         sizes = (round(fragment.numel * each) for fragment in self.replica.plan.fragments)
         return tuple((size, size) for size in sizes)
 
     def transfer_seconds(self, size: int) -> float:
-        """See SimulatedPeer."""
         return size / self.world.uplink
 
 
@@ -318,13 +319,11 @@ class World:
     # what peers know of each other
 
     def training(self) -> Sequence[str]:
-        """See simulation.peer.World."""
         now = self.network.now
         gone = [name for name, until in self._gone.items() if until > now]
         return sorted({*self.alive, *gone})
 
     def others(self, *but: Any) -> Iterable[HollowPeer]:
-        """See simulation.peer.World."""
         return [
             one
             for one in self.alive.values()
@@ -332,15 +331,12 @@ class World:
         ]
 
     def places(self, peer: str) -> tuple[str, ...]:
-        """See simulation.peer.World."""
         return (peer,)
 
     def connected(self, peer: SimulatedPeer) -> set[str]:
-        """See simulation.peer.World."""
         return set(self.alive) - {peer.name}
 
     def probe(self, peer: SimulatedPeer, other: str) -> None:
-        """See simulation.peer.World."""
         found = self.alive.get(other)
         if found is not None:
             for one, heard in ((peer, other), (found, peer.name)):
@@ -355,7 +351,6 @@ class World:
         return content
 
     def on_step(self, peer: PeerDriver) -> None:
-        """See simulation.peer.World."""
         peer.finished = self.network.now  # type: ignore[attr-defined]
 
     def copy_state(self, peer: SimulatedPeer) -> bool:
@@ -365,3 +360,118 @@ class World:
             furthest = max(there, key=lambda one: one.replica.clock.step)
             peer.replica.copy(furthest.replica)  # type: ignore[attr-defined]
         return bool(there)
+
+
+# How long peers wait: never. The price is rounds in which a peer finds no partner.
+
+PEERS = (16, 64)
+INTERVAL = 20
+ROUNDS = 20
+"""Of `STEPS` inner steps in the paper's count: so many are one of ours."""
+
+
+def waiting() -> dict[str, dict[str, float]]:
+    """For pairs that are drawn anew, by peers."""
+    return {str(peers): _wait(peers) for peers in PEERS}
+
+
+def _wait(peers: int) -> dict[str, float]:
+    spec = RunSpec.model_validate(
+        {
+            "run": {"name": "papers", "steps": ROUNDS * INTERVAL},
+            "sync": {"method": "noloco", "interval": INTERVAL},
+        }
+    )
+
+    def step(random: Random) -> float:
+        """Several of the paper's steps, so that a round takes as many of them."""
+        return sum(random.lognormvariate(MU, VARIANCE**0.5) for _ in range(STEPS // INTERVAL))
+
+    world = World(spec, 10**6, peers, Conditions(), step)
+    count = world.run()
+    waited = sum(peer.finished - peer.stepped for peer in world.all)
+    return {
+        "waited": waited / count.stepped,
+        "alone": count.failed / (count.failed + count.applied),
+        "steps": count.steps / peers,
+    }
+
+
+# Goodput beside barriers. The scene follows Covenant-72B: 72B parameters, and a barrier every 30
+# steps with 70 s of communication that computes 94.5 % of the time, which makes 40 s a step. The
+# line is assumed; intervals of ours are those that it carries. Goodput is the share of the members'
+# time whose steps were merged with those of others. What a failure loses, and the time until a
+# member is back, is missing.
+
+VALUES, STEP, UPLINK = 72 * 10**9, 40.0, 110e6 / 8
+MEMBERS = 8
+WINDOW, BARRIER = 30, 70.0
+"""Steps between two barriers, and seconds of communication at each."""
+RESTART = 300.0
+"""Seconds until a member trains again."""
+HOURS = 12.0
+BETWEEN = {"never": inf, "24 h": 24.0, "6 h": 6.0, "2 h": 2.0, "1 h": 1.0, "20 min": 1 / 3}
+"""Hours between two failures of one member."""
+FELL_TO = 0.27
+"""Goodput of data-parallel training in the paper of Decoupled DiLoCo, which keeps 88 % itself."""
+METHODS: dict[str, tuple[str, dict[str, Any], int]] = {
+    "groups": ("streaming-diloco", {"interval": 36, "fragments": 16}, MEMBERS - 1),
+    "pairs": ("lowcomm", {"interval": 52, "fragments": 16, "codec": "mod3"}, 1),
+}
+"""Preset, settings, and how many streams share the line."""
+
+
+def barrier(window: int, talk: float, hours: float) -> float:
+    """Share of the time that counts where all wait for all every ``window`` steps, and a failure of
+    any member costs all what came since, and the restart."""
+    computes, whole = window * STEP, window * STEP + talk
+    if hours == inf:
+        return computes / whole
+    rate = MEMBERS / (3600 * hours)
+    return computes / ((1 / rate + RESTART) * (exp(rate * whole) - 1))
+
+
+def hours_at(share: float) -> float:
+    """Between two failures of a member where a barrier at every step leaves such a share."""
+    low, high = 1e-3, 1e3
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if barrier(1, 0.0, middle) < share else (low, middle)
+    return low
+
+
+def engine(method: str, hours: float) -> dict[str, float]:
+    """Shares of the members' time: of steps, and of steps that were merged."""
+    preset, sync, streams = METHODS[method]
+    spec = RunSpec.model_validate(
+        {"run": {"name": "papers", "steps": 10**8}, "sync": {"method": preset} | sync}
+    )
+    failures = None if hours == inf else Failures(3600 * hours, RESTART)
+    conditions = Conditions(bandwidth=UPLINK / streams)
+    until = 3600 * HOURS
+    world = World(spec, VALUES, MEMBERS, conditions, lambda random: STEP, failures, until, UPLINK)
+    count = world.run()
+    time = MEMBERS * until
+    return {
+        "steps": count.steps * STEP / time,
+        "merged": count.merged * STEP / time,
+        "applied": count.applied,
+        "failed": count.failed,
+        "realigned": count.realigned,
+    }
+
+
+WHERE = f"where that is {FELL_TO:.0%}".replace("%", " %")
+SCENES = ("6 h", *(name for name in BETWEEN if name != "6 h"), WHERE)
+"""By time between failures, in the order in which they are measured."""
+
+
+def goodput(scene: str) -> dict[str, Any]:
+    """What each method keeps."""
+    hours = hours_at(FELL_TO) if scene == WHERE else BETWEEN[scene]
+    return {
+        "minutes": None if hours == inf else 60 * hours,
+        "every step": barrier(1, 0.0, hours),
+        "every window": barrier(WINDOW, BARRIER, hours),
+        **{method: engine(method, hours) for method in METHODS},
+    }
