@@ -2,10 +2,7 @@
 through."""
 
 import struct
-from hashlib import sha256
-from pathlib import Path
 
-import numba
 import numpy as np
 import pytest
 import torch
@@ -14,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from numba.core import caching
 
-from lowcomm_protocol.codecs import CODECS, codec, coder, kernels
+from lowcomm_protocol.codecs import codec, kernels
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import codecs_for_groups
 
@@ -75,28 +72,10 @@ def test_e3m0_layout_is_a_scale_then_two_values_a_byte_the_first_one_low():
     assert encoded("e3m0", values) == bytes.fromhex("0000803f f7 e6 45 23 91 00 0b")
 
 
-def test_e3m0_takes_the_nearest_magnitude_and_the_larger_of_two_as_near():
-    magnitudes = np.array([0, 0.25, 0.5, 1, 2, 4, 8, 16])
-    values = np.concatenate([[16.0], np.linspace(-16, 16, 4097)]).astype(np.float32)
-    distance = np.abs(np.abs(values)[:, None] - magnitudes)
-    nearest = 7 - np.argmin(distance[:, ::-1], axis=1)
-    got = np.concatenate([decoded("e3m0", encoded("e3m0", [16.0, one]), 2)[1:] for one in values])
-    assert np.array_equal(got, np.sign(values) * magnitudes[nearest])
-
-
 def test_q2_layout_is_a_scale_then_four_values_a_byte_the_first_one_lowest():
     values = [2.0, -2.0, 7.0, -7.0, 2.0, 7.0]
     assert encoded("q2", values) == bytes.fromhex("0040") + bytes([0b11_01_10_00, 0b01_00])
     assert np.array_equal(decoded("q2", encoded("q2", values), 6), np.float32(values))
-
-
-def test_q2_fits_its_scale_by_least_squares_and_rounds_it_to_bf16():
-    values = np.array([2.0, 3.0, -10.0, 1.0, 0.0, -0.0], dtype=np.float32)
-    scale = (2.0 + 3.0 + 3.5 * 10.0 + 1.0) / (
-        5 + 3.5**2
-    )  # 2.377, and the middle between the levels is at 5.3
-    short = encoded("bf16", [scale])
-    assert encoded("q2", values) == short + bytes([0b00_11_00_00, 0b00_00])
 
 
 @given(vector=st.one_of(vectors, coarse))
@@ -111,17 +90,6 @@ def test_q2_has_two_magnitudes_a_block_and_every_value_has_the_nearest(vector):
         scale = float(np.uint32(scale).view(np.float32))
         edge = np.where(np.abs(part) >= 2.25 * scale, 3.5 * scale, scale)
         assert np.array_equal(got, np.where(part < 0, -edge, edge))
-
-
-@pytest.mark.parametrize(("name", "block_bytes"), BLOCK_BYTES.items())
-def test_the_second_block_has_a_scale_of_its_own_and_may_be_short(name, block_bytes):
-    values = [*[0.0] * 255, 1.0] if name in LONG_SCALES else [-1.0] * 255 + [1.0]
-    data = encoded(name, [*values, 2.0])
-    scale_bytes = 4 if name in LONG_SCALES else 2
-    assert data[:scale_bytes] == encoded(name, [1.0])[:scale_bytes]
-    assert data[block_bytes:] == encoded(name, [2.0])
-    assert len(data) == block_bytes + scale_bytes + 1
-    assert np.isclose(decoded(name, data, 257)[255:], [1.0, 2.0], rtol=1e-4).all()
 
 
 @pytest.mark.parametrize("numel", [0, 1, 2, 255, 256, 257, 512, 513])
@@ -146,37 +114,10 @@ def test_coding_what_was_decoded_gives_the_same_bytes(name, vector):
     assert encoded(name, restored) == data
 
 
-@pytest.mark.parametrize("name", BLOCKWISE)
-@given(vector=st.one_of(vectors, coarse))
-def test_what_is_sent_of_a_block_is_nearer_to_it_than_zeros_are(name, vector):
-    restored = decoded(name, encoded(name, vector), vector.size)
-    for start in range(0, vector.size, 256):
-        part, got = vector[start : start + 256].astype(np.float64), restored[start : start + 256]
-        largest = np.abs(part).max()
-        if largest > 2.0**-90:
-            lost, whole = np.sum(((part - got) / largest) ** 2), np.sum((part / largest) ** 2)
-            assert lost <= whole * (1 - 1 / 257)
-            assert np.abs(part - got).max() <= largest
-
-
-@given(vector=vectors)
-def test_fp32_is_exact(vector):
-    assert decoded("fp32", encoded("fp32", vector), vector.size).tobytes() == vector.tobytes()
-
-
 @given(vector=vectors)
 def test_bf16_is_torchs_bf16(vector):
     expected = torch.from_numpy(vector.copy()).to(torch.bfloat16).float().numpy()
     assert decoded("bf16", encoded("bf16", vector), vector.size).tobytes() == expected.tobytes()
-
-
-@given(vector=vectors)
-def test_int8_is_within_half_a_step(vector):
-    restored = decoded("int8", encoded("int8", vector), vector.size).astype(np.float64)
-    for start in range(0, vector.size, 256):
-        part = vector[start : start + 256].astype(np.float64)
-        step = np.abs(part).max() / 127
-        assert np.abs(part - restored[start : start + 256]).max() <= step * 0.5005 + 127 * 2.0**-100
 
 
 @pytest.mark.parametrize(
@@ -199,38 +140,6 @@ def test_relative_errors_are_those_of_the_formats(name, gaussian, student):
     )
 
 
-@pytest.mark.parametrize("name", SHORT_SCALES)
-@pytest.mark.parametrize("at", range(13))
-def test_zeros_of_either_sign_are_positive_between_other_values(name, at):
-    values = -np.ones(13, dtype=np.float32)
-    values[at] = 0.0
-    data = encoded(name, values)
-    assert decoded(name, data, 13)[at] > 0
-    values[at] = -0.0
-    assert encoded(name, values) == data
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("numel", [1, 256, 300])
-def test_what_a_sender_keeps_is_what_others_decode(name, numel):
-    values = np.resize(np.float32([-0.0, 1.0, -3.0, 0.0, 2.25, -1e-40, 0.7]), numel)
-    for vector in (values, values * 2.0**-99, np.full(numel, np.float32(-2.0)), values * 0.0):
-        sent = vector.astype(np.float32)
-        out = bytearray(codec(name).coded_size(numel))
-        codec(name).send(sent, memoryview(out))
-        assert bytes(out) == encoded(name, vector)
-        assert sent.tobytes() == decoded(name, bytes(out), numel).tobytes()
-
-
-@pytest.mark.parametrize("count", [2, 256])
-def test_a_block_whose_values_would_all_take_the_outer_level_of_q2_takes_the_inner_one(count):
-    data = encoded("q2", np.resize(np.float32([1.0, -1.3]), count))
-    assert not any(byte & 0b01010101 for byte in data[2:])
-    restored = decoded("q2", data, count)
-    assert np.abs(restored) == pytest.approx(1.15, rel=0.01)
-    assert encoded("q2", restored) == data
-
-
 @pytest.mark.parametrize("name", BLOCKWISE)
 @pytest.mark.parametrize("extreme", [np.finfo(np.float32).max, 2.0**-94, 2.0**-98, 1e-45, 3e-39])
 def test_extreme_blocks_stay_finite_and_stable(name, extreme):
@@ -240,13 +149,6 @@ def test_extreme_blocks_stay_finite_and_stable(name, extreme):
     assert encoded(name, restored) == data
     if extreme > 2.0**-90 and name in LONG_SCALES:
         assert restored[0] == pytest.approx(extreme, rel=1e-4)
-
-
-@pytest.mark.parametrize("name", SHORT_SCALES)
-def test_scales_go_down_to_2_to_the_minus_100(name):
-    assert encoded(name, [2.0**-100]) == bytes.fromhex("800d 00")
-    assert encoded(name, [-(2.0**-100) * (1 - 2.0**-7)]) == bytes(3)
-    assert encoded(name, [2.0**-99, 0, 0]) == bytes(3)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -269,13 +171,6 @@ def test_nan_and_infinity_are_refused_with_their_place(name, bad, at):
     vector[at] = bad
     with pytest.raises(CodecError, match=rf"value {at} of 300 is -?(nan|inf)"):
         encoded(name, vector)
-
-
-def test_bf16_refuses_what_would_round_to_infinity():
-    largest = np.float32(2.0**128 - 2.0**119 - 2.0**104)
-    assert np.isfinite(decoded("bf16", encoded("bf16", [largest]), 1)).all()
-    with pytest.raises(CodecError, match="value 1 of 2"):
-        encoded("bf16", [1.0, -np.nextafter(largest, np.float32(np.inf))])
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -306,18 +201,6 @@ def test_buffers_of_the_wrong_length_are_refused(name, difference):
         codec(name).encode(vector, memoryview(wrong))
     with pytest.raises(CodecError, match="exactly"):
         codec(name).decode(bytes(wrong), vector)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_read_only_targets_are_refused(name):
-    vector = np.ones(3, np.float32)
-    with pytest.raises(CodecError, match="read-only"):
-        codec(name).encode(vector, memoryview(bytes(codec(name).coded_size(3))))
-    data = encoded(name, vector)
-    vector.flags.writeable = False
-    assert encoded(name, vector) == data
-    with pytest.raises(CodecError, match="read-only"):
-        codec(name).decode(data, vector)
 
 
 def refused_untouched(name: str, data: bytes, numel: int) -> None:
@@ -391,17 +274,6 @@ def test_codes_that_no_encoder_writes_are_refused_before_anything_is_written(nam
     refused_untouched(name, bytes(data), 301)
 
 
-@pytest.mark.parametrize("name", SHORT_SCALES)
-@pytest.mark.parametrize("numel", [9, 256, 300])
-def test_codes_behind_a_scale_of_zero_are_refused(name, numel):
-    size = codec(name).coded_size(numel)
-    assert (decoded(name, bytes(size), numel) == 0).all()
-    for at in (2, size - 1):
-        data = bytearray(size)
-        data[at] = 1
-        refused_untouched(name, bytes(data), numel)
-
-
 @pytest.mark.parametrize("name", BLOCKWISE)
 @given(data=st.data())
 def test_whatever_decodes_is_finite(name, data):
@@ -415,13 +287,6 @@ def test_whatever_decodes_is_finite(name, data):
     assert np.isfinite(out).all()
 
 
-def test_every_codec_of_the_table_is_found_under_its_own_name():
-    assert [codec(name).name for name in NAMES] == NAMES
-    assert {name: coder(name, 1).name for name in CODECS if name not in NAMES} == {
-        f"mod{n}": f"mod{n}" for n in (3, 4, 6, 8)
-    }
-
-
 def test_an_unknown_codec_is_refused_with_the_nearest_name():
     with pytest.raises(
         CodecError,
@@ -432,11 +297,6 @@ def test_an_unknown_codec_is_refused_with_the_nearest_name():
         codec("")
 
 
-def test_kernels_compile_without_a_writable_folder(monkeypatch):
-    monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-    assert kernels.kernel(lambda value: value + 1)(41) == 42
-
-
 @pytest.mark.parametrize("failing", ["save", "load"])
 def test_kernels_compile_when_the_cache_fails_at_the_first_call(monkeypatch, failing):
     def fail(*_: object) -> None:
@@ -445,20 +305,3 @@ def test_kernels_compile_when_the_cache_fails_at_the_first_call(monkeypatch, fai
     monkeypatch.setattr(caching.IndexDataCacheFile, failing, fail)
     made = kernels.kernel(lambda value: value + 1)
     assert [made(41), made(1)] == [42, 2]
-
-
-def test_a_kernel_is_compiled_anew_where_the_parts_that_it_may_call_have_changed(
-    monkeypatch, tmp_path
-):
-    monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
-    assert sha256(Path(kernels.__file__).read_bytes()).hexdigest()[:12] == kernels.SHARED
-    kept = []
-    for version in (kernels.SHARED, kernels.SHARED, "another"):
-        monkeypatch.setattr(kernels, "SHARED", version)
-
-        def incremented(value):
-            return value + 1
-
-        assert kernels.kernel(incremented)(41) == 42
-        kept.append({path.name for path in tmp_path.rglob("*.nbi")})
-    assert kept[0] == kept[1] and len(kept[0]) == 1 and len(kept[2]) == 2

@@ -10,7 +10,6 @@ from hypothesis.extra import numpy as hnp
 from lowcomm_protocol.codecs import Residual, codec
 from lowcomm_protocol.codecs.base import read_only
 from lowcomm_protocol.codecs.shards import residual_add, residual_keep
-from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
 PLAIN = ("bf16", "int8", "e3m0", "q2")
@@ -55,19 +54,6 @@ def gaussian(numel: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", PLAIN)
-def test_what_was_sent_falls_short_of_what_was_wanted_by_the_residual(name):
-    numel = 2 * BLOCK + 44
-    one = Sender(name, numel)
-    wanted, arrived = np.zeros(numel), np.zeros(numel)
-    for seed in range(30):
-        vector = gaussian(numel, seed) * (1 + seed % 7)
-        wanted += vector
-        arrived += one.sent(vector)
-        assert np.abs(wanted - arrived - one.residual).max() < 1e-4
-        assert one.residual.any()
-
-
-@pytest.mark.parametrize("name", PLAIN)
 def test_in_the_long_run_the_mean_of_what_was_sent_is_the_mean_of_what_was_wanted(name):
     numel, count = 2 * BLOCK, 800
     mean = gaussian(numel)
@@ -96,16 +82,6 @@ def test_a_residual_stays_within_a_few_times_the_largest_value_of_its_block(name
         assert np.isfinite(one.sent(values)).all()
         worst = max(worst, np.abs(one.residual).max() / np.abs(values).max())
     assert worst <= {"bf16": 0.01, "int8": 0.01, "e3m0": 0.5, "q2": LIMIT}[name]
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -(2.0**127)])
-def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(bad):
-    one = Residual(3)
-    one.restore(np.float32([1, 2, 3]))
-    for residual in ([1, bad, 3], [1, 2], [[1, 2, 3]]):
-        with pytest.raises(CodecError, match="residual of 3 values, finite"):
-            one.restore(np.array(residual, dtype=np.float32))
-    assert list(residual_of(one)) == [1, 2, 3]
 
 
 large = st.floats(-(2.0**127), 2.0**127, width=32)
@@ -139,30 +115,6 @@ def lost(wanted: np.ndarray, arrived: np.ndarray, residual: np.ndarray) -> np.nd
     return error
 
 
-def test_the_limit_is_that_of_each_block_and_what_is_owed_already_is_not_cut():
-    wanted, nothing = np.zeros(BLOCK + 10, dtype=np.float32), np.zeros(BLOCK + 10, dtype=np.float32)
-    wanted[:3], wanted[BLOCK:] = [1.0, -2.0, 0.5], 0.25
-    first = lost(wanted, wanted - np.float32(100), nothing)
-    assert (first[:BLOCK] == LIMIT * 2.0).all()
-    assert (first[BLOCK:] == LIMIT * 0.25).all()
-    again = np.zeros_like(wanted)
-    residual_add(again, first)
-    second = lost(again, nothing, first)
-    assert (second[:BLOCK] == LIMIT * 2.0).all(), "values became zeros: nothing was sent"
-    assert (lost(again, -again, second)[:BLOCK] == LIMIT * 2.0).all(), "and it grows no further"
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("which", ["wanted", "sent"])
-def test_an_error_that_is_not_finite_becomes_zero(bad, which):
-    wanted, arrived = gaussian(300), gaussian(300, 1)
-    {"wanted": wanted, "sent": arrived}[which][[3, 299]] = bad
-    error = lost(wanted, arrived, np.zeros(300, np.float32))
-    assert np.isfinite(error).all()
-    assert not error[[3, 299]].any()
-    assert error[4] == wanted[4] - arrived[4]
-
-
 @pytest.mark.parametrize("name", PLAIN)
 @given(
     numel=st.sampled_from([0, 1, 9, 255, 256, 257, 600]),
@@ -186,14 +138,3 @@ def test_one_pass_codes_keeps_and_restores_as_four_do(name, numel, seed, size):
     assert sent.tobytes() == decoded.tobytes()
     one.commit([(3, numel + 3)])
     assert one.state()[3:].tobytes() == lost(wanted, decoded, before).tobytes()
-
-
-@pytest.mark.parametrize("name", ["int8", "e3m0", "q2"])
-@pytest.mark.parametrize("place", [0, 256, 599])
-def test_one_pass_refuses_what_is_not_finite_and_names_its_place(name, place):
-    vector = np.ones(600, dtype=np.float32)
-    vector[place] = np.inf
-    with pytest.raises(CodecError, match=rf"value {place} of 600 is inf"):
-        Residual(600).send(
-            codec(name), vector, 0, memoryview(bytearray(codec(name).coded_size(600)))
-        )

@@ -97,7 +97,7 @@ def meetings(draw):
 
 
 @pytest.mark.slow
-@settings(max_examples=300)
+@settings(max_examples=100)
 @given(st.sampled_from(NAMES), meetings())
 def test_both_ends_hold_the_same_bits_for_any_input(name, meeting):
     numel, vectors = meeting
@@ -221,26 +221,6 @@ def test_a_block_whose_peers_have_drifted_apart_is_found_and_comes_again(name):
     assert not sent.asked
 
 
-def test_an_exchange_that_is_not_applied_teaches_nothing():
-    coders = pair("mod4", 3 * BLOCK)
-    meet(*near(3 * BLOCK, 1e-3), *coders)
-    before = coders[0].state()["range"]
-    meet(*near(3 * BLOCK, 1e-1), *coders, apply=False)
-    assert (coders[0].state()["range"] == before).all()
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_a_range_as_large_as_the_values_goes_as_bf16_and_does_not_run_away(name):
-    numel = 4 * BLOCK
-    coders = pair(name, numel)
-    generator = np.random.default_rng(0)
-    for _ in range(8):
-        a = generator.standard_normal(numel).astype(np.float32)
-        sent, _ = meet(a, -a, *coders)
-        assert np.abs(sent.decoded - a).max() <= 2**-8 * np.abs(a).max()
-        assert coders[0].state()["range"].max() < 10
-
-
 def test_what_is_remembered_survives():
     one, two = pair("mod4", 3 * BLOCK)
     meet(*near(3 * BLOCK, 1e-3), one, two)
@@ -270,25 +250,6 @@ def test_layout():
     assert raw[:10] == bytes.fromhex("00000000 803f 00c0 0000")
 
 
-@pytest.mark.parametrize(
-    ("name", "first"),
-    [
-        ("mod3", [0b10_001_000, 0b1_100_011_0, 0b111_110_10]),
-        ("mod4", [0x10, 0x32, 0x54, 0x76]),
-        ("mod6", [0b01_000000, 0b0010_0000, 0b000011_00, 0b01_000100, 0b0110_0001, 0b000111_00]),
-        ("mod8", [0, 1, 2, 3, 4, 5, 6, 7]),
-    ],
-)
-def test_a_word_is_written_byte_by_byte_beside_those_of_its_rows(name, first):
-    """Row r holds the point r everywhere, so all bytes of a plane are equal."""
-    one = coder(name, BLOCK)
-    one.restore({"range": np.array([2.0 ** (one.bits - 2)], dtype=np.float32)})  # a step of 1
-    vector = np.repeat(np.arange(8, dtype=np.float32), 32) + np.float32(2.0**8)
-    vector[0] = np.float32(2.0**20)
-    data = bytes(coded(one, vector))
-    assert data[4:-8] == bytes(value for value in first for _ in range(32))
-
-
 def hostile(data: bytes):
     """Data that no encoder writes, from data of a coder of 300 values at 3 bits."""
     yield data[:-1], "cut"
@@ -311,14 +272,6 @@ def test_data_that_no_encoder_writes_is_refused_before_anything_is_decoded():
         with pytest.raises(CodecError, match="no fragment of 300 values"):
             two.decode(memoryview(bad), out)
         assert (out == 7.0).all(), why
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, np.finfo(np.float32).max])
-def test_a_vector_that_can_not_be_coded_is_refused(value):
-    vector = np.zeros(2 * BLOCK, dtype=np.float32)
-    vector[BLOCK] = value
-    with pytest.raises(CodecError, match="block 1 is not finite"):
-        coded(coder("mod4", 2 * BLOCK), vector)
 
 
 def test_requests_for_blocks_that_do_not_exist_are_refused():
@@ -382,40 +335,3 @@ def test_errors_that_the_hashes_of_blocks_do_not_see_are_seen_by_the_check_over_
     buffer = memoryview(bytearray(one.max_size))
     two.patch(buffer[: one.resend(asked, own, buffer)], held)
     assert own.tobytes() == held.tobytes()
-
-
-def test_codecs_that_remember_nothing_never_ask_and_refuse_to_be_asked():
-    one, vector = coder("e3m0", 300), near(300, 1e-3)[0]
-    data, held = coded(one, vector), np.zeros(300, dtype=np.float32)
-    assert one.decode(data, held) == b""
-    assert held.tobytes() == vector.tobytes(), "the sender knows what the others decode"
-    assert one.min_size == one.max_size == len(data)
-    for call in (
-        lambda: one.resent_sizes(b"\x80"),
-        lambda: one.resend(b"\x80", vector, data),
-        lambda: one.patch(data, held),
-    ):
-        with pytest.raises(CodecError, match="ever sent again"):
-            call()
-
-
-def test_a_coder_decodes_only_next_to_a_vector_of_its_own():
-    one, two = pair("mod4", 4)
-    data = coded(one, np.ones(4, dtype=np.float32))
-    with pytest.raises(CodecError, match="encode first"):
-        two.decode(data, np.zeros(4, dtype=np.float32))
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_the_steps_that_are_told_are_those_of_what_lies_on_a_lattice(name):
-    numel, coders = 8 * BLOCK, pair(name, 8 * BLOCK)
-    meet(*near(numel, 1e-3), *coders)
-    assert not coders[1].lattice_steps.any(), "the first exchange is bf16"
-    a, b = near(numel, 1e-3, seed=1)
-    b[: 2 * BLOCK] += 1.0  # wraps
-    a[0] = 2000.0  # so many steps that this block comes again as bf16
-    sent, _ = meet(a, b, *coders)
-    steps = coders[1].lattice_steps
-    assert sent.wrapped and steps[0] == 0 and steps[1:].all()
-    points = sent.decoded.reshape(8, BLOCK)[1:] / steps[1:, None]
-    assert np.abs(points - np.round(points)).max() < 1e-3

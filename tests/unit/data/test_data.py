@@ -5,11 +5,9 @@ import gzip
 import hashlib
 import itertools
 import json
-import os
 import random
 import shutil
 import string
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,11 +35,9 @@ from lowcomm_node.data.documents import (
     read_parquet,
     read_text,
 )
-from lowcomm_node.data.shards import Tokenized
 from lowcomm_node.data.stream import TrainStream, held_out_windows
 from lowcomm_node.errors import ConfigError, DataError, DiskFull
 from lowcomm_node.storage.files import write_sealed_json
-from lowcomm_node.trainer.building import Telling
 
 TEXT = "Grüße, 世界! 🌍 naïve — one two three\n"
 
@@ -101,12 +97,6 @@ def tokenizer_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def changed_tokenizer(path: Path, folder: Path, **changes: object) -> Path:
-    new = folder / "changed.json"
-    new.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    return new
-
-
 def test_a_tokenizer_file_encodes_and_decodes_text(tokenizer_file: Path) -> None:
     tokenizer = open_tokenizer(str(tokenizer_file))
     tokens = tokenizer.encode(TEXT.encode())
@@ -118,27 +108,6 @@ def test_a_tokenizer_file_encodes_and_decodes_text(tokenizer_file: Path) -> None
     assert tokenizer.separator == 0
     assert tokenizer.decode([0, *tokens, 0]) == TEXT, "separators are not shown"
     assert len(tokenizer.encode(b"")) == 0
-
-
-def test_no_start_or_end_is_added_to_a_text(tokenizer_file: Path, tmp_path: Path) -> None:
-    end = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
-    path = changed_tokenizer(
-        tokenizer_file,
-        tmp_path,
-        post_processor={
-            "type": "TemplateProcessing",
-            "single": [end, {"Sequence": {"id": "A", "type_id": 0}}, end],
-            "pair": [
-                {"Sequence": {"id": "A", "type_id": 0}},
-                {"Sequence": {"id": "B", "type_id": 0}},
-            ],
-            "special_tokens": {
-                "<|endoftext|>": {"id": "<|endoftext|>", "ids": [0], "tokens": ["<|endoftext|>"]}
-            },
-        },
-    )
-    tokenizer = open_tokenizer(str(path))
-    assert tokenizer.separator not in tokenizer.encode(TEXT.encode()).tolist()
 
 
 @pytest.mark.parametrize(
@@ -156,32 +125,6 @@ def test_a_file_that_is_no_tokenizer_is_named(
         damage = json.dumps(content).encode()
     path.write_bytes(damage)
     with pytest.raises(ConfigError, match=rf"{path} is not a tokenizer\.json .*--tokenizer"):
-        open_tokenizer(str(path))
-
-
-@pytest.mark.parametrize(
-    "name", ["", "gpt2", "/nowhere/tokenizer.json", "~nobody-of-this-name/t.json", "a\0b", "/"]
-)
-def test_a_tokenizer_that_is_not_there_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match="neither 'bytes' nor a file") as caught:
-        open_tokenizer(name)
-    assert repr(name) in str(caught.value)
-
-
-def test_a_run_that_leaves_text_and_tokenizer_to_its_peers_says_so() -> None:
-    with pytest.raises(ConfigError, match="leaves the tokenizer to each owner"):
-        open_tokenizer("local")
-    with pytest.raises(ConfigError, match="leaves the text to each owner"):
-        open_corpus("local")
-
-
-def test_without_the_library_a_tokenizer_file_is_an_error_with_a_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = tmp_path / "tokenizer.json"
-    path.write_text("{}")
-    monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(ConfigError, match=r"pip install 'lowcomm-node\[hf\]'"):
         open_tokenizer(str(path))
 
 
@@ -210,23 +153,6 @@ def test_parts_of_a_text_make_up_the_whole_and_end_where_lines_do(tmp_path: Path
     assert all(0 < len(part) <= 8 << 10 for part in parts)
     with path.open("rb") as file:
         assert [is_last for _, is_last in in_parts(file)] == [False] * (len(parts) - 1) + [True]
-
-
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("shift", range(4))
-def test_a_line_longer_than_a_part_is_cut_between_characters(tmp_path: Path, shift: int) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("x" * shift + "世🌍é" * 3000)
-    parts = parts_of(path)
-    assert len(parts) > 5
-    assert "".join(part.decode() for part in parts) == path.read_text()
-
-
-def test_packed_files_are_unpacked(tmp_path: Path) -> None:
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
-    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "one"}\n{"text": "two"}'))
-    assert texts(read_text, [tmp_path / "a.txt.gz"]) == [TEXT.encode()]
-    assert texts(read_jsonl, [tmp_path / "b.jsonl.gz"], "text") == [b"one", b"two"]
 
 
 def test_a_packed_file_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
@@ -333,26 +259,6 @@ def test_files_are_found_sorted_at_any_depth_and_never_hidden_ones(tmp_path: Pat
     assert found(str(tmp_path / "nothing")) == []
 
 
-def test_folders_behind_links_are_read_and_none_twice(tmp_path: Path) -> None:
-    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
-    for folder in (root / "a", elsewhere / "deep"):
-        folder.mkdir(parents=True)
-    (root / "a" / "one.txt").write_text("one")
-    (elsewhere / "deep" / "two.txt").write_text("two")
-    for name, target in (
-        ("behind", elsewhere),
-        ("loop", root),
-        ("a/again", root),
-        ("b", root / "a"),
-        ("one.txt", root / "a" / "one.txt"),
-        ("dangling.txt", root / "nothing"),
-    ):
-        (root / name).symlink_to(target)
-    for source in (str(root), f"{root}/**", f"{root}/**/*.txt", f"{root}/**/*"):
-        assert sorted(path.read_text() for path in find_files(source)) == ["one", "two"], source
-    assert [path.read_text() for path in find_files(f"{tmp_path}/**/deep/*.txt")] == ["two"]
-
-
 # Kinds
 
 
@@ -440,48 +346,7 @@ def test_a_folder_of_several_kinds_is_refused_with_its_files_and_the_remedy_work
         assert len(list(open_corpus(f"{kind}:{tmp_path}").documents())) == count
 
 
-def test_binary_files_are_refused_by_name_and_text_beside_them_can_be_had(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("one\n")
-    (tmp_path / "b.png").write_bytes(b"\x89PNG\0")
-    for source in (
-        str(tmp_path),
-        str(tmp_path / "b.png"),
-        f"text:{tmp_path}/*",
-        f"text:{tmp_path / 'b.png'}",
-    ):
-        with pytest.raises(ConfigError, match=r"can't be .* b\.png \(not text\)"):
-            open_corpus(source)
-    documents = open_corpus(f"text:{tmp_path}").documents()
-    assert b"".join(document.text for document in documents) == b"one\n"
-    write_parquet(tmp_path / "c.txt", ["one"])
-    with pytest.raises(ConfigError, match=r"c\.txt \(parquet\)"):
-        open_corpus(f"text:{tmp_path / 'c.txt'}")
-
-
 # Corpora: what is trained on and what is held out
-
-
-@pytest.mark.parametrize(
-    ("source", "kind"),
-    [
-        ("{}/a.jsonl", "jsonl"),
-        ("{}/a.txt", "jsonl"),
-        ("{}/b.md", "text"),
-        ("text:{}/a.jsonl", "text"),
-        ("jsonl:{}/a.txt", "jsonl"),
-        ("{}/*.jsonl", "jsonl"),
-        ("text:{}", "text"),
-    ],
-)
-def test_the_kind_of_a_source_is_told_or_seen_from_its_files(
-    tmp_path: Path, source: str, kind: str
-) -> None:
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n')
-    (tmp_path / "a.txt").write_text('{"text": "a"}\n')
-    (tmp_path / "b.md").write_text("a\n")
-    corpus = open_corpus(source.format(tmp_path))
-    assert corpus.name.startswith(f"{kind}:")
-    assert str(tmp_path.parent) not in corpus.name, "it may be shown to others"
 
 
 def check_splits(
@@ -534,20 +399,6 @@ def test_python_source_is_split_by_name_and_holds_nothing_of_this_machine(tmp_pa
     ], "neither an edit nor another folder moves a file to the other side"
 
 
-def test_a_fingerprint_changes_with_the_text_the_field_and_the_kind(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "a.jsonl", sentences(3))
-    first = open_corpus(str(path)).fingerprint()
-    assert open_corpus(str(path)).fingerprint() == first
-    assert open_corpus(str(path), "body").fingerprint() != first
-    assert open_corpus(f"text:{path}").fingerprint() != first
-    os.utime(path, ns=(1, 1))
-    assert open_corpus(str(path)).fingerprint() != first
-    second = open_corpus(str(path)).fingerprint()
-    path.write_text(path.read_text() + '{"text": "x"}')
-    os.utime(path, ns=(1, 1))
-    assert open_corpus(str(path)).fingerprint() != second
-
-
 # Shards
 
 
@@ -589,15 +440,6 @@ def stamps(folder: Path) -> list[tuple[str, int, int]]:
     )
 
 
-def test_a_text_is_tokenized_once_with_a_separator_after_each_document(
-    source: Path, cache: Path
-) -> None:
-    check_data(source, cache)
-    before = stamps(tokens_of(cache)[0])
-    check_data(source, cache)
-    assert stamps(tokens_of(cache)[0]) == before
-
-
 @pytest.mark.usefixtures("small_parts")
 @pytest.mark.parametrize("packed", [False, True])
 def test_of_a_long_text_the_end_is_held_out_and_both_parts_are_whole_documents(
@@ -611,15 +453,6 @@ def test_of_a_long_text_the_end_is_held_out_and_both_parts_are_whole_documents(
     assert train[:-1] + held_out[:-1] == text
     assert (train[-2:], held_out[-1]) == (b"\n\0", 0)
     assert 0.009 < len(held_out) / len(text) < 0.012
-
-
-def test_of_a_single_short_text_the_end_is_held_out(tmp_path: Path, cache: Path) -> None:
-    path = tmp_path / "a.txt"
-    path.write_text("\n".join(sentences(400)))
-    dataset = open_data(str(path), "bytes", cache)
-    train, held_out = (bytes(all_tokens(split)) for split in (dataset.train, dataset.held_out))
-    assert train[:-1] + held_out[:-1] == path.read_bytes()
-    assert 3 << 10 < len(held_out) < 5 << 10
 
 
 @pytest.mark.usefixtures("small_parts")
@@ -656,49 +489,11 @@ def test_text_that_is_not_utf8_is_named_where_letters_would_be_lost(
     assert open_data(str(path), "bytes", cache).tokens == path.stat().st_size + 2
 
 
-def test_news_of_tokenizing_come_each_second_with_rate_and_the_time_that_remains() -> None:
-    now, news = [100.0], []
-    telling = Telling(news.append, lambda: now[0])
-    for second, done in ((0.5, 1), (2.0, 400), (2.5, 500), (4.0, 800), (5.0, 1000)):
-        now[0] = 100.0 + second
-        telling(Tokenized(done, 1000, done // 4))
-    assert [(each.done, each.rate, each.remaining) for each in news] == [
-        (400, 200.0, 3.0),
-        (800, 200.0, 1.0),
-        (1000, 200.0, 0.0),
-    ]
-
-
-@pytest.mark.parametrize("size", [2, 50, 4096])
-def test_long_data_is_cut_into_shards_of_bounded_size(
-    tmp_path: Path, cache: Path, size: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source = write_lines(tmp_path / "a.jsonl", sentences(20))
-    monkeypatch.setattr(shards_module, "SHARD_BYTES", size)
-    check_data(source, cache)
-    sizes = [path.stat().st_size for path in sorted(tokens_of(cache)[0].glob("train-*.bin"))]
-    assert set(sizes[:-1]) <= {size}
-    assert 0 < sizes[-1] <= size
-
-
 def test_a_token_beyond_the_vocabulary_is_an_error_rather_than_the_end_of_the_trainer() -> None:
     split = split_of([1, 2, 256, 3])
     assert split.window(0, 2).tolist() == [1, 2]
     with pytest.raises(DataError, match="Token 256 is not below 256: remove the data cache"):
         split.window(1, 2)
-
-
-def test_a_malformed_text_leaves_nothing_and_is_used_once_it_is_corrected(
-    tmp_path: Path, cache: Path
-) -> None:
-    source = write_lines(tmp_path / "a.jsonl", sentences(50))
-    good = source.read_text()
-    source.write_text(good + "{\n")
-    with pytest.raises(DataError, match=r"a\.jsonl:51"):
-        open_data(str(source), "bytes", cache)
-    assert [path.name for path in cache.iterdir()] == [".lock"]
-    source.write_text(good)
-    check_data(source, cache)
 
 
 def damage_each(folder: Path) -> Iterator[str]:
@@ -734,36 +529,6 @@ def test_a_damaged_cache_is_made_anew(source: Path, cache: Path) -> None:
         before = stamps(folder)
         check_data(source, cache)
         assert stamps(folder) != before, damage
-
-
-def test_what_a_crash_left_is_swept_and_what_is_not_ours_is_left(source: Path, cache: Path) -> None:
-    (cache / ".writing-abc").mkdir(parents=True)
-    (cache / ".writing-abc" / "train-00000.bin").write_bytes(b"half")
-    check_data(source, cache)
-    (cache / "notes").write_text("mine")
-    source.write_text(source.read_text() * 2)
-    open_data(str(source), "bytes", cache)
-    assert (cache / "notes").read_text() == "mine"
-
-
-def test_an_edited_text_takes_the_place_of_its_former_version_and_of_no_other(
-    tmp_path: Path, source: Path, cache: Path
-) -> None:
-    other = write_lines(tmp_path / "other.jsonl", sentences(100, seed=1))
-    open_data(str(other), "bytes", cache)
-    (kept,) = tokens_of(cache)
-    foreign = cache / "tokens-0000000000000000"
-    foreign.mkdir()
-    write_sealed_json(foreign / "manifest.json", {"of": "another release"})
-    open_data(str(source), "bytes", cache)
-    (first,) = set(tokens_of(cache)) - {kept, foreign}
-    write_lines(source, sentences(200, seed=2))
-    dataset = open_data(str(source), "bytes", cache)
-    assert all_tokens(dataset.train) == expected_tokens(source)[0]
-    assert not first.exists()
-    assert kept.exists()
-    assert foreign.exists()
-    assert len(tokens_of(cache)) == 3
 
 
 def _make_cache(source: Path, cache: Path) -> None:
@@ -831,16 +596,6 @@ def same(one: list[torch.Tensor], other: list[torch.Tensor]) -> bool:
     return len(one) == len(other) and all(map(torch.equal, one, other))
 
 
-def test_targets_are_the_tokens_that_follow() -> None:
-    tokens, targets = make_stream().next_batch()
-    assert tokens.shape == targets.shape == (4, 16)
-    assert tokens.dtype == targets.dtype == torch.int64
-    assert torch.equal(tokens[:, 1:], targets[:, :-1])
-    assert torch.equal(targets, (tokens + 1) % 251)
-    assert tokens.is_contiguous()
-    assert targets.is_contiguous()
-
-
 def test_a_batch_is_a_function_of_seed_peer_and_number() -> None:
     first = draw(make_stream(), 10)
     np.random.default_rng(3).random(5)
@@ -895,15 +650,3 @@ def test_all_peers_evaluate_on_the_same_windows() -> None:
     assert not torch.equal(held_out_windows(SPLIT, 16, 64, seed=6)[0], tokens)
     digest = hashlib.sha256(tokens.numpy().astype("<i8").tobytes()).hexdigest()
     assert digest.startswith("5002bf4811b0b10f")
-
-
-def test_text_in_parquet_need_not_be_marked_as_text(tmp_path: Path) -> None:
-    path = tmp_path / "t.parquet"
-    for value in ("zwölf".encode(), b"\xff"):
-        column = pyarrow.array([value], pyarrow.binary())
-        pyarrow.parquet.write_table(pyarrow.table({"text": column}), path)
-        if value != b"\xff":
-            assert texts(read_parquet, [path], "text") == [value]
-        else:
-            with pytest.raises(DataError, match=r"bytes .* UTF-8"):
-                texts(read_parquet, [path], "text")

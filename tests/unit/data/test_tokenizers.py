@@ -12,7 +12,7 @@ import pytest
 
 from helpers.tiny import tiny_settings
 from helpers.trainer_thread import TrainerThread
-from lowcomm_node.cli.new_run import name_tokenizer, tokenizer_file
+from lowcomm_node.cli.new_run import name_tokenizer
 from lowcomm_node.data import open_tokenizer
 from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.fetch.files import RunFile, tokenizer_of
@@ -20,10 +20,9 @@ from lowcomm_node.models.base import build_model
 from lowcomm_node.models.inference import generate_from
 from lowcomm_node.node.messages import Generate, Save
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.swarm.run_template import write_template
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.models import TransformerSettings
-from lowcomm_protocol.spec.run import RunSpec, parse_canonical, parse_toml
+from lowcomm_protocol.spec.run import RunSpec, parse_toml
 from lowcomm_protocol.spec.sections import MAX_TOKENIZER_BYTES, PIECE_BYTES, digest_of_pieces
 
 VOCAB = 264
@@ -69,12 +68,6 @@ def whole(path: Path) -> RunFile:
 # The specification
 
 
-def test_a_run_of_a_release_before_the_setting_says_nothing_of_its_tokenizer() -> None:
-    spec = parse_toml(RUN)
-    assert b"tokenizer_sha256" not in spec.canonical()
-    assert parse_canonical(spec.canonical().decode()).data.tokenizer_sha256 == ""
-
-
 @pytest.mark.parametrize(
     ("text", "told"),
     [
@@ -90,14 +83,6 @@ def test_what_can_not_be_is_refused_before_a_run_is_signed(text: str, told: str)
     with pytest.raises(SpecError) as caught:
         parse_toml(RUN + text)
     assert told in str(caught.value)
-
-
-def test_init_names_the_tokenizer_and_takes_its_size(files: tuple[Path, Path]) -> None:
-    text = write_template("a", "lowcomm", 10, 0, tokenizer=tokenizer_file(str(files[0])))
-    spec = parse_toml(text)
-    assert (spec.data.tokenizer, spec.data.tokenizer_sha256) == ("local", sha256(files[0]))
-    assert spec.model.vocab == open_tokenizer(str(files[0])).vocab == VOCAB
-    assert tokenizer_of(spec) == whole(files[0])
 
 
 def test_a_tokenizer_above_a_piece_of_weights_is_taken_and_cut_as_they_are(
@@ -159,17 +144,6 @@ async def refused(folder: Path, spec: RunSpec, tokenizer: Path) -> str:
         await trainer.stop()
     assert caught.value.exit_code == ConfigError.exit_code, "so that nobody starts it again"
     return str(caught.value)
-
-
-async def test_a_vocabulary_that_is_too_small_is_refused_before_training(
-    files: tuple[Path, Path], tmp_path: Path
-) -> None:
-    told = await refused(tmp_path, parse_toml(RUN + local(vocab=260)), files[0])
-    assert (
-        f"model.vocab = 260 is too small for the tokenizer {files[0]}, which has {VOCAB} tokens"
-        in told
-    )
-    assert not (tmp_path / "data").exists()
 
 
 async def test_a_checkpoint_remembers_its_tokenizer_and_generate_finds_it(

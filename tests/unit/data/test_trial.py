@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lowcomm_node.data.tokenizer import open_tokenizer
-from lowcomm_node.data.trial import find_problem, growth
+from lowcomm_node.data.trial import find_problem
 from lowcomm_node.errors import ConfigError
 
 VOCAB = {letter: number for number, letter in enumerate("▁abcdefghijklmnopqrstuvwxyz .")}
@@ -154,10 +154,6 @@ def test_a_tokenizer_that_multiplies_is_refused_with_the_reason(name: str) -> No
     assert reason in str(find_problem(tokenizer_json(**changes)))
 
 
-def test_a_table_of_unicode_lengthens_nothing_for_long() -> None:
-    assert growth(mapped("صلى الله عليه وسلم\0a\0".encode())) == 1
-
-
 def refusal(path: Path, content: bytes) -> str:
     path.write_bytes(content)
     with pytest.raises(ConfigError) as caught:
@@ -172,11 +168,6 @@ def test_a_tokenizer_that_takes_gigabytes_takes_them_from_nobody(tmp_path: Path)
     told = refusal(tmp_path / "t.json", tokenizer_json(normalizer=bomb, added_tokens=[added("a")]))
     assert "t.json takes too much memory or time: name another file" in told
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + (64 << 10)
-
-
-def test_a_problem_is_told_with_the_file_and_the_remedy(tmp_path: Path) -> None:
-    told = refusal(tmp_path / "t.json", tokenizer_json(**HOSTILE["two"][1]))
-    assert told == f"{tmp_path}/t.json {GROWS}: name another file with --tokenizer."
 
 
 def test_a_pattern_that_takes_the_square_of_a_text_is_refused(

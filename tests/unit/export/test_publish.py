@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from helpers.hub import Hub, hub
-from lowcomm_node.export import publish as publishing
 
 TOKEN = "hf_aSecretOfItsOwner"
 
@@ -68,10 +67,3 @@ def test_without_a_login_that_may_write_the_remedy_is_told_and_no_token(
     assert done.returncode == 78
     assert "hf auth login" in done.stderr and "alice/tea" in done.stderr
     assert "Secret" not in done.stdout + done.stderr
-
-
-def test_a_failure_is_told_without_the_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = publishing._library()
-    monkeypatch.setattr(hub, "get_token", lambda: TOKEN)
-    told = str(publishing._failure(hub, "alice/tea", OSError(f"no route with {TOKEN}")))
-    assert TOKEN not in told and "OSError: no route with ..." in told

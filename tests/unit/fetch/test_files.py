@@ -21,7 +21,6 @@ from helpers.wire import (
     misbehaving,
     soon,
 )
-from lowcomm_node.errors import ConfigError, DiskFull
 from lowcomm_node.fetch import engine, files, giving
 from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.files import FileDownload, Provider, RunFile, VerifiedFiles, start_of
@@ -181,23 +180,6 @@ async def test_what_is_not_the_pinned_file_is_refused_before_anything_is_allocat
     assert not into.parent.exists()
 
 
-async def test_a_file_of_unknown_size_has_one_piece_at_most(original: Path, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.write_bytes(DATA[:STEP])
-    file = RunFile("tokenizer.json", sha256(DATA[:STEP]).digest())
-    assert await VerifiedFiles().verify(file, small)
-    assert not await VerifiedFiles().verify(
-        RunFile("tokenizer.json", sha256(DATA).digest()), original
-    )
-    into = tmp_path / "home" / file.name
-    async with listening(identity(1)) as callee, calling(identity(9)) as channels:
-        held = VerifiedFiles()
-        await held.verify(file, small)
-        callee.fetching = PieceServer(held).serve
-        await soon(Taking(file, into, channels, lambda: [callee.info()]).take())
-    assert into.read_bytes() == DATA[:STEP]
-
-
 LIES = {
     "its size is smaller": [pb.Opened(name=sha256(DATA[:STEP]).digest(), size=5), b"liars"],
     "its size is larger": [pb.Opened(name=sha256(DATA[:STEP]).digest(), size=STEP)],
@@ -333,46 +315,3 @@ async def test_weights_come_from_the_owner_else_from_the_home_else_from_peers(
     assert not original.exists(), "what a peer sends never lands in the owner's folder"
     await provider(home, run, fetched).provide()
     assert len(fetched) == 1
-
-
-async def test_a_wrong_file_of_the_owner_is_refused_by_name(original: Path, tmp_path: Path) -> None:
-    run, fetched = run_of(original), list[str]()
-    for change, told in (
-        (DATA[:-1], f"{original} has {SIZE - 1:,} bytes"),
-        (DATA[:-1] + b"!", f"{original} is not the model.safetensors of this run"),
-    ):
-        original.write_bytes(change)
-        with pytest.raises(ConfigError) as refused:
-            await provider(tmp_path / "home", run, fetched, original.parent).provide()
-        assert told in str(refused.value)
-    original.unlink()
-    with pytest.raises(ConfigError, match="can't be read"):
-        await provider(tmp_path / "home", run, fetched, original.parent).provide()
-    assert not fetched
-
-
-async def test_a_node_with_a_checkpoint_waits_for_no_weights_and_hands_on_what_it_has(
-    original: Path, tmp_path: Path
-) -> None:
-    run, fetched = run_of(original), list[str]()
-    home = tmp_path / "home"
-    (home / "runs" / run.fingerprint / "checkpoints" / "step-0000000005").mkdir(parents=True)
-    one = provider(home, run, fetched, original.parent)
-    assert (await one.provide()).start == ()
-    digest = start_of(run.spec)[0].sha256
-    await until_async(
-        lambda: asyncio.sleep(0, one._files.find(digest) is not None), 30, "it has been found"
-    )
-    await one.close()
-    assert not fetched
-
-
-async def test_a_disk_without_room_is_told_before_anything_is_fetched(
-    original: Path, tmp_path: Path
-) -> None:
-    run, fetched = run_of(original), list[str]()
-    one = provider(tmp_path / "home", run, fetched)
-    one._disk_quota.most = SIZE - 1
-    with pytest.raises(DiskFull, match="max-disk"):
-        await one.provide()
-    assert not fetched

@@ -1,14 +1,11 @@
 """The order in which peers are served goes by address, since identities are free."""
 
 import asyncio
-from itertools import pairwise
 
 import pytest
 
 from lowcomm_node.errors import RetryLater
 from lowcomm_node.fetch.queue import (
-    LOOK_SECONDS,
-    SLOW_RATE,
     SLOW_SECONDS,
     TURN_SECONDS,
     GivingTurn,
@@ -81,25 +78,6 @@ async def test_who_keeps_us_waiting_loses_its_turn_only_while_others_wait():
     assert (turns.position(again), turns.position(other)) == (1, 2)
 
 
-async def test_time_that_we_need_ourselves_is_not_held_against_a_peer():
-    clock = Clock()
-    turns = TurnQueue(1, 4, clock)
-    peer = turns.enter("peer", "192.0.2.1")
-    turns.enter("waits", "198.51.100.1")
-    for _ in range(10):
-        clock.now += SLOW_SECONDS
-        turns.press()
-        with peer.waiting():
-            clock.now += SLOW_SECONDS / 2
-        peer.patience.passed(int(SLOW_RATE * SLOW_SECONDS / 2))
-        turns.press()
-    assert not await lost(peer)
-    with peer.waiting():
-        clock.now += SLOW_SECONDS + 1
-    turns.press()
-    assert await lost(peer)
-
-
 async def test_a_turn_ends_while_others_wait_the_longest_first():
     clock = Clock()
     turns = TurnQueue(2, 4, clock)
@@ -123,23 +101,3 @@ async def test_who_comes_again_has_the_place_that_it_had_and_no_longer_turn():
     assert (turns.serving, turns.waiting) == (1, 1), "the place is the new stream's"
     turns.press()
     assert await lost(again)
-
-
-async def test_a_position_that_is_reported_never_grows():
-    turns = TurnQueue(1, 10)
-    crowd = [turns.enter(f"a{number}", "192.0.2.1") for number in range(3)]
-    said: list[int] = []
-
-    async def listen() -> None:
-        async for position in crowd[-1].wait_served():
-            said.append(position)  # noqa: PERF401 - as they come
-
-    task = asyncio.create_task(listen())
-    await asyncio.sleep(0)
-    other = turns.enter("b", "198.51.100.1")
-    assert turns.position(crowd[-1]) == 3
-    for turn in (crowd[0], other, crowd[1]):
-        turn.leave()
-        await asyncio.sleep(0)
-    await asyncio.wait_for(task, LOOK_SECONDS + 5)
-    assert said[0] == 2 and all(later < former for former, later in pairwise(said))

@@ -3,7 +3,6 @@ or the joiner itself do."""
 
 import asyncio
 import re
-import shutil
 from contextlib import AsyncExitStack, closing
 from hashlib import sha256
 from pathlib import Path
@@ -36,13 +35,12 @@ from helpers.wire import (
     never_serve,
     soon,
 )
-from lowcomm_node.errors import DiskFull, LinkLost
+from lowcomm_node.errors import LinkLost
 from lowcomm_node.fetch import engine, queue, state
 from lowcomm_node.fetch import giving as giving_module
 from lowcomm_node.fetch.engine import Download, PieceRequest
 from lowcomm_node.fetch.queue import TurnQueue
 from lowcomm_node.fetch.state import StateDownload
-from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -50,8 +48,6 @@ from lowcomm_protocol.peers.records import PeerInfo
 from lowcomm_protocol.state import name_of, read_manifest
 
 pytestmark = pytest.mark.slow
-
-MIB = 1024 * 1024
 
 
 @pytest.fixture(autouse=True)
@@ -65,23 +61,7 @@ async def reached(condition, why: str) -> None:
     await until_async(lambda: asyncio.sleep(0, condition()), 30, why)
 
 
-def in_line(giver: Donor) -> int:
-    """Peers that it serves, or that wait there."""
-    return giver.server.turns.serving + giver.server.turns.waiting
-
-
 # The whole of it
-
-
-async def test_a_state_arrives_bit_for_bit_from_one_donor(tmp_path):
-    async with giving(tmp_path, 11) as giver, calling() as channels:
-        joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
-        await soon(joiner.run())
-        assert joiner.given_by([giver]) == [len(SMALL.pieces)]
-        sent = next(giver.folder.iterdir())
-        assert joiner.pieces() == giver.pieces == drawn(SMALL, 11)
-        assert (tmp_path / "incoming" / "manifest").read_bytes() == (sent / "manifest").read_bytes()
-        assert joiner.bytes_received == SMALL.size + (sent / "manifest").stat().st_size
 
 
 async def test_a_state_comes_from_several_donors_at_once(tmp_path):
@@ -227,49 +207,6 @@ async def test_a_donor_that_can_not_be_called_or_falls_silent_is_left_for_anothe
         )
         await soon(joiner.run())
         assert joiner.given_by([good]) == [len(SMALL.pieces)]
-
-
-async def test_if_nobody_gives_it_the_reason_is_told_and_what_has_come_is_kept(
-    tmp_path, monkeypatch
-):
-    monkeypatch.setattr(engine, "STALL_DEADLINE", 1.0)
-    async with (
-        giving(tmp_path, 11) as giver,
-        cabled(giver.callee.port) as cable,
-        calling() as channels,
-    ):
-        giver.port = cable.port
-        joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
-        closing = []
-
-        def heard(size: int) -> None:
-            if joiner.bytes_received > SMALL.size // 2 and not closing:
-                closing.append(asyncio.create_task(cable.close()))
-
-        joiner.heard = heard
-        with pytest.raises(LinkLost, match=f"{giver.peer_id[-6:]}: can't be reached"):
-            await soon(joiner.run())
-        kept = Joiner(channels, tmp_path / "incoming", list)
-        assert 0.3 * SMALL.size < kept.download.size < SMALL.size
-
-
-async def test_the_last_pieces_of_a_slow_donor_are_taken_over(tmp_path, monkeypatch):
-    monkeypatch.setattr(engine, "SLOW", 0.5)
-    async with giving(tmp_path, 11) as slow, giving(tmp_path, 12) as good, calling() as channels:
-        slow.up.allow(4_000.0)  # 16 s a piece
-        joiner = Joiner(channels, tmp_path / "incoming", lambda: [slow.info(), good.info()])
-        await soon(joiner.run())
-        assert joiner.given_by([slow, good])[1] >= len(SMALL.pieces) - 2
-
-
-async def test_the_rate_that_an_owner_allows_is_kept(tmp_path):
-    async with giving(tmp_path, 11) as giver, calling() as channels:
-        down = BandwidthLimit(400_000.0)
-        joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()], down=down)
-        began = asyncio.get_running_loop().time()
-        await soon(joiner.run())
-        assert asyncio.get_running_loop().time() - began > 0.8 * SMALL.size / 400_000.0
-        assert down.total == joiner.bytes_received
 
 
 # Versions
@@ -516,19 +453,6 @@ async def test_who_has_violated_the_protocol_loses_its_dispute_though_it_is_the_
         assert download.peers == [] and download.base == honest.manifest
 
 
-@pytest.mark.slow
-async def test_of_two_donors_that_have_nothing_in_common_one_gives_all(tmp_path):
-    async with (
-        giving(tmp_path, 11) as one,
-        giving(tmp_path, 12, common=1) as other,
-        calling() as channels,
-    ):
-        one.up.allow(4e5)
-        joiner = Joiner(channels, tmp_path / "incoming", lambda: [one.info(), other.info()])
-        await soon(joiner.run())
-        assert sorted(joiner.given_by([one, other])) == [0, len(SMALL.pieces)], "never a mixture"
-
-
 # Queues
 
 
@@ -689,14 +613,6 @@ async def test_who_fills_our_memory_while_it_waits_loses_its_place(tmp_path):
 # Disks
 
 
-async def test_a_state_that_does_not_fit_on_the_disk_is_not_begun(tmp_path, monkeypatch):
-    usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=SMALL.size - 1))
-    async with calling() as channels:
-        with pytest.raises(DiskFull):
-            Joiner(channels, tmp_path / "incoming", list)
-
-
 @pytest.mark.parametrize("change", ["another form", "no manifest", "rubbish", "nothing"])
 async def test_what_is_left_of_another_state_is_not_taken_for_this_one(tmp_path, change):
     folder: Path = tmp_path / "incoming"
@@ -710,15 +626,3 @@ async def test_what_is_left_of_another_state_is_not_taken_for_this_one(tmp_path,
         again = Joiner(channels, folder, list, form)
         assert again.download.is_complete() == (change == "nothing")
         assert (again.download.size == 0) == (change != "nothing")
-
-
-async def test_a_donor_whose_snapshot_can_not_be_made_says_later_and_no_path(tmp_path, monkeypatch):
-    async with giving(tmp_path, 11) as giver, calling() as channels:
-        usage = shutil.disk_usage(tmp_path)
-        incoming = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
-        monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
-        monkeypatch.setattr(engine, "STALL_DEADLINE", 0.5)
-        with pytest.raises(LinkLost, match="no snapshot can be made here now") as caught:
-            await soon(incoming.run())
-        assert "/" not in str(caught.value)
-        assert giver.made == 1, "it is not tried again and again"

@@ -3,18 +3,16 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
 from helpers.hub_tokenizers import CHAT, write_tokenizer
 from lowcomm_node.data import open_data, open_tokenizer
-from lowcomm_node.data.tokenizer import FileTokenizer, identify, prompt_of
-from lowcomm_node.errors import CheckpointError, ConfigError
+from lowcomm_node.data.tokenizer import FileTokenizer, prompt_of
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.conventions import Conventions, conventions_of
-from lowcomm_node.models.inference import tokenizer_of
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.run import parse_toml
 from lowcomm_protocol.spec.sections import MAX_CHAT_TEMPLATE
@@ -52,23 +50,6 @@ def test_all_that_a_folder_says_is_kept(tmp_path: Path) -> None:
     assert (export.positions, export.chat_template) == (8192, CHAT)
     assert export.generation == {"eos_token_id": [2, 1], "temperature": 0.6, "do_sample": True}
     assert not told.warnings
-
-
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"config": {"eos_token_id": 2}},
-        {"config": {}, "generation_config": {"eos_token_id": [2]}},
-        {"tokenizer_config": {"eos_token": "<|im_end|>"}},
-        {"tokenizer_config": {"eos_token": {"content": "<|im_end|>", "lstrip": False}}},
-        {"special_tokens_map": {"eos_token": "<|im_end|>"}},
-        {"config": {"eos_token_id": 999}, "tokenizer_config": {"eos_token": "<|im_end|>"}},
-    ],
-)
-def test_the_end_token_is_found_wherever_a_folder_names_it(
-    files: dict[str, Any], tmp_path: Path
-) -> None:
-    assert read(folder_of(tmp_path, **files)).end_token == 2
 
 
 def test_what_is_no_token_of_the_model_is_left_out_and_said(tmp_path: Path) -> None:
@@ -135,15 +116,3 @@ def test_documents_begin_and_end_as_the_run_says_and_prompts_begin_so(tmp_path: 
     assert prompt_of(marked, "tea") == [0, *marked.encode(b"tea").tolist()]
     assert prompt_of(marked, "") == [0]
     assert prompt_of(plain, "") == plain.encode(b"\n").tolist()
-
-
-def test_a_checkpoint_remembers_them(tmp_path: Path) -> None:
-    path = str(folder_of(tmp_path) / "tokenizer.json")
-    marked = open_tokenizer(path, (0,), 2)
-    info = SimpleNamespace(path=tmp_path / "checkpoints" / "step-0000000001")
-    checkpoint = cast("Any", SimpleNamespace(meta={"tokenizer": identify(marked)}, info=info))
-    again = tokenizer_of(checkpoint)
-    assert (again.begins, again.separator) == ((0,), 2)
-    checkpoint.meta["tokenizer"]["begin_tokens"] = ["0"] * 10**5
-    with pytest.raises(CheckpointError, match="begin and end"):
-        tokenizer_of(checkpoint)

@@ -18,18 +18,6 @@ from lowcomm_node.models.transformer import huggingface_form
 from lowcomm_protocol.spec.models import TransformerSettings
 
 SMALL = {"vocab": 64, "layers": 2, "width": 16, "heads": 4, "feed_forward": 40, "context": 16}
-FAMILIES: dict[str, dict[str, Any]] = {
-    "qwen3": {"kv_heads": 2, "head_width": 6},
-    "qwen2": {"qk_norm": False, "qkv_bias": True, "rope_base": 1e6, "kv_heads": 1},
-    "llama": {"qk_norm": False, "norm_epsilon": 1e-5, "tied": True},
-    "llama3": {
-        "qk_norm": False,
-        "rope_scaling": "llama3",
-        "rope_original": 8,
-        "rope_factor": 32.0,
-        "tied": True,
-    },
-}
 
 
 def settings_of(**other: Any) -> TransformerSettings:
@@ -53,16 +41,6 @@ def folder_of(folder: Path, settings: TransformerSettings, seed: int = 1) -> Pat
     save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(form.config))
     return folder
-
-
-@pytest.mark.parametrize("settings", FAMILIES.values(), ids=FAMILIES)
-def test_what_an_export_writes_is_read_as_the_same_model(settings: dict[str, Any]) -> None:
-    model = settings_of(**settings)
-    form = huggingface_form(model)
-    assert form is not None
-    read = read_config(form.config, "config.json")
-    assert huggingface_form(read.settings) == form
-    assert read.longest == read.settings.context == 16
 
 
 @pytest.mark.slow
@@ -131,18 +109,6 @@ def test_what_is_not_ours_is_refused_by_key_value_and_remedy(
         read_config(config_of(**changes), "config.json")
     for part in ("config.json", *parts):
         assert part in str(refused.value)
-
-
-def test_a_sliding_window_bounds_the_context() -> None:
-    plain = config_of(model_type="mistral", max_position_embeddings=4096)
-    assert read_config(plain, "").longest == 4096
-    slid = read_config({**plain, "sliding_window": 512}, "")
-    assert (slid.longest, slid.settings.context) == (512, 512)
-    qwen = config_of(model_type="qwen2", max_position_embeddings=4096, sliding_window=512)
-    assert read_config(qwen, "").longest == 4096, "Qwen says apart whether it slides"
-    assert read_config({**qwen, "use_sliding_window": True}, "").longest == 512
-    full = {**qwen, "use_sliding_window": True, "layer_types": ["full_attention"] * 2}
-    assert read_config(full, "").longest == 4096
 
 
 def read_as(folder: Path, **config: Any) -> Read:

@@ -2,9 +2,6 @@
 bounds."""
 
 import hashlib
-import itertools
-import math
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -25,18 +22,6 @@ from lowcomm_protocol.spec.models import TransformerSettings
 DEMO = TransformerSettings()
 SMALL = TransformerSettings(vocab=23, layers=2, width=16, heads=2, feed_forward=40, context=16)
 TIED = SMALL.model_copy(update={"tied": True})
-
-
-GROUPED = SMALL.model_copy(update={"heads": 4, "kv_heads": 2, "head_width": 6})
-LLAMA = GROUPED.model_copy(
-    update={"qk_norm": False, "rope_scaling": "llama3", "rope_original": 8, "tied": True}
-)
-QWEN2 = GROUPED.model_copy(update={"qk_norm": False, "qkv_bias": True, "head_width": 0})
-
-
-def turning(length: int) -> TransformerSettings:
-    """Settings with heads of eight channels and a base of 100."""
-    return TransformerSettings(context=length, width=32, heads=4, rope_base=100.0)
 
 
 def make_tokens(batch: int, length: int, vocab: int = SMALL.vocab, seed: int = 0) -> Tensor:
@@ -63,14 +48,6 @@ def digest_of(model: Transformer) -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize(("batch", "length"), [(1, 1), (3, 7), (2, SMALL.context)])
-def test_logits_are_one_row_of_the_vocabulary_for_each_token(batch: int, length: int) -> None:
-    logits = make_model()(make_tokens(batch, length))
-    assert logits.shape == (batch, length, SMALL.vocab)
-    assert logits.dtype == torch.float32
-    assert torch.isfinite(logits).all()
-
-
 @torch.no_grad()
 def test_a_later_token_never_changes_an_earlier_logit_and_always_its_own() -> None:
     model, tokens = make_model(), make_tokens(1, SMALL.context)
@@ -84,14 +61,6 @@ def test_a_later_token_never_changes_an_earlier_logit_and_always_its_own() -> No
         assert differs.all(), "all that follow see it"
 
 
-def test_the_rope_table_holds_the_angles_of_the_paper() -> None:
-    cosine, sine = rope_table(turning(12))
-    for position, pair in itertools.product(range(12), range(4)):
-        angle = position * 100.0 ** (-2 * pair / 8)
-        assert cosine[position, pair].item() == pytest.approx(math.cos(angle), abs=1e-6)
-        assert sine[position, pair].item() == pytest.approx(math.sin(angle), abs=1e-6)
-
-
 def test_llama3_slows_low_frequencies_and_leaves_high_ones() -> None:
     plain = TransformerSettings(context=64, width=128, heads=2, rope_base=10_000.0)
     scaled = plain.model_copy(update={"rope_scaling": "llama3", "rope_original": 32})
@@ -100,47 +69,6 @@ def test_llama3_slows_low_frequencies_and_leaves_high_ones() -> None:
     assert float(slowed[0]) == pytest.approx(1.0), "32 / 2 pi = 5 turns are more than 4"
     assert slowed[-20:].numpy() == pytest.approx(8.0, rel=1e-3), "far less than one turn"
     assert bool((slowed[1:] >= slowed[:-1] - 1e-4).all())
-
-
-@torch.no_grad()
-def test_heads_that_share_keys_compute_what_copied_keys_would() -> None:
-    shared = make_model(GROUPED)
-    copied = make_model(GROUPED.model_copy(update={"kv_heads": 4}))
-    state = shared.state_dict()
-    for name in [name for name in state if name.endswith(("key.weight", "value.weight"))]:
-        state[name] = state[name].view(2, 6, -1).repeat_interleave(2, 0).flatten(0, 1)
-    copied.load_state_dict(state, strict=False)
-    tokens = make_tokens(2, 16)
-    torch.testing.assert_close(shared(tokens), copied(tokens), rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    "settings", [DEMO, SMALL, TIED, SMALL.model_copy(update={"heads": 1, "layers": 5})]
-)
-def test_parameters_are_as_many_as_the_settings_say(settings: TransformerSettings) -> None:
-    width, head = settings.width, settings.width // settings.heads
-    block = 4 * width**2 + 3 * width * settings.feed_forward + 2 * width + 2 * head
-    embeddings = settings.vocab * width * (1 if settings.tied else 2)
-    model = Transformer(settings)
-    assert (
-        sum(weight.numel() for weight in model.parameters())
-        == embeddings + settings.layers * block + width
-    )
-    assert (
-        sum(math.prod(spec.shape) for spec in tensor_specs(model))
-        == embeddings + settings.layers * block + width
-    )
-
-
-@torch.no_grad()
-def test_a_tied_model_reads_and_writes_with_one_matrix() -> None:
-    tied = make_model(TIED)
-    assert tied.head is None
-    assert [name for name in tied.state_dict() if "head" in name] == []
-    hidden: list[Tensor] = []
-    tied.norm.register_forward_hook(lambda *seen: hidden.append(seen[-1]))
-    logits = tied(make_tokens(2, 5))
-    torch.testing.assert_close(logits, hidden[0] @ tied.embedding.weight.T)
 
 
 @pytest.mark.parametrize("settings", [SMALL, TIED])
@@ -172,51 +100,6 @@ def test_a_seed_gives_the_same_weights_in_every_release() -> None:
         digest_of(build_model(DEMO, 0))
         == "a4477345ec001a39be4dc0dd62e7a745d010ddd44dabd53589d0139d2effa426"
     )
-
-
-def test_weights_depend_on_the_seed_and_on_nothing_before() -> None:
-    torch.manual_seed(1)
-    first = digest_of(build_model(SMALL, 7))
-    torch.manual_seed(2)
-    torch.rand(5)
-    state = torch.get_rng_state()
-    assert digest_of(build_model(SMALL, 7)) == first
-    assert torch.equal(torch.get_rng_state(), state), "nor does it draw from torch's random state"
-    assert digest_of(build_model(SMALL, 8)) != first
-
-
-def test_every_parameter_gets_a_gradient_and_a_few_steps_learn_a_text() -> None:
-    model = build_model(SMALL, 0)
-    tokens = make_tokens(4, 13)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    losses: list[float] = []
-    for _ in range(40):
-        loss = model.loss(tokens[:, :-1], tokens[:, 1:])
-        optimizer.zero_grad()
-        loss.backward()
-        missing = [
-            name
-            for name, weight in model.named_parameters()
-            if weight.grad is None or not weight.grad.any()
-        ]
-        assert missing == []
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0] / 2
-
-
-def test_a_text_longer_than_the_context_is_refused() -> None:
-    model = make_model()
-    model(make_tokens(1, SMALL.context))
-    with pytest.raises(ConfigError, match=r"17 tokens exceeds context = 16: pass fewer"):
-        model(make_tokens(1, SMALL.context + 1))
-    cache = KeyValueCache(SMALL, model.embedding.weight)
-    with torch.no_grad():
-        model(make_tokens(1, 10), cache)
-        with pytest.raises(ConfigError, match="17 tokens"):
-            model(make_tokens(1, 7), cache)
-        assert cache.length == 10
-        model(make_tokens(1, 6), cache)
 
 
 @torch.no_grad()
@@ -251,7 +134,7 @@ def reference(
     return text[len(prompt) :]
 
 
-@pytest.mark.parametrize("length", [1, 5, 15, 16, 17, 40])
+@pytest.mark.parametrize("length", [1, 16, 40])
 def test_the_model_reads_its_context_however_long_the_text_gets(length: int) -> None:
     model, prompt = make_model(), make_tokens(1, length)[0].tolist()
     likeliest = reference(model, prompt, 30, lambda logits: int(logits.argmax()))
@@ -265,25 +148,6 @@ def test_the_model_reads_its_context_however_long_the_text_gets(length: int) -> 
     )
     assert list(generate(model, prompt, 45, temperature=5, seed=4)) == drawn
     assert len(set(drawn)) > 10, "a text of one token would prove nothing"
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("temperature", "top_k"), [(1.0, None), (2.0, None), (0.5, None), (1.0, 4), (1.0, 1000)]
-)
-def test_tokens_are_drawn_as_often_as_the_model_says(temperature: float, top_k: int | None) -> None:
-    model = make_model()
-    logits = model(torch.tensor([[3, 1]]))[0, -1]
-    if top_k is not None and top_k < SMALL.vocab:
-        logits[logits < logits.sort(descending=True).values[top_k - 1]] = -torch.inf
-    chances = (logits / temperature).softmax(dim=0).tolist()
-    draws = 500
-    counts = Counter(
-        next(generate(model, [3, 1], 1, temperature, top_k, seed)) for seed in range(draws)
-    )
-    for token, chance in enumerate(chances):
-        spread = math.sqrt(draws * chance * (1 - chance))
-        assert abs(counts[token] - draws * chance) <= 4 * spread + 1, (token, chance, counts[token])
 
 
 @pytest.mark.parametrize("prompt", [[], [-1], [1, SMALL.vocab], [10**30]])

@@ -10,7 +10,7 @@ from lowcomm_protocol import PROTOCOL_VERSION
 from lowcomm_protocol.errors import LowcommError, RecordError, SignatureError, VersionError
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.invites import MAX_CLAIM_BYTES, issue_invite
+from lowcomm_protocol.peers.invites import issue_invite
 from lowcomm_protocol.peers.records import (
     CREDENTIAL_LIFE,
     MAX_CLOCK_SKEW,
@@ -106,33 +106,12 @@ def test_the_longest_record_that_a_node_needs_is_taken_whole():
     assert len(data) < 0.85 * MAX_RECORD_BYTES
 
 
-def test_a_record_that_would_be_too_long_tells_fewer_addresses():
-    info = replace(
-        INFO,
-        addresses=(LONG_ADDRESS,) * 8,
-        entry_points=("/" * 256,) * 4,
-        claim=b"c" * MAX_CLAIM_BYTES,
-    )
-    told = read_record(write_record(info, ALICE), NOW)
-    assert 1 <= len(told.addresses) < 8 and told.entry_points
-
-
-def test_a_record_says_what_was_written():
-    assert read_record(RECORD, NOW) == INFO
-
-
 @given(mutated(pb.SignedRecord.FromString(RECORD).payload))
 @settings(max_examples=300)
 def test_a_mutated_payload_never_validates(payload):
     signature = pb.SignedRecord.FromString(RECORD).signature
     with pytest.raises(LowcommError):
         read_record(pb.SignedRecord(payload=payload, signature=signature).SerializeToString(), NOW)
-
-
-def test_nobody_signs_for_another():
-    forged = write_record(INFO, BOB)
-    with pytest.raises(SignatureError, match=f"not one of {ALICE.peer_id}"):
-        read_record(forged, NOW)
 
 
 def test_a_credential_can_not_be_replayed_as_a_record():
@@ -253,17 +232,6 @@ def test_an_address_is_a_number_and_a_port(address):
         read_record(signed_record(addresses=[address]), NOW)
 
 
-def test_of_two_records_a_millisecond_apart_one_is_later():
-    for number in range(300):
-        first = read_record(
-            write_record(replace(INFO, issued=NOW - 5 + number / 1000), ALICE), NOW
-        ).issued
-        assert (
-            read_record(write_record(replace(INFO, issued=first + 0.001), ALICE), NOW).issued
-            > first
-        )
-
-
 # Credentials
 
 
@@ -288,14 +256,6 @@ def test_a_credential_holds_for_its_callee_run_and_time_only():
             read_credential(CREDENTIAL, BOB.peer_id, RUN, NOW + offset * 1.02)
 
 
-@pytest.mark.parametrize("nonce", [b"", b"n" * 15, b"n" * 17])
-def test_a_nonce_of_another_length_is_refused(nonce):
-    with pytest.raises(RecordError, match="wrong length"):
-        read_credential(
-            write_credential(ALICE, BOB.peer_id, RUN, NOW, nonce), BOB.peer_id, RUN, NOW
-        )
-
-
 def test_a_forged_credential_is_refused():
     signed = pb.SignedCredential.FromString(CREDENTIAL)
     for purpose, signer in (("credential", BOB), ("peer record", ALICE)):
@@ -304,8 +264,3 @@ def test_a_forged_credential_is_refused():
         )
         with pytest.raises(SignatureError):
             read_credential(forged.SerializeToString(), BOB.peer_id, RUN, NOW)
-
-
-def test_a_credential_of_too_many_bytes_is_refused():
-    with pytest.raises(RecordError):
-        read_credential(CREDENTIAL + b"\0" * 1024, BOB.peer_id, RUN, NOW)

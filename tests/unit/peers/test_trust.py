@@ -11,8 +11,6 @@ from lowcomm_protocol.peers.trust import (
     GOOD,
     LIGHT,
     MAX_PEERS,
-    MAX_REASON,
-    MEMORY,
     MOST_AT_ONCE,
     PRICE_LASTS,
     PRICE_SECONDS,
@@ -39,16 +37,6 @@ def test_an_unknown_peer_is_trusted_and_a_liar_is_not_for_an_interval():
     assert (trust.reason("a"), trust.reason("b")) == ("lies", "")
 
 
-def test_each_further_lie_lasts_twice_as_long():
-    trust = Trust(20)
-    assert [(trust.hold("a", Offence.HEAVY, 0), lasts(trust, "a", 0))[1] for _ in range(4)] == [
-        20,
-        40,
-        80,
-        160,
-    ]
-
-
 def test_who_lies_and_behaves_in_turn_is_left_out_ever_longer():
     trust, steps, costs = Trust(20), 0, []
     for _ in range(8):
@@ -69,33 +57,6 @@ def test_an_honest_peer_that_was_unlucky_has_its_name_back_after_some_exchanges(
     assert lasts(trust, "a", 100) == 20
     trust.thank("stranger", 0)
     assert len(trust) == 1, "who has done nothing wrong costs no memory"
-
-
-def test_a_realignment_makes_up_for_no_lie():
-    """A liar that behaves only in the realignments that its returns cause is left out ever
-    longer."""
-    trust = Trust(20)
-    trust.hold("a", Offence.HEAVY, 0)
-    before = trust.score("a", 20)
-    for _ in range(4):
-        trust.thank("a", 20, realigned=True)
-    assert trust.score("a", 20) == before
-    trust.hold("a", Offence.HEAVY, 20)
-    assert lasts(trust, "a", 20) == 40
-    assert not any(trust.stumbled("b") for _ in range(FORGIVEN))
-    trust.thank("b", 20, realigned=True)
-    assert not any(trust.stumbled("b") for _ in range(FORGIVEN)), "it has come through"
-
-
-def test_time_makes_up_for_lies_little_by_little():
-    for intervals, lasts_then in ((0, 160), (MEMORY // 2, 80), (MEMORY, 80), (2 * MEMORY, 40)):
-        trust = Trust(20)
-        for _ in range(3):
-            trust.hold("a", Offence.HEAVY, 0)
-        trust.hold("a", Offence.HEAVY, 20 * intervals)
-        assert lasts(trust, "a", 20 * intervals) == lasts_then, (
-            "3 lies count as 3, 2.1, 1.5 and 0.75"
-        )
 
 
 def test_what_each_deed_and_each_exchange_changes():
@@ -152,17 +113,6 @@ def test_a_score_is_between_0_and_1_and_never_falls_by_itself(deeds: list[tuple[
             trust.hold("a", Offence(deed), steps)
         assert 0.0 <= trust.score("a", steps) <= 1.0
         assert trust.trusts("a", steps) == (trust.score("a", steps) >= BOUND)
-
-
-@pytest.mark.parametrize("deed", [Offence.LIGHT, Offence.HEAVY])
-def test_memory_is_bounded_and_the_newest_are_remembered(deed: Offence):
-    trust = Trust(20)
-    for number in range(MAX_PEERS + 10):
-        trust.hold(f"peer{number}", Offence.HEAVY, 0, "x" * 10_000)
-    trust.hold("peer10", deed, 0)
-    assert len(trust) == MAX_PEERS
-    assert trust.trusts("peer9", 0) and not trust.trusts("peer10", 0)
-    assert len(trust.reason("peer11")) == MAX_REASON
 
 
 def test_stumbles_cost_nothing_until_there_are_too_many_in_a_row():

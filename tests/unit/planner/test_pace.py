@@ -54,13 +54,6 @@ def test_interval_and_wait_are_those_of_peers_in_virtual_time(
     assert planned.merged_seconds == pytest.approx(waited, rel=0.15)
 
 
-@pytest.mark.parametrize("mbit", [0.5, 2.0, 8.0, 30.0])
-def test_an_interval_that_fits_results_as_it_is_written(mbit: float) -> None:
-    interval = pace_on(line_of(mbit), 0.3, values=1e7).fitting_interval
-    written = pace_on(line_of(mbit), 0.3, sync_of(interval=interval), values=1e7)
-    assert written.interval == interval
-
-
 @pytest.mark.parametrize("codec", ["fp32", "mod4"])
 def test_contents_of_a_pair_are_what_its_coder_writes(codec: str) -> None:
     near = np.linspace(-1, 1, NUMEL, dtype=np.float32)

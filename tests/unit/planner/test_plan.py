@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from lowcomm_node.planner.plan import MethodMeasurements, Plan, as_written, plan, with_choice
+from lowcomm_node.planner.plan import Plan, as_written, plan, with_choice
 from lowcomm_node.planner.question import Line, Question, run_of
 from lowcomm_node.planner.words import interval_in_words, plan_in_words
 from lowcomm_protocol.spec.run import RunSpec
@@ -22,13 +22,6 @@ def question(
 @pytest.fixture(scope="module")
 def told() -> Plan:
     return plan(question(), from_file=False)
-
-
-def test_every_method_is_there_but_those_that_the_swarm_is_too_large_for(told: Plan) -> None:
-    methods = {choice.method for choice in told.choices}
-    assert methods == {"lowcomm", "noloco", "gossip", "diloco", "streaming-diloco"}
-    many = plan(question(peers=64), from_file=False)
-    assert "streaming-diloco" not in {choice.method for choice in many.choices}
 
 
 def test_each_fits_the_line_as_the_plan_would_write_it(told: Plan) -> None:
@@ -55,13 +48,6 @@ def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> Non
     assert "this line makes it every" in interval_in_words(written)
     wide = as_written(replace(asked, line=Line(up=1e9, down=1e9, latency=0.0), step_seconds=5.0))
     assert interval_in_words(wide) is None
-
-
-def test_no_share_is_told_beyond_the_longest_interval_that_was_measured() -> None:
-    longest = MethodMeasurements("streaming-diloco", "muon", 4).points()[-1]
-    found = MethodMeasurements("streaming-diloco", "muon", 4).at(2.0 * longest.interval)
-    assert found.share is None
-    assert found.longest == longest.interval
 
 
 def test_a_plan_says_in_words_how_far_it_goes_beyond_what_was_measured() -> None:

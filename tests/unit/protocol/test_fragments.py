@@ -108,36 +108,6 @@ def test_the_largest_fragment_is_at_most_a_quarter_above_the_mean_where_layers_p
         assert max(one.numel for one in plan.fragments) <= plan.numel / count + 128  # one row
 
 
-@pytest.mark.parametrize("pattern", PATTERNS)
-@pytest.mark.parametrize("count", [2, 5, 7])
-def test_layers_stay_whole_where_there_are_enough_of_them(pattern, count):
-    found = homes(plan_fragments(transformer(7, vocab=4000, tied=False), count, pattern))
-    for layer in range(7):
-        parts = [found[f"h.{layer}.{name}"] for name in ("norm", "attention", "mlp")]
-        assert parts[0] == parts[1] == parts[2]
-        assert len(parts[0]) == 1
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_a_small_embedding_goes_first_and_norm_and_head_go_last(pattern):
-    found = homes(plan_fragments(transformer(8, vocab=20, tied=False), 4, pattern))
-    assert (found["embed"], found["norm"], found["head"]) == ({0}, {3}, {3})
-
-
-@pytest.mark.parametrize("pattern", PATTERNS)
-def test_an_embedding_and_a_head_that_outweigh_a_fragment_are_split_by_rows_from_their_ends(
-    pattern,
-):
-    for count in (3, 4):
-        specs = transformer(4, vocab=3000, tied=False)
-        plan = plan_fragments(specs, count, pattern)
-        found = homes(plan)
-        assert {0} < found["embed"] < set(range(count))
-        assert {count - 1} < found["head"] < set(range(count))
-        assert imbalance(plan) < 1.001
-        assert homes(plan_fragments(specs[::-1], count, pattern)) == found
-
-
 def test_the_plan_and_its_digest_are_fixed():
     specs = [
         TensorSpec("a", (3, 2), None, "embedding"),
@@ -150,21 +120,6 @@ def test_the_plan_and_its_digest_are_fixed():
         Fragment(1, (Slice("a", 1, 3, 4), Slice("c", 0, 1, 1))),
     )
     assert plan.digest == "3678f2a5e78bdce5e45934b4a314631b338a807d189de818971af6801c64e558"
-
-
-def test_the_digest_tells_apart_what_peers_must_not_mix():
-    specs = transformer(4)
-    plans = [
-        plan_fragments(specs, 2, "strided"),
-        plan_fragments(specs, 2, "sequential"),
-        plan_fragments(specs, 4, "strided"),
-        plan_fragments(transformer(4, vocab=301), 2, "strided"),
-        plan_fragments(
-            [TensorSpec("wte", (300, 16), None, "embedding"), *specs[1:-1]], 2, "strided"
-        ),
-    ]
-    assert len({plan.digest for plan in plans}) == len(plans)
-    assert plan_fragments(specs, 2, "strided") == plans[0]
 
 
 @pytest.mark.parametrize(
@@ -209,14 +164,6 @@ def test_the_sync_index_grows_exactly_when_a_fragment_is_due(count, interval, da
             step - 1, index, count, interval
         )
         assert grown == ((step - offset(index, count, interval)) % interval == 0)
-
-
-@pytest.mark.parametrize(
-    ("index", "count", "interval"), [(0, 1, 0), (2, 2, 5), (-1, 2, 5), (0, 0, 5)]
-)
-def test_fragments_out_of_range_have_no_offset(index, count, interval):
-    with pytest.raises(PlanError, match="interval"):
-        offset(index, count, interval)
 
 
 FRAGMENT = Fragment(0, (Slice("a", 1, 3, 4), Slice("scalar", 0, 1, 1), Slice("bias", 2, 5, 3)))
@@ -272,13 +219,3 @@ def test_models_that_do_not_fit_the_fragment_are_refused_before_anything_is_writ
     with pytest.raises(PlanError, match="'bias'"):
         gather(FRAGMENT, model, vector)
     assert (vector == 9.0).all()
-
-
-@pytest.mark.parametrize("count", [2, 4, 5, 7])
-def test_even_fragments_differ_by_less_than_two_rows(count):
-    specs = transformer(6)
-    widest = max(one.stack.width for one in specs)
-    sizes = [one.numel for one in plan_fragments(specs, count, "even").fragments]
-    assert max(sizes) - min(sizes) <= 2 * widest
-    whole = plan_fragments(specs, 1, "even")
-    assert sum(sizes) == whole.numel == plan_fragments(specs, count, "strided").numel

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from helpers.virtual import OFFER
 from lowcomm_protocol import matching
 from lowcomm_protocol.matching import (
-    REFUSAL_TEXT,
     Readiness,
     Refusal,
     candidates,
@@ -19,8 +18,6 @@ from lowcomm_protocol.matching import (
     keeps_momentum,
     must_realign,
     order,
-    steps_ahead,
-    wins_crossing,
 )
 from lowcomm_protocol.spec.names import PAIRINGS
 
@@ -79,17 +76,6 @@ def test_groups_are_a_partition_of_the_swarm(seed, round_, peers, group):
     sizes = sorted(len(members) for members in set(slices.values()))
     assert sum(sizes) == len(peers)
     assert all(size == group for size in sizes[1:])
-
-
-def test_a_slice_stays_for_its_rounds_and_is_drawn_anew_then():
-    peers = [f"peer{number}" for number in range(12)]
-
-    def met(round_: int, slice_rounds: int) -> set[str]:
-        return set(candidates(0, 0, round_, "peer0", peers, 4, slice_rounds=slice_rounds))
-
-    kept = [met(round_, 5) for round_ in range(15)]
-    assert all(kept[round_] == met(round_ // 5, 1) for round_ in range(15))
-    assert kept[0] != kept[5] != kept[10]
 
 
 @pytest.mark.parametrize("pairing", PAIRINGS)
@@ -157,11 +143,6 @@ def test_a_thousand_peers_sort_a_permutation_once_however_many_ask(pairing, sort
     assert len(hashed) == sorts * len(peers)
 
 
-@given(st.text(max_size=8), st.text(max_size=8))
-def test_both_ends_decide_a_crossing_alike(one, other):
-    assert wins_crossing(one, other) + wins_crossing(other, one) == (one != other)
-
-
 AGAINST = {
     Refusal.OTHER_PROTOCOL: (replace(OFFER, protocol=99), READY),
     Refusal.OTHER_RUN: (replace(OFFER, run_id="ff" * 32), READY),
@@ -176,23 +157,10 @@ AGAINST = {
 }
 
 
-def test_progress_may_differ():
-    theirs = replace(
-        OFFER, round=7, swarm_step=999, steps=1, tokens=1, version=0, slow_digest=b"x" * 32
-    )
-    assert consider(theirs, OFFER, READY) is None
-
-
 @pytest.mark.parametrize("refusal", AGAINST)
 def test_each_reason_against_an_offer_is_told(refusal):
     theirs, ready = AGAINST[refusal]
     assert consider(theirs, OFFER, ready) is refusal
-
-
-@pytest.mark.parametrize(("ours", "theirs"), [("mod3/3", "mod3"), ("mod3", "mod3/3")])
-def test_another_version_of_a_codec_is_another_codec(ours, theirs):
-    ours = replace(OFFER, codec=ours)
-    assert consider(replace(ours, codec=theirs), ours, READY) is Refusal.OTHER_CODEC
 
 
 def test_what_can_never_fit_is_told_before_what_may_pass():
@@ -207,20 +175,6 @@ def test_what_can_never_fit_is_told_before_what_may_pass():
     )
     assert consider(theirs, OFFER, hopeless) is Refusal.OTHER_PROTOCOL
     assert consider(OFFER, OFFER, replace(hopeless, fragment_count=1)) is Refusal.NOT_TRAINING
-
-
-def test_who_is_ahead_is_told_by_steps_and_by_merges_that_only_one_has_taken():
-    ours = replace(OFFER, steps=10, version=3)
-    assert steps_ahead(ours, [], 20) == 0
-    assert steps_ahead(ours, [ours], 20) == 0
-    assert steps_ahead(ours, [replace(ours, steps=4)], 20) == -6
-    assert steps_ahead(ours, [replace(ours, steps=4), replace(ours, steps=25)], 20) == 15
-    assert steps_ahead(ours, [replace(ours, version=1)], 20) == 20
-    assert steps_ahead(ours, [replace(ours, version=4)], 20) == 10
-
-
-def test_every_refusal_has_words():
-    assert set(REFUSAL_TEXT) == set(Refusal)
 
 
 def test_a_realignment_keeps_the_momentum_where_all_say_that_it_is_the_same():

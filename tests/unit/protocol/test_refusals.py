@@ -7,13 +7,7 @@ import pytest
 
 from helpers import refusals as hostile
 from lowcomm_protocol.errors import (
-    LowcommError,
-    Reason,
-    RecordError,
     Refusals,
-    SignatureError,
-    VersionError,
-    What,
 )
 
 CASES = {case.name: case for case in hostile.CASES}
@@ -62,16 +56,6 @@ def test_the_same_bytes_are_verified_and_counted_once_however_often_the_dht_tell
     assert sum(refusals.counts().values()) == 1
 
 
-def test_what_was_refused_under_a_wrong_name_is_believed_in_its_place():
-    data, refusals = hostile.record(), Refusals()
-    roster = hostile.Roster(hostile.ME.peer_id, hostile.RUN, None, refusals)
-    assert roster.hear(data, hostile.NOW, hostile.BOB.peer_id) is None
-    assert roster.hear(data, hostile.NOW, hostile.ADA.peer_id) is not None, (
-        "a replay must not silence its victim"
-    )
-    assert refusals.counts() == {"record.misplaced": 1}
-
-
 def test_a_flood_of_refusals_keeps_a_bounded_memory(monkeypatch):
     monkeypatch.setattr("lowcomm_protocol.peers.roster._REMEMBERED", 10)
     refusals = Refusals()
@@ -80,25 +64,6 @@ def test_a_flood_of_refusals_keeps_a_bounded_memory(monkeypatch):
         roster.hear(b"%d" % number, hostile.NOW)
     assert sum(refusals.counts().values()) == 50
     assert len(roster._heard) == 10
-
-
-def test_counts_are_told_by_name_in_one_order():
-    refusals = Refusals()
-    for what, reason in (
-        (What.RECORD, Reason.EXPIRED),
-        (What.CALL, Reason.REPLAYED),
-        (What.RECORD, Reason.EXPIRED),
-    ):
-        refusals.count(what, reason)
-    assert list(refusals.counts().items()) == [("call.replayed", 1), ("record.expired", 2)]
-
-
-def test_an_error_counts_as_its_kind_unless_it_says_more():
-    assert LowcommError("x").reason is RecordError("x").reason is Reason.MALFORMED
-    assert SignatureError("x").reason is Reason.BAD_SIGNATURE
-    assert VersionError("x").reason is Reason.OTHER_VERSION
-    told = RecordError("x", reason=Reason.EXPIRED)
-    assert (str(told), told.reason) == ("x", Reason.EXPIRED)
 
 
 def test_a_man_in_the_middle_is_found_out_by_his_certificate_at_once():

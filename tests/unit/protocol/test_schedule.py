@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowcomm_protocol.plan import FragmentProgress, SyncSchedule, offset
+from lowcomm_protocol.plan import FragmentProgress, SyncSchedule
 
 
 def fresh(interval: int = 20, count: int = 4) -> SyncSchedule:
@@ -41,36 +41,12 @@ def test_every_fragment_is_due_once_an_interval_and_no_two_at_one_step(setting):
     assert len(taken) == len(set(taken))
 
 
-@given(settings())
-def test_the_first_sync_comes_at_the_offset_of_a_fragment(setting):
-    interval, count = setting
-    found = first_syncs(fresh(interval, count), interval)
-    assert [steps[0] for steps in found.values()] == [
-        offset(p, count, interval) or interval for p in range(count)
-    ]
-
-
-def test_a_first_call_is_accepted_before_the_steps_that_later_ones_need():
-    schedule = fresh(interval=100, count=8)
-    assert [schedule.least_steps(p, 25) for p in range(8)] == [6, 13, 19, 25, 25, 25, 25, 25]
-    assert schedule.least_steps(0, 3) == 3
-    schedule.merged(0, 12, 12, 12)
-    assert schedule.least_steps(0, 25) == 25
-
-
 def test_a_jump_over_several_sync_points_makes_one_sync_and_not_many():
     schedule = fresh()
     assert set(schedule.due(1000)) == {0, 1, 2, 3}
     for fragment in range(4):
         schedule.merged(fragment, 1000, 10, 10)
     assert list(schedule.due(1000)) == []
-
-
-def test_the_fragment_that_has_waited_longest_is_first():
-    schedule = fresh()
-    for fragment, steps in ((0, 40), (1, 10), (2, 30), (3, 20)):
-        schedule.merged(fragment, 100, steps, steps)
-    assert list(schedule.due(1000)) == [1, 3, 2, 0]
 
 
 def test_a_skipped_sync_waits_for_the_next_sync_point_and_counts_as_no_merge():
@@ -81,14 +57,6 @@ def test_a_skipped_sync_waits_for_the_next_sync_point_and_counts_as_no_merge():
     assert schedule[0].version == schedule[0].merged_steps == 0
     assert list(schedule.due(step + 19)) == []
     assert list(schedule.due(step + 20)) == [0]
-
-
-def test_steps_alone_are_counted_since_the_last_merge_of_any_fragment():
-    schedule = fresh()
-    assert schedule.steps_alone(30) == 30
-    schedule.merged(2, swarm_step=35, steps=30, tokens=30)
-    schedule.merged(1, swarm_step=40, steps=35, tokens=35)
-    assert schedule.steps_alone(42) == 7
 
 
 @given(st.lists(st.tuples(st.sampled_from(["skip", "merge"]), st.integers(0, 500)), max_size=40))

@@ -99,7 +99,11 @@ def run(dataset: Dataset, method: str, hostile: bool) -> tuple[Swarm, Holder | N
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
-    ["noloco", "lowcomm", "diloco", pytest.param("streaming-diloco", marks=pytest.mark.soak)],
+    [
+        "lowcomm",
+        "diloco",
+        *(pytest.param(one, marks=pytest.mark.soak) for one in ("noloco", "streaming-diloco")),
+    ],
 )
 def test_a_peer_that_asks_for_long_and_sends_nothing_costs_at_most_a_fifth_of_the_exchanges(
     dataset: Dataset, method: str

@@ -50,10 +50,9 @@ def states(swarm: Swarm) -> list[set[tuple[str, str]]]:
     ]
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_member_that_stood_still_takes_over_what_it_has_missed(dataset, seed):
+def test_a_member_that_stood_still_takes_over_what_it_has_missed(dataset):
     closed = Member(pauses=((20.2, 9.0),))
-    swarm = run(dataset, [Member(), Member(), Member(), closed], seed)
+    swarm = run(dataset, [Member(), Member(), Member(), closed])
     assert swarm.peers[3].taken_over > 0
     assert sum(peer.realigned for peer in swarm.peers) == 0
 
@@ -68,12 +67,6 @@ def test_after_more_steps_than_are_kept_a_member_copies_a_state_and_costs_nobody
     assert swarm.peers[3].copied > 0
     assert sum(peer.realigned for peer in swarm.peers) == 0
     assert all(len(one) == 1 for one in states(swarm))
-
-
-def test_a_late_member_joins_without_a_realignment(dataset):
-    swarm = run(dataset, [Member(), Member(), Member(), Member(joins=22.3)])
-    assert swarm.peers[3].taken_over > 0
-    assert sum(peer.realigned for peer in swarm.peers) == 0
 
 
 def test_two_halves_that_begin_apart_wait_for_each_other(dataset):

@@ -2,16 +2,13 @@
 and nothing that leads to a file or to code."""
 
 import json
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from lowcomm_protocol.errors import SpecError
 from lowcomm_protocol.spec.architectures import ARCHITECTURES
-from lowcomm_protocol.spec.models import TransformersSettings
-from lowcomm_protocol.spec.run import parse_canonical, parse_toml
+from lowcomm_protocol.spec.run import parse_toml
 
 SIZES = {
     "hidden_size": 32,
@@ -27,17 +24,6 @@ def toml(type_: str = "llama", model: str = "", **config: Any) -> str:
         f'[run]\nname = "a"\n[model]\nkind = "transformers"\ntype = "{type_}"\n{model}\n'
         f"[model.config]\n{keys}\n"
     )
-
-
-def test_a_document_says_what_its_creator_wrote_and_means_all_keys():
-    spec = parse_toml(toml(**SIZES, rope_theta=10_000))
-    again = parse_canonical(spec.canonical().decode())
-    assert again == spec and again.run_id == spec.run_id
-    told = json.loads(spec.canonical())["model"]
-    assert told["config"] == {**SIZES, "rope_theta": 10_000.0}
-    assert isinstance(spec.model, TransformersSettings)
-    assert spec.model.values["rms_norm_eps"] == 1e-6
-    assert spec.model.values["tie_word_embeddings"] is False
 
 
 @pytest.mark.parametrize(
@@ -92,12 +78,6 @@ def test_mixtures_of_experts_are_refused_with_the_reason(type_: str):
         parse_toml(toml(type_, **SIZES))
 
 
-@pytest.mark.parametrize("type_", ["bert", "lama", "../llama", "meta-llama/Llama-3.2-1B"])
-def test_other_types_are_refused_with_the_list(type_: str):
-    with pytest.raises(SpecError, match=r"not known.*There are llama, mistral"):
-        parse_toml(toml(type_, **SIZES))
-
-
 def test_parameters_of_known_models_are_counted():
     """Those that their publishers tell."""
     small = {"hidden_size": 576, "num_hidden_layers": 30, "num_attention_heads": 9}
@@ -110,12 +90,3 @@ def test_parameters_of_known_models_are_counted():
     neox = {"hidden_size": 512, "num_hidden_layers": 6, "num_attention_heads": 8}
     pythia = ARCHITECTURES["gpt_neox"].parameters({**neox, "intermediate_size": 2048}, 50_304, 2048)
     assert pythia == 70_426_624
-
-
-def test_reading_a_specification_does_not_import_the_library():
-    script = (
-        "import sys; from lowcomm_protocol.spec.run import parse_toml; "
-        f"parse_toml({toml(**SIZES)!r}).model.parameters; "
-        "sys.exit(any(name.split('.')[0] in ('transformers', 'torch') for name in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

@@ -51,12 +51,6 @@ def test_the_document_of_a_run_holds_the_number():
     assert written.canonical() == spec.canonical(), "who writes the number gets the same run"
 
 
-def test_a_small_model_keeps_the_fragments_of_its_method():
-    text = '[run]\nname = "a"\n[sync]\nmethod = "{}"\nfragments = "auto"\n'
-    assert parse_toml(text.format("lowcomm"), parameters=parameters_of).sync.fragments == 4
-    assert parse_toml(text.format("noloco"), parameters=parameters_of).sync.fragments == 1
-
-
 def test_too_few_steps_and_a_machine_that_does_not_know_models_are_told_what_to_do():
     large = RUN.replace("width = 768", "width = 6144").replace("interval = 16", "interval = 4")
     with pytest.raises(SpecError, match=r"in interval = 4 fragments .* set interval = \d+ or more"):

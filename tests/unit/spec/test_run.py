@@ -59,40 +59,6 @@ def test_every_preset_is_valid_explained_and_signs(method):
     assert signed.spec.sync == spec.sync
 
 
-@pytest.mark.parametrize("method", sorted(set(PRESETS) - {"local"}))
-def test_every_preset_is_stable_in_groups_of_every_size(method):
-    group = PRESETS[method].sync["group"]
-    for size in range(2, group + 1):
-        assert parse_toml(with_sync(f'method = "{method}"', f"group = {size}")).sync.group == size
-
-
-@pytest.mark.parametrize("method", sorted(PRESETS))
-def test_a_method_brings_its_inner_optimizer_and_the_creator_may_choose_another(method):
-    spec = parse_toml(with_sync(f'method = "{method}"'))
-    assert (spec.train.optimizer == "muon") == (method in ("lowcomm", "streaming-diloco"))
-    assert spec.train.learning_rate == ({"muon": 0.02, "adamw": 3e-3}[PRESETS[method].optimizer])
-    chosen = parse_toml(with_sync(f'method = "{method}"') + '[train]\noptimizer = "adamw"\n')
-    assert (chosen.train.optimizer, chosen.train.learning_rate) == ("adamw", 3e-3)
-
-
-@pytest.mark.parametrize(
-    ("model", "sync", "count"),
-    [
-        ("layers = 24", "", 8),
-        ("layers = 108", "", 36),
-        ("layers = 4", "", 2),
-        ("layers = 108", "interval = 20", 20),
-        ("layers = 24", "fragments = 5", 5),
-        ('kind = "transformers"\ntype = "llama"\nconfig.hidden_size = 64\n'
-         "config.num_hidden_layers = 7\nconfig.num_attention_heads = 4\n"
-         "config.intermediate_size = 128", "", 3),
-    ],
-)  # fmt: skip
-def test_streaming_diloco_as_in_its_paper_has_fragments_of_three_layers(model, sync, count):
-    text = with_sync('method = "streaming-diloco-paper"', sync) + f"[model]\n{model}\n"
-    assert parse_toml(text).sync.fragments == count
-
-
 @pytest.mark.parametrize(
     ("method", "layers", "sync", "pattern"),
     [
@@ -114,15 +80,6 @@ def test_fragments_that_whole_layers_would_leave_uneven_are_cut_by_rows(
 ):
     text = with_sync(f'method = "{method}"', sync) + f"[model]\nlayers = {layers}\n"
     assert parse_toml(text).sync.pattern == pattern
-
-
-def test_a_file_of_a_release_without_memory_keeps_its_meaning():
-    old = with_sync(
-        "interval = 4", 'codec = "mod3"', "outer_lr = 1.25", "momentum = 0.0", "min_steps = 1"
-    )
-    assert parse_toml(old).sync.memory == 0.0
-    assert b"memory" not in parse_toml(old).canonical()
-    assert parse_toml(with_sync("momentum = 0.0", "memory = 0.4")).sync.memory == 0.4
 
 
 @pytest.mark.parametrize(
@@ -168,14 +125,6 @@ def test_a_mistake_is_named_with_its_remedy(text, told):
         parse_toml(text, "run.toml")
 
 
-def test_unstable_outer_settings_are_refused_with_the_bound():
-    with pytest.raises(
-        SpecError, match=r"momentum = 0\.9 diverges in groups of 2: use a consensus below 0\.38"
-    ):
-        parse_toml(with_sync("momentum = 0.9"))
-    assert parse_toml(with_sync("momentum = 0.9", "consensus = 0.37")).sync.momentum == 0.9
-
-
 @pytest.mark.parametrize("codec", ["e3m0", "int8"])
 def test_a_coarse_codec_with_consensus_is_refused_with_the_choices(codec):
     with pytest.raises(
@@ -198,16 +147,6 @@ def test_another_version_is_a_version_error_that_names_ours(version):
 # Who may join
 
 MEMBERS = sorted([CREATOR.peer_id, STRANGER.peer_id])
-
-
-def test_members_are_a_set_of_peers_and_have_one_order():
-    specs = [
-        parse_toml(f'{MINIMAL}admission = "list"\nmembers = {members}\n')
-        for members in (MEMBERS, MEMBERS[::-1], MEMBERS + MEMBERS)
-    ]
-    assert [list(spec.run.members) for spec in specs] == [MEMBERS] * 3
-    assert len({spec.run_id for spec in specs}) == 1
-    assert parse_canonical(specs[0].canonical().decode()) == specs[0]
 
 
 MANY = [Identity(bytes([i // 256, i % 256]) * 16).peer_id for i in range(257)]
@@ -235,13 +174,6 @@ def test_a_mistake_about_who_may_join_is_named_with_its_remedy(text, told):
     with pytest.raises(SpecError, match=told) as caught:
         parse_toml(MINIMAL + text + "\n")
     assert len(str(caught.value)) < 400
-
-
-def test_the_longest_list_of_members_fits_into_a_record():
-    members = [Identity(bytes([number]) * 32).peer_id for number in range(256)]
-    signed = sign_run(parse_toml(f'{MINIMAL}admission = "list"\nmembers = {members}\n'), CREATOR)
-    assert read_signed_run(signed.to_bytes()) == signed
-    assert len(signed.to_bytes()) < 30 * 1024
 
 
 def test_a_run_names_its_creator_so_that_its_id_does():
@@ -303,22 +235,7 @@ def test_the_canonical_form_round_trips(method, interval, rate, seed, descriptio
         assert again.run_id == spec.run_id
 
 
-def test_the_largest_run_fits_into_a_record():
-    name, description = "n" * 64, "\U0001f600" * 500
-    spec = parse_toml(f'[run]\nname = "{name}"\ndescription = "{description}"\n')
-    assert len(sign_run(spec, CREATOR).to_bytes()) < 2 * MAX_SPEC_BYTES
-    assert len(spec.canonical()) < MAX_SPEC_BYTES / 4
-
-
 # What strangers send
-
-
-def test_a_signed_run_round_trips_and_is_named_by_its_digest():
-    signed = sign_run(parse_toml(MINIMAL), CREATOR)
-    assert read_signed_run(signed.to_bytes()) == signed
-    assert signed.run_id == signed.spec.run_id
-    assert signed.run_id.startswith(signed.fingerprint)
-    assert len(signed.fingerprint) == 12
 
 
 SIGNED_BYTES = SIGNED.to_bytes()
@@ -370,22 +287,6 @@ def test_a_flipped_byte_is_refused_or_changes_nothing(place, flip):
 def test_hostile_json_under_a_good_signature_is_refused_in_few_words(spec):
     with pytest.raises(LowcommError) as caught:
         read_signed_run(envelope(spec), "stranger")
-    assert len(str(caught.value)) < 400
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a = " + "[" * 5000,
-        MINIMAL + "seed = " + "9" * 6000,
-        MINIMAL + "seed = 0x" + "f" * 6000,
-        with_sync("interval = 0x" + "f" * 6000),
-        MINIMAL + "a." * 3000 + "b = 1",
-    ],
-)
-def test_hostile_toml_is_refused_in_few_words(text):
-    with pytest.raises(SpecError) as caught:
-        parse_toml(text)
     assert len(str(caught.value)) < 400
 
 

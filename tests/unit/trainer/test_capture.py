@@ -94,20 +94,6 @@ def test_a_mean_that_is_refused_does_not_move_what_is_usual(scale: float):
     assert usual.learned == pytest.approx(float(torch.ones(NUMEL).norm()), rel=0.01)
 
 
-def test_a_contribution_of_a_pair_that_is_refused_does_not_move_what_is_usual():
-    usual, out = UsualNorm(1.0), memoryview(bytearray(8 * NUMEL))
-    theirs, mine = (
-        pair("b", 100 * torch.ones(NUMEL), UsualNorm()),
-        pair("a", torch.ones(NUMEL), usual),
-    )
-    with pytest.raises(ImplausibleError):
-        mine.receive("b", out[: theirs.encode(out)])
-    mine.pool({"a": 1})
-    mine.judge.learn()
-    mine.commit()
-    assert usual.learned == 1.0
-
-
 def test_what_was_applied_is_not_applied_again_and_what_was_not_is():
     repeats, ones = Repeats(NUMEL), torch.ones(NUMEL)
 
@@ -163,34 +149,6 @@ def test_in_a_realignment_it_is_the_way_from_our_slow_weights_that_must_be_plaus
     for lie in (-phi, 2 * phi, torch.zeros(NUMEL), phi - 10 * step):
         with pytest.raises(ImplausibleError):
             realigning("a", phi + step).receive("b", share(realigning("b", lie), "a"))
-
-
-def flipped(members: tuple[str, ...]) -> tuple[GroupCapture, memoryview]:
-    """What we hold, and a contribution that points against it."""
-    vector = torch.randn(NUMEL, generator=torch.Generator().manual_seed(0))
-    return group("a", vector, UsualNorm(), members), share(
-        group("b", -vector, UsualNorm(), members), "a"
-    )
-
-
-def test_of_two_one_that_points_against_us_is_refused():
-    mine, lie = flipped(("a", "b"))
-    with pytest.raises(ImplausibleError, match="points against ours"):
-        mine.receive("b", lie)
-
-
-@pytest.mark.parametrize("others", [("b",), ("b", "c")])
-def test_of_three_one_that_points_against_us_is_left_out_if_the_third_is_late(
-    others: tuple[str, ...],
-):
-    mine, lie = flipped(MEMBERS)
-    honest = share(group("c", mine.sent + 0.1, UsualNorm()), "a")
-    mine.receive("b", lie)
-    mine.receive("c", honest)
-    mine.reduce(dict.fromkeys(("a", *others), 1), memoryview(bytearray(8 * NUMEL)))
-    assert list(mine.left_out) == (["b"] if others == ("b",) else [])
-    start, stop = mine.bounds[0]
-    assert float(mine.mean[start:stop] @ mine.theta[start:stop]) > 0
 
 
 def test_a_group_knows_again_what_a_member_has_brought():

@@ -10,7 +10,6 @@ from lowcomm_node.trainer import gpu
 from lowcomm_node.trainer.gpu import Copies, merges_alike
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.outer import OuterSettings
-from lowcomm_protocol.spec.run import RunSpec
 
 CPU = torch.device("cpu")
 
@@ -50,18 +49,6 @@ def test_exchanges_beside_the_training_give_the_same_bits(
         monkeypatch.setattr(Beside, "rooms", rooms)
         assert merged_bits.digest(name) == expected, f"{rooms} vectors on the device"
         assert Beside.rooms < rooms, "the device was asked for memory"
-
-
-def test_a_capture_holds_the_weights_of_its_step_though_training_goes_on() -> None:
-    run = {"run": {"name": "x", "steps": 9}, "model": merged_bits.MODEL, "sync": {}}
-    replica = Beside(RunSpec.model_validate(run), "a", merged_bits.Text(), CPU)  # type: ignore[arg-type]
-    before = replica.fast(0)
-    replica.copy(0)
-    for weight in replica.weights.values():
-        weight.data.add_(1.0)
-    replica.contribute(0)
-    assert torch.equal(replica.capture_of(0).theta, before)
-    assert replica.capture_of(0).landing is None, "the device's memory is free again"
 
 
 def test_a_device_that_merges_otherwise_does_not_merge(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from lowcomm_node.trainer import memory as limits
 from lowcomm_node.trainer.memory import (
     BETWEEN,
     FLOAT,
-    at_once,
     check_memory,
     count_parameters,
     estimate_memory,
@@ -111,27 +110,6 @@ def test_a_long_context_in_large_batches_is_refused_with_what_takes_how_much(
     check_memory(spec_of(), CPU, 1.0)
 
 
-@pytest.mark.parametrize(
-    ("model", "train", "method"),
-    [
-        ({"context": 1024}, {"batch": 64}, "lowcomm"),
-        ({"vocab": 200_000}, {}, "noloco"),
-        ({"width": 2048, "heads": 16, "feed_forward": 5632, "layers": 24}, {}, "diloco"),
-        (
-            {"width": 2048, "heads": 16, "feed_forward": 5632, "layers": 24},
-            {"optimizer": "muon"},
-            "streaming-diloco",
-        ),
-    ],
-)
-def test_every_part_that_grows_is_reckoned(model, train, method):
-    demo, large = (
-        sum(estimate_memory(one, False).host.values())
-        for one in (spec_of(), spec_of(model, method, **train))
-    )
-    assert large > 2 * demo
-
-
 def test_a_gpu_takes_the_training_and_the_host_the_rest(monkeypatch: pytest.MonkeyPatch):
     cuda = torch.device("cuda:0")
     spec = spec_of({"context": 2048, "width": 1024, "heads": 16, "feed_forward": 2816}, batch=32)
@@ -148,43 +126,3 @@ def test_a_gpu_takes_the_training_and_the_host_the_rest(monkeypatch: pytest.Monk
     check_memory(spec, cuda, 64.0)
     with pytest.raises(ConfigError, match=r"0\.9 GiB are allowed here"):
         check_memory(spec, cuda, 64.0, max_vram=0.9)
-
-
-SHARING = """
-import mmap, os
-from lowcomm_node.system.machine import memory_of, memory_of_node
-ours, size = os.getpid(), 64 << 20
-before = memory_of(ours, shared=False), memory_of(ours)
-with mmap.mmap(-1, size) as shared:  # anonymous memory that a child would share
-    for _ in range(64):
-        shared.write(b"x" * (1 << 20))
-    assert memory_of(ours) - before[1] > 0.9 * size
-    assert memory_of(ours, shared=False) - before[0] < 0.5 * size
-    # A daemon and its trainer are one process here, which maps the same.
-    assert memory_of_node(ours, ours) < 2 * memory_of(ours) - 0.9 * size
-"""
-
-
-@pytest.mark.parametrize(
-    ("largest", "fragments", "count"),
-    [
-        (58_544, 4, 4),
-        (2_704_800, 4, 4),
-        (12_021_648, 4, 2),
-        (27_000_000, 1, 1),
-        (64 * 10**6, 16, 2),
-    ],
-)
-def test_of_large_fragments_fewer_are_under_way_at_once(largest: int, fragments: int, count: int):
-    assert at_once(4, fragments, largest) == count
-
-
-COMPILES = """
-import numpy as np
-from lowcomm_protocol.codecs import coder
-from lowcomm_protocol.codecs.kernels import compiled_here
-one = coder("fp32", 256)
-assert compiled_here() == 0
-one.encode(np.ones(256, dtype=np.float32), memoryview(bytearray(one.max_size)))
-print(compiled_here())
-"""

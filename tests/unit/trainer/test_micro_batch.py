@@ -16,17 +16,6 @@ from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
 SMALL = TransformerSettings(layers=2, width=32, heads=2, feed_forward=64, context=16)
-PAIRS = """
-[sync]
-method = "lowcomm"
-fragments = 2
-interval = 10
-overlap = 0
-min_steps = 1
-codec = "fp32"
-error_feedback = false
-momentum = 0.3
-"""
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
@@ -78,30 +67,6 @@ def test_parts_of_any_size_give_loss_and_gradient_of_the_batch(windows: int) -> 
     assert len(found) == len(gradients) > 0
     for ours, one in zip(found, gradients, strict=True):
         assert (ours - one).abs().max() < 1e-6
-
-
-def test_blocks_that_are_computed_again_change_no_bit_and_keep_less() -> None:
-    kept: list[int] = []
-
-    def count(tensor: Tensor) -> Tensor:
-        kept[-1] += tensor.nbytes
-        return tensor
-
-    outcomes = []
-    for cut in (Cut(8), Cut(8, True)):
-        kept.append(0)
-        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
-            outcomes.append(learned(cut))
-    (loss, gradients), (again, found) = outcomes
-    assert torch.equal(again, loss)
-    assert all(torch.equal(ours, one) for ours, one in zip(found, gradients, strict=True))
-    model = build_model(SMALL, 0)
-    model.recompute, peaks = True, []
-    with torch.autograd.graph.saved_tensors_hooks(
-        lambda tensor: peaks.append(tensor.nbytes) or tensor, lambda tensor: tensor
-    ):
-        model.loss(*batch_of(8))
-    assert sum(peaks) < kept[0] / 2
 
 
 # what fits

@@ -43,25 +43,6 @@ def gradients(model: nn.Module, seed: int) -> None:
         weight.grad = torch.randn(weight.shape, generator=generator)
 
 
-def test_muon_takes_the_matrices_of_the_blocks_and_adamw_the_rest():
-    model, inner = trained("muon")
-    by_muon = {
-        key.removesuffix(".momentum_buffer")
-        for key in inner.moments()
-        if key.endswith(".momentum_buffer")
-    }
-    expected = {
-        name
-        for name, weight in model.named_parameters()
-        if weight.ndim == 2 and name.startswith("blocks.")
-    }
-    assert by_muon == expected
-    assert len(expected) == 2 * 7, "query, key, value, output, gate, up, down"
-    others = {key.rpartition(".")[0] for key in inner.moments()} - by_muon
-    assert others == {name for name, _ in model.named_parameters()} - expected
-    assert {"embedding.weight"} < others
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_it_does_what_torchs_own_does(optimizer):
     model, _ = trained(optimizer, weight_decay=0.05, warmup=0, learning_rate=0.01)
@@ -159,16 +140,6 @@ def test_moments_that_no_training_reaches_are_refused(key, value):
 def rates(**given):
     train = settings(learning_rate=1.0, warmup=10, final_learning_rate=0.1, **given)
     return [learning_rate(train, step, 110) for step in range(140)]
-
-
-def test_wsd_keeps_the_rate_and_lets_it_fall_in_the_last_steps():
-    told = rates(schedule="wsd", decay=0.2)
-    assert told[0] == pytest.approx(0.1) and told[10:90] == [1.0] * 80
-    assert told[95] == pytest.approx(0.1 + 0.9 * 0.5), "a quarter of the way, its root is a half"
-    assert told[110:] == pytest.approx([0.1] * 30)
-    assert all(later < earlier for earlier, later in pairwise(told[90:111]))
-    assert rates(schedule="wsd", decay=0.0)[10:111] == [1.0] * 100 + [pytest.approx(0.1)]
-    assert rates(schedule="wsd", decay=1.0)[35] == pytest.approx(0.1 + 0.9 * 0.5)
 
 
 def test_the_learning_rate_warms_up_and_falls_as_a_cosine():

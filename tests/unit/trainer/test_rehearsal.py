@@ -55,7 +55,11 @@ fragments = 2
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "method", ["lowcomm", pytest.param("noloco", marks=pytest.mark.soak), "streaming-diloco"]
+    "method",
+    [
+        "streaming-diloco",
+        *(pytest.param(one, marks=pytest.mark.soak) for one in ("lowcomm", "noloco")),
+    ],
 )
 def test_exchanges_call_no_kernel_that_was_not_rehearsed(method: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", EXCHANGES, RUN.format(method=method), str(tmp_path)]

@@ -17,7 +17,6 @@ from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.exchange import outer
 from lowcomm_protocol.exchange.judging import Bound, growth
-from lowcomm_protocol.plan import largest_jump
 from lowcomm_protocol.spec.outer import OuterSettings
 
 INTERVAL = 8
@@ -139,27 +138,6 @@ def test_in_the_first_interval_others_have_trained_for_as_long_as_we_but_for_wha
         )
 
 
-def test_a_claim_counts_in_part_and_the_whole_of_what_is_possible_only_explains(
-    folder: Path,
-) -> None:
-    with driven(folder, "a", more=settings()) as (one,):
-        one.steps(4)
-        ours, most = rates(one.replica, 0, 4), largest_jump(INTERVAL)
-        some = bound(one.replica, ahead=100)
-        assert some.growth == pytest.approx(growth(ours, rates(one.replica, 0, 2 * INTERVAL)))
-        assert some.claimed_growth == pytest.approx(growth(ours, rates(one.replica, 0, 104)))
-        all_of_it = bound(one.replica, ahead=10**6)
-        assert all_of_it.claimed_growth == pytest.approx(growth(ours, rates(one.replica, 0, most)))
-
-
-# From where on it costs the sender much
-
-WITHOUT_CONSENSUS = """outer = "nesterov"
-group = {group}
-consensus = 0.0
-"""
-
-
 # What is sent, and what of it is progress
 
 
@@ -178,24 +156,6 @@ def test_a_contribution_less_its_anchor_is_progress_times_the_gain(
         assert torch.allclose(sent - consensus * kept.phi, kept.judge.gain * progress, atol=1e-6)
         assert kept.judge.bound.own == pytest.approx(kept.judge.gain * float(progress.norm()))
         assert (kept.steps, kept.tokens) == (2, 2 * one.replica.spec.tokens_per_step)
-
-
-@pytest.mark.parametrize("method", ["noloco", "lowcomm"])
-def test_a_realignment_sends_the_fast_weights_themselves(folder: Path, method: str) -> None:
-    with driven(folder, "a", more=settings(method)) as (one,):
-        one.steps(2)
-        one.replica.capture(0, realign=True)
-        kept: Any = one.replica.capture_of(0)
-        sent = kept.sent
-        assert torch.equal(sent, one.replica.fast(0)) and sent.data_ptr() != kept.theta.data_ptr()
-        assert (kept.judge.pull, kept.judge.gain) == (1.0, 1.0) and kept.phi is one.replica.phi[0]
-        assert kept.judge.bound.own == pytest.approx(float((kept.theta - kept.phi).norm()))
-        assert kept.encode(memoryview(bytearray(8 * kept.numel))) >= 4 * kept.numel, (
-            "in full precision"
-        )
-
-
-# What is known again
 
 
 # Where it trains

@@ -3,7 +3,6 @@ late, yet nothing else sees an older state, and a step without finite gradients 
 
 import math
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,12 +10,9 @@ import torch
 from torch import Tensor
 
 from helpers.driven_trainer import Driven, driven
-from lowcomm_node.data import open_data, open_tokenizer
-from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.models.base import build_model
 from lowcomm_node.node.messages import InnerStepTaken, Skipped
 from lowcomm_node.trainer import inner as inner_module
-from lowcomm_node.trainer.inner import BatchesAhead
 from lowcomm_node.trainer.optimizer import InnerOptimizer
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.spec.models import TransformerSettings
@@ -87,16 +83,6 @@ def run(one: Driven, count: int) -> None:
         one.loop._step()
 
 
-def test_a_loss_is_read_once_the_next_step_is_queued(ahead: tuple[Driven, Device]) -> None:
-    one, device = ahead
-    run(one, 3)
-    assert device.done == ["step 1", "step 2", "read 1", "step 3", "read 2"]
-    assert [step.steps for step in one.events(InnerStepTaken)] == [1, 2]
-    one.loop._settle()
-    assert [step.steps for step in one.events(InnerStepTaken)] == [1, 2, 3]
-    assert device.done[-1] == "read 3"
-
-
 def test_steps_are_the_same_to_the_bit_whether_they_are_read_late_or_not(
     ahead: tuple[Driven, Device], tmp_path: Path
 ) -> None:
@@ -148,28 +134,3 @@ def test_an_optimizer_that_is_told_to_skip_on_the_device_changes_nothing(optimiz
     assert all(torch.equal(value, moments[name]) for name, value in inner.moments().items())
     step(0.1, good)
     assert not any(map(torch.equal, model.parameters(), before))
-
-
-# batches prepared ahead
-
-
-@pytest.fixture
-def stream(tmp_path: Path) -> TrainStream:
-    text = tmp_path / "text"
-    text.mkdir()
-    for name in ("a.txt", "b.txt"):
-        (text / name).write_text("A short text, and again a short text. " * 200)
-    split = open_data(f"text:{text}", open_tokenizer("bytes"), tmp_path / "cache").train
-    return TrainStream(split, context=8, batch=2, seed=1, peer_id="a")
-
-
-def test_batches_prepared_ahead_are_those_of_the_stream(stream: TrainStream) -> None:
-    with ThreadPoolExecutor(1) as executor:
-        ahead = BatchesAhead(executor, torch.device("cpu"))
-        for number in (0, 1, 2):
-            assert torch.equal(ahead.next(stream)[0], stream.batch(number)[0])
-        assert stream.batches == 3, "what is prepared counts once it is taken"
-        stream.restore({"batches": 7})
-        assert torch.equal(ahead.next(stream)[1], stream.batch(7)[1])
-        stream.restore({"batches": 1})
-        assert torch.equal(ahead.next(stream)[1], stream.batch(1)[1])

@@ -9,7 +9,7 @@ import pytest
 
 from helpers import tiny
 from helpers.driven_trainer import begin, driven, finish
-from lowcomm_node.node.messages import Amend, Finished, InnerStepTaken, OuterStepApplied, Save
+from lowcomm_node.node.messages import Amend, Finished, InnerStepTaken, OuterStepApplied
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.amendments import Chain, write_amendment
 from lowcomm_protocol.spec.run import SignedRun, parse_toml, sign_run
@@ -91,22 +91,6 @@ def test_a_run_that_is_over_goes_on_when_its_creator_makes_it_longer(
         ada.steps(2)
         assert [event.swarm_step for event in ada.events(Finished)] == [STEPS, STEPS + 2]
         assert not ada.loop._can_step()
-
-
-def test_a_resume_knows_the_amendments_of_its_checkpoint(run: SignedRun, tmp_path: Path) -> None:
-    chain = amended(run, (2, CONSTANT), (2, {"run.steps": 50}))
-    with driven(tmp_path, "ada", more=MORE) as (ada,):
-        ada.ask(Amend(amendments=chain.data.decode()))
-        ada.steps(3)
-        ada.ask(Save())
-    with driven(tmp_path, "ada", more=MORE) as (again,):
-        assert again.built.resumed == 3
-        assert again.replica.course.chain == chain
-        again.steps(1)
-        assert rates(again) == [0.125]
-    longer = write_amendment(CREATOR, run, chain, 2, {"run.steps": 60})
-    with driven(tmp_path, "ada", more=MORE, amendments=longer.data.decode()) as (newer,):
-        assert newer.replica.course.chain == longer, "the daemon may have heard of more meanwhile"
 
 
 def test_what_the_creator_has_not_signed_changes_nothing(run: SignedRun, tmp_path: Path) -> None:

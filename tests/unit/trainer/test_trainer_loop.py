@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers.driven_trainer import Driven, begin, driven, finish, merge_of
+from helpers.driven_trainer import Driven, begin, driven, finish
 from lowcomm_node.errors import CheckpointError, Diverged
 from lowcomm_node.node.ipc import Request
 from lowcomm_node.node.messages import (
@@ -46,9 +46,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("loops")
 
 
-CAPTURE = CaptureContribution(fragment=0, slot=0, realign=False, ahead=0)
-
-
 def receive(part: Part) -> Receive:
     """What the partner is said to have brought."""
     return Receive(fragment=0, part=part, peer="b", slot=1, offset=0, size=4)
@@ -82,19 +79,6 @@ def test_a_merge_that_ripens_while_a_state_is_copied_is_void_and_training_goes_o
         assert len(one.events(InnerStepTaken)) == 7
 
 
-def test_a_merge_of_an_exchange_that_is_over_does_not_touch_the_next_one(folder: Path) -> None:
-    with driven(folder, "a", "b", more=PAIRS) as (one, other):
-        for here in (one, other):
-            here.steps(2)
-        begin(one, other)
-        number, _ = finish(one, other)
-        one.ask(Drop(fragment=0))
-        begin(one, other)
-        one.steps(4)
-        assert "void" in one.refused(number).text
-        assert 0 in one.replica.captures, "the next one goes on"
-
-
 @pytest.mark.parametrize("codec", ["fp32", "mod3"])
 @pytest.mark.parametrize(
     "what", [receive(Part.WHOLE), receive(Part.AGAIN), Resend(fragment=0, blocks=b"", slot=1)]
@@ -114,19 +98,6 @@ def test_what_comes_once_an_exchange_is_dropped_is_nobody_s_fault(
         one.settle()
         answer = one.refused(number)
         assert "void" in answer.text and not answer.unusable
-
-
-# What nobody foresaw
-
-
-def test_an_error_on_the_coding_thread_that_nobody_foresaw_is_answered(folder: Path) -> None:
-    with driven(folder, "a", more=PAIRS) as (one,):
-        one.steps(1)
-        one.ask(CAPTURE)
-        answer = one.refusal(merge_of(one, {"a": 1, "b": 1}))  # though nothing came of b
-        assert "KeyError" in answer.text and "report it" in answer.text
-        one.ask(Drop(fragment=0))
-        assert "not captured any more" in one.refusal(receive(Part.WHOLE)).text
 
 
 # Nothing but numbers
@@ -176,20 +147,6 @@ def test_a_step_whose_gradient_is_not_finite_changes_nothing_but_counters(
         assert any(
             not torch.equal(weight, before[name]) for name, weight in one.replica.weights.items()
         )
-
-
-def test_so_many_skipped_steps_in_a_row_end_training_with_a_remedy(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with driven(folder, "a", more=PAIRS) as (one,):
-        pattern = [True] * (MOST_SKIPPED - 1) + [False] + [True] * MOST_SKIPPED
-        poisoned(monkeypatch, one, pattern)
-        one.steps(len(pattern) - 1)
-        with pytest.raises(
-            Diverged, match=r"10 inner steps in a row .* by step 20, .*learning_rate is too high"
-        ):
-            one.steps(1)
-        assert len(one.events(Skipped)) == 2, "once for each row"
 
 
 def test_after_a_divergence_the_next_start_goes_back_one_checkpoint_and_on_with_other_text(
@@ -316,20 +273,3 @@ def test_a_checkpoint_of_0_1_that_had_synced_nothing_is_late_for_nothing(folder:
             meta["progress"][1]["synced"] = wrong
             with pytest.raises(CheckpointError, match="counters"):
                 state.restore(one.replica, parts, meta)
-
-
-# The outer momentum in a realignment
-
-EQUAL = """
-[sync]
-method = "diloco"
-group = 2
-fragments = 2
-interval = 10
-overlap = 0
-min_steps = 1
-codec = "fp32"
-consensus = 0.0
-momentum = 0.9
-outer_lr = 0.4
-"""

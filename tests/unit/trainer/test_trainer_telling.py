@@ -8,15 +8,11 @@ import pytest
 import torch
 
 from helpers.driven_trainer import driven
-from lowcomm_node.errors import TrainerError
 from lowcomm_node.models.evaluation import Evaluation, evaluate
 from lowcomm_node.node import messages
-from lowcomm_node.node.messages import refusal_of
 from lowcomm_node.trainer import loop as loop_module
 from lowcomm_node.trainer.building import slot_bytes
-from lowcomm_node.trainer.optimizer import learning_rate
 from lowcomm_protocol.codecs import coder
-from lowcomm_protocol.errors import CodecError, ImplausibleError, Offence
 from lowcomm_protocol.exchange.kinds import GROUP, PAIR
 
 MORE = """warmup = 3
@@ -38,40 +34,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def settings(method: str = "lowcomm", fragments: int = 4) -> str:
     """The rest of a run file, from the settings of training on."""
     return MORE.format(method=method, fragments=fragments)
-
-
-class Clock:
-    """Each look at it takes ``tick`` seconds."""
-
-    def __init__(self, tick: float) -> None:
-        self.tick, self.now = tick, 100.0
-
-    def __call__(self) -> float:
-        self.now += self.tick
-        return self.now
-
-
-def test_a_step_is_told_with_its_counters_its_rate_and_a_speed_that_is_smoothed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with driven(folder, "a", more=settings()) as (one,):
-        one.replica.clock.observe(7)
-        clock = Clock(2.0)
-        monkeypatch.setattr(loop_module, "monotonic", clock)
-        one.steps(1)
-        clock.tick = 4.0
-        one.steps(1)
-        first, second = one.events(messages.InnerStepTaken)
-        tokens = one.replica.spec.tokens_per_step
-        assert [(one.steps, one.swarm_step, one.tokens) for one in (first, second)] == [
-            (1, 8, tokens),
-            (2, 9, 2 * tokens),
-        ]
-        assert (first.seconds, second.seconds) == (2.0, 4.0)
-        assert first.tokens_per_second == tokens / 2, "the first is the best guess there is"
-        assert second.tokens_per_second == pytest.approx(0.9 * tokens / 2 + 0.1 * tokens / 4)
-        spec = one.replica.spec
-        assert second.learning_rate == learning_rate(spec.train, 9, spec.run.steps)
 
 
 def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_always_the_same(
@@ -113,21 +75,6 @@ def test_held_out_text_is_looked_at_every_so_many_steps_but_not_at_the_end_and_a
         )
 
 
-def test_training_goes_on_while_it_is_told_to_and_its_end_is_told_once(folder: Path) -> None:
-    with driven(folder, "a", more=settings("local", 1)) as (one,):
-        one.replica.clock.step = one.replica.spec.run.steps - 2
-        assert not one.loop._can_step(), "not before it is told to"
-        one.ask(messages.Train(on=True))
-        assert one.loop._can_step()
-        one.ask(messages.Train(on=False))
-        assert not one.loop._can_step()
-        one.steps(2)
-        assert not one.loop._can_step()
-        one.ask(messages.Train(on=True))
-        last = one.replica.spec.run.steps
-        assert one.events(messages.Finished) == [messages.Finished(swarm_step=last, steps=2)]
-
-
 @pytest.mark.parametrize(
     ("method", "fragments", "exchanges", "slots"),
     [
@@ -159,22 +106,3 @@ def test_what_it_says_when_it_is_built_is_what_it_has(
             replica.momentum_digest(p) for p in range(len(numels))
         ]
         assert (built.resumed, built.skipped, built.steps, built.swarm_step) == (None, (), 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("error", "unusable", "deed"),
-    [
-        (CodecError("no block"), True, Offence.HEAVY),
-        (ImplausibleError("far too large"), True, Offence.HEAVY),
-        (ImplausibleError("a little too large", Offence.STUMBLE), True, Offence.STUMBLE),
-        (ImplausibleError("against us", None), True, None),
-        (TrainerError("not captured"), False, Offence.HEAVY),
-        (RuntimeError("nobody foresaw it"), False, Offence.HEAVY),
-    ],
-)
-def test_an_error_says_whose_fault_it_is_and_what_that_costs(
-    error: Exception, unusable: bool, deed: str
-) -> None:
-    told = refusal_of(error)
-    assert (told.unusable, told.deed) == (unusable, deed)
-    assert str(error) in told.text and told.exit_code == getattr(error, "exit_code", 1)

@@ -252,9 +252,3 @@ def test_values_of_a_piece_are_those_of_the_documents(numel: int, each: int):
     assert (first.start, first.stop) == (0, each), (
         "N / 256 in whole blocks, from 3072 to 196,608: docs/protocol.md"
     )
-
-
-# A trainer
-
-
-# On disk
