@@ -5,9 +5,9 @@ how its calls and connections ended.
 
 At once: calls without a credential, with garbage, replayed, good ones, and those that say no hello;
 TCP and TLS connections that go no further; streams that begin and say nothing; exchanges that drip
-or announce what can't be; messages that are too large; snapshots from absurd offsets; pings without
-an end; connections to the port of the DHT. It is a peer of an open run, as anybody may be. It says
-that it is ready, and begins when a line comes in."""
+or announce what can't be; snapshots from absurd offsets; connections to the port of the DHT. It is
+a peer of an open run, as anybody may be. It says that it is ready, and begins when a line comes
+in."""
 
 import argparse
 import asyncio
@@ -107,7 +107,7 @@ class Flood:
         works: list[Callable[[], Awaitable[None]]] = [
             self._calls, lambda: self._connect("tcp", self.port, connections, None),
             lambda: self._connect("tls", self.port, connections, _trusting()),
-            self._half_open, self._swaps, self._oversize, self._fetch, self._ping,
+            self._half_open, self._swaps, self._fetch,
         ]  # fmt: skip
         if dht_port:
             works.append(lambda: self._connect("dht", dht_port, connections, None))
@@ -281,22 +281,6 @@ class Flood:
             await call.write(pb.Frame(chunk=pb.Chunk(offset=offset, data=b"x")))
             await asyncio.sleep(DRIP)
 
-    async def _oversize(self) -> None:
-        """Messages above what is taken, and offers with absurd numbers."""
-        channel = self.channel()
-        raw, stub = channel.stream_stream(PATH + "Swap"), ExchangeStub(channel)
-        while not self.over:
-            call = raw(metadata=self.metadata())
-            await self._count("3 MiB message", lambda call=call: call.write(bytes(3 << 20)))
-            self.ends[f"3 MiB message: {(await call.code()).name}"] += 1
-            call = stub.Swap(metadata=self.metadata(), timeout=10)
-            absurd = frames.to_message(self.offer())
-            absurd.swarm_step, absurd.tokens = (1 << 64) - 1, (1 << 64) - 1
-            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
-                await call.write(pb.Frame(hello=absurd))
-            self.ends[f"absurd offer: {(await call.code()).name}"] += 1
-            await asyncio.sleep(0.5)
-
     async def _fetch(self) -> None:
         """Snapshots from absurd offsets, and those that nobody reads."""
         stub = ExchangeStub(self.channel())
@@ -315,24 +299,6 @@ class Flood:
                 unread.append(stub.Fetch(metadata=self.metadata(), timeout=60))
                 with suppress(aio.AioRpcError, asyncio.InvalidStateError):
                     await unread[-1].write(pb.FetchRequest(enter=pb.Enter()))
-            await asyncio.sleep(0.5)
-
-    async def _ping(self) -> None:
-        """Pings as fast as they are answered, until they are refused."""
-        stub = ExchangeStub(self.channel())
-        while not self.over:
-            call = stub.Ping(metadata=self.metadata(), timeout=60)
-            answered = 0
-            with suppress(aio.AioRpcError, asyncio.InvalidStateError):
-                while not self.over:
-                    await call.write(pb.Ping(content=bytes(64 * 1024), wanted=64 * 1024))
-                    pong = await call.read()
-                    if not isinstance(pong, pb.Pong) or pong.refused:
-                        break
-                    answered += 1
-                    await asyncio.sleep(0.02)
-            self.ends["pings answered"] += answered
-            call.cancel()
             await asyncio.sleep(0.5)
 
 

@@ -154,32 +154,6 @@ async def test_a_record_that_expires_on_the_way_hides_no_other(dht: Dht) -> None
         assert set(found.value.data) == {ada.peer_id}
 
 
-async def test_a_bootstrap_that_was_killed_and_comes_back_is_found_again(dht: Dht) -> None:
-    port = free_port()
-    door = await dht.peer(home="door", port=port)
-    ada = await dht.peer(door.addresses())
-    bob = await dht.peer(door.addresses())
-    assert await ada.tell() and await bob.tell()
-    os.kill(pid_of(door), signal.SIGKILL)
-    await door.close()
-    assert await ada.sees() >= {ada.peer_id}, "those who are left go on"
-    assert await ada.check_connection() >= 1
-    assert await ada.tell() and await bob.tell()
-    assert await ada.sees() == {ada.peer_id, bob.peer_id}
-
-    again = await dht.peer(home="door", port=port)
-    assert again.peer_id == door.peer_id
-
-    async def everybody_is_back() -> bool:
-        await ada.check_connection()
-        await bob.check_connection()
-        return await again.check_connection() >= 2
-
-    await until_async(everybody_is_back, 60, "the nodes find the bootstrap again")
-    new = await dht.peer(again.addresses())
-    assert await new.sees() == {ada.peer_id, bob.peer_id}
-
-
 async def test_p2pd_that_dies_is_started_again(dht: Dht) -> None:
     door = await dht.peer()
     ada, bob = await dht.peer(door.addresses()), await dht.peer(door.addresses())

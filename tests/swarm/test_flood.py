@@ -1,4 +1,4 @@
-"""What must hold while a hostile client floods a node: memory stays, exchanges go on."""
+"""A node under a flood: its memory stays, exchanges go on, and it leaves the client out."""
 
 import json
 import subprocess
@@ -46,18 +46,12 @@ def flood(node: Node, seconds: float, calls: int, connections: int) -> dict[str,
     return json.loads(done.stdout.splitlines()[-1])["ends"]
 
 
-@pytest.mark.parametrize(
-    ("seconds", "calls", "connections"),
-    [(5.0, 500, 100), pytest.param(60.0, 10_000, 1000, marks=pytest.mark.soak)],
-)
-def test_a_node_that_is_flooded_keeps_its_memory_and_goes_on(
-    swarm: Swarm, seconds: float, calls: int, connections: int
-) -> None:
+def test_a_node_that_is_flooded_keeps_its_memory_and_goes_on(swarm: Swarm) -> None:
     swarm.bootstrap("--run", str(swarm.spec("noloco", start_peers=2)))
     node, other = swarm.node("a"), swarm.node("b")
     before = node.until_completed(2)
     memory = private(node)
-    ends = flood(node, seconds, calls, connections)
+    ends = flood(node, seconds=5.0, calls=500, connections=100)
     assert {
         "garbage: UNAUTHENTICATED",
         "no credential: UNAUTHENTICATED",

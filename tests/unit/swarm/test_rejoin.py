@@ -11,7 +11,7 @@ from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from lowcomm_node.dht.interface import Knock
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
-from lowcomm_node.swarm.watchdog import AddressesChanged, EntryPointAnswers
+from lowcomm_node.swarm.watchdog import AddressesChanged
 from lowcomm_protocol.identity import Identity
 
 ADA, BOOT, PEER = (Identity(seed * 32) for seed in (b"a", b"b", b"p"))
@@ -79,29 +79,6 @@ class Node:
 @pytest.fixture
 def node(tmp_path: Path) -> Node:
     return Node(tmp_path / "doors.json")
-
-
-@pytest.mark.parametrize(
-    ("named", "connected", "told"),
-    [
-        ("/ip4/203.0.113.7/tcp/1", "/ip4/203.0.113.7/udp/1/quic-v1", "/ip4/203.0.113.7/tcp/1"),
-        ("/ip4/203.0.113.7/tcp/1", "/ip4/203.0.113.9/tcp/2", "/ip4/203.0.113.9/tcp/2"),
-        ("/ip4/203.0.113.7/tcp/1", "/ip4/203.0.113.7/tcp/3", "/ip4/203.0.113.7/tcp/3"),
-        ("/dns4/boot.example.org/tcp/1", "/ip4/203.0.113.8/tcp/1", "/dns4/boot.example.org/tcp/1"),
-    ],
-)
-async def test_the_address_that_is_said_to_answer_is_the_one_where_somebody_is(
-    node: Node, tmp_path: Path, named: str, connected: str, told: str
-) -> None:
-    peer = f"/p2p/{BOOT.peer_id}"
-    known = RememberedPeers(tmp_path / "before.json", time())
-    known.answered(BOOT.peer_id, [f"/ip4/203.0.113.9/tcp/2{peer}"], time())
-    node.network.peers.add(BOOT.peer_id)
-    node.network.address = connected
-    rejoin = Rejoin(node.discovery, [f"{named}{peer}"], known, node.events.append)
-    assert await rejoin.enter(0.0)
-    (event,) = [event for event in node.events if isinstance(event, EntryPointAnswers)]
-    assert event.address == rejoin.describe().doors[0].address == f"{told}{peer}"
 
 
 async def test_a_change_of_address_is_told_and_restarts_p2pd(node: Node) -> None:
