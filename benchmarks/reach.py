@@ -9,7 +9,7 @@ from when both train until both have applied an exchange, the rate at which cont
 both nodes and all exchanges), and what became of the exchanges. Exchanges carry 3.4 MB each way (a
 model of 0.85 million parameters in full precision).
 
-Results into benchmarks/results/reach.json and reach.md.
+Writes benchmarks/results/reach.json, and prints a table.
 """
 
 import os
@@ -125,30 +125,32 @@ def main() -> None:
         except AssertionError as error:  # something did not happen in time
             print(f"{name}: {error}", file=sys.stderr, flush=True)
             continue
-        print(row(name, known[name]), flush=True)
+        print(*row(name, known[name]), flush=True)
         cases = {name: known[name] for name in CASES if name in known}
         kit.write(path, {"machine": kit.machine(), "cases": cases})
-        table = "".join(f"{row(*case)}\n" for case in cases.items())
-        path.with_suffix(".md").write_text(f"{HEAD}\n{table}\n{kit.machine()}\n")
+    print(kit.table(HEAD, (row(*case) for case in known.items())))
 
 
 HEAD = (
-    "| nodes | route | s to first exchange | of these both training | Mbit/s | applied | refused | "
-    "implausible | lost | load |\n|---|---|---|---|---|---|---|---|---|---|"
+    "nodes",
+    "route",
+    "s to first exchange",
+    "of these both training",
+    "Mbit/s",
+    "applied",
+    "refused",
+    "implausible",
+    "lost",
+    "load",
 )
 
 
-def row(name: str, case: dict[str, Any]) -> str:
+def row(name: str, case: dict[str, Any]) -> list[str]:
     """A line of the table."""
     rate = f"{case['rate'] * 8 / 1e6:.0f}" if case["rate"] else "-"
-    counts = " | ".join(
-        str(case[what]) for what in ("applied", "refused", "implausible", "lost", "load")
-    )
     route = " / ".join(dict.fromkeys(str(one) for one in case["routes"]))
-    return (
-        f"| {name} | {route} | {case['first']:.0f} | {case['first_training']:.1f} | {rate} | "
-        f"{counts} |"
-    )
+    counts = [str(case[what]) for what in ("applied", "refused", "implausible", "lost", "load")]
+    return [name, route, f"{case['first']:.0f}", f"{case['first_training']:.1f}", rate, *counts]
 
 
 def measure(case: Case, exchanges: int) -> dict[str, Any]:
@@ -192,7 +194,7 @@ def told(nodes: list[Resident], began: float) -> dict[str, Any]:
     reasons = Counter(entry["reason"] for entry in rounds if entry["outcome"] == "failed")
     implausible = sum(count for reason, count in reasons.items() if "plausible" in reason)
     return {
-        "routes": [route(node) for node in nodes],
+        "routes": [node.route() for node in nodes],
         "first": first - began,
         "first_training": first - training,
         "applied": sum(entry["outcome"] == "applied" for entry in rounds),
@@ -219,11 +221,6 @@ def rates_of(node: Resident) -> list[tuple[int, float]]:
         for peer in node.peers()
         if peer["completed"] and peer["rate_down"]
     ]
-
-
-def route(node: Resident) -> str | None:
-    """Its route to the other."""
-    return node.route()
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ peers.
 
 Bytes are those of contents that one peer sends, blocks that are sent again included; beside them
 with control: the frames that agree on an exchange, without what HTTP/2 and TLS add. All-reduce
-counts as a ring: 2 (n - 1) / n times the fp32 gradient a step. Writes JSON and Markdown to
-benchmarks/results (--quick: to out)."""
+counts as a ring: 2 (n - 1) / n times the fp32 gradient a step. Writes
+benchmarks/results/shares.json (--quick: to out)."""
 
 import json
 import os
@@ -459,9 +459,7 @@ def main() -> None:
         missing = [one for one in chosen if one.key not in results]
         kit.measure_all(measure, missing, out, arguments.processes)
         results = kit.read(out)
-    report = f"{kit.machine()}; means over the seeds.\n\n{tables(every, results)}"
-    out.with_suffix(".md").write_text(report + "\n")
-    print(report)
+    print(f"{kit.machine()}; means over the seeds.\n\n{tables(every, results)}")
 
 
 if __name__ == "__main__":

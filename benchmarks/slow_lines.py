@@ -1,7 +1,7 @@
 """Exchanges over slow lines: four nodes in a star, each behind a line of its own. Needs root.
 
     python benchmarks/slow_lines.py [--lines 20/20 5/20 2/10] [--methods NAME ...] [--seeds 0 1 2]
-                        [--only "20/20 lowcomm 1" ...] [--seconds N] [--again] [--missing]
+                        [--seconds N] [--again]
 
 Lines are Mbit/s up and down, with 50 ms there and back between any two nodes. The model has 10.8
 million parameters. Every inner step takes ``--step`` seconds, so that the line limits exchanges,
@@ -29,19 +29,17 @@ time for all lines.
 
 Writes each result to benchmarks/results/slow_lines.json as soon as it is measured. It skips results
 that are there and lasted as long, so that an interrupted run goes on; ``--again`` measures them
-anew. ``--only`` names single jobs, as "LINE METHOD SEED"; ``--missing`` only prints those that
-remain, and how long they take.
+again.
 """
 
 import os
 import re
 import sys
 import tempfile
-from argparse import ArgumentTypeError, Namespace
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import mean, median
 from time import monotonic, sleep, time
@@ -89,49 +87,6 @@ METHODS = ("lowcomm", "noloco", "gossip", "diloco", "streaming-diloco", "local")
 SECONDS = {"2/10": 200.0}
 """How long to measure a line that needs longer than `USUAL_SECONDS`."""
 USUAL_SECONDS = 80.0
-OVERHEAD = 60.0
-"""Seconds that start and end of a measurement take."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """One measurement."""
-
-    line: str
-    method: str
-    seed: int
-
-    @staticmethod
-    def parse(text: str) -> "Job":
-        """Of "LINE METHOD SEED". Raises ArgumentTypeError."""
-        found = re.fullmatch(r"(\d+/\d+) (\S+) (\d+)", text)
-        if found is None or found[2] not in METHODS:
-            raise ArgumentTypeError(f'"{text}": say it as "20/20 lowcomm 1"; methods: {METHODS}')
-        return Job(found[1], found[2], int(found[3]))
-
-    def __str__(self) -> str:
-        return f"{self.line} {self.method} {self.seed}"
-
-    def name(self, label: str) -> str:
-        """Its key in the results."""
-        seed = f"seed {self.seed}" if self.seed else ""
-        return " ".join(filter(None, (self.line, self.method, seed, label)))
-
-    def seconds(self, arguments: Any) -> float:
-        """How long it trains."""
-        return arguments.seconds or SECONDS.get(self.line, USUAL_SECONDS)
-
-    def known(self, arguments: Any) -> dict[str, Any] | None:
-        """Its result, if it has been measured for as long."""
-        figure = None if arguments.again else kit.read(OUT).get(self.name(arguments.label))
-        is_whole = figure is not None and figure["lasted"] >= 0.9 * self.seconds(arguments)
-        return figure if is_whole else None
-
-
-def rates(line: str) -> tuple[float, float]:
-    """Bits a second up and down."""
-    up, down = (float(rate) * 1e6 for rate in line.split("/"))
-    return up, down
 
 
 class AsUsers(Resident):
@@ -146,35 +101,27 @@ def main() -> None:
     parser.add_argument("--lines", nargs="*", default=["20/20", "5/20", "2/10"])
     parser.add_argument("--methods", nargs="*", default=["lowcomm"], choices=METHODS)
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
-    parser.add_argument("--only", nargs="*", type=Job.parse, help='jobs, as "20/20 lowcomm 1"')
-    parser.add_argument("--missing", action="store_true", help="print what is not measured")
     parser.add_argument("--seconds", type=float, help="of all lines; default: see above")
     parser.add_argument("--step", type=float, default=1.0, help="seconds of an inner step")
     parser.add_argument("--look", type=float, default=10.0, help="seconds between two looks")
-    parser.add_argument("--keep", type=Path, help="folder for the logs of the nodes")
     parser.add_argument("--label", default="", help="written beside the results")
     parser.add_argument("--again", action="store_true", help="measure what is known, too")
     arguments = parser.parse_args()
-    jobs = arguments.only or [
-        Job(line, method, seed)
-        for seed in arguments.seeds
-        for line in arguments.lines
-        for method in arguments.methods
-    ]
-    if arguments.missing:
-        left = [job for job in jobs if job.known(arguments) is None]
-        seconds = sum(job.seconds(arguments) + OVERHEAD for job in left)
-        print("".join(f'"{job}"\n' for job in left) + f"about {seconds / 60:.0f} minutes")
-        return
     if reason := missing():
         sys.exit(f"no laboratory on this machine: {reason}")
     print(f"{kit.loaded_machine()}; steps of {arguments.step} s")
-    for job in jobs:
-        figure = job.known(arguments)
-        if figure is None:
-            figure = measure(job, arguments)
-            kit.write(OUT, kit.read(OUT) | {job.name(arguments.label): figure})
-        show(job.name(arguments.label), figure)
+    for seed, line, method in product(arguments.seeds, arguments.lines, arguments.methods):
+        name = " ".join(
+            filter(None, (line, method, f"seed {seed}" if seed else "", arguments.label))
+        )
+        seconds = arguments.seconds or SECONDS.get(line, USUAL_SECONDS)
+        figure = None if arguments.again else kit.read(OUT).get(name)
+        if figure is None or figure["lasted"] < 0.9 * seconds:
+            every = max(1, round(arguments.look / arguments.step))
+            spec = SPEC.format(nodes=NODES, evaluate_every=every, method=method, seed=seed)
+            figure = measure(spec, line, seconds, arguments.step)
+            kit.write(OUT, kit.read(OUT) | {name: figure})
+        show(name, figure)
 
 
 def show(name: str, figure: dict[str, Any]) -> None:
@@ -219,62 +166,53 @@ def star(up: float, down: float, count: int = NODES) -> Iterator[tuple[Lab, Path
         yield lab, Path(folder), homes
 
 
-def measure(job: Job, arguments: Any) -> dict[str, Any]:
+def measure(spec: str, line: str, seconds: float, step: float) -> dict[str, Any]:
     """One method over one kind of line."""
-    up, down = rates(job.line)
-    timed = Namespace(**vars(arguments) | {"seconds": job.seconds(arguments)})
+    up, down = (float(rate) * 1e6 for rate in line.split("/"))
     with star(up, down) as (lab, folder, homes):
-        spec = spec_of(job.method, job.seed, timed)
-        return of_nodes(spec, lab, folder, homes, min(up, down), timed)
-
-
-def spec_of(method: str, seed: int, arguments: Any) -> str:
-    """The specification of a run."""
-    every = max(1, round(arguments.look / arguments.step))
-    return SPEC.format(nodes=NODES, evaluate_every=every, method=method, seed=seed)
+        return of_nodes(spec, lab, folder, homes, min(up, down), seconds, step)
 
 
 def of_nodes(
-    spec: str, lab: Lab, folder: Path, homes: list[Host], rate: float, arguments: Any
+    spec: str,
+    lab: Lab,
+    folder: Path,
+    homes: list[Host],
+    rate: float,
+    seconds: float,
+    step: float,
 ) -> dict[str, Any]:
-    """What nodes come to; ``rate``: bits a second of the slower direction."""
-    pace(arguments.step, SHORT_LOOK)
+    """What nodes come to in ``seconds``; ``rate``: bits a second of the slower direction."""
+    pace(step, SHORT_LOOK)
     run = folder / "run.toml"
     run.write_text(spec)
     host = lab.public("server")
     server = Server(host, folder / "server", "--host", host.address, "--run", str(run))
     address = server.address()
     nodes = [AsUsers(home, folder / home.name, address, "--nice", "0") for home in homes]
-    try:
-        for node in nodes:
-            node.until(lambda s: (s["trainer"]["steps"] or 0) > 0, "training", START)
-        began, first = time(), [steps_of(node) for node in nodes]
+    for node in nodes:
+        node.until(lambda s: (s["trainer"]["steps"] or 0) > 0, "training", START)
+    began, first = time(), [steps_of(node) for node in nodes]
 
-        losses, steps = [float("nan")] * NODES, list(first)
+    losses, steps = [float("nan")] * NODES, list(first)
 
-        def look() -> tuple[list[float], list[int]]:
-            for number, node in enumerate(nodes):
-                if (told := node.status()) is not None:  # else it is as it was a moment ago
-                    losses[number], steps[number] = loss_of(told), told["trainer"]["steps"] or 0
-            return losses, steps
+    def look() -> tuple[list[float], list[int]]:
+        for number, node in enumerate(nodes):
+            if (told := node.status()) is not None:  # else it is as it was a moment ago
+                losses[number], steps[number] = loss_of(told), told["trainer"]["steps"] or 0
+        return losses, steps
 
-        watched = watch(homes, look, arguments)
-        last = [steps_of(node) for node in nodes]
-        rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
-    finally:
-        if arguments.keep:
-            for home in homes:
-                log = folder / home.name / "log"
-                arguments.keep.mkdir(parents=True, exist_ok=True)
-                (arguments.keep / f"{home.name}.log").write_bytes(log.read_bytes())
+    watched = watch(homes, look, seconds)
+    last = [steps_of(node) for node in nodes]
+    rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
     taken = watched.pop("taken")
     told = figures(rounds, first, last, watched["lasted"], rate, spec)
     told |= {"settled": settled(rounds, taken, began, rate, spec)}
-    return told | watched | paced(first, last, watched["lasted"], arguments.step)
+    return told | watched | paced(first, last, watched["lasted"], step)
 
 
 def watch(
-    homes: list[Host], look: Callable[[], tuple[list[float], list[int]]], arguments: Any
+    homes: list[Host], look: Callable[[], tuple[list[float], list[int]]], seconds: float
 ) -> dict[str, Any]:
     """Let them train; loss over time, what went over the lines, and ``taken``: steps over time.
 
@@ -283,7 +221,7 @@ def watch(
     began, before = monotonic(), [home.link.traffic() for home in homes]
     curve: list[tuple[int, float]] = []
     taken: list[tuple[float, int]] = []
-    while (left := began + arguments.seconds - monotonic()) > 0:
+    while (left := began + seconds - monotonic()) > 0:
         sleep(min(5.0, left))
         losses, steps = look()
         curve.append((round(monotonic() - began), round(median(losses), 3)))
