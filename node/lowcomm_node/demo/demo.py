@@ -165,8 +165,9 @@ class Demo:
         with _terminated_as_interrupt():
             try:
                 address = self._start_bootstrap(home / "bootstrap", spec)
+                join = ("join", *NODE_FLAGS.split(), "--peers", address)
                 for index in range(1, self.nodes + 1):
-                    self._start_node(f"node {index}", home / f"node-{index}", address)
+                    self._start(f"node {index}", home / f"node-{index}", "lowcomm_node", *join)
                 statuses = self._watch()
                 took = time.monotonic() - self._began
                 self._tell("all nodes have finished: they say goodbye and leave")
@@ -195,9 +196,6 @@ class Demo:
             time.sleep(START_POLL)
         late = f"The bootstrap server was not ready within {START_DEADLINE:.0f} s"
         raise RetryLater(f"{late}: see {child.log}.")
-
-    def _start_node(self, name: str, home: Path, address: str) -> None:
-        self._start(name, home, "lowcomm_node", "join", *NODE_FLAGS.split(), "--peers", address)
 
     def _start(self, name: str, home: Path, module: str, *arguments: str) -> Child:
         home.mkdir(parents=True, exist_ok=True)

@@ -88,7 +88,7 @@ class CatchUp:
         least = inf
         for _ in range(ROUNDS):
             await self.membership.acquaint()
-            await self.membership.ask()
+            await self.membership.greet_all()
             if not self._donors(own, drifted):
                 return copied
             try:
@@ -100,7 +100,7 @@ class CatchUp:
                     return copied
                 continue
             own, drifted = copied.swarm_step, False
-            await self.membership.ask()
+            await self.membership.greet_all()
             behind = _reached(self._believed(own, drifted)) - own
             if behind <= largest_jump(self.run.spec.sync.interval) or behind > least:
                 return copied
@@ -160,7 +160,7 @@ class CatchUp:
         jump = largest_jump(self.run.spec.sync.interval)
         if swarm_step <= donor.swarm_step + jump:
             return True
-        await self.membership.ask()
+        await self.membership.greet_all()
         newest = self.membership.roster.get(donor.peer_id, time()) or donor
         return swarm_step <= newest.swarm_step + jump
 

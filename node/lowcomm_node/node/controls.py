@@ -217,7 +217,7 @@ class Controls:
                 down=exchanger.bandwidth.down,
                 disk_quota=DiskQuota(self._settings.home, self._settings.max_disk),
             )
-            await membership.ask()
+            await membership.greet_all()
             there = [info for info in membership.donors() if exchanger.peer.trusts(info.peer_id)]
             folder = self._settings.paths.gathered(run.fingerprint)
             return await gatherer.gather(

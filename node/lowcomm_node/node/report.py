@@ -148,7 +148,7 @@ def _peer(info: PeerInfo, now: float, membership: Membership, exchanger: Exchang
         tokens_per_second=info.tokens_per_second,
         val_loss=info.told.held_out_loss or None,
         address=info.addresses[0] if info.addresses else None,
-        release=membership.release_of(info.peer_id),
+        release=membership.releases.get(info.peer_id),
         name=info.told.name,
         age=now - info.issued,
         completed=history.completed,

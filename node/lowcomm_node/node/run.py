@@ -501,7 +501,7 @@ class Run:
         assert self.ready
         wanted = self.signed.spec.run.start_peers
         deadline = monotonic() + START_DEADLINE
-        while self.ready.swarm_step == 0 and not membership.anybody_training():
+        while self.ready.swarm_step == 0 and not membership.roster.in_phase(Phase.TRAINING, time()):
             present = 1 + membership.count_ready()
             if present >= wanted:
                 return
@@ -690,7 +690,7 @@ class Run:
         with suppress(TimeoutError):
             async with asyncio.timeout(GOODBYE_DEADLINE):
                 if self.membership is not None:
-                    await self.membership.say_goodbye()
+                    await self.membership.announce(Phase.LEFT)
 
     async def _close(self) -> None:
         try:

@@ -112,7 +112,8 @@ class Membership:
         self._changed = asyncio.Event()
         self._greetings: set[asyncio.Task[None]] = set()
         self._release = release()
-        self._releases: LRUCache[str, str] = LRUCache(MAX_PEERS)
+        self.releases: LRUCache[str, str] = LRUCache(MAX_PEERS)
+        """Software of peers, as they say."""
         """The software of peers that have introduced themselves."""
         self._likely: frozenset[str] = frozenset()
         """Peers that the DHT has connected us to."""
@@ -123,10 +124,6 @@ class Membership:
     def entry_points(self) -> tuple[str, ...]:
         """Our own multiaddresses, good for another node's ``--peers``."""
         return self._discovery.addresses()
-
-    def release_of(self, peer_id: str) -> str | None:
-        """A peer's software, as it says; None if it has not said so."""
-        return self._releases.get(peer_id)
 
     def count(self) -> int:
         """The number of alive peers."""
@@ -142,10 +139,6 @@ class Membership:
         return sum(
             info.phase not in (Phase.JOINING, Phase.PAUSED) for info in self.roster.alive(time())
         )
-
-    def anybody_training(self) -> bool:
-        """Whether the run has begun elsewhere."""
-        return bool(self.roster.in_phase(Phase.TRAINING, time()))
 
     def donors(self) -> list[PeerInfo]:
         """Peers that can provide their state, the most advanced first."""
@@ -174,11 +167,7 @@ class Membership:
     async def announce(self, phase: Phase) -> None:
         """Announce our new phase to the DHT, and directly to known peers."""
         self.own.phase = phase
-        await asyncio.gather(self._publish(), self._greet_all())
-
-    async def say_goodbye(self) -> None:
-        """Leave the others' rosters at once."""
-        await self.announce(Phase.LEFT)
+        await asyncio.gather(self._publish(), self.greet_all())
 
     def meet(self, peer: str, introduction: pb.Introduction) -> pb.Introduction:
         """Answer a peer's introduction."""
@@ -305,10 +294,6 @@ class Membership:
             bool(self._greetings) and bool(known)
         )
 
-    async def ask(self) -> None:
-        """Ask the alive peers for fresh records, since those in the DHT may be some seconds old."""
-        await self._greet_all()
-
     async def _probe(self) -> None:
         """Call some of the peers without a recent sign of life."""
         now, liveness = time(), self.roster.liveness
@@ -382,7 +367,7 @@ class Membership:
         theirs = introduction.release
         # It is shown in terminals: no control characters.
         if theirs and len(theirs) <= MAX_RELEASE and theirs.isascii() and theirs.isprintable():
-            self._releases[peer] = theirs
+            self.releases[peer] = theirs
         self._run_admission.admission.hear_uses(introduction.uses, time())
         if self._run_admission.hear_amendments(introduction.amendments):
             self._changed.set()
@@ -405,7 +390,8 @@ class Membership:
                 WarningCode.RECORD_NOT_PUBLISHED, f"our record could not be published: {error}"
             )
 
-    async def _greet_all(self) -> None:
+    async def greet_all(self) -> None:
+        """Ask the alive peers for fresh records, since those in the DHT may be some seconds old."""
         known = self.roster.alive(time())[:MAX_MET]
         await asyncio.gather(*(self._greet(info) for info in known))
 

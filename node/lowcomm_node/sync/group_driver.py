@@ -79,11 +79,10 @@ class GroupDriver(ExchangeDriver):
     async def _read(self, link: GroupLink) -> None:
         peer = link.peer
         await link.read(
-            partial(self._place, peer), partial(self._take_in, peer), partial(self._on_told, peer)
+            partial(self._place, peer),
+            partial(self._take_in, peer),
+            lambda frame: self.tell(self._event(peer, frame)),
         )
-
-    def _on_told(self, peer: str, frame: pb.Frame) -> None:
-        self.tell(self._event(peer, frame))
 
     def _event(self, peer: str, frame: pb.Frame) -> Any:
         match frame.WhichOneof("kind"):

@@ -59,7 +59,7 @@ class Late:
     async def acquaint(self) -> None:
         """Hear of peers."""
 
-    async def ask(self) -> None:
+    async def greet_all(self) -> None:
         """Hear where they are."""
         self.asked += 1
         self._infos = [giver.info() for giver in self.givers] + self.claims
@@ -154,15 +154,15 @@ async def test_who_drifted_ahead_of_all_others_goes_back_to_their_step(late, own
 
 async def test_a_donor_that_trained_on_since_its_record_is_asked_again_and_not_accused(late):
     async with late(STEP) as one:
-        ask, moved = one.ask, False
+        greet_all, moved = one.greet_all, False
 
         async def ask_once_before() -> None:
             nonlocal moved
-            await ask()
+            await greet_all()
             if not moved:
                 one.givers[0].step, moved = STEP + 2 * JUMP, True
 
-        one.ask = ask_once_before
+        one.greet_all = ask_once_before
         assert (await one.catch_up()).swarm_step == STEP + 2 * JUMP
         assert one.warnings == []
 
