@@ -1,8 +1,8 @@
 """Codes of errors, refusals, waits, warnings and exchanges, each with a meaning and a remedy.
 
 An entry of a table is its code, its meaning, which begins with a line indented by four, and its
-remedy, the next such line. `docs/messages.md` is written from these tables (`make tables`); a test
-fails where an entry is missing. Codes stay as they are: scripts and pages of help name them.
+remedy, the next such line. The API answers with these tables (`/api/v1/messages`); a test fails
+where an entry is missing. Codes stay as they are: scripts name them.
 """
 
 import re

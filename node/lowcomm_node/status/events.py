@@ -54,7 +54,7 @@ class Warned(Event):
     text: str
     """A sentence."""
     code: str = ""
-    """Its code in docs/trouble.md."""
+    """Its code in the catalogue."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -262,7 +262,7 @@ class Status:
     waiting: str | None
     """What it waits for, or why it trains alone; null for nothing."""
     waiting_code: str | None = None
-    """The code of that in docs/trouble.md."""
+    """Its code in the catalogue."""
     unchanged: float = 0.0
     """Seconds since its phase, or what it waits for, changed."""
     leaving: float | None = None
@@ -314,7 +314,7 @@ class Status:
     warnings: tuple[str, ...]
     """What the owner should know, the newest last; 20 at most."""
     warning_codes: tuple[str, ...] = ()
-    """The codes of these in docs/trouble.md, in the same order."""
+    """Their codes in the catalogue, in the same order."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,7 +350,7 @@ class PeerStatus:
     last_reason: str
     """Why the last exchange with it was not applied; empty if none failed."""
     last_code: str | None = None
-    """The code of that in docs/trouble.md."""
+    """Its code in the catalogue."""
     score: float
     """1 for a peer of which nothing bad is known; less for what is held against it."""
     left_out: bool

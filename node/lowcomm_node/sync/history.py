@@ -84,7 +84,7 @@ class ExchangeEnded(Event):
     """Why it was not applied, or what was special about it; empty where there is nothing to
     tell."""
     code: str | None = None
-    """The code of that in docs/trouble.md; null where it was applied."""
+    """Code of the reason in the catalogue; null where it was applied."""
     partners: tuple[str, ...]
     """Peer ids of the other members."""
     in_doubt: bool = False
@@ -92,7 +92,7 @@ class ExchangeEnded(Event):
     left_out: Mapping[str, str] = field(default_factory=dict)
     """Peers that refused or were lost, by peer id, each with the reason."""
     left_out_codes: Mapping[str, str] = field(default_factory=dict)
-    """The codes of these in docs/trouble.md."""
+    """Codes of these reasons in the catalogue."""
     swarm_step: int
     """Swarm step at which it ended."""
     bytes_sent: int
