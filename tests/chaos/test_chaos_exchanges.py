@@ -57,7 +57,7 @@ def test_no_fault_makes_the_two_of_a_pair_apply_different_things_without_doubt(p
     fired = Counter[Kind]()
     for fault in faults_at(passage, 0):
         for role in range(2):
-            for seed in range(20):
+            for seed in range(8):
                 swarm = run(ChaoticSwarm(seed, 2, 2, {role: Plan((fault,))}))
                 fired[fault.kind] += len(swarm.fired)
     assert set(fired) == set(POSSIBLE[passage[0]])
@@ -79,7 +79,7 @@ def test_no_fault_makes_members_of_a_group_apply_different_shards_without_doubt(
     fired = Counter[Kind]()
     for number in range(1 if passage[0] is Boundary.PIPE else 3):
         for fault in faults_at(passage, number):
-            for seed in range(4):
+            for seed in range(2):
                 swarm = run(ChaoticSwarm(seed, 4, 4, {role: Plan((fault,))}))
                 fired[fault.kind] += len(swarm.fired)
     assert all(fired.values()), f"some faults never happened: {fired}"
@@ -122,7 +122,7 @@ def test_a_fault_of_one_member_costs_the_others_two_shards_at_most(passage):
 
 
 @pytest.mark.parametrize(
-    ("group", "sizes", "count"), [(2, (2, 3, 6), 900), (4, (4, 6), 400), (8, (5, 9), 120)]
+    ("group", "sizes", "count"), [(2, (2, 3, 6), 300), (4, (4, 6), 150), (8, (5, 9), 50)]
 )
 def test_many_faults_at_once_are_survived_as_well(group, sizes, count):
     fired = applied = 0
@@ -138,18 +138,3 @@ def test_many_faults_at_once_are_survived_as_well(group, sizes, count):
         applied += sum(peer.applied is not None for peer in swarm.peers.values())
     assert fired > count, "too little goes wrong"
     assert applied > count / 2, "too much goes wrong for a test"
-
-
-def test_the_same_seed_and_plan_tell_the_same_story():
-    plans = {0: Plan.seeded(7, GROUP, 3, LONG), 2: Plan.seeded(8, GROUP, 3, LONG)}
-    one, two = (ChaoticSwarm(5, 6, 4, plans).run() for _ in range(2))
-    assert one.events == two.events
-    assert one.fired == two.fired
-    assert [peer.applied for peer in one.peers.values()] == [
-        peer.applied for peer in two.peers.values()
-    ]
-
-
-def test_a_plan_comes_back_from_its_json():
-    plan = Plan.seeded(3, [*PAIR, (Boundary.DISK, "")], 8, LONG)
-    assert Plan.from_json(plan.to_json()) == plan

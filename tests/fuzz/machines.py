@@ -1,7 +1,6 @@
-"""Whole exchanges: what partners send, in any order, through the code that reads it into the
-machines that decide."""
+"""Streams of exchanges: what partners send, in any order, through the code that reads it."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from hashlib import sha256
 from typing import Any
 
@@ -15,8 +14,6 @@ from lowcomm_node.node.messages import Retransmit
 from lowcomm_node.sync import frames
 from lowcomm_node.sync.link import GroupLink, Incoming, PairLink
 from lowcomm_protocol.errors import ProtocolViolation
-from lowcomm_protocol.exchange import base
-from lowcomm_protocol.exchange import group as groups
 from lowcomm_protocol.exchange import pair as pairs
 from lowcomm_protocol.exchange.judging import UsualNorm, growth, plausible_norm
 from lowcomm_protocol.exchange.robust import MEANS, robust_mean
@@ -203,164 +200,6 @@ def _read_all(frame: pb.Frame) -> None:
             frames.read_held(frame.held)
         case "commit":
             frames.read_commit(frame.commit)
-
-
-class Machine:
-    """An exchange that is told things; every violation costs its peer, as in ``Round``."""
-
-    def __init__(self, exchange: base.Gathering) -> None:
-        self.exchange, self.applied = exchange, 0
-
-    def take(self, effects: list[base.Effect]) -> None:
-        for effect in effects:
-            if isinstance(effect, base.Apply):
-                self.applied += 1
-                assert ME in effect.members and len(effect.members) > 1
-                assert set(effect.members) <= {ME, ADA, BOB}, "applies what is a stranger's"
-
-    def tell(self, event: Any) -> None:
-        over = self.exchange.over
-        try:
-            effects = self.exchange.handle(event)
-        except ProtocolViolation as error:
-            effects = self.exchange.handle(
-                base.Lost(peer=getattr(event, "peer", ""), reason=str(error))
-            )
-        assert not (over and effects), "does something after its end"
-        self.take(effects)
-
-    def end(self) -> None:
-        for event in (base.GatheringClosed(), base.DeadlinePassed(), base.DeadlinePassed()):
-            self.tell(event)
-        assert self.exchange.over, "outlives its deadline"
-        assert self.applied <= 1
-
-
-def events(data: bytes, read: Callable[[str, pb.Frame], Any], own: Sequence[Any]) -> list[Any]:
-    """Pieces as events: the first byte of each says who speaks, or which of our own events
-    happens."""
-    told = []
-    for piece in list(cut(data))[:MAX_PIECES]:
-        if not piece:
-            continue
-        if piece[0] >= 128:
-            told.append(own[piece[0] % len(own)])
-            continue
-        peer = (ADA, BOB, "stranger")[piece[0] % 3]
-        try:
-            told.append(read(peer, pb.Frame.FromString(piece[1:])))
-        except (DecodeError, ProtocolViolation) as error:
-            told.append(base.Lost(peer=peer, reason=str(error)))
-    return [event for event in told if event is not None]
-
-
-def _of_all(peer: str, frame: pb.Frame) -> Any:
-    match frame.WhichOneof("kind"):
-        case "hello":
-            return base.Accepted(peer=peer, offer=frames.from_message(frame.hello), called_us=True)
-        case "accept":
-            return base.Accepted(peer=peer, offer=frames.from_message(frame.accept))
-        case "refuse":
-            reason, words = frames.read_refusal(frame.refuse)
-            return base.Refused(peer=peer, reason=reason, detail=words)
-        case "abandon":
-            return base.Lost(peer=peer, reason=frame.abandon.reason[:200])
-        case _:
-            return None
-
-
-@target
-def pair() -> Made:
-    def read(peer: str, frame: pb.Frame) -> Any:
-        match frame.WhichOneof("kind"):
-            case "content":
-                return pairs.Verified(peer=peer)
-            case "confirm":
-                return pairs.Confirmed(peer=peer, members=frame.confirm.members)
-            case _:
-                return _of_all(peer, frame)
-
-    own = [base.Captured(), base.GatheringClosed(), base.DeadlinePassed()]
-
-    def run(data: bytes) -> None:
-        machine = Machine(pairs.Exchange(me=ME, candidates=[ADA, BOB]))
-        machine.take(machine.exchange.start())
-        for event in events(data, read, own):
-            if event == own[0] and machine.exchange.stage is not base.Stage.CAPTURING:
-                continue  # our own trainer's, which does nothing unasked
-            machine.tell(event)
-        machine.end()
-
-    message = frames.to_message(OFFER)
-    accept, hello = (said(pb.Frame(**{kind: message}))[0] for kind in ("accept", "hello"))
-    refuse = said(pb.Frame(refuse=pb.Refuse(reason="busy")))[0]
-    return run, [
-        join(b"\0" + accept, bytes([129]), b"\0" + content(), b"\0" + CONFIRM[0]),
-        join(b"\0" + refuse, b"\1" + accept, bytes([129]), b"\1" + content(), b"\1" + CONFIRM[0]),
-        join(b"\0" + hello, bytes([129]), b"\0" + ABANDON[0]),
-    ]
-
-
-@target
-def group() -> Made:
-    members, digest = sorted([ME, ADA, BOB]), sha256(DATA).digest()
-
-    def read(peer: str, frame: pb.Frame) -> Any:
-        match frame.WhichOneof("kind"):
-            case "roll":
-                return groups.RollCame(peer=peer, roll=frames.read_roll(frame.roll))
-            case "members":
-                return groups.MembersCame(
-                    peer=peer, members=frames.read_members(frame.members, tuple(members))
-                )
-            case "content" if frame.content.part == pb.SHARE:
-                return groups.ShardVerified(peer=peer)
-            case "content":
-                return groups.MeanVerified(peer=peer, digest=frame.content.digest)
-            case "held":
-                held, salt = frames.read_held(frame.held)
-                return groups.HeldCame(peer=peer, held=held, salt=salt)
-            case "commit":
-                shards, heard = frames.read_commit(frame.commit)
-                return groups.CommitCame(peer=peer, shards=shards, heard=heard)
-            case _:
-                return _of_all(peer, frame)
-
-    own = [
-        base.Captured(), groups.Reduced(digest=digest), base.GatheringClosed(),
-        groups.AgreeingClosed(), groups.ReduceClosed(),
-        groups.ConfirmingClosed(), base.DeadlinePassed(),
-    ]  # fmt: skip
-
-    def run(data: bytes) -> None:
-        machine = Machine(groups.GroupExchange(me=ME, candidates=[ADA, BOB], group=3))
-        machine.take(machine.exchange.start())
-        captured = reduced = False
-        for event in events(data, read, own):
-            if isinstance(event, base.Captured):
-                if captured or machine.exchange.stage is not base.Stage.CAPTURING:
-                    continue
-                captured = True
-            if isinstance(event, groups.Reduced):
-                if reduced or machine.exchange.stage is not base.Stage.AVERAGING:
-                    continue
-                reduced = True
-            machine.tell(event)
-        machine.end()
-
-    accept = said(pb.Frame(accept=frames.to_message(OFFER)))[0]
-
-    def story(*before: bytes) -> bytes:
-        def each(frame: bytes) -> list[bytes]:
-            return [b"\0" + frame, b"\1" + frame]
-
-        roll, named, share, _, mean, _, held, commit = _of_member()
-        first = [*each(accept), *each(roll), *each(named), bytes([133])]
-        return join(
-            *before, *first, *each(share), bytes([134]), *each(mean), *each(held), *each(commit)
-        )
-
-    return run, [story(), story(bytes([130])), story(b"\2" + accept)]
 
 
 @target

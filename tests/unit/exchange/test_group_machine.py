@@ -28,7 +28,7 @@ def group_peers(swarm: Swarm) -> list[VirtualPeer]:
 
 @pytest.mark.parametrize(
     ("group", "size"),
-    [(3, 6), (4, 4), (8, 2), (8, 3), (8, 5), (8, 8), (8, 16), (32, 12), (32, 20)],
+    [(3, 6), (4, 4), (8, 2), (8, 5), (8, 16), (32, 20)],
 )
 def test_without_faults_every_group_applies_all_shards_of_its_whole_slice(group, size):
     for swarm in stories(
@@ -42,7 +42,7 @@ def test_without_faults_every_group_applies_all_shards_of_its_whole_slice(group,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("group", "count"), [(3, 600), (4, 500), (8, 200)])
+@pytest.mark.parametrize(("group", "count"), [(4, 500), (8, 200)])
 def test_in_a_storm_members_agree_or_are_in_doubt_and_all_end_in_time(group, count):
     applied = whole = doubts = 0
     for swarm in stories(group, range(2, 11), STORM, count):
@@ -55,7 +55,7 @@ def test_in_a_storm_members_agree_or_are_in_doubt_and_all_end_in_time(group, cou
 
 
 def test_partial_views_cost_no_doubt():
-    for swarm in stories(4, range(2, 11), Weather(blind=0.2, unready=0.2), 300):
+    for swarm in stories(4, range(2, 11), Weather(blind=0.2, unready=0.2), 100):
         assert not any(peer.exchange.in_doubt for peer in swarm.peers.values() if peer.exchange), (
             swarm.story
         )
@@ -94,7 +94,7 @@ def test_a_death_in_any_phase_costs_no_more_than_the_shard_of_the_dead(
     phase, number, role, noticed
 ):
     dead = 0
-    for seed in range(6):
+    for seed in range(3):
         swarm = Swarm(seed, 4, 4, CALM)
         victim = group_peers(swarm)[role]
         victim.before = at(phase, number, lambda victim=victim: victim.die(noticed))
@@ -180,7 +180,7 @@ def test_where_all_must_hold_the_same_the_end_of_a_broken_link_applies_all_or_no
 
 @pytest.mark.slow
 def test_a_link_that_breaks_at_any_time_costs_one_of_its_ends_a_shard_at_most():
-    for seed in range(300):
+    for seed in range(100):
         swarm = Swarm(seed, 5, 5, replace(CALM, transfer=20.0))
         first, second = swarm.random.sample(group_peers(swarm), 2)
 
@@ -283,7 +283,7 @@ VETOES = (
 @pytest.mark.parametrize("place", [0, 3])
 @pytest.mark.parametrize("veto", VETOES)
 def test_no_member_alone_takes_an_exchange_or_a_shard_from_three_others(veto, place, method):
-    for seed in range(10):
+    for seed in range(5):
         swarm = Swarm(seed, 4, 4, CALM, method=method)
         hostile = group_peers(swarm)[place]
         veto(hostile)

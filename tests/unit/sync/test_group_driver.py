@@ -121,7 +121,7 @@ async def test_a_member_that_dies_costs_no_more_than_its_shard(when: str, place:
 
 
 @pytest.mark.parametrize("request_", ["receive_share", "receive_mean"])
-@pytest.mark.parametrize(("at", "of"), [(0, 1), (2, 1), (1, 3)])
+@pytest.mark.parametrize(("at", "of"), [(0, 1), (1, 3)])
 async def test_a_contribution_that_the_trainer_can_not_take_costs_both_ends_a_shard_at_most(
     request_: str, at: int, of: int
 ):
@@ -158,7 +158,7 @@ async def test_a_trainer_that_fails_costs_its_own_node_the_exchange(request_: st
         assert (failing.peer_id in agreed(others)) == (request_ == "merge")
 
 
-@pytest.mark.parametrize("frame", ["roll", "members", "content", "held", "commit"])
+@pytest.mark.parametrize("frame", ["roll", "content", "commit"])
 async def test_the_clock_ends_what_nothing_else_ends(frame: str):
     async with swarm(3, 3, hello_deadline=0.2) as one:
         one.nodes[0].silent[frame].clear()
@@ -210,10 +210,8 @@ async def test_a_share_of_a_list_that_we_do_not_agree_to_is_not_taken_in(leaves:
 # Bytes
 
 
-@pytest.mark.parametrize("group", [2, 3, 4, 8])
-@pytest.mark.parametrize(
-    ("codec_name", "numel"), [("fp32", 60_000), ("fp32", 250_000), ("e3m0", 1_000_000)]
-)
+@pytest.mark.parametrize("group", [2, 4, 8])
+@pytest.mark.parametrize(("codec_name", "numel"), [("fp32", 250_000), ("e3m0", 1_000_000)])
 async def test_a_member_sends_its_part_and_hardly_more(group: int, codec_name: str, numel: int):
     """2 (n - 1) / n of a coded fragment; beside it what it tells each partner, however large the
     fragment is."""
@@ -233,5 +231,4 @@ async def test_a_member_sends_its_part_and_hardly_more(group: int, codec_name: s
             )
             told = sum(node.told_bytes.values())
             assert told - payload <= (group - 1) * (400 + 96 * group) + 1e-4 * part
-            if numel > 60_000 or group <= 4:
-                assert told <= 1.01 * part
+            assert told <= 1.01 * part
