@@ -101,21 +101,6 @@ def test_a_page_of_another_host_can_do_nothing(node: StandIn, browser: Browser, 
         assert node.calls == []
 
 
-def test_without_a_link_or_with_one_that_was_used_the_page_shows_nothing(
-    node: StandIn, browser: Browser, tmp_path: Path
-):
-    with serving(node, tmp_path):
-        used = link(tmp_path)
-        with visiting(browser) as visit:
-            visit.open(used)
-        for address in (used, used.partition("#")[0]):
-            with visiting(browser) as visit:
-                visit.page.goto(address)
-                away(visit, "not let in")
-                assert visit.text("#run") == "lowcomm node"
-                assert OURS not in visit.page.content()
-
-
 def test_a_page_outlives_a_broken_stream_but_not_its_node(
     node: StandIn, browser: Browser, tmp_path: Path
 ):

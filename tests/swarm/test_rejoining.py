@@ -7,61 +7,17 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from helpers.dht_peers import KEY, Dht
-from helpers.processes import Node, Swarm, environment, until_exchanged
+from helpers.processes import Swarm, environment
 from helpers.waiting import until, until_async
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_protocol.identity import Identity
 
 pytestmark = [pytest.mark.swarm, pytest.mark.timeout(400)]
 NOBODY = Identity(b"n" * 32).peer_id
-
-
-def remembers(node: Node, other: str) -> bool:
-    """Whether a node has kept another as a door for its next start."""
-    return any(other in path.read_text() for path in node.home.glob("runs/*/doors.json"))
-
-
-def door(status: dict[str, Any], peer_id: str) -> dict[str, Any]:
-    """What a status tells of a door; nothing if it tells of none."""
-    return next((door for door in status["swarm"]["doors"] if door["peer_id"] == peer_id), {})
-
-
-def alone(status: dict[str, Any]) -> bool:
-    return status["phase"] == "training" and "training alone: no peer answered" in (
-        status["waiting"] or ""
-    )
-
-
-@pytest.mark.soak
-def test_a_node_that_nobody_answers_trains_alone_says_why_and_joins_when_somebody_comes(
-    swarm: Swarm,
-) -> None:
-    boot = swarm.bootstrap("--run", str(swarm.spec()))
-    a = swarm.node("a")
-    a.until(lambda s: s["phase"] == "training", "training")
-    until(lambda: remembers(a, swarm.address), 60, "the door is kept")
-    assert a.end() == 0
-    assert boot.end() == 0
-
-    a = swarm.node("a")
-    told = a.until(alone, "training alone")
-    assert "connection refused" in told["waiting"] and "next attempt in" in told["waiting"]
-    assert swarm.address in told["waiting"]
-    first = told["trainer"]["swarm_step"]
-    a.until(lambda s: s["trainer"]["swarm_step"] > first, "it trains")
-
-    swarm.bootstrap()
-    b = swarm.node("b")
-    until_exchanged((a, b), 1)
-    assert (
-        a.until(lambda s: s["swarm"]["state"] == "connected", "connected")["swarm"]["reason"]
-        is None
-    )
 
 
 async def test_two_halves_of_a_swarm_are_one_when_a_peer_knows_both(dht: Dht) -> None:

@@ -10,7 +10,6 @@ import pytest
 from helpers.statuses import make_status
 from lowcomm_node.demo.result import DemoResult, bytes_in, node_result, render, tidy
 from lowcomm_node.status.model import Status
-from lowcomm_node.status.words import swarm_in_words
 
 PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
 
@@ -87,15 +86,6 @@ def test_a_sample_is_shown_in_lines_that_fit_without_control_characters(tmp_path
     assert "".join(line[4:] for line in lines).count("x") == 200
     broken = [line for line in words if line.startswith("  | ")][1:]
     assert broken and not any(line.startswith("  |  ") for line in broken), "begins with a space"
-
-
-def test_nodes_that_wait_for_the_same_are_told_together_with_the_reason() -> None:
-    loading = replace(status("joining"), waiting="starting the trainer")
-    syncing = status("syncing")
-    assert swarm_in_words([loading, syncing, loading]) == (
-        "nodes 1, 3 are joining (starting the trainer); node 2 is syncing"
-    )
-    assert swarm_in_words([None, None]) == "nodes 1, 2 are starting"
 
 
 def test_only_what_somebody_may_use_stays(tmp_path: Path) -> None:

@@ -321,17 +321,6 @@ def test_this_machine_is_judged(
     assert found.state is state and words in found.remedy and bool(found.remedy) == bool(words)
 
 
-def test_a_gpu_that_the_node_does_not_use_is_told(monkeypatch: pytest.MonkeyPatch):
-    has(monkeypatch, gpus=[GPU], torch_sees_gpus=True)
-    training = make_status(trainer={"device": "cuda"})
-    has(monkeypatch, gpus=[FULL], torch_sees_gpus=True)
-    assert finding(checks.gpu, status=training).state is OK, "it is the node that fills it"
-    has(monkeypatch, gpus=[GPU])
-    gpu = finding(checks.gpu, status=STATUS)
-    assert gpu.state is WARNING and "--device cuda" in gpu.remedy
-    assert gpu.figures == {"gpus": [{"name": "H100", "total": GPU.total, "free": GPU.free}]}
-
-
 def test_a_machine_can_be_looked_at_before_there_is_a_home(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -13,9 +13,7 @@ from lowcomm_node.net import congestion
 from lowcomm_node.net.congestion import (
     BBR,
     ENOUGH,
-    LEAST_UNSENT,
     LOSSY,
-    MOST_UNSENT,
     QUEUED,
     WASTED,
     CongestionChanged,
@@ -94,17 +92,6 @@ def test_what_a_connection_has_sent_is_read_from_the_kernel(
     caller.shutdown(socket.SHUT_RDWR)
     callee.close()
     assert read_sending(caller) is None, "it is over"
-
-
-@pytest.mark.parametrize("allowed", [True, False])
-def test_the_kernel_keeps_little_of_any_connection_that_it_can_not_send_yet(
-    pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch, allowed: bool
-):
-    monkeypatch.setattr(congestion, "allowed", lambda: ["reno", BBR] if allowed else ["reno"])
-    CongestionWatch().look()
-    for end in pair:
-        kept = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT)
-        assert LEAST_UNSENT <= kept <= MOST_UNSENT
 
 
 @needs_bbr

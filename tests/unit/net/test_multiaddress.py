@@ -11,7 +11,6 @@ from lowcomm_node.net.addresses import (
     decode,
     parse_announced,
     quic_beside,
-    reach,
 )
 from lowcomm_protocol.identity import peer_id_of
 
@@ -47,25 +46,6 @@ def test_an_address_that_would_be_too_long_for_a_record_is_not_announced() -> No
     with pytest.raises(ConfigError, match="can't be announced"):
         parse_announced(f"/dns4/{name}/tcp/1", ADA)
     assert parse_announced("/dns4/example.org/tcp/1", ADA)
-
-
-@pytest.mark.parametrize(
-    ("host", "wanted"),
-    [
-        ("/ip4/44.1.1.1", 2),
-        ("/dns4/example.org", 2),
-        ("/ip6/2a00::1", 2),
-        ("/ip4/100.64.0.1", 1),
-        ("/ip4/192.168.1.2", 1),
-        ("/ip4/169.254.1.2", 1),
-        ("/ip4/224.0.1.1", 1),
-        ("/ip6/ff0e::1", 1),
-        ("/ip4/127.0.0.1", 0),
-        ("/ip6/::1", 0),
-    ],
-)
-def test_how_far_an_address_reaches(host: str, wanted: int) -> None:
-    assert reach(f"{host}/tcp/1") == wanted
 
 
 def test_quic_is_looked_for_beside_tcp_but_not_on_this_machine() -> None:

@@ -200,17 +200,3 @@ async def test_a_relayed_tunnel_gives_way_to_a_direct_one_and_its_calls_go_on(mo
         await stream.send(chunk(1, 8))
         assert await received(stream) == chunk(1, 8)
         await stream.close()
-
-
-async def test_no_route_at_all_is_one_clear_reason():
-    async with pair() as (ada, bob):
-        gone = bob.info()
-        network: MemoryNetwork = ada.streams._network  # pyright: ignore[reportAttributeAccessIssue]
-        network.served.clear()
-        with pytest.raises(
-            LinkLost,
-            match=r"can't be reached \(direct: can't be reached; tunnel: can't be reached\)",
-        ):
-            await soon(ada.call(gone))
-        told = ada.channels.describe(bob.peer_id)
-        assert told.route is None and "tunnel: can't be reached" in told.route_reason

@@ -12,7 +12,6 @@ from lowcomm_node.net.targets import (
     MAX_HOSTS,
     Targets,
     host_in,
-    places_of,
 )
 from lowcomm_protocol.identity import Identity
 
@@ -122,14 +121,3 @@ def test_hosts_are_told_by_their_numbers_however_they_are_written() -> None:
     assert {host_in(text) for text in same} == {"44.2.3.4"}
     assert host_in("[2A00:0::1]:1") == host_in("/ip6/2a00::1/tcp/1") == "2a00::1"
     assert host_in("/p2p-circuit/p2p/x") is host_in("") is host_in("/unix/x") is None
-
-
-def test_places_are_networks_of_public_addresses_or_else_relays() -> None:
-    relayed = f"/ip4/44.9.9.9/tcp/1/p2p/{ADA}/p2p-circuit/p2p/{BOB}"
-    assert places_of(("44.2.3.4:1", "[2a00:1:2:3::9]:1", "192.168.1.1:1"), ()) == (
-        "44.2.3.0/24",
-        "2a00:1:2:3::/64",
-    )
-    assert places_of(("192.168.1.1:1",), (relayed,)) == (ADA,)
-    assert places_of(("192.168.1.1:1",), ()) == ("192.168.1.1",)
-    assert places_of((), ()) == ()

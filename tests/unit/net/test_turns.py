@@ -3,18 +3,14 @@ for one that does not move."""
 
 import asyncio
 
-import pytest
-
 from helpers.waiting import until_async
 from lowcomm_node.net.bandwidth import (
     BUFFERED,
-    FIRST,
     FIRST_PIECE,
     LEAST_PIECE,
     MEASURED,
     SMALL,
     STALLED,
-    UNTOLD,
     Turn,
     Turns,
 )
@@ -96,25 +92,6 @@ async def test_a_small_one_waits_for_no_turn():
         end.set()
     await asyncio.gather(*tasks)
     assert going.begun == ["a", "c", "b", "d"]
-
-
-@pytest.mark.parametrize(("line_is_known", "seconds"), [(True, UNTOLD), (False, FIRST)])
-async def test_one_that_trickles_does_not_keep_the_line(line_is_known: bool, seconds: float):
-    going = Going()
-    told = []
-    if line_is_known:
-        await going.whole("fast", 0.1)
-        told = ["fast"]
-    tasks = await begun(going, "trickles", "next")
-    # It moves all the time, so that it never counts as stalled, and never tells its rate.
-    for _ in range(int(seconds / 2) - 1):
-        going.pass_("trickles", 1000, 2.0)
-        assert going.turns._is_full()
-    going.pass_("trickles", 1000, 2.0)
-    await until(going, [*told, "trickles", "next"])
-    for end in going.ends.values():
-        end.set()
-    await asyncio.gather(*tasks)
 
 
 async def test_one_that_is_given_up_no_longer_waits():

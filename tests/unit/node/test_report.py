@@ -16,10 +16,7 @@ from lowcomm_node.owner.rules import Hold, Rule
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.events import Board
 from lowcomm_node.status.model import LastFailure, Pause, to_json
-from lowcomm_node.sync.history import History
 from lowcomm_protocol.errors import Refusals
-from lowcomm_protocol.exchange.events import Outcome
-from lowcomm_protocol.matching import Refusal
 
 
 def view(**known: Any) -> View:
@@ -38,20 +35,6 @@ def view(**known: Any) -> View:
         "allowance": Allowance(NodeSettings(home=Path("/home/nobody"))), "refusals": Refusals(),
     }  # fmt: skip
     return View(**usual | known)
-
-
-def test_refusals_are_counted_one_by_one_whatever_became_of_their_exchanges():
-    history = History()
-    history.outcomes[Outcome.NO_PARTNER] = 5
-    for refusal in (Refusal.BUSY, Refusal.FULL):
-        history.they_refused("a", refusal)
-    history.we_refused("b", Refusal.TOO_SOON)
-    exchanges = report(
-        view(
-            exchanger=SimpleNamespace(history=history, running={}, interval=None, kept_waiting=None)
-        )
-    ).exchanges
-    assert (exchanges.refused, exchanges.no_partner, exchanges.completed) == (3, 5, 0)
 
 
 def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():

@@ -159,16 +159,6 @@ async def test_one_that_hangs_is_killed_and_one_that_is_held_does_not_hang(
         assert (await one.explain(error)).kind is FailureKind.HUNG
 
 
-async def test_a_launched_one_that_is_not_needed_is_ended() -> None:
-    before = psutil.Process().children()
-    trainer = LightTrainer()
-    trainer.launch()
-    one = Supervisor(LightTrainer, lambda _: None, trainer)
-    assert one.pid is not None and not one.runs
-    await one.stop()
-    assert one.pid is None and set(psutil.Process().children()) <= set(before)
-
-
 # its pace
 
 

@@ -31,12 +31,6 @@ def test_each_fits_the_line_as_the_plan_would_write_it(told: Plan) -> None:
         assert again.exchange == choice.exchange
 
 
-def test_a_narrower_line_takes_a_longer_interval_and_keeps_less() -> None:
-    wide, narrow = (plan(question(mbit=mbit), from_file=False).best for mbit in (20.0, 2.0))
-    assert narrow.interval > wide.interval
-    assert narrow.share.share < wide.share.share
-
-
 def test_a_run_that_does_not_fit_is_told_with_the_interval_that_results() -> None:
     spec = RunSpec.model_validate(
         {"run": {"name": "a"}, "model": run_of(10**7, 2).model, "sync": {"method": "lowcomm"}}

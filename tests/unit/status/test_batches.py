@@ -59,19 +59,6 @@ def test_everything_comes_once_and_in_the_order_of_time(
     assert [(one.step, one.number) for one in later] == [(200, len(points))]
 
 
-def test_a_journal_that_began_anew_is_followed_and_nothing_of_it_is_told_twice(
-    tmp_path: Path,
-) -> None:
-    old = [exchanged(k, worst_block=0.5, swarm_step=k) for k in range(5)]
-    path = write_down(tmp_path, old)
-    _, position = read_all(path)
-    path.unlink()
-    write_down(tmp_path, [old[-1], exchanged(9, worst_block=0.5, swarm_step=9)])
-    told, behind = read_all(path, position)
-    assert [one.step for one in told] == [9]
-    assert read_all(path, behind)[0] == []
-
-
 def test_a_tracker_is_told_the_settings_of_the_run_and_nobody_who_may_join_it(
     tmp_path: Path,
 ) -> None:

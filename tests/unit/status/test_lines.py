@@ -1,18 +1,13 @@
 """What a node tells where there is no terminal: lines that a person can follow."""
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
-from helpers.statuses import make_exchange, make_status
+from helpers.statuses import make_exchange
 from lowcomm_node.fetch.records import StateAdopted
 from lowcomm_node.node.messages import Evaluated, Saved
 from lowcomm_node.status.events import OtherEvent, PhaseEntered
 from lowcomm_node.status.words import (
-    contribution,
     event_in_words,
-    tell_farewell,
 )
 from lowcomm_node.swarm.watchdog import AddressesChanged, EntryPointSilent, SwarmLost
 from lowcomm_node.system.events import Event
@@ -65,24 +60,3 @@ def test_what_strangers_wrote_is_one_line_without_control_characters() -> None:
         EntryPointSilent(peer_id="x", address="/ip4/192.0.2.1", reason="a\nb\x1b[2J")
     )
     assert told == "/ip4/192.0.2.1 does not answer: a b [2J"
-
-
-def test_at_the_end_it_tells_what_was_given_and_how_to_use_the_model(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    told: dict[str, Any] = {"exchanges": {"completed": 210, "refused": 9}, "bytes_sent": 1_200_000}
-    checkpoint = {"step": 1240, "path": "/home/me/step-0000001240"}
-    status = make_status(trainer={"steps": 1234, "tokens": 631_808}, checkpoint=checkpoint, **told)
-    monkeypatch.setattr("lowcomm_node.status.words.program", lambda: "bin/lowcomm-node")
-    lines = tell_farewell(contribution(status), Path("/a b")).splitlines()
-    assert lines == [
-        "contributed: 1,234 steps, 631.8k tokens; since this start 210 exchanges applied, 1.2 MB "
-        "sent",
-        "the model:   /home/me/step-0000001240",
-        "try it:      bin/lowcomm-node generate \"def \" --home '/a b'",
-        "export it:   bin/lowcomm-node checkpoint export FOLDER --home '/a b'",
-    ]
-    nothing = contribution(make_status(**told))
-    assert tell_farewell(nothing, Path("/x")).splitlines() == [
-        "contributed: 0 steps, 0 tokens; since this start 210 exchanges applied, 1.2 MB sent"
-    ]

@@ -182,14 +182,6 @@ def test_a_node_shows_what_matters_at_every_width(width: int) -> None:
         assert part in shown
 
 
-def test_every_waiting_node_is_named_with_its_reason() -> None:
-    statuses = [TRAINING, JOINING, None, TRAINING | {"waiting": "no partner: 1 peer alive"}]
-    shown = text(swarm_box("x", statuses, 1.0))
-    assert "node 2: starting the trainer" in shown
-    assert "node 4: no partner: 1 peer alive" in shown
-    assert "node 1:" not in shown
-
-
 @pytest.mark.parametrize(
     "hostile", ["\x1b[2J\x1b]0;owned\x07", "a\r\nb\x00\x9b31m", "[bold red]x[/]"]
 )

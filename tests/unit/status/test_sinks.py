@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,12 @@ from typer.testing import CliRunner, Result
 
 from helpers.journals import NOW, RUN, sample, write_down
 from lowcomm_node.cli import app
-from lowcomm_node.errors import ConfigError, RetryLater
+from lowcomm_node.errors import ConfigError
 from lowcomm_node.node.messages import Evaluated
 from lowcomm_node.status import track as sinks
-from lowcomm_node.status.journal import Journal
 from lowcomm_node.status.track import (
     HELD_OUT,
     TRAINING_LOSS,
-    PositionFile,
-    Tracked,
-    TrackedPoint,
-    Tracker,
-    tracked_of,
 )
 from lowcomm_protocol.errors import SpecError
 
@@ -103,30 +96,6 @@ def test_a_tracker_that_was_killed_goes_on_without_gaps_and_doubles(tmp_path: Pa
         (10 * place, 5.0 / (1 + place)) for place in range(1, 21)
     ]
     assert len(list(logs.rglob("events.*"))) == 1
-
-
-class Forgetful:
-    """A sink that takes everything."""
-
-    target = "nowhere"
-
-    def open(self, tracked: Tracked, kept: Mapping[str, Any]) -> None: ...
-
-    def write(self, points: Sequence[TrackedPoint]) -> Mapping[str, Any]:
-        return {}
-
-    def close(self) -> None: ...
-
-
-def test_two_trackers_do_not_write_to_one_place(tmp_path: Path) -> None:
-    path = write_down(tmp_path, [], [sample(1)])
-    file = PositionFile(tmp_path / "tracked", "x", "nowhere")
-    tracker = Tracker(Journal(path), Forgetful(), tracked_of(tmp_path, RUN.fingerprint), file)
-    held = PositionFile(tmp_path / "tracked", "x", "nowhere").held()
-    with held, pytest.raises(RetryLater, match="name another place with --to"):
-        tracker.run()
-    tracker.run()
-    assert tracker.points == 1
 
 
 @pytest.mark.parametrize(

@@ -174,29 +174,6 @@ def test_of_twins_that_a_home_knows_the_swarm_decides(tmp_path: Path) -> None:
     assert remembered_run(settings(tmp_path, run=f"tea@{ours.fingerprint}")) == ours
 
 
-@pytest.mark.slow
-async def test_a_run_that_is_misspelt_is_told_with_those_that_there_are_and_the_nearest(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    discovery = MemoryDiscovery(BOOT, MemoryNetwork(time))
-    await discovery.start()
-    first, second = run_of("python"), run_of("english")
-    for run in (first, second):
-        await discovery.publish(RUNS_KEY, run.run_id, run.to_bytes(), 60.0)
-    monkeypatch.setattr(find_run_module, "OTHERS_DEADLINE", 0.1)
-    shown: list[str] = []
-    with pytest.raises(NoPeers, match="correct --run") as caught:
-        await find_run(discovery, settings(tmp_path, run="pyhton"), show=shown.append)
-    published = (
-        f"there are: english@{second.fingerprint}, python@{first.fingerprint}; did you mean "
-        f"python@{first.fingerprint}?"
-    )
-    assert f"no run 'pyhton' is published; {published}" in str(caught.value)
-    assert published in shown[0], "while it still looks"
-    with pytest.raises(NoPeers, match=f"did you mean python@{first.fingerprint}"):
-        await find_run(discovery, settings(tmp_path, run="python@" + "0" * 12))
-
-
 async def test_a_run_of_a_newer_release_is_stored_for_others_and_told_as_what_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

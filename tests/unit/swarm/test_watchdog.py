@@ -143,27 +143,6 @@ def test_others_that_answer_but_do_not_have_our_record_are_a_split() -> None:
     assert world.state is SwarmState.CONNECTED
 
 
-def test_an_address_that_is_gone_restarts_p2pd_and_is_published_anew() -> None:
-    world = World()
-    world.open = {"boot"}
-    assert not world.dog.own_addresses({"192.0.2.1"}, world.now)
-    world.run(60)
-    before = len(world.published)
-    assert world.dog.own_addresses({"198.51.100.1"}, world.now)
-    moved = world.now
-    world.step()
-    world.step()
-    assert world.restarts == [moved]
-    assert world.knocked("boot", moved) == [moved + 0.1], "at once"
-    assert world.published[before:] == [moved + 0.1]
-    assert world.state is SwarmState.CONNECTED
-    world.run(60)
-    assert world.restarts == [moved]
-    assert world.dog.own_addresses({"198.51.100.1", "192.0.2.1"}, world.now)
-    world.run(60)
-    assert world.restarts == [moved], "an additional address breaks no connection"
-
-
 def test_p2pd_is_started_again_only_where_nothing_is_connected_and_ever_more_rarely() -> None:
     world = World()
     world.open = {"boot"}

@@ -9,7 +9,7 @@ import pytest
 
 from lowcomm_node.system import machine as machine_module
 from lowcomm_node.system import priority
-from lowcomm_node.system.priority import Priority, look, waited
+from lowcomm_node.system.priority import Priority, look
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 ME = os.getpid()
@@ -83,9 +83,3 @@ def test_a_light_control_group_makes_way_for_all_around_it(machine: Path) -> Non
     assert look(ME) == Priority(level=19, by="group", behind="/system")
     groups(machine, system=100, node=100)
     assert look(ME) == Priority(level=19, by="idle", behind="/system/node"), "no session counts"
-
-
-def test_the_thread_that_waited_longest_for_a_processor_counts(machine: Path) -> None:
-    for thread, nanoseconds in ((1, 2_000_000_000), (2, 7_500_000_000)):
-        write(machine / f"_PROC/{ME}/task/{thread}/schedstat", f"5 {nanoseconds} 9")
-    assert waited(ME) == 7.5

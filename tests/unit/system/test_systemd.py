@@ -13,14 +13,12 @@ import pytest
 
 from helpers.waiting import until_async
 from lowcomm_node.system.systemd import (
-    EXTENSION,
     Condition,
     ServiceManager,
 )
 
 Listen = Callable[[str], socket.socket]
 STARTING, READY = Condition(ready=False, line="joining"), Condition(ready=True, line="training")
-EXTENDED = f"EXTEND_TIMEOUT_USEC={EXTENSION * 1e6:.0f}"
 
 
 @pytest.fixture
@@ -78,18 +76,6 @@ def test_the_manager_that_the_environment_names_is_told_and_children_are_not(
     manager.tick(READY, 0.0)
     manager.stopping()
     assert heard(sock) == ["READY=1", "STATUS=training", "WATCHDOG=1", "STOPPING=1"]
-
-
-def test_a_start_is_extended_until_it_is_over_and_readiness_is_told_once(told: Any) -> None:
-    manager, news = told()
-    manager.tick(STARTING, 0.0)
-    manager.tick(STARTING, 1.0)
-    assert news() == [EXTENDED, "STATUS=joining", EXTENDED]
-    manager.tick(Condition(ready=False, line="joining", overdue="p2pd has not started"), 2.0)
-    assert news() == [], "what is overdue gets no more time"
-    for second in (3.0, 4.0):
-        manager.tick(READY, second)
-    assert news() == ["READY=1"]
 
 
 def test_the_watchdog_is_fed_twice_a_period_unless_something_is_overdue(told: Any) -> None:

@@ -22,7 +22,7 @@ from helpers.statuses import make_exchange, make_peer, make_status
 from helpers.waiting import until, until_async
 from lowcomm_node.cli.common import Here
 from lowcomm_node.cli.watch import web
-from lowcomm_node.errors import ConfigError, NodeError, NoPeers, NotRunning, Unhealthy
+from lowcomm_node.errors import NodeError, NoPeers, NotRunning, Unhealthy
 from lowcomm_node.status.events import Board, Notice, PhaseEntered, Warned
 from lowcomm_node.status.journal import Sample, sample
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
@@ -235,18 +235,6 @@ def test_only_stop_now_leaves_without_saving(
     with ControlClient(tmp_path) as client:
         ask(client)
     assert node.calls == [told]
-
-
-def test_limits_are_shown_or_changed(node: StandIn, tmp_path: Path) -> None:
-    with ControlClient(tmp_path) as client:
-        assert client.limits() == client.limits({}) == Limits(max_peers=64)
-        assert node.calls == [], "whoever looks changes nothing"
-        assert client.limits({"max_up": "5Mbit"}).max_up == 625_000
-        assert node.calls == [{"max_up": "5Mbit"}]
-        node.refusal = ConfigError("--max-up: max_up = '5Mb': write 5Mbit or 5MB.")
-        with pytest.raises(NodeError, match="write 5Mbit") as refused:
-            client.limits({"max_up": "5Mb"})
-    assert refused.value.exit_code == 78
 
 
 def test_without_the_token_nothing_is_told_and_nothing_done(node: StandIn, tmp_path: Path) -> None:
