@@ -618,7 +618,7 @@ class Run:
         )
         form = state_form(self.signed, ready, self.course.longest)
         self._pieces.serve_state(form, self._snapshots)
-        self.exchanger.around.joiners = lambda: self._pieces.turns.serving
+        self.exchanger.around.sharing = lambda: self._pieces.turns.serving
 
     async def _fetch_file(self, download: FileDownload) -> None:
         """Get a file of the run from peers. Raises DiskFull."""

@@ -57,13 +57,12 @@ sizes of their shards."""
 
 
 class RosterView:
-    """What the machine may look up: the roster, and who shares our line. See
-    ``events.PeerView``."""
+    """`events.PeerView` of the roster and of our line."""
 
     def __init__(self, roster: Roster, bandwidth: Bandwidth) -> None:
         self.roster = roster
         self.bandwidth = bandwidth
-        self.joiners: Callable[[], int] = lambda: 0
+        self.sharing: Callable[[], int] = lambda: 0
         """How many peers copy our state now: they share the line."""
 
     def partners(self) -> list[str]:
@@ -82,9 +81,6 @@ class RosterView:
 
     def knows(self, peer: str) -> bool:
         return self.roster.get(peer, time()) is not None
-
-    def sharing(self) -> int:
-        return self.joiners()
 
     def has_room_for(self, place: str, callers: Sequence[str], free: int) -> bool:
         shares = Shares(OF_FEW)
