@@ -10,7 +10,7 @@ held-out text, 3 seeds.
 ``wire``     how much of all-reduce's gain over one replica is left at a given share of its bytes
 ``attacks``  one peer in four lies; or one of two, or one of three of whom another is late
 ``churn``    peers come late, leave, or are slow
-``pairing``  pairs across a hypercube, and drawn anew each time
+``pairing``  pairs across a hypercube, and drawn again each time
 
 Bytes are payload bytes that one replica sends, blocks that are sent again included. All-reduce
 counts as a ring: 2 (n - 1) / n times the fp32 gradient a step. Writes JSON and Markdown to
@@ -232,7 +232,7 @@ def churn(quick: bool) -> Iterator[Job]:
 
 
 def pairing(quick: bool) -> Iterator[Job]:
-    """Pairs across a hypercube, and drawn anew each time."""
+    """Pairs across a hypercube, and drawn again each time."""
     for peers in (2,) if quick else (4, 8):
         for seed in (0,) if quick else SEEDS:
             for drawn in ("hypercube", "random"):
@@ -600,7 +600,7 @@ def main() -> int:
     results = kit.read(out)
     if not arguments.report:
         missing = [job for job in jobs if job.key not in results]
-        kit.measure_all(measure, missing, out, arguments.processes)
+        kit.measure_all(measure, missing, out, arguments.processes, indent=None)
         results = kit.read(out)
     parts = (
         f"{kit.machine()}; means over the seeds.",

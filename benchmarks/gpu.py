@@ -45,7 +45,7 @@ LARGE = {
 SMALL = {"layers": 2, "width": 32, "heads": 2, "feed_forward": 64, "context": 32, "vocab": 300}
 MIB = 1024**2
 BESIDE = ("programs", "captures and merges")
-"""Parts of a reckoning that loops without exchanges do not take."""
+"""Parts of the memory estimate that loops without exchanges do not take."""
 
 
 class Words:
@@ -56,7 +56,7 @@ class Words:
         self.tokens = count
 
     def window(self, start: int, length: int) -> Any:
-        """See Split."""
+        """Tokens from ``start`` on."""
         return self._ids[start : start + length]
 
 

@@ -50,7 +50,7 @@ def main() -> int:
 
 
 def measure(method: str, device: str, small: bool, seconds: float) -> list[dict[str, Any]]:
-    """What two nodes do in so many seconds, once both train."""
+    """What two nodes do in ``seconds``, once both train."""
     options = ("--device", device, "--checkpoint-every", "100000")
     with two_nodes(method, None if small else MODEL, options, 1 if small else CORES) as nodes:
         for node in nodes:

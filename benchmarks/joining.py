@@ -4,7 +4,7 @@
 
 ``--nodes`` nodes train the demo's model on this machine, as the demo starts them, and others join
 them, each with a home of its own, one after the other; each leaves again. ``--load`` processes
-that only compute run beside them. Told are seconds in each phase and in what a node says that it
+that only compute run beside them. Printed are seconds in each phase and in what a node says that it
 waits for, medians of the joins. CPU seconds are those of daemon, p2pd and trainer together, from
 the start to the first step: on a busy machine they say more than seconds.
 

@@ -70,7 +70,11 @@ def table(head: Sequence[object], rows: Iterable[Sequence[object]]) -> str:
 
 
 def measure_all(
-    measure: Callable[[Any], dict[str, Any]], jobs: Sequence[Any], out: Path, processes: int
+    measure: Callable[[Any], dict[str, Any]],
+    jobs: Sequence[Any],
+    out: Path,
+    processes: int,
+    indent: int | None = 1,
 ) -> None:
     """Run jobs in parallel, in the order given; each result is saved at once, by ``job.key``."""
     from lowcomm_node.node.host import die_with_parent
@@ -80,7 +84,7 @@ def measure_all(
         for done, future in enumerate(as_completed(running), start=1):
             job, result = running[future], future.result()
             # Read again: another process may have added runs of its own.
-            write(out, read(out) | {job.key: result}, indent=None)
+            write(out, read(out) | {job.key: result}, indent)
             print(f"{done}/{len(jobs)} {job.key} {result['loss']:.4f}", file=sys.stderr, flush=True)
 
 

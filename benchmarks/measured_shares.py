@@ -93,7 +93,7 @@ CLEARLY = 0.05
 
 
 def beats(longer: dict[str, Any], one: dict[str, Any]) -> bool:
-    """Whether a longer run tells more of rare exchanges: it kept clearly more with exchanges that
+    """Whether a longer run is better evidence: it kept clearly more with exchanges that
     were no more frequent."""
     return (
         all(longer[key] == one[key] for key in ALIKE)

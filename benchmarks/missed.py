@@ -5,7 +5,7 @@ with the protocol's own objects.
     python benchmarks/missed.py --report   what was measured last
 
 `streaming-diloco` on a model of 37,088 parameters with AdamW, two fragments, bytes of Python's
-library. Told are the held-out loss, the mean of the honest members; exchanges that honest members
+library. Printed are the held-out loss, a mean of the honest members; exchanges that honest members
 applied, and realigned in; outer steps that they took over; bytes of contents that they sent. Writes
 benchmarks/results/missed.json."""
 

@@ -5,7 +5,7 @@
     python benchmarks/papers.py --report           print what was measured so far, and check it
     python benchmarks/papers.py --write            write the tables into docs/
 
-``timeline``  compute utilization, hours and data, from a model of layers and a line (always anew)
+``timeline``  compute utilization, hours and data, from a model of layers and a line (every time)
 ``latency``   a tree all-reduce beside a pair, a barrier of all beside pairs
 ``waiting``   the same with the production engine: how long peers wait, how often they are alone
 ``goodput``   members that fail at random, with the production engine and with barriers (3 minutes)

@@ -2,10 +2,10 @@
 
     python benchmarks/planned.py [--lines 5 20 100] [--method lowcomm] [--seconds 45] [--again]
 
-Two nodes with a model of 10.8 million parameters, in the star of `slow_lines.py`, lines of so many
-Mbit/s both ways, 50 ms there and back; an inner step takes ``--step`` seconds. It is measured once
-every fragment has been merged ``SETTLED`` times: before that, modulo codecs do not know yet how far
-peers are apart. Told are, predicted and measured:
+Two nodes with a model of 10.8 million parameters, in the star of `slow_lines.py`, on lines with
+these Mbit/s both ways, 50 ms there and back; an inner step takes ``--step`` seconds. Measuring
+begins once every fragment has been merged ``SETTLED`` times: before that, modulo codecs do not know
+yet how far peers are apart. Printed are, predicted and measured:
 
     interval   steps between two merges of a fragment at a node
     bytes      of contents that a node sends in one exchange, the mean

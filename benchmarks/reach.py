@@ -4,10 +4,10 @@ and firewalls. Needs root.
     python benchmarks/reach.py [--exchanges 30] [--only port-restricted/symmetric ...]
 
 Each home has a line of 100 Mbit/s and 10 ms each way. For every case: the route that each node
-tells of the other, seconds from the start of the nodes' processes (of which imports take most) and
-from when both train until both have applied an exchange, the rate at which contents came (median of
-both nodes and all exchanges), and what became of the exchanges. Exchanges carry 3.4 MB each way (a
-model of 0.85 million parameters in full precision).
+reports to the other, seconds until both have applied an exchange (from the start of the nodes'
+processes, of which imports take most, and from when both train), the rate at which contents came
+(median of both nodes and all exchanges), and what became of the exchanges. Exchanges carry 3.4 MB
+each way (a model of 0.85 million parameters in full precision).
 
 Writes benchmarks/results/reach.json, and prints a table.
 """

@@ -322,7 +322,7 @@ class Baselines:
         self._rates = sorted({name for name, *_ in self._there if name.startswith(ALLREDUCE)})
 
     def allreduce(self, peers: int, seed: int, steps: int) -> Any:
-        """Of so many peers; None if it was not measured."""
+        """The result of ``peers`` peers; None if it was not measured."""
         tried = [rate for rate in self._rates if (rate, peers, 0, steps) in self._there]
         if not tried:
             return None

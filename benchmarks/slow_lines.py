@@ -143,7 +143,7 @@ def show(name: str, figure: dict[str, Any]) -> None:
 
 
 def settled_words(figure: dict[str, Any] | None) -> str:
-    """What it tells of the last three quarters of the time."""
+    """The last three quarters of the time, in words."""
     if not figure or not figure["fit"]:
         return ""
     applied, fit = figure["applied"], figure["fit"]
@@ -152,7 +152,7 @@ def settled_words(figure: dict[str, Any] | None) -> str:
 
 @contextmanager
 def star(up: float, down: float, count: int = NODES) -> Iterator[tuple[Lab, Path, list[Host]]]:
-    """So many hosts, each behind such a line, in bits a second."""
+    """``count`` hosts, each behind a line of ``up`` and ``down`` bits a second."""
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder, Lab() as lab:
         os.environ["XDG_RUNTIME_DIR"] = folder
         homes = [
@@ -161,7 +161,7 @@ def star(up: float, down: float, count: int = NODES) -> Iterator[tuple[Lab, Path
         ]
         for home in homes:
             home.sysctl({"ipv4/tcp_congestion_control": CONGESTION})
-            with suppress(PermissionError):  # it tells how late it was in any case
+            with suppress(PermissionError):  # without it, the emulator still says how late it was
                 os.sched_setscheduler(home.link.process.pid, os.SCHED_FIFO, os.sched_param(10))
         yield lab, Path(folder), homes
 
@@ -216,7 +216,7 @@ def watch(
 ) -> dict[str, Any]:
     """Let them train; loss over time, what went over the lines, and ``taken``: steps over time.
 
-    ``look`` tells loss and steps of each.
+    ``look`` returns loss and steps of each node.
     """
     began, before = monotonic(), [home.link.traffic() for home in homes]
     curve: list[tuple[int, float]] = []

@@ -367,11 +367,11 @@ class World:
 PEERS = (16, 64)
 INTERVAL = 20
 ROUNDS = 20
-"""Of `STEPS` inner steps in the paper's count: so many are one of ours."""
+"""Of `STEPS` inner steps of the paper make one round of ours."""
 
 
 def waiting() -> dict[str, dict[str, float]]:
-    """For pairs that are drawn anew, by peers."""
+    """By number of peers, for pairs that are drawn again each time."""
     return {str(peers): _wait(peers) for peers in PEERS}
 
 

@@ -10,8 +10,8 @@ TREE_TO_PAIR = {
     0.5: {8: 5.0, 16: 6.8, 64: 10.7, 256: 14.8, 1024: 19.1},
     1.0: {8: 5.1, 16: 7.7, 64: 13.7, 256: 21.7, 1024: 31.0},
 }
-"""By sigma of the log-normal hops, and by peers: a tree all-reduce takes so many times as long as a
-pair with one hop."""
+"""By sigma of the log-normal hops, and by peers: how many times as long a tree all-reduce takes as
+a pair with one hop."""
 BARRIER_TO_PAIRS = {16: 1.078, 64: 1.111, 256: 1.157, 1024: 1.198}
 """Time of a run in which all wait for all by one in which pairs wait for each other."""
 DRAWS = 150_000
@@ -44,7 +44,7 @@ def pair(random: np.random.Generator, sigma: float, hops: int) -> float:
 
 def barrier(random: np.random.Generator, peers: int) -> float:
     """Time of a run in which all wait for all every `STEPS` steps, by that of a mean peer in pairs
-    that are drawn anew."""
+    that are drawn again each time."""
     together, alone = 0.0, np.zeros(peers)
     for _ in range(ROUNDS):
         taken = random.lognormal(MU, VARIANCE**0.5, (peers, STEPS)).sum(axis=1)

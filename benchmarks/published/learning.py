@@ -133,7 +133,7 @@ class Late(Replica):
 
 
 class Half(Replica):
-    """Every second value of what is sent, drawn anew each time, is lost for good."""
+    """Every second value of what is sent, drawn again each time, is lost for good."""
 
     def contribution(self, phi: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
         sent = super().contribution(phi, theta)

@@ -301,7 +301,7 @@ def routed(text: Dataset, at_random: bool) -> Outcome:
     """Four pipelines of two stages, whose weights pairs average every 20 steps.
 
     A batch that enters the first stage of one goes on through the second stage of another, drawn
-    anew at each step, or always of the same.
+    again at each step, or always of the same.
     """
     run = spec("local")
     replicas = [Replica(run, f"peer-{k}", text, CPU, compiled=False) for k in range(PEERS)]

@@ -104,7 +104,7 @@ class Method:
     """What of a model is sent when."""
 
     due: Callable[[int, int], Sequence[int]]
-    """The layers that are sent after a step, of so many."""
+    """The layers that are sent after a step, by step and number of layers."""
     steps: int
     """A period, after which the same layers are due again."""
     bits: float = 16.0
@@ -229,7 +229,7 @@ SAMPLE = 1 << 16
 
 
 def our_settings(method: str, layers: int) -> SyncSettings:
-    """Those of a preset, for a model of so many layers."""
+    """Those of a preset, for a model of ``layers`` layers."""
     spec = parse_toml(f'run.name = "papers"\nsync.method = "{method}"\nmodel.layers = {layers}')
     return spec.sync
 

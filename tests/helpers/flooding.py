@@ -117,7 +117,7 @@ class Flood:
             task.result()  # raises what is a defect of this client
 
     async def _insist(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Begin anew whenever it is turned away."""
+        """Begin again after each refusal."""
         while not self.over:
             try:
                 await work()
@@ -136,7 +136,7 @@ class Flood:
             self.ends[f"{name}: {type(error).__name__}"] += 1
 
     async def _calls(self) -> None:
-        """So many calls, evenly, of five kinds."""
+        """``calls`` calls of five kinds, evenly over time."""
         stub, began = ExchangeStub(self.channel()), time.monotonic()
         replayed = self.metadata()
         await self._count(
@@ -310,7 +310,7 @@ def _trusting() -> ssl.SSLContext:
 
 
 def certificate_of(address: str) -> str:
-    """What a node shows to whoever connects, as PEM."""
+    """Certificate that a node shows to its callers, as PEM."""
     host, _, port = address.rpartition(":")
     return ssl.get_server_certificate((host, int(port)), timeout=30)
 

@@ -113,7 +113,7 @@ def credential(
 
 
 def forged(data: bytes) -> bytes:
-    """A credential that somebody else has signed."""
+    """A credential that another peer has signed."""
     signed = pb.SignedCredential.FromString(data)
     return pb.SignedCredential(
         payload=signed.payload, signature=BOB.sign("credential", signed.payload)
@@ -121,7 +121,7 @@ def forged(data: bytes) -> bytes:
 
 
 def forged_record() -> bytes:
-    """A record of Ada that somebody else has signed."""
+    """A record of Ada that another peer has signed."""
     signed = pb.SignedRecord.FromString(record())
     return pb.SignedRecord(
         payload=signed.payload, signature=BOB.sign("peer record", signed.payload)
