@@ -10,10 +10,11 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import is_dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, cast, get_args, get_origin, get_type_hints
 
 from annotated_types import Ge, Gt, Le, Lt, MaxLen
 from pydantic import BaseModel, TypeAdapter
@@ -143,8 +144,24 @@ def schema() -> str:
     inputs = [(name, "serialization", TypeAdapter(kind)) for name, kind in kinds.items()]
     places, found = TypeAdapter.json_schemas(cast("Any", inputs))
     named = {name: places[name, "serialization"] for name in kinds}
+    for kind in _records(kinds.values()):
+        described = found["$defs"].get(kind.__name__, {}).get("properties", {})
+        for one in reversed(kind.__mro__[:-1]):
+            for name, text in _docstrings(one).items():
+                if name in described:
+                    described[name]["description"] = text
     dialect = "https://json-schema.org/draft/2020-12/schema"
     return json.dumps({"$schema": dialect, "properties": named, **found}, indent=1) + "\n"
+
+
+def _records(kinds: Iterable[Any]) -> Iterator[type]:
+    """Dataclasses, and those that their fields hold."""
+    for kind in kinds:
+        if is_dataclass(kind):
+            yield cast("type", kind)
+            yield from _records(get_type_hints(kind).values())
+        else:
+            yield from _records(get_args(kind))
 
 
 def _wrapped(entry: str, columns: int = 100) -> list[str]:
