@@ -28,8 +28,6 @@ from lowcomm_node.data.documents import (
     OTHER_JSON,
     TABLE,
     ReadProgress,
-    find_files,
-    in_parts,
     kind_of,
     read_jsonl,
     read_parquet,
@@ -131,28 +129,9 @@ def test_a_file_that_is_no_tokenizer_is_named(
 # Documents
 
 
-def parts_of(path: Path) -> list[bytes]:
-    with path.open("rb") as file:
-        return [part for part, _ in in_parts(file)]
-
-
 @pytest.fixture
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(documents_module, "PART_BYTES", 4 << 10)
-
-
-@pytest.mark.usefixtures("small_parts")
-def test_parts_of_a_text_make_up_the_whole_and_end_where_lines_do(tmp_path: Path) -> None:
-    path = tmp_path / "a.txt"
-    lines = [f"{number} " + "x" * (number % 200) for number in range(2000)]
-    path.write_text("\n".join(lines))
-    parts = parts_of(path)
-    assert b"".join(parts) == path.read_bytes()
-    assert len(parts) > 20
-    assert all(part.endswith(b"\n") for part in parts[:-1])
-    assert all(0 < len(part) <= 8 << 10 for part in parts)
-    with path.open("rb") as file:
-        assert [is_last for _, is_last in in_parts(file)] == [False] * (len(parts) - 1) + [True]
 
 
 def test_a_packed_file_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
@@ -167,15 +146,6 @@ def test_a_packed_file_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(DataError, match=rf"{path} can't be read .*: replace or remove it"):
             texts(read_text, [path])
-
-
-def test_lines_of_json_give_the_text_of_one_field(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes(
-        b'{"text": "one", "n": 1}\n\n  \n{"n": 2, "text": "Gr\xc3\xbc\xc3\x9fe"}\r\n'
-        b'{"text": ""}\n{"text": null}\n{"text": "\\ud800 half"}\n{"text": "last"}'
-    )
-    assert texts(read_jsonl, [path], "text") == [b"one", "Grüße".encode(), b"? half", b"last"]
 
 
 @pytest.mark.parametrize(
@@ -234,29 +204,6 @@ def test_parquet_that_is_cut_or_damaged_is_named(tmp_path: Path) -> None:
             assert str(path) in str(error)
             refused += 1
     assert refused > 100
-
-
-def test_files_are_found_sorted_at_any_depth_and_never_hidden_ones(tmp_path: Path) -> None:
-    for name in (
-        "b.jsonl",
-        "a/c.jsonl.gz",
-        "a/d.ndjson",
-        ".hidden.jsonl",
-        ".git/e.jsonl",
-        "f.txt",
-        "g.parquet",
-    ):
-        path = tmp_path / name
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("")
-
-    def found(where: str) -> list[str]:
-        return [path.relative_to(tmp_path).as_posix() for path in find_files(where)]
-
-    assert found(str(tmp_path)) == ["a/c.jsonl.gz", "a/d.ndjson", "b.jsonl", "f.txt", "g.parquet"]
-    assert found(str(tmp_path / "f.txt")) == ["f.txt"]
-    assert found(f"{tmp_path}/**/*.jsonl*") == ["a/c.jsonl.gz", "b.jsonl"]
-    assert found(str(tmp_path / "nothing")) == []
 
 
 # Kinds
@@ -618,27 +565,6 @@ def test_a_stream_resumes_at_the_same_token(done: int) -> None:
     assert resumed.batches == done
     assert same(draw(resumed, 5), rest)
     assert resumed.state() == stream.state()
-
-
-@pytest.mark.parametrize("batches", [None, -1, 1.0, "3", True, [], {}])
-def test_a_state_that_is_none_is_refused_and_changes_nothing(batches: object) -> None:
-    stream = make_stream()
-    draw(stream, 2)
-    for state in ({"batches": batches}, {}):
-        with pytest.raises(DataError, match=r"batches = .*: resume from another checkpoint"):
-            stream.restore(state)
-    assert stream.state() == {"batches": 2}
-
-
-@pytest.mark.parametrize("tokens", [0, 1, 16])
-def test_a_text_shorter_than_one_window_is_named(tokens: int) -> None:
-    short = split_of(range(tokens))
-    with pytest.raises(
-        DataError, match=rf"training text has {tokens} tokens, context = 16 needs more"
-    ):
-        make_stream(split=short)
-    with pytest.raises(DataError, match=rf"held-out text has {tokens} tokens"):
-        held_out_windows(short, 16, 4, 0)
 
 
 def test_all_peers_evaluate_on_the_same_windows() -> None:

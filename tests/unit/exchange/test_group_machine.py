@@ -597,13 +597,6 @@ def test_a_group_that_goes_well():
     assert set(exchange.tally.commits) == set(THREE)
 
 
-def test_the_swarm_step_is_the_highest_of_the_members_that_are_left():
-    exchange = group("a", "b")
-    told(exchange, accepted("a", step=50), accepted("b", step=70), *well()[2:-1])
-    (apply,) = told(exchange, well()[-1])
-    assert apply.swarm_step == 70
-
-
 def test_who_calls_in_after_gathering_is_sent_away_and_leaves_no_trace():
     exchange = group("a", "b")
     told(exchange, accepted("a"), base.Lost(peer="b", reason="broke"))
@@ -669,14 +662,6 @@ def test_a_leader_gives_up_who_sends_no_roll_in_time_and_others_give_up_their_le
     assert told(exchange, groups.MembersCame(peer="b", members=("b", ME)))[-1] == base.Capture(
         members=("b", ME)
     )
-
-
-def test_what_our_leader_names_only_he_can_tell_until_he_is_lost():
-    exchange = group("a", "b")
-    told(exchange, *well()[:4])
-    assert told(exchange, groups.MembersCame(peer="b", members=THREE)) == []
-    effects = told(exchange, base.Lost(peer="a", reason="broke"))
-    assert effects == [groups.SendMembers(peer="b", members=THREE), base.Capture(members=THREE)]
 
 
 def test_a_list_of_the_next_leader_waits_for_ours():

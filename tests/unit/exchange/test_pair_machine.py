@@ -31,15 +31,6 @@ def test_without_faults_an_even_swarm_applies_in_pairs(size):
         )
 
 
-@pytest.mark.parametrize("size", [3, 5, 9])
-def test_without_faults_an_odd_swarm_leaves_one_peer_out(size):
-    for swarm in stories(2, range(size, size + 1), CALM, 60):
-        left = [peer for peer in swarm.peers.values() if peer.applied is None]
-        assert len(left) == 1
-        assert left[0].exchange is not None
-        assert left[0].exchange.reason.startswith("no partner: ")
-
-
 def test_peers_that_begin_at_once_cross_and_meet_all_the_same():
     for swarm in stories(2, range(8, 9), replace(CALM, skew=0.0), 200):
         assert all(peer.applied for peer in swarm.peers.values())
@@ -194,14 +185,6 @@ def test_a_crossed_call_waits_for_the_winners_own():
     assert told(exchange, accepted("a", called_us=True)) == [CAPTURE_WITH_A]
 
 
-def test_a_crossed_call_whose_winner_never_calls_ends_when_gathering_closes():
-    exchange = pair("a", "b")
-    told(exchange, base.Refused(peer="a", reason=Refusal.CROSSED, detail="crossed"))
-    effects = told(exchange, base.GatheringClosed())
-    assert effects[0] == base.Abandon(peer="a", reason="did not answer in time")
-    assert effects[1] == base.End(reason="no partner: a did not answer in time")
-
-
 def test_a_peer_that_called_after_it_had_refused_is_called_once_more():
     exchange = pair("z", "b")
     assert told(exchange, base.Crossed(peer="z")) == []
@@ -260,14 +243,6 @@ def test_what_can_not_be_is_a_violation_and_changes_nothing(event):
     with pytest.raises(ProtocolViolation):
         exchange.handle(event)
     assert repr(exchange) == before
-
-
-def test_a_partner_too_slow_for_the_deadline_is_told_so():
-    exchange = pair("a")
-    abandon, end = told(exchange, accepted("a"), base.Captured(), base.DeadlinePassed())
-    assert abandon == base.Abandon(peer="a", reason="was too slow for the deadline")
-    assert end == base.End(reason="no partner: a was too slow for the deadline")
-    assert not exchange.in_doubt
 
 
 def test_what_a_peer_that_was_given_up_still_sends_is_ignored():

@@ -90,12 +90,3 @@ def test_the_same_contributions_give_the_same_bits(kind, count, seed):
     assert all(torch.equal(one, copy) for one, copy in zip(peers, copies, strict=True)), (
         "nothing is changed"
     )
-
-
-def test_the_middle_of_an_even_number_is_the_mean_of_two_and_trimming_takes_one_from_each_end():
-    rows = [torch.tensor([value]) for value in (1.0, 3.0, 4.0, 100.0)]
-    assert robust_mean("median", rows, [1.0] * 4).tolist() == [3.5]
-    assert robust_mean("trimmed", rows, [1.0] * 4).tolist() == [3.5]
-    six = [torch.tensor([value]) for value in (-9.0, 1.0, 2.0, 6.0, 7.0, 100.0)]
-    assert robust_mean("median", six, [1.0] * 6).tolist() == [4.0]
-    assert robust_mean("trimmed", six, [1.0] * 6).tolist() == [4.0]

@@ -47,15 +47,6 @@ def test_what_a_member_can_not_hold_is_refused_and_not_taken_in(
     assert ours.helds == {}
 
 
-@pytest.mark.parametrize("held", [(A, B, C), (b"", B, b""), (A, B, OTHER)])
-def test_a_member_may_lack_what_we_sent_and_hold_another_mean_of_somebody_else(
-    held: tuple[bytes, ...],
-):
-    ours = tally(a=A, b=B, c=C)
-    ours.add_held("b", held)
-    assert ours.helds == {"b": held}
-
-
 def test_we_commit_to_what_all_who_were_heard_hold_alike():
     ours = tally(a=A, b=B, c=C)
     ours.hold()
@@ -166,14 +157,3 @@ def test_it_is_certain_where_votes_that_we_do_not_know_can_decide_nothing():
     votes = {"b": "0000", "c": "0000", "d": "0000"}
     against = voted(of_four(b=MEANS, c=MEANS, d=MEANS), **votes).outcome()
     assert (against.applied, against.is_certain) == ((NO,) * 4, YES)
-
-
-def test_of_three_the_ends_of_a_broken_stream_apply_what_the_third_does():
-    # b sees that c lacks our shard, and we that of c.
-    ours = Tally("a", MEMBERS, means={"a": A, "b": B})
-    ours.hold()
-    ours.add_held("b", (A, B, C))
-    ours.commit()
-    ours.add_commit("b", (NO, YES, NO), (YES, YES, YES))
-    found = ours.outcome()
-    assert (found.applied, found.is_outvoted, found.is_certain) == ((NO, YES, NO), NO, NO)

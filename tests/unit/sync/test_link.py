@@ -204,32 +204,6 @@ async def test_what_is_not_allowed_ends_the_reading_with_its_reason(name):
         assert (len(reader.contents) == 1) == (name in ("again unasked", "after the end"))
 
 
-async def test_what_comes_again_must_have_the_size_that_was_asked_for():
-    async with linked() as (one, two):
-        for frame in (content(), chunk(b"good"), content(3, b"bad")):
-            await one.stream.send(frame)
-        with pytest.raises(ProtocolViolation, match="announced 3 bytes where 2 to 2 are due"):
-            await Reader(two, 4, ask=Retransmit(blocks=b"\1", least=2, most=2)).read()
-
-
-async def test_a_content_has_no_more_bytes_than_announced_where_more_would_fit():
-    async with linked() as (one, two):
-        for frame in (content(3), chunk(b"good")):
-            await one.stream.send(frame)
-        with pytest.raises(ProtocolViolation, match="out of place"):
-            await Reader(two, 4, least=1).read()
-
-
-async def test_nobody_confirms_twice():
-    async with linked() as (one, two):
-        for frame in (content(), chunk(b"good"), CONFIRM, CONFIRM):
-            await one.stream.send(frame)
-        reader = Reader(two, 4, ask=Retransmit(blocks=b"\x80", least=2, most=2))
-        with pytest.raises(ProtocolViolation, match="confirmed before its contribution"):
-            await reader.read()
-        assert reader.confirmed == [b"members"]
-
-
 @pytest.mark.parametrize("end", [0, 1])
 async def test_an_end_that_drops_the_stream_is_noticed_by_the_other(end):
     async with linked() as links:
@@ -239,19 +213,6 @@ async def test_an_end_that_drops_the_stream_is_noticed_by_the_other(end):
         with pytest.raises(LinkLost):
             while True:
                 await soon(links[1 - end].send_content(memoryview(WHOLE), bytes(32)))
-
-
-async def test_a_task_that_is_cancelled_while_it_reads_or_sends_ends_as_cancelled():
-    async with linked() as (one, _), linked() as (other, _):
-        tasks = [
-            asyncio.create_task(Reader(one, 4).read()),
-            asyncio.create_task(other.send_content(memoryview(WHOLE * 40), bytes(32))),
-        ]
-        await under_way(other)
-        for task in tasks:
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await soon(task)
 
 
 async def test_both_ends_notice_that_the_wire_is_cut_while_contents_travel():
@@ -305,19 +266,6 @@ async def test_closing_lets_the_other_end_read_to_the_end(end, monkeypatch):
             await soon(closing)
             ours.cancel()
             await soon(answering)
-
-
-@pytest.mark.parametrize("end", [0, 1])
-async def test_closing_does_not_wait_for_ever_for_an_end_that_says_nothing(end, monkeypatch):
-    monkeypatch.setattr(stream_module, "CLOSE_DEADLINE", 0.05)
-    async with linked() as links:
-        await soon(links[end].stream.close())
-        if end == 1:
-            links[
-                end
-            ].stream.cancel()  # the handler returns; a caller's end is dropped with its call
-        with pytest.raises(LinkLost):
-            await Reader(links[1 - end], 4).read()
 
 
 @pytest.mark.parametrize("end", [0, 1])
