@@ -62,7 +62,7 @@ def trained(swarm: Swarm, folder: Path) -> Path:
     file, text = swarm.folder / "run.toml", write_text(swarm.folder / "text.txt")
     ran("init", "--from", str(folder), "--method", "noloco", "--steps", str(STEPS), str(file))
     spec = tomlkit.parse(file.read_text())
-    spec["run"].update({"work": 0, "start_peers": 2})
+    spec["run"].update({"start_peers": 2})
     spec["data"]["source"] = "local"
     spec["model"]["context"] = 32
     spec["train"].update({"batch": 8, "evaluate_every": 1000, "warmup": 5, "learning_rate": 0.01})

@@ -21,6 +21,7 @@ from typing import Any
 
 import grpc
 import numpy as np
+from blake3 import blake3
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -133,14 +134,14 @@ class Client:
         """The manifest, fast weights, slow weights, of a model that is one fragment and is trained
         by AdamW."""
         requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        requests.put(self.pb.FetchRequest(enter=self.pb.Enter()))
+        requests.put(self.pb.FetchRequest(enter=self.pb.Enter(state=b"")))
         replies = self.stub.Fetch(iter(requests.get, None), metadata=self.metadata(), timeout=60)
         try:
             reply = next(replies)
             while reply.WhichOneof("kind") == "position":
                 reply = next(replies)
             data = self._chunks(replies, reply.opened.size)
-            assert hashlib.sha256(data).digest() == reply.opened.snapshot
+            assert hashlib.sha256(data).digest() == reply.opened.name
             manifest = self.pb.Manifest.FromString(data)
             step = min(MOST_VALUES, max(LEAST_VALUES, -(-numel // 256 // 256) * 256))
             fast, slow = np.empty(numel, "<f4"), np.empty(numel, "<f4")
@@ -183,7 +184,7 @@ class Client:
                 offer.plan,
                 offer.codec,
             )
-            digest = hashlib.sha256(contribution).digest()
+            digest = blake3(contribution).digest()
             frames.put(frame(content=self.pb.Content(size=len(contribution), digest=digest)))
             for offset in range(0, len(contribution), CHUNK):
                 data = contribution[offset : offset + CHUNK]
@@ -208,7 +209,7 @@ class Client:
             chunk = next(incoming).chunk
             assert chunk.offset == len(data) and chunk.data
             data += chunk.data
-        assert hashlib.sha256(data).digest() == content.digest
+        assert blake3(data).digest() == content.digest
         return bytes(data)
 
 
