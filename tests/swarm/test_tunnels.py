@@ -304,7 +304,9 @@ async def test_a_flood_of_streams_is_bounded_and_others_get_through(net: Net) ->
     )
 
     async def refused() -> bool:
-        return bob.pipes.statistics()["refused"] == 100 - MAX_OF_PEER
+        seen = bob.pipes.statistics()
+        # libp2p may lose a stream that was closed before its protocol was named.
+        return seen["open"] <= MAX_OF_PEER and seen["refused"] >= 100 - 2 * MAX_OF_PEER
 
     await until_async(refused, 30, "all but a few are refused")
     await swap(ada, bob, 4, 2**20)
