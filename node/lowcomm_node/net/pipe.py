@@ -41,7 +41,8 @@ MAX_INCOMING = 64
 MAX_OF_PEER = 4
 """Streams of one peer. gRPC needs one; there are two while a better connection replaces it."""
 UNACCEPTED = 20.0
-"""Seconds for the first accepted call over a stream: libp2p lets anybody open one."""
+"""Seconds for the first accepted call over a stream: libp2p lets anybody open one. Our own gRPC
+has as long to dial one that we have opened."""
 
 
 def protocol_of(run_id: str) -> str:
@@ -164,7 +165,13 @@ class Outgoing:
         self._stream.close()
 
     async def _carry(self) -> None:
-        local = await self._accept()
+        try:
+            async with asyncio.timeout(UNACCEPTED):
+                local = await self._accept()
+        except TimeoutError:
+            log.debug("tunnel.ended", peer=self.peer_id, reason="gRPC did not dial it in time")
+            self._stream.close()
+            return
         pipe = Pipe(local, self._stream)
         try:
             await pipe.wait_ended()
@@ -316,22 +323,22 @@ class Pipes:
         task.add_done_callback(self._tasks.discard)
 
     async def _serve(self, name: str, incoming: IncomingStream, stream: socket.socket) -> None:
-        local = socket.socket(socket.AF_UNIX)
+        local, pipe = socket.socket(socket.AF_UNIX), None
         try:
             async with asyncio.timeout(UNACCEPTED) as incoming.deadline:
                 local.setblocking(False)
                 local.bind(f"\0{name}")
                 await asyncio.get_running_loop().sock_connect(local, f"\0{self._server()}")
                 pipe = Pipe(local, stream)
-                try:
-                    await pipe.wait_ended()
-                finally:
-                    pipe.close()
+                await pipe.wait_ended()
         except (OSError, TimeoutError) as error:
             reason = str(error) or "no call was accepted"
             log.debug("tunnel.ended", peer=incoming.peer_id, reason=reason)
-            stream.close()
         finally:
+            if pipe is not None:
+                pipe.close()
+            else:
+                stream.close()
             local.close()
             self._shares.give_back(incoming.place)
             del self._incoming[name]

@@ -50,6 +50,18 @@ async def test_every_byte_comes_in_order_however_slowly_it_is_taken():
 # Who calls
 
 
+async def test_a_stream_that_our_grpc_never_dials_ends(monkeypatch: pytest.MonkeyPatch):
+    async with pair() as (ada, bob):
+        with monkeypatch.context() as patch:
+            patch.setattr(pipe, "UNACCEPTED", 0.1)
+            outgoing = await ada.pipes.dial(bob.peer_id, ())
+
+            async def ended() -> bool:
+                return not outgoing.is_open
+
+            await until_async(ended, 30, "the stream has ended")
+
+
 async def test_the_callee_knows_who_calls_without_any_credential():
     async with pair() as (ada, bob):
         assert await soon(ada.introduce(bob.info())) == ada.peer_id
