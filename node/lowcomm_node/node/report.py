@@ -279,7 +279,7 @@ def _why_no_exchange(exchanger: Exchanger) -> Waiting | None:
     if (resting := exchanger.resting) is not None:
         return Waiting(WaitCode.FAR_FROM_PEERS, f"training on; {resting}")
     if (trouble := exchanger.peer.own_line.trouble) is not None:
-        return Waiting(WaitCode.OWN_LINE, f"training on; {trouble}")
+        return Waiting(WaitCode.OWN_LINE, f"training on; {trouble}: see `lowcomm-node doctor`")
     if reason := exchanger.history.last_reason:
         told = f"training on; the last exchange was not applied: {reason}"
         return Waiting(WaitCode.NOT_APPLIED, told)

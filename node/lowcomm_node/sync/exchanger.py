@@ -27,6 +27,7 @@ from lowcomm_node.sync.history import (
     ExchangeEnded,
     History,
     IntervalStatus,
+    hindrance_in_words,
     interval_of,
 )
 from lowcomm_node.system.logs import log
@@ -307,7 +308,8 @@ class Exchanger:
     @property
     def hindrance(self) -> str | None:
         """Why no exchange can begin within the limits of our owner; None if one can."""
-        return self.peer.hindrance(monotonic())
+        needs = self.peer.hindrance(monotonic())
+        return needs and hindrance_in_words(needs, self.peer.budget.deadlines.longest)
 
     @property
     def interval(self) -> IntervalStatus | None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from lowcomm_node.errors import NodeError
 from lowcomm_node.system.events import Event
 from lowcomm_protocol.exchange.base import Cause
+from lowcomm_protocol.exchange.budget import Needs
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.exchange.underway import Story
 from lowcomm_protocol.matching import REFUSAL_TEXT, Refusal
@@ -311,6 +312,18 @@ class Circumstances:
     """That the contents of an exchange take."""
     step_seconds: float
     """Of an inner step."""
+
+
+def hindrance_in_words(needs: Needs, longest: float) -> str:
+    """Why an exchange can't be begun where it may take ``longest`` seconds, and what to do."""
+    shared = f", which {needs.streams} share," if needs.streams > 1 else ""
+    causes = [f"at the limits on traffic{shared}"] if needs.limits else []
+    causes += [f"with steps of {needs.step:.0f} s"] if needs.step >= 1 else []
+    remedy = "--max-up and --max-down, or that" if needs.limits else "that"
+    return (
+        f"{' and '.join(causes)} an exchange may take {needs.least} s, and --exchange-deadline "
+        f"allows {longest:.0f}: raise {remedy}"
+    )
 
 
 def interval_of(

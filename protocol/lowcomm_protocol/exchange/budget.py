@@ -68,20 +68,6 @@ class Needs:
             self.least, min(int(longest), self.limits + int(self.step + self.work + self.line))
         )
 
-    def hindrance(self, longest: float) -> str | None:
-        """Why it can't be begun where one may take ``longest`` seconds, and what to do; None if it
-        can."""
-        if self.least <= longest:
-            return None
-        shared = f", which {self.streams} share," if self.streams > 1 else ""
-        causes = [f"at the limits on traffic{shared}"] if self.limits else []
-        causes += [f"with steps of {self.step:.0f} s"] if self.step >= 1 else []
-        remedy = "--max-up and --max-down, or that" if self.limits else "that"
-        return (
-            f"{' and '.join(causes)} an exchange may take {self.least} s, and --exchange-deadline "
-            f"allows {longest:.0f}: raise {remedy}"
-        )
-
 
 SLACK = 1.5
 """Times as long as contents take at the allowed rates: other exchanges begin meanwhile."""
@@ -220,8 +206,8 @@ class Budget:
         if seconds <= self.deadlines.longest:
             return None
         return (
-            f"needs {seconds} s for its steps and contents, and --exchange-deadline allows "
-            f"{self.deadlines.longest:.0f} s here: raise it to exchange with such peers"
+            f"needs {seconds} s for its steps and contents, where an exchange may take "
+            f"{self.deadlines.longest:.0f} s"
         )
 
     def needs(self, size: int, at_limits: float, streams: int, now: float) -> Needs:
@@ -243,10 +229,12 @@ class Budget:
         self._too_long = needs if is_too_long else None
         return not is_too_long
 
-    def hindrance(self, each: Iterable[Needs]) -> str | None:
-        """Why these exchanges, or one of late, can't begin within ``longest``; None if they can."""
+    def hindrance(self, each: Iterable[Needs]) -> Needs | None:
+        """What keeps one of these exchanges, or the last that was not begun, from being begun
+        within ``longest``; None if all can."""
         needs = [*each, *([self._too_long] if self._too_long is not None else [])]
-        return max(needs, key=lambda one: one.least).hindrance(self.deadlines.longest)
+        most = max(needs, key=lambda one: one.least)
+        return most if most.least > self.deadlines.longest else None
 
 
 class Room:

@@ -16,7 +16,7 @@ from typing import Any
 
 from lowcomm_protocol.errors import Offence, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
-from lowcomm_protocol.exchange.budget import Budget, Deadlines, Room
+from lowcomm_protocol.exchange.budget import Budget, Deadlines, Needs, Room
 from lowcomm_protocol.exchange.events import Event, Outcome, PeerView
 from lowcomm_protocol.exchange.kinds import kind_of
 from lowcomm_protocol.exchange.position import Company, Drift, OwnLine, Position
@@ -286,8 +286,8 @@ class Peer:
             is_first(call.peer, self._candidates(fragment, round_)) for round_ in (now, now + 1)
         )
 
-    def hindrance(self, now: float) -> str | None:
-        """Why no exchange can begin within the limits of our owner; None if one can."""
+    def hindrance(self, now: float) -> Needs | None:
+        """What keeps exchanges from beginning within the limits of our owner; None if nothing."""
         if self.position.ready is None or self.kind is None:
             return None
         fragments = range(len(self.position.schedule))

@@ -175,10 +175,7 @@ class OwnLine:
         count = len(self._stalled)
         if count < 2:
             return None
-        return (
-            f"contents of {count} peers in a row did not come, so it is this machine's line: see "
-            "`lowcomm-node doctor`"
-        )
+        return f"contents of {count} peers in a row did not come, so it is this machine's line"
 
 
 FIRST_REST = 10.0
