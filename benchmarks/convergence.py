@@ -201,7 +201,7 @@ DILOCO = Row("diloco", "diloco", WHOLE_20)
 
 
 def outvoted(row: Row, quick: bool, seed: int) -> Iterator[Job]:
-    """Where nobody can outvote a liar, and the same with an honest peer in its place."""
+    """Scenes in which nobody can outvote a liar, and the same with an honest peer in its place."""
     steps = QUICK_STEPS if quick else 400
     if row is BY_SCENE[1]:
         for peers in (2,) if quick else (2, 3):
@@ -244,7 +244,7 @@ PARTS = {"methods": methods, "wire": wire, "attacks": attacks, "churn": churn, "
 
 
 def members(job: Job) -> list[Any]:
-    """Who takes part in a scene."""
+    """Peers that take part in a scene."""
     from lowcomm_node.simulation import Member
 
     honest, steps = [Member()] * 3, length(job)
@@ -383,10 +383,10 @@ def shares(jobs: Sequence[Job], results: Results) -> str:
         for label in rows:
             gains, bytes_ = gained(rows, label), sent(rows, label)
             if gains and label not in (SINGLE, ALLREDUCE):
-                told = " / ".join(f"{100 * gain:.0f}" for gain in gains)
+                shares = " / ".join(f"{100 * gain:.0f}" for gain in gains)
                 lines.append(
                     f"- {optimizer}, {peers} peers, {label}{seeds_there(label, group, rows)}: "
-                    f"{100 * mean(gains):.1f} % ({told}) of all-reduce's gain for "
+                    f"{100 * mean(gains):.1f} % ({shares}) of all-reduce's gain for "
                     f"1/{1 / mean(bytes_):.0f} of its bytes"
                 )
     return "\n".join(lines)

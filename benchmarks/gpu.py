@@ -136,7 +136,7 @@ def loops(
     plain_seconds = plain(replica, device, clock, steps)
     again = clock.seconds(ours, 3) / steps
     tokens = batch * model["context"]
-    reckoned = estimate_memory(spec, True)
+    estimate = estimate_memory(spec, True)
     return {
         "parameters": count_parameters(spec.model),
         "batch": batch,
@@ -147,7 +147,7 @@ def loops(
         "compiled": device.type == "cuda" and can_compile(),
         "memory, MiB": held // MIB,
         "reckoned for a step, MiB": sum(
-            amount for part, amount in reckoned.device.items() if part not in BESIDE
+            amount for part, amount in estimate.device.items() if part not in BESIDE
         )
         // MIB,
     }

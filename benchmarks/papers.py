@@ -31,7 +31,7 @@ from published.learning import measure as learn_one
 RESULTS = kit.RESULTS / "papers.json"
 PAGES = (kit.ROOT / "docs" / "papers.md", kit.ROOT / "docs" / "methods.md")
 BLOCK = re.compile(r"(<!-- measured: (?P<name>[a-z0-9-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-"""Where a table of a page stands."""
+"""A table of a page, between its marks."""
 PARTS = ("timeline", "latency", "waiting", "goodput", "learning", "recipes")
 Results = Mapping[str, Any]
 PERCENT = [f"{target:.0%}".replace("%", " %") for target in timeline.TARGETS]
@@ -42,11 +42,11 @@ def utilization(results: Results) -> str:
     """Gbit/s for each target: the paper's, and the model's where that is another point."""
     rows = []
     for shape, name, mine, theirs in timeline.cells():
-        told = [
+        cells = [
             f"{their:g}" if not timeline.points_apart(one, their) else f"{their:g} ({one:.3g})"
             for one, their in zip(mine, theirs, strict=True)
         ]
-        rows.append([shape.name, name, *told])
+        rows.append([shape.name, name, *cells])
     return kit.table(["model", "method", *PERCENT], rows)
 
 

@@ -400,8 +400,8 @@ def _wait(peers: int) -> dict[str, float]:
 # Goodput beside barriers. The scene follows Covenant-72B: 72B parameters, and a barrier every 30
 # steps with 70 s of communication that computes 94.5 % of the time, which makes 40 s a step. The
 # line is assumed; intervals of ours are those that it carries. Goodput is the share of the members'
-# time whose steps were merged with those of others. What a failure loses, and the time until a
-# member is back, is missing.
+# time whose steps were merged with those of others. It leaves out what a failure loses, and
+# the time until a member is back.
 
 VALUES, STEP, UPLINK = 72 * 10**9, 40.0, 110e6 / 8
 MEMBERS = 8

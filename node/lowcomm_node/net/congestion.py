@@ -19,7 +19,7 @@ for which a content that has its turn next already goes beside the one before it
 gets a bound on what is not sent yet (``TCP_NOTSENT_LOWAT``); what is on its way is not bounded.
 
 Both act on the sender: each end of an exchange looks after what it sends. Elsewhere than on Linux
-nothing changes. Where BBR is not allowed ``doctor`` names the remedy.
+nothing changes. docs/trouble.md says how to allow BBR.
 """
 
 import asyncio
