@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 from starlette.responses import Response
 
-from lowcomm_node.catalogue import PHASES
+from lowcomm_node.catalogue import CATALOGUE
 from lowcomm_node.status.model import Status
 
 
@@ -51,7 +51,7 @@ def _node(status: Status) -> Iterator[Metric]:
             "method": run.method if run else "",
         },
     )
-    phases = {phase: float(phase == status.phase) for phase in PHASES}
+    phases = {phase: float(phase == status.phase) for phase in CATALOGUE["phases"]}
     yield _gauge("lowcomm_phase", "1 for the phase of the node.", phases, "phase")
     yield _gauge("lowcomm_uptime_seconds", "Since the node started.", status.uptime)
     yield _gauge(

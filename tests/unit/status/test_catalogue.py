@@ -7,17 +7,7 @@ from pathlib import Path
 
 import lowcomm_node
 import lowcomm_protocol
-from lowcomm_node.catalogue import (
-    CATALOGUE,
-    ERRORS,
-    EXCHANGES,
-    REFUSALS,
-    WAITS,
-    WARNINGS,
-    WaitCode,
-    WarningCode,
-    code_of,
-)
+from lowcomm_node.catalogue import CATALOGUE, WaitCode, WarningCode, code_of
 from lowcomm_node.owner.rules import Rule
 from lowcomm_protocol.errors import LowcommError, Reason
 from lowcomm_protocol.exchange.base import Cause
@@ -58,24 +48,24 @@ def error_classes() -> set[str]:
 def test_every_error_has_a_code_a_sentence_and_a_remedy():
     codes = {code_of(type(name, (), {})) for name in error_classes()}
     assert len(codes) > 25, "the search found too few"
-    assert codes == set(ERRORS)
+    assert codes == set(CATALOGUE["errors"])
 
 
 def test_every_reason_to_refuse_has_one():
-    assert {str(reason) for reason in Reason} == set(REFUSALS)
+    assert {str(reason) for reason in Reason} == set(CATALOGUE["refusals"])
 
 
 def test_every_reason_to_wait_has_one_and_every_rule_of_the_owner_is_one():
-    assert set(WaitCode) == set(WAITS)
-    assert {str(rule) for rule in Rule} <= set(WAITS)
+    assert set(WaitCode) == set(CATALOGUE["waits"])
+    assert {str(rule) for rule in Rule} <= set(CATALOGUE["waits"])
 
 
 def test_every_cause_and_every_refusal_of_an_exchange_has_one():
-    assert {*map(str, Cause), *map(str, Refusal)} == set(EXCHANGES)
+    assert {*map(str, Cause), *map(str, Refusal)} == set(CATALOGUE["exchanges"])
 
 
 def test_every_warning_has_one():
-    assert set(WarningCode) == set(WARNINGS)
+    assert set(WarningCode) == set(CATALOGUE["warnings"])
 
 
 def said_without_a_code() -> Iterator[str]:
