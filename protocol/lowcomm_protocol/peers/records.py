@@ -111,9 +111,9 @@ def next_issue(now: float, last: float) -> float:
 
     The later of two records wins, so no record is issued before the last, even if the clock was
     set back a little. A last record that others would refuse as from the future counts for nothing:
-    the clock was ahead when it was issued.
+    the clock was ahead when it was issued. In whole milliseconds, as a record carries it.
     """
-    return now if is_from_future(last, now) else max(now, last + 0.001)
+    return round(now if is_from_future(last, now) else max(now, last + 0.001), 3)
 
 
 def is_from_future(issued: float, now: float) -> bool:

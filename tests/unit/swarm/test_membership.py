@@ -289,6 +289,14 @@ async def test_another_process_with_our_identity_is_warned_of_once(parties: Part
     assert len(ada.warnings) == 1 and ADA.peer_id in ada.warnings[0]
 
 
+async def test_a_nodes_own_records_are_never_taken_for_those_of_another_process() -> None:
+    own = OwnRecord(
+        identity=ADA, run_id=run_of("open").run_id, certificate=bytes(32), addresses=(),
+        progress=lambda: (0, 0, 0.0),
+    )  # fmt: skip
+    assert not any(own.is_used_elsewhere(own.sign(60, (), b"")) for _ in range(50))
+
+
 async def test_a_node_whose_clock_was_ahead_for_a_moment_is_believed_at_once(
     parties: Parties, monkeypatch: pytest.MonkeyPatch
 ) -> None:
