@@ -182,22 +182,23 @@ def clock(survey: Survey) -> Finding:
 @asked_others
 def udp(survey: Survey) -> Finding:
     """Whether UDP gets out, and calls over it get in."""
-    seen = survey.udp
-    if seen is None:
-        why = "no peer that answered offers UDP over IPv4" if survey.helpers else ""
+    gets_in = survey.reached.get(ProbeKind.QUIC)
+    # A connection that a peer makes over QUIC needs our answers.
+    gets_out = bool(gets_in) or any(helper.is_over_udp for helper in survey.helpers)
+    dial = next((helper.entry.dial for helper in survey.helpers if helper.offers_udp), None)
+    if not gets_out and dial is None:
+        why = "no peer that answered offers UDP" if survey.helpers else ""
         return _unknown("udp", survey, why)
-    figures = {"gets_out": seen.gets_out, "gets_in": seen.gets_in}
-    if seen.gets_out:
-        untried = f"; no peer tried to call ({seen.refused})" if seen.refused else ""
-        calls = {True: ", and calls come in", False: "; calls do not come in", None: untried}
-        return Finding("udp", Severity.OK, f"gets out{calls[seen.gets_in]}", "", figures)
-    dial = seen.helper.rpartition("/p2p/")[0]
+    figures = {"gets_out": gets_out, "gets_in": gets_in}
+    if gets_out:
+        calls = {True: ", and calls come in", False: "; calls do not come in", None: ""}
+        return Finding("udp", Severity.OK, f"gets out{calls[gets_in]}", "", figures)
     return Finding(
         "udp",
         Severity.WARNING,
-        f"nothing comes back from {dial}",
-        f"let UDP out of {survey.outward or 'this machine'} (it did not reach {dial}): without it "
-        "holes can't be punched through routers, and a lossy line is slower",
+        "no peer is reached over UDP, although some offer it",
+        f"let UDP out of {survey.outward or 'this machine'} (it did not reach the peer at {dial}): "
+        "without it holes can't be punched through routers, and a lossy line is slower",
         figures,
     )
 
@@ -231,7 +232,7 @@ def kind_of_nat(
 ) -> Nat:
     """The kind of router.
 
-    ``calls_come_in``: whether a call came from a helper that we had not called; None if unknown.
+    ``calls_come_in``: whether a call of a helper came in; None if none was made.
     """
     outside = [seen for seen in observed if is_public(seen.host)]
     if not outside:
@@ -251,12 +252,9 @@ def kind_of_nat(
 
 
 def _nat_of(survey: Survey) -> Nat:
-    reached, hosts = survey.reached, survey.subject.hosts
-    came_in = survey.udp.gets_in if survey.udp is not None else None
-    # A public machine may let some ports in only: its own ports say more than those of probes.
-    if reached and all(helper.sees in hosts for helper in survey.helpers):
-        came_in = any(reached.values())
-    return kind_of_nat(hosts, survey.observed, came_in)
+    reached = survey.reached
+    came_in = any(reached.values()) if reached else None
+    return kind_of_nat(survey.subject.hosts, survey.observed, came_in)
 
 
 @asked_others
@@ -268,13 +266,10 @@ def nat(survey: Survey) -> Finding:
     sees = next((helper.sees for helper in survey.helpers if helper.sees), "")
     own = f"{sees} is an address of this machine"
     router = f"a router is in between ({survey.outward or 'this machine'} is seen as {sees})"
-    is_cone = survey.udp is None or survey.udp.by_stranger
     value = {
         Nat.NONE: f"none: {own}",
         Nat.FIREWALL: f"none, but a firewall: {own}, and calls do not arrive",
-        Nat.OPEN: f"{router}, and lets calls in: a full cone, or ports are forwarded"
-        if is_cone
-        else f"{router}, and lets calls in from where we have called",
+        Nat.OPEN: f"{router}, and lets calls in: a full cone, or ports are forwarded",
         Nat.RESTRICTED: f"{router}, port restricted: calls do not arrive, but holes can be punched",
         Nat.SYMMETRIC: f"{router}, symmetric: it takes another port for each peer, so holes can "
         "rarely be punched",

@@ -2,15 +2,14 @@
 
 import ipaddress
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from enum import StrEnum
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self
 
-from lowcomm_node.errors import ConfigError, NoPeers, Unhealthy
-from lowcomm_node.net.addresses import EntryPoint, host_of, parse_entry_point, port_of, relay_of
+from lowcomm_node.errors import NoPeers, Unhealthy
+from lowcomm_node.net.addresses import EntryPoint, host_of, port_of, relay_of
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_protocol.peers.probes import ProbeKind, Seen, Target
 
@@ -78,8 +77,6 @@ class Subject:
     """The certificate that the Exchange service shows, DER."""
     announced: tuple[str, ...] = ()
     """Where others shall call it, ``host:port``."""
-    loopback: bool = False
-    """Whether the node listens on loopback alone."""
 
     def port(self, kind: ProbeKind, version: int = 4) -> int | None:
         """Our port of a kind, by version of IP; None if there is none."""
@@ -117,7 +114,7 @@ class ObservedAddress:
     helper: str
     """IP address of the helper."""
     socket: str
-    """Which port of ours; any name."""
+    """Which port of ours: `tcp` or `udp`."""
     host: str
     port: int
 
@@ -148,31 +145,14 @@ class Helper:
         return bool(self.sees) and is_public(self.sees)
 
     @property
-    def dials(self) -> tuple[str, ...]:
-        """Its own addresses, without a relay. A stranger names them, so only those with its own
-        peer id count."""
-        entries = [self.entry]
-        for text in self.seen.entry_points:
-            with suppress(ConfigError):
-                entries.append(parse_entry_point(text))
-        own = (entry for entry in entries if entry.peer_id == self.entry.peer_id)
-        return tuple(entry.dial for entry in own if entry.relay is None)
+    def is_over_udp(self) -> bool:
+        """Whether our connection to it is over UDP, which libp2p prefers."""
+        return "/udp/" in self.seen.address
 
-
-@dataclass(frozen=True)
-class UdpProbe:
-    """Whether UDP gets out and in."""
-
-    helper: str
-    """Multiaddress of the helper that was called."""
-    gets_out: bool
-    observed: tuple[ObservedAddress, ...] = ()
-    gets_in: bool | None = None
-    """Whether a call comes in; None if no helper tried."""
-    by_stranger: bool = False
-    """Whether that call came from a helper that had not been called before."""
-    refused: str = ""
-    """Why no helper tried to call."""
+    @property
+    def offers_udp(self) -> bool:
+        """Whether it says that it can be dialed over UDP."""
+        return any("/udp/" in text for text in (self.entry.dial, *self.seen.entry_points))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +163,6 @@ class Survey:
     helpers: tuple[Helper, ...] = ()
     silent: Mapping[str, str] = field(default_factory=dict)
     """Addresses that did not help, and why."""
-    udp: UdpProbe | None = None
     outward: str = ""
     """Our own address that packets leave from."""
 
@@ -196,10 +175,11 @@ class Survey:
     @property
     def observed(self) -> tuple[ObservedAddress, ...]:
         """Our addresses as all of them see them."""
-        over_tcp = [helper for helper in self.helpers if "/tcp/" in helper.seen.address]
-        places = ((helper.host, place_of(helper.seen.address)) for helper in over_tcp)
-        own = (ObservedAddress(host, "tcp", *place) for host, place in places if place is not None)
-        return (*own, *(self.udp.observed if self.udp is not None else ()))
+        return tuple(
+            ObservedAddress(helper.host, "udp" if helper.is_over_udp else "tcp", *place)
+            for helper in self.helpers
+            if (place := place_of(helper.seen.address)) is not None
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -115,7 +115,6 @@ def _subject(
     certificate: bytes,
     announced: Sequence[str],
 ) -> Subject:
-    host, _ = listening(settings)
     forwarded = int(settings.announce[0].rpartition(":")[2]) if settings.announce else None
     return Subject(
         peer_id=discovery.peer_id,
@@ -124,7 +123,6 @@ def _subject(
         direct=forwarded or port,
         certificate=certificate,
         announced=tuple(announced),
-        loopback=host in ("127.0.0.1", "[::1]"),
     )
 
 

@@ -20,7 +20,6 @@ from lowcomm_node.doctor.findings import (
     Severity,
     Subject,
     Survey,
-    UdpProbe,
     exit_code,
 )
 from lowcomm_node.doctor.run import check, own_hosts
@@ -57,34 +56,33 @@ ALL_SIX = replace(
 )
 INNER_SIX = replace(ALL_SIX, hosts=("fd00::7",), listens=("/ip6/fd00::7/tcp/40006",))
 NOTHING = {"direct": False, "tcp": False, "quic": False}
-FORWARDED = UdpProbe("x", True, (ObservedAddress("44.128.0.10", "probe", OUTER, 7),), True, True)
 
 
-def helper(number: int = 10, sees: str = OUTER, offset: float = 0.0, **reached: bool) -> Helper:
-    """A helper at a public address."""
+def helper(
+    number: int = 10, sees: str = OUTER, offset: float = 0.0, port: str = "udp/7", **reached: bool
+) -> Helper:
+    """A helper at a public address, called over UDP unless ``port`` says otherwise."""
     entry = EntryPoint(HELPER, f"/ip4/44.128.0.{number}/tcp/31330")
     called = {ProbeKind[name.upper()]: ok for name, ok in reached.items()}
-    seen = Seen(f"/{'ip6' if ':' in sees else 'ip4'}/{sees}/tcp/9", 0.0, ())
+    seen = Seen(f"/{'ip6' if ':' in sees else 'ip4'}/{sees}/{port}", 0.0, ())
     return Helper(entry, f"44.128.0.{number}", seen, offset, called)
 
 
 def survey(*helpers: Helper, subject: Subject = BEHIND, **options: Any) -> Survey:
     """What helpers told; a line that is well, behind a router, unless it is said otherwise."""
-    seen = tuple(ObservedAddress(one.host, "probe", OUTER, 7) for one in helpers)
-    defaults: dict[str, Any] = {"udp": UdpProbe("x", True, seen, False, True), "outward": LAN}
-    return Survey(subject=subject, helpers=helpers, **defaults | options)
+    return Survey(subject=subject, helpers=helpers, **{"outward": LAN} | options)
 
 
 def told(*addresses: str) -> Survey:
     """What a helper says that calls a forwarded port, of which others are told so."""
     subject = replace(BEHIND, announced=addresses)
-    return survey(helper(direct=True), subject=subject, udp=FORWARDED)
+    return survey(helper(direct=True), subject=subject)
 
 
 def over_six(subject: Subject, **reached: bool) -> Survey:
     """What a helper says that sees an address of IPv6."""
     outward = subject.hosts[0]
-    return survey(helper(sees=SIX, **reached), subject=subject, udp=None, outward=outward)
+    return survey(helper(sees=SIX, **reached), subject=subject, outward=outward)
 
 
 def finding(one: Check, **seen: Any) -> Finding:
@@ -105,17 +103,16 @@ def case(must: str, one: Check, state: Severity, seen: Any, *words: str, never: 
 
 OK, WARNING, FAULT, UNKNOWN = Severity.OK, Severity.WARNING, Severity.FAULT, Severity.UNKNOWN
 SHUT = survey(helper(10, **NOTHING), helper(11, **NOTHING))
-PORTS = tuple(ObservedAddress(f"44.128.0.1{k}", "probe", OUTER, 7 + k) for k in range(2))
-SYMMETRIC = replace(SHUT, udp=UdpProbe("x", True, PORTS, False, True))
+SYMMETRIC = survey(helper(10, port="udp/7", **NOTHING), helper(11, port="udp/8", **NOTHING))
 FIREWALL = survey(helper(**NOTHING), subject=PUBLIC)
 OPEN = survey(helper(direct=True, tcp=True, quic=True), subject=PUBLIC)
-NEAR = survey(helper(sees="192.168.1.9", direct=True), udp=None)
+NEAR = survey(helper(sees="192.168.1.9", direct=True))
 SILENT = Survey(subject=BEHIND, silent={"ADDR": "answers, but not to probes"})
 FORWARD = f"forward TCP port 45123 to {LAN} and TCP and UDP port 40001 to {LAN} in your router"
 START = f", and start the node with --port 45123 --dht-port 40001 --announce {OUTER}:45123"
 UFW = "ufw allow 45123/tcp && ufw allow 4000{0}/tcp && ufw allow 4000{0}/udp"
 SIX_FLAGS = f"--port 45123 --dht-port 40006 --announce [{SIX}]:45123"
-LOST_UDP = UdpProbe(f"/ip4/44.128.0.10/udp/31330/quic-v1/p2p/{HELPER}", gets_out=False)
+QUIC = f"/ip4/44.128.0.10/udp/31330/quic-v1/p2p/{HELPER}"
 TAKEN = "Port 45123 is in use: choose another"
 STATUS = make_status(
     peer_id=ME,
@@ -142,8 +139,10 @@ SIX_FORWARD = "TCP and UDP port 40006 to fd00::7"
 BEHIND_SIX = over_six(replace(INNER_SIX, listens=(CIRCUIT, *INNER_SIX.listens)), **NOTHING)
 TOLD_SIX = over_six(replace(ALL_SIX, announced=(f"[{SIX}]:45123",)), direct=True)
 ALONE = replace(SHUT, subject=replace(BEHIND, listens=BEHIND.listens[1:]))
-NO_UDP = survey(helper(), udp=None)
-UDP_LOST = survey(helper(), udp=LOST_UDP)
+OVER_TCP = helper(port="tcp/9")
+NO_UDP = survey(OVER_TCP)
+UDP_LOST = survey(replace(OVER_TCP, seen=replace(OVER_TCP.seen, entry_points=(QUIC,))))
+UDP_SHUT, UDP_COMES = survey(helper(quic=False)), survey(helper(port="tcp/9", quic=True))
 NTP = "12.3 s ahead of 3 peers: run `timedatectl set-ntp true`"
 BROKEN = {"broken": TAKEN, "absent": "start it", "dht_peers": None}
 HANGS = {"absent": "end it with `kill 42`", "hangs": True}
@@ -180,7 +179,9 @@ HOME_KNOWS = "no peer answers at the addresses that this home remembers"
         case("a bit behind", checks.clock, WARNING, clocks(1.5, 1.6, 1.4), "1.5 s behind 3 peers"),
         case("one of three is wrong", checks.clock, OK, clocks(0.0, 0.1, 500.0), "0.1 s behind"),
         case("one against one", checks.clock, FAULT, clocks(60.0), "if it is that one's clock"),
-        case("UDP is lost", checks.udp, WARNING, UDP_LOST, f"UDP out of {LAN}", "/udp/31330/quic"),
+        case("UDP is lost", checks.udp, WARNING, UDP_LOST, f"UDP out of {LAN}", "44.128.0.10"),
+        case("UDP gets out", checks.udp, OK, UDP_SHUT, "gets out; calls do not come in"),
+        case("UDP is answered", checks.udp, OK, UDP_COMES, "gets out, and calls come in"),
         case("nobody offers UDP", checks.udp, UNKNOWN, NO_UDP, "offers UDP"),
         case("silence: clock", checks.clock, UNKNOWN, SILENT, "not to probes"),
         case("silence: nat", checks.nat, UNKNOWN, SILENT, "not to probes"),

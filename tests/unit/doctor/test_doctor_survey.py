@@ -2,20 +2,16 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from pathlib import Path
 from time import time
 from typing import Any
-
-import pytest
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.waiting import until_async
 from lowcomm_node.doctor import survey
 from lowcomm_node.doctor.findings import Helper, Subject
-from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import EntryPoint
 from lowcomm_node.net.control import OpenStream
 from lowcomm_node.swarm.probes import Prober
@@ -55,11 +51,7 @@ async def answering(
         await prober.close()
 
 
-async def test_a_helper_says_how_it_sees_us_and_calls_us_back(monkeypatch: pytest.MonkeyPatch):
-    async def nothing(*_: object) -> None:
-        return None
-
-    monkeypatch.setattr(survey, "probe_udp", nothing)
+async def test_a_helper_says_how_it_sees_us_and_calls_us_back():
     async with answering(f"/ip4/{OUTER}/tcp/9") as (streams, called):
         found = await survey.ask_others(streams, SUBJECT, [str(helper(0).entry)])
     assert found.helpers[0].sees == OUTER and abs(found.helpers[0].offset) < 1
@@ -100,79 +92,3 @@ def test_neighbours_help_only_where_there_is_nobody_else():
     assert chosen(near, far) == [far]
     assert chosen(near) == [near]
     assert chosen(far, far, helper(2)) == [far, helper(2)]
-
-
-# probes
-
-
-class Control:
-    """As much of a p2pd as a probe needs: all calls of it lead to the first helper."""
-
-    def __init__(self, streams: MemoryDiscovery) -> None:
-        self._streams = streams
-
-    async def connect(self, *_: object) -> None: ...
-
-    async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
-        return await self._streams.open_stream(HELPERS[0], protocol, seconds)
-
-    async def identify(self) -> tuple[str, tuple[str, ...]]:
-        return ME, ()
-
-
-class Caller:
-    """A helper that calls back."""
-
-    def __init__(self) -> None:
-        self.called: list[Target] = []
-
-    async def dial_back(self, peer_id: str, targets: Sequence[Target]) -> tuple[bool, ...]:
-        self.called += targets
-        return (False,) * len(targets)
-
-
-class P2pd:
-    """A p2pd of the probe of UDP, of which each call leads to ``connect``."""
-
-    control = Path("unused")
-
-    def __init__(self, *_: object, **__: object) -> None:
-        self.stopped = False
-        P2pd.newest = self
-
-    async def start(self) -> None: ...
-
-    async def stop(self) -> None:
-        self.stopped = True
-
-
-async def test_a_probe_that_others_keep_waiting_ends(monkeypatch: pytest.MonkeyPatch):
-    class Waiting:
-        def __init__(self, _: Path) -> None: ...
-
-        async def connect(self, *_: object) -> None:
-            await asyncio.Event().wait()
-
-    monkeypatch.setattr(survey, "P2pDaemon", P2pd)
-    monkeypatch.setattr(survey, "Control", Waiting)
-    monkeypatch.setattr(survey, "UDP_DEADLINE", 0.05)
-    asker: Any = (Caller(), helper(0))
-    async with asyncio.timeout(20):
-        assert await survey.probe_udp([asker], loopback=False) is None
-    assert P2pd.newest.stopped
-
-
-@pytest.mark.parametrize("is_told", [True, False])
-async def test_udp_that_nobody_offered_is_no_loss(monkeypatch: pytest.MonkeyPatch, is_told: bool):
-    class Deaf:
-        def __init__(self, _: Path) -> None: ...
-
-        async def connect(self, *_: object) -> None:
-            raise LinkLost("no answer")
-
-    monkeypatch.setattr(survey, "P2pDaemon", P2pd)
-    monkeypatch.setattr(survey, "Control", Deaf)
-    told = (f"/ip4/44.128.0.20/udp/31330/quic-v1/p2p/{HELPERS[0]}",) if is_told else ()
-    one: Any = (Caller(), replace(helper(0), seen=Seen("", 0.0, told)))
-    found = await survey.probe_udp([one], loopback=False)
-    assert (found is not None) == is_told and (found is None or not found.gets_out)
