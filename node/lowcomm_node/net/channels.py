@@ -3,7 +3,6 @@
 import asyncio
 from collections import OrderedDict
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from grpc import aio
@@ -61,12 +60,7 @@ class Channels:
             channel = await peer_channel.channel(peer)
         finally:
             peer_channel.on_call(-1)
-        return MeteredStub(
-            stub_of(channel),
-            self._traffic.of(peer.peer_id),
-            partial(peer_channel.measured, channel),
-            peer_channel.on_call,
-        )
+        return MeteredStub(stub_of(channel), self._traffic.of(peer.peer_id), peer_channel.on_call)
 
     def renew(self, flow: Options) -> None:
         """Open later channels with other options. Calls under way may end on the existing ones."""

@@ -78,9 +78,9 @@ class Connected:
     """What carries the connection, if that is not direct."""
     round_trip: float | None = None
     """Seconds; rises slowly."""
-    is_used: bool = True
-    """Whether there was a call since the round trip was measured."""
-    tasks: tuple[asyncio.Task[None], ...] = ()
+    measured: float = float("-inf")
+    """When that was measured last, or begun to be."""
+    watching: asyncio.Task[None] | None = None
 
     @property
     def name(self) -> str:
@@ -102,9 +102,8 @@ class Connected:
 
     async def end(self, grace: float | None = None) -> None:
         """Close the channel; its calls have ``grace`` seconds to end."""
-        for task in self.tasks:
-            if task is not asyncio.current_task():
-                task.cancel()
+        if self.watching is not None and self.watching is not asyncio.current_task():
+            self.watching.cancel()
         try:
             await self.channel.close(grace)
         finally:
@@ -201,12 +200,6 @@ class PeerChannel:
         except TimeoutError:
             raise LinkLost(f"can't be reached within {PATIENCE:.0f} s") from None
 
-    def measured(self, channel: aio.Channel, size: int, seconds: float) -> None:
-        """Record the rate of contents that came over a channel, for the choice of route."""
-        for route, connected in self._open.items():
-            if connected.channel is channel:
-                self._choice.measured(route, self._clock(), size, seconds)
-
     @asynccontextmanager
     async def apart(self, route: Route) -> AsyncIterator[tuple[aio.Channel, str]]:
         """A connection of its own over one route, and its name, for measurements.
@@ -247,13 +240,9 @@ class PeerChannel:
         route = self._choice.route
         if route is None:
             return PeerRoute(route_reason=self._choice.reasons() or None)
-        connected, reason = self._open[route], ""
-        if route is Route.TUNNEL:
-            is_chosen = Route.DIRECT in self._open
-            reason = "faster than direct" if is_chosen else self._choice.reason(Route.DIRECT)
-        return PeerRoute(
-            route=connected.name, route_reason=reason or None, round_trip=connected.round_trip
-        )
+        connected = self._open[route]
+        reason = self._choice.reason(Route.DIRECT) or None
+        return PeerRoute(route=connected.name, route_reason=reason, round_trip=connected.round_trip)
 
     async def close(self) -> None:
         """End all calls and attempts."""
@@ -279,7 +268,6 @@ class PeerChannel:
                     self._begin(attempt)
             if plan.use is not None:
                 connected = self._open[plan.use]
-                connected.is_used = True
                 self._improve(connected)
                 return connected
             if not self._attempts:
@@ -385,7 +373,7 @@ class PeerChannel:
         self._retire(route)
         self._open[route] = connected
         self._choice.opened(route, self._clock())
-        connected.tasks = (start(self._watch(route, connected)), start(self._measure(connected)))
+        connected.watching = start(self._watch(route, connected))
         log.info(
             "route.opened",
             peer=self._info.peer_id,
@@ -413,20 +401,13 @@ class PeerChannel:
             self._retire(route)
 
     async def _measure(self, connected: Connected) -> None:
-        """Measure the round trip, repeatedly while there are calls."""
-        while True:
-            if connected.is_used:
-                connected.is_used = False
-                await self._measure_once(connected)
-            await asyncio.sleep(MEASURE_EVERY)
-
-    async def _measure_once(self, connected: Connected) -> None:
+        """Measure the round trip."""
         began = self._clock()
         try:
             async with asyncio.timeout(MEASURE_DEADLINE):
                 await self._dialer.ping(connected.channel, self._info.peer_id)
-        except (grpc.RpcError, TimeoutError, LowcommError):
-            return
+        except (grpc.RpcError, TimeoutError, LowcommError, asyncio.CancelledError):
+            return  # gRPC cancels the call of a channel that is closed
         seconds, known = self._clock() - began, connected.round_trip
         # A busy callee answers late, so the minimum is the link's own round trip. It rises slowly,
         # to follow a link that has become slower.
@@ -435,8 +416,11 @@ class PeerChannel:
         )
 
     def _improve(self, connected: Connected) -> None:
-        """Check periodically whether libp2p has a direct connection while a pipe uses a relay."""
+        """Measure the route now and then while it is used, and look for a better tunnel."""
         pipe, now = connected.pipe, self._clock()
+        if now >= connected.measured + MEASURE_EVERY:
+            connected.measured = now
+            start(self._measure(connected))
         if pipe is None or CIRCUIT not in pipe.address or now < self._looked + LOOK_EVERY:
             return
         if self._looking is None or self._looking.done():

@@ -7,16 +7,11 @@ Direct is preferred. Unknown routes are tried: direct at once, the tunnel after 
 soon as direct has failed. A failed route is tried again with growing pauses, or soon if no other is
 open.
 
-If contents take long, the other route gets a trial, and the faster one is used: what TCP and QUIC
-achieve on the same path depends on the network between and on their congestion controls. The trial
-is repeated now and then.
-
     CLOSED ── plan ──► OPENING ── opened ──► OPEN ── lost ──► CLOSED
                           └── failed, dropped ──────────────────┘
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, StrEnum, auto
 
 DIRECT_DEADLINE = 5.0
@@ -32,12 +27,6 @@ LONGEST_PAUSE = 600.0
 pause."""
 ALONE_PAUSE = 2.0
 """The same if no other route is open: the exchange has nothing else to use."""
-SLOW = 1.0
-"""Seconds that contents take before a trial of the other route is worthwhile."""
-FASTER = 1.25
-"""How many times as fast the tunnel must be to be preferred: it costs more CPU."""
-TRIAL_EVERY = 600.0
-"""Seconds for which a measured rate counts."""
 FLAP = 10.0
 """A route that is lost within this many seconds counts as failed: it opens, but does not hold."""
 
@@ -115,7 +104,7 @@ class _Phase(Enum):
 
 
 @dataclass
-class RouteState:
+class _RouteState:
     phase: _Phase = _Phase.CLOSED
     failures: int = 0
     """In a row."""
@@ -124,12 +113,6 @@ class RouteState:
     due: float = float("-inf")
     """When it may be tried again while another route is open."""
     reason: str = ""
-    rate: float = 0.0
-    """Bytes a second of the last contents over this route; 0: none yet."""
-    seconds: float = 0.0
-    """Their duration."""
-    measured: float = float("-inf")
-    """Their time."""
 
     def fail(self, now: float, reason: str) -> None:
         self.phase = _Phase.CLOSED
@@ -139,30 +122,22 @@ class RouteState:
         self.failures += 1
 
 
-@dataclass
 class RouteChoice:
     """Chooses among the routes to one peer."""
 
-    routes: tuple[Route, ...] = tuple(Route)
-    """The available routes. The first is preferred unless measured rates say otherwise."""
-    _states: dict[Route, RouteState] = field(init=False)
-    _ranked: tuple[Route, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._states = {route: RouteState() for route in self.routes}
-        self._ranked = self.routes
+    def __init__(self, routes: tuple[Route, ...] = tuple(Route)) -> None:
+        """``routes``: the available ones, the best first."""
+        self._states = {route: _RouteState() for route in routes}
 
     @property
     def route(self) -> Route | None:
         """The best open route."""
-        return next(
-            (route for route in self._ranked if self._states[route].phase is _Phase.OPEN), None
-        )
+        opened = (route for route, state in self._states.items() if state.phase is _Phase.OPEN)
+        return next(opened, None)
 
     def reason(self, route: Route) -> str:
         """Why a route failed last; empty if it has not failed, or was opened since."""
-        state = self._states.get(route)
-        return state.reason if state is not None else ""
+        return self._states[route].reason if route in self._states else ""
 
     def reasons(self) -> str:
         """Why each route failed last, in words."""
@@ -172,35 +147,20 @@ class RouteChoice:
 
     def plan(self, now: float) -> CallPlan:
         """What to do for a call that is made now."""
-        self._rank(now)
-        use = self.route
-        better = self._ranked[: self._ranked.index(use)] if use is not None else self._ranked
-        is_due: Callable[[RouteState], bool] = (
-            (lambda state: state.due <= now)
-            if use is not None
-            else (lambda state: state.failed + ALONE_PAUSE <= now)
-        )
-        wanted = [
-            route
-            for route in better
-            if self._states[route].phase is _Phase.CLOSED and is_due(self._states[route])
-        ]
-        for route in wanted:
-            self._states[route].phase = _Phase.OPENING
-        opening = [route for route in self._ranked if self._states[route].phase is _Phase.OPENING]
-        if use is None and not opening:
+        use, attempts, is_opening = self.route, list[Attempt](), False
+        for route, state in self._states.items():
+            if route is use:
+                break
+            is_due = (state.due if use is not None else state.failed + ALONE_PAUSE) <= now
+            if state.phase is _Phase.CLOSED and is_due:
+                state.phase = _Phase.OPENING
+                after = HEAD_START if is_opening else 0.0
+                attempts.append(Attempt(route=route, after=after, deadline=_DEADLINES[route]))
+            is_opening |= state.phase is _Phase.OPENING
+        if use is None and not is_opening:
             reasons = self.reasons()
-            return CallPlan(
-                use=None, reason="can't be reached" + (f" ({reasons})" if reasons else "")
-            )
-        attempts = (
-            Attempt(
-                route=route,
-                after=HEAD_START if route is not opening[0] else 0.0,
-                deadline=_DEADLINES[route],
-            )
-            for route in wanted
-        )
+            reason = "can't be reached" + (f" ({reasons})" if reasons else "")
+            return CallPlan(use=None, reason=reason)
         return CallPlan(use=use, attempts=tuple(attempts))
 
     def opened(self, route: Route, now: float) -> None:
@@ -231,11 +191,6 @@ class RouteChoice:
             return
         state.phase, state.failures, state.due, state.reason = _Phase.CLOSED, 0, now, ""
 
-    def measured(self, route: Route, now: float, size: int, seconds: float) -> None:
-        """Contents of ``size`` bytes came over a route within ``seconds``."""
-        state = self._states[route]
-        state.rate, state.seconds, state.measured = size / max(seconds, 1e-3), seconds, now
-
     def renewal(self, route: Route) -> Attempt:
         """An attempt to reopen a route that stays open meanwhile."""
         return Attempt(route=route, deadline=_DEADLINES[route])
@@ -243,16 +198,4 @@ class RouteChoice:
     def moved(self, route: Route) -> None:
         """The peer announced another address: forget this route's history. End any attempt under
         way."""
-        self._states[route] = RouteState()
-
-    def _rank(self, now: float) -> None:
-        """Put the faster route first, or the other one if a trial is due."""
-        if len(self.routes) < 2:
-            return
-        first, second = self.routes
-        if self._states[second].rate > FASTER * self._states[first].rate > 0:
-            first, second = second, first
-        state, other = self._states[first], self._states[second]
-        if state.seconds >= SLOW and other.measured + TRIAL_EVERY <= now:
-            first, second = second, first
-        self._ranked = (first, second)
+        self._states[route] = _RouteState()

@@ -207,7 +207,7 @@ class CalleeStream:
         try:
             async with asyncio.timeout(TAKE_DEADLINE):
                 await self._context.write(frame)
-            self._meter.sent(frame.ByteSize())
+            self._meter.up.add(frame.ByteSize())
         except TimeoutError:
             raise LinkLost(f"the caller took nothing for {TAKE_DEADLINE:.0f} s") from None
         except (aio.UsageError, aio.InternalError, aio.BaseError, RuntimeError):
@@ -222,7 +222,7 @@ class CalleeStream:
             raise ProtocolViolation(_NO_FRAME) from None
         if frame is _END:
             return None
-        self._meter.received(frame.ByteSize())
+        self._meter.down.add(frame.ByteSize())
         return frame
 
     async def close(self) -> None:

@@ -9,10 +9,11 @@ Outgoing bytes are counted when gRPC takes them. So a rate up is too high for co
 the buffers on the path.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable
 from time import monotonic
 from typing import Any
+
+from cachetools import LRUCache
 
 MAX_PEERS = 1024
 LARGE = 16 * 1024
@@ -24,7 +25,6 @@ class Rate:
     """Bytes in one direction."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self.total = 0
         self._clock = clock
         self._last: float | None = None
         self._bytes = 0
@@ -42,12 +42,6 @@ class Rate:
             self._bytes += size
             self._seconds += now - self._last
         self._last = now
-        self.total += size
-
-    @property
-    def under_way(self) -> tuple[int, float] | None:
-        """Bytes and seconds of the contents under way; None if there are none."""
-        return (self._bytes, self._seconds) if self._bytes else None
 
     @property
     def last(self) -> float | None:
@@ -61,15 +55,6 @@ class Meter:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.up = Rate(clock)
         self.down = Rate(clock)
-        self.clock = clock
-
-    def sent(self, size: int) -> None:
-        """Count bytes that have gone out."""
-        self.up.add(size)
-
-    def received(self, size: int) -> None:
-        """Count bytes that have come in."""
-        self.down.add(size)
 
 
 class Traffic:
@@ -77,31 +62,21 @@ class Traffic:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
-        self._meters: OrderedDict[str, Meter] = OrderedDict()
+        self._meters: LRUCache[str, Meter] = LRUCache(MAX_PEERS)
 
     def of(self, peer_id: str) -> Meter:
         """The meter of one peer."""
-        meter = self._meters.setdefault(peer_id, Meter(self._clock))
-        self._meters.move_to_end(peer_id)
-        if len(self._meters) > MAX_PEERS:
-            self._meters.popitem(last=False)
+        meter = self._meters[peer_id] = self._meters.get(peer_id) or Meter(self._clock)
         return meter
-
-
-Measured = Callable[[int, float], None]
-"""Receives bytes and seconds of contents that have come."""
 
 
 class MeteredStub:
     """A service stub that counts the bytes of its streams, and reports calls that begin and end."""
 
-    def __init__(
-        self, stub: Any, meter: Meter, measured: Measured, changed: Callable[[int], None]
-    ) -> None:
+    def __init__(self, stub: Any, meter: Meter, changed: Callable[[int], None]) -> None:
         """``changed`` receives 1 when a call begins, and -1 when it ends."""
         self._stub = stub
         self._meter = meter
-        self._measured = measured
         self._changed = changed
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -111,9 +86,7 @@ class MeteredStub:
             begun = method(*arguments, **options)
             self._changed(1)
             begun.add_done_callback(lambda _: self._changed(-1))
-            if name == "Describe":
-                return begun
-            return MeteredCall(begun, self._meter, self._measured)
+            return begun if name == "Describe" else MeteredCall(begun, self._meter)
 
         return call
 
@@ -121,12 +94,9 @@ class MeteredStub:
 class MeteredCall:
     """A gRPC call that counts its bytes."""
 
-    def __init__(self, call: Any, meter: Meter, measured: Measured) -> None:
+    def __init__(self, call: Any, meter: Meter) -> None:
         self._call = call
         self._meter = meter
-        self._measured = measured
-        self._down = Rate(meter.clock)
-        """Of this call alone, which uses one route."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
@@ -134,15 +104,11 @@ class MeteredCall:
     async def write(self, message: Any) -> None:
         """Send one message."""
         await self._call.write(message)
-        self._meter.sent(message.ByteSize())
+        self._meter.up.add(message.ByteSize())
 
     async def read(self) -> Any:
         """The next message, or gRPC's marker of the end."""
         message = await self._call.read()
-        size = message.ByteSize() if hasattr(message, "ByteSize") else 0
-        if size < LARGE and (contents := self._down.under_way):
-            self._measured(*contents)
-        self._down.add(size)
-        if size:
-            self._meter.received(size)
+        if size := message.ByteSize() if hasattr(message, "ByteSize") else 0:
+            self._meter.down.add(size)
         return message

@@ -7,12 +7,10 @@ from hypothesis import strategies as st
 from lowcomm_node.net.routes import (
     ALONE_PAUSE,
     DIRECT_DEADLINE,
-    FASTER,
     FIRST_PAUSE,
     FLAP,
     HEAD_START,
     LONGEST_PAUSE,
-    SLOW,
     TUNNEL_DEADLINE,
     Attempt,
     CallPlan,
@@ -115,17 +113,16 @@ def test_when_nothing_works_each_route_is_tried_again_soon_and_the_reasons_are_t
 INPUTS = st.one_of(
     st.tuples(st.just("plan"), st.none()),
     st.tuples(
-        st.sampled_from(["opened", "failed", "dropped", "lost", "moved", "renewal", "measured"]),
+        st.sampled_from(["opened", "failed", "dropped", "lost", "moved", "renewal"]),
         st.sampled_from(Route),
     ),
 )
 
 
-@given(st.lists(st.tuples(st.floats(0, 1000), INPUTS, st.integers(1, 10**7)), max_size=60))
+@given(st.lists(st.tuples(st.floats(0, 1000), INPUTS), max_size=60))
 def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reason(steps):
     choice, now, under_way, opened = RouteChoice(), 0.0, set[Route](), set[Route]()
-    measured = False
-    for pause, (what, route), size in steps:
+    for pause, (what, route) in steps:
         now += pause
         match what:
             case "opened" if route in under_way | opened:  # where it is open, it was renewed
@@ -148,40 +145,12 @@ def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reas
             case "renewal" if route in opened:
                 renewal = choice.renewal(route)
                 assert (renewal.route, renewal.after) == (route, 0.0) and renewal.deadline > 0.0
-            case "measured" if route in opened:
-                choice.measured(route, now, size, 2 * SLOW)
-                measured = True
             case "plan":
                 plan = choice.plan(now)
                 for attempt in plan.attempts:
                     assert attempt.route not in under_way | opened
                     under_way.add(attempt.route)
                 assert plan.use in opened if plan.use else not opened
-                assert plan.use is not TUNNEL or DIRECT not in opened or measured, (
-                    "direct, unless the tunnel was worth a try"
-                )
+                assert plan.use is not TUNNEL or DIRECT not in opened, "direct where it is open"
                 assert plan.use or under_way or "can't be reached" in plan.reason
         assert choice.route in opened if choice.route else not opened
-
-
-MB = 10**6
-
-
-def both_open(choice: RouteChoice, slow: float = SLOW) -> None:
-    """Direct has brought contents within ``slow`` seconds, and the tunnel is open where that was
-    worth it."""
-    choice.plan(0.0)
-    choice.opened(DIRECT, 0.1)
-    choice.dropped(TUNNEL)
-    choice.measured(DIRECT, 1.0, MB, slow)
-    if TUNNEL in routes_of(choice.plan(2.0)):
-        choice.opened(TUNNEL, 2.1)
-
-
-@pytest.mark.parametrize(
-    ("tunnel", "wanted"), [(FASTER * 1.1, TUNNEL), (FASTER * 0.9, DIRECT), (0.1, DIRECT)]
-)
-def test_the_route_that_was_faster_is_used(choice, tunnel, wanted):
-    both_open(choice)
-    choice.measured(TUNNEL, 4.0, int(tunnel * MB), SLOW)
-    assert choice.plan(5.0).use is wanted
