@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from lowcomm_protocol.spec.architectures import ARCHITECTURES, Architecture, Value, is_mixture
-from lowcomm_protocol.spec.sections import ModelSettings
+from lowcomm_protocol.spec.sections import ModelSettings, shown
 
 MAX_PARAMETERS = 1 << 37
 """Values of all parameters: more than any peer could hold."""
@@ -120,7 +120,7 @@ def _checked(config: dict[object, object], name: str, type_: Architecture) -> di
             raise ValueError(_unknown(str(key)[:80], name, type_))
         problem = keys[key].problem(value)
         if problem is not None:
-            raise ValueError(f"{key} = {_shown(value)} {problem}")
+            raise ValueError(f"{key} = {shown(value, 40)} {problem}")
         found[key] = float(cast("float", value)) if keys[key].kind is float else cast("int", value)
     missing = [key for key, one in keys.items() if one.default is None and key not in found]
     if missing:
@@ -138,12 +138,6 @@ def _unknown(key: str, name: str, type_: Architecture) -> str:
     near = get_close_matches(key, type_.keys, 1)
     meant = f"; did you mean {near[0]!r}?" if near else "."
     return f"unknown key {key!r}{meant} {name} has {', '.join(type_.keys)}"
-
-
-def _shown(value: object) -> str:
-    """A value of a stranger, short: a huge number has no ``repr``."""
-    plain = isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 256)
-    return repr(value)[:40] if plain else "(a list)" if isinstance(value, list) else "(a table)"
 
 
 Frequency = Annotated[float, Field(gt=0.0, le=1e6, allow_inf_nan=False)]

@@ -15,7 +15,6 @@ from functools import cache
 from typing import Annotated, Any, Self, cast, get_args
 
 from pydantic import (
-    BaseModel,
     Field,
     SerializeAsAny,
     ValidationError,
@@ -35,11 +34,12 @@ from lowcomm_protocol.spec.document import (
     write_document,
 )
 from lowcomm_protocol.spec.models import TransformerSettings
-from lowcomm_protocol.spec.names import MODELS, RETIRED_CODECS
+from lowcomm_protocol.spec.names import RETIRED_CODECS
 from lowcomm_protocol.spec.presets import PRESETS
 from lowcomm_protocol.spec.sections import (
     BUILTIN_TOKENS,
     GENERATION_TOKENS,
+    SORTED,
     DataSettings,
     ExportSettings,
     ModelSettings,
@@ -50,6 +50,7 @@ from lowcomm_protocol.spec.sections import (
     TrainSettings,
     read_model,
     settings_of_kind,
+    shown,
 )
 
 SPEC_VERSION = 2
@@ -73,7 +74,11 @@ class RunSpec(Settings):
     """Everything that the peers of one run agree on, with every setting explicit."""
 
     version: int = SPEC_VERSION
-    optional: Annotated[tuple[str, ...], Field(strict=False, max_length=MAX_OPTIONAL)] = ()
+    optional: Annotated[
+        tuple[Annotated[str, Field(max_length=80)], ...],
+        SORTED,
+        Field(strict=False, max_length=MAX_OPTIONAL),
+    ] = ()
     """Settings (``sync.codec``) that a peer may ignore whose release does not know them, sorted."""
     run: RunSettings
     model: SerializeAsAny[ModelSettings] = TransformerSettings()
@@ -88,11 +93,11 @@ class RunSpec(Settings):
     def _fill_in_preset(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
-        spec = cast("dict[str, Any]", data)
-        sync = spec.get("sync", {})
+        spec = cast("Content", data)
+        sync, train = spec.get("sync", {}), spec.get("train", {})
         if not isinstance(sync, dict):
             return spec
-        settings = cast("dict[str, Any]", sync)
+        settings = cast("Content", sync)
         method = settings.get("method", "lowcomm")
         preset = PRESETS.get(method) if isinstance(method, str) else None
         if preset:
@@ -100,12 +105,11 @@ class RunSpec(Settings):
                 # Files of 0.1 write every setting, and know no memory.
                 settings = {"memory": 0.0} | settings
             settings = preset.settings(_layers_of(spec.get("model")), settings)
+            if isinstance(train, dict):
+                train = {"optimizer": preset.optimizer} | cast("Content", train)
         interval = settings.get("interval")
         if "min_steps" not in settings and isinstance(interval, int):
-            settings["min_steps"] = max(1, interval // 4)
-        train = spec.get("train", {})
-        if preset and isinstance(train, dict):
-            train = {"optimizer": preset.optimizer} | cast("dict[str, Any]", train)
+            settings = settings | {"min_steps": max(1, interval // 4)}
         return spec | {"sync": settings, "train": train}
 
     @field_validator("model", mode="before")
@@ -115,26 +119,19 @@ class RunSpec(Settings):
 
     @model_validator(mode="after")
     def _tokens_are_of_the_model(self) -> Self:
-        one, export = self.data, self.export
-        told = [*one.begin_tokens, one.end_token, export.bos_token_id, *export.eos_token_id]
-        numbers = [token for token in (*told, export.pad_token_id) if token is not None]
+        data, export = self.data, self.export
+        tokens = [*data.begin_tokens, data.end_token, *export.eos_token_id]
+        tokens += [export.bos_token_id, export.pad_token_id]
         for name in GENERATION_TOKENS:
-            value = export.generation.get(name, [])
-            numbers += value if isinstance(value, list) else [value]
-        if max(numbers, default=0) >= self.model.vocab:
+            value = export.generation.get(name)
+            tokens += value if isinstance(value, list) else [value]
+        largest = max((token for token in tokens if token is not None), default=0)
+        if largest >= self.model.vocab:
             raise ValueError(
-                f"token {max(numbers)} of [data] or [export] is not below model.vocab = "
+                f"token {largest} of [data] or [export] is not below model.vocab = "
                 f"{self.model.vocab}: correct it"
             )
         return self
-
-    @field_validator("optional", mode="before")
-    @classmethod
-    def _optional_has_one_order(cls, optional: Any) -> Any:
-        given = cast("list[object]", optional)
-        if isinstance(optional, list | tuple) and all(isinstance(name, str) for name in given):
-            return tuple(sorted(set(cast("list[str]", given))))
-        return given
 
     @property
     def retired(self) -> str:
@@ -203,12 +200,12 @@ class SignedRun:
 
 
 def _layers_of(model: object) -> int | None:
-    """Of a model that is still to be checked; None where it tells none."""
+    """Layers of a model that is still to be checked; None where it names none."""
     if model is None or isinstance(model, dict):
         try:
-            model = read_model(cast("dict[str, Any]", model or {}))
+            model = read_model(cast("Content", model or {}))
         except ValidationError:
-            return None  # what is wrong is told when the section is checked
+            return None  # reported when the section is checked
     return getattr(model, "layers", None)
 
 
@@ -291,10 +288,9 @@ def check_new_run(spec: RunSpec, source: str = "run specification") -> None:
         )
     known = _known(type(spec.model))
     for name in spec.optional:
-        section, _, setting = name.partition(".")
-        if section not in known or (setting and setting not in known[section]):
+        if name not in known and not any(path.startswith(f"{name}.") for path in known):
             raise SpecError(
-                f"{source}: optional names {_show(name)}, which is no setting: correct or remove "
+                f"{source}: optional names {shown(name)}, which is no setting: correct or remove "
                 "it."
             )
     needed = BUILTIN_TOKENS.get(spec.data.tokenizer, 0)
@@ -324,9 +320,11 @@ def parse_canonical(text: str, source: str = "run specification") -> RunSpec:
     """Read the document of a run, of any release. Raises SpecError or VersionError."""
     content = read_content(text, source)
     _check_version(content, source)
-    known = _known(_kind_of(content, source))
-    spec = _validate(fill(content, known, source), source)
-    if not is_encoding(text, content, spec.model_dump(), known):
+    kind = settings_of_kind(content.get("model", {}))
+    if kind is ModelSettings:
+        _validate(content, source)  # raises, and names the kinds that there are
+    spec = _validate(fill(content, _known(kind), source), source)
+    if not is_encoding(text, content, spec.model_dump()):
         raise SpecError(
             f"{source}: the document is not in its canonical form; its creator must sign it anew."
         )
@@ -418,7 +416,7 @@ def _check_version(data: dict[str, Any], source: str) -> None:
     version = data.get("version", SPEC_VERSION)
     if version != SPEC_VERSION:
         raise VersionError(
-            f"{source}: version {_show(version)} is not {SPEC_VERSION}, which this release speaks: "
+            f"{source}: version {shown(version)} is not {SPEC_VERSION}, which this release speaks: "
             "install the release that the run's creator names."
         )
 
@@ -436,71 +434,37 @@ def _validate(data: dict[str, Any], source: str) -> RunSpec:
 
 def _explain(error: ValidationError, model: type[ModelSettings]) -> str:
     first = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in first["loc"])[:80]
+    *path, key = map(str, first["loc"] or ("",))
+    where = ".".join((*path, key))[:80]
     if first["type"] == "extra_forbidden":
-        *path, key = (str(part) for part in first["loc"])
-        near = get_close_matches(key, _keys_at(path, model), 1)
-        remedy = (
-            f"did you mean {near[0]!r}?"
-            if near
-            else f"known here: {', '.join(_keys_at(path, model))}."
-        )
+        keys = _keys_at(path, model)
+        near = get_close_matches(key, keys, 1)
+        remedy = f"did you mean {near[0]!r}?" if near else f"known here: {', '.join(keys)}."
         return f"unknown key {where!r}; {remedy}"
     if first["type"] == "missing":
         return f"{where!r} is missing: add it."
     message = expected_in_words(first)
     if isinstance(first["input"], dict):  # settings that do not work together
         return f"{where}: {message}."
-    return f"{where} = {_show(first['input'])}: {message}." if where else f"{message}."
-
-
-def _show(value: object) -> str:
-    """A value of a stranger, short, whatever it is: a huge number or a deep list has no
-    ``repr``."""
-    plain = isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 256)
-    return repr(value)[:80] if plain else "(a list)" if isinstance(value, list) else "(a table)"
-
-
-def _kind_of(content: dict[str, Any], source: str) -> type[ModelSettings]:
-    """The section ``[model]`` that a document was written with.
-
-    Raises SpecError for a kind that is not known.
-    """
-    model = content.get("model", {})
-    kind = (
-        cast("dict[str, Any]", model).get("kind", "transformer")
-        if isinstance(model, dict)
-        else "transformer"
-    )
-    if not isinstance(kind, str) or kind not in MODELS:
-        problem = MODELS.unknown(kind) if isinstance(kind, str) else "must be text"
-        raise SpecError(f"{source}: model.kind = {_show(kind)}: {problem}.")
-    return MODELS[kind]
+    return f"{where} = {shown(first['input'])}: {message}." if where else f"{message}."
 
 
 @cache
-def _known(model: type[ModelSettings]) -> dict[str, frozenset[str]]:
-    """All settings, by section; a setting at the top has none below it."""
-    sections = {name: field.annotation for name, field in RunSpec.model_fields.items()} | {
-        "model": model
-    }
-    return {
-        section: frozenset(
-            kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else ()
-        )
-        for section, kind in sections.items()
-    }
+def _known(model: type[ModelSettings]) -> frozenset[str]:
+    """All settings by ``SECTION.SETTING``, with this class of ``[model]``."""
+    return frozenset(
+        f"{section}.{name}" if name else section
+        for section in RunSpec.model_fields
+        for name in _keys_at([section], model) or [""]
+    )
 
 
 def _keys_at(path: list[str], model: type[ModelSettings]) -> list[str]:
-    found: type[BaseModel] = RunSpec
+    """The keys of a section, or of an item of a list in one; none of a value."""
+    kind: Any = RunSpec
     for part in path:
-        if not part.isdigit():  # the number of an item in a list
-            found = model if part == "model" else _section(found.model_fields[part].annotation)
-    return list(found.model_fields)
-
-
-def _section(annotation: Any) -> type[BaseModel]:
-    """The settings of a section, or of each item of a list of them."""
-    inner = get_args(annotation)
-    return cast("type[BaseModel]", inner[0] if inner else annotation)
+        if part.isdigit():  # the number of an item in a list
+            continue
+        kind = model if part == "model" else kind.model_fields[part].annotation
+        kind = next(iter(get_args(kind)), kind)
+    return list(getattr(kind, "model_fields", ()))

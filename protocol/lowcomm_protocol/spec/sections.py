@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Self, cast
 from pydantic import (
     AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
@@ -94,6 +95,22 @@ def _check_peer_id(text: str) -> str:
 PeerId = Annotated[str, AfterValidator(_check_peer_id)]
 
 
+def _in_order(values: Any) -> Any:
+    texts = cast("list[Any]", values) if isinstance(values, list | tuple) else []
+    plain = all(isinstance(text, str) for text in texts)
+    return tuple(sorted(set(texts))) if texts and plain else values
+
+
+SORTED = BeforeValidator(_in_order)
+"""Puts texts into their one order, each once."""
+
+
+def shown(value: object, most: int = 80) -> str:
+    """A value of a stranger, short: a huge number or a deep list has no ``repr``."""
+    plain = isinstance(value, str | float) or (isinstance(value, int) and value.bit_length() < 256)
+    return repr(value)[:most] if plain else "(a list)" if isinstance(value, list) else "(a table)"
+
+
 @dataclass(frozen=True)
 class OneOf:
     """Marks a name that must be in a table."""
@@ -136,21 +153,13 @@ class RunSettings(Settings):
     names it as well."""
     admission: Literal["open", "invite", "list"] = "open"
     """Who may join: anybody, whom the creator invites, or the members; the creator always may."""
-    members: Annotated[tuple[PeerId, ...], Field(strict=False, max_length=MAX_MEMBERS)] = ()
+    members: Annotated[tuple[PeerId, ...], SORTED, Field(strict=False, max_length=MAX_MEMBERS)] = ()
     """Peer ids of those who may join with ``admission = "list"``, sorted."""
 
     @field_validator("creator")
     @classmethod
     def _creator_is_a_peer(cls, creator: str) -> str:
         return _check_peer_id(creator) if creator else creator
-
-    @field_validator("members", mode="before")
-    @classmethod
-    def _members_have_one_order(cls, members: Any) -> Any:
-        given = cast("list[object]", members)
-        if isinstance(members, list | tuple) and all(isinstance(member, str) for member in given):
-            return tuple(sorted(set(cast("list[str]", given))))
-        return given
 
     @model_validator(mode="after")
     def _members_are_for_lists(self) -> Self:
