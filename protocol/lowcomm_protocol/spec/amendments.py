@@ -18,10 +18,12 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Any, cast
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from lowcomm_protocol.errors import LowcommError, Reason, RecordError, SpecError, VersionError
-from lowcomm_protocol.identity import SIGNATURE_BYTES, Identity, verify
+from lowcomm_protocol.identity import Identity, verify
 from lowcomm_protocol.spec.document import encode
 from lowcomm_protocol.spec.run import RunSpec, SignedRun, amended
 
@@ -38,9 +40,8 @@ MAX_AMENDMENTS = 32
 MAX_CHAIN_BYTES = 20 * 1024
 """Of an encoded chain."""
 MAX_STEP = 100_000_000
-ADMISSIONS = ("open", "invite", "list")
 _PURPOSE = "amendment"
-_FIELDS = frozenset(("run", "number", "previous", "at", "settings"))
+_WHO_MAY_JOIN = TypeAdapter(tuple[Literal["open", "invite", "list"], list[str]])
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,19 @@ class Amendment:
     def to_json(self) -> dict[str, Any]:
         """As in ``status`` and in events."""
         return {"number": self.number, "at": self.at, "settings": dict(self.settings)}
+
+
+class _Document(BaseModel):
+    """The signed part of an amendment."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    run: Annotated[str, Field(min_length=64, max_length=64)]
+    number: int
+    previous: str
+    """SHA-256 of the document before it; the first has the run id."""
+    at: Annotated[int, Field(ge=0, le=MAX_STEP)]
+    settings: Annotated[dict[str, Any], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
@@ -140,35 +154,12 @@ def write_amendment(
     """
     if creator.peer_id != run.creator:
         raise SpecError(f"Only the run's creator ({run.creator}) can amend it.")
-    _check_settings(settings)
-    _check_place(chain, at)
-    complete = _with_admission(SpecTimeline(run.spec, chain).last, settings)
-    number = len(chain.links) + 1
-    previous = sha256(chain.links[-1].document).hexdigest() if chain.links else run.run_id
-    document = encode(
-        {"run": run.run_id, "number": number, "previous": previous, "at": at, "settings": complete}
-    )
-    link = Amendment(number, at, complete, document, creator.sign(_PURPOSE, document))
-    longer = _chain(run.run_id, (*chain.links, link))
-    if len(longer.data) > MAX_CHAIN_BYTES:
-        raise SpecError(
-            f"All amendments together would have {len(longer.data)} bytes, more than "
-            f"{MAX_CHAIN_BYTES}: name fewer members, or create a new run."
-        )
-    SpecTimeline(run.spec, longer)  # raises where the outcome is no valid specification
-    return longer
-
-
-def _check_settings(settings: Mapping[str, Any]) -> None:
     if unknown := [name for name in settings if name not in AMENDABLE]:
         raise SpecError(
             f"{unknown[0]} can't be changed while a run trains; these can: {', '.join(AMENDABLE)}."
         )
     if not settings:
         raise SpecError(f"An amendment needs a setting: one of {', '.join(AMENDABLE)}.")
-
-
-def _check_place(chain: Chain, at: int) -> None:
     if len(chain.links) >= MAX_AMENDMENTS:
         raise SpecError(
             f"This run has {MAX_AMENDMENTS} amendments, which is the most: create a new run."
@@ -180,6 +171,25 @@ def _check_place(chain: Chain, at: int) -> None:
         )
     if not 0 <= at <= MAX_STEP:
         raise SpecError(f"Swarm step {at} is not one: expected 0 to {MAX_STEP}.")
+    content = {
+        "run": run.run_id,
+        "number": len(chain.links) + 1,
+        "previous": _digest(chain.links[-1].document) if chain.links else run.run_id,
+        "at": at,
+        "settings": _with_admission(SpecTimeline(run.spec, chain).last, settings),
+    }
+    document = encode(content)
+    link = Amendment(
+        content["number"], at, content["settings"], document, creator.sign(_PURPOSE, document)
+    )
+    longer = _chain(run.run_id, (*chain.links, link))
+    if len(longer.data) > MAX_CHAIN_BYTES:
+        raise SpecError(
+            f"All amendments together would have {len(longer.data)} bytes, more than "
+            f"{MAX_CHAIN_BYTES}: name fewer members, or create a new run."
+        )
+    SpecTimeline(run.spec, longer)  # raises where the outcome is no valid specification
+    return longer
 
 
 def _with_admission(spec: RunSpec, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,22 +215,20 @@ def read_chain(data: bytes, creator: str) -> Chain:
     run_id = previous = ""
     for number, (document, signature) in enumerate(_decode(data), 1):
         content = _read_document(document)
-        run_id = run_id or str(content["run"])
-        expected = {"run": run_id, "number": number, "previous": previous or run_id}
-        if len(run_id) != 64 or any(content[name] != value for name, value in expected.items()):
+        run_id = run_id or content.run
+        place = run_id, number, previous or run_id
+        if (content.run, content.number, content.previous) != place:
             raise RecordError("Amendments that are no chain are refused.")
         verify(creator, _PURPOSE, document, signature)
-        link = Amendment(number, content["at"], content["settings"], document, signature)
-        if links and link.at < links[-1].at:
+        if links and content.at < links[-1].at:
             raise RecordError("Amendments that come into force out of their order are refused.")
-        links.append(link)
-        previous = sha256(document).hexdigest()
+        links.append(Amendment(number, content.at, content.settings, document, signature))
+        previous = _digest(document)
     return _chain(run_id, tuple(links))
 
 
 def newest(spec: RunSpec, run_id: str, chains: Sequence[bytes]) -> SpecTimeline:
-    """The course of a run by the best valid one of several encoded chains; invalid ones are
-    ignored.
+    """The timeline by the best valid one of several encoded chains; invalid ones are ignored.
 
     ``spec``: as its creator signed it, without amendments.
     """
@@ -252,66 +260,48 @@ def _decode(data: bytes) -> list[tuple[bytes, bytes]]:
             reason=Reason.TOO_LARGE,
         )
     try:
-        entries = json.loads(data)
         pairs = [
-            (str(one["document"]).encode(), bytes.fromhex(one["signature"])) for one in entries
+            (str(entry["document"]).encode(), bytes.fromhex(entry["signature"]))
+            for entry in json.loads(data)
         ]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise RecordError(
-            "Amendments that are no list of documents and signatures are refused."
-        ) from None
-    if not 1 <= len(pairs) <= MAX_AMENDMENTS or any(
-        len(signature) != SIGNATURE_BYTES for _, signature in pairs
-    ):
+        pairs = []
+    if not 1 <= len(pairs) <= MAX_AMENDMENTS:
         raise RecordError(f"Amendments are refused: expected 1 to {MAX_AMENDMENTS}, each signed.")
     return pairs
 
 
-def _read_document(document: bytes) -> dict[str, Any]:
-    """The content of an amendment, with types and ranges checked."""
-    content = _parse_canonical(document)
-    if (
-        type(content["at"]) is not int  # True is an int to isinstance()
-        or not 0 <= content["at"] <= MAX_STEP
-        or type(content["number"]) is not int
-    ):
-        raise RecordError("An amendment with a field out of bounds is refused.")
-    settings = cast("dict[str, Any]", content["settings"])
-    if not settings:
-        raise RecordError("An amendment that changes nothing is refused.")
-    for name in settings:
+def _read_document(document: bytes) -> _Document:
+    """Check form, types and ranges of an amendment."""
+    try:
+        content = _Document.model_validate(json.loads(document))
+        # One content has one form: else there were several digests of it to chain to.
+        is_canonical = encode(content.model_dump()) == document
+    except (ValueError, RecursionError):
+        raise RecordError("An amendment that is malformed is refused.") from None
+    if not is_canonical:
+        raise RecordError("An amendment that is not in its canonical form is refused.")
+    for name in content.settings:
         if name not in AMENDABLE:
             raise VersionError(
                 f"An amendment changes {name[:80]!r}, which this release can't: install the "
                 "release that the run's creator names."
             )
-    if ("run.admission" in settings) != ("run.members" in settings):
+    names = ("run.admission", "run.members")
+    changed = tuple(content.settings[name] for name in names if name in content.settings)
+    try:
+        if changed:
+            _WHO_MAY_JOIN.validate_python(changed, strict=True)
+    except ValueError:
         raise RecordError(
-            "An amendment of who may join names both admission and members, or it is refused."
-        )
-    members = settings.get("run.members", [])
-    if settings.get("run.admission", "open") not in ADMISSIONS or not _is_list_of_texts(members):
-        raise RecordError("An amendment of who may join that is none is refused.")
+            "An amendment of who may join names a valid admission and its members, or it is "
+            "refused."
+        ) from None
     return content
 
 
-def _parse_canonical(document: bytes) -> dict[str, Any]:
-    try:
-        content = json.loads(document)
-        # One content has one form: else there were several digests of it to chain to.
-        fine = isinstance(content, dict) and encode(cast("dict[str, Any]", content)) == document
-    except (ValueError, RecursionError):
-        fine, content = False, {}
-    fields = cast("dict[str, Any]", content)
-    if not fine or fields.keys() != _FIELDS or not isinstance(fields["settings"], dict):
-        raise RecordError("An amendment that is not in its canonical form is refused.")
-    return fields
-
-
-def _is_list_of_texts(value: object) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(one, str) for one in cast("list[object]", value)
-    )
+def _digest(document: bytes) -> str:
+    return sha256(document).hexdigest()
 
 
 def _shortened(value: object) -> str:

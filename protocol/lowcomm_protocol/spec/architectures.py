@@ -8,6 +8,7 @@ it is what a specification means that leaves the key out.
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -42,7 +43,7 @@ _KINDS = {int: "a whole number", float: "a number", bool: "true or false"}
 
 @dataclass(frozen=True)
 class Sizes:
-    """What shapes follow from."""
+    """Sizes that shapes follow from."""
 
     layers: int
     width: int
@@ -103,39 +104,36 @@ class Architecture:
     learned_positions: bool = False
 
     @property
-    def keys(self) -> Mapping[str, Key]:
+    def keys(self) -> dict[str, Key]:
         """All keys that a run may give."""
         sizes = {
-            self.width: _WIDTH,
-            self.layers: _LAYERS,
-            self.heads: _HEADS,
-            self.kv_heads: _OPTIONAL_HEADS,
-            self.head: _OPTIONAL_HEADS,
-            self.inner: Key(int, 0, 0, 262_144) if self.inner_times else _INNER,
+            self.width: Key(int, None, 8, 65_536),
+            self.layers: Key(int, None, 1, 512),
+            self.heads: Key(int, None, 1, 1024),
+            self.kv_heads: Key(int, 0, 0, 1024),
+            self.head: Key(int, 0, 0, 1024),
+            self.inner: Key(int, 0, 0, 262_144) if self.inner_times else Key(int, None, 8, 262_144),
             "tie_word_embeddings": Key(bool, self.tied),
         }
         return {name: key for name, key in sizes.items() if name} | dict(self.more)
 
     def filled(self, given: Values) -> dict[str, Value]:
         """All keys, those that are not given by their defaults."""
-        return {
-            name: given.get(name, key.default)
-            for name, key in self.keys.items()
-            if key.default is not None or name in given
-        }  # type: ignore[return-value]
+        values = {name: given.get(name, key.default) for name, key in self.keys.items()}
+        return {name: value for name, value in values.items() if value is not None}
 
     def sizes(self, given: Values) -> Sizes:
         """Its sizes, with keys that were checked."""
-        told = self.filled(given)
-        width, heads = int(told[self.width]), int(told[self.heads])
+        values = self.filled(given)
+        width, heads = int(values[self.width]), int(values[self.heads])
         return Sizes(
-            layers=int(told[self.layers]),
+            layers=int(values[self.layers]),
             width=width,
             heads=heads,
-            kv_heads=int(told.get(self.kv_heads, 0)) or heads,
-            head=int(told.get(self.head, 0)) or width // heads,
-            inner=int(told[self.inner]) or self.inner_times * width,
-            tied=bool(told["tie_word_embeddings"]),
+            kv_heads=int(values.get(self.kv_heads, 0)) or heads,
+            head=int(values.get(self.head, 0)) or width // heads,
+            inner=int(values[self.inner]) or self.inner_times * width,
+            tied=bool(values["tie_word_embeddings"]),
         )
 
     def matrices(self, given: Values) -> Counter[tuple[int, int]]:
@@ -147,23 +145,24 @@ class Architecture:
             into = [(queries + 2 * keys, width), (halves * inner, width)]
         else:
             into = [(queries, width), (keys, width), (keys, width), *[(inner, width)] * halves]
-        shapes = [*into, (width, queries), (width, inner)]
-        found: Counter[tuple[int, int]] = Counter()
-        for rows, columns in shapes:
-            found[(columns, rows) if self.turned else (rows, columns)] += size.layers
-        return found
+        counts: Counter[tuple[int, int]] = Counter()
+        for rows, columns in (*into, (width, queries), (width, inner)):
+            counts[(columns, rows) if self.turned else (rows, columns)] += size.layers
+        return counts
 
     def others(self, given: Values, vocab: int, context: int) -> int:
         """Values of all parameters that are no matrix of a layer."""
-        size = self.sizes(given)
+        size, values = self.sizes(given), self.filled(given)
+
+        def has(flag: Flag) -> bool:
+            return bool(values.get(flag)) if isinstance(flag, str) else flag
+
         width, inner = size.width, size.inner
-        layer = self.norms * width
-        layer += {"none": 0, "head": 2 * size.head, "all": size.queries + size.keys}[
-            self.head_norms
-        ]
-        layer += self._has(self.qkv_bias, given) * (size.queries + 2 * size.keys)
-        layer += self._has(self.output_bias, given) * width
-        layer += self._has(self.inner_bias, given) * (inner * (2 if self.gated else 1) + width)
+        normed = {"none": 0, "head": 2 * size.head, "all": size.queries + size.keys}
+        layer = self.norms * width + normed[self.head_norms]
+        layer += has(self.qkv_bias) * (size.queries + 2 * size.keys)
+        layer += has(self.output_bias) * width
+        layer += has(self.inner_bias) * (inner * (2 if self.gated else 1) + width)
         tables = vocab * width * (1 if size.tied else 2)
         positions = context * width if self.learned_positions else 0
         return tables + positions + self.last_norms * width + size.layers * layer
@@ -174,15 +173,7 @@ class Architecture:
         inside = sum(rows * columns * count for (rows, columns), count in matrices.items())
         return inside + self.others(given, vocab, context)
 
-    def _has(self, flag: Flag, given: Values) -> bool:
-        return bool(self.filled(given).get(flag)) if isinstance(flag, str) else flag
 
-
-_WIDTH = Key(int, None, 8, 65_536)
-_LAYERS = Key(int, None, 1, 512)
-_HEADS = Key(int, None, 1, 1024)
-_OPTIONAL_HEADS = Key(int, 0, 0, 1024)
-_INNER = Key(int, None, 8, 262_144)
 _FLAG = Key(bool, False)
 _WINDOW = Key(int, 0, 0, 1_048_576)
 """Tokens that a layer looks back; 0: all."""
@@ -203,24 +194,16 @@ def _factor(default: float) -> Key:
 _LLAMA = {"rms_norm_eps": _epsilon(1e-6), "rope_theta": _base(10_000.0)}
 _BIASED = {"attention_bias": _FLAG}
 _OLMO = {"rms_norm_eps": _epsilon(1e-5), **_BIASED}
+_LAYER_NORMED = partial(Architecture, gated=False, norms=4, last_norms=2)
+"""Norms have biases; the feed-forward half has two matrices."""
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
     {
-        "llama": Architecture(
-            head="head_dim",
-            more={**_LLAMA, **_BIASED, "mlp_bias": _FLAG},
-        ),
+        "llama": Architecture(head="head_dim", more={**_LLAMA, **_BIASED, "mlp_bias": _FLAG}),
         "mistral": Architecture(head="head_dim", more={**_LLAMA, "sliding_window": _WINDOW}),
         "qwen2": Architecture(more=_LLAMA, qkv_bias=True),
-        "qwen3": Architecture(
-            head="head_dim",
-            more={**_LLAMA, **_BIASED},
-            head_norms="head",
-        ),
-        "olmo2": Architecture(
-            more={**_OLMO, "rope_theta": _base(10_000.0)},
-            head_norms="all",
-        ),
+        "qwen3": Architecture(head="head_dim", more={**_LLAMA, **_BIASED}, head_norms="head"),
+        "olmo2": Architecture(more={**_OLMO, "rope_theta": _base(10_000.0)}, head_norms="all"),
         "olmo3": Architecture(
             more={
                 **_OLMO,
@@ -273,7 +256,7 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "attention_multiplier": _factor(1.0),
             },
         ),
-        "starcoder2": Architecture(
+        "starcoder2": _LAYER_NORMED(
             more={
                 "norm_epsilon": _epsilon(1e-5),
                 "rope_theta": _base(10_000.0),
@@ -281,14 +264,11 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "use_bias": Key(bool, True),
             },
             tied=True,
-            gated=False,
-            norms=4,
-            last_norms=2,
             qkv_bias="use_bias",
             output_bias="use_bias",
             inner_bias="use_bias",
         ),
-        "gpt_neox": Architecture(
+        "gpt_neox": _LAYER_NORMED(
             kv_heads="",
             more={
                 "layer_norm_eps": _epsilon(1e-5),
@@ -298,12 +278,9 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
                 "attention_bias": Key(bool, True),
             },
             fused=True,
-            gated=False,
-            norms=4,
-            last_norms=2,
             inner_bias=True,
         ),
-        "gpt2": Architecture(
+        "gpt2": _LAYER_NORMED(
             width="n_embd",
             layers="n_layer",
             heads="n_head",
@@ -318,9 +295,6 @@ ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType(
             tied=True,
             fused=True,
             turned=True,
-            gated=False,
-            norms=4,
-            last_norms=2,
             qkv_bias=True,
             output_bias=True,
             inner_bias=True,

@@ -3,7 +3,6 @@
 Without torch and NumPy: bootstrap servers and daemons check specifications, and compute no more.
 """
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
@@ -24,10 +23,7 @@ FORGOTTEN = 64
 
 @dataclass(frozen=True)
 class OuterSettings:
-    """The outer optimizer and the merge of a run.
-
-    ``mix`` is the share of the fast weights that a mix keeps.
-    """
+    """The outer optimizer and the merge of a run; see ``SyncSettings``."""
 
     kind: str
     """Of ``names.OUTER_RULES``."""
@@ -37,12 +33,10 @@ class OuterSettings:
     merge: Literal["mix", "shift"]
     mix: float
     memory: float = 0.0
-    """Share of the outer momentum that an outer step keeps an interval after the one before; 0: it
-    becomes the step itself."""
 
     @property
     def rule(self) -> "OuterRule":
-        """What ``kind`` names."""
+        """Entry that ``kind`` names."""
         return OUTER_RULES[self.kind]
 
     @property
@@ -141,14 +135,18 @@ def _largest_real_eigenvalue(matrix: tuple[tuple[float, float, float], ...]) -> 
 
 
 def validate_outer(settings: OuterSettings, group: int) -> None:
-    """Raise `SpecError` when a setting is out of range, or when a consensus term makes the peers
+    """Raise `SpecError` when settings do not work together, or a consensus term makes peers
     diverge.
 
     Tested for pairs too, because a group that has lost members is a smaller one and less stable.
     Without a consensus term nothing pulls the peers together and nothing diverges: that is for
     groups of all peers.
     """
-    _check_ranges(settings, group)
+    if settings.memory and not settings.rule.remembers:
+        raise SpecError(
+            f"memory = {settings.memory!r} is not valid for {settings.kind}, which has none: use "
+            'memory = 0, or outer = "noloco"'
+        )
     # Over a slow line there may be next to nothing left of the memory.
     rare = replace(settings, memory=0.0)
     for size in sorted({2, group}) if settings.consensus else ():
@@ -160,35 +158,9 @@ def validate_outer(settings: OuterSettings, group: int) -> None:
             )
 
 
-def _check_ranges(settings: OuterSettings, group: int) -> None:
-    valid = {
-        ("kind", settings.kind, f"one of {', '.join(OUTER_RULES)}"): settings.kind in OUTER_RULES,
-        ("outer_lr", settings.outer_lr, "a number above 0"): 0.0 < settings.outer_lr < math.inf,
-        ("momentum", settings.momentum, "a number from 0 to below 1"): 0.0
-        <= settings.momentum
-        < 1.0,
-        ("consensus", settings.consensus, "a number of at least 0"): 0.0
-        <= settings.consensus
-        < math.inf,
-        ("merge", settings.merge, "'mix' or 'shift'"): settings.merge in ("mix", "shift"),
-        ("mix", settings.mix, "a number from 0 to 1"): 0.0 <= settings.mix <= 1.0,
-        ("memory", settings.memory, "a number from 0 to below 1"): 0.0 <= settings.memory < 1.0,
-        ("group", group, "a whole number of at least 2"): group >= 2,
-    }
-    for (name, value, remedy), holds in valid.items():
-        if not holds:
-            raise SpecError(f"{name} = {value!r} is not valid: use {remedy}")
-    if settings.memory and not settings.rule.remembers:
-        raise SpecError(
-            f"memory = {settings.memory!r} is not valid for {settings.kind}, which has none: use "
-            'memory = 0, or outer = "noloco"'
-        )
-
-
 def _diverges(settings: OuterSettings, group: int) -> bool:
-    return (
-        consensus_radius(settings, group) > 1.0 + 1e-9
-    )  # a very small consensus rounds to a radius of 1
+    # A very small consensus rounds to a radius of 1.
+    return consensus_radius(settings, group) > 1.0 + 1e-9
 
 
 def _largest_consensus(settings: OuterSettings, group: int) -> float:

@@ -46,45 +46,38 @@ class Preset:
         return {**settings, **given}
 
 
-_NOLOCO: dict[str, Any] = {
-    "interval": 20,
-    "fragments": 1,
-    "pattern": "strided",
-    "overlap": 0,
-    "codec": "fp32",
+_EXACT: dict[str, Any] = {"codec": "fp32", "merge": "shift", "mix": 0.0, "overlap": 0}
+_WHOLE: dict[str, Any] = _EXACT | {"interval": 20, "fragments": 1, "pattern": "strided"}
+
+# The gain lr / (1 - momentum) is 1: above it, short runs from scratch lose silently
+# (benchmarks/methods.py).
+_NOLOCO: dict[str, Any] = _WHOLE | {
     "group": 2,
+    "pairing": "random",
     "outer": "noloco",
-    # The gain lr / (1 - momentum) is 1: above it, short runs from scratch lose silently
-    # (benchmarks/methods.py).
     "outer_lr": 0.7,
     "momentum": 0.3,
     "consensus": 1.0,
-    "merge": "shift",
-    "mix": 0.0,
-    "pairing": "random",
 }
 
-_DILOCO: dict[str, Any] = {
-    "interval": 20,
-    "fragments": 1,
-    "pattern": "strided",
-    "overlap": 0,
-    "codec": "fp32",
+# 0.7 and 0.9 of the paper suit runs of 100,000 steps; here a gain lr / (1 - momentum) of 7 loses
+# silently. With equal slow weights the consensus term vanishes and the rule is DiLoCo's; after a
+# missed exchange it heals.
+_DILOCO: dict[str, Any] = _WHOLE | {
     "group": 8,
     "outer": "nesterov",
-    # 0.7 and 0.9 of the paper suit runs of 100,000 steps; here a gain lr / (1 - momentum) of 7
-    # loses silently.
     "outer_lr": 0.5,
     "momentum": 0.5,
-    # With equal slow weights this term vanishes and the rule is DiLoCo's; after a missed exchange
-    # it heals.
     "consensus": 1.0,
-    "merge": "shift",
-    "mix": 0.0,
 }
 
 # As Streaming DiLoCo's paper runs DiLoCo (2501.18512).
 _DILOCO_PAPER: dict[str, Any] = _DILOCO | {"interval": 30, "outer_lr": 0.4, "momentum": 0.9}
+
+# A quarter of the model at a time, as in Streaming DiLoCo, with quasi-global momentum:
+# benchmarks/shares.py measures it at these intervals and at longer ones.
+_QUARTERS: dict[str, Any] = {"fragments": 4, "overlap": 1, "outer": "noloco", "outer_lr": 1.0}
+_QUARTERS |= {"momentum": 0.5, "memory": 0.9}
 
 PRESETS: Table[Preset] = Table(
     "method",
@@ -92,19 +85,7 @@ PRESETS: Table[Preset] = Table(
         "lowcomm": Preset(
             "pairs, a quarter of the model at a time, in 4 bits, while it trains on: for a swarm "
             "of any size",
-            # Fragments and overlap of Streaming DiLoCo, pairs of NoLoCo, quasi-global momentum:
-            # benchmarks/shares.py measures it at this interval and at longer ones.
-            _NOLOCO
-            | {
-                "pairing": "hypercube",
-                "interval": 5,
-                "fragments": 4,
-                "overlap": 1,
-                "codec": "mod4",
-                "outer_lr": 1.0,
-                "momentum": 0.5,
-                "memory": 0.9,
-            },
+            _NOLOCO | _QUARTERS | {"pairing": "hypercube", "interval": 5, "codec": "mod4"},
             optimizer="muon",
             even=True,
         ),
@@ -126,23 +107,11 @@ PRESETS: Table[Preset] = Table(
             "swarms of up to 32 average a quarter of the model at a time, in 2 bits: nearest to a "
             "cluster",
             # Every parameter often, in few bits: that leaves more of all-reduce's gain than more
-            # bits more rarely (docs/measurements.md). Quasi-global momentum: benchmarks/shares.py.
-            {
-                "interval": 4,
-                "fragments": 4,
-                "pattern": "strided",
-                "overlap": 1,
-                "codec": "q2",
-                "error_feedback": True,
-                "group": MAX_GROUP,
-                "outer": "noloco",
-                "outer_lr": 1.0,
-                "momentum": 0.5,
-                "memory": 0.9,
-                "consensus": 0.0,
-                "merge": "shift",
-                "mix": 0.0,
-            },
+            # bits more rarely (docs/measurements.md).
+            _WHOLE
+            | _QUARTERS
+            | {"interval": 4, "codec": "q2", "error_feedback": True}
+            | {"group": MAX_GROUP, "consensus": 0.0},
             optimizer="muon",
             even=True,
         ),
