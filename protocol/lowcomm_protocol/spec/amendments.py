@@ -171,17 +171,14 @@ def write_amendment(
         )
     if not 0 <= at <= MAX_STEP:
         raise SpecError(f"Swarm step {at} is not one: expected 0 to {MAX_STEP}.")
-    content = {
-        "run": run.run_id,
-        "number": len(chain.links) + 1,
-        "previous": _digest(chain.links[-1].document) if chain.links else run.run_id,
-        "at": at,
-        "settings": _with_admission(SpecTimeline(run.spec, chain).last, settings),
-    }
-    document = encode(content)
-    link = Amendment(
-        content["number"], at, content["settings"], document, creator.sign(_PURPOSE, document)
+    previous = _digest(chain.links[-1].document) if chain.links else run.run_id
+    complete = _with_admission(SpecTimeline(run.spec, chain).last, settings)
+    content = _Document(
+        run=run.run_id, number=len(chain.links) + 1, previous=previous, at=at, settings=complete
     )
+    document = encode(content.model_dump())
+    signature = creator.sign(_PURPOSE, document)
+    link = Amendment(content.number, at, complete, document, signature)
     longer = _chain(run.run_id, (*chain.links, link))
     if len(longer.data) > MAX_CHAIN_BYTES:
         raise SpecError(

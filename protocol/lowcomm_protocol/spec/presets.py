@@ -76,8 +76,14 @@ _DILOCO_PAPER: dict[str, Any] = _DILOCO | {"interval": 30, "outer_lr": 0.4, "mom
 
 # A quarter of the model at a time, as in Streaming DiLoCo, with quasi-global momentum:
 # benchmarks/shares.py measures it at these intervals and at longer ones.
-_QUARTERS: dict[str, Any] = {"fragments": 4, "overlap": 1, "outer": "noloco", "outer_lr": 1.0}
-_QUARTERS |= {"momentum": 0.5, "memory": 0.9}
+_QUARTERS: dict[str, Any] = {
+    "fragments": 4,
+    "overlap": 1,
+    "outer": "noloco",
+    "outer_lr": 1.0,
+    "momentum": 0.5,
+    "memory": 0.9,
+}
 
 PRESETS: Table[Preset] = Table(
     "method",

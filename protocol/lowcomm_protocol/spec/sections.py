@@ -96,9 +96,9 @@ PeerId = Annotated[str, AfterValidator(_check_peer_id)]
 
 
 def _in_order(values: Any) -> Any:
-    texts = cast("list[Any]", values) if isinstance(values, list | tuple) else []
-    plain = all(isinstance(text, str) for text in texts)
-    return tuple(sorted(set(texts))) if texts and plain else values
+    given = cast("list[Any]", values)
+    is_texts = isinstance(values, list | tuple) and all(isinstance(text, str) for text in given)
+    return tuple(sorted(set(given))) if is_texts else given
 
 
 SORTED = BeforeValidator(_in_order)
