@@ -10,7 +10,7 @@ from lowcomm_node.status.events import Notice
 from lowcomm_node.status.journal import JournalFile, Sample
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.history import ExchangeEnded
-from lowcomm_node.system.events import Event
+from lowcomm_node.system.logs import Event
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
 

@@ -19,7 +19,7 @@ from lowcomm_node.errors import CheckpointError, ConfigError, NodeError, NotRunn
 from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
 from lowcomm_node.fetch.records import Gathered
 from lowcomm_node.storage.paths import Paths, absolute
-from lowcomm_node.system.units import clean_text, size
+from lowcomm_node.system.units import clean, size
 
 checkpoints = typer.Typer(
     help="Checkpoints of this node: list, verify, export, publish.", no_args_is_help=True
@@ -213,7 +213,7 @@ def generate(
     # Beside the text, which a program may read.
     print(f"by the fast weights of {whose}", file=sys.stderr)
     told = {"prompt": prompt, "text": text, "weights": "fast"}
-    here.show(told, prompt + clean_text(text))
+    here.show(told, prompt + clean(text, keep="\n\t"))
 
 
 @command()

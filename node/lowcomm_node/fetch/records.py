@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from lowcomm_node.system.events import Event
+from lowcomm_node.system.logs import Event
 
 
 @dataclass(frozen=True, kw_only=True)

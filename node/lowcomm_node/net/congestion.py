@@ -32,8 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from lowcomm_node.system.events import Event
-from lowcomm_node.system.logs import log
+from lowcomm_node.system.logs import Event, log
 from lowcomm_node.system.units import place
 
 BBR = "bbr"

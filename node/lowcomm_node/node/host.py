@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lowcomm_node.node.messages import failure_of, is_foreseen
 from lowcomm_node.system.command import importing
-from lowcomm_node.system.priority import step_back
+from lowcomm_node.system.machine import step_back
 
 
 def load() -> None:

@@ -27,7 +27,7 @@ from typing import Any, ClassVar, Generic, TypeVar, dataclass_transform, get_arg
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from lowcomm_node.errors import TrainerError
-from lowcomm_node.system import events
+from lowcomm_node.system.logs import Event
 
 MAX_LINE = 4 * 1024 * 1024
 SHOWN = 60
@@ -63,7 +63,7 @@ class Answer(Message):
     """The trainer's answer to a request."""
 
 
-class TrainerEvent(Message, events.Event):
+class TrainerEvent(Message, Event):
     """A report of the trainer that nothing asked for."""
 
 

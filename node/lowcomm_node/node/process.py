@@ -34,7 +34,7 @@ from lowcomm_node.node.messages import (
     Tokenizing,
     TrainerSettings,
 )
-from lowcomm_node.system.priority import LAST
+from lowcomm_node.system.machine import LAST
 from lowcomm_node.system.tasks import start
 
 BUILD_DEADLINE = 3600.0

@@ -31,7 +31,7 @@ from lowcomm_node.swarm.membership import Membership
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.sync.exchanger import Exchanger
 from lowcomm_node.sync.history import History
-from lowcomm_node.system.priority import look
+from lowcomm_node.system.machine import priority_of
 from lowcomm_node.system.release import release
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.exchange.events import Outcome
@@ -227,7 +227,7 @@ def _trainer(view: View) -> TrainerStatus:
         total_steps=_settings_now(view, view.run).run.steps if view.run else None,
         tokenizing=view.board.tokenizing,
         memory=supervisor.memory,
-        priority=look(supervisor.pid) if supervisor.pid is not None else None,
+        priority=priority_of(supervisor.pid) if supervisor.pid is not None else None,
         accelerator=supervisor.accelerator,
         **vars(view.board.progress),
     )

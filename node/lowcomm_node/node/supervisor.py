@@ -29,9 +29,16 @@ from lowcomm_node.node.messages import (
     TrainerSettings,
 )
 from lowcomm_node.node.process import STEP_DEADLINE, Trainer
-from lowcomm_node.system.accelerator import Accelerator, AcceleratorMeter, meter_of
-from lowcomm_node.system.machine import NodeMemory, memory_of_node, too_much
-from lowcomm_node.system.priority import waited
+from lowcomm_node.system.machine import (
+    Accelerator,
+    Gpu,
+    NodeMemory,
+    Processor,
+    memory_of_node,
+    meter_of,
+    too_much,
+    waited,
+)
 from lowcomm_node.system.tasks import Enduring, Warn, endure, start
 
 TICK = 1.0
@@ -228,7 +235,7 @@ class Supervisor:
         self._steps = 0
         self._pace = TrainerPace(monotonic(), least_silence)
         self._memory = NodeMemory(reckoned=0, taken=0, most=0)
-        self._meter: AcceleratorMeter | None = None
+        self._meter: Gpu | Processor | None = None
         self.accelerator: Accelerator | None = None
         """Load of the device that trains; None until the first look."""
         self.last_failure: Failure | None = None

@@ -28,7 +28,7 @@ from pydantic import (
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.rules import Schedule, read_schedule
 from lowcomm_node.storage.paths import Paths, absolute
-from lowcomm_node.system.priority import LAST
+from lowcomm_node.system.machine import LAST
 from lowcomm_node.system.units import NONE, read_duration, read_rate, write_duration, write_rate
 from lowcomm_protocol.errors import AdmissionError
 

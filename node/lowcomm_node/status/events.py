@@ -33,8 +33,7 @@ from lowcomm_node.swarm.watchdog import (
     SwarmUnlisted,
 )
 from lowcomm_node.sync.history import ExchangeEnded
-from lowcomm_node.system.events import Event
-from lowcomm_node.system.logs import log
+from lowcomm_node.system.logs import Event, log
 
 
 @dataclass(frozen=True, kw_only=True)

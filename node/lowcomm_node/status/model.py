@@ -16,9 +16,7 @@ from lowcomm_node.net.routes import RouteSpeed
 from lowcomm_node.node.messages import Tokenizing
 from lowcomm_node.swarm.watchdog import SwarmStatus
 from lowcomm_node.sync.history import ExchangeStatus, IntervalStatus
-from lowcomm_node.system.accelerator import Accelerator
-from lowcomm_node.system.machine import NodeMemory
-from lowcomm_node.system.priority import Priority
+from lowcomm_node.system.machine import Accelerator, NodeMemory, Priority
 
 T = TypeVar("T")
 

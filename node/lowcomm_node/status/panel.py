@@ -17,7 +17,7 @@ from rich.text import Text
 from lowcomm_node.status.model import Limits, Status, SwarmStatus
 from lowcomm_node.status.words import mean_loss
 from lowcomm_node.sync.history import ExchangeEnded, IntervalStatus
-from lowcomm_node.system.priority import EVERYBODY
+from lowcomm_node.system.machine import EVERYBODY
 from lowcomm_node.system.units import (
     MISSING,
     clean,

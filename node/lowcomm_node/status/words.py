@@ -30,7 +30,7 @@ from lowcomm_node.swarm.watchdog import (
 )
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.command import program
-from lowcomm_node.system.events import Event
+from lowcomm_node.system.logs import Event
 from lowcomm_node.system.systemd import Condition
 from lowcomm_node.system.units import MISSING, clean, loss, quantity, seconds, short_peer, size
 from lowcomm_protocol.exchange.events import Outcome

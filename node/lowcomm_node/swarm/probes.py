@@ -24,7 +24,7 @@ from lowcomm_node.net.control import Control, OpenStream, Streams, framed, read_
 from lowcomm_node.net.hivemind_client import load_hivemind
 from lowcomm_node.net.p2pd import P2pDaemon
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.quota import Allowed, Quota, network_of
+from lowcomm_node.system.quota import Allowed, Quota, prefixes_of
 from lowcomm_node.system.tasks import start
 from lowcomm_protocol.errors import LowcommError, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -214,7 +214,7 @@ class Prober:
     def _take(self, stream: OpenStream) -> None:
         host = host_of(stream.address)
         # Identities are free, and a relay hides addresses: all that come through relays are one.
-        caller = network_of(host) if host else _RELAYED
+        caller = prefixes_of(host)[0] if host else _RELAYED
         is_full = self._open[caller] >= MAX_STREAMS_PER_CALLER or self._open.total() >= MAX_STREAMS
         if self._closed or is_full:
             stream.socket.close()

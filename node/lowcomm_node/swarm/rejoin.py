@@ -32,8 +32,7 @@ from lowcomm_node.swarm.watchdog import (
     SwarmUnlisted,
     Watchdog,
 )
-from lowcomm_node.system.events import Event
-from lowcomm_node.system.logs import log
+from lowcomm_node.system.logs import Event, log
 from lowcomm_node.system.tasks import DEFECT_PAUSE, Enduring
 
 SAVE_EVERY = 30.0

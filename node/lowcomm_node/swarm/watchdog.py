@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
-from lowcomm_node.system.events import Event
+from lowcomm_node.system.logs import Event
 
 HEARTBEAT = 10.0
 FIRST_PAUSE = 2.0

@@ -28,7 +28,7 @@ from lowcomm_node.sync import frames
 from lowcomm_node.sync.history import ExchangeStatus
 from lowcomm_node.sync.link import Link
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.stages import Stages
+from lowcomm_node.system.tasks import Stages
 from lowcomm_protocol.errors import MAX_REASON, LowcommError, Offence, ProtocolViolation
 from lowcomm_protocol.exchange import base, events
 from lowcomm_protocol.exchange.peer import Peer

@@ -10,7 +10,7 @@ from time import monotonic, time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from lowcomm_node.errors import NodeError
-from lowcomm_node.system.events import Event
+from lowcomm_node.system.logs import Event
 from lowcomm_protocol.exchange.base import Cause
 from lowcomm_protocol.exchange.budget import Needs
 from lowcomm_protocol.exchange.events import Outcome

@@ -20,7 +20,7 @@ from lowcomm_node.errors import GaveUp, LinkLost, TooSlow
 from lowcomm_node.net.bandwidth import Arrival, Bandwidth, Turns
 from lowcomm_node.net.stream import ChunkFrame, Stream
 from lowcomm_node.node.messages import Retransmit
-from lowcomm_node.system.stages import Stages
+from lowcomm_node.system.tasks import Stages
 from lowcomm_protocol.errors import MAX_REASON, ProtocolViolation, in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 

@@ -6,6 +6,7 @@ Imports little itself, because Ctrl-C prints a traceback before ``run_command`` 
 import errno
 import gc
 import io
+import logging
 import os
 import platform
 import shlex
@@ -25,6 +26,7 @@ from lowcomm_protocol.errors import LowcommError, SignatureError, SpecError, Ver
 from lowcomm_protocol.spec.document import expected_in_words
 
 INTERRUPTED = 130
+_LOG = logging.getLogger("lowcomm")
 
 
 def run_command(module: str) -> NoReturn:
@@ -76,7 +78,7 @@ def was_interrupted(error: BaseException | None) -> bool:
 
 
 def tell_usage(error: Exception) -> int | None:
-    """Say in a line what is wrong with a command line; the exit code, or None for other errors.
+    """Print an error of a command line; the exit code, or None for other errors.
 
     Typer may bring its own copy of click, so its errors are known by their methods.
     """
@@ -96,14 +98,13 @@ def tell_usage(error: Exception) -> int | None:
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Context for large imports: a sixth faster, as nothing is searched for garbage meanwhile.
+    """Context for large imports: a sixth faster without searches for garbage, now and later.
 
-    What modules make stays for good, so later searches leave it out, too. Ctrl-C ends the process
-    at once: as an exception, it could be lost in a callback of the import system.
+    Ctrl-C ends the process at once: as an exception, it could be lost in a callback of the import
+    system. Another handler, or none, is a choice to keep.
     """
-    own = signal.getsignal(signal.SIGINT)
-    can_end = own is signal.default_int_handler  # another handler, or none, is a choice to keep
-    if can_end:
+    handler = signal.getsignal(signal.SIGINT)
+    if handler is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     gc.disable()
     try:
@@ -111,8 +112,8 @@ def importing() -> Iterator[None]:
     finally:
         gc.freeze()
         gc.enable()
-        if can_end:
-            signal.signal(signal.SIGINT, own)
+        if handler is signal.default_int_handler:
+            signal.signal(signal.SIGINT, handler)
 
 
 def open_streams() -> None:
@@ -150,18 +151,17 @@ WINDOWS = (
 )
 
 
-def program(name: str = "lowcomm-node") -> str:
+def program() -> str:
     """How the owner starts this program in a shell: by its name, else its path, else through
     Python."""
-    script = Path(sys.executable).parent / name
-    found = shutil.which(name)
-    if found is not None and (not script.exists() or script.samefile(found)):
+    name = "lowcomm-node"
+    script, in_path = Path(sys.executable).parent / name, shutil.which(name)
+    if in_path is not None and (not script.exists() or script.samefile(in_path)):
         return name
     if not script.exists():
         return shlex.join([sys.executable, "-m", "lowcomm_node"])
-    with suppress(OSError):  # the current folder has been removed
-        here = Path.cwd()
-        script = script.relative_to(here) if script.is_relative_to(here) else script
+    with suppress(OSError, ValueError):  # a folder that was removed, or around the program
+        script = script.relative_to(Path.cwd())
     return shlex.quote(str(script))
 
 
@@ -171,21 +171,19 @@ def install(wanted: str) -> str:
     prefix, names = Path(sys.prefix), [wanted]
     is_pipx = prefix.parent.name == "venvs" and "pipx" in prefix.parts
     is_uv = prefix.parent.name == "tools" and "uv" in prefix.parts
-    if wanted.startswith("[") and (is_pipx or is_uv):
-        ours = f'extra == "{wanted[1:-1]}"'
-        needed = (one.partition(";") for one in requires("lowcomm-node") or ())
-        names = [name.strip() for name, _, when in needed if ours in when.replace("'", '"')]
+    if not is_pipx and not is_uv:
+        pip, in_path = Path(sys.executable).parent / "pip", shutil.which("pip")
+        is_ours = in_path is not None and pip.exists() and pip.samefile(in_path)
+        command = "pip" if is_ours else f"{shlex.quote(sys.executable)} -m pip"
+        package = "lowcomm-node" if wanted.startswith("[") else ""
+        return f"{command} install '{package}{wanted}'"
+    if wanted.startswith("["):
+        extra = f'extra == "{wanted[1:-1]}"'
+        required = (text.partition(";") for text in requires("lowcomm-node") or ())
+        names = [name.strip() for name, _, when in required if extra in when.replace("'", '"')]
     if is_pipx:
         return f"pipx inject {prefix.name} {shlex.join(names)}"
-    if is_uv:
-        return f"uv tool install {prefix.name} " + " ".join(
-            f"--with {shlex.quote(one)}" for one in names
-        )
-    pip = Path(sys.executable).parent / "pip"
-    found = shutil.which("pip")
-    is_ours = found is not None and pip.exists() and pip.samefile(found)
-    command = "pip" if is_ours else f"{shlex.quote(sys.executable)} -m pip"
-    return f"{command} install '{'lowcomm-node' if wanted.startswith('[') else ''}{wanted}'"
+    return f"uv tool install {prefix.name} " + " ".join(f"--with {shlex.quote(n)}" for n in names)
 
 
 def raise_descriptors(wanted: int = DESCRIPTORS) -> int:
@@ -193,9 +191,7 @@ def raise_descriptors(wanted: int = DESCRIPTORS) -> int:
 
     Many systems begin with 1024, less than the sum of our limits on connections.
     """
-    if sys.platform == "win32":
-        return 0
-    import resource
+    import resource  # not on Windows
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -204,9 +200,7 @@ def raise_descriptors(wanted: int = DESCRIPTORS) -> int:
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     except (OSError, ValueError) as error:  # such as a sandbox that does not let us
-        from lowcomm_node.system.logs import log
-
-        log.warning("system.descriptors", limit=soft, reason=str(error))
+        _LOG.warning("The limit of open files stays %d: %s", soft, error)
         return soft
     return most
 
@@ -215,31 +209,25 @@ def check_system(find_p2pd: Callable[[], Path]) -> None:
     """Raise Incompatible with what this system lacks; errors of ``find_p2pd`` pass through."""
     if sys.platform == "win32":
         raise Incompatible(WINDOWS)
-    program, here = find_p2pd(), f"{platform.system()} on {platform.machine()}"
-    if not program.is_file():
+    p2pd, system = find_p2pd(), f"{platform.system()} on {platform.machine()}"
+    if not p2pd.is_file():
         raise Incompatible(
-            f"This installation of hivemind has no p2pd for {here}, without which no peer is "
+            f"This installation of hivemind has no p2pd for {system}, without which no peer is "
             "found: its wheels for Linux (glibc) and macOS on x86-64 and ARM64 have one. Use such "
             "a machine, or a container of that kind."
         )
-    if not os.access(program, os.X_OK):
+    if not os.access(p2pd, os.X_OK):
         raise Incompatible(
-            f"{program} can't be executed: install lowcomm-node again, on a file system that is "
+            f"{p2pd} can't be executed: install lowcomm-node again, on a file system that is "
             "not mounted noexec."
         )
     if sys.platform != "linux":
-        from lowcomm_node.system.logs import log
-
-        log.warning(
-            "system.untried",
-            system=here,
-            told="lowcomm is tried on Linux only: tell us how it went",
-        )
+        _LOG.warning("lowcomm is tried on Linux only, not on %s: tell us how it went", system)
 
 
 def check_port(host: str, port: int, option: str) -> None:
-    """Raise PortInUse if another program listens at a port of a host. Other troubles with it show
-    when it is used."""
+    """Raise PortInUse if another program listens at a port of a host; its use shows other
+    troubles."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host.strip("[]"), port, type=socket.SOCK_STREAM

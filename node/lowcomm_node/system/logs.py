@@ -1,14 +1,41 @@
-"""Logs on stderr: coloured ``key=value`` on a terminal, one JSON object per line for machines.
+"""Events, and the log on stderr: coloured ``key=value`` on a terminal, else one JSON object a line.
 
-Events have stable names (``round.merged``); what varies goes into fields.
+Events have stable names (``round.merged``); what varies goes into fields. Each room declares its
+own events; ``status/events.py`` lists them all.
 """
 
 import logging
 import sys
-from typing import TextIO
+from dataclasses import asdict, is_dataclass
+from typing import Any, ClassVar, TextIO
 
 import structlog
 from structlog.typing import Processor
+
+
+class Event:
+    """Base of what a node reports to its log and to listeners, as it happens.
+
+    A subclass is a frozen dataclass: its fields are what is reported.
+    """
+
+    wire_name: ClassVar[str]
+
+    @property
+    def name(self) -> str:
+        """Its name in the log and on the wire."""
+        return self.wire_name
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """All names that events of this kind can have."""
+        return (cls.wire_name,)
+
+    def to_json(self) -> dict[str, Any]:
+        """The event with its name, as ``join --json`` prints it."""
+        assert is_dataclass(self)
+        return {"event": self.name, **asdict(self)}
+
 
 _SHARED: list[Processor] = [
     structlog.contextvars.merge_contextvars,
@@ -18,7 +45,7 @@ _SHARED: list[Processor] = [
 ]
 
 
-def _renderer(colors: bool) -> structlog.dev.ConsoleRenderer:
+def _console(colors: bool) -> structlog.dev.ConsoleRenderer:
     return structlog.dev.ConsoleRenderer(
         colors=colors,
         timestamp_key="time",
@@ -28,7 +55,7 @@ def _renderer(colors: bool) -> structlog.dev.ConsoleRenderer:
     )
 
 
-structlog.configure(processors=[*_SHARED, _renderer(colors=False)])  # until ``configure_logs``
+structlog.configure(processors=[*_SHARED, _console(colors=False)])  # until ``configure_logs``
 
 
 class _StderrHandler(logging.StreamHandler[TextIO]):
@@ -39,7 +66,6 @@ class _StderrHandler(logging.StreamHandler[TextIO]):
 
     @property
     def stream(self) -> TextIO:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """The current stderr."""
         return sys.stderr
 
 
@@ -52,13 +78,18 @@ def configure_logs(
     ``as_json`` and ``colors`` None: JSON unless stderr is a terminal, colours if it is one.
     """
     terminal = sys.stderr.isatty()
-    as_json = not terminal if as_json is None else as_json
-    in_color = terminal if colors is None else colors
     level = {-1: logging.WARNING, 0: logging.INFO}.get(
         verbosity, logging.DEBUG if verbosity > 0 else logging.ERROR
     )
+    last: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
+    if (not terminal) if as_json is None else as_json:
+        last.append(structlog.processors.format_exc_info)
+        last.append(structlog.processors.JSONRenderer(default=str))
+    else:
+        last.append(_console(terminal if colors is None else colors))
+    formatter = structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=last)
     handler = _StderrHandler()
-    handler.setFormatter(_formatter(as_json, in_color))
+    handler.setFormatter(formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     # Libraries talk at INFO about what only their authors need.
@@ -76,18 +107,5 @@ def configure_logs(
     )
 
 
-def _formatter(as_json: bool, colors: bool) -> logging.Formatter:
-    last: list[Processor] = [structlog.stdlib.ProcessorFormatter.remove_processors_meta]
-    if as_json:
-        last += [
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(default=str),
-        ]
-    else:
-        last.append(_renderer(colors))
-    return structlog.stdlib.ProcessorFormatter(foreign_pre_chain=_SHARED, processors=last)
-
-
 log = structlog.stdlib.get_logger()
-"""The logger of this program; takes effect as ``configure_logs`` has it at the time of each
-line."""
+"""The logger of this program; each line is written as ``configure_logs`` says at that time."""

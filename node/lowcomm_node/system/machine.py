@@ -1,20 +1,47 @@
-"""This machine: limits of the control groups around us, memory, the C library, the compiler."""
+"""This machine: its limits and memory, what trains on it, and how training makes way for others.
+
+Linux shares processors out twice: between groups of processes by the weight of each group, then
+within a group by nice level and scheduling class. A group is one of:
+
+    a control group     where the cpu controller is on: services of systemd, containers, desktops
+    a session           elsewhere, while kernel.sched_autogroup_enabled is 1, as it mostly is
+    the whole machine   elsewhere
+
+So a nice level alone makes way only within its session. ``step_back`` therefore moves the trainer
+into a session of its own, and gives that session the level. The daemon keeps its share. A control
+group's weight is its owner's to set, as the units in docker/systemd do; ``priority_of`` reports
+what holds.
+"""
 
 import ctypes
 import importlib.util
 import os
+import re
 import shutil
 import sys
 import sysconfig
+import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
 
 import psutil
 
 GROUPS = Path("/sys/fs/cgroup")
 PROC = Path("/proc")
+GIB = 1024**3
+
+
+def _read(*path: Path | str | int) -> str:
+    return Path(*map(str, path)).read_text(encoding="utf-8", errors="replace").strip()
+
+
+# control groups
 
 
 def folders_of(controller: str, pid: int | str = "self") -> Iterator[list[Path]]:
@@ -28,7 +55,7 @@ def folders_of(controller: str, pid: int | str = "self") -> Iterator[list[Path]]
     mounts = (hybrid if hybrid.is_dir() else GROUPS, GROUPS / controller)
     paths = ["", ""]
     with suppress(OSError, ValueError):  # none here, or not Linux
-        for line in (PROC / str(pid) / "cgroup").read_text(encoding="utf-8").splitlines():
+        for line in _read(PROC, pid, "cgroup").splitlines():
             number, controllers, path = line.split(":", 2)
             if number == "0":
                 paths[0] = path
@@ -46,44 +73,28 @@ def memory_limits() -> Iterator[tuple[int, int]]:
     v2 = (("memory.max", "memory.high"), "memory.current", "inactive_file")
     v1 = (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file")
     for folders, (limits, usage, cached) in zip(folders_of("memory"), (v2, v1), strict=True):
-        for folder in folders:
-            for name in limits:
-                with suppress(OSError, ValueError):  # no limit is written as "max"
-                    limit, used = _number(folder / name), _number(folder / usage)
-                    # The kernel drops what it keeps of files before it ends a process.
-                    yield limit, max(0, limit - used + _statistic(folder / "memory.stat", cached))
+        for folder, name in product(folders, limits):
+            with suppress(OSError, ValueError):  # no limit is written as "max"
+                limit, free = int(_read(folder, name)), -int(_read(folder, usage))
+                # The kernel drops what it keeps of files before it ends a process.
+                with suppress(OSError):
+                    kept = re.findall(rf"^{cached} (\d+)$", _read(folder, "memory.stat"), re.M)
+                    free += sum(map(int, kept))
+                yield limit, max(0, limit + free)
 
 
 def cores_allowed() -> float:
     """Cores' worth of time that this process may take; infinity if it is not bounded."""
     least = float("inf")
-    v2, v1 = folders_of("cpu")
-    for folder in v2:
-        with suppress(OSError, ValueError):  # no limit is written as "max"
-            quota, period = (folder / "cpu.max").read_text(encoding="utf-8").split()
-            least = min(least, int(quota) / int(period))
-    for folder in v1:
-        with suppress(OSError, ValueError):
-            quota, period = (_number(folder / f"cpu.cfs_{one}_us") for one in ("quota", "period"))
-            least = min(least, quota / period) if quota > 0 else least
+    for folder in (folder for folders in folders_of("cpu") for folder in folders):
+        for files in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):
+            with suppress(OSError, ValueError):  # no limit is written as "max", or as -1
+                quota, period = " ".join(_read(folder, file) for file in files).split()
+                least = min(least, int(quota) / int(period)) if int(quota) > 0 else least
     return least
 
 
-def _number(path: Path) -> int:
-    return int(path.read_text(encoding="utf-8"))
-
-
-def _statistic(path: Path, name: str) -> int:
-    with suppress(OSError, ValueError):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.startswith(f"{name} "):
-                return int(line.split()[1])
-    return 0
-
-
-GIB = 1024**3
-_PROC = Path("/proc")
-_PRIVATE, _SHARED = "RssAnon:", "RssShmem:"
+# memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,17 +102,17 @@ class NodeMemory:
     """Memory of daemon and trainer together, in bytes."""
 
     reckoned: int
-    """The most that the run needs here, as reckoned before it began; 0 if that is not told."""
+    """The most that the run needs here, as estimated before it began; 0 if unknown."""
     taken: int
     """Now."""
     most: int
-    """The most that was seen since the trainer started, looked at once a second."""
+    """The most since the trainer started, of one look a second."""
 
 
 def memory_of_machine() -> tuple[int, int]:
-    """Bytes in all, and those that are free: within the control groups around us, too."""
-    found = psutil.virtual_memory()
-    bounds = [(found.total, found.available), *memory_limits()]
+    """Bytes in all, and free bytes: within the control groups around us, too."""
+    memory = psutil.virtual_memory()
+    bounds = [(memory.total, memory.available), *memory_limits()]
     return min(total for total, _ in bounds), min(free for _, free in bounds)
 
 
@@ -115,23 +126,18 @@ def memory_of(pid: int, shared: bool = True) -> int:
 
     Mapped files do not count: the kernel drops them at need.
     """
-    counted = (_PRIVATE, _SHARED) if shared else (_PRIVATE,)
-    try:
-        lines = (_PROC / str(pid) / "status").read_text(encoding="utf-8").splitlines()
-        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith(counted))
-    except (OSError, ValueError, IndexError):
-        pass
-    try:  # not Linux
+    kinds = "RssAnon|RssShmem" if shared else "RssAnon"
+    with suppress(OSError):
+        sizes = re.findall(rf"^(?:{kinds}):\s+(\d+) kB", _read(PROC, pid, "status"), re.M)
+        return 1024 * sum(map(int, sizes))
+    with suppress(psutil.Error):  # not Linux
         return int(psutil.Process(pid).memory_info().rss)
-    except psutil.Error:
-        return 0
+    return 0
 
 
 def too_much(taken: int, allowed: float | None) -> str | None:
-    """Why a trainer must end if it and the daemon take this many bytes; None if they may.
-
-    ``allowed`` is in GiB.
-    """
+    """Why a trainer must end if it and the daemon take ``taken`` bytes of ``allowed`` GiB; None if
+    they may."""
     if allowed is None or taken <= allowed * GIB:
         return None
     return (
@@ -140,26 +146,16 @@ def too_much(taken: int, allowed: float | None) -> str | None:
     )
 
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of mallopt(3)."""
-KEPT = 32 * 1024**2
-"""Free bytes at the end of a heap that are kept."""
-LARGE = 4 * 1024**2
-"""Bytes of an allocation above which the kernel maps it separately."""
-
-
-def keep_freed_memory() -> bool:
-    """Have this process reuse freed memory. Returns whether that worked.
+def keep_freed_memory() -> None:
+    """Have the C library of Linux reuse freed memory: buffers of up to 4 MiB, and 32 MiB of heap.
 
     Call it before threads exist.
     """
-    if sys.platform != "linux":
-        return False
-    try:
+    trim_threshold, mmap_threshold = -1, -3  # parameters of mallopt(3)
+    with suppress(AttributeError):  # another C library
         mallopt = ctypes.CDLL(None).mallopt
-    except AttributeError:  # another C library
-        return False
-    return bool(mallopt(_MMAP_THRESHOLD, LARGE) and mallopt(_TRIM_THRESHOLD, KEPT))
+        mallopt(mmap_threshold, 4 * 1024**2)
+        mallopt(trim_threshold, 32 * 1024**2)
 
 
 def can_compile() -> bool:
@@ -169,6 +165,217 @@ def can_compile() -> bool:
     """
     compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_paths()["include"], "Python.h")
-    return (
-        compiler is not None and headers.exists() and importlib.util.find_spec("triton") is not None
-    )
+    return bool(compiler) and headers.exists() and importlib.util.find_spec("triton") is not None
+
+
+# the device that trains
+
+WINDOW = 10
+"""Looks, one a second, over which a load is averaged."""
+STALE_SECONDS = 5.0
+"""Age from which a reading counts no longer: the driver hangs, or has lost the GPU."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Accelerator:
+    """The device that trains, at one moment."""
+
+    kind: str
+    """`gpu` or `cpu`."""
+    name: str
+    """As its maker calls it."""
+    load: float | None = None
+    """Share of the last ten seconds in which a GPU computed, for any program; of a processor the
+    share of its cores that the trainer took. Null until it is known."""
+    memory_taken: int | None = None
+    """Bytes of the GPU's memory that any program takes; null for a processor."""
+    memory_total: int | None = None
+    """Bytes of the GPU's memory; null for a processor."""
+
+
+class Processor:
+    """Meter of the cores that a process takes. Look at it once a second."""
+
+    def __init__(self, pid: int) -> None:
+        self._process = psutil.Process(pid)
+        self._spent: deque[tuple[float, float]] = deque(maxlen=WINDOW + 1)
+        self._name = "processor"
+        with suppress(OSError, AttributeError):
+            self._name = re.findall(r"^model name\s*: (.+)$", _read(PROC, "cpuinfo"), re.M)[0]
+
+    def look(self, now: float) -> Accelerator:
+        """The device now; ``now``: monotonic seconds."""
+        load = None
+        with suppress(psutil.Error, AttributeError):  # gone, or not Linux
+            spent = self._process.cpu_times()
+            cores = min(len(self._process.cpu_affinity() or ()), cores_allowed())
+            self._spent.append((now, spent.user + spent.system))
+            (first, before), (last, after) = self._spent[0], self._spent[-1]
+            load = min(1.0, (after - before) / (last - first) / cores) if last > first else None
+        return Accelerator(kind="cpu", name=self._name, load=load)
+
+    def close(self) -> None:
+        """End; nothing is open."""
+
+
+class Gpu:
+    """Meter of a GPU, by its UUID. A thread reads it: a driver may never return from a call."""
+
+    def __init__(self, uuid: str) -> None:
+        self._uuid = uuid
+        self._reading = (0.0, Accelerator(kind="gpu", name="GPU"))
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="gpu", daemon=True).start()
+
+    def look(self, now: float) -> Accelerator:
+        """The device now; ``now``: monotonic seconds."""
+        at, latest = self._reading
+        is_stale = now - at > STALE_SECONDS
+        return Accelerator(kind="gpu", name=latest.name) if is_stale else latest
+
+    def close(self) -> None:
+        """End the thread, within a second."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        import pynvml  # of nvidia-ml-py; loads the driver's library at the first call
+
+        loads: deque[float] = deque(maxlen=WINDOW)
+        # No library, or a device without figures, such as a part of a GPU.
+        with suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            device = pynvml.nvmlDeviceGetHandleByUUID(self._uuid)
+            name = str(pynvml.nvmlDeviceGetName(device))
+            while not self._closed.wait(1.0 if loads else 0.0):
+                rates: Any = pynvml.nvmlDeviceGetUtilizationRates(device)
+                memory: Any = pynvml.nvmlDeviceGetMemoryInfo(device)
+                loads.append(rates.gpu / 100)
+                now = Accelerator(
+                    kind="gpu",
+                    name=name,
+                    load=sum(loads) / len(loads),
+                    memory_taken=memory.used,
+                    memory_total=memory.total,
+                )
+                self._reading = (monotonic(), now)
+
+
+def meter_of(device: str, gpu: str, pid: int | None) -> Gpu | Processor | None:
+    """Meter for the device of a trainer, as torch names it; ``gpu``: its UUID, if it is one.
+
+    None for a GPU of another maker, and for a trainer without a process of its own.
+    """
+    if gpu:
+        return Gpu(gpu)
+    with suppress(psutil.Error):  # it has ended already
+        return Processor(pid) if device == "cpu" and pid is not None else None
+    return None
+
+
+# priority
+
+LAST = 19
+"""The level at which training gets only what nobody else wants (SCHED_IDLE)."""
+LIGHT = 0.05
+"""A group with this part of the usual weight, or less, makes way for others."""
+EVERYBODY, NOBODY, ITS_SESSION = "all", "nobody", "session"
+_IDLE_WEIGHT = 0.003
+"""Of a control group with cpu.idle = 1, compared with the usual weight."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priority:
+    """How a process makes way for others."""
+
+    level: int
+    """Nice level, 0 to 19."""
+    by: str
+    """The mechanism: `nothing`, `nice`, `idle` (SCHED_IDLE), `session` (the nice level of its
+    session) or `group` (the weight of its control group)."""
+    behind: str
+    """For whom: `all` programs, `nobody`, those of its `session` only, or those of a control group,
+    by its name."""
+
+
+def step_back(level: int) -> None:
+    """Have this process and its threads make way; 0: not at all."""
+    if not level:
+        return
+    level_now = os.nice(level)
+    if sys.platform != "linux":
+        return
+    for path in (PROC / "self" / "task").iterdir():
+        thread = int(path.name)
+        with suppress(OSError):  # it has ended; threads that libraries start keep their own level
+            os.setpriority(os.PRIO_PROCESS, thread, level_now)
+            if level >= LAST:
+                os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+    if _weights(os.getpid()) or not _sessions_count():
+        return
+    with suppress(OSError):  # it leads a group
+        if os.getsid(0) != os.getpid():
+            os.setsid()
+        for _ in range(3):  # without privileges the kernel takes one such change in 0.1 s
+            try:
+                (PROC / "self" / "autogroup").write_text(str(level), encoding="utf-8")
+                return
+            except BlockingIOError:
+                sleep(0.11)
+
+
+def priority_of(pid: int) -> Priority | None:
+    """How a process makes way; None if it has gone."""
+    around, by = EVERYBODY, "nice"
+    try:
+        level = os.getpriority(os.PRIO_PROCESS, pid)
+        if sys.platform == "linux":
+            by = "idle" if os.sched_getscheduler(pid) == os.SCHED_IDLE else "nice"
+            groups = _weights(pid)
+            for path, weight in groups:
+                if weight <= LIGHT:  # it makes way for all in the group around it
+                    return Priority(level=level, by="group", behind=around)
+                around = path
+            if not groups and _sessions_count():
+                # A line such as "/autogroup-75 nice 19".
+                if session := int(_read(PROC, pid, "autogroup").split()[-1]):
+                    return Priority(level=session, by="session", behind=EVERYBODY)
+                around = ITS_SESSION
+    except (OSError, ValueError, IndexError):
+        return None
+    if not level and by == "nice":
+        return Priority(level=0, by="nothing", behind=NOBODY)
+    return Priority(level=level, by=by, behind=around)
+
+
+def waited(pid: int) -> float:
+    """Seconds for which a process was kept from running, of its slowest thread; 0 if unknown."""
+    longest = 0
+    for thread in (PROC / str(pid)).glob("task/*/schedstat"):
+        with suppress(OSError, ValueError, IndexError):
+            longest = max(longest, int(_read(thread).split()[1]))
+    return longest / 1e9
+
+
+def _sessions_count() -> bool:
+    with suppress(OSError):
+        return _read(PROC, "sys/kernel/sched_autogroup_enabled") == "1"
+    return False
+
+
+def _weights(pid: int) -> list[tuple[str, float]]:
+    """The control groups around a process that share out processors, outermost first, each with its
+    part of the usual weight."""
+    v2, v1 = folders_of("cpu", pid)
+    # The root has no weight of its own; a container that sees itself as the root of version 2 has.
+    for folders, first, file, usual in ((v2, 0, "cpu.weight", 100), (v1, 1, "cpu.shares", 1024)):
+        weights: list[tuple[str, float]] = []
+        for group in folders[first:]:
+            with suppress(OSError, ValueError):
+                weight = int(_read(group, file)) / usual
+                with suppress(OSError):
+                    weight = _IDLE_WEIGHT if _read(group, "cpu.idle") == "1" else weight
+                name = group.relative_to(folders[0]).as_posix().removeprefix(".")
+                weights.append((f"/{name}", weight))
+        if weights:
+            return weights
+    return []

@@ -1,9 +1,9 @@
 """Quotas of callers. No clock: time is an argument (seconds, monotonic)."""
 
-import ipaddress
 from collections import Counter
 from dataclasses import dataclass
 from functools import lru_cache
+from ipaddress import IPv4Network, IPv6Network, ip_address
 
 from cachetools import LRUCache
 
@@ -26,51 +26,36 @@ class Allowed:
 
 
 class Quota:
-    """Counts what callers take. It comes back evenly, so that there is no hour at which all begin
-    anew."""
+    """Counts what callers take. It comes back evenly, so no hour begins with a rush."""
 
     def __init__(self, allowed: Allowed) -> None:
-        self._allowed = allowed
-        self._callers: LRUCache[str, _Level] = LRUCache(
-            MAX_CALLERS
-        )  # what all may have still holds
-        self._all = _Level(allowed.all, allowed.seconds)
-
-    @property
-    def each(self) -> int:
+        self.each = allowed.each
         """Allowance of one caller."""
-        return self._allowed.each
+        self._allowed = allowed
+        # How much was taken, and when; the least recent callers are dropped, not the sum of all.
+        self._callers: LRUCache[str, tuple[float, float]] = LRUCache(MAX_CALLERS)
+        self._all = (0.0, 0.0)
 
     def has(self, caller: str, count: int, now: float) -> bool:
         """Whether ``count`` is left for a caller."""
-        level = self._callers.get(caller) or _Level(self._allowed.each, self._allowed.seconds)
-        return level.has(count, now) and self._all.has(count, now)
+        own, all_ = self._taken(caller, now)
+        return own + count <= self.each and all_ + count <= self._allowed.all
 
     def take(self, caller: str, count: int, now: float) -> bool:
         """Take ``count`` for a caller. Returns whether it was left."""
-        level = self._callers.get(caller) or _Level(self._allowed.each, self._allowed.seconds)
-        if not (level.has(count, now) and self._all.has(count, now)):
+        if not self.has(caller, count, now):
             return False
-        level.take(count)
-        self._all.take(count)
-        self._callers[caller] = level
+        own, all_ = self._taken(caller, now)
+        self._callers[caller], self._all = (own + count, now), (all_ + count, now)
         return True
 
-
-class _Level:
-    def __init__(self, most: int, seconds: float) -> None:
-        self._most = most
-        self._seconds = seconds
-        self._taken = 0.0
-        self._at = 0.0
-
-    def has(self, count: int, now: float) -> bool:
-        self._taken = max(0.0, self._taken - (now - self._at) * self._most / self._seconds)
-        self._at = now
-        return self._taken + count <= self._most
-
-    def take(self, count: int) -> None:
-        self._taken += count
+    def _taken(self, caller: str, now: float) -> tuple[float, float]:
+        """The counts of a caller, and of all, which have not come back yet."""
+        (own, own_at), (all_, all_at) = self._callers.get(caller, (0.0, now)), self._all
+        return (
+            max(0.0, own - (now - own_at) * self.each / self._allowed.seconds),
+            max(0.0, all_ - (now - all_at) * self._allowed.all / self._allowed.seconds),
+        )
 
 
 class Shares:
@@ -78,8 +63,8 @@ class Shares:
     find some.
 
     An address may hold as many as are free (dynamic thresholds, Choudhury and Hahne 1998): alone it
-    gets half, one of two a third. So many peers behind one address (carrier-grade NAT) find room
-    while there is room, and no address has all of it.
+    gets half, one of two a third. Many peers behind one address (carrier-grade NAT) find room while
+    there is room, and no address has all of it.
     """
 
     def __init__(self, at_least: tuple[int, int] = AT_LEAST) -> None:
@@ -101,32 +86,21 @@ class Shares:
 
     def give_back(self, place: str) -> None:
         """The counterpart of ``take``."""
-        for prefix in prefixes_of(place):
-            self._held[prefix] -= 1
-            if not self._held[prefix]:
-                del self._held[prefix]
-
-
-def network_of(host: str) -> str:
-    """The key of one caller: an IPv4 address, or an IPv6 /64, which a household uses freely."""
-    address = ipaddress.ip_address(host)
-    return (
-        host
-        if address.version == 4
-        else str(ipaddress.ip_network((int(address), 64), strict=False))
-    )
+        self._held.subtract(prefixes_of(place))
+        self._held = +self._held  # without zeros
 
 
 @lru_cache(maxsize=4096)
 def prefixes_of(place: str) -> tuple[str, ...]:
-    """The keys of a place, narrowest first: an IPv4 address and its /24, an IPv6 /64 and its /48.
+    """The keys of a place, narrowest first: an IPv4 address and its /24, an IPv6 /64, which a
+    household uses freely, and its /48.
 
     A relay's peer id, behind which no address is visible, is its own key.
     """
     try:
-        network = ipaddress.ip_network(network_of(place))
+        address = ip_address(place)
     except ValueError:
         return (place,)
-    return str(network).removesuffix("/32"), str(
-        network.supernet(new_prefix=24 if network.version == 4 else 48)
-    )
+    if address.version == 4:
+        return str(address), str(IPv4Network((int(address), 24), strict=False))
+    return tuple(str(IPv6Network((int(address), bits), strict=False)) for bits in (64, 48))

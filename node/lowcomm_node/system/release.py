@@ -10,8 +10,7 @@ from pathlib import Path
 BAKED = "commit.txt"
 """At the top of the package in wheels and sdists, written by the build. A checkout has none and
 asks git."""
-GIT_DEADLINE = 10.0
-_DIGITS = 12
+_ASK = ("describe", "--always", "--dirty", "--exclude=*", "--abbrev=12")
 
 
 def release() -> str:
@@ -27,23 +26,12 @@ def commit(package: Path = Path(__file__).parents[1]) -> str | None:
     # Without this check git might find another repository around the installed packages.
     if not (root / ".git").exists():
         return None
-    ask = [
-        "git",
-        "-C",
-        str(root),
-        "describe",
-        "--always",
-        "--dirty",
-        "--exclude=*",
-        f"--abbrev={_DIGITS}",
-    ]
+    ask = ("git", "-C", str(root), *_ASK)
     try:
-        told = subprocess.run(
-            ask, capture_output=True, timeout=GIT_DEADLINE, check=True, encoding="utf-8"
-        )
+        answer = subprocess.run(ask, capture_output=True, timeout=10.0, check=True, text=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return told.stdout.strip() or None
+    return answer.stdout.strip() or None
 
 
 def describe(protocol: int) -> str:

@@ -3,7 +3,7 @@ library.
 
     READY=1                 once: the process works, or waits for others with a reason
     EXTEND_TIMEOUT_USEC=... at each tick until then, and while it leaves: it is not stuck, since
-    what it waits for has a deadline of its own
+                            what it waits for has a deadline of its own
     STATUS=...              one line when it has changed, at most every STATUS_EVERY seconds
     WATCHDOG=1              twice per period of the manager, while nothing is overdue
     STOPPING=1              once
@@ -29,7 +29,6 @@ MAX_STATUS = 400
 """Characters. systemd drops datagrams of more than 4096 bytes."""
 EXTENSION = 60.0
 """Seconds by which a start or a stop is extended, sent at each tick while nothing is overdue."""
-_MICROSECONDS = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,39 +51,31 @@ class ServiceManager:
     def __init__(self, address: str | None = None, watchdog: float | None = None) -> None:
         """``address``: a path, or ``@`` and an abstract name; ``watchdog``: seconds of silence
         before it kills us."""
-        self._address = address
+        self._address = "\0" + address[1:] if address and address[0] == "@" else address
         self._watchdog = watchdog
         self._ready = self._stopping = False
-        self._line = ""
-        self._line_at = -STATUS_EVERY
+        self._line, self._line_at = "", -STATUS_EVERY
         self._fed_at = -float("inf")
         self._overdue: str | None = None
+        self._period = TICK if watchdog is None else min(TICK, watchdog / 8)
+        """Seconds between two ticks."""
 
     @classmethod
-    def of(cls, environment: MutableMapping[str, str] = os.environ, pid: int | None = None) -> Self:
+    def of(cls, environment: MutableMapping[str, str] = os.environ) -> Self:
         """From the environment. The variables are removed from it, because they don't concern
         children."""
-        address = environment.pop("NOTIFY_SOCKET", None)
-        period, whose = environment.pop("WATCHDOG_USEC", ""), environment.pop("WATCHDOG_PID", "")
-        ours = not whose or whose == str(os.getpid() if pid is None else pid)
-        watchdog = (
-            int(period) / _MICROSECONDS if period.isdecimal() and int(period) > 0 and ours else None
-        )
-        if address is not None and address[:1] not in ("/", "@"):
+        names = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
+        address, period, pid = (environment.pop(name, "") for name in names)
+        is_ours = pid in ("", str(os.getpid())) and period.isdecimal() and int(period) > 0
+        if address[:1] not in ("", "/", "@"):
             # Such as vsock, which a virtual machine's manager uses.
             log.warning("service.unknown_socket", address=address)
-            address = None
-        return cls(address, watchdog)
-
-    @property
-    def period(self) -> float:
-        """Seconds between two ticks."""
-        return TICK if self._watchdog is None else min(TICK, self._watchdog / 8)
+            address = ""
+        return cls(address or None, int(period) / 1e6 if is_ours else None)
 
     def stopping(self) -> None:
         """Report that the end has begun."""
-        if not self._stopping:
-            self._stopping = self._tell("STOPPING=1")
+        self._stopping = self._stopping or self._send("STOPPING=1")
 
     async def attend(self, look: Callable[[], Condition]) -> None:
         """Report what is due, until cancelled. Returns at once without a manager."""
@@ -93,46 +84,40 @@ class ServiceManager:
                 now = look()
             except Exception as error:  # a defect in the report must not end the process
                 log.error("service.defect", error=repr(error), exc_info=error)
-                now = Condition(ready=self._ready, line="its status can't be told: see its logs")
+                now = Condition(ready=self._ready, line="its status is unknown: see its logs")
             self.tick(now, monotonic())
-            await asyncio.sleep(self.period)
+            await asyncio.sleep(self._period)
 
     def tick(self, now: Condition, time: float) -> None:
         """Report what is due at ``time`` (monotonic seconds)."""
         if now.ready and not self._ready:
-            self._ready = self._tell("READY=1")
+            self._ready = self._send("READY=1")
         if (now.leaving or not (self._ready or self._stopping)) and now.overdue is None:
-            self._tell(f"EXTEND_TIMEOUT_USEC={int(EXTENSION * _MICROSECONDS)}")
+            self._send(f"EXTEND_TIMEOUT_USEC={EXTENSION * 1e6:.0f}")
         line = clean(now.overdue or now.line)[:MAX_STATUS]
-        if (
-            line != self._line
-            and time - self._line_at >= STATUS_EVERY
-            and self._tell(f"STATUS={line}")
-        ):
-            self._line = line
-            self._line_at = time
+        is_time = line != self._line and time - self._line_at >= STATUS_EVERY
+        if is_time and self._send(f"STATUS={line}"):
+            self._line, self._line_at = line, time
         if now.overdue is not None and now.overdue != self._overdue:
             log.error("service.overdue", reason=now.overdue)
         self._overdue = now.overdue
         # One tick before half of the period is over: the manager kills us after a late message.
-        is_due = self._watchdog and time - self._fed_at >= self._watchdog / 2 - self.period
-        if is_due and now.overdue is None and self._tell("WATCHDOG=1"):
+        is_due = self._watchdog and time - self._fed_at >= self._watchdog / 2 - self._period
+        if is_due and now.overdue is None and self._send("WATCHDOG=1"):
             self._fed_at = time
 
-    def _tell(self, text: str) -> bool:
+    def _send(self, text: str) -> bool:
         """Send one datagram; returns whether it was accepted.
 
         Never waits: a manager that does not read must not block us.
         """
         if self._address is None:
             return True
-        address = "\0" + self._address[1:] if self._address.startswith("@") else self._address
-        with socket.socket(
-            socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
-        ) as sender:
+        kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        with socket.socket(socket.AF_UNIX, kind) as sender:
             try:
-                sender.sendto(text.encode(), address)
+                sender.sendto(text.encode(), self._address)
             except OSError as error:
-                log.debug("service.not_told", text=text, reason=error.strerror)
+                log.debug("service.not_sent", text=text, reason=error.strerror)
                 return False
         return True

@@ -1,7 +1,11 @@
-"""Tasks that run beside the rest: a defect in one is logged and warned of, and never lost."""
+"""Work beside other work: tasks whose defects are logged and never lost, stages that are timed, and
+memory that one thread reads while another may not change it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+import threading
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
+from time import monotonic
 from types import TracebackType
 from typing import Any
 
@@ -88,3 +92,62 @@ async def first_of(*works: Coroutine[Any, Any, Any]) -> int:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Stages:
+    """Seconds by stage. Stages may run at the same time, and one may come in several parts."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.ended: dict[str, float] = {}
+        """When the last part of each stage ended (monotonic seconds)."""
+
+    def add(self, stage: str, seconds: float) -> None:
+        """Count a part of a stage."""
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
+        self.ended[stage] = monotonic()
+
+    @contextmanager
+    def during(self, stage: str) -> Iterator[None]:
+        """Context in which a part of a stage is carried out."""
+        began = monotonic()
+        try:
+            yield
+        finally:
+            self.add(stage, monotonic() - began)
+
+
+class Reading:
+    """Use of memory by one thread, which writes a large state from where it is, uncopied."""
+
+    def __init__(self, deadline: float) -> None:
+        self._deadline = deadline
+        self._ended = threading.Event()
+        self.is_void = False
+        """Whether the memory was changed before it was read: its reader took too long."""
+
+    def end(self) -> None:
+        """All is read; may be called again."""
+        self._ended.set()
+
+    def wait(self) -> None:
+        """Wait until it has ended, or void it once its time is up."""
+        if not self._ended.wait(max(0.0, self._deadline - monotonic())):
+            self.is_void = True
+
+
+class Readings:
+    """Readings of the memory of one thread. Only this thread begins them, and waits for them."""
+
+    def __init__(self) -> None:
+        self._under_way: list[Reading] = []
+
+    def begin(self, seconds: float) -> Reading:
+        """Start a read that may delay writers for at most ``seconds``."""
+        self._under_way.append(Reading(monotonic() + seconds))
+        return self._under_way[-1]
+
+    def wait(self) -> None:
+        """Wait for all readers, before the memory is changed."""
+        while self._under_way:
+            self._under_way.pop().wait()

@@ -8,22 +8,13 @@ bytes is off by eight.
 import re
 from typing import Any
 
-_PREFIXES = {
-    "": 1,
-    "k": 10**3,
-    "M": 10**6,
-    "G": 10**9,
-    "T": 10**12,
-    "Ki": 2**10,
-    "Mi": 2**20,
-    "Gi": 2**30,
-    "Ti": 2**40,
-}
+_PREFIXES = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_PREFIXES |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _BYTES = {f"{prefix}B": float(factor) for prefix, factor in _PREFIXES.items()}
 _BITS = {f"{prefix}bit": factor / 8 for prefix, factor in _PREFIXES.items()}
-_TIMES = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_DURATION = re.compile(r"(?:(\d{1,6})d)?(?:(\d{1,6})h)?(?:(\d{1,6})m)?(?:(\d{1,6})s)?")
-_FORM = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
+_TIMES = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_DURATION = re.compile("".join(rf"(?:(\d{{1,6}}){unit})?" for unit in _TIMES))
+_QUANTITY = re.compile(r"\s*(\d{1,15}(?:\.\d{1,9})?)\s*([A-Za-z]*)\s*")
 NONE = "none"
 """An owner's word for no limit."""
 LEAST_RATE = 8_000.0
@@ -35,14 +26,14 @@ def read_rate(text: str) -> float | None:
 
     Raises ValueError with what to write.
     """
-    if text.strip() == NONE:
+    text = text.strip()
+    if text == NONE:
         return None
-    number, unit = _split(text.strip().removesuffix("/s"), "20Mbit or 2.5MB, a second, or none")
-    rate = number * _factor(unit, _BITS | _BYTES, number, ("Mbit", "MB"))
+    examples = "20Mbit or 2.5MB, a second, or none"
+    rate = _read(text.removesuffix("/s"), _BITS | _BYTES, examples, ("Mbit", "MB"))
     if rate < LEAST_RATE:
-        raise ValueError(
-            f"{text.strip()} is too little to take part: at least {write_rate(LEAST_RATE)}, or none"
-        )
+        least = write_rate(LEAST_RATE)
+        raise ValueError(f"{text} is too little to take part: at least {least}, or none")
     return rate
 
 
@@ -51,10 +42,30 @@ def read_size(text: str) -> int:
 
     Raises ValueError with what to write.
     """
-    number, unit = _split(text, "4GiB, 500MB or a number of bytes")
-    if not unit and number.is_integer():
-        return int(number)
-    return int(number * _factor(unit, _BYTES, number, ("MB", "MiB")))
+    if text.strip().isdecimal():
+        text = f"{text}B"
+    return int(_read(text, _BYTES, "4GiB, 500MB or a number of bytes", ("MB", "MiB")))
+
+
+def _read(text: str, known: dict[str, float], examples: str, usual: tuple[str, str]) -> float:
+    """The value of a number with a known unit. Raises ValueError with what to write."""
+    match = _QUANTITY.fullmatch(text)
+    if match is None:
+        raise ValueError(f"expected a number and a unit, such as {examples}")
+    number, unit = float(match[1]), match[2]
+    if unit in known:
+        return number * known[unit]
+    shown = f"{number:g}"
+    if not unit:
+        raise ValueError(f"{shown} of what? Write {shown}{usual[0]} or {shown}{usual[1]}")
+    # "Mb", "mb", "Mbps", "MBit": bits or bytes? Only the writer knows.
+    meant = [name for name in known if name.lower() == unit.lower()][:1]
+    if not meant or unit.lower().endswith("b"):
+        longest_first = sorted(filter(None, _PREFIXES), key=len, reverse=True)
+        prefix = next((p for p in longest_first if unit.lower().startswith(p.lower())), "M")
+        meant = [name for name in (f"{prefix}bit", f"{prefix}B") if name in known]
+    suggestion = " or ".join(f"{shown}{name}" for name in meant)
+    raise ValueError(f"{shown}{unit} is not a unit: write {suggestion}")
 
 
 def read_duration(text: str) -> float:
@@ -62,24 +73,23 @@ def read_duration(text: str) -> float:
 
     Raises ValueError with what to write.
     """
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or not text.strip():
-        meant = f": write {text.strip()}m or {text.strip()}h" if text.strip().isdecimal() else ""
-        raise ValueError(f"{text.strip()!r} is not a duration such as 90s, 30m, 2h or 1h30m{meant}")
-    seconds = sum(
-        float(number or 0) * _TIMES[unit]
-        for number, unit in zip(match.groups(), "dhms", strict=True)
-    )
-    if not seconds:
-        raise ValueError(f"{text.strip()} is no time at all: write such as 90s, 30m or 2h")
-    return seconds
+    text = text.strip()
+    match = _DURATION.fullmatch(text)
+    if match is None or not text:
+        meant = f": write {text}m or {text}h" if text.isdecimal() else ""
+        raise ValueError(f"{text!r} is not a duration such as 90s, 30m, 2h or 1h30m{meant}")
+    parts = zip(match.groups("0"), _TIMES.values(), strict=True)
+    total = sum(float(number) * unit for number, unit in parts)
+    if not total:
+        raise ValueError(f"{text} is no time at all: write such as 90s, 30m or 2h")
+    return total
 
 
 def write_duration(seconds: float) -> str:
     """Format a duration for ``read_duration``; whole seconds, at least 1."""
     left, text = max(1, round(seconds)), ""
-    for unit in ("d", "h", "m", "s"):
-        count, left = divmod(left, int(_TIMES[unit]))
+    for unit, length in _TIMES.items():
+        count, left = divmod(left, length)
         text += f"{count}{unit}" if count else ""
     return text
 
@@ -95,59 +105,25 @@ def write_rate(rate: float | None) -> str:
 
 def write_size(size: int) -> str:
     """Format a size for ``read_size``, without rounding."""
-    fitting = {
-        int(factor): unit
-        for unit, factor in _BYTES.items()
-        if size % int(factor) == 0 and size >= factor
-    }
-    largest = max(fitting, default=1)
-    return f"{size // largest}{fitting.get(largest, 'B')}"
-
-
-def _split(text: str, examples: str) -> tuple[float, str]:
-    match = _FORM.fullmatch(text)
-    if match is None:
-        raise ValueError(f"expected a number and a unit, such as {examples}")
-    return float(match[1]), match[2]
-
-
-def _factor(unit: str, known: dict[str, float], number: float, examples: tuple[str, str]) -> float:
-    if unit in known:
-        return known[unit]
-    shown = f"{number:g}"
-    if not unit:
-        raise ValueError(f"{shown} of what? Write {shown}{examples[0]} or {shown}{examples[1]}")
-    # "Mb", "mb", "Mbps", "MBit": bits or bytes? Only the writer knows.
-    same = [name for name in known if name.lower() == unit.lower()]
-    if same and not unit.lower().endswith("b"):
-        raise ValueError(f"{shown}{unit} is not a unit: write {shown}{same[0]}")
-    longest_first = sorted(filter(None, _PREFIXES), key=len, reverse=True)
-    prefix = next((p for p in longest_first if unit.lower().startswith(p.lower())), "M")
-    meant = " or ".join(
-        f"{shown}{name}" for name in (f"{prefix}bit", f"{prefix}B") if name in known
-    )
-    raise ValueError(f"{shown}{unit} is not a unit: write {meant}")
+    fitting = [(factor, unit) for unit, factor in _BYTES.items() if size >= factor]
+    factor, unit = max((one for one in fitting if size % one[0] == 0), default=(1, "B"))
+    return f"{size // int(factor)}{unit}"
 
 
 MISSING = "–"
-_PEER_DIGITS = 6
 
 
 def short_peer(peer_id: str) -> str:
     """The last six characters of a peer id: the first ones are the same for all."""
-    return clean(peer_id)[-_PEER_DIGITS:]
+    return clean(peer_id)[-6:]
 
 
-def clean(text: Any) -> str:
-    """Text from others without control characters, which could rewrite a terminal."""
-    return "".join(character if character.isprintable() else " " for character in str(text))
+def clean(text: Any, keep: str = "") -> str:
+    """Text from others without control characters, which could rewrite a terminal.
 
-
-def clean_text(text: str) -> str:
-    """The same for several lines: line ends and tabs stay."""
-    return "".join(
-        character if character.isprintable() or character in "\n\t" else " " for character in text
-    )
+    ``keep``: those that stay, such as line ends.
+    """
+    return "".join(one if one.isprintable() or one in keep else " " for one in str(text))
 
 
 def place(host: str, port: int | None) -> str:
@@ -159,12 +135,11 @@ def size(count: float | None) -> str:
     """Bytes in decimal units: ``920 kB``, ``12.4 MB``."""
     if count is None:
         return MISSING
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000:
-            return f"{value:.0f} {unit}" if unit in ("B", "kB") else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    for unit, digits in (("B", 0), ("kB", 0), ("MB", 1), ("GB", 1)):
+        if abs(count) < 1000:
+            return f"{count:.{digits}f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
 
 
 def rate(value: float | None) -> str:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lowcomm_node.errors import TrainerError
 from lowcomm_node.node.messages import Part, Retransmit
-from lowcomm_node.system.stages import Stages
+from lowcomm_node.system.tasks import Stages
 from lowcomm_node.trainer.gpu import Landing
 from lowcomm_node.trainer.judging import Judge
 from lowcomm_node.trainer.missed import Step

@@ -21,7 +21,7 @@ from lowcomm_node.data.stream import TrainStream
 from lowcomm_node.models.base import Model, build_model, computing, family_of, tensor_specs
 from lowcomm_node.models.open_weights import load_weights
 from lowcomm_node.system.machine import can_compile
-from lowcomm_node.system.reading import Readings
+from lowcomm_node.system.tasks import Readings
 from lowcomm_node.trainer.gpu import loss_of
 from lowcomm_node.trainer.micro_batch import Gradient
 from lowcomm_node.trainer.optimizer import InnerOptimizer

@@ -31,7 +31,7 @@ from lowcomm_node.models.inference import TOP_K, generate
 from lowcomm_node.node import messages
 from lowcomm_node.node.ipc import Answer, Request, TrainerPipe
 from lowcomm_node.node.messages import Done, refusal_of
-from lowcomm_node.system.stages import Stages
+from lowcomm_node.system.tasks import Stages
 from lowcomm_node.trainer import transfer
 from lowcomm_node.trainer.building import build, ready_of
 from lowcomm_node.trainer.exchanges import ExchangeWork, Handlers

@@ -32,7 +32,7 @@ from lowcomm_node.node.messages import (
     WriteSnapshot,
 )
 from lowcomm_node.storage.checkpoint import CheckpointStore
-from lowcomm_node.system.reading import Reading
+from lowcomm_node.system.tasks import Reading
 from lowcomm_node.trainer import state, transfer
 from lowcomm_node.trainer.exchanges import Handlers
 from lowcomm_node.trainer.replica import Replica

@@ -15,7 +15,7 @@ from lowcomm_node.cli import app
 from lowcomm_node.status.events import Notice, Warned
 from lowcomm_node.status.journal import JournalFile
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.system.events import Event
+from lowcomm_node.system.logs import Event
 
 RUN = "e1f145ac155e"
 

@@ -19,7 +19,7 @@ from lowcomm_node.node.process import REAP_DEADLINE, STOP_DEADLINE
 from lowcomm_node.node.supervisor import END_DEADLINE
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.swarm.find_run import FIND_DEADLINE
-from lowcomm_node.system.priority import LIGHT
+from lowcomm_node.system.machine import LIGHT
 from lowcomm_node.system.systemd import EXTENSION
 
 ROOT = Path(__file__).parents[3]

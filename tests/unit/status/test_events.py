@@ -13,7 +13,7 @@ from helpers.statuses import make_exchange
 from lowcomm_node.errors import Unhealthy
 from lowcomm_node.node import ipc, messages
 from lowcomm_node.status.events import EVENTS, KINDS, Notice, OtherEvent, PhaseEntered, read_notice
-from lowcomm_node.system.events import Event
+from lowcomm_node.system.logs import Event
 
 EXCHANGE = """
     fragment round outcome reason code partners in_doubt left_out left_out_codes swarm_step

@@ -29,7 +29,7 @@ from lowcomm_node.status.journal import (
     Sample,
 )
 from lowcomm_node.sync.history import ExchangeEnded
-from lowcomm_node.system.events import Event
+from lowcomm_node.system.logs import Event
 from lowcomm_protocol.exchange.events import Outcome
 
 NOW = 1_800_000_000.0

@@ -16,7 +16,7 @@ from lowcomm_node.status.report import (
     write_report,
 )
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.system.events import Event
+from lowcomm_node.system.logs import Event
 from lowcomm_protocol.exchange.events import Outcome
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run

@@ -11,7 +11,7 @@ import pynvml
 import pytest
 
 from helpers.waiting import until
-from lowcomm_node.system.accelerator import STALE_SECONDS, Accelerator, Gpu, Processor, meter_of
+from lowcomm_node.system.machine import STALE_SECONDS, Accelerator, Gpu, Processor, meter_of
 
 
 def driver(monkeypatch: pytest.MonkeyPatch, load: Callable[[], float]) -> None:

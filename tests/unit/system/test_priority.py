@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from lowcomm_node.system import machine as machine_module
-from lowcomm_node.system import priority
-from lowcomm_node.system.priority import Priority, look
+from lowcomm_node.system.machine import Priority, priority_of
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 ME = os.getpid()
@@ -20,11 +19,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine on whose files this process finds itself: nice 19, in no group, no sessions."""
     for name in ("_PROC", "_GROUPS"):
         (tmp_path / name).mkdir()
-    monkeypatch.setattr(priority, "_PROC", tmp_path / "_PROC")
     monkeypatch.setattr(machine_module, "PROC", tmp_path / "_PROC")
     monkeypatch.setattr(machine_module, "GROUPS", tmp_path / "_GROUPS")
-    monkeypatch.setattr(priority.os, "getpriority", lambda *_: 19)
-    write(tmp_path / f"_PROC/{ME}/stat", f"{ME} (a name) with) R " + " ".join(["0"] * 37 + ["5"]))
+    monkeypatch.setattr(machine_module.os, "getpriority", lambda *_: 19)
+    monkeypatch.setattr(machine_module.os, "sched_getscheduler", lambda _: os.SCHED_IDLE)
     return tmp_path
 
 
@@ -48,8 +46,8 @@ def groups(machine: Path, **weights: int) -> None:
 
 
 def test_the_process_that_steps_back_shows_it_to_others() -> None:
-    told = "import os; from lowcomm_node.system.priority import *; step_back(19);"
-    told += " print(look(os.getpid()))"
+    told = "import os; from lowcomm_node.system.machine import *; step_back(19);"
+    told += " print(priority_of(os.getpid()))"
     done = subprocess.run(
         [sys.executable, "-c", told], capture_output=True, text=True, timeout=60, check=True
     )
@@ -61,7 +59,7 @@ def test_the_process_that_steps_back_shows_it_to_others() -> None:
 def test_threads_that_libraries_have_started_step_back_too() -> None:
     told = """
 import os, threading
-from lowcomm_node.system.priority import step_back
+from lowcomm_node.system.machine import step_back
 begun, end = threading.Event(), threading.Event()
 thread = threading.Thread(target=lambda: begun.set() or end.wait())
 thread.start(); begun.wait()
@@ -78,8 +76,10 @@ end.set()
 def test_a_light_control_group_makes_way_for_all_around_it(machine: Path) -> None:
     sessions(machine, True, 19)
     groups(machine, node=4)
-    assert look(ME) == Priority(level=19, by="group", behind="all")
+    assert priority_of(ME) == Priority(level=19, by="group", behind="all")
     groups(machine, system=100, node=4)
-    assert look(ME) == Priority(level=19, by="group", behind="/system")
+    assert priority_of(ME) == Priority(level=19, by="group", behind="/system")
     groups(machine, system=100, node=100)
-    assert look(ME) == Priority(level=19, by="idle", behind="/system/node"), "no session counts"
+    assert priority_of(ME) == Priority(level=19, by="idle", behind="/system/node"), (
+        "no session counts"
+    )

@@ -1,6 +1,6 @@
 """Strangers get no more than is given, each and all together."""
 
-from lowcomm_node.system.quota import MAX_CALLERS, Allowed, Quota, network_of
+from lowcomm_node.system.quota import MAX_CALLERS, Allowed, Quota, prefixes_of
 
 
 def test_what_was_taken_comes_back_evenly():
@@ -27,9 +27,10 @@ def test_callers_are_forgotten_before_they_fill_the_memory():
 
 
 def test_a_household_is_one_caller():
-    assert network_of("203.0.113.7") == "203.0.113.7"
-    assert (
-        network_of("2a00:128:1:2:3::4")
-        == network_of("2a00:128:1:2:ffff::1")
-        != network_of("2a00:128:1:3::1")
+    assert prefixes_of("203.0.113.7") == ("203.0.113.7", "203.0.113.0/24")
+    one, other, next_door = map(
+        prefixes_of, ("2a00:128:1:2:3::4", "2a00:128:1:2:ffff::1", "2a00:128:1:3::1")
     )
+    assert one == other and one[0] != next_door[0] and one[1] == next_door[1]
+    assert prefixes_of("::1") == ("::/64", "::/48")
+    assert prefixes_of("12D3KooWRelay") == ("12D3KooWRelay",)

@@ -28,7 +28,7 @@ from lowcomm_node.status.journal import Sample, sample
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.history import ExchangeEnded
-from lowcomm_node.system.events import Event
+from lowcomm_node.system.logs import Event
 from lowcomm_node.web import http as listening
 from lowcomm_node.web.api import ROOT
 from lowcomm_node.web.client import ControlClient, read_endpoint
