@@ -1,4 +1,4 @@
-"""Compiles the kernels that exchanges of a run call, by exchanges of a toy replica.
+"""Compiles the kernels that exchanges of a run call, by exchanges of toy replicas.
 
 numba compiles a kernel where it is first called. Where none is on the disk yet, that takes half a
 minute in all: first exchanges would wait for it while training goes on, and replicas would part.
@@ -7,7 +7,7 @@ minute in all: first exchanges would wait for it while training goes on, and rep
 import fcntl
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import accumulate, pairwise, permutations
 from pathlib import Path
 from time import monotonic, sleep
@@ -30,12 +30,13 @@ from lowcomm_protocol.spec.sections import RunSettings, SyncSettings
 TOY = TransformerSettings(layers=1, width=16, heads=2, feed_forward=16, context=16)
 MEMBERS = {kinds.PAIR.name: 2, kinds.GROUP.name: 3}
 """Members of an exchange of each kind. A group of two would compute no mean of more."""
-MOVES = (1e-3, 1e-3, 1.0)
-"""How far weights move before each exchange: the last leaves the ranges of modulo codecs."""
+MOVES = (1e-3, 1e-3, 1.0, 0.0)
+"""How far weights move before each exchange: the third leaves the ranges of modulo codecs, the
+last realigns."""
 PATIENCE = 120.0
 """Seconds to wait for another process that compiles; then both do."""
 LOOK = 0.1
-"""Seconds between two looks at whether it is done: the kernel tells nobody."""
+"""Seconds between two tries to get the lock."""
 
 _rehearsed: list[SyncSettings] = []
 """By this process."""
@@ -48,115 +49,83 @@ def rehearse(sync: SyncSettings) -> None:
         return
     folder = kept_in()
     with alone(Path(folder) if folder else None):
-        replicas = _replicas(sync, MEMBERS[kind.name])
-        exchange = _in_a_pair if kind is kinds.PAIR else _in_a_group
-        for number, move in enumerate((*MOVES, 0.0)):
-            _move(replicas, move)
-            exchange(replicas, realign=number == len(MOVES))
+        replicas = [_toy(sync, str(name)) for name in range(MEMBERS[kind.name])]
+        for far in MOVES:
+            for place, replica in enumerate(replicas, start=1):
+                _move(replica, far * place, seed=place)
+            _exchange(replicas, realign=far == 0.0)
     _rehearsed.append(sync)
 
 
 @contextmanager
 def alone(folder: Path | None, patience: float = PATIENCE) -> Iterator[bool]:
     """One process after the other: of trainers that start together the first compiles, and the
-    others find it all in ``folder``. False where one goes on beside others: after ``patience``
-    seconds, or where nothing can be kept or locked."""
-    try:
-        if folder is None:
-            raise FileNotFoundError
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        yield False
-        return
-    try:
-        yield _locked(descriptor, monotonic() + patience)
-    finally:
-        os.close(descriptor)
+    others find the result in ``folder``.
+
+    False where this process goes on beside others: after ``patience`` seconds, or where nothing can
+    be kept or locked.
+    """
+    is_alone, give_up = False, monotonic() + patience
+    with ExitStack() as stack:
+        with suppress(OSError, ConfigError):  # a file system without locks
+            if folder is not None:
+                folder.mkdir(parents=True, exist_ok=True)
+                descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, descriptor)
+                while not (is_alone := lock(descriptor, fcntl.LOCK_EX, wait=False)):
+                    if monotonic() >= give_up:
+                        break
+                    sleep(LOOK)
+        yield is_alone
 
 
-def _locked(descriptor: int, give_up: float) -> bool:
-    try:
-        while not lock(descriptor, fcntl.LOCK_EX, wait=False):
-            if monotonic() >= give_up:
-                return False
-            sleep(LOOK)
-    except (OSError, ConfigError):  # a file system without locks
-        return False
-    return True
-
-
-def _replicas(sync: SyncSettings, count: int) -> Sequence[Replica]:
+def _toy(sync: SyncSettings, name: str) -> Replica:
     whole = sync.model_copy(update={"fragments": 1})
-    toy = RunSpec(run=RunSettings(name="toy"), model=TOY, sync=whole)
+    spec = RunSpec(run=RunSettings(name="toy"), model=TOY, sync=whole)
     tokens = Split((np.zeros(TOY.context + 1, dtype=np.uint16),), TOY.vocab)
     text = Dataset("toy", open_tokenizer("bytes"), tokens, tokens)
-    return [Replica(toy, str(name), text, torch.device("cpu")) for name in range(count)]
+    return Replica(spec, name, text, torch.device("cpu"))
 
 
-def _move(replicas: Sequence[Replica], far: float) -> None:
-    """Move the weights, those of later replicas further."""
-    for place, replica in enumerate(replicas, start=1):
-        chance = torch.Generator().manual_seed(place)
-        for weights in replica.weights.values():
-            weights.data.add_(torch.randn(weights.shape, generator=chance), alpha=far * place)
-        replica.clock.tick()
+def _move(replica: Replica, far: float, seed: int) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    for weights in replica.weights.values():
+        weights.data.add_(torch.randn(weights.shape, generator=chance), alpha=far)
+    replica.clock.tick()
 
 
-def _room(replica: Replica) -> memoryview:
-    """Room for what it codes, more than enough."""
-    return memoryview(bytearray(2 * replica.exchanged.slack + 8 * replica.plan.fragments[0].numel))
-
-
-def _coded(replica: Replica) -> list[memoryview]:
-    """What it sends to each member."""
-    room = _room(replica)
-    ends = [0, *accumulate(replica.capture_of(0).code(room))]
-    return [room[start:stop] for start, stop in pairwise(ends)]
-
-
-def _in_a_pair(replicas: Sequence[Replica], realign: bool) -> None:
+def _exchange(replicas: Sequence[Replica], realign: bool) -> None:
+    members, first, is_group = [one.peer_id for one in replicas], replicas[0], len(replicas) > 2
+    over, coded, means = dict.fromkeys(members, 1), dict[str, list[memoryview]](), {}
+    room = 2 * first.exchanged.slack + 8 * first.plan.fragments[0].numel
     for replica in replicas:
-        replica.capture(0, realign)
-    sent = {replica.peer_id: _coded(replica)[0] for replica in replicas}
-    for here, there in permutations(replicas):
-        capture, room = here.capture_of(0), _room(there)
-        with suppress(ImplausibleError):  # it moved far; what it brings has been decoded by then
-            again = capture.take(Part.WHOLE, there.peer_id, sent[there.peer_id])
-            if again is not None:
-                size = there.capture_of(0).resend(again.blocks, room)
-                capture.take(Part.AGAIN, there.peer_id, room[:size])
-    _apply(replicas, dict.fromkeys(sent, 1))
-
-
-def _in_a_group(replicas: Sequence[Replica], realign: bool) -> None:
-    members, first = [replica.peer_id for replica in replicas], replicas[0]
-    for replica in replicas:
-        replica.capture(0, realign, members)
+        replica.capture(0, realign, members if is_group else ())
         if first.history[0].past and replica.slow_digest(0) != first.slow_digest(0):
             digests = first.slow_digest(0), first.momentum_digest(0)
             replica.take_over(0, memoryview(first.missed(0, 1)), 1, digests)
-    shards = {replica.peer_id: _coded(replica) for replica in replicas}
-    over, means = dict.fromkeys(members, 1), dict[str, memoryview]()
-    for place, here in enumerate(replicas):
-        capture, room = here.capture_of(0), _room(here)
-        for other in members:
-            if other != here.peer_id:
-                with suppress(ImplausibleError):
-                    capture.take(Part.SHARE, other, shards[other][place])
-        means[here.peer_id] = room[: capture.reduce(over, room)]
+        out = memoryview(bytearray(room))
+        ends = [0, *accumulate(replica.captures[0].code(out))]
+        coded[replica.peer_id] = [out[start:stop] for start, stop in pairwise(ends)]
     for here, there in permutations(replicas, 2):
-        with suppress(ImplausibleError):
-            here.capture_of(0).take(Part.MEAN, there.peer_id, means[there.peer_id])
-    late = replicas[-1]
-    if late.clock.step == 1 and not late.spec.sync.consensus:
-        late.drop(0)  # it misses the first exchange, and takes it over in the next one
-        replicas = replicas[:-1]
-    _apply(replicas, over)
-
-
-def _apply(replicas: Sequence[Replica], over: dict[str, int]) -> None:
+        capture, other = here.captures[0], there.peer_id
+        place, part = (members.index(here.peer_id), Part.SHARE) if is_group else (0, Part.WHOLE)
+        with suppress(ImplausibleError):  # weights moved far; the contribution is decoded by then
+            again = capture.take(part, other, coded[other][place])
+            if again is not None:
+                out = memoryview(bytearray(room))
+                size = there.captures[0].resend(again.blocks, out)
+                capture.take(Part.AGAIN, other, out[:size])
+    if is_group:
+        for replica in replicas:
+            out = memoryview(bytearray(room))
+            means[replica.peer_id] = out[: replica.captures[0].reduce(over, out)]
+        for here, there in permutations(replicas, 2):
+            with suppress(ImplausibleError):
+                here.captures[0].take(Part.MEAN, there.peer_id, means[there.peer_id])
+        if first.clock.step == 1 and not first.spec.sync.consensus:
+            replicas[-1].drop(0)  # it misses the first exchange, and takes it over in the next one
+            replicas = replicas[:-1]
     for replica in replicas:
-        replica.capture_of(0).pool(over)
+        replica.captures[0].pool(over)
         replica.outer(0)
         replica.merge(0, replica.clock.step)
