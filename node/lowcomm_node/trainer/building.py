@@ -1,7 +1,7 @@
 """Builds or resumes what a trainer works with: text, replica, checkpoint store, shared memory."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from math import ceil
 from pathlib import Path
 from time import monotonic
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from lowcomm_node.data import Dataset, Tokenized, open_data, open_tokenizer
-from lowcomm_node.data.tokenizer import Tokenizer, check_tokenizer, keep_tokenizer, use_threads
+from lowcomm_node.data.tokenizer import check_tokenizer, keep_tokenizer, use_threads
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import family_of
 from lowcomm_node.node.ipc import Arena, TrainerEvent
@@ -32,7 +32,7 @@ from lowcomm_node.trainer.memory import (
     moments_bytes,
     slow_bytes,
 )
-from lowcomm_node.trainer.micro_batch import RECOMPUTE, Cut, Remembered, describe, find
+from lowcomm_node.trainer.micro_batch import RECOMPUTE, Cut, describe, find
 from lowcomm_node.trainer.rehearsal import rehearse
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import coder
@@ -43,6 +43,63 @@ from lowcomm_protocol.spec.run import RunSpec, parse_canonical, run_id_of
 
 TELL_EVERY = 1.0
 """Seconds between two reports of progress."""
+PAGE_BYTES = 4096
+TRIED = "found by trying"
+
+
+def build(
+    settings: TrainerSettings, memory: int, tell: Callable[[TrainerEvent], None]
+) -> tuple[Replica, CheckpointStore, Arena, Ready]:
+    """Build the replica, and resume it from the newest usable checkpoint.
+
+    ``memory`` is the descriptor of the shared memory file. Raises ConfigError, DataError, DiskFull.
+    """
+    spec, home = parse_canonical(settings.spec), Path(settings.home)
+    cores = cores_allowed()
+    if settings.threads or cores < torch.get_num_threads():
+        # Torch counts the machine's cores; threads beyond a limit on them only slow each other.
+        torch.set_num_threads(settings.threads or ceil(cores))
+    family_of(spec.model).check(spec.model)
+    device = choose_device(settings.device)
+    prepare(device, Paths(home).compiled)
+    use(device)
+    limits = (settings.max_memory, settings.max_vram)
+    choices = StepChoices(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
+    rehearse(spec.sync)  # first, as what compiling takes counts
+    compiled = compiled_here() > 0
+    estimate, cut = check_memory(spec, device, *limits, settings.exchanges, choices, compiled)
+    limit_vram(device, settings.max_vram)
+    disk_quota = DiskQuota(home, settings.max_disk)
+    dataset = open_text(spec, settings, disk_quota, tell)
+    run_id = run_id_of(settings.spec.encode())
+    course = newest(spec, run_id, [settings.amendments.encode()])
+    replica = Replica(spec, settings.peer_id, dataset, device, run_id=run_id, course=course)
+    if settings.slow and is_mapped(spec):
+        disk_quota.require(slow_bytes(spec), "Slow weights")
+        replica.keep_in_files(Path(settings.slow))
+    store = CheckpointStore(Path(settings.checkpoints), settings.keep, disk_quota)
+    newest_usable = store.load_newest_usable()
+    checkpoint = newest_usable.checkpoint
+    if checkpoint is not None:
+        state.restore(replica, checkpoint.tensors, checkpoint.meta)
+        state.skip_text(replica, newest_usable.diverged)
+    elif spec.start.files:
+        if not settings.start:
+            raise ConfigError(
+                f"No checkpoint in {settings.checkpoints} can be used, and the weights that this "
+                "run begins with are not here: move that folder away and join again, and peers "
+                "send them."
+            )
+        replica.begin_with([Path(file) for file in settings.start])
+    _cut_steps(replica, settings, choices, cut, tell)
+    arena = _make_arena(replica, settings.exchanges, memory)
+    ready = replace(
+        ready_of(replica, arena),
+        resumed=checkpoint.info.step if checkpoint else None,
+        skipped=tuple(f"step {one.step}: {one.problem}" for one in newest_usable.skipped),
+        reckoned=estimate.host_bytes,
+    )
+    return replica, store, arena, ready
 
 
 def open_text(
@@ -51,31 +108,24 @@ def open_text(
     disk_quota: DiskQuota,
     tell: Callable[[Tokenizing], None],
 ) -> Dataset:
-    """Open the text and the tokenizer that a run asks for; ``tell`` is told the progress.
+    """Open the text and the tokenizer that a run asks for; ``tell`` takes the progress.
 
     Raises ConfigError if the owner must name one, or the tokenizer does not fit the run; DataError,
     DiskFull.
     """
     use_threads(settings.threads)
-    tokenizer = _tokenizer_of(spec, settings)
-    source = spec.data.source if spec.data.source != "local" else settings.data
-    if source is None:
-        raise ConfigError("This run trains on text of your own: name it with --data PATH.")
-    progress = Telling(tell)
-    return open_data(
-        source, tokenizer, Path(settings.data_cache), settings.field, disk_quota, progress
-    )
-
-
-def _tokenizer_of(spec: RunSpec, settings: TrainerSettings) -> Tokenizer:
-    name = spec.data.tokenizer if spec.data.tokenizer != "local" else settings.tokenizer
+    data = spec.data
+    name = data.tokenizer if data.tokenizer != "local" else settings.tokenizer
     if name is None:
         raise ConfigError("This run needs its tokenizer file: name it with --tokenizer PATH.")
-    data = spec.data
     tokenizer = open_tokenizer(name, data.begin_tokens, data.end_token)
     check_tokenizer(tokenizer, data.tokenizer_sha256, spec.model.vocab, data.tokenizer_check)
     keep_tokenizer(tokenizer, Path(settings.checkpoints).parent)
-    return tokenizer
+    source = data.source if data.source != "local" else settings.data
+    if source is None:
+        raise ConfigError("This run trains on text of your own: name it with --data PATH.")
+    cache, progress = Path(settings.data_cache), Telling(tell)
+    return open_data(source, tokenizer, cache, settings.field, disk_quota, progress)
 
 
 class Telling:
@@ -86,125 +136,53 @@ class Telling:
     ) -> None:
         self._tell = tell
         self._clock = clock
-        self._began = self._told = clock()
+        self._began = self._last = clock()
 
     def __call__(self, tokenized: Tokenized) -> None:
         """Take in how far it is."""
-        now = self._clock()
-        if now < self._told + TELL_EVERY:
+        now, done, total = self._clock(), tokenized.done, tokenized.total
+        if now < self._last + TELL_EVERY:
             return
-        self._told = now
-        rate = tokenized.done / (now - self._began)
+        self._last = now
+        rate = done / (now - self._began)
+        remaining, tokens = (total - done) / rate if rate else None, tokenized.tokens
         self._tell(
-            Tokenizing(
-                done=tokenized.done,
-                total=tokenized.total,
-                tokens=tokenized.tokens,
-                rate=rate,
-                remaining=(tokenized.total - tokenized.done) / rate if rate else None,
-            )
+            Tokenizing(done=done, total=total, tokens=tokens, rate=rate, remaining=remaining)
         )
-
-
-PAGE_BYTES = 4096
-TRIED = "found by trying"
-
-
-@dataclass(frozen=True)
-class Built:
-    """What the trainer works with."""
-
-    replica: Replica
-    store: CheckpointStore
-    arena: Arena
-    ready: Ready
-
-
-def build(settings: TrainerSettings, memory: int, tell: Callable[[TrainerEvent], None]) -> Built:
-    """Build the replica, and resume it from the newest usable checkpoint.
-
-    ``memory`` is the descriptor of the shared memory file. Raises ConfigError, DataError, DiskFull.
-    """
-    spec = parse_canonical(settings.spec)
-    cores = cores_allowed()
-    if settings.threads or cores < torch.get_num_threads():
-        # Torch counts the machine's cores; threads beyond a limit on them only slow each other.
-        torch.set_num_threads(settings.threads or ceil(cores))
-    family_of(spec.model).check(spec.model)
-    device = choose_device(settings.device)
-    prepare(device, Paths(Path(settings.home)).compiled)
-    use(device)
-    limits = (settings.max_memory, settings.max_vram)
-    wanted = StepChoices(settings.micro_batch, RECOMPUTE[settings.activation_checkpointing])
-    rehearse(spec.sync)  # first, as what compiling takes counts
-    compiled = compiled_here() > 0
-    fit = check_memory(spec, device, *limits, settings.exchanges, wanted, compiled)
-    limit_vram(device, settings.max_vram)
-    disk_quota = DiskQuota(Path(settings.home), settings.max_disk)
-    dataset = open_text(spec, settings, disk_quota, tell)
-    run_id = run_id_of(settings.spec.encode())
-    course = newest(spec, run_id, [settings.amendments.encode()])
-    replica = Replica(spec, settings.peer_id, dataset, device, run_id=run_id, course=course)
-    if settings.slow and is_mapped(spec):
-        disk_quota.require(slow_bytes(spec), "Slow weights")
-        replica.keep_in_files(Path(settings.slow))
-    store = CheckpointStore(Path(settings.checkpoints), settings.keep, disk_quota)
-    found = store.load_newest_usable()
-    if found.checkpoint is not None:
-        state.restore(replica, found.checkpoint.tensors, found.checkpoint.meta)
-        state.skip_text(replica, found.diverged)
-    elif spec.start.files:
-        _begin(replica, settings)
-    _cut_steps(replica, settings, wanted, fit.cut, tell)
-    arena = _make_arena(replica, settings.exchanges, memory)
-    resumed = found.checkpoint.info.step if found.checkpoint else None
-    skipped = tuple(f"step {skipped.step}: {skipped.problem}" for skipped in found.skipped)
-    ready = ready_of(replica, arena, resumed, skipped)
-    return Built(replica, store, arena, replace(ready, reckoned=fit.reckoned.host_bytes))
-
-
-def _begin(replica: Replica, settings: TrainerSettings) -> None:
-    if not settings.start:
-        raise ConfigError(
-            f"No checkpoint in {settings.checkpoints} can be used, and the weights that this run "
-            "begins with are not here: move that folder away and join again, and peers send them."
-        )
-    replica.begin_with([Path(file) for file in settings.start])
 
 
 def _cut_steps(
     replica: Replica,
     settings: TrainerSettings,
-    wanted: StepChoices,
-    reckoned: Cut,
+    choices: StepChoices,
+    estimated: Cut,
     tell: Callable[[TrainerEvent], None],
 ) -> None:
-    """Cut steps as the owner says, as a GPU takes them, or as is reckoned.
+    """Cut steps as the owner says, as a GPU takes them, or as is estimated.
 
     A processor is not tried: Linux promises more memory than there is, and ends who takes it.
     """
-    gradient, train = replica.gradient, replica.spec.train
-    gradient.cut = reckoned
-    gradient.may_recompute = wanted.recompute is None and bool(
-        family_of(replica.spec.model).footprint(replica.spec.model).blocks
-    )
-    if replica.device.type != "cuda" or wanted.micro_batch is not None:
+    gradient, model = replica.gradient, replica.spec.model
+    gradient.cut = estimated
+    has_blocks = family_of(model).footprint(model).blocks > 0
+    gradient.may_recompute = choices.recompute is None and has_blocks
+    if replica.device.type != "cuda" or choices.micro_batch is not None:
         return
     to_come = 0 if replica.optimizer.steps else moments_bytes(replica.spec)
-    file = Remembered(Path(settings.checkpoints).parent / "micro_batch.json")
-    name = describe(replica.device, settings.max_vram)
-    cut, is_new = find(gradient, train.batch, wanted.recompute, to_come, file, name)
+    file = Path(settings.checkpoints).parent / "micro_batch.json"
+    name, batch = describe(replica.device, settings.max_vram), replica.spec.train.batch
+    cut, is_new = find(gradient, batch, choices.recompute, to_come, file, name)
     gradient.cut = cut
     if is_new:
         tell(MicroBatch(micro_batch=cut.windows, activation_checkpointing=cut.recompute, why=TRIED))
 
 
-def ready_of(
-    replica: Replica, arena: Arena, resumed: int | None = None, skipped: tuple[str, ...] = ()
-) -> Ready:
+def ready_of(replica: Replica, arena: Arena) -> Ready:
     """What the daemon must know of a replica that was built, resumed or adopted."""
-    numels = tuple(fragment.numel for fragment in replica.plan.fragments)
-    form = transfer.form_of(replica)
+    numels, form = tuple(one.numel for one in replica.plan.fragments), transfer.form_of(replica)
+    uuid = ""  # of the GPU, as NVIDIA's driver writes it
+    if replica.device.type == "cuda":
+        uuid = getattr(torch.cuda.get_device_properties(replica.device), "uuid", "")
     return Ready(
         device=str(replica.device),
         parameters=sum(numels),
@@ -220,20 +198,11 @@ def ready_of(
         progress=tuple(asdict(replica.schedule[p]) for p in range(len(numels))),
         slow_digests=tuple(replica.slow_digest(p) for p in range(len(numels))),
         momentum_digests=tuple(replica.momentum_digest(p) for p in range(len(numels))),
-        resumed=resumed,
-        skipped=skipped,
+        resumed=None,
         runs=tuple(map(tuple, form.fragments)),
         ranges=form.ranges,
-        gpu=gpu_of(replica.device),
+        gpu=f"GPU-{uuid}" if uuid else "",
     )
-
-
-def gpu_of(device: torch.device) -> str:
-    """The UUID of a GPU, as NVIDIA's driver writes it; empty for a processor."""
-    if device.type != "cuda":
-        return ""
-    uuid = getattr(torch.cuda.get_device_properties(device), "uuid", None)
-    return f"GPU-{uuid}" if uuid else ""
 
 
 def slot_bytes(exchanged: type[CapturedFragment[Any]], codec_name: str, numel: int) -> int:

@@ -7,8 +7,8 @@
 
 Coding, decoding, outer steps and writing run on two threads beside the loop, so that the
 accelerator does not wait for them; a third prepares the next batch. Requests that only decode or
-average do not wait for a step boundary either: where a step takes half a minute, an exchange would
-wait for several of them.
+average do not wait for a step boundary: where a step takes half a minute, an exchange would wait
+for several of them.
 
 On a GPU the loss of a step is read once the next one is queued, and before anything else is done
 between two steps.
@@ -48,14 +48,14 @@ LOOK = 1.0
 that ends wakes training at once."""
 MOST_SKIPPED = 10
 """Inner steps in a row that may be skipped. Each has a batch of its own, so the text is not to
-blame. Even if every second batch overflows, ten in a row come once in a thousand steps; and weights
-that give nothing finite for ten batches give nothing for the next."""
+blame. Even if every second batch overflows, ten in a row come once in a thousand steps."""
 
 
 class TrainerLoop:
-    """One replica at work. ``run`` returns when the daemon says stop or is gone."""
+    """One replica at work."""
 
     def __init__(self, pipe: TrainerPipe, memory: int) -> None:
+        """``memory``: descriptor of the file that is shared with the daemon."""
         self._pipe = pipe
         self._memory = memory
         self._boundary: queue.Queue[Callable[[], None]] = queue.Queue()
@@ -67,13 +67,13 @@ class TrainerLoop:
         self._exchanges: ExchangeWork | None = None
         self._training = False
         self._stopping = False
-        self._told_finished = False
-        self._speed = 0.0
-        """Tokens a second, smoothed."""
+        self._reported_finished = False
+        self._tokens_per_second = 0.0
+        """Smoothed."""
         self._began = deque[float]()
-        """When the steps began whose outcome is not told yet."""
-        self._told = 0.0
-        """When the outcome of a step was told last."""
+        """When the steps began whose outcome is not reported yet."""
+        self._reported = 0.0
+        """When the outcome of a step was last reported."""
         self._waits = Stages()
         """Why steps did not follow one another at once."""
         self._computing = 0.0
@@ -82,8 +82,8 @@ class TrainerLoop:
         """Later ones take no more tokens, so that all compare."""
 
     def run(self) -> None:
-        """Serve requests and train until told to stop."""
-        self._pipe.start_reading(self._take, lambda: self._boundary.put(self._end))
+        """Serve requests and train until the daemon says stop or is gone."""
+        self._pipe.start_reading(self._take, lambda: self._boundary.put(self._stop))
         try:
             while not self._stopping:
                 self._serve(wait=not self._can_step())
@@ -91,60 +91,52 @@ class TrainerLoop:
                     self._step()
         except Diverged as error:
             self._writer.shutdown()  # what is being written now is the newest checkpoint then
-            self._leave_behind(error)
+            # The next start goes back one checkpoint, and trains on other text.
+            stream, steps = self.replica.stream.state(), self.replica.steps
+            with suppress(OSError, ValueError):  # the reason why training ends matters more
+                self.store.note_divergence({"reason": str(error), "steps": steps, "stream": stream})
             raise
         finally:
             self.end_threads()
 
     def end_threads(self) -> None:
-        """End those beside the loop, once they have done what they were given."""
+        """End the threads beside the loop, once their work is done."""
         for executor in (self._coder, self._writer, self._batches):
             executor.shutdown()
-
-    def _leave_behind(self, error: Diverged) -> None:
-        """The next start goes back one checkpoint, and trains on other text."""
-        replica = self.replica
-        note = {
-            "reason": str(error),
-            "steps": replica.steps,
-            "stream": replica.stream.state(),
-        }
-        with suppress(OSError, ValueError):  # the reason why training ends matters more
-            self.store.note_divergence(note)
 
     # requests
 
     def _take(self, request: Request[Any], number: int) -> None:
         """On the thread that reads: begin a request, now or at the next step boundary."""
-        if request.at_boundary:
-            self._boundary.put(lambda: self._carry_out_between(request, number))
-        else:
+        if not request.at_boundary:
             self._carry_out(request, number)
+            return
+
+        def work() -> None:
+            with self._waits.during(request.wire_name) if self._training else nullcontext():
+                self._carry_out(request, number)
+
+        self._boundary.put(work)
 
     def _serve(self, wait: bool) -> None:
         """Carry out what waits for a step boundary; with ``wait`` until training can go on."""
         while not self._stopping:
-            self._merge_pending()
+            if self._exchanges is not None:
+                with self._waits.during("merge"):
+                    merged = self._exchanges.merge_pending(self._can_step)
+                if merged:
+                    self._report_if_finished()
             if wait:
                 self._settle()
+            held = wait and self._training and self._states.holds_training()
             try:
-                work = self._next_work(wait)
+                with self._waits.during("disk") if held else nullcontext():
+                    work = self._boundary.get(block=wait, timeout=LOOK)
             except queue.Empty:
                 return
             self._settle()
             work()
             wait = not self._can_step()
-
-    def _next_work(self, wait: bool) -> Callable[[], None]:
-        """What is asked for next. Raises queue.Empty."""
-        if wait and self._training and self._states.holds_training():
-            with self._waits.during("disk"):
-                return self._boundary.get(timeout=LOOK)
-        return self._boundary.get(block=wait, timeout=LOOK)
-
-    def _carry_out_between(self, request: Request[Any], number: int) -> None:
-        with self._waits.during(request.wire_name) if self._training else nullcontext():
-            self._carry_out(request, number)
 
     def _carry_out(self, request: Request[Any], number: int) -> None:
         try:
@@ -163,19 +155,16 @@ class TrainerLoop:
             self._pipe.answer(number, answer)
 
     def _build(self, request: messages.Build) -> messages.Ready:
-        settings = request.settings
-        built = build(settings, self._memory, self._pipe.tell)
+        settings, at_boundary = request.settings, self._boundary.put
+        replica, self.store, self.arena, ready = build(settings, self._memory, self._pipe.tell)
+        self.replica = replica
         for executor in (self._coder, self._writer, self._batches):
-            executor.submit(use, built.replica.device)
-        self.replica = built.replica
-        self.replica.ahead = BatchesAhead(self._batches, built.replica.device)
-        self.store = built.store
-        self.arena = built.arena
-        at_boundary = self._boundary.put
-        self._exchanges = ExchangeWork(self.replica, self.arena, self._coder, at_boundary)
-        saving = Saving(settings.checkpoint_every, self.replica.steps)
+            executor.submit(use, replica.device)
+        replica.ahead = BatchesAhead(self._batches, replica.device)
+        self._exchanges = ExchangeWork(replica, self.arena, self._coder, at_boundary)
+        saving = Saving(settings.checkpoint_every, replica.steps)
         self._states = StateWriter(
-            self.replica, self.store, saving, self._writer, self._pipe.tell, at_boundary
+            replica, self.store, saving, self._writer, self._pipe.tell, at_boundary
         )
         self._handlers = {
             **self._handlers,
@@ -187,11 +176,11 @@ class TrainerLoop:
             **self._exchanges.handlers,
             **self._states.handlers,
         }
-        return built.ready
+        return ready
 
     def _train(self, request: messages.Train) -> Done:
         self._training = request.on
-        self._tell_if_finished()
+        self._report_if_finished()
         return Done()
 
     def _amend(self, request: messages.Amend) -> messages.Amended:
@@ -199,8 +188,8 @@ class TrainerLoop:
         replica = self.replica
         known = [replica.course.chain.data, request.amendments.encode()]
         replica.course = newest(replica.spec, replica.run_id, known)
-        self._told_finished = self._told_finished and self._finished()
-        self._tell_if_finished()
+        self._reported_finished = self._reported_finished and self._finished
+        self._report_if_finished()
         return messages.Amended(swarm_step=replica.clock.step)
 
     def _generate(self, request: messages.Generate) -> messages.Generated:
@@ -215,81 +204,79 @@ class TrainerLoop:
         transfer.adopt_folder(self.replica, Path(request.folder), request.back)
         return ready_of(self.replica, self.arena)
 
-    def _stop(self, request: messages.Stop) -> Done:
-        self._end()
-        return Done()
-
-    def _end(self) -> None:
+    def _stop(self, _: messages.Stop | None = None) -> Done:
         self._stopping = True
+        return Done()
 
     # steps
 
     def _can_step(self) -> bool:
-        return self._training and not self._finished() and not self._states.holds_training()
+        return self._training and not self._finished and not self._states.holds_training()
 
+    @property
     def _finished(self) -> bool:
         return self.replica.course.is_over(self.replica.clock.step)
-
-    def _merge_pending(self) -> None:
-        """Merge what is ripe; nothing waits once training is held or over."""
-        if self._exchanges is None:
-            return
-        with self._waits.during("merge"):
-            merged = self._exchanges.merge_pending(self._can_step)
-        if merged:
-            self._tell_if_finished()
 
     def _step(self) -> None:
         replica, cut = self.replica, self.replica.gradient.cut
         self._began.append(monotonic())
         replica.take_step()
         if replica.gradient.cut != cut:
-            self._tell_cut(OUT_OF_MEMORY)
+            cut = replica.gradient.cut
+            self._pipe.tell(
+                messages.MicroBatch(
+                    micro_batch=cut.windows,
+                    activation_checkpointing=cut.recompute,
+                    why=OUT_OF_MEMORY,
+                )
+            )
         self._settle(but=1 if replica.runs_ahead else 0)
-        if replica.steps % replica.spec.train.evaluate_every == 0 and not self._finished():
+        if replica.steps % replica.spec.train.evaluate_every == 0 and not self._finished:
             self._settle()
             with self._waits.during("evaluate"):
                 self._evaluate()
-        if self._states.is_due():
+        if self._states.saving.is_due(replica.steps, monotonic()):
             self._settle()
             with self._waits.during("save"):
-                self._states.save_if_due()
-        self._tell_if_finished()
+                self._states.save()
+        self._report_if_finished()
 
     def _settle(self, but: int = 0) -> None:
-        """Tell the outcome of all steps taken, but the last so many."""
+        """Report the outcome of all steps taken, except the last ``but``."""
         while len(self._began) > but:
             outcome, began = self.replica.settle(), self._began.popleft()
             if self.replica.skipped_in_a_row:
-                self._tell_skipped(outcome)
+                self._report_skipped(outcome)
             now = monotonic()
             # Steps that were queued behind one another began when the one before them ended.
-            seconds, self._told = now - max(began, self._told), now
+            seconds, self._reported = now - max(began, self._reported), now
             self._computing += seconds
             rate = self.replica.spec.tokens_per_step / max(1e-9, seconds)
-            self._speed = rate if not self._speed else 0.9 * self._speed + 0.1 * rate
-            self._tell_step(outcome, seconds)
+            self._tokens_per_second += (0.1 if self._tokens_per_second else 1.0) * (
+                rate - self._tokens_per_second
+            )
+            self._report_step(outcome, seconds)
 
     def _evaluate(self) -> float:
         replica = self.replica
         self._pipe.tell(messages.Evaluating())
-        context = replica.spec.model.context
-        found = evaluate(replica.model, replica.dataset, context, like=self._first_evaluation)
-        self._first_evaluation = self._first_evaluation or found
+        context, first = replica.spec.model.context, self._first_evaluation
+        evaluation = evaluate(replica.model, replica.dataset, context, like=first)
+        self._first_evaluation = first or evaluation
         self._pipe.tell(
             messages.Evaluated(
-                loss=if_finite(found.loss),
-                tokens=found.tokens,
+                loss=if_finite(evaluation.loss),
+                tokens=evaluation.tokens,
                 swarm_step=replica.clock.step,
                 steps=replica.steps,
                 epochs=round(replica.tokens / replica.dataset.train.tokens, 2),
             )
         )
-        return found.loss
+        return evaluation.loss
 
     # events
 
-    def _tell_step(self, outcome: StepOutcome, seconds: float) -> None:
+    def _report_step(self, outcome: StepOutcome, seconds: float) -> None:
         replica, swarm_step = self.replica, outcome.swarm_step
         now, cut = replica.course.at(swarm_step), replica.gradient.cut
         self._pipe.tell(
@@ -301,7 +288,7 @@ class TrainerLoop:
                 skipped_steps=replica.skipped,
                 seconds=seconds,
                 learning_rate=learning_rate(now.train, swarm_step, now.run.steps),
-                tokens_per_second=self._speed,
+                tokens_per_second=self._tokens_per_second,
                 micro_batch=cut.windows,
                 activation_checkpointing=cut.recompute,
                 computing=round(self._computing, 3),
@@ -309,15 +296,7 @@ class TrainerLoop:
             )
         )
 
-    def _tell_cut(self, why: str) -> None:
-        cut = self.replica.gradient.cut
-        self._pipe.tell(
-            messages.MicroBatch(
-                micro_batch=cut.windows, activation_checkpointing=cut.recompute, why=why
-            )
-        )
-
-    def _tell_skipped(self, outcome: StepOutcome) -> None:
+    def _report_skipped(self, outcome: StepOutcome) -> None:
         row, steps = self.replica.skipped_in_a_row, outcome.steps
         if row >= MOST_SKIPPED:
             raise Diverged(
@@ -329,20 +308,20 @@ class TrainerLoop:
             skipped = self.replica.skipped
             self._pipe.tell(messages.Skipped(steps=steps, skipped_steps=skipped))
 
-    def _tell_if_finished(self) -> None:
+    def _report_if_finished(self) -> None:
         """A merge with a partner that is ahead can end the run as well as a step."""
-        if self._training and self._finished() and not self._told_finished:
-            self._told_finished = True
+        if self._training and self._finished and not self._reported_finished:
+            self._reported_finished = True
             swarm_step, steps = self.replica.clock.step, self.replica.steps
             self._pipe.tell(messages.Finished(swarm_step=swarm_step, steps=steps))
 
 
 def answer_of(future: Future[Answer]) -> Answer:
-    """What came of work on another thread; any error, or nobody else would answer."""
+    """Outcome of work on another thread; any error, or nobody else would answer."""
     error = future.exception()
     return refusal_of(error) if isinstance(error, Exception) else future.result()
 
 
 def if_finite(loss: float) -> float | None:
-    """A loss as it is reported."""
+    """The loss as it is reported: None for NaN and infinity, which JSON lacks."""
     return loss if math.isfinite(loss) else None

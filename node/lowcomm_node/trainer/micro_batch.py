@@ -1,8 +1,8 @@
 """The inner step's gradient, cut to what the device holds.
 
-The specification's ``batch`` says what a step learns from; each peer cuts it into micro-batches as
-its memory asks for. Gradients of the parts weigh by their tokens, so their sum is the gradient of
-the batch. A GPU finds the largest micro-batch by trying, once for a device and a run.
+Each peer cuts the ``batch`` of the specification into micro-batches as its memory asks for.
+Gradients of the parts weigh by their tokens, so their sum is the gradient of the batch. A GPU finds
+the largest micro-batch by trying, once for a device and a run.
 """
 
 import json
@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -60,33 +59,28 @@ def largest(most: int, fits: Callable[[int], bool]) -> int:
 
 
 def choose(
-    batch: int, wanted: int | None, recompute: bool | None, fits: Callable[[Cut], bool]
+    batch: int, windows: int | None, recompute: bool | None, fits: Callable[[Cut], bool]
 ) -> Cut | None:
     """The largest micro-batch that fits; blocks are computed again only where none does otherwise.
 
-    ``wanted``: the owner's micro-batch; ``recompute``: what the owner says, None to choose. None if
-    nothing fits.
+    ``windows``, ``recompute``: choices of the owner, None to choose. None if nothing fits.
     """
     for again in (False, True) if recompute is None else (recompute,):
-        if wanted is not None:
-            asked = Cut(min(wanted, batch), again)
-            windows = asked.windows if fits(asked) else 0
-        else:
-            windows = largest(batch, lambda count, again=again: fits(Cut(count, again)))
-        if windows:
-            return Cut(windows, again)
+        if windows is not None:
+            cut = Cut(min(windows, batch), again)
+            if fits(cut):
+                return cut
+        elif count := largest(batch, lambda count, again=again: fits(Cut(count, again))):
+            return Cut(count, again)
     return None
 
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-"""Mean loss of tokens and targets."""
-
-
 class Gradient:
-    """Computes gradients of one model, and gives way where memory is taken."""
+    """Computes gradients of one model, in smaller parts once memory is short."""
 
-    def __init__(self, model: Model, loss: Loss, batch: int) -> None:
-        """``batch``: windows of a step; all go through the model at once at first."""
+    def __init__(self, model: Model, loss: Callable[[Tensor, Tensor], Tensor], batch: int) -> None:
+        """``loss``: mean of tokens and targets; ``batch``: windows of a step, all at once at
+        first."""
         self._model = model
         self._loss = loss
         self._batch = batch
@@ -154,76 +148,55 @@ class Gradient:
             torch.cuda.empty_cache()
 
 
-MOST_DEVICES = 32
 MOST_BYTES = 64_000
-
-
-class Remembered:
-    """What one file knows. A file that is damaged knows nothing."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def cut(self, device: str, batch: int) -> Cut | None:
-        """What was found for a device."""
-        known = self._read().get(device)
-        if not isinstance(known, dict):
-            return None
-        windows, recompute = known.get("micro_batch"), known.get("activation_checkpointing")
-        if type(windows) is not int or not 1 <= windows <= batch or type(recompute) is not bool:
-            return None
-        return Cut(windows, recompute)
-
-    def keep(self, device: str, cut: Cut) -> None:
-        """Note what was found. A disk that is full costs another search, no more."""
-        known = self._read()
-        known.pop(device, None)
-        kept = dict(list(known.items())[1 - MOST_DEVICES :])
-        kept[device] = {"micro_batch": cut.windows, "activation_checkpointing": cut.recompute}
-        with suppress(OSError, DiskFull):
-            write_atomic(self._path, json.dumps(kept, indent=1).encode())
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            known = json.loads(read_small(self._path, MOST_BYTES))
-        except (OSError, ValueError, RecursionError):
-            return {}
-        return known if isinstance(known, dict) else {}
-
-
 RECOMPUTE = {"auto": None, "on": True, "off": False}
-"""What ``--activation-checkpointing`` says of computing blocks again; None to choose."""
+"""Values of ``--activation-checkpointing``; None to choose."""
 
 
 def find(
-    gradient: Gradient,
-    batch: int,
-    recompute: bool | None,
-    ballast: int,
-    remembered: Remembered,
-    device: str,
+    gradient: Gradient, batch: int, recompute: bool | None, ballast: int, file: Path, device: str
 ) -> tuple[Cut, bool]:
-    """The largest micro-batch that fits beside ``ballast`` bytes, and whether it was not known yet.
+    """The largest micro-batch that fits beside ``ballast`` bytes, and whether it was not in
+    ``file`` yet.
 
-    ``recompute``: what the owner says, None to choose; ``device``: what it is remembered under.
-    Raises ConfigError if not one window fits.
+    ``recompute``: choice of the owner, None to choose; ``device``: name in the file. Raises
+    ConfigError if not one window fits.
     """
-    known = remembered.cut(device, batch)
+    known = remembered(file, device, batch)
     if known is not None and recompute in (None, known.recompute):
         return known, False
-    found = choose(batch, None, recompute, lambda cut: gradient.fits(cut, ballast))
-    if found is None:
+    cut = choose(batch, None, recompute, lambda cut: gradient.fits(cut, ballast))
+    if cut is None:
         leave = "" if recompute is not False else "leave --activation-checkpointing at auto, "
         raise ConfigError(
             f"Not one window of the run's context fits into the memory of {device}: {leave}free "
             "that memory, raise --max-vram where you set it, or join from a larger GPU."
         )
-    remembered.keep(device, found)
-    return found, True
+    remember(file, device, cut)
+    return cut, True
+
+
+def remembered(file: Path, device: str, batch: int) -> Cut | None:
+    """The cut that a file holds for a device; None if it is damaged, or of another batch."""
+    try:
+        known = json.loads(read_small(file, MOST_BYTES))[device]
+        windows, recompute = known["micro_batch"], known["activation_checkpointing"]
+    except (OSError, ValueError, RecursionError, LookupError, TypeError):
+        return None
+    if type(windows) is not int or not 1 <= windows <= batch or type(recompute) is not bool:
+        return None
+    return Cut(windows, recompute)
+
+
+def remember(file: Path, device: str, cut: Cut) -> None:
+    """Keep the cut of a device for the next start. A full disk costs another search, no more."""
+    known = {"micro_batch": cut.windows, "activation_checkpointing": cut.recompute}
+    with suppress(OSError, DiskFull):
+        write_atomic(file, json.dumps({device: known}, indent=1).encode())
 
 
 def describe(device: torch.device, max_vram: float | None) -> str:
-    """What a micro-batch that was found is remembered under."""
-    found = torch.cuda.get_device_properties(device)
+    """Name of a GPU in the file."""
+    card = torch.cuda.get_device_properties(device)
     limit = "" if max_vram is None else f", at most {max_vram:g} GiB"
-    return f"{found.name} of {found.total_memory >> 20} MiB{limit}, torch {torch.__version__}"
+    return f"{card.name} of {card.total_memory >> 20} MiB{limit}, torch {torch.__version__}"

@@ -1,11 +1,11 @@
-"""When a checkpoint begins, when training waits for one, and the thread that writes it.
+"""When a checkpoint begins, when training waits for it, and the thread that writes it.
 
 A checkpoint counts once it is on the disk. The next one therefore begins before the interval ends,
 as early as the last write suggests. If the write takes longer all the same, training waits for it:
 a kill costs one interval at most.
 
     steps   |------ every ------|
-            ^ newest on disk    ^ no further while one is being written
+            ^ newest on disk    ^ no further while a checkpoint is being written
                       ^ begun: twice the last write ahead of the end, half an interval at most
 
 After a failed save the next one waits: five seconds, then twice as long each time. Training waits
@@ -21,7 +21,7 @@ from time import monotonic, time
 from typing import Any
 
 from lowcomm_node.errors import CheckpointError, Diverged, NotFinite
-from lowcomm_node.node.ipc import TrainerEvent
+from lowcomm_node.node.ipc import A, TrainerEvent
 from lowcomm_node.node.messages import (
     CheckpointWritten,
     Held,
@@ -42,19 +42,24 @@ FIRST_PAUSE, LONGEST_PAUSE = 5.0, 600.0
 PATIENCE = 30.0
 """Seconds that training waits for one write; then it goes on: a disk that hangs ends no
 training."""
+SLOWEST_DISK = 25e6
+"""Bytes a second. A state that is written from where it is may hold training up this long beside
+``PATIENCE``; then training goes on, and what was written is thrown away."""
 HANGS = f"the disk has not taken one within {PATIENCE:.0f} s."
 
 
 class Saving:
-    """What is known of the saves of one trainer."""
+    """Schedule of the saves of one trainer; ``now`` are monotonic seconds."""
 
     def __init__(self, every: int, steps: int = 0) -> None:
         """``every``: inner steps that may be lost; ``steps``: those in the newest checkpoint."""
         self._every = every
         self._written = steps
-        self._ahead = most_ahead(every)
+        self._most_ahead = (every + 1) // 2
+        self._ahead = self._most_ahead
+        """Steps before the end of an interval at which a checkpoint is begun."""
         self._writing = deque[int]()
-        """Steps in those that are being written, in the order in which they are."""
+        """Steps in the checkpoints that are being written, the first first."""
         self._held_since: float | None = None
         self._pause = 0.0
         self._not_before = 0.0
@@ -62,7 +67,7 @@ class Saving:
         """Why the last save failed, or training waits for it no longer; None if all is well."""
 
     def is_due(self, steps: int, now: float) -> bool:
-        """Whether to save after so many steps."""
+        """Whether to save after this many steps."""
         if self._writing:
             return False
         if self.trouble is not None:
@@ -71,7 +76,7 @@ class Saving:
 
     @property
     def is_holding(self) -> bool:
-        """Whether training waited when that was last asked."""
+        """Whether training waited at the last call of ``holds``."""
         return self._held_since is not None
 
     def holds(self, steps: int, now: float) -> bool:
@@ -79,19 +84,18 @@ class Saving:
         if not self._writing or self.trouble is not None or steps - self._written < self._every:
             self._held_since = None
             return False
-        if self._held_since is None:
-            self._held_since = now
+        self._held_since = now if self._held_since is None else self._held_since
         if now - self._held_since >= PATIENCE:
             self.trouble = HANGS
             self._held_since = None
         return self.is_holding
 
     def began(self, steps: int) -> None:
-        """A checkpoint of so many steps is being written."""
-        self._writing.append(steps)
+        """Note that a checkpoint of this many steps is being written."""
+        self._writing += [steps]
 
     def failed(self, reason: str, now: float) -> bool:
-        """The one begun first could not be written; whether that is news."""
+        """Note that the one begun first could not be written; whether that is news."""
         self._writing.popleft()
         is_news, self.trouble = self.trouble in (None, HANGS), reason
         self._pause = min(LONGEST_PAUSE, 2 * self._pause or FIRST_PAUSE)
@@ -99,26 +103,13 @@ class Saving:
         return is_news
 
     def succeeded(self, steps: int) -> bool:
-        """The one begun first is written; whether that is news, because the last one failed.
-
-        ``steps`` are done by now.
-        """
+        """Note, after ``steps`` steps, that the one begun first is written; whether that is news,
+        because the last one failed."""
         self._written = self._writing.popleft()
         meanwhile = self._every if self.is_holding else steps - self._written
-        self._ahead = min(most_ahead(self._every), 2 * meanwhile + 1)
-        is_news, self.trouble = self.trouble is not None, None
-        self._pause = 0.0
+        self._ahead = min(self._most_ahead, 2 * meanwhile + 1)
+        is_news, self.trouble, self._pause = self.trouble is not None, None, 0.0
         return is_news
-
-
-def most_ahead(every: int) -> int:
-    """Steps before the end of an interval at which a checkpoint is begun at the earliest."""
-    return (every + 1) // 2
-
-
-SLOWEST_DISK = 25e6
-"""Bytes a second. Training waits so long for a state that is written from where it is, beside
-``PATIENCE``; then it goes on, and what was written is thrown away."""
 
 
 class StateWriter:
@@ -140,17 +131,11 @@ class StateWriter:
         self._thread = thread
         self._tell = tell
         self._at_boundary = at_boundary
-
-    @property
-    def handlers(self) -> Handlers:
-        """The requests that it carries out."""
-        return {Save: lambda _: self._save(), WriteSnapshot: self._snapshot}
+        self.handlers: Handlers = {Save: lambda _: self.save(), WriteSnapshot: self._snapshot}
 
     def holds_training(self) -> bool:
-        """Whether training waits for a checkpoint.
-
-        It reports when the wait begins, and when it has lasted for too long.
-        """
+        """Whether training waits for a checkpoint; reports when that begins, and when it has lasted
+        for too long."""
         was_held = self.saving.is_holding
         is_held = self.saving.holds(self._replica.steps, monotonic())
         if is_held and not was_held:
@@ -159,87 +144,69 @@ class StateWriter:
             self._tell(NotSaved(reason=HANGS))
         return is_held
 
-    def is_due(self) -> bool:
-        """Whether it is time for a checkpoint."""
-        return self.saving.is_due(self._replica.steps, monotonic())
-
-    def save_if_due(self) -> None:
-        """Begin a checkpoint, if it is time for one."""
-        if self.is_due():
-            self._save()
-
-    def _save(self) -> Future[CheckpointWritten]:
-        reading = self._begin_reading()
-        parts, meta = state.snapshot(self._replica, copied=reading is None)
+    def save(self) -> Future[CheckpointWritten]:
+        """Begin a checkpoint."""
+        reading, copied = self._begin_reading()
+        parts, meta = state.snapshot(self._replica, copied)
         self.saving.began(meta["steps"])
+        return self._submit(reading, partial(self._write, parts, meta))
 
-        def work() -> CheckpointWritten:
+    def _snapshot(self, request: WriteSnapshot) -> Future[SnapshotWritten]:
+        reading, copied = self._begin_reading()
+        snapshot = transfer.StateSnapshot(self._replica, copied)
+
+        def write(taken: Callable[[], None]) -> SnapshotWritten:
+            name = snapshot.write(Path(request.folder), taken)
+            return SnapshotWritten(name=name, swarm_step=snapshot.swarm_step)
+
+        return self._submit(reading, write)
+
+    def _begin_reading(self) -> tuple[Reading, bool]:
+        """Have training wait before it changes the state, unless that is copied; whether it is."""
+        replica, copied = self._replica, state.is_copied(self._replica)
+        seconds = 0.0 if copied else transfer.form_of(replica).size / SLOWEST_DISK
+        reading = replica.readings.begin(PATIENCE + seconds)
+        if copied:
+            reading.end()
+        return reading, copied
+
+    def _submit(self, reading: Reading, write: Callable[[Callable[[], None]], A]) -> Future[A]:
+        """Have the thread write, which calls its argument once all is read."""
+
+        def work() -> A:
             try:
-                return self._write(parts, meta, reading)
+                return write(partial(_end, reading))
             finally:
-                if reading is not None:
-                    reading.end()
+                reading.end()
                 self._at_boundary(lambda: None)  # wakes training, if it is held
 
         return self._thread.submit(work)
 
-    def _begin_reading(self) -> Reading | None:
-        """Have training wait before it changes the state; None where it is copied."""
-        replica = self._replica
-        if state.is_copied(replica):
-            return None
-        return replica.readings.begin(PATIENCE + transfer.form_of(replica).size / SLOWEST_DISK)
-
     def _write(
-        self, parts: Parts, meta: dict[str, Any], reading: Reading | None
+        self, parts: Parts, meta: dict[str, Any], taken: Callable[[], None]
     ) -> CheckpointWritten:
-        began = monotonic()
+        began, swarm_step = monotonic(), meta["swarm_step"]
         try:
             state.require_finite(parts)
-            path = self._store.save(
-                meta["swarm_step"], parts, meta, created_at=time(), taken=lambda: _end(reading)
-            ).path
+            path = str(self._store.save(swarm_step, parts, meta, time(), taken=taken).path)
         except Exception as error:  # whatever it is, it is reported, and training goes on
             if self.saving.failed(str(error), monotonic()):
                 self._tell(NotSaved(reason=str(error)))
             if isinstance(error, NotFinite):
                 self._at_boundary(partial(self._give_up, error))
             raise
-        after_trouble = self.saving.succeeded(self._replica.steps)
-        swarm_step, seconds = meta["swarm_step"], monotonic() - began
-        self._tell(
-            Saved(
-                swarm_step=swarm_step, path=str(path), seconds=seconds, after_trouble=after_trouble
-            )
-        )
-        return CheckpointWritten(
-            path=str(path), swarm_step=swarm_step, steps=meta["steps"], tokens=meta["tokens"]
-        )
+        news, seconds = self.saving.succeeded(self._replica.steps), monotonic() - began
+        self._tell(Saved(swarm_step=swarm_step, path=path, seconds=seconds, after_trouble=news))
+        counters = {name: meta[name] for name in ("swarm_step", "steps", "tokens")}
+        return CheckpointWritten(path=path, **counters)
 
     def _give_up(self, error: NotFinite) -> None:
-        reason = str(error).rstrip(".")
-        steps = self._replica.steps
+        reason, steps = str(error).rstrip("."), self._replica.steps
         raise Diverged(f"{reason}, by step {steps}: train.learning_rate is too high.")
 
-    def _snapshot(self, request: WriteSnapshot) -> Future[SnapshotWritten]:
-        reading = self._begin_reading()
-        snapshot = transfer.StateSnapshot(self._replica, copied=reading is None)
 
-        def work() -> SnapshotWritten:
-            try:
-                name = snapshot.write(Path(request.folder), taken=lambda: _end(reading))
-            finally:
-                if reading is not None:
-                    reading.end()
-            return SnapshotWritten(name=name, swarm_step=snapshot.swarm_step)
-
-        return self._thread.submit(work)
-
-
-def _end(reading: Reading | None) -> None:
+def _end(reading: Reading) -> None:
     """Let training change the state. Raises CheckpointError if it already has."""
-    if reading is None:
-        return
     reading.end()
     if reading.is_void:
         raise CheckpointError(

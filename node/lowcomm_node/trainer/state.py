@@ -6,10 +6,11 @@ The rest is small and goes into the manifest's ``meta``. Joiners get pieces inst
 (``transfer.py``).
 """
 
-from dataclasses import asdict, fields, replace
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from torch import Tensor
 
 from lowcomm_node.data.tokenizer import identify
@@ -22,24 +23,37 @@ from lowcomm_protocol.plan import FragmentProgress, SyncSchedule
 from lowcomm_protocol.spec.amendments import newest
 
 Parts = dict[str, dict[str, Tensor]]
-_COUNTERS = tuple(field.name for field in fields(FragmentProgress))
+_Count = Annotated[int, Field(strict=True, ge=0, lt=1 << 53)]
+
+
+class _Progress(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    version: _Count
+    merged_steps: _Count
+    merged_tokens: _Count
+    synced: Annotated[int, Field(strict=True, ge=-1, lt=1 << 53)]
+
+
+class _Counters(BaseModel):
+    """The numbers of a checkpoint."""
+
+    swarm_step: _Count
+    steps: _Count
+    tokens: _Count
+    skipped: _Count = 0  # 0.1 counted none
+    progress: list[_Progress]
 
 
 def is_copied(replica: Replica) -> bool:
     """Whether weights and moments are copied before they are written. A GPU's always are."""
     tensors = [*replica.weights.values(), *replica.optimizer.moments(copied=False).values()]
-    return replica.device.type != "cpu" or sum(map(_bytes, tensors)) <= memory.COPIED
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
+    return replica.device.type != "cpu" or sum(one.nbytes for one in tensors) <= memory.COPIED
 
 
 def snapshot(replica: Replica, copied: bool = True) -> tuple[Parts, dict[str, Any]]:
-    """What a resume needs, in host memory; call ``require_finite`` before writing it.
+    """Parts and meta of a checkpoint, in host memory; call ``require_finite`` before writing it.
 
-    Unless they are ``copied``, weights and moments are those of the replica, which change with its
-    next step.
+    Unless they are ``copied``, weights and moments change with the replica's next step.
     """
     parts: Parts = {
         "weights": {
@@ -49,7 +63,11 @@ def snapshot(replica: Replica, copied: bool = True) -> tuple[Parts, dict[str, An
             # Merges replace slow weights and momentum, and never change them in place.
             **{f"phi.{p}": phi for p, phi in enumerate(replica.phi)},
             **{f"delta.{p}": delta for p, delta in enumerate(replica.delta)},
-            **_coder_states(replica),
+            **{
+                f"{key}.{p}": torch.from_numpy(array)
+                for p, one in enumerate(replica.coders)
+                for key, array in one.state().items()
+            },
         },
         "inner": replica.optimizer.moments(copied),
     }
@@ -86,25 +104,27 @@ def restore(replica: Replica, parts: Parts, meta: dict[str, Any]) -> None:
 
     Raises CheckpointError if it is not of this run, NotFinite.
     """
-    _check(replica, meta)
+    counters = _checked(replica, meta)
     require_finite(parts)
     _load(replica, parts)
-    replica.clock.step = int(meta["swarm_step"])
-    replica.steps, replica.tokens = int(meta["steps"]), int(meta["tokens"])
-    replica.skipped = int(meta.get("skipped", 0))  # 0.1 counted none
+    replica.clock.step, replica.skipped = counters.swarm_step, counters.skipped
+    replica.steps, replica.tokens = counters.steps, counters.tokens
     replica.stream.restore(meta["stream"])
-    replica.course = newest(
-        replica.spec, replica.run_id, [replica.course.chain.data, _amendments(meta)]
+    amendments = meta.get("amendments", "")  # the daemon's home may have lost them; 0.1 knew none
+    known = [replica.course.chain.data, amendments.encode() if isinstance(amendments, str) else b""]
+    replica.course = newest(replica.spec, replica.run_id, known)
+    usual = meta.get("usual")
+    if isinstance(usual, list) and len(usual) == len(replica.history):
+        for history, norm in zip(replica.history, usual, strict=True):
+            history.usual = UsualNorm(norm if isinstance(norm, float) and 0 <= norm < 1e6 else 0.0)
+    interval, progress = replica.spec.sync.interval, counters.progress
+    schedule = SyncSchedule(interval, [FragmentProgress() for _ in progress])
+    for p, fragment in enumerate(progress):
+        # 0.1 wrote 0 for a fragment that was not due yet: none has synced later than now.
+        fragment.synced = min(fragment.synced, schedule.round_of(p, replica.clock.step))
+    replica.schedule = SyncSchedule(
+        interval, [FragmentProgress(**fragment.model_dump()) for fragment in progress]
     )
-    for history, usual in zip(replica.history, _usual(replica, meta), strict=True):
-        history.usual = usual
-    replica.schedule = _schedule(replica, meta["progress"])
-
-
-def _amendments(meta: dict[str, Any]) -> bytes:
-    """Those that the daemon's home may have lost; 0.1 knew none."""
-    told = meta.get("amendments", "")
-    return told.encode() if isinstance(told, str) else b""
 
 
 def skip_text(replica: Replica, diverged: dict[str, Any] | None) -> None:
@@ -114,51 +134,19 @@ def skip_text(replica: Replica, diverged: dict[str, Any] | None) -> None:
         replica.stream.restore(noted)
 
 
-def _schedule(replica: Replica, told: list[dict[str, int]]) -> SyncSchedule:
-    schedule = SyncSchedule(
-        replica.spec.sync.interval, [FragmentProgress(**counters) for counters in told]
-    )
-    # 0.1 wrote 0 for a fragment that was not due yet: none has synced later than now.
-    synced = [
-        min(one["synced"], schedule.round_of(p, replica.clock.step)) for p, one in enumerate(told)
-    ]
-    progress = [replace(schedule[p], synced=synced[p]) for p in range(len(schedule))]
-    return SyncSchedule(replica.spec.sync.interval, progress)
-
-
-def _check(replica: Replica, meta: dict[str, Any]) -> None:
+def _checked(replica: Replica, meta: dict[str, Any]) -> _Counters:
     if meta.get("run_id") != replica.run_id or meta.get("plan") != replica.plan.digest:
         raise CheckpointError(
             f"The state is of run {str(meta.get('run_id'))[:12]}, not of {replica.run_id[:12]}: "
             "use another --home."
         )
-    progress = meta.get("progress")
-    if not isinstance(progress, list) or len(progress) != len(replica.plan.fragments):
+    try:
+        counters = _Counters.model_validate(meta)
+    except ValidationError:
+        raise CheckpointError("The state has counters that are none: it is refused.") from None
+    if len(counters.progress) != len(replica.plan.fragments):
         raise CheckpointError("The state counts other fragments than the plan: it is refused.")
-    # A stranger may have written this; everything is checked before anything of it is used.
-    counters = [meta.get(name) for name in ("swarm_step", "steps", "tokens")] + [
-        meta.get("skipped", 0)
-    ]
-    lowest = [0] * len(counters)
-    for one in progress:
-        is_whole = isinstance(one, dict) and len(one) == len(_COUNTERS)
-        counters += [one.get(name) for name in _COUNTERS] if is_whole else [None]
-        lowest += [-1 if name == "synced" else 0 for name in _COUNTERS]
-    limits = zip(counters, lowest, strict=False)
-    if not all(type(count) is int and least <= count < 1 << 53 for count, least in limits):
-        raise CheckpointError("The state has counters that are none: it is refused.")
-
-
-def _usual(replica: Replica, meta: dict[str, Any]) -> list[UsualNorm]:
-    """Norms of usual progress; a donor that claims nonsense gives none."""
-    claimed, count = meta.get("usual"), len(replica.history)
-    norms = (
-        [one for one in claimed if isinstance(one, float) and 0.0 <= one < 1e6]
-        if isinstance(claimed, list)
-        else []
-    )
-    is_whole = isinstance(claimed, list) and len(norms) == len(claimed) == count
-    return [UsualNorm(one) for one in (norms if is_whole else [0.0] * count)]
+    return counters
 
 
 def _load(replica: Replica, parts: Parts) -> None:
@@ -174,14 +162,6 @@ def _load(replica: Replica, parts: Parts) -> None:
         replica.delta = [replica.slow(p).copy_(outer[f"delta.{p}"]) for p in range(count)]
     replica.forget_past()
     for p, one in enumerate(replica.coders):
-        one.restore({key: parts["outer"][f"{key}.{p}"].numpy() for key in one.state()})
+        one.restore({key: outer[f"{key}.{p}"].numpy() for key in one.state()})
     if parts.get("inner"):
         replica.optimizer.restore(parts["inner"])
-
-
-def _coder_states(replica: Replica) -> dict[str, Tensor]:
-    return {
-        f"{key}.{p}": torch.from_numpy(array)
-        for p, one in enumerate(replica.coders)
-        for key, array in one.state().items()
-    }

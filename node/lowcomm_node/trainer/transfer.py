@@ -3,7 +3,7 @@
 The state holds neither our own steps, nor data, nor what our coders owe: a joiner keeps its own.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
 
@@ -56,16 +56,8 @@ class StateSnapshot:
         # Replaced by merges, never changed in place.
         self._phi, self._delta = list(replica.phi), list(replica.delta)
         self._ranges = [one.shared_state().get(RANGE) for one in replica.coders]
-        self._told = {
-            "swarm_step": replica.clock.step,
-            "moments": replica.optimizer.steps,
-            "versions": tuple(replica.schedule[p].version for p in range(len(self._fragments))),
-        }
-
-    @property
-    def swarm_step(self) -> int:
-        """When it was taken."""
-        return self._told["swarm_step"]
+        self.swarm_step, self._moments = replica.clock.step, replica.optimizer.steps
+        self._versions = tuple(replica.schedule[p].version for p in range(len(self._fragments)))
 
     def piece(self, piece: Piece) -> bytes:
         """One piece as it travels. Raises NotFinite."""
@@ -74,7 +66,7 @@ class StateSnapshot:
         values = Values(
             theta=_flat(self._fragments[p], self._weights, these),
             phi=self._phi[p][slice(*these)].numpy(),
-            delta=(self._delta[p][slice(*these)].numpy() if self._delta else _zeros(these)),
+            delta=self._delta[p][slice(*these)].numpy() if self._delta else _zeros(these),
             first=_flat(self._fragments[p], self._first, these),
             second=_flat(self._seconds[p], self._second, piece.seconds),
             ranges=_zeros((0, 0)) if ranges is None else ranges[slice(*piece.blocks)],
@@ -85,30 +77,31 @@ class StateSnapshot:
             )
         return values.to_bytes()
 
-    def pieces(self) -> Iterator[bytes]:
-        """All of them."""
-        return map(self.piece, self.form.pieces)
-
     def manifest(self, digests: list[bytes]) -> Manifest:
         """Its manifest; ``digests`` are those of its pieces."""
-        slow = tuple(sha256(phi.numpy().data).digest() for phi in self._phi)
-        return Manifest(**self._told, slow_digests=slow, digests=tuple(digests))
+        return Manifest(
+            swarm_step=self.swarm_step,
+            moments=self._moments,
+            versions=self._versions,
+            slow_digests=tuple(sha256(phi.numpy().data).digest() for phi in self._phi),
+            digests=tuple(digests),
+        )
 
     def write(self, folder: Path, taken: Callable[[], None] = lambda: None) -> str:
-        """Write it for joiners; its name. ``taken``: see ``write_snapshot``. Raises DiskFull,
-        NotFinite."""
-        return write_snapshot(
-            folder,
-            self.form.size,
-            self.pieces(),
-            lambda digests: self.manifest(digests).to_bytes(self.form),
-            taken,
-        )
+        """Write it for joiners; its name. ``taken`` is called once it is read.
+
+        Raises DiskFull, NotFinite.
+        """
+        pieces, size = map(self.piece, self.form.pieces), self.form.size
+
+        def seal(digests: list[bytes]) -> bytes:
+            return self.manifest(digests).to_bytes(self.form)
+
+        return write_snapshot(folder, size, pieces, seal, taken)
 
 
 def adopt(replica: Replica, manifest: Manifest, read: Read, back: bool = False) -> None:
-    """Take over the weights, slow weights, momenta and swarm step of others; keep our steps and
-    data.
+    """Take over weights, slow weights, momenta and swarm step of others; keep our steps and data.
 
     ``read`` gives each piece, twice. ``back``: their swarm step holds even if ours is ahead of it.
     Exchanges under way become void, so no other thread may work on a capture meanwhile. Raises
@@ -128,14 +121,9 @@ def adopt(replica: Replica, manifest: Manifest, read: Read, back: bool = False) 
     if back:
         replica.clock.step = 0
     replica.clock.observe(manifest.swarm_step)
-    synced = replica.schedule
+    steps, tokens, step = replica.steps, replica.tokens, replica.clock.step
     progress = [
-        FragmentProgress(
-            version=min(version, most),
-            merged_steps=replica.steps,
-            merged_tokens=replica.tokens,
-            synced=synced.round_of(p, replica.clock.step),
-        )
+        FragmentProgress(min(version, most), steps, tokens, replica.schedule.round_of(p, step))
         for p, version in enumerate(manifest.versions)
     ]
     replica.schedule = SyncSchedule(replica.spec.sync.interval, progress)
@@ -158,7 +146,11 @@ def _load(replica: Replica, form: StateForm, read: Read, moments: int) -> None:
     """Piece by piece: what is not copied to its place at once would be in memory twice."""
     replica.readings.wait()
     fragments = replica.plan.fragments
-    first, second = _room_for_moments(replica, moments > 0)
+    first, second = replica.optimizer.moment_vectors()
+    if not moments or not first:
+        has_second = replica.optimizer.has_second
+        first = {name: torch.empty(one.shape) for name, one in replica.weights.items()}
+        second = {name: torch.empty_like(one) for name, one in first.items() if has_second(name)}
     # Slow weights are replaced, never changed in place: a snapshot under way keeps the old ones.
     phi = [replica.slow(p) for p in range(len(fragments))]
     delta = [replica.slow(p) for p in range(len(fragments))] if replica.keeps_momentum else []
@@ -180,19 +172,6 @@ def _load(replica: Replica, form: StateForm, read: Read, moments: int) -> None:
         coder.load_shared_state({RANGE: learned} if RANGE in coder.shared_state() else {})
     if moments:  # a donor that has not taken a step has none: we warm up anew
         replica.optimizer.adopt(first, second, moments)
-
-
-def _room_for_moments(
-    replica: Replica, in_place: bool
-) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """First and second moments by weight, which may hold anything; ``in_place``: ours, if there are
-    any."""
-    ours = replica.optimizer.moment_vectors()
-    if in_place and ours[0]:
-        return ours
-    weights, has_second = replica.weights, replica.optimizer.has_second
-    first = {name: torch.empty(weight.shape) for name, weight in weights.items()}
-    return first, {name: torch.empty_like(one) for name, one in first.items() if has_second(name)}
 
 
 def _place(fragment: Fragment, tensors: Mapping[str, Tensor], start: int, values: Vector) -> None:

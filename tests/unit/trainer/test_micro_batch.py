@@ -11,7 +11,7 @@ from torch import Tensor
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.models.base import Model, build_model
 from lowcomm_node.trainer.memory import GIB, StepChoices, check_memory, estimate_memory
-from lowcomm_node.trainer.micro_batch import Cut, Gradient, Remembered, choose, find
+from lowcomm_node.trainer.micro_batch import Cut, Gradient, choose, find, remember, remembered
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import RunSpec
 
@@ -87,7 +87,7 @@ def test_a_device_that_fails_at_n_windows_gets_one_less(
 ) -> None:
     model = build_model(SMALL, 0)
     device = Allocator(model, fails_at, says)
-    gradient, file = gradient_of(model, 8, device), Remembered(tmp_path / "micro_batch.json")
+    gradient, file = gradient_of(model, 8, device), tmp_path / "micro_batch.json"
     assert find(gradient, 8, None, 0, file, "a card") == (Cut(min(8, fails_at - 1)), True)
     assert all(weight.grad is None for weight in model.parameters()), "nothing of it is left"
     device.asked.clear()
@@ -99,7 +99,7 @@ def test_a_device_that_fails_at_n_windows_gets_one_less(
 def test_blocks_are_computed_again_only_where_not_one_window_fits_otherwise(tmp_path: Path) -> None:
     model = build_model(SMALL, 0)
     gradient = gradient_of(model, 8, Allocator(model, 1))
-    file = Remembered(tmp_path / "a")
+    file = tmp_path / "a"
     assert find(gradient, 8, None, 0, file, "a card") == (Cut(1, True), True)
     with pytest.raises(ConfigError, match=r"Not one window .* leave --activation-checkpointing"):
         find(gradient, 8, False, 0, file, "a card")
@@ -126,9 +126,9 @@ def test_a_file_that_is_damaged_or_of_another_batch_is_not_believed(
 ) -> None:
     path = tmp_path / "micro_batch.json"
     path.write_text(content)
-    assert Remembered(path).cut("a card", 8) is None
-    Remembered(path).keep("a card", Cut(3, True))
-    assert Remembered(path).cut("a card", 8) == Cut(3, True)
+    assert remembered(path, "a card", 8) is None
+    remember(path, "a card", Cut(3, True))
+    assert remembered(path, "a card", 8) == Cut(3, True)
 
 
 # memory that is taken later
@@ -160,14 +160,14 @@ def test_a_processor_gets_what_is_reckoned_to_fit() -> None:
     def takes(windows: int, again: bool = False) -> float:
         return estimate_memory(spec, False, 4, Cut(windows, again)).host_bytes / GIB
 
-    assert check_memory(spec, cpu, takes(64) + 0.01).cut == Cut(64)
-    assert check_memory(spec, cpu, takes(16) + 0.01).cut == Cut(16)
+    assert check_memory(spec, cpu, takes(64) + 0.01)[1] == Cut(64)
+    assert check_memory(spec, cpu, takes(16) + 0.01)[1] == Cut(16)
     assert takes(1, True) < takes(1)
-    assert check_memory(spec, cpu, takes(1, True) + 0.001).cut == Cut(1, True)
+    assert check_memory(spec, cpu, takes(1, True) + 0.001)[1] == Cut(1, True)
     for wanted, remedy in (
         (StepChoices(32), "smaller --micro-batch"),
         (StepChoices(None, False), "leave --activation-checkpointing at auto"),
     ):
         with pytest.raises(ConfigError, match=remedy):
-            check_memory(spec, cpu, takes(1, True) + 0.001, wanted=wanted)
-    assert check_memory(spec, cpu, 64.0, wanted=StepChoices(3, True)).cut == Cut(3, True)
+            check_memory(spec, cpu, takes(1, True) + 0.001, choices=wanted)
+    assert check_memory(spec, cpu, 64.0, choices=StepChoices(3, True))[1] == Cut(3, True)
