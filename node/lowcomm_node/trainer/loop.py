@@ -58,7 +58,7 @@ class TrainerLoop:
         """``memory``: descriptor of the file that is shared with the daemon."""
         self._pipe = pipe
         self._memory = memory
-        self._boundary: queue.Queue[Callable[[], None]] = queue.Queue()
+        self._boundary: queue.Queue[Callable[[], object]] = queue.Queue()
         # One thread each: work on captures keeps its order, and states are written one by one.
         self._coder = ThreadPoolExecutor(1, "coder")
         self._writer = ThreadPoolExecutor(1, "writer")
