@@ -23,7 +23,7 @@ from lowcomm_node.net.addresses import (
     reach,
     relay_of,
 )
-from lowcomm_node.net.measuring import answer_to
+from lowcomm_node.net.ping import answer_to
 from lowcomm_node.net.tls import CREDENTIAL_KEY, Gatekeeper, pinned
 from lowcomm_protocol.errors import LowcommError, ProtocolViolation, SpecError, VersionError
 from lowcomm_protocol.identity import Identity

@@ -3,12 +3,17 @@ others.
 
     caller: Ping, Ping, ... ──► direct, then the tunnel ──► callee: Pong, Pong, ...
 
-Both sides keep to their owners' bandwidth limits.
+A rate is measured with several pings in flight: two at first, and one more for each answer. So the
+queue of a slow line stays short, and a fast line is full after a few round trips. Both sides keep
+to their owners' bandwidth limits.
 """
 
 import asyncio
+import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from statistics import median
 from time import monotonic
 from typing import Any
 
@@ -17,12 +22,12 @@ from grpc import aio
 
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
 from lowcomm_node.net.bandwidth import Bandwidth
-from lowcomm_node.net.measuring import OVERHEAD, TOO_MUCH, Speed, answer_to, measure_speed
 from lowcomm_node.net.stream import explain
 from lowcomm_node.system.quota import Allowed, Quota, prefixes_of
+from lowcomm_protocol.errors import in_words
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.messages.exchange_pb2_grpc import ExchangeStub
-from lowcomm_protocol.peers.probes import check_ping
+from lowcomm_protocol.peers.probes import MAX_CONTENT, check_ping
 from lowcomm_protocol.peers.records import PeerInfo
 
 GIVEN = Allowed(each=512_000_000, all=4_000_000_000, seconds=86_400.0)
@@ -34,6 +39,29 @@ CALL_SECONDS = 60.0
 REFUSE_DEADLINE = 5.0
 WHY_SECONDS = 2.0
 """For gRPC to report how a call ended."""
+SAMPLES = 7
+MAX_SECONDS, MAX_BYTES = 2.0, 8_000_000
+"""Of one direction; answers to pings in flight are still awaited then."""
+PIECE = 32 * 1024
+"""Bytes of content at a time."""
+FIRST_WINDOW, LAST_WINDOW = 2, 48
+"""Pings in flight."""
+ANSWER_DEADLINE = 10.0
+OVERHEAD = 256
+"""Bytes that any ping counts as beside its content: an empty one is not free."""
+_CONTENT = secrets.token_bytes(PIECE)
+"""Random, so that nothing on the way can compress it."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """The latency and rates of a line."""
+
+    round_trip: float
+    """Seconds, the median of several."""
+    up: float
+    """Bytes a second to the other end."""
+    down: float
 
 
 def match_peer(text: str, peers: Iterable[PeerInfo]) -> PeerInfo:
@@ -93,7 +121,7 @@ class Echo:
             if not self._given.take(
                 caller, len(ping.content) + ping.wanted + OVERHEAD, self._clock()
             ):
-                await _refuse(stream, TOO_MUCH)
+                await _refuse(stream, "too much was measured lately: measure again tomorrow")
                 return
             up, down = self._bandwidth.up, self._bandwidth.down
             if max(up.debt, down.debt) > BUSY_SECONDS:
@@ -104,6 +132,11 @@ class Echo:
             await down.pass_(len(ping.content))
             await up.pass_(ping.wanted)
             await stream.send(answer_to(ping))
+
+
+def answer_to(ping: pb.Ping) -> pb.Pong:
+    """The pong to a ping that was checked."""
+    return pb.Pong(content=(_CONTENT * -(-MAX_CONTENT // PIECE))[: ping.wanted])
 
 
 async def _refuse(stream: Any, reason: str) -> None:
@@ -121,13 +154,52 @@ async def _refuse(stream: Any, reason: str) -> None:
 
 
 class PingCall:
-    """The caller's side: a Carrier of pings in a gRPC call."""
+    """The caller's side, over a gRPC call. Its methods raise LinkLost, ProtocolViolation."""
 
-    def __init__(self, call: Any, bandwidth: Bandwidth) -> None:
+    def __init__(
+        self, call: Any, bandwidth: Bandwidth, clock: Callable[[], float] = monotonic
+    ) -> None:
         self._call = call
         self._bandwidth = bandwidth
+        self._clock = clock
 
-    async def send(self, ping: pb.Ping) -> None:
+    async def measure(self) -> Speed:
+        """Latency, then each direction by itself."""
+        samples = list[float]()
+        for _ in range(SAMPLES):
+            began = self._clock()
+            await self._send(pb.Ping())
+            await self._receive(0)
+            samples.append(self._clock() - began)
+        up = await self._rate(pb.Ping(content=_CONTENT))
+        return Speed(median(samples), up, await self._rate(pb.Ping(wanted=PIECE)))
+
+    async def _rate(self, ping: pb.Ping) -> float:
+        """Bytes a second of the contents of many such pings."""
+        size = len(ping.content) + ping.wanted
+        window, in_flight, asked, answered = FIRST_WINDOW, 0, 0, 0
+        began = first = self._clock()
+        while True:
+            over = self._clock() - began > MAX_SECONDS or (asked + 1) * size > MAX_BYTES
+            if over and not in_flight:
+                break
+            if not over and in_flight < window:
+                await self._send(ping)
+                in_flight += 1
+                asked += 1
+                continue
+            await self._receive(ping.wanted)
+            in_flight -= 1
+            answered += 1
+            window = min(window + 1, LAST_WINDOW)
+            if answered == 1:
+                first = self._clock()
+        # The first answer comes after the latency of the line: the rate is how fast others follow.
+        if answered > FIRST_WINDOW:
+            return (answered - 1) * size / max(self._clock() - first, 1e-6)
+        return answered * size / max(self._clock() - began, 1e-6)
+
+    async def _send(self, ping: pb.Ping) -> None:
         await self._bandwidth.up.pass_(len(ping.content))
         # Pay for the pong before asking for it, so that the measured time is the peer's alone.
         await self._bandwidth.down.pass_(ping.wanted)
@@ -136,14 +208,22 @@ class PingCall:
         except (grpc.RpcError, asyncio.InvalidStateError):
             raise LinkLost(await self._why()) from None
 
-    async def receive(self) -> pb.Pong:
+    async def _receive(self, size: int) -> None:
+        """Await a pong with ``size`` bytes of content."""
         try:
-            pong = await self._call.read()
+            async with asyncio.timeout(ANSWER_DEADLINE):
+                pong = await self._call.read()
+        except TimeoutError:
+            raise LinkLost(f"answered no ping within {ANSWER_DEADLINE:.0f} s") from None
         except grpc.RpcError:
-            raise LinkLost(await self._why()) from None
+            pong = None
         if not isinstance(pong, pb.Pong):
             raise LinkLost(await self._why())
-        return pong
+        if pong.refused:
+            raise LinkLost(in_words(pong.refused))
+        if len(pong.content) != size:
+            came = len(pong.content)
+            raise LinkLost(f"answered a ping with {came} bytes where {size} were asked for")
 
     async def _why(self) -> str:
         try:
@@ -162,7 +242,7 @@ async def measure_channel(
     """Latency and rates over a connected channel. Raises LinkLost, ProtocolViolation."""
     call = ExchangeStub(channel).Ping(metadata=metadata, timeout=CALL_SECONDS)
     try:
-        speed = await measure_speed(PingCall(call, bandwidth))
+        speed = await PingCall(call, bandwidth).measure()
         await call.done_writing()
         return speed
     except (grpc.RpcError, asyncio.InvalidStateError):

@@ -12,9 +12,9 @@ from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
 from helpers.tunnelling import End, ends, soon
 from helpers.wire import new_certificate
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
-from lowcomm_node.net import measuring
+from lowcomm_node.net import ping
 from lowcomm_node.net.bandwidth import Bandwidth
-from lowcomm_node.net.ping import MAX_AT_ONCE, Echo, match_peer
+from lowcomm_node.net.ping import MAX_AT_ONCE, Echo, PingCall, match_peer
 from lowcomm_node.system.quota import Allowed
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.identity import Identity
@@ -37,7 +37,7 @@ async def pair(echo: Echo | None = None) -> AsyncIterator[tuple[End, End]]:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measuring, "MAX_BYTES", 1_000_000)
+    monkeypatch.setattr(ping, "MAX_BYTES", 1_000_000)
 
 
 def reachable(end: End) -> Any:
@@ -51,10 +51,10 @@ async def test_each_route_is_measured_by_itself():
         assert direct.route == f"direct 127.0.0.1:{bob.port}" and tunnel.route == "punched"
         for route in (direct, tunnel):
             assert route.up > 0 and route.down > 0 and route.round_trip > 0 and not route.reason
-        assert here.up.total == there.down.total >= 2 * 2 * measuring.PIECE, (
+        assert here.up.total == there.down.total >= 2 * 2 * ping.PIECE, (
             "each route has carried contents"
         )
-        assert here.down.total == there.up.total >= 2 * 2 * measuring.PIECE
+        assert here.down.total == there.up.total >= 2 * 2 * ping.PIECE
         assert ada.channels.describe(bob.peer_id).route is None, (
             "a ping leaves the routes of exchanges alone"
         )
@@ -80,8 +80,8 @@ class Endless:
 
     place = ""
 
-    def __init__(self, ping: pb.Ping, count: int = 10**6) -> None:
-        self.ping, self.left, self.answered = ping, count, 0
+    def __init__(self, asked: pb.Ping, count: int = 10**6) -> None:
+        self.ping, self.left, self.answered = asked, count, 0
         self.refused = ""
 
     async def receive(self) -> pb.Ping | None:
@@ -102,7 +102,7 @@ async def test_a_peer_gets_its_bytes_a_day_and_no_more():
     caller = Endless(pb.Ping(wanted=1000))
     await echo.answer("a", caller)
     assert "tomorrow" in caller.refused
-    assert caller.answered == 100_000 // (1000 + measuring.OVERHEAD)
+    assert caller.answered == 100_000 // (1000 + ping.OVERHEAD)
     for peer, later in (("b", 0.0), ("a", 86_400.0)):
         now[0] += later
         again = Endless(pb.Ping(wanted=1000), 5)
@@ -110,10 +110,10 @@ async def test_a_peer_gets_its_bytes_a_day_and_no_more():
         assert again.answered == 5
 
 
-@pytest.mark.parametrize("ping", [pb.Ping(wanted=2**31), pb.Ping(content=bytes(70_000))])
-async def test_a_ping_that_is_too_large_is_a_violation(ping: pb.Ping):
+@pytest.mark.parametrize("large", [pb.Ping(wanted=2**31), pb.Ping(content=bytes(70_000))])
+async def test_a_ping_that_is_too_large_is_a_violation(large: pb.Ping):
     with pytest.raises(ProtocolViolation, match="sent a ping of"):
-        await Echo().answer("a", Endless(ping))
+        await Echo().answer("a", Endless(large))
 
 
 async def test_few_pings_are_answered_at_once_and_one_of_a_peer():
@@ -131,13 +131,13 @@ async def test_few_pings_are_answered_at_once_and_one_of_a_peer():
 
 async def test_who_answers_with_less_than_was_asked_for_is_not_measured():
     class Liar:
-        async def send(self, ping: pb.Ping) -> None: ...
+        async def write(self, message: pb.Ping) -> None: ...
 
-        async def receive(self) -> pb.Pong:
+        async def read(self) -> pb.Pong:
             return pb.Pong(content=b"x")
 
     with pytest.raises(LinkLost, match="1 bytes where 0"):
-        await measuring.measure_round_trip(Liar())
+        await PingCall(Liar(), Bandwidth()).measure()
 
 
 def test_a_peer_is_named_by_its_id_its_beginning_or_its_end():
