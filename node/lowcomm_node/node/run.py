@@ -335,7 +335,7 @@ class Run:
         self.endpoint.on_sign_of_life(membership.sign_of_life)
         own_record = peers_key(self.signed.run_id), self._peer_id
         entry.rejoin.publish_with(membership.republish, own_record)
-        entry.rejoin.on_move(self._move)
+        entry.rejoin.on_move = self._move
         self._admission.amending.on_news = self._hear_amendments
         warn = board.warning(WarningCode.DEFECT)
         works = [

@@ -28,7 +28,6 @@ from lowcomm_node.swarm.watchdog import (
     EntryPointAnswers,
     EntryPointSilent,
     SwarmConnected,
-    SwarmLooking,
     SwarmLost,
     SwarmUnlisted,
 )
@@ -133,7 +132,6 @@ class OtherEvent(Event):
 KINDS: tuple[type[Event], ...] = (
     PhaseEntered,
     Warned,
-    SwarmLooking,
     SwarmConnected,
     SwarmLost,
     SwarmUnlisted,

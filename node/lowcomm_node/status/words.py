@@ -24,7 +24,6 @@ from lowcomm_node.swarm.watchdog import (
     EntryPointAnswers,
     EntryPointSilent,
     SwarmConnected,
-    SwarmLooking,
     SwarmLost,
     SwarmUnlisted,
 )
@@ -186,7 +185,7 @@ def _words(event: Event) -> str | None:
             return f"{event.address} does not answer: {event.reason}"
         case SwarmConnected():
             return "in the swarm"
-        case SwarmLost(reason=reason) | SwarmLooking(reason=reason) | SwarmUnlisted(reason=reason):
+        case SwarmLost(reason=reason) | SwarmUnlisted(reason=reason):
             return f"not in the swarm: {reason}"
         case _:
             return " ".join(

@@ -1,5 +1,5 @@
-"""Decides whether this node is in its swarm, and what to do if not. No I/O, no clock: time
-(seconds, monotonic) and observations are arguments.
+"""Decides whether this node is in its swarm, and what to do if not. No I/O: the clock (seconds,
+monotonic) and observations are arguments.
 
     LOOKING ── a peer answers ──► CONNECTED ── none answers any more ──► LOST ── a peer answers ──►
     CONNECTED
@@ -21,9 +21,10 @@ remembered.
   p2pd dials at once.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from time import monotonic
 from typing import ClassVar
 
 from lowcomm_node.system.logs import Event
@@ -128,15 +129,6 @@ class EntryPointSilent(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SwarmLooking(Event):
-    """The node looks for its swarm."""
-
-    wire_name: ClassVar[str] = "swarm.looking"
-    reason: str | None
-    """Why the node is not in the swarm."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class SwarmConnected(Event):
     """The node is in its swarm."""
 
@@ -186,7 +178,7 @@ class Watch:
     """Seconds until the next look."""
 
 
-@dataclass
+@dataclass(eq=False)
 class EntryPointState:
     """What is known of an entry point."""
 
@@ -219,48 +211,49 @@ class Watchdog:
 
     def __init__(
         self,
-        now: float,
         named: Mapping[str, Sequence[str]],
         remembered: Mapping[str, Sequence[str]],
         restarts: bool = True,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         """``named``, ``remembered``: addresses by peer id, best first; ``restarts``: p2pd may be
         restarted."""
         self._restarts = restarts
+        self._clock = clock
         self.entries: dict[str, EntryPointState] = {}
-        self._quiet_since = self._since = now
+        self._quiet_since = self._since = self._read_due = self._restarted = clock()
         self._ever_connected = False
         self._unheld = 0
         """Checks in a row that did not find our record at others."""
-        self._read_due = now
         self._must_publish = False
         self._restart_after = RESTART_AFTER
         self._is_cut = False
         """Whether an address of ours is gone since p2pd was started."""
-        self._restarted = now
         self._ours: frozenset[str] | None = None
         for is_named, entries in ((True, named), (False, remembered)):
             for peer_id, addresses in entries.items():
-                self.learned(peer_id, addresses, now, is_named)
+                self.learned(peer_id, addresses, is_named)
 
     # what was seen
 
-    def learned(
-        self, peer_id: str, addresses: Sequence[str], now: float, named: bool = False
-    ) -> None:
+    def learned(self, peer_id: str, addresses: Sequence[str], named: bool = False) -> None:
         """Note where a peer can be dialed."""
+        if not addresses:
+            return
         entry = self.entries.get(peer_id)
         if entry is None:
             given = tuple(addresses) if named else ()
-            entry = self.entries[peer_id] = EntryPointState(peer_id, named, given, seen=now)
-            others = [one for one in self.entries.values() if not one.named and one is not entry]
+            entry = EntryPointState(peer_id, named, given, seen=self._clock())
+            others = [other for other in self.entries.values() if not other.named]
+            self.entries[peer_id] = entry
             if len(self.entries) > MAX_ENTRY_POINTS and others:
-                del self.entries[min(others, key=lambda one: (one.answers, one.seen)).peer_id]
+                del self.entries[min(others, key=lambda old: (old.answers, old.seen)).peer_id]
         # The owner's addresses stay in front; of the others the newest are kept.
         entry.addresses = tuple(dict.fromkeys((*entry.given, *addresses)))[:MAX_ADDRESSES]
 
-    def listed(self, peer_ids: Collection[str], now: float) -> None:
+    def listed(self, peer_ids: Collection[str]) -> None:
         """Note the peers that the DHT lists now."""
+        now = self._clock()
         for entry in self.entries.values():
             if entry.peer_id in peer_ids:
                 entry.seen, entry.missing = now, False
@@ -275,13 +268,13 @@ class Watchdog:
         if (entry := self.entries.get(peer_id)) is not None and not entry.named:
             del self.entries[peer_id]
 
-    def answered(self, peer_id: str, now: float, at: str = "") -> None:
+    def answered(self, peer_id: str, at: str = "") -> None:
         """Note an answer of an entry point; ``at``: the address, if it is known."""
-        entry = self.entries.get(peer_id)
+        entry, now = self.entries.get(peer_id), self._clock()
         if entry is None:
             return
         self._must_publish |= not entry.answers
-        if not self.is_connected(now):
+        if not self.connected:
             self._since = now
         entry.answers, entry.answered, entry.failures, entry.reason = True, now, 0, ""
         entry.at, entry.due, entry.seen, entry.missing = at, now + HEARTBEAT, now, False
@@ -289,29 +282,25 @@ class Watchdog:
         self._ever_connected = True
         self._restart_after = RESTART_AFTER
 
-    def silent(self, peer_id: str, reason: str, now: float) -> None:
+    def silent(self, peer_id: str, reason: str) -> None:
         """Note that an entry point did not answer."""
-        entry = self.entries.get(peer_id)
-        if entry is None:
+        if (entry := self.entries.get(peer_id)) is None:
             return
         entry.answers, entry.reason = False, reason
-        aside = not entry.named and self.is_connected(now)
-        longest = LONGEST_ASIDE if aside else LONGEST_PAUSE
-        entry.due = now + min(FIRST_PAUSE * 2 ** min(entry.failures, 20), longest)
+        longest = LONGEST_ASIDE if not entry.named and self.connected else LONGEST_PAUSE
+        entry.due = self._clock() + min(FIRST_PAUSE * 2 ** min(entry.failures, 20), longest)
         entry.failures += 1
 
-    def read_back(self, held: bool, now: float) -> None:
+    def read_back(self, held: bool) -> None:
         """Note whether others have our record."""
         self._unheld = 0 if held else self._unheld + 1
         self._must_publish |= not held
         if self._unheld == UNLISTED_AFTER:
-            self._since = now
+            self._since = now = self._clock()
             for entry in self.entries.values():
                 entry.due = min(entry.due, now)
 
-    def own_addresses(
-        self, addresses: Collection[str], now: float, held: Collection[str] = ()
-    ) -> bool:
+    def own_addresses(self, addresses: Collection[str], held: Collection[str] = ()) -> bool:
         """Update the addresses of this machine. Returns whether they have changed.
 
         ``held``: addresses that still exist, but are not used for new connections.
@@ -322,62 +311,66 @@ class Watchdog:
         # An additional address breaks no connection.
         self._is_cut |= bool(before - self._ours - set(held))
         self._must_publish = True
-        self._restarted = now
-        for entry in self.entries.values():
-            entry.due, entry.failures = now, 0
+        self._try_all()
         return True
 
-    def restarted(self, now: float) -> None:
+    def restarted(self) -> None:
         """Note that p2pd was restarted."""
-        self._restarted = now
         if not self._is_cut:
             self._restart_after = min(2 * self._restart_after, LONGEST_RESTART)
         self._is_cut = False
-        for entry in self.entries.values():
-            entry.due, entry.failures = now, 0
+        self._try_all()
 
     def published(self) -> None:
         """Note that our records were published."""
         self._must_publish = False
 
+    def _try_all(self) -> None:
+        self._restarted = now = self._clock()
+        for entry in self.entries.values():
+            entry.due, entry.failures = now, 0
+
     # what follows
 
-    def is_connected(self, now: float) -> bool:
+    @property
+    def connected(self) -> bool:
         """Whether any entry point answers."""
-        return any(
-            entry.answers and now - entry.answered < LOST_AFTER for entry in self.entries.values()
-        )
+        since = self._clock() - LOST_AFTER
+        return any(entry.answers and entry.answered > since for entry in self.entries.values())
 
-    def must_publish(self, now: float) -> bool:
+    @property
+    def must_publish(self) -> bool:
         """Whether others may lack our records, and can be reached."""
-        return self._must_publish and self.is_connected(now)
+        return self._must_publish and self.connected
 
-    def plan(self, now: float, isolated: bool = False) -> Watch:
+    def plan(self, isolated: bool = False) -> Watch:
         """What to do now; ``isolated``: p2pd has no connection at all."""
-        connected = self.is_connected(now)
+        now, connected = self._clock(), self.connected
         is_long = now - max(self._quiet_since, self._restarted) >= self._restart_after
         is_needed = self._is_cut or (not connected and isolated and is_long)
         restart = self._restarts and bool(self.entries) and is_needed
-        knock = {entry.peer_id: entry.addresses for entry in self._due(now)} if not restart else {}
+        knock = {entry.peer_id: entry.addresses for entry in self._due()} if not restart else {}
         read_back = connected and now >= self._read_due
         if read_back:
             self._read_due = now + READ_BACK
-        dues = (entry.due for entry in self.entries.values() if self._is_wanted(entry, now))
+        dues = (entry.due for entry in self.entries.values() if self._is_wanted(entry))
         ahead = max(1.0, min(dues, default=now + HEARTBEAT) - now)
         wait = FIRST_PAUSE if knock else min(ahead, HEARTBEAT / 2)
         return Watch(knock=knock, restart=restart, read_back=read_back, wait=wait)
 
-    def state(self, now: float) -> SwarmState:
+    @property
+    def state(self) -> SwarmState:
         """Our state in the swarm."""
-        if not self.is_connected(now):
+        if not self.connected:
             return SwarmState.LOST if self._ever_connected else SwarmState.LOOKING
         is_listed = self._unheld < UNLISTED_AFTER
         return SwarmState.CONNECTED if is_listed else SwarmState.UNLISTED
 
-    def reason(self, now: float) -> str | None:
+    @property
+    def reason(self) -> str | None:
         """Why we are not in the swarm, and when we try again; None if we are, or know no entry
         point."""
-        state = self.state(now)
+        state, now = self.state, self._clock()
         if state is SwarmState.CONNECTED or (state is SwarmState.LOOKING and not self.entries):
             return None
         if state is SwarmState.UNLISTED:
@@ -392,25 +385,24 @@ class Watchdog:
             quiet = f"no peer answers for {now - self._quiet_since:.0f} s"
         if not tried:
             return quiet
-        reasons = "; ".join(
-            f"{next(iter(entry.addresses), entry.peer_id)}: {entry.reason}" for entry in tried[:3]
-        )
+        reasons = "; ".join(f"{entry.addresses[0]}: {entry.reason}" for entry in tried[:3])
         more = f" and {len(tried) - 3} more" if len(tried) > 3 else ""
-        ahead = max(0.0, min(entry.due for entry in entries if self._is_wanted(entry, now)) - now)
+        ahead = max(0.0, min(entry.due for entry in entries if self._is_wanted(entry)) - now)
         return f"{quiet}: {reasons}{more}; next attempt in {ahead:.0f} s"
 
-    def describe(self, now: float) -> SwarmStatus:
+    def unanswered(self) -> str:
+        """The entry points that do not answer, and why."""
+        silent = [entry for entry in self._shown() if entry.reason]
+        reasons = "; ".join(f"{entry.place} ({entry.reason})" for entry in silent[:8])
+        return reasons or "any address"
+
+    def describe(self) -> SwarmStatus:
         """State, since when, why, and the entry points named or tried, for ``status``."""
-        shown = [
-            entry
-            for entry in self.entries.values()
-            if entry.named or entry.failures or self._is_wanted(entry, now)
-        ]
-        shown.sort(key=lambda entry: (not entry.named, not entry.answers))
+        now = self._clock()
         return SwarmStatus(
-            state=self.state(now).value,
-            seconds=now - (self._since if self.is_connected(now) else self._quiet_since),
-            reason=self.reason(now),
+            state=self.state.value,
+            seconds=now - (self._since if self.connected else self._quiet_since),
+            reason=self.reason,
             doors=tuple(
                 EntryPointStatus(
                     peer_id=entry.peer_id,
@@ -418,25 +410,32 @@ class Watchdog:
                     named=entry.named,
                     answers=entry.answers,
                     reason=entry.reason or None,
-                    next_attempt=max(0.0, entry.due - now) if self._is_wanted(entry, now) else None,
+                    next_attempt=max(0.0, entry.due - now) if self._is_wanted(entry) else None,
                 )
-                for entry in shown[:MAX_SHOWN]
+                for entry in self._shown()
             ),
         )
 
-    def _due(self, now: float) -> list[EntryPointState]:
-        due = [
+    def _shown(self) -> list[EntryPointState]:
+        shown = [
             entry
             for entry in self.entries.values()
-            if entry.due <= now and self._is_wanted(entry, now)
+            if entry.named or entry.failures or self._is_wanted(entry)
+        ]
+        return sorted(shown, key=lambda entry: (not entry.named, not entry.answers))[:MAX_SHOWN]
+
+    def _due(self) -> list[EntryPointState]:
+        now = self._clock()
+        due = [
+            entry for entry in self.entries.values() if entry.due <= now and self._is_wanted(entry)
         ]
         # First those that answer, to keep them alive; then those missed, then the least tried,
         # newest first.
-        due.sort(key=lambda one: (not one.answers, not one.missing, one.failures, -one.seen))
+        due.sort(key=lambda it: (not it.answers, not it.missing, it.failures, -it.seen))
         others = [entry for entry in due if not entry.named]
         return [*(entry for entry in due if entry.named), *others[:AT_ONCE]]
 
-    def _is_wanted(self, entry: EntryPointState, now: float) -> bool:
+    def _is_wanted(self, entry: EntryPointState) -> bool:
         if entry.named or entry.missing or self._unheld >= UNLISTED_AFTER:
             return True
         up = [other for other in self.entries.values() if other.answers]

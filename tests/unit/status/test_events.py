@@ -28,7 +28,6 @@ KEYS = {
     "resumed": "",
     "saving-again": "",
     "contributed": "steps tokens exchanges bytes_sent checkpoint",
-    "swarm.looking": "reason",
     "swarm.connected": "reason",
     "swarm.lost": "reason",
     "swarm.unlisted": "reason",

@@ -64,7 +64,7 @@ class Node:
             withdraw=self.warnings.clear,
         )
         self.rejoin.publish_with(self._publish, None)
-        self.rejoin.on_move(self._move)
+        self.rejoin.on_move = self._move
 
     async def _publish(self) -> None:
         self.published += 1

@@ -33,29 +33,31 @@ class World:
         self.knocks: list[tuple[float, str]] = []
         self.published: list[float] = []
         self.restarts: list[float] = []
-        self.dog = Watchdog(self.now, _entries(named), _entries(remembered), **options)
+        self.dog = Watchdog(
+            _entries(named), _entries(remembered), clock=lambda: self.now, **options
+        )
 
     def step(self) -> Watch:
         """One round of what a lifeline does."""
-        plan = self.dog.plan(self.now, self.isolated)
+        plan = self.dog.plan(self.isolated)
         if plan.restart:
             self.restarts.append(self.now)
-            self.dog.restarted(self.now)
+            self.dog.restarted()
             self.now += 0.1
             return plan
         for peer_id in plan.knock:
             self.knocks.append((self.now, peer_id))
             if peer_id in self.open:
-                self.dog.answered(peer_id, self.now)
+                self.dog.answered(peer_id)
             else:
-                self.dog.silent(peer_id, "connection refused", self.now)
-        if self.dog.must_publish(self.now):
+                self.dog.silent(peer_id, "connection refused")
+        if self.dog.must_publish:
             self.published.append(self.now)
             self.dog.published()
         if plan.read_back:
-            self.dog.read_back(self.held, self.now)
+            self.dog.read_back(self.held)
         if self.listed is not None:
-            self.dog.listed(self.listed, self.now)
+            self.dog.listed(self.listed)
         assert 0 < plan.wait <= HEARTBEAT
         self.now += plan.wait
         return plan
@@ -68,7 +70,7 @@ class World:
 
     @property
     def state(self) -> SwarmState:
-        return self.dog.state(self.now)
+        return self.dog.state
 
     def knocked(self, peer_id: str, since: float = 0.0) -> list[float]:
         return [at for at, entry in self.knocks if entry == peer_id and at >= since]
@@ -83,9 +85,9 @@ def test_of_several_entry_points_one_that_answers_suffices_and_the_others_are_na
     world.open = {"alive"}
     world.step()
     assert world.state is SwarmState.CONNECTED
-    assert world.dog.reason(world.now) is None
+    assert world.dog.reason is None
     world.run(120)
-    told = {entry.peer_id: entry for entry in world.dog.describe(world.now).doors}
+    told = {entry.peer_id: entry for entry in world.dog.describe().doors}
     assert told["alive"].answers and told["alive"].reason is None
     assert not told["dead"].answers and told["dead"].reason == "connection refused"
     assert 0 <= told["dead"].next_attempt <= LONGEST_PAUSE
@@ -95,9 +97,7 @@ def test_of_several_entry_points_one_that_answers_suffices_and_the_others_are_na
     assert max(pauses) <= LONGEST_PAUSE + HEARTBEAT
     world.open = {"alive", "dead"}
     world.run(LONGEST_PAUSE + 10)
-    assert next(
-        entry for entry in world.dog.describe(world.now).doors if entry.peer_id == "dead"
-    ).answers
+    assert next(entry for entry in world.dog.describe().doors if entry.peer_id == "dead").answers
 
 
 def test_when_all_named_entry_points_are_dead_remembered_ones_are_tried_a_few_at_a_time() -> None:
@@ -115,7 +115,7 @@ def test_a_peer_that_the_dht_lost_is_knocked_at_and_one_that_said_goodbye_is_not
     world.open = {"a", "b", "other", "gone"}
     world.step()
     for peer in ("other", "gone"):
-        world.dog.learned(peer, (ADDRESS + peer,), world.now)
+        world.dog.learned(peer, (ADDRESS + peer,))
     world.listed = {"other", "gone"}
     world.run(60)
     assert not world.knocked("other"), "two named doors answer: nobody else is bothered"
@@ -135,7 +135,7 @@ def test_others_that_answer_but_do_not_have_our_record_are_a_split() -> None:
     world.held = False
     world.run(3 * READ_BACK)
     assert world.state is SwarmState.UNLISTED
-    assert "do not list us" in (world.dog.reason(world.now) or "")
+    assert "do not list us" in (world.dog.reason or "")
     assert len(world.knocked("other")) > 1, "whoever we know may bring the halves together"
     assert len(world.published) > 1
     world.held = True
@@ -164,7 +164,7 @@ def test_a_peer_can_not_replace_the_addresses_that_the_owner_gave() -> None:
     world = World(("boot",))
     for number in range(9):
         newest = f"/ip4/192.0.2.{number}/tcp/9/p2p/boot"
-        world.dog.learned("boot", (newest,), world.now)
+        world.dog.learned("boot", (newest,))
     assert world.dog.entries["boot"].addresses == (ADDRESS + "boot", newest), (
         "the newest beside them"
     )
@@ -194,7 +194,7 @@ def test_whatever_happens_it_rejoins_within_two_minutes_once_an_entry_point_answ
             case "isolate":
                 world.isolated = not world.isolated
             case "move":
-                world.dog.own_addresses({f"192.0.2.{number}"}, world.now)
+                world.dog.own_addresses({f"192.0.2.{number}"})
             case _:
                 world.dog.left("peer")
         world.run(seconds)
@@ -206,4 +206,4 @@ def test_whatever_happens_it_rejoins_within_two_minutes_once_an_entry_point_answ
     assert len(world.published) == len([at for at in world.published if at < quiet]), (
         "and then it is quiet"
     )
-    assert world.dog.reason(world.now) is None
+    assert world.dog.reason is None
