@@ -29,7 +29,7 @@ from typing import Any
 import kit
 import uvloop
 
-from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
+from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.net.bandwidth import Bandwidth, BandwidthLimit, flow_options
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.congestion import CongestionWatch
@@ -83,7 +83,7 @@ class Node:
         key = folder / f"{name}.key"
         self.identity = load_or_create_identity(key)
         settings = DhtSettings(listen=listen, punching=False)
-        self.discovery = HivemindDiscovery(self.identity, key, settings)
+        self.discovery = Discovery(self.identity, key, settings)
         self.pipes = Pipes(self.discovery, RUN)
         self.gatekeeper = Gatekeeper(self.identity, RUN, time)
         self.certificate = make_certificate()
@@ -101,7 +101,7 @@ class Node:
         self.port = await self.server.start("127.0.0.1", 0)
         if tunnel:
             await self.discovery.start()
-            await self.discovery.check_connection()
+            await self.discovery.revive()
             await self.pipes.serve(lambda: self.server.local)
 
     async def close(self) -> None:

@@ -14,7 +14,7 @@ from time import monotonic, time
 from typing import Any, Protocol
 
 from lowcomm_bootstrap.registry import Registry
-from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, peers_key
 from lowcomm_node.errors import NodeError
 from lowcomm_node.swarm.rejoin import Rejoin

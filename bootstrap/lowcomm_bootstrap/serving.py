@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from lowcomm_bootstrap.health import SignOfLife
 from lowcomm_bootstrap.registry import Registry
 from lowcomm_bootstrap.server import BootstrapServer
-from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
+from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.net.p2pd import RelayLimits, listeners, numeric
 from lowcomm_node.storage.files import HomeLock, load_or_create_identity
@@ -68,7 +68,7 @@ async def _serve(settings: ServeSettings) -> int:
         for file in settings.runs:
             registry.add(read_run(file, identity), own=True)
         host = numeric(settings.host)
-        discovery = HivemindDiscovery(
+        discovery = Discovery(
             identity,
             settings.home / "identity.key",
             DhtSettings(

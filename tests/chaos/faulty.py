@@ -71,13 +71,13 @@ class Injection:
 
     def wrap_daemon(self) -> None:
         """The daemon's boundaries."""
-        from lowcomm_node.dht.hivemind import HivemindDiscovery
+        from lowcomm_node.dht.hivemind import Discovery
         from lowcomm_node.errors import LinkLost
         from lowcomm_node.net.channels import Channels
         from lowcomm_node.net.stream import CalleeStream, CallerStream
 
-        HivemindDiscovery.publish = self._wrap_publish(HivemindDiscovery.publish)
-        HivemindDiscovery.lookup = self._wrap_lookup(HivemindDiscovery.lookup)
+        Discovery.publish = self._wrap_publish(Discovery.publish)
+        Discovery.lookup = self._wrap_lookup(Discovery.lookup)
         Channels.stub = self._wrap_stub(Channels.stub, LinkLost)
         for stream in (CallerStream, CalleeStream):
             stream.send = self._wrap_send(stream.send)

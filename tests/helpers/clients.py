@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from time import monotonic, time
 
-from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
+from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_node.swarm import watchdog
@@ -21,7 +21,7 @@ AT_ONCE = 4
 """Clients that start together."""
 
 
-class Client(HivemindDiscovery):
+class Client(Discovery):
     """One of them."""
 
     def __init__(self, home: Path, doors: Sequence[str], run_id: str, seconds: float) -> None:

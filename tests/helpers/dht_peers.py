@@ -6,8 +6,9 @@ from pathlib import Path
 from time import time
 from typing import Any
 
-from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
+from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.dht.keys import peers_key
+from lowcomm_node.net.addresses import by_peer
 from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.peers.records import PeerInfo, Phase, write_record
@@ -32,7 +33,7 @@ def record_of(peer: Identity, life: float = 60.0, step: int = 0) -> bytes:
     )
 
 
-class Peer(HivemindDiscovery):
+class Peer(Discovery):
     """A DHT peer with a home of its own."""
 
     def __init__(
@@ -57,6 +58,12 @@ class Peer(HivemindDiscovery):
     async def tell(self, life: float = 60.0, step: int = 0) -> bool:
         """Publish a record of ours."""
         return await self.publish(KEY, self.peer_id, record_of(self.identity, life, step), life)
+
+    async def check_connection(self) -> int:
+        """Have p2pd run, and knock at the owner's entry points: the DHT peers known then."""
+        if await self.revive():
+            await self.knock(by_peer([str(entry) for entry in self._entry_points.named]))
+        return self.known_peers()
 
     async def sees(self) -> set[str]:
         """The peers of the run, as the DHT tells."""

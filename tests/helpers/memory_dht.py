@@ -4,8 +4,8 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from lowcomm_node.dht.interface import MAX_CLOCK_OFFSET, Knock, check_size
-from lowcomm_node.dht.keys import MAX_LIFE, Provenance, Provenances, pack, unpack
+from lowcomm_node.dht.hivemind import MAX_CLOCK_OFFSET, Knock
+from lowcomm_node.dht.keys import MAX_LIFE, Provenance, Provenances, check_size, pack, unpack
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.control import OpenStream, TakeStream
 from lowcomm_node.net.targets import Targets
@@ -81,9 +81,6 @@ class MemoryDiscovery:
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
         pass
-
-    async def check_connection(self) -> int:
-        return self.known_peers()
 
     async def knock(self, entry_points: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
         there = self._network.peers - {self.peer_id}

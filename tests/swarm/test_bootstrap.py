@@ -25,7 +25,7 @@ from helpers.processes import (
 )
 from helpers.waiting import until, until_async
 from lowcomm_bootstrap.registry import Registry
-from lowcomm_node.dht.hivemind import HivemindDiscovery
+from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.system.command import ending_signals
 from lowcomm_protocol.identity import Identity, identity_from_libp2p
@@ -44,7 +44,7 @@ async def start(swarm: Swarm, *arguments: str) -> Process:
     return await asyncio.to_thread(swarm.bootstrap, *arguments)
 
 
-async def until_published(peer: HivemindDiscovery, *runs: SignedRun) -> None:
+async def until_published(peer: Discovery, *runs: SignedRun) -> None:
     wanted = {run.run_id for run in runs}
 
     async def published() -> bool:

@@ -11,9 +11,10 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, Protocol, TypeVar
 
-from lowcomm_node.dht.interface import Discovery, by_peer
+from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, amendments_key, removals_key
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers, NotRunning, Unhealthy
+from lowcomm_node.net.addresses import by_peer
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import ephemeral_identity, read_small, write_atomic
 from lowcomm_node.swarm.admission import AMENDMENTS_LIFE, REMOVALS_LIFE, newest_removals

@@ -33,8 +33,7 @@ from typing import Any
 
 from cachetools import TTLCache
 
-from lowcomm_node.dht.interface import MAX_VALUE
-from lowcomm_node.dht.keys import MAX_LIFE, Provenance, Provenances
+from lowcomm_node.dht.keys import MAX_LIFE, MAX_VALUE, Provenance, Provenances
 from lowcomm_node.dht.records import SEARCHED
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import place_in

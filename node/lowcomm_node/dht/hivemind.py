@@ -9,8 +9,6 @@ or optimizers.
     revive             restart p2pd if it died; refresh our addresses; keep places at relays, so
                        that others reach us behind a NAT. ``Rejoin`` calls this and knocks,
                        periodically
-    check_connection   the same at once, for the doctor: revive, knock at the entry points, and at
-                       peers' if those are dead
     connect            to a peer, at its addresses and through our entry points as relays, whichever
                        works first; over a relay, hole punching is tried
 """
@@ -25,21 +23,15 @@ from typing import Any
 
 from cachetools import LRUCache, TTLCache
 
-from lowcomm_node.dht.interface import (
-    MAX_CLOCK_OFFSET,
-    Knock,
-    by_peer,
-    check_clock,
-    nobody_answers,
-)
 from lowcomm_node.dht.keys import Provenances
 from lowcomm_node.dht.records import DhtRecords, place_of_key
-from lowcomm_node.errors import LinkLost, NodeError, NoPeers, PortInUse
+from lowcomm_node.errors import LinkLost, NodeError, NoPeers, PortInUse, Unhealthy
 from lowcomm_node.net.addresses import (
     MAX_DIALED,
     EntryPoint,
     EntryPoints,
     also_over_quic,
+    by_peer,
     leading_to,
     relay_of,
 )
@@ -68,6 +60,9 @@ from lowcomm_node.system.logs import log
 from lowcomm_protocol.errors import Refusals
 from lowcomm_protocol.identity import Identity
 
+MAX_CLOCK_OFFSET = 3.0
+"""Seconds. Records live for seconds to minutes: with a larger offset they seem expired, or not
+issued yet."""
 MAX_REASONS = 256
 """Peers whose connection errors we remember."""
 BAN_SECONDS, MAX_BANNED = 10.0, 8192
@@ -75,6 +70,16 @@ BAN_SECONDS, MAX_BANNED = 10.0, 8192
 ignored for hours."""
 ANSWERED_SECONDS, MAX_ANSWERED = 3600.0, 8192
 """For how long an answer counts: the longest life of a record."""
+
+
+@dataclass(frozen=True)
+class Knock:
+    """The result of connecting to a DHT peer and pinging it."""
+
+    reason: str | None
+    """Why it failed; None: the peer answered."""
+    ahead: float = 0.0
+    """Seconds that its clock is ahead of ours; 0 within the call's duration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,8 +108,8 @@ class DhtSettings:
     """False: we carry nothing for others, where ``relay`` says nothing."""
 
 
-class HivemindDiscovery(DhtRecords):
-    """A peer of the DHT."""
+class Discovery(DhtRecords):
+    """A peer of the DHT, and its streams to others (``control.Streams``)."""
 
     def __init__(
         self,
@@ -154,7 +159,7 @@ class HivemindDiscovery(DhtRecords):
             entries = tuple(self._entry_points)
             async with self._opening:
                 await self._open(self._listen)
-            knocks = await self._knock_at(entries)
+            knocks = await self.knock(by_peer([str(entry) for entry in entries]))
             if (
                 entries
                 and self._settings.require_peers
@@ -176,52 +181,40 @@ class HivemindDiscovery(DhtRecords):
             raise
 
     def answered(self, peer_id: str) -> None:
+        """A peer has answered us, or called and authenticated: its records come first."""
         self._answered_peers[peer_id] = True
 
     def proved(self, key: str) -> frozenset[str]:
+        """The peers under a key that stored their record here themselves, or have answered."""
         if self.node is None:
             return frozenset()
         return self.node.protocol.storage.proved(place_of_key(key))
 
     def origin(self, key: str, subkey: str) -> str:
+        """The address from which a record was stored here, or its relay; empty if unknown."""
         if self.node is None:
             return ""
         return self.node.protocol.storage.origin(place_of_key(key), subkey)
 
     def addresses(self) -> tuple[str, ...]:
+        """Our own multiaddresses, good for another node's ``--peers``."""
         return self._reachability.addresses()
 
     def add_entry_points(self, addresses: Sequence[str]) -> None:
+        """Remember addresses to try when the others do not answer; malformed ones are skipped."""
         self._entry_points.add(addresses)
 
-    async def check_connection(self) -> int:
-        """Find lost entry points again. Never raises: the next call tries again."""
-        try:
-            if not await self.revive():
-                return 0
-            knocks = await self._knock_at(self._entry_points.named)
-            if all(knock.reason for knock in knocks.values()) and not self.known_peers():
-                knocks = await self._knock_at(self._entry_points.learned)
-            check_clock(knocks, self.max_clock_offset)
-            if not all(knock.reason for knock in knocks.values()):
-                await self.find_neighbours()
-        except NodeError as error:
-            log.warning("dht.trouble", reason=str(error))
-        return self.known_peers()
-
     async def knock(self, entry_points: Mapping[str, Sequence[str]]) -> dict[str, Knock]:
-        alone, wanted = (
-            not self.known_peers(),
-            {peer: leading_to(peer, texts) for peer, texts in entry_points.items()},
-        )
-        knocks = await asyncio.gather(
-            *(self._knock(peer, entries) for peer, entries in wanted.items())
-        )
+        """Connect to peers at the given addresses, and have them know us. Never raises."""
+        alone = not self.known_peers()
+        calls = (self._knock(peer, leading_to(peer, at)) for peer, at in entry_points.items())
+        knocks = await asyncio.gather(*calls)
         if alone and any(knock.reason is None for knock in knocks):
             await wait_routing(self._p2p)
-        return dict(zip(wanted, knocks, strict=True))
+        return dict(zip(entry_points, knocks, strict=True))
 
     async def revive(self) -> bool:
+        """Restart p2pd if it has died, and refresh our addresses. Returns whether it works."""
         try:
             async with self._opening:
                 if self._daemon is None or not self._daemon.running:
@@ -236,6 +229,7 @@ class HivemindDiscovery(DhtRecords):
         return True
 
     async def restart(self) -> bool:
+        """Restart p2pd, dropping its connections. Returns as ``revive`` does."""
         try:
             async with self._opening:
                 await self._renew()
@@ -245,13 +239,16 @@ class HivemindDiscovery(DhtRecords):
         return await self.revive()
 
     async def connected_peers(self) -> frozenset[str]:
-        try:
-            found = await self._control().connections()
-        except LinkLost:
-            return frozenset()
-        return frozenset(connection.peer_id for connection in found)
+        """The peers that we are connected to, by proven ids; empty if p2pd can't tell."""
+        with suppress(LinkLost):
+            return frozenset(found.peer_id for found in await self._control().connections())
+        return frozenset()
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
+        """Connect to a peer: at these addresses, or through our own entry points as relays.
+
+        Raises LinkLost with the reason if it fails.
+        """
         control = self._control()
         admitted = await self._admitted(control, peer_id, entry_points)
         entries = self._entry_points.entries_for(peer_id, admitted)
@@ -262,25 +259,29 @@ class HivemindDiscovery(DhtRecords):
             await self._puncher.improve(control, peer_id, entries)
 
     async def disconnect(self, peer_id: str) -> None:
+        """Close all connections to a peer, such as dead ones. Never raises."""
         with suppress(LinkLost):
             await self._control().disconnect(peer_id)
 
     async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
+        """Open a stream to a connected peer. Raises LinkLost."""
         return await self._control().open_stream(peer_id, protocol, seconds)
 
     async def serve_streams(self, protocol: str, take: TakeStream) -> None:
+        """Have ``take`` called with each incoming stream of a protocol. Raises LinkLost."""
         self._served.add(protocol, take)
         async with self._opening:
             await self._tell_what_is_served()
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:
-        try:
+        """The addresses of the connections to a peer; empty if there are none."""
+        with suppress(LinkLost):
             found = await self._control().connections()
-        except LinkLost:
-            return ()
-        return tuple(connection.address for connection in found if connection.peer_id == peer_id)
+            return tuple(one.address for one in found if one.peer_id == peer_id)
+        return ()
 
     async def close(self) -> None:
+        """Leave the DHT."""
         self._closed = True
         await self._served.close()
         await self._puncher.close()
@@ -404,9 +405,6 @@ class HivemindDiscovery(DhtRecords):
             return addresses
         return self.targets.admit(peer_id, addresses, most=MAX_DIALED)
 
-    async def _knock_at(self, entries: Sequence[EntryPoint]) -> dict[str, Knock]:
-        return await self.knock(by_peer([str(entry) for entry in entries]))
-
     async def _knock(self, peer_id: str, entries: Sequence[EntryPoint]) -> Knock:
         if peer_id == self.peer_id:
             return Knock("is ourselves")
@@ -448,3 +446,22 @@ def _with_port(listen: str, dials: Sequence[str]) -> str:
         if (its_family, its_transport) == (family, transport) and relay_of(dial) is None:
             return f"{place}/{port}{rest}"
     return listen
+
+
+def nobody_answers(where: str) -> str:
+    """An error text; ``where``: addresses and reasons in words."""
+    return f"No peer answers at {where}: check the address, and that the bootstrap server runs."
+
+
+def check_clock(knocks: Mapping[str, Knock], most: float = MAX_CLOCK_OFFSET) -> None:
+    """Raise Unhealthy if our clock differs from that of every peer."""
+    nearest = min(
+        (knock.ahead for knock in knocks.values() if knock.reason is None), key=abs, default=0.0
+    )
+    if abs(nearest) > most:
+        where = "behind" if nearest > 0 else "ahead of"
+        raise Unhealthy(
+            f"This machine's clock is {abs(nearest):.0f} s {where} the swarm's; at most {most:.0f} "
+            "s are allowed: set it right (`timedatectl set-ntp true`), or that of the bootstrap "
+            "server."
+        )

@@ -21,7 +21,6 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from lowcomm_node.dht.interface import MAX_VALUE
 from lowcomm_protocol.errors import LowcommError, Reason, RecordError, Refusals, VersionError, What
 from lowcomm_protocol.peers.admission import Rules
 from lowcomm_protocol.peers.invites import read_removals
@@ -29,6 +28,8 @@ from lowcomm_protocol.peers.records import is_from_future, read_record
 from lowcomm_protocol.spec.amendments import read_chain
 from lowcomm_protocol.spec.run import name_signed_run, read_signed_run
 
+MAX_VALUE = 30 * 1024
+"""Bytes of one record. Larger ones disturb hivemind's DHT."""
 RUNS_KEY = "lowcomm/v1/runs"
 MAX_LIFE = 3600.0
 _RUN, _PEER, _REMOVALS, _AMENDMENTS = b"R", b"P", b"L", b"A"
@@ -69,6 +70,14 @@ def removals_key(run_id: str, creator: str) -> str:
 def amendments_key(run_id: str, creator: str) -> str:
     """Key of the creator's amendments of a run."""
     return f"{_AMENDMENTS_PREFIX}{run_id}/{creator}"
+
+
+def check_size(value: bytes) -> None:
+    """Raise RecordError if a value is too large for the DHT."""
+    if len(value) > MAX_VALUE:
+        raise RecordError(
+            f"A record of {len(value)} bytes is too large for the DHT: at most {MAX_VALUE}."
+        )
 
 
 def pack(key: str, value: bytes) -> bytes:

@@ -18,8 +18,7 @@ from typing import Any
 
 from cachetools import LRUCache
 
-from lowcomm_node.dht.interface import check_size
-from lowcomm_node.dht.keys import MAX_LIFE, Provenances, pack, unpack
+from lowcomm_node.dht.keys import MAX_LIFE, Provenances, check_size, pack, unpack
 from lowcomm_node.net.hivemind_client import CALL_DEADLINE, read_entry, write_entry
 from lowcomm_node.system.logs import log
 
@@ -80,6 +79,10 @@ class DhtRecords:
         """Our records that others shall keep: when a look last found each there, and its value."""
 
     async def publish(self, key: str, subkey: str, value: bytes, lifetime: float) -> bool:
+        """Store a record for ``lifetime`` seconds. Returns whether some peer took it.
+
+        Raises RecordError if it is too large.
+        """
         check_size(value)
         expires = time() + min(lifetime, MAX_LIFE)
         stored = write_entry(pack(key, value))
@@ -91,6 +94,7 @@ class DhtRecords:
         return True in took
 
     async def lookup(self, key: str) -> dict[str, bytes]:
+        """The newest valid record of every subkey."""
         answers = await self._look(key)
         subkeys = {subkey for answer in answers for subkey in answer if isinstance(subkey, str)}
         # Known peers first: a flooded storer must not displace them.
@@ -99,6 +103,10 @@ class DhtRecords:
         return {subkey: value for subkey, value in found.items() if value is not None}
 
     async def held_by_others(self, key: str, subkey: str, newest: bool = True) -> bytes | None:
+        """The newest valid record of a subkey that others keep, to see whether ours has arrived.
+
+        ``newest``: False where any version will do, which costs a fifth.
+        """
         if not newest:
             at, seen = self._seen.setdefault((key, subkey), (float("-inf"), None))
             is_valid = seen is not None and self._provenances.check(seen, subkey, time())
@@ -115,10 +123,12 @@ class DhtRecords:
         return None
 
     async def find_neighbours(self) -> None:
+        """Learn other DHT peers, and make us known to them, once a peer has answered."""
         if self.known_peers():
             await self._find_nearest(self.node.node_id)
 
     def known_peers(self) -> int:
+        """The number of known DHT peers."""
         if self.node is None:
             return 0
         return len(self.node.protocol.routing_table.uid_to_peer_id)

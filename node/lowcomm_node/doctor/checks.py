@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
-from lowcomm_node.dht.interface import MAX_CLOCK_OFFSET
+from lowcomm_node.dht.hivemind import MAX_CLOCK_OFFSET
 from lowcomm_node.doctor.findings import (
     UNREACHED,
     Finding,

@@ -10,7 +10,7 @@ from math import inf
 
 import psutil
 
-from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY
 from lowcomm_node.doctor.checks import CHECKS, Check
 from lowcomm_node.doctor.findings import Finding, Observations, Subject
@@ -65,7 +65,7 @@ async def examine_node(node: RunningNode, peers: Sequence[str]) -> tuple[Finding
         trouble = status.waiting or f"the node is {status.phase}"
         return await check(replace(seen, trouble=trouble))
     subject = _subject(discovery, settings, node.port, node.certificate, node.addresses)
-    dht_peers = await discovery.check_connection()
+    dht_peers = discovery.known_peers()
     survey = await ask_others(discovery, subject, (*peers, *settings.peers, *node.entry_points))
     return await check(replace(seen, dht_peers=dht_peers, survey=survey))
 
@@ -98,7 +98,7 @@ async def _look_at_network(settings: NodeSettings, seen: Observations) -> Observ
                     seen,
                     runs=len(await discovery.lookup(RUNS_KEY)),
                     survey=await ask_others(discovery, subject, settings.peers),
-                    dht_peers=await discovery.check_connection(),
+                    dht_peers=discovery.known_peers(),
                 )
         except NoPeers as error:
             return replace(seen, trouble=str(error))

@@ -280,3 +280,13 @@ def leading_to(peer_id: str, addresses: Sequence[str]) -> list[EntryPoint]:
             if entry.peer_id == peer_id:
                 entries.append(entry)
     return entries
+
+
+def by_peer(addresses: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """The addresses of each peer. Malformed ones are skipped."""
+    entries: dict[str, tuple[str, ...]] = {}
+    for text in addresses:
+        with suppress(ConfigError):
+            entry = parse_entry_point(text)
+            entries[entry.peer_id] = (*entries.get(entry.peer_id, ()), str(entry))
+    return entries

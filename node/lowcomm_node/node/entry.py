@@ -8,7 +8,7 @@ from time import monotonic, time
 from typing import Any, TypeVar
 
 from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
-from lowcomm_node.dht.interface import Discovery, nobody_answers
+from lowcomm_node.dht.hivemind import Discovery, nobody_answers
 from lowcomm_node.errors import NoPeers
 from lowcomm_node.node.process import REAP_DEADLINE, STOP_DEADLINE
 from lowcomm_node.owner.settings import NodeSettings

@@ -13,7 +13,6 @@ from contextlib import suppress
 from time import monotonic, time
 
 from lowcomm_node.catalogue import WaitCode, Waiting, WarningCode
-from lowcomm_node.dht.interface import by_peer
 from lowcomm_node.dht.keys import peers_key
 from lowcomm_node.errors import (
     ConfigError,
@@ -26,6 +25,7 @@ from lowcomm_node.fetch.catch_up import CatchUp, state_form
 from lowcomm_node.fetch.engine import Fetch
 from lowcomm_node.fetch.files import FileDownload, Provided, Provider, VerifiedFiles
 from lowcomm_node.fetch.giving import PieceServer
+from lowcomm_node.net.addresses import by_peer
 from lowcomm_node.net.endpoint import Endpoint
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.net.tls import Gatekeeper

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from time import time
 
-from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.dht.keys import amendments_key, peers_key, removals_key
 from lowcomm_node.errors import NotAdmitted
 from lowcomm_node.owner.settings import NodeSettings

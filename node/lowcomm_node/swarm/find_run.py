@@ -8,10 +8,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from time import monotonic, time
 
-from lowcomm_node.dht.interface import Discovery, by_peer
+from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import ConfigError, LinkLost, NoPeers
-from lowcomm_node.net.addresses import place_in
+from lowcomm_node.net.addresses import by_peer, place_in
+from lowcomm_node.net.p2pd import listeners
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.storage.files import load_or_create_identity, write_atomic
 from lowcomm_node.storage.paths import Paths
@@ -56,9 +57,6 @@ def open_discovery(
     ``key_file``: the key of ``identity``, if not in the home; ``refusals``: counts refused records;
     ``remembered``: addresses that have answered before, the best first.
     """
-    from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery  # takes seconds to import
-    from lowcomm_node.net.p2pd import listeners
-
     if not settings.peers and not remembered:
         raise ConfigError(
             "No address of the swarm is known: give one with --peers, as `lowcomm-bootstrap serve` "
@@ -76,7 +74,7 @@ def open_discovery(
         # p2pd does not count what it relays for others, so it relays nothing if traffic is limited.
         relays=settings.max_up is None and settings.max_down is None,
     )
-    return HivemindDiscovery(identity, key_file or settings.paths.identity, dht, refusals)
+    return Discovery(identity, key_file or settings.paths.identity, dht, refusals)
 
 
 def remembered_run(settings: NodeSettings) -> SignedRun | None:

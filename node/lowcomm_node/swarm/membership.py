@@ -11,7 +11,7 @@ import grpc
 from cachetools import LRUCache
 
 from lowcomm_node.catalogue import WarningCode
-from lowcomm_node.dht.interface import Discovery
+from lowcomm_node.dht.hivemind import Discovery
 from lowcomm_node.dht.keys import RUNS_KEY, peers_key
 from lowcomm_node.errors import LinkLost, NotAdmitted
 from lowcomm_node.net.channels import Channels

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from time import monotonic, time
 
-from lowcomm_node.dht.interface import Discovery, Knock, by_peer, check_clock
+from lowcomm_node.dht.hivemind import Discovery, Knock, check_clock
 from lowcomm_node.errors import NodeError, Unhealthy
-from lowcomm_node.net.addresses import host_of, port_of, relay_of
+from lowcomm_node.net.addresses import by_peer, host_of, port_of, relay_of
 from lowcomm_node.net.targets import held_addresses
 from lowcomm_node.swarm.hosts import own_addresses
 from lowcomm_node.swarm.remembered_peers import RememberedPeers

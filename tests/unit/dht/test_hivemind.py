@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lowcomm_node.dht import hivemind
-from lowcomm_node.dht.hivemind import DhtSettings, HivemindDiscovery
+from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.errors import LinkLost, Unhealthy
 from lowcomm_node.net import hivemind_client, reachability
 from lowcomm_node.net.addresses import EntryPoint
@@ -44,7 +44,7 @@ class Control:
         self.dialed.append([entry.dial for entry in entries])
 
 
-class Peer(HivemindDiscovery):
+class Peer(Discovery):
     """With a p2pd that only pretends."""
 
     def __init__(self, home: Path, **options: Any) -> None:
@@ -227,7 +227,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> None:
         table = SimpleNamespace(uid_to_peer_id={})
         return SimpleNamespace(protocol=SimpleNamespace(routing_table=table), shutdown=nothing)
 
-    monkeypatch.setattr(HivemindDiscovery, "_make_node", make_node)
+    monkeypatch.setattr(Discovery, "_make_node", make_node)
     monkeypatch.setattr(reachability.Reachability, "look_at_ourselves", nothing)
 
 
@@ -240,5 +240,5 @@ async def test_there_are_never_two_p2pds_and_none_after_the_end(peer: Peer, star
     await peer.close()
     assert not await renewing
     assert not await peer.revive()
-    assert await peer.check_connection() == 0
+    assert peer.known_peers() == 0
     assert Daemon.there == 0

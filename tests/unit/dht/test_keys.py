@@ -8,8 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.dht.interface import MAX_VALUE
 from lowcomm_node.dht.keys import (
+    MAX_VALUE,
     RUNS_KEY,
     Provenances,
     peers_key,

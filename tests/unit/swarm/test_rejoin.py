@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from helpers.memory_dht import MemoryDiscovery, MemoryNetwork
-from lowcomm_node.dht.interface import Knock
+from lowcomm_node.dht.hivemind import Knock
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_node.swarm.watchdog import AddressesChanged
