@@ -7,7 +7,8 @@ from typing import Any
 
 from helpers.statuses import make_exchange
 from lowcomm_node.status.events import Notice
-from lowcomm_node.status.journal import JournalFile, Sample
+from lowcomm_node.status.figures import Sample
+from lowcomm_node.status.journal import JournalFile
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.logs import Event

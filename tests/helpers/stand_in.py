@@ -10,7 +10,7 @@ from typing import Any
 
 from lowcomm_node.catalogue import CATALOGUE, Explanation
 from lowcomm_node.status.events import Board
-from lowcomm_node.status.journal import Sample
+from lowcomm_node.status.figures import Sample
 from lowcomm_node.status.model import Limits, PeerStatus, Status
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.history import ExchangeEnded

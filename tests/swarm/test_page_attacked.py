@@ -14,7 +14,7 @@ from playwright.sync_api import Browser
 from helpers.browser import PHONE, REBOUND, Visit, browsing, visiting
 from helpers.stand_in import FAREWELL, StandIn, link, port_of, serving
 from helpers.statuses import make_exchange, make_peer, make_status
-from lowcomm_node.status.journal import sample
+from lowcomm_node.status.figures import sample
 from lowcomm_node.web.api import ROOT
 
 pytestmark = [pytest.mark.page, pytest.mark.timeout(400)]

@@ -267,21 +267,20 @@ def track(
     Example: lowcomm-node track tensorboard --to logs --follow
     """
     from lowcomm_node.status.journal import Journal
-    from lowcomm_node.status.track import SINKS, PositionFile, Tracker, Waits, tracked_of
+    from lowcomm_node.status.track import SINKS, PositionFile, Tracker, tracked_of
 
     SINKS.check(sink)
     path = journal_path(here, run)
     fingerprint, folder = path.parent.name, path.parents[2]
     settings = read_settings({"home": folder, "name": name}).settings
-    written = SINKS[sink](to)
     tracked = tracked_of(folder, fingerprint, settings.name or "")
+    written = SINKS[sink](to, tracked)
     file = PositionFile(Paths(folder).tracked(fingerprint), sink, written.target)
-    tracker = Tracker(Journal(path), written, tracked, file)
-    waits = Waits(sleep=time.sleep, warn=_warn) if follow else None
+    tracker = Tracker(Journal(path), written, tracked.step_tokens, file)
     if follow:
         _warn(f"{tracked.run}@{fingerprint} goes to {written.target}; Ctrl-C ends it")
     with _ended_by_signals(follow):
-        tracker.run(waits)
+        tracker.run(_warn if follow else None)
     told = {
         "sink": sink,
         "target": written.target,

@@ -18,7 +18,7 @@ import typer
 
 from lowcomm_node.cli.common import Here, command
 from lowcomm_node.errors import ConfigError, NodeError, NotRunning, RetryLater, Unhealthy
-from lowcomm_node.status.journal import ExchangeFilter, Journal, JournalEntry
+from lowcomm_node.status.journal import Journal, JournalEntry
 from lowcomm_node.status.model import PeerStatus, Status
 from lowcomm_node.status.words import Health, event_in_words, judge_health, progress_in_words
 from lowcomm_node.storage.paths import Paths
@@ -260,10 +260,8 @@ def exchanges(
     here: Here,
 ) -> None:
     """List exchanges of this home, the newest last; the node need not run."""
-    wanted = ExchangeFilter(
-        outcome=outcome.value if outcome is not None else None, peer=peer, since=_since(since)
-    )
-    found = Journal(journal_path(here, run)).exchanges(limit, wanted)
+    journal = Journal(journal_path(here, run))
+    found = journal.exchanges(limit, _since(since), outcome and outcome.value, peer)
     here.show(found, rounds_table(found, terminal_width()) if found else "no such exchange")
 
 

@@ -24,7 +24,8 @@ from lowcomm_node.owner.limits import keep_settings
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.owner.sources import change_settings
 from lowcomm_node.status.events import LimitsChanged
-from lowcomm_node.status.journal import MOST, ExchangeFilter, Journal, Sample
+from lowcomm_node.status.figures import Sample
+from lowcomm_node.status.journal import MOST, Journal
 from lowcomm_node.status.model import ExportedModel, Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.words import Health, judge_health
 from lowcomm_node.storage.files import DiskQuota
@@ -74,8 +75,7 @@ class Controls:
 
     async def exchanges(self, limit: int, since: int) -> list[ExchangeEnded]:
         """The last exchanges in the journal, newest last. Raises NodeError."""
-        wanted = ExchangeFilter(since=since)
-        return await self._from_journal(lambda journal: journal.exchanges(max(1, limit), wanted))
+        return await self._from_journal(lambda journal: journal.exchanges(max(1, limit), since))
 
     async def _from_journal(self, read: Callable[[Journal], list[T]]) -> list[T]:
         """Read the journal in a thread; nothing where there is none yet."""

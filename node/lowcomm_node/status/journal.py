@@ -19,6 +19,7 @@ from typing import Any
 from lowcomm_node.catalogue import WarningCode
 from lowcomm_node.errors import NodeError
 from lowcomm_node.status.events import Board, Notice, read_notice
+from lowcomm_node.status.figures import Sample, sample
 from lowcomm_node.status.model import Status
 from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.logs import log
@@ -26,6 +27,7 @@ from lowcomm_node.system.tasks import Enduring, start
 
 VERSION = 2
 """1 had fewer columns of samples: they are added when a node opens such a file."""
+COLUMNS = tuple(one.name for one in fields(Sample))
 MAX_EXCHANGES = 30_000
 """Notices of exchanges that are kept, of some 700 bytes each."""
 MAX_OTHERS = 10_000
@@ -47,101 +49,6 @@ CLOSE_DEADLINE = 10.0
 MAX_SAMPLES = 360
 """Samples that wait while the disk does not take them: an hour of them."""
 NOT_WRITTEN = "what this node does is not written down"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sample:
-    """Figures of a node at one moment. Counts are since its start."""
-
-    time: float
-    """Unix seconds."""
-    phase: str
-    """As `phase` in `status`."""
-    waiting: str | None
-    """What it waits for, or why it trains alone."""
-    swarm_step: int | None
-    """Clock of the run."""
-    steps: int | None
-    """Inner steps of this node, from the beginning of the run."""
-    tokens: int | None
-    """Tokens that it has trained on, from the beginning of the run."""
-    loss: float | None
-    """Nats a token, of the last inner step."""
-    val_loss: float | None
-    """Nats a token, of the last evaluation on held-out text."""
-    tokens_per_second: float | None
-    """Recent average."""
-    peers: int
-    """Other peers that are alive."""
-    completed: int
-    """Exchanges that were applied."""
-    failed: int
-    """Exchanges that began and were not applied."""
-    bytes_sent: int
-    """Of contents."""
-    bytes_received: int
-    """Of contents."""
-    memory: int | None
-    """Bytes that trainer and daemon take."""
-    refused: int | None = None
-    """Offers that were refused, by others and by this node."""
-    no_partner: int | None = None
-    """Exchanges for which no peer was found."""
-    computing: float | None = None
-    """Seconds in inner steps since the trainer started."""
-    waited: float | None = None
-    """Seconds since then in which training waited between two steps."""
-    learning_rate: float | None = None
-    """Of the last inner step."""
-    claimed_loss: float | None = None
-    """Median of the last losses on held-out text that other peers claim."""
-    release: str | None = None
-    """Of this node."""
-    releases: str | None = None
-    """Those that other peers claim, with their numbers, such as `0.2.0 (3), 0.1.0 (1)`."""
-
-
-COLUMNS = tuple(one.name for one in fields(Sample))
-
-
-def sample(time: float, status: Status) -> Sample:
-    """Take the figures of a status at a time (Unix seconds)."""
-    trainer, exchanges = status.trainer, status.exchanges
-    return Sample(
-        time=time,
-        phase=status.phase,
-        waiting=status.waiting,
-        swarm_step=trainer.swarm_step,
-        steps=trainer.steps,
-        tokens=trainer.tokens,
-        loss=trainer.loss,
-        val_loss=trainer.val_loss_last,
-        tokens_per_second=trainer.tokens_per_second,
-        peers=status.peers,
-        completed=exchanges.completed,
-        failed=exchanges.failed,
-        bytes_sent=status.bytes_sent,
-        bytes_received=status.bytes_received,
-        memory=trainer.memory.taken if trainer.memory is not None else None,
-        refused=exchanges.refused,
-        no_partner=exchanges.no_partner,
-        computing=trainer.computing,
-        waited=sum(trainer.waited.values()) if trainer.computing is not None else None,
-        learning_rate=trainer.learning_rate,
-        release=status.release,
-        releases=", ".join(f"{name} ({count})" for name, count in sorted(status.releases.items())),
-        claimed_loss=status.claims.val_loss if status.claims is not None else None,
-    )
-
-
-@dataclass(frozen=True)
-class JournalEntry:
-    """A notice, and its place in the journal."""
-
-    number: int
-    """Grows with every notice."""
-    notice: Notice
-
 
 # --- Writing --------------------------------------------------------------------------------------
 
@@ -219,13 +126,7 @@ def _open(path: Path) -> sqlite3.Connection:
     # Any thread may write, one after the other.
     database = sqlite3.connect(path, timeout=5.0, check_same_thread=False)
     try:
-        with closing(database.execute("PRAGMA user_version")) as rows:
-            [version] = rows.fetchone()
-        if version > VERSION:
-            raise NodeError(
-                f"{path} is of a newer release of lowcomm (version {version}, this one writes "
-                f"{VERSION}): install that release, or move the file away."
-            )
+        _check_version(path, database, "writes")
         database.execute("PRAGMA journal_mode = WAL")
         # A power failure may take the last seconds, never the file.
         database.execute("PRAGMA synchronous = NORMAL")
@@ -240,6 +141,16 @@ def _open(path: Path) -> sqlite3.Connection:
         database.close()
         raise
     return database
+
+
+def _check_version(path: Path, database: sqlite3.Connection, does: str) -> None:
+    with closing(database.execute("PRAGMA user_version")) as rows:
+        [version] = rows.fetchone()
+    if version > VERSION:
+        raise NodeError(
+            f"{path} is of a newer release of lowcomm (version {version}, this one {does} "
+            f"{VERSION}): install that release, or move the file away."
+        )
 
 
 def _columns(database: sqlite3.Connection) -> set[str]:
@@ -306,7 +217,11 @@ class Recorder:
         try:
             await asyncio.to_thread(self._store)
         except (sqlite3.Error, OSError, NodeError) as error:
-            self._complain(error)
+            if not self._failing:
+                self._failing = True
+                log.warning("journal.not_written", path=str(self._path), reason=str(error))
+                text = f"{NOT_WRITTEN} ({self._path}: {error}): training goes on"
+                self._board.warn(WarningCode.JOURNAL, text)
             return
         self._notices, self._samples = [], []
         if self._failing:
@@ -322,31 +237,24 @@ class Recorder:
             self._file.prune(time())
             self._pruned = monotonic()
 
-    def _complain(self, error: Exception) -> None:
-        if not self._failing:
-            self._failing = True
-            log.warning("journal.not_written", path=str(self._path), reason=str(error))
-            text = f"{NOT_WRITTEN} ({self._path}: {error}): training goes on"
-            self._board.warn(WarningCode.JOURNAL, text)
-
 
 # --- Reading --------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExchangeFilter:
-    """A choice of exchanges."""
+@dataclass(frozen=True)
+class JournalEntry:
+    """A notice, and its place in the journal."""
 
-    outcome: str | None = None
-    """As `outcome` of an exchange."""
-    peer: str = ""
-    """Part of the peer id of a partner."""
-    since: float = 0.0
-    """Unix seconds."""
+    number: int
+    """Grows with every notice."""
+    notice: Notice
 
 
 class Journal:
-    """A journal to read, also while its node writes, and after it was killed."""
+    """A journal to read, also while its node writes, and after it was killed.
+
+    Methods raise NodeError if it can't be read.
+    """
 
     def __init__(self, path: Path) -> None:
         """Raises NodeError if there is none, or it can't be read."""
@@ -356,57 +264,54 @@ class Journal:
                 f"{path} is missing: this home has written nothing down of that run. A node keeps "
                 "a journal from its first start with this release."
             )
-        [[version]] = self._rows("PRAGMA user_version")
-        if version > VERSION:
-            raise NodeError(
-                f"{path} is of a newer release of lowcomm (version {version}, this one reads "
-                f"{VERSION}): install that release."
-            )
-
-    def exchanges(self, limit: int, wanted: ExchangeFilter | None = None) -> list[ExchangeEnded]:
-        """The last exchanges, newest last."""
-        wanted, found = wanted or ExchangeFilter(), list[ExchangeEnded]()
-        name = f"exchange.{wanted.outcome or '%'}"
-        for event in self._each_exchange(name, wanted.since, newest_first=True):
-            if not wanted.peer or any(wanted.peer in partner for partner in event.partners):
-                found.append(event)
-            if len(found) >= min(limit, MOST):
-                break
-        return found[::-1]
-
-    def each_exchange(self) -> Iterator[ExchangeEnded]:
-        """All exchanges that are kept, oldest first, one at a time."""
-        yield from self._each_exchange("exchange.%", 0.0, newest_first=False)
-
-    def _each_exchange(
-        self, name: str, since: float, newest_first: bool
-    ) -> Iterator[ExchangeEnded]:
-        order = "DESC" if newest_first else "ASC"
         with self._reading() as database:
-            for time, content in database.execute(
-                f"SELECT time, content FROM notices WHERE name LIKE ? AND time >= ? ORDER BY id "
-                f"{order}",
-                (name, since),
-            ):
-                event = _notice(time, content).event
-                if isinstance(event, ExchangeEnded):
-                    yield event
+            _check_version(path, database, "reads")
+
+    def exchanges(
+        self, limit: int, since: float = 0.0, outcome: str | None = None, peer: str = ""
+    ) -> list[ExchangeEnded]:
+        """The last exchanges since a time (Unix seconds), newest last.
+
+        ``peer``: part of the peer id of a partner.
+        """
+        chosen: list[ExchangeEnded] = []
+        for event in self.each_exchange(outcome or "%", since, "DESC"):
+            if not peer or any(peer in partner for partner in event.partners):
+                chosen.append(event)
+            if len(chosen) >= min(limit, MOST):
+                break
+        return chosen[::-1]
+
+    def each_exchange(
+        self, outcome: str = "%", since: float = 0.0, order: str = "ASC"
+    ) -> Iterator[ExchangeEnded]:
+        """Yield all exchanges that are kept, one at a time."""
+        which = f"name LIKE ? AND time >= ? ORDER BY id {order}"
+        for entry in self._entries(which, f"exchange.{outcome}", since):
+            if isinstance(entry.notice.event, ExchangeEnded):
+                yield entry.notice.event
 
     def notices(self, after: int = 0, limit: int = MOST) -> list[JournalEntry]:
         """Up to ``limit`` notices behind a number, oldest first."""
-        return self._entries("id > ? ORDER BY id", after, min(limit, MOST))
+        return list(self._entries("id > ? ORDER BY id LIMIT ?", after, min(limit, MOST)))
 
     def last_notices(self, limit: int, name: str = "%") -> list[JournalEntry]:
         """The last notices, newest last; ``name``: of one kind of event."""
-        return self._entries("name LIKE ? ORDER BY id DESC", name, min(limit, MOST))[::-1]
+        which = "name LIKE ? ORDER BY id DESC LIMIT ?"
+        return list(self._entries(which, name, min(limit, MOST)))[::-1]
 
-    def _entries(self, which: str, *values: Any) -> list[JournalEntry]:
-        rows = self._rows(f"SELECT id, time, content FROM notices WHERE {which} LIMIT ?", *values)
-        return [JournalEntry(number, _notice(time, content)) for number, time, content in rows]
+    def after(self, time: float, limit: int = MOST) -> list[Notice | Sample]:
+        """Up to ``limit`` notices and samples behind a time (Unix seconds), oldest first."""
+        entries = self._entries("time > ? ORDER BY time LIMIT ?", time, limit)
+        samples = self._samples("samples WHERE time > ? ORDER BY time LIMIT ?", time, limit)
+        rows = [*(entry.notice for entry in entries), *samples]
+        return sorted(rows, key=lambda row: row.time)[:limit]
 
     def samples(self, since: float = 0.0, most: int = MOST) -> list[Sample]:
         """At most ``most`` samples since a time (Unix seconds), evenly thinned, oldest first."""
-        [[count]] = self._rows("SELECT count(*) FROM samples WHERE time >= ?", since)
+        with self._reading() as database:
+            counting = "SELECT count(*) FROM samples WHERE time >= ?"
+            [count] = database.execute(counting, (since,)).fetchone()
         return self._samples(
             "(SELECT *, row_number() OVER (ORDER BY time DESC) "
             "AS place FROM samples WHERE time >= ?) WHERE (place - 1) % ? = 0 ORDER BY time",
@@ -414,9 +319,11 @@ class Journal:
             max(1, -(-count // most)),
         )
 
-    def samples_after(self, time: float, limit: int = MOST) -> list[Sample]:
-        """Up to ``limit`` samples behind a time (Unix seconds), oldest first."""
-        return self._samples("samples WHERE time > ? ORDER BY time LIMIT ?", time, min(limit, MOST))
+    def _entries(self, which: str, *values: Any) -> Iterator[JournalEntry]:
+        with self._reading() as database:
+            query = f"SELECT id, time, content FROM notices WHERE {which}"
+            for number, time, content in database.execute(query, values):
+                yield JournalEntry(number, read_notice({"time": time, **json.loads(content)}))
 
     def _samples(self, chosen: str, *values: float) -> list[Sample]:
         """Columns that an older release has not written are None."""
@@ -425,10 +332,6 @@ class Journal:
             columns = ", ".join(one if one in known else f"NULL AS {one}" for one in COLUMNS)
             rows = list(database.execute(f"SELECT {columns} FROM {chosen}", values))
         return [Sample(**dict(zip(COLUMNS, row, strict=True))) for row in rows]
-
-    def _rows(self, query: str, *values: Any) -> list[tuple[Any, ...]]:
-        with self._reading() as database:
-            return list(database.execute(query, values))
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
@@ -440,7 +343,3 @@ class Journal:
             raise NodeError(
                 f"{self._path} can't be read: {error}. Move it away: the node begins a new one."
             ) from None
-
-
-def _notice(time: float, content: str) -> Notice:
-    return read_notice({"time": time, **json.loads(content)})

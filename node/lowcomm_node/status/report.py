@@ -15,7 +15,8 @@ from typing import Any
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.status.events import RunAmended, Warned
-from lowcomm_node.status.journal import Journal, Sample
+from lowcomm_node.status.figures import Sample
+from lowcomm_node.status.journal import Journal
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.history import ExchangeEnded

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, create_model
 
 from lowcomm_node.catalogue import Explanation
 from lowcomm_node.fetch.records import Gathered
-from lowcomm_node.status.journal import Sample
+from lowcomm_node.status.figures import Sample
 from lowcomm_node.status.model import ExportedModel, Hours, Limits, PeerStatus, Ping, Status
 from lowcomm_node.status.words import Health
 from lowcomm_node.sync.history import ExchangeEnded

@@ -17,6 +17,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from lowcomm_node.errors import PortInUse
+from lowcomm_node.status.figures import answer_metrics
 from lowcomm_node.status.model import Status
 from lowcomm_node.system.units import place
 
@@ -174,7 +175,6 @@ class Listening:
 
 def serve_metrics(look: Callable[[], Status], address: str) -> Listening:
     """Serve ``/metrics`` at ``HOST:PORT``. Raises PortInUse."""
-    from lowcomm_node.status.metrics import answer_metrics  # few nodes need it
 
     async def answer(request: Request) -> Response:
         return answer_metrics(look())

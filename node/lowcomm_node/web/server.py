@@ -30,6 +30,7 @@ from starlette.routing import Route
 from lowcomm_node.errors import NodeError
 from lowcomm_node.net.p2pd import runtime_folder
 from lowcomm_node.status.events import Board
+from lowcomm_node.status.figures import answer_metrics
 from lowcomm_node.status.model import PeerStatus, Status, to_json
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
@@ -184,8 +185,6 @@ class ControlServer:
         return JSONResponse(describe(release()))
 
     async def _metrics(self, request: Request) -> Response:
-        from lowcomm_node.status.metrics import answer_metrics  # few nodes need it
-
         return answer_metrics(self._node.status())
 
     async def _link(self, request: Request) -> Response:

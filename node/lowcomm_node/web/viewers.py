@@ -19,7 +19,8 @@ from time import time
 from typing import Any
 
 from lowcomm_node.status.events import Board, Notice
-from lowcomm_node.status.journal import SAMPLE_EVERY, sample
+from lowcomm_node.status.figures import sample
+from lowcomm_node.status.journal import SAMPLE_EVERY
 from lowcomm_node.status.model import PeerStatus, Status, to_json
 from lowcomm_node.system.tasks import Warn, endure
 

@@ -8,15 +8,9 @@ import pytest
 from helpers.journals import NOW, RUN, exchanged, sample, write_down
 from lowcomm_node.node.messages import Evaluated
 from lowcomm_node.status import track as batches
+from lowcomm_node.status.figures import HELD_OUT, WORST_BLOCK
 from lowcomm_node.status.journal import Journal
-from lowcomm_node.status.track import (
-    HELD_OUT,
-    WORST_BLOCK,
-    TrackedPoint,
-    TrackerPosition,
-    next_batch,
-    tracked_of,
-)
+from lowcomm_node.status.track import TrackedPoint, TrackerPosition, next_batch, tracked_of
 
 
 def evaluated(step: int, loss: float | None) -> Evaluated:

@@ -11,7 +11,8 @@ import pytest
 from helpers.statuses import make_exchange
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.status.events import Notice, Warned
-from lowcomm_node.status.journal import JournalFile, Sample
+from lowcomm_node.status.figures import Sample
+from lowcomm_node.status.journal import JournalFile
 from lowcomm_node.status.report import (
     write_report,
 )

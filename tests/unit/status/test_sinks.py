@@ -18,10 +18,7 @@ from lowcomm_node.cli import app
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.node.messages import Evaluated
 from lowcomm_node.status import track as sinks
-from lowcomm_node.status.track import (
-    HELD_OUT,
-    TRAINING_LOSS,
-)
+from lowcomm_node.status.figures import HELD_OUT, TRAINING_LOSS
 from lowcomm_protocol.errors import SpecError
 
 KILLED = """

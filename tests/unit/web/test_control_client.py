@@ -24,7 +24,7 @@ from lowcomm_node.cli.common import Here
 from lowcomm_node.cli.watch import web
 from lowcomm_node.errors import NodeError, NoPeers, NotRunning, Unhealthy
 from lowcomm_node.status.events import Board, Notice, PhaseEntered, Warned
-from lowcomm_node.status.journal import Sample, sample
+from lowcomm_node.status.figures import Sample, sample
 from lowcomm_node.status.model import Limits, PeerStatus, Ping, Status
 from lowcomm_node.storage.paths import Paths
 from lowcomm_node.sync.history import ExchangeEnded

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from helpers.statuses import make_status
-from lowcomm_node.status.metrics import answer_metrics
+from lowcomm_node.status.figures import answer_metrics
 
 DOCKER = Path(__file__).parents[3] / "docker"
 MONITORING = DOCKER / "monitoring"
