@@ -123,10 +123,10 @@ def presets() -> Iterator[str]:
 
 def added() -> Iterator[str]:
     """The settings that came after 0.1, and what a document without them means."""
-    yield from ("| setting | since | a document without it means |", "|---|---|---|")
-    for name, one in ADDED.items():
-        value = list(one.before) if isinstance(one.before, tuple) else one.before
-        yield f"| `{name}` | {one.since} | {_plain(value)} |"
+    yield from ("| setting | a document without it means |", "|---|---|")
+    for name, before in ADDED.items():
+        value = list(before) if isinstance(before, tuple) else before
+        yield f"| `{name}` | {_plain(value)} |"
 
 
 def events() -> Iterator[str]:
