@@ -545,9 +545,10 @@ def _mean(values: Iterator[float]) -> float | None:
 def measure(job: Job) -> dict[str, Any]:
     """Run one job in this process; what came of it."""
     import torch
+    from baselines import allreduce, single
 
     from lowcomm_node.data import open_data
-    from lowcomm_node.simulation import allreduce, simulate, single
+    from lowcomm_node.simulation import simulate
     from lowcomm_protocol.spec.run import RunSpec
 
     torch.set_num_threads(1)

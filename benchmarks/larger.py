@@ -93,9 +93,10 @@ def prepare() -> None:
 def measure(job: Job) -> dict[str, Any]:
     """Run one job in this process; what came of it."""
     import torch
+    from baselines import allreduce
 
     from lowcomm_node.data import open_data
-    from lowcomm_node.simulation import allreduce, simulate
+    from lowcomm_node.simulation import simulate
     from lowcomm_protocol.spec.run import RunSpec
 
     torch.set_num_threads(1)

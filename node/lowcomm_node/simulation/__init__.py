@@ -6,10 +6,8 @@ driver.py    drives the machine of a peer over the network
 peer.py      one peer: steps, captures and merges at their boundaries
 contents.py  what exchanges carry, by kind
 swarm.py     who takes part, attacks and churn, and what came of it
-baselines.py one replica alone, and all-reduce
 """
 
-from lowcomm_node.simulation.baselines import allreduce, ring_bytes, single
 from lowcomm_node.simulation.network import Conditions
 from lowcomm_node.simulation.swarm import ATTACKS, Member, Result, simulate
 from lowcomm_node.trainer.replica import Replica
@@ -20,8 +18,5 @@ __all__ = [
     "Member",
     "Replica",
     "Result",
-    "allreduce",
-    "ring_bytes",
     "simulate",
-    "single",
 ]

@@ -3,12 +3,12 @@
 Steps take ``1 / speed`` seconds; captures and merges wait for step boundaries, as in
 ``trainer/loop.py``."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.simulation.driver import PeerDriver, SimulatedExchange
-from lowcomm_node.simulation.network import Network, SimulatedStream
+from lowcomm_node.simulation.network import SimulatedStream
 from lowcomm_node.trainer.replica import Replica
 from lowcomm_protocol.codecs import coder
 from lowcomm_protocol.errors import Offence
@@ -19,6 +19,9 @@ from lowcomm_protocol.exchange.underway import Underway
 from lowcomm_protocol.matching import Offer
 from lowcomm_protocol.peers.roster import PROBE_EVERY, Liveness
 
+if TYPE_CHECKING:  # which imports this module
+    from lowcomm_node.simulation.swarm import Swarm
+
 AHEAD = 10**9
 """Swarm steps that a liar claims too many."""
 EXCHANGES = 4
@@ -27,54 +30,12 @@ LONGEST = 300.0
 """Seconds that one may take, as in a node."""
 
 
-class World(Protocol):
-    """What peers know of each other, and who looks at them."""
-
-    network: Network
-
-    def training(self) -> Sequence[str]:
-        """Whom peers believe to be training, as signed records would tell them."""
-        ...
-
-    def others(self, *but: Any) -> Iterable["SimulatedPeer"]:
-        """All peers that train, but these."""
-        ...
-
-    def places(self, peer: str) -> tuple[str, ...]:
-        """The networks that a record names."""
-        ...
-
-    def connected(self, peer: "SimulatedPeer") -> set[str]:
-        """Whom the DHT has connected a peer to."""
-        ...
-
-    def probe(self, peer: "SimulatedPeer", other: str) -> None:
-        """Call a peer only to see whether it answers."""
-        ...
-
-    def lie(self, peer: "SimulatedPeer") -> str | None:
-        """How a peer lies now, if it does."""
-        ...
-
-    def altered(self, peer: "SimulatedPeer", content: bytes) -> bytes:
-        """What a peer really sends."""
-        ...
-
-    def on_step(self, peer: "SimulatedPeer") -> None:
-        """A peer has taken a step."""
-        ...
-
-    def copy_state(self, peer: "SimulatedPeer") -> bool:
-        """Have a peer copy the state of those that are furthest; whether anybody was there."""
-        ...
-
-
 class SimulatedPeer(PeerDriver):
     """A replica that trains and exchanges until the run is over, it leaves or dies."""
 
     def __init__(
         self,
-        world: World,
+        world: "Swarm",
         name: str,
         replica: Replica,
         speed: float,

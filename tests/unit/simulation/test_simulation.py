@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.scripts import load_benchmark
 from lowcomm_node.data import Dataset, open_data
 from lowcomm_node.models import evaluation
 from lowcomm_node.models.evaluation import held_out_loss
@@ -23,10 +24,7 @@ from lowcomm_node.simulation import (
     Conditions,
     Member,
     Result,
-    allreduce,
-    ring_bytes,
     simulate,
-    single,
 )
 from lowcomm_node.simulation import swarm as simulated
 from lowcomm_node.simulation.contents import GroupContents
@@ -168,7 +166,7 @@ def test_peers_that_exchange_stay_together_and_learn(dataset, calm, method):
     assert met.applied > 0 and met.failed <= 4 * 4, "only what the end of the run cuts off"
     assert met.steps == (STEPS,) * 4
     assert met.spread < 0.5 * alone.spread
-    assert met.loss < 5.0 < single(spec("local", steps=1), dataset).loss
+    assert met.loss < 5.0 < simulate(spec("local", steps=1), dataset, 1).loss
     assert alone.bytes_sent == 0 < met.bytes_sent
 
 
@@ -604,12 +602,13 @@ def test_a_liar_of_two_costs_what_a_partner_does_that_leaves(dataset, attack):
 
 
 def test_allreduce_is_one_replica_on_all_batches(dataset):
-    settings = spec("local")
-    result = allreduce(settings, dataset, 4)
-    assert result.bytes_sent == ring_bytes(
+    baselines, settings = load_benchmark("baselines"), spec("local")
+    result = baselines.allreduce(settings, dataset, 4)
+    assert result.bytes_sent == baselines.ring_bytes(
         sum(w.numel() for w in Replica(settings, "p", dataset, CPU).weights.values()), 4, STEPS
     )
-    assert allreduce(settings, dataset, 1).losses == single(settings, dataset).losses, (
+    alone = baselines.allreduce(settings, dataset, 1)
+    assert alone.losses == baselines.single(settings, dataset).losses, (
         "alone there is nothing to reduce"
     )
 
