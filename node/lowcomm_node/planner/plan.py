@@ -15,7 +15,6 @@ from typing import Any
 
 from lowcomm_node.planner import pace
 from lowcomm_node.planner.question import Line, Question
-from lowcomm_node.simulation.baselines import ring_bytes
 from lowcomm_node.trainer.memory import count_parameters, estimate_memory
 from lowcomm_node.trainer.micro_batch import Cut
 from lowcomm_protocol.spec.presets import PRESETS
@@ -275,6 +274,11 @@ def plan(question: Question, from_file: bool) -> Plan:
         reason=_reason(choices, question.step_seconds),
         beyond=tuple(_beyond(question, parameters, choices[0])),
     )
+
+
+def ring_bytes(parameters: int, peers: int, steps: int) -> float:
+    """Bytes that each of ``peers`` sends in a ring all-reduce of fp32 gradients at every step."""
+    return 2 * (peers - 1) / peers * 4 * parameters * steps
 
 
 def as_written(question: Question) -> Choice:
