@@ -35,7 +35,7 @@ from lowcomm_node.net.addresses import (
     leading_to,
     relay_of,
 )
-from lowcomm_node.net.control import Control, OpenStream, Served, TakeStream
+from lowcomm_node.net.control import Control, OpenStream, StreamListener, TakeStream
 from lowcomm_node.net.hivemind_client import (
     BACKED_OFF,
     CALL_DEADLINE,
@@ -144,7 +144,7 @@ class Discovery(DhtRecords):
         self.max_clock_offset = MAX_CLOCK_OFFSET
         """Seconds that our clock may differ from everybody's."""
         self._puncher = Puncher(self.peer_id, self._reachability.seen_at)
-        self._served = Served()
+        self._served = StreamListener()
         self._opening = asyncio.Lock()
         """Held while p2pd is started or ended: there must never be two under one identity."""
         self._closed = False
@@ -322,7 +322,7 @@ class Discovery(DhtRecords):
             self._p2p = await attach(self._daemon, Callers(self._control().connections).enter)
             self.node = await self._make_node()
             await self._reachability.look_at_ourselves()
-            await self._served.tell(self._control(), self._daemon.pid)
+            await self._served.register(self._control(), self._daemon.pid)
         except BaseException:
             await self._shut()
             raise
@@ -362,7 +362,7 @@ class Discovery(DhtRecords):
         if self._daemon is None or not self._daemon.running:
             return
         try:
-            await self._served.tell(self._control(), self._daemon.pid)
+            await self._served.register(self._control(), self._daemon.pid)
         except LinkLost as error:
             log.warning("stream.not_served", reason=str(error))
 

@@ -14,9 +14,10 @@ import asyncio
 import secrets
 import socket
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,7 +26,7 @@ import base58
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import EntryPoint, decode
 from lowcomm_node.system.logs import log
-from lowcomm_node.system.tasks import endure, log_defect
+from lowcomm_node.system.tasks import endure, start
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,6 @@ class OpenStream:
     """Multiaddress of the other end, with the relay if there is one; empty if unknown."""
     socket: socket.socket
     """Non-blocking. Who takes the stream closes it."""
-    protocol: str = ""
-    """The protocol of an incoming stream."""
 
 
 TakeStream = Callable[[OpenStream], None]
@@ -46,38 +45,30 @@ TakeStream = Callable[[OpenStream], None]
 
 
 class Streams(Protocol):
-    """Byte streams between peers, even if only one of them, or neither, can be dialed."""
+    """Byte streams between peers, even if only one of them, or neither, can be dialed; see
+    ``dht.hivemind.Discovery``."""
 
     async def connect(self, peer_id: str, entry_points: Sequence[str], seconds: float) -> None:
-        """Connect to a peer: at these addresses, or through our own entry points as relays.
-
-        Raises LinkLost with the reason if it fails.
-        """
+        """Connect to a peer. Raises LinkLost with the reason if it fails."""
         ...
 
     async def disconnect(self, peer_id: str) -> None:
-        """Close all connections to a peer, such as dead ones. Never raises."""
+        """Close all connections to a peer. Never raises."""
         ...
 
     async def open_stream(self, peer_id: str, protocol: str, seconds: float) -> OpenStream:
         """Open a stream to a connected peer. Raises LinkLost.
 
-        Only an answer of the other end shows that it serves the protocol, and that the connection
-        works.
+        Only an answer of the other end shows that it serves the protocol.
         """
         ...
 
     async def serve_streams(self, protocol: str, take: TakeStream) -> None:
-        """Have ``take`` called with each incoming stream of a protocol, from now on. Raises
-        LinkLost.
-
-        Each protocol can be served once.
-        """
+        """Have ``take`` called with each incoming stream of a protocol. Raises LinkLost."""
         ...
 
     async def connected_at(self, peer_id: str) -> tuple[str, ...]:
-        """The addresses of the connections to a peer; empty if there are none, or p2pd can't
-        tell."""
+        """The addresses of the connections to a peer; empty if there are none."""
         ...
 
 
@@ -104,35 +95,29 @@ class Control:
 
     async def connect(self, peer_id: str, entries: Sequence[EntryPoint], seconds: float) -> None:
         """Connect to a peer at any of these addresses, unless it is connected already."""
-        pb = _messages()
-        addresses = [entry.to_bytes() for entry in entries]
-        connect = pb.ConnectRequest(
-            peer=base58.b58decode(peer_id), addrs=addresses, timeout=max(1, round(seconds))
+        await self._ask(
+            "connect",
+            seconds,
+            peer=base58.b58decode(peer_id),
+            addrs=[entry.to_bytes() for entry in entries],
+            timeout=max(1, round(seconds)),
         )
-        await self._ask(pb.Request(type=pb.Request.CONNECT, connect=connect), seconds)
 
     async def disconnect(self, peer_id: str, seconds: float = 5.0) -> None:
         """Close all connections to a peer."""
-        pb = _messages()
-        wanted = pb.DisconnectRequest(peer=base58.b58decode(peer_id))
-        await self._ask(pb.Request(type=pb.Request.DISCONNECT, disconnect=wanted), seconds)
+        await self._ask("disconnect", seconds, peer=base58.b58decode(peer_id))
 
     async def identify(self, seconds: float = 5.0) -> tuple[str, tuple[str, ...]]:
         """The peer id of this p2pd, and the addresses at which it believes to be dialable."""
-        pb = _messages()
-        answer = (await self._ask(pb.Request(type=pb.Request.IDENTIFY), seconds)).identify
-        addresses = (decode(address) for address in answer.addrs)
-        return base58.b58encode(answer.id).decode(), tuple(
-            address for address in addresses if address
-        )
+        answer = (await self._ask("identify", seconds)).identify
+        addresses = filter(None, map(decode, answer.addrs))
+        return base58.b58encode(answer.id).decode(), tuple(addresses)
 
     async def connections(self, seconds: float = 5.0) -> list[Connection]:
         """All connections; a peer may have several."""
-        pb = _messages()
-        answer = await self._ask(pb.Request(type=pb.Request.LIST_PEERS), seconds)
         return [
             Connection(base58.b58encode(peer.id).decode(), decode(address) or "")
-            for peer in answer.peers
+            for peer in (await self._ask("list_peers", seconds)).peers
             for address in peer.addrs
         ]
 
@@ -141,34 +126,45 @@ class Control:
 
         p2pd answers before the other end does: only bytes from the stream prove that it is served.
         """
-        pb = _messages()
-        wanted = pb.StreamOpenRequest(
-            peer=base58.b58decode(peer_id), proto=[protocol], timeout=max(1, round(seconds))
-        )
-        request = pb.Request(type=pb.Request.STREAM_OPEN, streamOpen=wanted)
-        with _in_words():
-            async with asyncio.timeout(seconds + SLACK):
-                stream = await _dial(self._path)
-                try:
-                    answer = await _exchange(stream, request)
-                except BaseException:
-                    stream.close()
-                    raise
+        peer, timeout = base58.b58decode(peer_id), max(1, round(seconds))
+        request = _request("stream_open", peer=peer, proto=[protocol], timeout=timeout)
+        stream, answer = await self._exchange(request, seconds)
         return OpenStream(peer_id, decode(answer.streamInfo.addr) or "", stream)
 
     async def handle_streams(self, protocol: str, address: bytes, seconds: float = 5.0) -> None:
         """Have p2pd dial ``address`` (bytes of a multiaddress) for each incoming stream of a
         protocol."""
-        pb = _messages()
-        handler = pb.StreamHandlerRequest(addr=address, proto=[protocol], balanced=False)
-        await self._ask(pb.Request(type=pb.Request.STREAM_HANDLER, streamHandler=handler), seconds)
+        await self._ask("stream_handler", seconds, addr=address, proto=[protocol], balanced=False)
 
-    async def _ask(self, request: Any, seconds: float) -> Any:
-        with _in_words():
-            async with asyncio.timeout(seconds + SLACK):
-                connection = await _dial(self._path)
-                with connection:
-                    return await _exchange(connection, request)
+    async def _ask(self, kind: str, seconds: float, **arguments: Any) -> Any:
+        connection, answer = await self._exchange(_request(kind, **arguments), seconds)
+        connection.close()
+        return answer
+
+    async def _exchange(self, request: Any, seconds: float) -> tuple[socket.socket, Any]:
+        """The answer to a request, and the connection over which it came."""
+        loop, connection = asyncio.get_running_loop(), socket.socket(socket.AF_UNIX)
+        try:
+            with _in_words():
+                async with asyncio.timeout(seconds + SLACK):
+                    connection.setblocking(False)
+                    await loop.sock_connect(connection, str(self._path))
+                    await loop.sock_sendall(connection, framed(request.SerializeToString()))
+                    answer = _messages().Response.FromString(await read_message(connection))
+            if answer.type == _messages().Response.ERROR:
+                raise LinkLost(_shorten(answer.error.msg))
+        except BaseException:
+            connection.close()
+            raise
+        return connection, answer
+
+
+def _request(kind: str, **arguments: Any) -> Any:
+    """A request of p2pd; the field of its arguments is called as its type is, in camel case."""
+    first, *others = kind.split("_")
+    name = first + "".join(map(str.capitalize, others))
+    given = {name: arguments} if arguments else {}
+    return _messages().Request(type=kind.upper(), **given)
 
 
 def varint(number: int) -> bytes:
@@ -216,26 +212,6 @@ async def read_exactly(source: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-async def _dial(path: Path) -> socket.socket:
-    connection = socket.socket(socket.AF_UNIX)
-    try:
-        connection.setblocking(False)
-        await asyncio.get_running_loop().sock_connect(connection, str(path))
-    except BaseException:
-        connection.close()
-        raise
-    return connection
-
-
-async def _exchange(connection: socket.socket, request: Any) -> Any:
-    data = request.SerializeToString()
-    await asyncio.get_running_loop().sock_sendall(connection, framed(data))
-    answer = _messages().Response.FromString(await read_message(connection))
-    if answer.type == _messages().Response.ERROR:
-        raise LinkLost(_shorten(answer.error.msg))
-    return answer
-
-
 @contextmanager
 def _in_words() -> Iterator[None]:
     from google.protobuf.message import DecodeError
@@ -262,9 +238,8 @@ def _shorten(message: str) -> str:
 
 
 def _messages() -> Any:
-    from lowcomm_node.net.hivemind_parts import (
-        p2pd_pb2,  # takes a while to import, the first time: see client.load_hivemind
-    )
+    """p2pd's messages, whose first import takes a moment: see ``hivemind_client.load_hivemind``."""
+    from lowcomm_node.net.hivemind_parts import p2pd_pb2
 
     return p2pd_pb2
 
@@ -279,18 +254,17 @@ _CREDENTIALS = "3i"
 
 
 class StreamListener:
-    """Accepts the streams that p2pd hands over."""
+    """Accepts the streams that p2pd hands over, of the protocols that we serve."""
 
-    def __init__(self, take: TakeStream) -> None:
-        self._take = take
+    def __init__(self) -> None:
+        self._takers: dict[str, TakeStream] = {}
+        self._registered: set[str] = set()
+        """Protocols that the running p2pd knows."""
         self._name = f"lowcomm.{secrets.token_hex(16)}"
-        self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.bind(f"\0{self._name}")
-        self._socket.listen(BACKLOG)
-        self._socket.setblocking(False)
-        self._greeting: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         self._room = asyncio.Semaphore(MAX_GREETED)
-        self._accepting: asyncio.Task[None] | None = None
+        self._socket: socket.socket | None = None
+        self._closed = False
         self.dialer: int | None = None
         """Process id of the p2pd that is believed."""
 
@@ -301,78 +275,6 @@ class StreamListener:
         path = f"@{self._name}".encode()
         return _UNIX + bytes([len(path)]) + path
 
-    def start(self) -> None:
-        """Begin to accept."""
-        accept = endure("streams of other peers are not accepted", self._accept)
-        self._accepting = asyncio.create_task(accept)
-
-    async def close(self) -> None:
-        """Accept no more. Streams already handed over stay open."""
-        tasks = [*self._greeting, *([self._accepting] if self._accepting else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        self._socket.close()
-
-    async def _accept(self) -> None:
-        loop = asyncio.get_running_loop()
-        while True:
-            await self._room.acquire()
-            try:
-                stream, _ = await loop.sock_accept(self._socket)
-            # Such as too many open files: either it passes, or nothing works any more.
-            except OSError as error:
-                self._room.release()
-                log.warning("stream.not_accepted", reason=str(error))
-                await asyncio.sleep(1.0)
-                continue
-            task = asyncio.create_task(self._greet(stream))
-            self._greeting.add(task)
-            task.add_done_callback(self._greeted)
-
-    def _greeted(self, task: asyncio.Task[None]) -> None:
-        self._greeting.discard(task)
-        self._room.release()
-        log_defect(task)
-
-    async def _greet(self, stream: socket.socket) -> None:
-        from google.protobuf.message import DecodeError
-
-        from lowcomm_node.net.hivemind_parts import p2pd_pb2
-
-        taken = False
-        try:
-            stream.setblocking(False)
-            if caller(stream) != self.dialer:
-                log.warning(
-                    "stream.other_process",
-                    reason="another process of this machine dialed us",
-                    pid=caller(stream),
-                )
-                return
-            async with asyncio.timeout(HEADER_DEADLINE):
-                header = p2pd_pb2.StreamInfo.FromString(await read_message(stream, MAX_HEADER))
-            peer_id = base58.b58encode(header.peer).decode()
-            opened = OpenStream(peer_id, decode(header.addr) or "", stream, header.proto)
-            self._take(opened)
-            taken = True
-        except (LinkLost, OSError, DecodeError) as error:
-            log.debug("stream.broken", reason=repr(error))
-        finally:
-            if not taken:
-                with suppress(OSError):
-                    stream.close()
-
-
-class Served:
-    """The protocols that we serve, their handlers, and which of them p2pd knows."""
-
-    def __init__(self) -> None:
-        self._takers: dict[str, TakeStream] = {}
-        self._told: set[str] = set()
-        self._listener: StreamListener | None = None
-        self._closed = False
-
     def add(self, protocol: str, take: TakeStream) -> None:
         """Have ``take`` called with the streams of a protocol, once p2pd knows it.
 
@@ -382,39 +284,89 @@ class Served:
             raise LinkLost(f"streams of {protocol} are served already")
         self._takers[protocol] = take
 
-    async def tell(self, control: Control, dialer: int | None) -> None:
+    async def register(self, control: Control, dialer: int | None) -> None:
         """Register with p2pd, whose process id is ``dialer``, the protocols that it does not know.
 
         Raises LinkLost.
         """
         if self._closed:
             raise LinkLost("no streams are taken any more")
-        if self._listener is None:
-            self._listener = StreamListener(self._take)
-            self._listener.start()
-        self._listener.dialer = dialer
-        for protocol in [protocol for protocol in self._takers if protocol not in self._told]:
-            await control.handle_streams(protocol, self._listener.address)
-            self._told.add(protocol)
+        self.dialer = dialer
+        self.start()
+        for protocol in [name for name in self._takers if name not in self._registered]:
+            await control.handle_streams(protocol, self.address)
+            self._registered.add(protocol)
 
     def forget(self) -> None:
         """p2pd has ended, and the next one knows no protocols."""
-        self._told.clear()
+        self._registered.clear()
+
+    def start(self) -> None:
+        """Begin to accept, unless that has begun."""
+        if self._socket is not None:
+            return
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(f"\0{self._name}")
+        self._socket.listen(BACKLOG)
+        self._socket.setblocking(False)
+        accept = partial(self._accept, self._socket)
+        self._begin(endure("streams of other peers are not accepted", accept))
 
     async def close(self) -> None:
-        """Accept no more streams."""
+        """Accept no more. Streams already handed over stay open."""
         self._closed = True
         self._takers.clear()
-        if self._listener is not None:
-            await self._listener.close()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._socket is not None:
+            self._socket.close()
 
-    def _take(self, stream: OpenStream) -> None:
-        # p2pd hands over registered protocols only.
-        take = self._takers.get(stream.protocol)
-        if take is None:  # we are leaving
-            stream.socket.close()
-        else:
-            take(stream)
+    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = start(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _accept(self, listening: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._room.acquire()
+            try:
+                stream, _ = await loop.sock_accept(listening)
+            # Such as too many open files: either it passes, or nothing works any more.
+            except OSError as error:
+                self._room.release()
+                log.warning("stream.not_accepted", reason=str(error))
+                await asyncio.sleep(1.0)
+                continue
+            self._begin(self._greet(stream)).add_done_callback(lambda _: self._room.release())
+
+    async def _greet(self, stream: socket.socket) -> None:
+        from google.protobuf.message import DecodeError
+
+        taken = False
+        try:
+            stream.setblocking(False)
+            if caller(stream) != self.dialer:
+                reason = "another process of this machine dialed us"
+                log.warning("stream.other_process", reason=reason, pid=caller(stream))
+                return
+            async with asyncio.timeout(HEADER_DEADLINE):
+                data = await read_message(stream, MAX_HEADER)
+            header = _messages().StreamInfo.FromString(data)
+            peer_id = base58.b58encode(header.peer).decode()
+            # p2pd hands over registered protocols only; without a taker we are leaving.
+            if (take := self._takers.get(header.proto)) is not None:
+                take(OpenStream(peer_id, decode(header.addr) or "", stream))
+                taken = True
+        except (LinkLost, OSError, DecodeError) as error:
+            log.debug("stream.broken", reason=repr(error))
+        finally:
+            if not taken:
+                with suppress(OSError):
+                    stream.close()
 
 
 def caller(connection: socket.socket) -> int:

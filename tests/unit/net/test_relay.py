@@ -205,7 +205,8 @@ async def test_a_process_that_is_not_our_p2pd_can_not_hand_us_a_stream():
 
     taken: list[OpenStream] = []
     child: asyncio.subprocess.Process | None = None
-    listener = StreamListener(taken.append)
+    listener = StreamListener()
+    listener.add("x", taken.append)
     listener.start()
     try:
         header = p2pd_pb2.StreamInfo(peer=b"anybody", addr=b"", proto="x").SerializeToString()
@@ -237,7 +238,8 @@ async def test_a_process_that_is_not_our_p2pd_can_not_hand_us_a_stream():
 async def test_a_header_that_is_none_is_dropped(header, monkeypatch):
     monkeypatch.setattr(streams, "HEADER_DEADLINE", 0.5)
     taken: list[OpenStream] = []
-    listener = StreamListener(taken.append)
+    listener = StreamListener()
+    listener.add("x", taken.append)
     listener.dialer = os.getpid()
     listener.start()
     try:
