@@ -17,11 +17,12 @@ be closed first.
 
 import asyncio
 import socket
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from time import monotonic
+
+from cachetools import LRUCache
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import (
@@ -37,7 +38,7 @@ from lowcomm_node.net.relays import fields
 from lowcomm_node.net.targets import Targets
 from lowcomm_node.system.logs import log
 from lowcomm_node.system.quota import OF_FEW, Shares
-from lowcomm_node.system.tasks import log_defect
+from lowcomm_node.system.tasks import start
 
 PROTOCOL = "/lowcomm/punch/1"
 IDENTIFY = "/ipfs/id/1.0.0"
@@ -61,7 +62,8 @@ MAX_AT_ONCE = 4
 MAX_HEARD = 32
 """Streams on which others may ask us, one per peer; an address or relay has a share of them."""
 TAKE_EVERY = 1.0
-"""Seconds between two of them, so that nobody can make us dial third parties all day."""
+"""Minimum seconds between accepted requests; limits how often others can make us dial third
+parties."""
 MAX_PEERS = 1024
 
 
@@ -91,6 +93,11 @@ class _Tried:
     failures: int = 0
     due: float = float("-inf")
 
+    def pause(self) -> None:
+        """Count a failed attempt."""
+        self.due = monotonic() + min(FIRST_PAUSE * 2**self.failures, LONGEST_PAUSE)
+        self.failures = min(self.failures + 1, MAX_DOUBLINGS)
+
 
 class Puncher:
     """Both ends of all attempts of this node."""
@@ -99,7 +106,7 @@ class Puncher:
         """``seen_at``: addresses at which others may reach us, the most promising first."""
         self._peer_id = peer_id
         self._seen_at = seen_at
-        self._tried: OrderedDict[str, _Tried] = OrderedDict()
+        self._tried: LRUCache[str, _Tried] = LRUCache(MAX_PEERS)
         self._punching: set[str] = set()
         """Peers that we are asking."""
         self._heard: set[str] = set()
@@ -121,51 +128,42 @@ class Puncher:
 
         Raises LinkLost if in the end it is not connected at all.
         """
-        tried = self._of(peer_id)
-        if (
-            peer_id in self._punching
-            or monotonic() < tried.due
-            or await _is_direct(control, peer_id) is not False
-        ):
+        tried = self._tried[peer_id] = self._tried.get(peer_id) or _Tried()
+        is_busy = peer_id in self._punching or monotonic() < tried.due
+        if is_busy or await _is_direct(control, peer_id) is not False:
             return
         self._punching.add(peer_id)
         try:
             for _ in range(ATTEMPTS):
-                if not await self._attempt(control, peer_id, entries):
+                if not await self._attempt(control, peer_id, entries, tried):
                     return
                 if await _is_direct(control, peer_id):
                     tried.failures = 0
                     log.info("hole.punched", peer=peer_id)
                     return
-                self._pause(tried)
+                tried.pause()
         except LinkLost:
-            self._pause(tried)
+            tried.pause()
             raise
         finally:
             self._punching.discard(peer_id)
-        log.info(
-            "hole.failed",
-            peer=peer_id,
-            reason="a NAT between us lets no connection through: relays are used",
-        )
+        reason = "a NAT between us lets no connection through: relays are used"
+        log.info("hole.failed", peer=peer_id, reason=reason)
 
-    def _pause(self, tried: _Tried) -> None:
-        """Count a failed attempt."""
-        tried.due = monotonic() + min(FIRST_PAUSE * 2**tried.failures, LONGEST_PAUSE)
-        tried.failures = min(tried.failures + 1, MAX_DOUBLINGS)
-
-    async def _attempt(self, control: Control, peer_id: str, entries: Sequence[EntryPoint]) -> bool:
+    async def _attempt(
+        self, control: Control, peer_id: str, entries: Sequence[EntryPoint], tried: _Tried
+    ) -> bool:
         """Make one attempt; whether the other end took part."""
         try:
             stream = await control.open_stream(peer_id, PROTOCOL, DEADLINE)
             with stream.socket:
                 async with asyncio.timeout(DEADLINE):
-                    await _send(stream.socket, self._told())
+                    await _send(stream.socket, self._own_dials())
                     theirs = await _receive(stream.socket)
         except (LinkLost, OSError, TimeoutError) as error:
             log.debug("hole.not_asked", peer=peer_id, reason=str(error))
-            # Or its silence would cost every connection to it these seconds.
-            self._pause(self._of(peer_id))
+            # Otherwise every connection to a silent peer would wait for this deadline.
+            tried.pause()
             return False
         if theirs is None:
             return False
@@ -190,14 +188,10 @@ class Puncher:
             return
         self._heard.add(stream.peer_id)
         self._shares.take(place)
-        task = asyncio.create_task(self._take(control, stream))
+        task = start(self._take(control, stream, place))
         self._tasks.add(task)
-        task.add_done_callback(lambda task: self._done(task, stream))
-
-    def _done(self, task: asyncio.Task[None], stream: OpenStream) -> None:
-        self._tasks.discard(task)
-        stream.socket.close()
-        log_defect(task)
+        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(lambda _: stream.socket.close())
 
     async def close(self) -> None:
         """Take part no more."""
@@ -206,50 +200,45 @@ class Puncher:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _take(self, control: Control, stream: OpenStream) -> None:
+    async def _take(self, control: Control, stream: OpenStream, place: str) -> None:
         with suppress(LinkLost, OSError, TimeoutError):
-            theirs = await self._hear(stream)
-            if theirs is None or not self._wants(stream):
+            try:
                 async with asyncio.timeout(DEADLINE):
-                    await _send(stream.socket, None)
-                return
-            place = place_in(stream.address)
+                    theirs = await _receive(stream.socket)
+            finally:
+                self._heard.discard(stream.peer_id)
+                self._shares.give_back(place)
+            takes_part = theirs is not None and self._has_room(stream, place)
+            async with asyncio.timeout(DEADLINE):
+                await _send(stream.socket, self._own_dials() if takes_part else None)
+                if not takes_part:
+                    return
             self._taking_part += 1
             self._shares_taken.take(place)
             try:
-                await self._take_part(control, stream, theirs)
+                await self._take_part(control, stream, theirs or [])
             finally:
                 self._shares_taken.give_back(place)
                 self._taking_part -= 1
 
-    async def _hear(self, stream: OpenStream) -> list[str] | None:
-        try:
-            async with asyncio.timeout(DEADLINE):
-                return await _receive(stream.socket)
-        finally:
-            self._heard.discard(stream.peer_id)
-            self._shares.give_back(place_in(stream.address))
-
     async def _take_part(self, control: Control, stream: OpenStream, theirs: Sequence[str]) -> None:
         peer = stream.peer_id
         async with asyncio.timeout(DEADLINE):
-            await _send(stream.socket, self._told())
             if await asyncio.get_running_loop().sock_recv(stream.socket, 1):
-                return  # only the end is due: it tells that they have our answer
-        if theirs and not await _is_direct(control, peer):
-            # p2pd makes no other connection while there is one.
-            if not (admitted := self.targets.admit(peer, theirs, MAX_ADDRESSES)):
-                return
-            await control.disconnect(peer)
+                return  # only the end is due: it shows that they have our answer
+        if not theirs or await _is_direct(control, peer):
+            return
+        if admitted := self.targets.admit(peer, theirs, MAX_ADDRESSES):
+            await control.disconnect(peer)  # p2pd makes no other connection while there is one
             await control.connect(peer, [EntryPoint(peer, dial) for dial in admitted], DEADLINE)
 
-    def _wants(self, stream: OpenStream) -> bool:
+    def _has_room(self, stream: OpenStream, place: str) -> bool:
         """Whether to take part. If two peers ask each other, the one with the smaller peer id goes
         on."""
         now = monotonic()
         crosses = stream.peer_id in self._punching and self._peer_id < stream.peer_id
         free = MAX_AT_ONCE - self._taking_part
-        has_room = free > 0 and self._shares_taken.has_room(place_in(stream.address), free)
+        has_room = free > 0 and self._shares_taken.has_room(place, free)
         is_flood = now < self._last_taken + TAKE_EVERY or not has_room
         # Only relayed connections need a better one.
         if crosses or is_flood or not stream.address.endswith(CIRCUIT):
@@ -257,15 +246,8 @@ class Puncher:
         self._last_taken = now
         return True
 
-    def _told(self) -> list[str]:
+    def _own_dials(self) -> list[str]:
         return [dial for dial in self._seen_at() if _is_public(dial)][:MAX_ADDRESSES]
-
-    def _of(self, peer_id: str) -> _Tried:
-        tried = self._tried.setdefault(peer_id, _Tried())
-        self._tried.move_to_end(peer_id)
-        if len(self._tried) > MAX_PEERS:
-            self._tried.popitem(last=False)
-        return tried
 
 
 async def _is_direct(control: Control, peer_id: str) -> bool | None:
