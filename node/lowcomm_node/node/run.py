@@ -402,7 +402,7 @@ class Run:
                 await self._pause(membership)
             try:
                 turn = self._turn(membership)
-                lost, held = self._supervisor.wait_lost(), self._availability.wait_held()
+                lost, held = self._supervisor.wait_lost(), self._availability.held.wait()
                 if await first_of(turn, lost, held) == 0:
                     return
             except TrainerError as error:
@@ -549,7 +549,7 @@ class Run:
         self._board.show(None)  # the report tells why
         self._board.advance(tokens_per_second=0.0)
         await membership.announce(Phase.PAUSED)
-        await self._availability.wait_free()
+        await self._availability.free.wait()
         self._board.tell(Resumed())
 
     async def _recover(self, membership: Membership, error: TrainerError) -> None:
@@ -576,7 +576,7 @@ class Run:
         with suppress(TimeoutError):
             async with asyncio.timeout(wait):
                 await membership.announce(Phase.SYNCING)
-                await self._availability.wait_held()
+                await self._availability.held.wait()
 
     # state
 

@@ -2,13 +2,12 @@
 
 import asyncio
 import json
-import os
 import subprocess
 import time as clock
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from math import isfinite
 from pathlib import Path
@@ -26,52 +25,12 @@ from lowcomm_node.system.units import seconds
 BUSY_CORES = 1.0
 """If other programs take more cores than this, the machine is in use."""
 BUSY_SECONDS = 60.0
-LOGIND_EVERY = 15.0
-LOGIND_DEADLINE = 5.0
+LOOK_EVERY = 5.0
+NOT_LOOKED = "nobody looks at the use and the battery of this machine"
 _LOGIND = (
     *("busctl", "--system", "get-property", "org.freedesktop.login1", "/org/freedesktop/login1"),
     *("org.freedesktop.login1.Manager", "IdleHint", "IdleSinceHint"),
 )
-
-
-@dataclass(frozen=True)
-class Work:
-    """Processor time up to a moment."""
-
-    at: float
-    """Monotonic seconds."""
-    others: float
-    """Seconds of all cores in which they were not idle and ran neither niced programs nor us."""
-
-
-class Load:
-    """Cores that other programs took over the last minute. Pure."""
-
-    def __init__(self) -> None:
-        self._seen: deque[Work] = deque()
-
-    def saw(self, work: Work) -> float:
-        """Add a measurement; returns the cores taken, 0 until a minute has been seen."""
-        self._seen.append(work)
-        while len(self._seen) > 2 and work.at - self._seen[1].at >= BUSY_SECONDS:
-            self._seen.popleft()
-        first = self._seen[0]
-        elapsed = work.at - first.at
-        return max(0.0, work.others - first.others) / elapsed if elapsed >= BUSY_SECONDS else 0.0
-
-
-class OwnWork:
-    """Processor time of our own processes, ended ones included. Pure."""
-
-    def __init__(self) -> None:
-        self._last: dict[int, float] = {}
-        self._sum = 0.0
-
-    def total(self, work: Mapping[int, float]) -> float:
-        """Add what each process has used so far; returns the total of all."""
-        self._sum += sum(max(0.0, used - self._last.get(pid, 0.0)) for pid, used in work.items())
-        self._last = dict(work)
-        return self._sum
 
 
 class IdleDetector:
@@ -80,107 +39,87 @@ class IdleDetector:
     def __init__(self, use: bool, battery: bool) -> None:
         self._use = use
         self._battery = battery
-        self._load = Load()
-        self._own = OwnWork()
-        self._busy_at: float | None = None
-        self._cores = 0.0
-        self._logind: tuple[float, float | None] = (-LOGIND_EVERY, None)
+        self._seen: deque[tuple[float, float]] = deque()
+        """Moments, and processor seconds of other programs up to each (monotonic seconds)."""
+        self._own: dict[int, float] = {}
+        self._own_total = 0.0
+        """Processor seconds of our processes, with those that have ended."""
+        self._busy: tuple[float, float] | None = None
+        """When other programs took too many cores last, and how many."""
 
     def look(self) -> MachineUse:
         """The use of the machine now."""
-        idle, by = self._idle() if self._use else (None, "")
-        return MachineUse(
-            idle=idle, used_by=by, on_battery=_on_battery() if self._battery else None
-        )
+        signs: list[tuple[float, str]] = []
+        if self._use:
+            now = monotonic()
+            if (cores := self._cores_of_others(now)) > BUSY_CORES:
+                self._busy = now, cores
+            if self._busy is not None:
+                text = f"other programs take {self._busy[1]:.1f} cores"
+                signs.append((now - self._busy[0], text))
+            if (idle := _since_typed()) is not None:
+                signs.append((idle, f"a key was pressed in a terminal {seconds(idle)} ago"))
+            if (idle := _since_logind()) is not None:
+                signs.append((idle, f"logind saw it used {seconds(idle)} ago"))
+        idle, sign = min(signs, default=(None, ""))
+        on_battery = _on_battery() if self._battery else None
+        return MachineUse(idle=idle, used_by=sign, on_battery=on_battery)
 
-    def _idle(self) -> tuple[float | None, str]:
-        now = monotonic()
-        work = Work(now, busy_seconds() - self._own.total(_family_work()))
-        if (cores := self._load.saw(work)) > BUSY_CORES:
-            self._busy_at = now
-            self._cores = cores
-        found: list[tuple[float, str]] = []
-        if self._busy_at is not None:
-            found.append((now - self._busy_at, f"other programs take {self._cores:.1f} cores"))
-        if (typed := last_typed(_terminals())) is not None:
-            idle = max(0.0, time() - typed)
-            found.append((idle, f"a key was pressed in a terminal {seconds(idle)} ago"))
-        if (idle := self._by_logind(now)) is not None:
-            found.append((idle, f"logind saw it used {seconds(idle)} ago"))
-        return min(found) if found else (None, "")
+    def _cores_of_others(self, now: float) -> float:
+        """Cores that other programs took over the last minute; 0 until a minute has been seen.
 
-    def _by_logind(self, now: float) -> float | None:
-        asked, since = self._logind
-        if now - asked >= LOGIND_EVERY:
-            since = ask_logind()
-            self._logind = (now, since)
-        return None if since is None else max(0.0, time() - since)
+        Niced programs do not count: an owner does not notice them.
+        """
+        own: dict[int, float] = {}
+        daemon = psutil.Process()
+        for process in (daemon, *daemon.children(recursive=True)):
+            with suppress(psutil.Error):
+                times = process.cpu_times()
+                own[process.pid] = times.system + (0.0 if process.nice() > 0 else times.user)
+        self._own_total += sum(max(0.0, own[pid] - self._own.get(pid, 0.0)) for pid in own)
+        self._own = own
+        all_ = psutil.cpu_times()
+        interrupts = getattr(all_, "irq", 0.0) + getattr(all_, "softirq", 0.0)
+        self._seen.append((now, all_.user + all_.system + interrupts - self._own_total))
+        while len(self._seen) > 2 and now - self._seen[1][0] >= BUSY_SECONDS:
+            self._seen.popleft()
+        (began, before), (_, after) = self._seen[0], self._seen[-1]
+        return max(0.0, after - before) / (now - began) if now - began >= BUSY_SECONDS else 0.0
 
 
-def last_typed(terminals: Iterable[Path]) -> float | None:
-    """Unix time of the last key pressed in any of these terminals; None without terminals."""
+def _since_typed() -> float | None:
+    """Seconds since a key was pressed in a terminal; None without terminals."""
     times: list[float] = []
-    for terminal in terminals:
+    for terminal in (*Path("/dev").glob("tty[0-9]*"), *Path("/dev/pts").glob("[0-9]*")):
         with suppress(OSError):
             times.append(terminal.stat().st_atime)
-    return max(times, default=None)
+    return max(0.0, time() - max(times)) if times else None
 
 
-def _terminals() -> list[Path]:
-    return [*Path("/dev").glob("tty[0-9]*"), *Path("/dev/pts").glob("[0-9]*")]
-
-
-def ask_logind() -> float | None:
-    """Unix time since which logind says it is idle, now if it is in use; None without logind."""
+def _since_logind() -> float | None:
+    """Seconds since which logind has the machine idle; None without logind."""
     try:
-        done = subprocess.run(
-            _LOGIND,
-            capture_output=True,
-            timeout=LOGIND_DEADLINE,
-            check=True,
-            encoding="utf-8",
-        )
+        answer = subprocess.run(_LOGIND, capture_output=True, timeout=5.0, check=True, text=True)
     except (OSError, subprocess.SubprocessError):
         return None
-    return read_logind(done.stdout, time())
+    since = read_logind(answer.stdout, time())
+    return None if since is None else max(0.0, time() - since)
 
 
 def read_logind(answer: str, now: float) -> float | None:
-    """Read the answer of ``busctl``: ``b true`` and ``t MICROSECONDS``, one a line."""
+    """Unix time from an answer of ``busctl``: ``b true`` and ``t MICROSECONDS``, one a line."""
     words = answer.split()
     if len(words) != 4 or words[0] != "b" or words[2] != "t" or not words[3].isdecimal():
         return None
     return int(words[3]) / 1e6 if words[1] == "true" else now
 
 
-def busy_seconds() -> float:
-    """Processor time of all cores, without niced programs, which an owner does not notice."""
-    total = psutil.cpu_times()
-    return total.user + total.system + getattr(total, "irq", 0.0) + getattr(total, "softirq", 0.0)
-
-
-def _family_work() -> dict[int, float]:
-    """Processor time of this process and its children, by process id."""
-    own = psutil.Process(os.getpid())
-    work: dict[int, float] = {}
-    for process in [own, *own.children(recursive=True)]:
-        with suppress(psutil.Error):
-            times = process.cpu_times()
-            work[process.pid] = times.system + (0.0 if process.nice() > 0 else times.user)
-    return work
-
-
 def _on_battery() -> bool | None:
-    try:
+    with suppress(AttributeError, OSError, RuntimeError):
         battery = psutil.sensors_battery()
-    except (AttributeError, OSError, RuntimeError):
-        return None
-    return None if battery is None or battery.power_plugged is None else not battery.power_plugged
-
-
-LOOK_EVERY = 5.0
-NOT_LOOKED = "nobody looks at the use and the battery of this machine"
-_ENDLESS = {"until": None}
+        if battery is not None and battery.power_plugged is not None:
+            return not battery.power_plugged
+    return None
 
 
 def _elapsed() -> float:
@@ -213,8 +152,8 @@ class Availability:
         self._overruled: set[Rule] = set()
         self.hold: Hold | None = None
         """Why it may not train; None if it may."""
-        self._held = asyncio.Event()
-        self._free = asyncio.Event()
+        self.held, self.free = asyncio.Event(), asyncio.Event()
+        """Set while it may not train, and while it may."""
         self._machine = MachineUse()
         with Enduring(NOT_LOOKED):
             self._machine = look()
@@ -229,9 +168,8 @@ class Availability:
             idle_after=settings.idle_after,
             on_battery=settings.on_battery,
         )
-        return cls(
-            rules, settings.paths.pause, IdleDetector(rules.only_idle, not rules.on_battery).look
-        )
+        machine = IdleDetector(rules.only_idle, not rules.on_battery)
+        return cls(rules, settings.paths.pause, machine.look)
 
     def pause(self, seconds: float | None) -> None:
         """Hold training now, for ``seconds`` or until ``resume``, over restarts too.
@@ -239,7 +177,8 @@ class Availability:
         Raises DiskFull, OSError.
         """
         left = FOREVER if seconds is None else seconds
-        content = {"until": self._clock() + left, "seconds": left} if isfinite(left) else _ENDLESS
+        is_finite = isfinite(left)
+        content = {"until": self._clock() + left, "seconds": left} if is_finite else {"until": None}
         write_atomic(self._file, json.dumps(content).encode())
         self._pause_ends = self._elapsed() + left
         self._overruled.clear()
@@ -265,11 +204,12 @@ class Availability:
 
     def update(self) -> None:
         """Decide again, from the last look at the machine."""
-        found = self._holds()
-        self._overruled &= {hold.rule for hold in found}
-        self.hold = next((hold for hold in found if hold.rule not in self._overruled), None)
-        for event, is_set in ((self._held, self.hold is not None), (self._free, self.hold is None)):
-            (event.set if is_set else event.clear)()
+        all_ = self._holds()
+        self._overruled &= {hold.rule for hold in all_}
+        self.hold = next((hold for hold in all_ if hold.rule not in self._overruled), None)
+        now, other = (self.free, self.held) if self.hold is None else (self.held, self.free)
+        now.set()
+        other.clear()
 
     async def run(self, warn: Warn = lambda text: None) -> None:
         """Look at clock and machine every few seconds until cancelled."""
@@ -281,19 +221,11 @@ class Availability:
             with enduring:  # pause and schedule need no look at the machine
                 self.update()
 
-    async def wait_held(self) -> None:
-        """Return once it may not train."""
-        await self._held.wait()
-
-    async def wait_free(self) -> None:
-        """Return once it may."""
-        await self._free.wait()
-
     def _holds(self) -> list[Hold]:
         now, ends = self._clock(), self._pause_ends
         until = None if ends is None else now + (ends - self._elapsed())
         local = datetime.fromtimestamp(now).astimezone()
-        return holds(self._rules, until, self._machine, local)
+        return list(holds(self._rules, until, self._machine, local))
 
 
 def _read(file: Path, now: float) -> float | None:

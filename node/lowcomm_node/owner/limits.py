@@ -25,9 +25,8 @@ class Allowance:
     """The limits of a running node, and their use."""
 
     def __init__(self, settings: NodeSettings) -> None:
-        self.bandwidth = Bandwidth(
-            BandwidthLimit(settings.max_up), BandwidthLimit(settings.max_down)
-        )
+        up, down = BandwidthLimit(settings.max_up), BandwidthLimit(settings.max_down)
+        self.bandwidth = Bandwidth(up, down)
         self.peer_limit = PeerLimit(settings.max_peers)
 
     def change(self, settings: NodeSettings, changes: Mapping[str, Any]) -> NodeSettings:
@@ -36,12 +35,9 @@ class Allowance:
         Raises ConfigError for an unknown or invalid limit, or one that can't be kept, and changes
         nothing then.
         """
-        unknown = [name for name in changes if name not in CHANGEABLE]
-        if unknown:
-            raise ConfigError(
-                f"{unknown[0]!r} can't be changed while the node runs: only "
-                f"{', '.join(CHANGEABLE)}."
-            )
+        if unknown := [name for name in changes if name not in CHANGEABLE]:
+            known = ", ".join(CHANGEABLE)
+            raise ConfigError(f"{unknown[0]!r} can't be changed while the node runs: only {known}.")
         changed = change_settings(settings, changes)
         written = dict(changes)
         if "max_peers" in written:

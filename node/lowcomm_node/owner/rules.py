@@ -6,100 +6,78 @@ that hold at that moment; each counts again once it has let go.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from lowcomm_node.system.units import write_duration
+from lowcomm_node.system.units import NONE, write_duration
 
 _DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
-_WEEK = 7 * 24 * 60
-_FORM = re.compile(r"(?:([A-Z][a-z]{2})(?:-([A-Z][a-z]{2}))? +)?(\d{2}):(\d{2})-(\d{2}):(\d{2})")
+_DAY, _WEEK = 24 * 60, 7 * 24 * 60
+"""Minutes."""
+_WINDOW = re.compile(r"(?:([A-Z][a-z]{2})(?:-([A-Z][a-z]{2}))? +)?(\d{2}):(\d{2})-(\d{2}):(\d{2})")
 _EXAMPLE = 'such as 22:00-07:00, or "Mon-Fri 18:00-08:00, Sat 00:00-24:00"'
-NONE = "none"
+FOREVER = float("inf")
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Windows of the week, in minutes since Monday 00:00, local time.
-
-    A window may reach into the next day or week.
-    """
+    """Minutes of the week in which the node may train, by local time."""
 
     text: str
     """As its owner wrote it."""
-    windows: tuple[tuple[int, int], ...]
-    """``[start, end)``, where ``end`` may lie beyond the end of the week."""
+    minutes: frozenset[int] = field(repr=False)
+    """Since Monday 00:00."""
 
     def __str__(self) -> str:
         return self.text
 
     def allows(self, now: datetime) -> bool:
         """Whether training is allowed at this local time."""
-        minute = now.weekday() * 24 * 60 + now.hour * 60 + now.minute
-        return any(
-            start <= minute + week < end for start, end in self.windows for week in (0, _WEEK)
-        )
+        return _minute_of_week(now) in self.minutes
 
     def changes(self, now: datetime) -> datetime | None:
         """When that changes next; None if it never does."""
-        allowed = self.allows(now)
-        return next((edge for edge in self._edges(now) if self.allows(edge) != allowed), None)
+        begin, allowed = _minute_of_week(now), self.allows(now)
+        later = range(1, _WEEK)
+        left = next((m for m in later if ((begin + m) % _WEEK in self.minutes) != allowed), None)
+        minute = now.replace(second=0, microsecond=0)
+        return None if left is None else minute + timedelta(minutes=left)
 
-    def _edges(self, now: datetime) -> Iterator[datetime]:
-        """All starts and ends of windows within a week from now, in order."""
-        monday = now.replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(
-            days=now.weekday()
-        )
-        minutes = {
-            minute % _WEEK + week
-            for window in self.windows
-            for minute in window
-            for week in (0, _WEEK)
-        }
-        edges = sorted(monday + timedelta(minutes=minute) for minute in minutes)
-        return (edge for edge in edges if edge > now)
+
+def _minute_of_week(now: datetime) -> int:
+    return now.weekday() * _DAY + now.hour * 60 + now.minute
 
 
 def read_schedule(text: str) -> Schedule | None:
     """Read a schedule; None for ``none``. Raises ValueError that says what to write."""
     if text.strip() == NONE:
         return None
-    windows = [window for part in text.split(",") for window in _read_part(part.strip())]
-    return Schedule(", ".join(part.strip() for part in text.split(",")), tuple(sorted(windows)))
+    parts = [part.strip() for part in text.split(",")]
+    return Schedule(", ".join(parts), frozenset(m for part in parts for m in _minutes_of(part)))
 
 
-def _read_part(part: str) -> list[tuple[int, int]]:
-    match = _FORM.fullmatch(part)
+def _minutes_of(part: str) -> Iterator[int]:
+    """Yield the minutes of the week in a window, which may reach into the next day."""
+    match = _WINDOW.fullmatch(part)
     if match is None:
         raise ValueError(f"{part!r} is no window of time: write {_EXAMPLE}")
-    start, end = _minute(part, match[3], match[4]), _minute(part, match[5], match[6])
-    if start == end:
-        raise ValueError(f"{part!r} begins when it ends: for the whole day write 00:00-24:00")
-    if start == 24 * 60:
-        raise ValueError(f"{part!r} begins at 24:00: write 00:00, of the day after")
-    length = end - start if end > start else end - start + 24 * 60
-    starts = [day * 24 * 60 + start for day in _days(part, match[1], match[2])]
-    return [(begin, begin + length) for begin in starts]
-
-
-def _minute(part: str, hour: str, minute: str) -> int:
-    if int(minute) > 59 or int(hour) * 60 + int(minute) > 24 * 60:
-        raise ValueError(f"{part!r}: {hour}:{minute} is no time of day: write 00:00 to 24:00")
-    return int(hour) * 60 + int(minute)
-
-
-def _days(part: str, first: str | None, last: str | None) -> list[int]:
-    if first is None:
-        return list(range(7))
-    for day in (first, last or first):
+    first, last = match[1] or _DAYS[0], match[2] or match[1] or _DAYS[-1]
+    for day in (first, last):
         if day not in _DAYS:
             raise ValueError(f"{part!r}: {day} is no day: write {', '.join(_DAYS)}")
-    begin, end = _DAYS.index(first), _DAYS.index(last or first)
-    return [day % 7 for day in range(begin, end + 1 if end >= begin else end + 8)]
-
-
-FOREVER = float("inf")
+    for hour, minute in ((match[3], match[4]), (match[5], match[6])):
+        if int(minute) > 59 or int(hour) * 60 + int(minute) > _DAY:
+            raise ValueError(f"{part!r}: {hour}:{minute} is no time of day: write 00:00 to 24:00")
+    start, end = int(match[3]) * 60 + int(match[4]), int(match[5]) * 60 + int(match[6])
+    if start == end:
+        raise ValueError(f"{part!r} begins when it ends: for the whole day write 00:00-24:00")
+    if start == _DAY:
+        raise ValueError(f"{part!r} begins at 24:00: write 00:00, of the day after")
+    begin = _DAYS.index(first)
+    for day in range(begin, begin + (_DAYS.index(last) - begin) % 7 + 1):
+        for minute in range(start, end if end > start else end + _DAY):
+            yield (day * _DAY + minute) % _WEEK
 
 
 class Rule(StrEnum):
@@ -124,7 +102,7 @@ class OwnerRules:
 
 @dataclass(frozen=True, kw_only=True)
 class MachineUse:
-    """How the machine is used."""
+    """Use of the machine."""
 
     idle: float | None = None
     """Seconds since its last use; None if that is unknown."""
@@ -136,7 +114,7 @@ class MachineUse:
 
 @dataclass(frozen=True)
 class Hold:
-    """Why the node may not train."""
+    """Reason why the node may not train."""
 
     rule: Rule
     text: str
@@ -147,48 +125,33 @@ class Hold:
 
 def holds(
     rules: OwnerRules, paused_until: float | None, machine: MachineUse, now: datetime
-) -> list[Hold]:
-    """Everything that holds training at a local time, the most important first.
+) -> Iterator[Hold]:
+    """Yield all that holds training at a local time, the most important first.
 
-    ``paused_until``: when the owner's pause ends, None without one.
+    ``paused_until``: end of the owner's pause (Unix time), None without one.
     """
-    found: list[Hold] = []
-    if paused_until is not None and paused_until > now.timestamp():
-        found.append(_paused(paused_until, now))
+    if paused_until == FOREVER:
+        yield Hold(Rule.OWNER, "paused by its owner, until `lowcomm-node resume`")
+    elif paused_until is not None and paused_until > now.timestamp():
+        yield Hold(Rule.OWNER, f"paused by its owner{_until(paused_until, now)}", paused_until)
     if rules.schedule is not None and not rules.schedule.allows(now):
         change = rules.schedule.changes(now)
-        until = change.timestamp() if change is not None else None
-        found.append(
-            Hold(Rule.SCHEDULE, f"outside its schedule {rules.schedule}{_until(until, now)}", until)
-        )
+        until = None if change is None else change.timestamp()
+        text = f"outside its schedule {rules.schedule}{_until(until, now)}"
+        yield Hold(Rule.SCHEDULE, text, until)
     if rules.only_idle and machine.idle is not None and machine.idle < rules.idle_after:
         left = write_duration(rules.idle_after - machine.idle)
-        found.append(
-            Hold(
-                Rule.IN_USE,
-                f"the machine is in use ({machine.used_by}): waits until it is left alone for "
-                f"{left}",
-            )
-        )
+        text = f"the machine is in use ({machine.used_by}): waits until it is left alone for {left}"
+        yield Hold(Rule.IN_USE, text)
     if not rules.on_battery and machine.on_battery:
-        found.append(Hold(Rule.BATTERY, "the machine runs on its battery"))
-    return found
-
-
-def _paused(until: float, now: datetime) -> Hold:
-    if until == FOREVER:
-        return Hold(Rule.OWNER, "paused by its owner, until `lowcomm-node resume`")
-    return Hold(Rule.OWNER, f"paused by its owner{_until(until, now)}", until)
+        yield Hold(Rule.BATTERY, "the machine runs on its battery")
 
 
 def _until(until: float | None, now: datetime) -> str:
     if until is None:
         return ""
     then = datetime.fromtimestamp(until, now.tzinfo)
-    if (then.date() - now.date()).days == 0:
+    if then.date() == now.date():
         return f" until {then:%H:%M}"
-    return (
-        f" until {then:%a %H:%M}"
-        if until - now.timestamp() < 6 * 86400
-        else f" until {then:%Y-%m-%d %H:%M}"
-    )
+    is_soon = until - now.timestamp() < 6 * 86400
+    return f" until {then:%a %H:%M}" if is_soon else f" until {then:%Y-%m-%d %H:%M}"

@@ -8,7 +8,7 @@ row of ``docs/node.md``. All of them are made from its name, its type, its defau
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from types import NoneType
@@ -37,23 +37,13 @@ if TYPE_CHECKING:
 
 MAX_RECORD_LIFE = 600.0
 """As ``lowcomm_protocol.peers.records.MAX_LIFE``: peers refuse a record that claims more."""
-_RUN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}(@[0-9a-f]{12,64})?")
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,2})?")
 
 
-def _absolute(folder: Path) -> Path:
+def _check_folder(folder: Path) -> Path:
     try:
         return absolute(folder)
     except ConfigError as error:
         raise ValueError(str(error).rstrip(".")) from None
-
-
-def _check_run(run: str) -> str:
-    if not _RUN.fullmatch(run):
-        raise ValueError(
-            "expected NAME or NAME@FINGERPRINT (12 to 64 hexadecimal digits), as `create` prints it"
-        )
-    return run
 
 
 def _check_invite(invite: SecretStr) -> SecretStr:
@@ -74,16 +64,13 @@ def _check_name(name: str) -> str:
     return name
 
 
-def _check_device(device: str) -> str:
-    if not _DEVICE.fullmatch(device):
-        raise ValueError("expected auto, cpu, cuda or cuda:N")
-    return device
+def _matching(pattern: str, expected: str) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(pattern, text):
+            raise ValueError(f"expected {expected}")
+        return text
 
-
-def _check_checkpointing(value: str) -> str:
-    if value not in ("auto", "on", "off"):
-        raise ValueError("expected auto, on or off")
-    return value
+    return AfterValidator(check)
 
 
 def _check_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
@@ -95,42 +82,49 @@ def _check_addresses(addresses: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(addresses))
 
 
-def _check_endpoints(endpoints: tuple[str, ...]) -> tuple[str, ...]:
-    for endpoint in endpoints:
-        host, _, port = endpoint.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ValueError(f"{endpoint!r} is not host:port, such as node.example.org:31331")
-        if ":" in host and not (host.startswith("[") and host.endswith("]")):
-            raise ValueError(
-                f"{endpoint!r}: an address of IPv6 stands in brackets, such as [2001:db8::7]:31331"
-            )
-    return endpoints
+def _check_endpoint(endpoint: str) -> str:
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{endpoint!r} is not host:port, such as node.example.org:31331")
+    if ":" in host and not (host.startswith("[") and host.endswith("]")):
+        raise ValueError(
+            f"{endpoint!r}: an address of IPv6 stands in brackets, such as [2001:db8::7]:31331"
+        )
+    return endpoint
 
 
-def _none(value: Any) -> Any:
-    return None if value == NONE else value
-
-
-Folder = Annotated[Path, AfterValidator(_absolute)]
+Folder = Annotated[Path, AfterValidator(_check_folder)]
 Text = Annotated[str, Field(min_length=1)]
-Run = Annotated[str, AfterValidator(_check_run)]
+Run = Annotated[
+    str,
+    _matching(
+        r"[a-z0-9][a-z0-9._-]{0,63}(@[0-9a-f]{12,64})?",
+        "NAME or NAME@FINGERPRINT (12 to 64 hexadecimal digits), as `create` prints it",
+    ),
+]
 """``NAME`` or ``NAME@FINGERPRINT``."""
 Invite = Annotated[SecretStr, AfterValidator(_check_invite)]
 PeerName = Annotated[str, AfterValidator(_check_name)]
-Device = Annotated[str, AfterValidator(_check_device)]
-Checkpointing = Annotated[str, AfterValidator(_check_checkpointing)]
+Device = Annotated[str, _matching(r"auto|cpu|cuda(:\d{1,2})?", "auto, cpu, cuda or cuda:N")]
+Checkpointing = Annotated[str, _matching("auto|on|off", "auto, on or off")]
 """Of activations."""
 Addresses = Annotated[tuple[str, ...], AfterValidator(_check_addresses)]
 """Multiaddresses of peers or bootstrap servers, each once."""
-Endpoint = Annotated[str, AfterValidator(lambda one: _check_endpoints((one,))[0])]
+Endpoint = Annotated[str, AfterValidator(_check_endpoint)]
 """``host:port``."""
-Endpoints = Annotated[tuple[str, ...], Field(max_length=8), AfterValidator(_check_endpoints)]
-"""``host:port`` each."""
+Endpoints = Annotated[
+    tuple[str, ...],
+    Field(max_length=8),
+    AfterValidator(lambda endpoints: tuple(map(_check_endpoint, endpoints))),
+]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 GiB = Annotated[float, Field(gt=0, le=1_000_000, allow_inf_nan=False)]
 RecordLife = Annotated[float, Field(ge=1, le=MAX_RECORD_LIFE, allow_inf_nan=False)]
-PeerCount = Annotated[Annotated[int, Field(ge=1, le=1024)] | None, BeforeValidator(_none)]
+PeerCount = Annotated[
+    Annotated[int, Field(ge=1, le=1024)] | None,
+    BeforeValidator(lambda value: None if value == NONE else value),
+]
 """None, written none: as many as nodes take by themselves."""
 Rate = Annotated[
     float | None,
@@ -168,7 +162,6 @@ class Section(StrEnum):
 class Setting:
     """Description of a field, beside its name, its type with the bounds, and its default."""
 
-    section: Section
     text: str
     """Description for the help, without a full stop."""
     unit: str = ""
@@ -179,6 +172,7 @@ class Setting:
     """Whether a switch has a ``--no-`` form, too."""
     while_running: bool = False
     """Whether ``lowcomm-node limits`` changes it in a running node."""
+    section: Section = Section.SWARM
 
 
 def _setting(default: Any, *given: Any, **more: Any) -> Any:
@@ -186,51 +180,44 @@ def _setting(default: Any, *given: Any, **more: Any) -> Any:
 
 
 class NodeSettings(BaseModel):
-    """The settings of one node."""
+    """The settings of one node. ``_SECTIONS`` has the first of each section."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
     home: Folder = _setting(
         ...,
-        Section.SWARM,
         "Folder of this node's identity, checkpoints and settings",
         "FOLDER",
         unset="lowcomm in your data folder",
     )
     peers: Addresses = _setting(
-        (), Section.SWARM, "Address of a bootstrap server or peer; may be repeated", "ADDRESS"
+        (), "Address of a bootstrap server or peer; may be repeated", "ADDRESS"
     )
     run: Run | None = _setting(
-        None, Section.SWARM, "NAME or NAME@FINGERPRINT", "RUN", unset="the only run there is"
+        None, "NAME or NAME@FINGERPRINT", "RUN", unset="the only run there is"
     )
     invite: Invite | None = _setting(
-        None, Section.SWARM, "What the run's creator sent you; or set LOWCOMM_INVITE", "INVITE"
+        None, "What the run's creator sent you; or set LOWCOMM_INVITE", "INVITE"
     )
     name: PeerName | None = _setting(
-        None, Section.SWARM, "What others see this node called, such as on a swarm's page", "NAME"
+        None, "What others see this node called, such as on a swarm's page", "NAME"
     )
     ephemeral: bool = _setting(
-        False, Section.SWARM, "A fresh identity, in memory only: for containers", negation=False
+        False, "A fresh identity, in memory only: for containers", negation=False
     )
-    stay: bool = _setting(
-        False, Section.SWARM, "Serve the state to others after the run has finished"
-    )
+    stay: bool = _setting(False, "Serve the state to others after the run has finished")
 
     data: Text | None = _setting(
-        None,
-        Section.TEXT,
-        "Your training text: file, folder or glob of text, JSON lines or Parquet",
-        "PATH",
+        None, "Your training text: file, folder or glob of text, JSON lines or Parquet", "PATH"
     )
     field: Text = _setting(
-        "text", Section.TEXT, "Field of JSON lines, or column of Parquet, with the text", "NAME"
+        "text", "Field of JSON lines, or column of Parquet, with the text", "NAME"
     )
     tokenizer: Text | None = _setting(
-        None, Section.TEXT, "The run's tokenizer.json, where it has one", "PATH", unset="from peers"
+        None, "The run's tokenizer.json, where it has one", "PATH", unset="from peers"
     )
     weights: Folder | None = _setting(
         None,
-        Section.TEXT,
         "Folder with the weights that the run begins with, where it names any",
         "FOLDER",
         unset="from peers",
@@ -238,132 +225,94 @@ class NodeSettings(BaseModel):
 
     host: Text | None = _setting(
         None,
-        Section.ADDRESSES,
         "Address to listen on",
         "HOST",
         unset="loopback if all --peers are there, else all interfaces",
     )
-    port: Port = _setting(
-        0, Section.ADDRESSES, "TCP port for exchanges", "PORT", unset="0, any free one"
-    )
-    dht_port: Port = _setting(
-        0, Section.ADDRESSES, "TCP port for the DHT", "PORT", unset="0, any free one"
-    )
+    port: Port = _setting(0, "TCP port for exchanges", "PORT", unset="0, any free one")
+    dht_port: Port = _setting(0, "TCP port for the DHT", "PORT", unset="0, any free one")
     announce: Endpoints = _setting(
-        (),
-        Section.ADDRESSES,
-        "host:port at which others reach you, where it differs; may be repeated",
-        "HOST:PORT",
+        (), "host:port at which others reach you, where it differs; may be repeated", "HOST:PORT"
     )
     control_port: Port = _setting(
-        0, Section.ADDRESSES, "Loopback port of the control API", "PORT", unset="0, any free one"
+        0, "Loopback port of the control API", "PORT", unset="0, any free one"
     )
     metrics: Endpoint | None = _setting(
         None,
-        Section.ADDRESSES,
         "host:port at which Prometheus reads /metrics, without a token",
         "HOST:PORT",
         unset="nowhere",
     )
 
-    device: Device = _setting("auto", Section.MACHINE, "auto, cpu, cuda or cuda:N", "DEVICE")
+    device: Device = _setting("auto", "auto, cpu, cuda or cuda:N", "DEVICE")
     threads: Annotated[int, Field(ge=1, le=4096)] | None = _setting(
-        None,
-        Section.MACHINE,
-        "CPU threads of the trainer",
-        "COUNT",
-        unset="as many as it has cores",
+        None, "CPU threads of the trainer", "COUNT", unset="as many as it has cores"
     )
     nice: Annotated[int, Field(ge=0, le=19)] = _setting(
         LAST,
-        Section.MACHINE,
         "0 to 19: how far training steps back for other programs, from not at all to "
         "taking only what they leave",
         "LEVEL",
     )
     max_memory: Positive | None = _setting(
         None,
-        Section.MACHINE,
         "Memory for daemon and trainer together: a run that needs more is refused, a trainer "
         "that takes more is ended",
         "GiB",
         unset="what is free at the start",
     )
     max_vram: GiB | None = _setting(
-        None, Section.MACHINE, "Memory of the GPU that training may take", "GiB", unset="all of it"
+        None, "Memory of the GPU that training may take", "GiB", unset="all of it"
     )
     micro_batch: Annotated[int, Field(ge=1, le=1_000_000)] | None = _setting(
         None,
-        Section.MACHINE,
         "Windows of a batch that go through the model at once; what a step learns stays",
         "COUNT",
         unset="as many as fit into memory",
     )
     activation_checkpointing: Checkpointing = _setting(
         "auto",
-        Section.MACHINE,
         "Whether to compute activations again, which takes less memory and about a third "
         "more time: on, off, or auto, where not one window fits otherwise",
         "auto|on|off",
     )
     max_disk: GiB | None = _setting(
-        None, Section.MACHINE, "Disk that the files of the home may take", "GiB", unset="all of it"
+        None, "Disk that the files of the home may take", "GiB", unset="all of it"
     )
     checkpoint_every: Annotated[int, Field(ge=1)] = _setting(
-        100, Section.MACHINE, "Inner steps that a crash may cost at most", "STEPS"
+        100, "Inner steps that a crash may cost at most", "STEPS"
     )
-    keep: Annotated[int, Field(ge=1, le=1000)] = _setting(
-        3, Section.MACHINE, "Checkpoints to keep", "COUNT"
-    )
+    keep: Annotated[int, Field(ge=1, le=1000)] = _setting(3, "Checkpoints to keep", "COUNT")
 
     max_up: Rate = _setting(
-        None,
-        Section.NETWORK,
-        "Contents sent a second, such as 20Mbit or 2.5MB",
-        "RATE",
-        while_running=True,
+        None, "Contents sent a second, such as 20Mbit or 2.5MB", "RATE", while_running=True
     )
     max_down: Rate = _setting(
-        None, Section.NETWORK, "Contents received a second; as --max-up", "RATE", while_running=True
+        None, "Contents received a second; as --max-up", "RATE", while_running=True
     )
     max_peers: PeerCount = _setting(
-        None,
-        Section.NETWORK,
-        "Peers to talk with at once",
-        "COUNT",
-        unset="none, which is 64",
-        while_running=True,
+        None, "Peers to talk with at once", "COUNT", unset="none, which is 64", while_running=True
     )
 
     schedule: Hours = _setting(
         None,
-        Section.HOURS,
         'Hours in which to train, such as 22:00-07:00 or "Mon-Fri 18:00-08:00"',
         "HOURS",
         unset="none, which is always",
     )
-    only_idle: bool = _setting(False, Section.HOURS, "Train only while nobody uses this machine")
-    idle_after: Duration = _setting(
-        600.0, Section.HOURS, "How long nobody must have used it", "TIME"
-    )
-    on_battery: bool = _setting(
-        True, Section.HOURS, "Whether to train on battery: yes or no", "yes|no"
-    )
+    only_idle: bool = _setting(False, "Train only while nobody uses this machine")
+    idle_after: Duration = _setting(600.0, "How long nobody must have used it", "TIME")
+    on_battery: bool = _setting(True, "Whether to train on battery: yes or no", "yes|no")
 
-    record_life: RecordLife = _setting(
-        30.0, Section.TIMES, "How long others believe us alive", "SECONDS"
-    )
+    record_life: RecordLife = _setting(30.0, "How long others believe us alive", "SECONDS")
     poll: Positive = _setting(
-        2.0,
-        Section.TIMES,
-        "Time between two looks at the DHT; more where there are many peers",
-        "SECONDS",
+        2.0, "Time between two looks at the DHT; more where there are many peers", "SECONDS"
     )
     join_deadline: Positive = _setting(
-        30.0, Section.TIMES, "How long to look for the swarm at the first start", "SECONDS"
+        30.0, "How long to look for the swarm at the first start", "SECONDS"
     )
     exchange_deadline: Positive = _setting(
-        300.0, Section.TIMES, "How long one exchange may take, at most", "SECONDS"
+        300.0, "How long one exchange may take, at most", "SECONDS"
     )
 
     @property
@@ -381,19 +330,29 @@ class NodeSettings(BaseModel):
         return self
 
 
-SETTINGS: dict[str, Setting] = {
-    name: field.json_schema_extra["setting"]  # type: ignore[index]
-    for name, field in NodeSettings.model_fields.items()
+_SECTIONS = {
+    "data": Section.TEXT,
+    "host": Section.ADDRESSES,
+    "device": Section.MACHINE,
+    "max_up": Section.NETWORK,
+    "schedule": Section.HOURS,
+    "record_life": Section.TIMES,
 }
+SETTINGS: dict[str, Setting] = {}
 """Description of each field, by its name."""
 
+
+_section = Section.SWARM
+for _name, _field in NodeSettings.model_fields.items():
+    _section = _SECTIONS.get(_name, _section)
+    SETTINGS[_name] = replace(_field.json_schema_extra["setting"], section=_section)  # type: ignore
 
 CHANGEABLE = tuple(name for name, setting in SETTINGS.items() if setting.while_running)
 """Settings that ``lowcomm-node limits`` can change."""
 
 
 def unused(settings: NodeSettings, spec: "RunSpec") -> Iterator[str]:
-    """Files named by the owner that a run does not use, and why, in words."""
+    """Yield the files of the owner that a run does not use, and why, in words."""
     for name, is_needed, instead in (
         ("data", spec.data.source == "local", f'the text "{spec.data.source}" of the run'),
         ("tokenizer", spec.data.tokenizer == "local", f'the tokenizer "{spec.data.tokenizer}"'),

@@ -5,7 +5,7 @@ Every value remembers its source; ``lowcomm-node config`` shows it.
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -43,31 +43,38 @@ def load_settings(
     value, with its source.
     """
     env = os.environ if env is None else env
-    given = {
-        key: value
-        for key, value in (flags or {}).items()
-        if value is not None and value not in ((), [])
-    }
+    given = {key: value for key, value in (flags or {}).items() if value not in (None, (), [])}
     home, home_source = _home(given, env)
-    layers = [
-        *((key, value, f"flag {flag_of(key)}") for key, value in given.items()),
-        *(
-            (key, value, f"environment {variable}")
-            for variable, key, value in _from_environment(env)
-        ),
-        *_from_file(Paths(home).config),
-    ]
-    values: dict[str, Any] = {"home": home}
-    sources = dict.fromkeys(NodeSettings.model_fields, "default") | {"home": home_source}
-    for key, value, source in layers:
-        if key not in values:
-            values[key], sources[key] = value, source
-    return LoadedSettings(_validate(values, sources), sources, tuple(_unknown_variables(env)))
+    file = Paths(home).config
+    known = NodeSettings.model_fields
+    variables = {
+        name.removeprefix(PREFIX).lower(): name
+        for name, value in env.items()
+        if name.startswith(PREFIX) and not name.startswith(OTHERS) and value
+    }
+    layers = [(str(file), key, value) for key, value in _read_file(file).items()]
+    for key, name in variables.items():
+        if key in known:
+            is_list = kind_of(key) == tuple[str, ...]
+            value = env[name].replace(",", " ").split() if is_list else env[name]
+            layers.append((f"environment {name}", key, value))
+    layers += [(f"flag {flag_of(key)}", key, value) for key, value in given.items()]
+    values = {key: value for _, key, value in layers} | {"home": home}
+    sources = dict.fromkeys(known, "default")
+    sources |= {key: source for source, key, _ in layers} | {"home": home_source}
+    warnings: list[str] = []
+    for key, name in variables.items():
+        if key not in known:
+            near = [f"did you mean {PREFIX}{one.upper()}?" for one in _nearest(key)]
+            near = near or ["`lowcomm-node config` lists all settings."]
+            text = f"environment: the variable {name} is no setting and has no effect; {near[0]}"
+            warnings.append(text)
+    return LoadedSettings(_validate(values, sources), sources, tuple(warnings))
 
 
 def change_settings(settings: NodeSettings, changes: Mapping[str, Any]) -> NodeSettings:
     """Apply changes as an owner writes them. Raises ConfigError that names an invalid one."""
-    sources = {name: flag_of(name) for name in NodeSettings.model_fields}
+    sources = {name: flag_of(name) for name in changes}
     checked = _validate({"home": settings.home, **changes}, sources)
     return settings.model_copy(update={name: getattr(checked, name) for name in changes})
 
@@ -78,55 +85,26 @@ def find_home(flag: Path | None = None, env: Mapping[str, str] | None = None) ->
 
 
 def _home(flags: Mapping[str, Any], env: Mapping[str, str]) -> tuple[Path, str]:
-    if "home" in flags:
-        chosen, source = str(flags["home"]), "flag --home"
-    elif env.get(f"{PREFIX}HOME"):
-        chosen, source = env[f"{PREFIX}HOME"], f"environment {PREFIX}HOME"
-    elif env.get("STATE_DIRECTORY"):
-        # systemd joins several state directories by colons; the first is the unit's main one.
-        chosen, source = env["STATE_DIRECTORY"].split(":")[0], "environment STATE_DIRECTORY"
-    else:
-        return data_folder("lowcomm"), "default"
-    try:
-        return absolute(chosen), source
-    except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
+    # systemd joins several state directories by colons; the first is the unit's main one.
+    of_systemd = env.get("STATE_DIRECTORY", "").split(":")[0]
+    for chosen, source in (
+        (flags.get("home"), "flag --home"),
+        (env.get(f"{PREFIX}HOME"), f"environment {PREFIX}HOME"),
+        (of_systemd, "environment STATE_DIRECTORY"),
+    ):
+        if chosen:
+            try:
+                return absolute(chosen), source
+            except ConfigError as error:
+                raise ConfigError(f"{source}: {error}") from None
+    return data_folder("lowcomm"), "default"
 
 
-def _variables(env: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Variables that may be settings: name, key, value."""
-    for variable, value in env.items():
-        if variable.startswith(PREFIX) and not variable.startswith(OTHERS) and value:
-            yield variable, variable.removeprefix(PREFIX).lower(), value
-
-
-def _from_environment(env: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
-    for variable, key, value in _variables(env):
-        if key in NodeSettings.model_fields:
-            yield (
-                variable,
-                key,
-                value.replace(",", " ").split() if kind_of(key) == tuple[str, ...] else value,
-            )
-
-
-def _unknown_variables(env: Mapping[str, str]) -> Iterator[str]:
-    for variable, key, _ in _variables(env):
-        if key not in NodeSettings.model_fields:
-            near = get_close_matches(key, NodeSettings.model_fields, 1)
-            meant = (
-                f"did you mean {PREFIX}{near[0].upper()}?"
-                if near
-                else "`lowcomm-node config` lists all settings."
-            )
-            yield f"environment: the variable {variable} is no setting and has no effect; {meant}"
-
-
-def _from_file(path: Path) -> list[tuple[str, Any, str]]:
+def _read_file(path: Path) -> dict[str, Any]:
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8-sig"))
     except FileNotFoundError:
-        return []
+        return {}
     except UnicodeDecodeError:
         raise ConfigError(f"{path}: not text in UTF-8: save it so.") from None
     except (ValueError, RecursionError) as error:
@@ -135,15 +113,11 @@ def _from_file(path: Path) -> list[tuple[str, Any, str]]:
         raise ConfigError(
             f"{path}: {error.strerror}: make it readable, or choose another --home."
         ) from None
-    known = [name for name in NodeSettings.model_fields if name != "home"]
-    for key in content:
-        if key == "home":
-            raise ConfigError(
-                f"{path}: home can't be set in a file of the home; use --home or {PREFIX}HOME."
-            )
-        if key not in known:
-            raise ConfigError(f"{path}: unknown key {key!r}; {_nearest(key, known)}")
-    return [(key, value, str(path)) for key, value in content.items()]
+    if "home" in content:
+        raise ConfigError(
+            f"{path}: home can't be set in a file of the home; use --home or {PREFIX}HOME."
+        )
+    return content
 
 
 def _validate(values: dict[str, Any], sources: Mapping[str, str]) -> NodeSettings:
@@ -151,18 +125,17 @@ def _validate(values: dict[str, Any], sources: Mapping[str, str]) -> NodeSetting
         return NodeSettings.model_validate(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        message = expected_in_words(first)
-        if not first["loc"]:
-            raise ConfigError(f"settings: {message}.") from None
-        key = str(first["loc"][0])
-        if key not in sources:
-            raise ConfigError(
-                f"settings: unknown key {key!r}; {_nearest(key, list(sources))}"
-            ) from None
-        shown = "..." if kind_of(key) is SecretStr else repr(str(values[key])[:200])
-        raise ConfigError(f"{sources[key]}: {key} = {shown}: {message}.") from None
+    message = expected_in_words(first)
+    if not first["loc"]:
+        raise ConfigError(f"settings: {message}.")
+    key = str(first["loc"][0])
+    if first["type"] == "extra_forbidden":
+        near = [f"did you mean {one}?" for one in _nearest(key)]
+        known = f"known: {', '.join(NodeSettings.model_fields)}."
+        raise ConfigError(f"{sources[key]}: unknown key {key!r}; {[*near, known][0]}")
+    shown = "..." if kind_of(key) is SecretStr else repr(str(values[key])[:200])
+    raise ConfigError(f"{sources[key]}: {key} = {shown}: {message}.")
 
 
-def _nearest(key: str, known: list[str]) -> str:
-    near = get_close_matches(key, known, 1)
-    return f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}."
+def _nearest(key: str) -> list[str]:
+    return get_close_matches(key, NodeSettings.model_fields, 1)

@@ -117,7 +117,7 @@ def test_each_rule_has_its_reason() -> None:
     noon = at("Mon 12:00")
     until = noon.timestamp() + 1800
     machine = MachineUse(idle=20.0, used_by="a key was pressed", on_battery=True)
-    found = holds(NIGHT, until, machine, noon)
+    found = list(holds(NIGHT, until, machine, noon))
     assert [hold.rule for hold in found] == [Rule.OWNER, Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY]
     assert [hold.text for hold in found] == [
         "paused by its owner until 12:30",
@@ -127,8 +127,8 @@ def test_each_rule_has_its_reason() -> None:
     ]
     assert found[0].until == until and found[1].until == at("Mon 22:00").timestamp() - 30
     fine = MachineUse(idle=600.0, on_battery=False)
-    assert holds(NIGHT, noon.timestamp(), fine, at("Mon 23:00")) == [], "the pause is over"
-    assert holds(NIGHT, None, MachineUse(), at("Mon 23:00")) == [], (
+    assert list(holds(NIGHT, noon.timestamp(), fine, at("Mon 23:00"))) == [], "the pause is over"
+    assert list(holds(NIGHT, None, MachineUse(), at("Mon 23:00"))) == [], (
         "what can't be told keeps nobody from training"
     )
 
@@ -222,12 +222,12 @@ def test_resume_overrules_a_rule_until_it_has_been_kept_once(tmp_path: Path) -> 
 
 async def test_who_waits_is_told_at_once(tmp_path: Path) -> None:
     one = World(tmp_path).start()
-    held = asyncio.create_task(one.wait_held())
-    await one.wait_free()
+    held = asyncio.create_task(one.held.wait())
+    await one.free.wait()
     assert not held.done()
     one.pause(60.0)
     await asyncio.wait_for(held, 1)
-    free = asyncio.create_task(one.wait_free())
+    free = asyncio.create_task(one.free.wait())
     one.resume()
     await asyncio.wait_for(free, 1)
 
@@ -278,14 +278,14 @@ async def test_a_look_that_fails_keeps_neither_hours_nor_later_looks_from_their_
     running = asyncio.create_task(one.run(warnings.append))
     try:
         async with asyncio.timeout(20):
-            await one.wait_free()
+            await one.free.wait()
             clock[0] += 120
-            await one.wait_held()
+            await one.held.wait()
             assert one.hold is not None and one.hold.rule is Rule.SCHEDULE
             clock[0] += 7200
-            await one.wait_free()
+            await one.free.wait()
             looks[0] = MachineUse(on_battery=True)
-            await one.wait_held()
+            await one.held.wait()
             assert one.hold is not None and one.hold.rule is Rule.BATTERY
     finally:
         running.cancel()
