@@ -16,11 +16,9 @@ import json
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime
-from hashlib import sha256
 from itertools import pairwise
 from pathlib import Path
 from time import perf_counter, time
@@ -28,23 +26,23 @@ from typing import Any
 
 import kit
 import uvloop
+from blake3 import blake3
+from ends import TCP, scratch
 
+from helpers.tunnelling import End
 from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.net.bandwidth import Bandwidth, BandwidthLimit, flow_options
-from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.congestion import CongestionWatch
-from lowcomm_node.net.pipe import Pipes
-from lowcomm_node.net.server import ExchangeServer, ExchangeService
-from lowcomm_node.net.stream import CalleeStream, CallerStream, Stream
-from lowcomm_node.net.tls import Gatekeeper, make_certificate
+from lowcomm_node.net.stream import CalleeStream, Stream
+from lowcomm_node.net.tls import make_certificate
 from lowcomm_node.storage.files import load_or_create_identity
 from lowcomm_node.sync.link import Incoming, Link
 from lowcomm_node.system.logs import configure_logs
 from lowcomm_node.system.machine import keep_freed_memory
 from lowcomm_node.system.units import read_rate, write_rate
-from lowcomm_protocol.errors import LowcommError, ProtocolViolation
+from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.peers.records import PeerInfo, Phase
+from lowcomm_protocol.peers.records import PeerInfo
 
 RUN = "ab" * 32
 """The id of a run that does not exist."""
@@ -61,7 +59,7 @@ class Flow(Link):
     async def pour(self, size: int) -> None:
         """Send."""
         data = os.urandom(size)
-        digest = sha256(data).digest()
+        digest = blake3(data).digest()
         while True:
             await self.send_content(memoryview(data), digest)
 
@@ -75,84 +73,63 @@ class Flow(Link):
                 self._take(frame.chunk)
 
 
-class Node:
-    """The transport of a node that keeps to limits: identity, p2pd, pipes, server, channels."""
+class Node(End):
+    """The transport of a node that keeps to limits."""
 
-    def __init__(self, name: str, folder: Path, route: str) -> None:
-        listen = ["/ip4/127.0.0.1/tcp/0"] if route == "tunnel" else []
+    def __init__(self, folder: Path, name: str, route: str) -> None:
         key = folder / f"{name}.key"
-        self.identity = load_or_create_identity(key)
-        settings = DhtSettings(listen=listen, punching=False)
-        self.discovery = Discovery(self.identity, key, settings)
-        self.pipes = Pipes(self.discovery, RUN)
-        self.gatekeeper = Gatekeeper(self.identity, RUN, time)
-        self.certificate = make_certificate()
-        self.bandwidth, self.route, self.port = Bandwidth(), route, 0
+        identity = load_or_create_identity(key)
+        listen = [TCP] if route == "tunnel" else []
+        self.discovery = Discovery(identity, key, DhtSettings(listen=listen, punching=False))
+        super().__init__(identity, self.discovery, make_certificate())
+        self.bandwidth, self.route = Bandwidth(), route
         self._watching: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Listen."""
-        flow = flow_options(self.bandwidth.down.rate)
-        tunnel = self.route == "tunnel"
-        self.channels = Channels(self.gatekeeper, self.pipes if tunnel else None, flow=flow)
-        service = ExchangeService(self.gatekeeper, self, self.pipes)
-        self.server = ExchangeServer(self.certificate, service, flow)
         self._watching = asyncio.create_task(CongestionWatch().run())
-        self.port = await self.server.start("127.0.0.1", 0)
-        if tunnel:
+        if self.route == "tunnel":
             await self.discovery.start()
-            await self.discovery.revive()
-            await self.pipes.serve(lambda: self.server.local)
+            await self.discovery.check_connection()
+        await self.renew()
+        await super().start()
 
     async def close(self) -> None:
         """End everything."""
         if self._watching is not None:
             self._watching.cancel()
-            await self.channels.close()
-            await self.server.close()
-        await self.pipes.close()
+        await super().close()
         await self.discovery.close()
 
-    async def limit(self, way: str, rate: float | None) -> None:
-        """Change a limit, as the daemon does."""
-        getattr(self.bandwidth, way).allow(rate)
+    async def renew(self) -> None:
+        """Set gRPC's options by the limit on what comes, as the daemon does."""
         flow = flow_options(self.bandwidth.down.rate)
         self.channels.renew(flow)
         await self.server.renew(flow)
 
-    def info(self) -> PeerInfo:
+    async def limit(self, way: str, rate: float | None) -> None:
+        """Change a limit."""
+        getattr(self.bandwidth, way).allow(rate)
+        await self.renew()
+
+    def record(self) -> PeerInfo:
         """Its record."""
-        address = f"127.0.0.1:{self.port if self.route == 'direct' else 1}"
-        return PeerInfo(
-            peer_id=self.identity.peer_id,
-            run_id=RUN,
-            phase=Phase.TRAINING,
-            issued=time(),
-            expires=time() + 600,
-            addresses=(address,),
-            certificate=self.certificate.public_key,
-            entry_points=self.discovery.addresses() if self.route == "tunnel" else (),
+        port = self.port if self.route == "direct" else 1
+        entries = self.discovery.addresses() if self.route == "tunnel" else ()
+        return self.info(
+            addresses=(f"127.0.0.1:{port}",), entry_points=entries, expires=time() + 600
         )
 
-    async def call(self, other: "Node", way: int, size: int) -> None:
+    async def pour(self, other: "Node", way: int, size: int) -> None:
         """Call another, and carry contents until cancelled."""
-        stub = await self.channels.stub(other.info())
-        stream = CallerStream(stub.Swap(metadata=self.channels.metadata(other.identity.peer_id)))
+        stream = await self.call(other.record())
         await stream.send(pb.Frame(hello=pb.Offer(fragment=way, tokens=size)))
-        await self._carry(other.identity.peer_id, stream, way == TO_CALLEE, size)
+        await self._carry(other.peer_id, stream, way == TO_CALLEE, size)
 
     async def swap(self, peer: str, stream: CalleeStream) -> None:
         """Answer a call of another."""
         hello = (await stream.receive()).hello
         await self._carry(peer, stream, hello.fragment == TO_CALLER, hello.tokens)
-
-    async def fetch(self, peer: str, stream: CalleeStream) -> None:
-        """There is no state to copy here."""
-        raise ProtocolViolation("wanted the state of an end that has none")
-
-    def describe(self, peer: str, introduction: Any) -> Any:
-        """Round trips are measured by this."""
-        return introduction
 
     async def _carry(self, peer: str, stream: Stream, sends: bool, size: int) -> None:
         flow = Flow(peer, stream, self.bandwidth)
@@ -237,17 +214,16 @@ async def pouring(
     route: str, way: str, rate: float | None, streams: int, size: int
 ) -> AsyncIterator[tuple[Node, Node, list[asyncio.Task[None]]]]:
     """Two nodes, the first one limited, with contents under way."""
-    with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
-        os.environ["XDG_RUNTIME_DIR"] = folder
-        limited, other = Node("limited", Path(folder), route), Node("other", Path(folder), route)
+    with scratch() as folder:
+        limited, other = Node(folder, "limited", route), Node(folder, "other", route)
         getattr(limited.bandwidth, way).allow(rate)
         async with AsyncExitStack() as stack:
             for node in (limited, other):
                 stack.push_async_callback(node.close)
                 await node.start()
             # Both directions are connected before, so that this counts no handshake.
-            await limited.channels.stub(other.info())
-            await other.channels.stub(limited.info())
+            await limited.channels.stub(other.record())
+            await other.channels.stub(limited.record())
             tasks = [
                 asyncio.create_task(_one(limited, other, way, number, size))
                 for number in range(streams)
@@ -259,7 +235,7 @@ async def pouring(
 async def _one(limited: Node, other: Node, way: str, number: int, size: int) -> None:
     """Streams are called by the other end and by the limited one in turn."""
     caller, callee = (limited, other) if number % 2 else (other, limited)
-    await caller.call(
+    await caller.pour(
         callee, TO_CALLEE if (way == "up") == (caller is limited) else TO_CALLER, size
     )
 
