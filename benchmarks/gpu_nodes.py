@@ -55,9 +55,9 @@ def measure(method: str, device: str, small: bool, seconds: float) -> list[dict[
     with two_nodes(method, None if small else MODEL, options, 1 if small else CORES) as nodes:
         for node in nodes:
             node.until(lambda status: (status["trainer"]["steps"] or 0) > SOON, "steps", START)
-        began, before = time.monotonic(), [status_of(node) for node in nodes]
+        began, before = time.monotonic(), [node.until(bool, "an answer") for node in nodes]
         time.sleep(seconds)  # what is measured is what happens meanwhile
-        took, after = time.monotonic() - began, [status_of(node) for node in nodes]
+        took, after = time.monotonic() - began, [node.until(bool, "an answer") for node in nodes]
     return [between(*both, took) for both in zip(before, after, strict=True)]
 
 
@@ -87,12 +87,6 @@ def two_nodes(
             yield nodes
         finally:
             swarm.close()
-
-
-def status_of(node: Any) -> dict[str, Any]:
-    """What a node answers."""
-    found: dict[str, Any] = node.until(bool, "an answer")
-    return found
 
 
 def between(before: dict[str, Any], after: dict[str, Any], seconds: float) -> dict[str, Any]:

@@ -47,12 +47,9 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=3)
     parser.add_argument("--joins", type=int, default=3)
     parser.add_argument("--load", type=int, default=0, help="processes that compute meanwhile")
-    parser.add_argument("--label", default="", help="written beside the results")
     arguments = parser.parse_args()
     print(kit.loaded_machine())
-    name = " ".join(
-        filter(None, (f"{arguments.nodes} nodes, load {arguments.load}", arguments.label))
-    )
+    name = f"{arguments.nodes} nodes, load {arguments.load}"
     with tempfile.TemporaryDirectory(prefix="lc-", dir="/tmp") as folder:
         swarm = Swarm(Path(folder))
         try:
@@ -103,7 +100,7 @@ def join(swarm: Swarm, name: str) -> dict[str, float]:
         stages[stage] = stages.get(stage, 0.0) + now - since
         since = now
         if status is not None:
-            if first_step(status):
+            if status["trainer"]["loss"] is not None:  # its first step
                 break
             waiting = re.split(r":| \(| at /", status["waiting"] or "")[0]
             stage = f"{status['phase']}: {waiting}" if waiting else status["phase"]
@@ -113,11 +110,6 @@ def join(swarm: Swarm, name: str) -> dict[str, float]:
     cpu = kit.cpu_of(node.child.pid)
     node.end()
     return stages | {"all": now - began, "CPU": cpu}
-
-
-def first_step(status: dict[str, Any]) -> bool:
-    """Whether it has taken a step."""
-    return status["trainer"]["loss"] is not None
 
 
 def show(found: list[dict[str, float]]) -> None:

@@ -33,6 +33,7 @@ from namespaces import missing
 from residents import START, Server
 
 from helpers.pacing import SHORT_LOOK, pace
+from lowcomm_protocol.spec.run import parse_toml
 
 OUT = kit.RESULTS / "planned.json"
 PEERS = 2
@@ -94,7 +95,6 @@ def predict(mbit: float, arguments: Any) -> dict[str, float]:
     """What the planner says."""
     from lowcomm_node.planner.plan import as_written
     from lowcomm_node.planner.question import Line, Question
-    from lowcomm_protocol.spec.run import parse_toml
 
     rate = mbit * 1e6 / 8
     line = Line(up=rate, down=rate, latency=4 * slow_lines.DELAY)
@@ -122,7 +122,7 @@ def measure(mbit: float, arguments: Any) -> dict[str, Any]:
             slow_lines.AsUsers(home, folder / home.name, address, "--nice", "0")
             for home in homes[:PEERS]
         ]
-        fragments = fragments_of(arguments.method)
+        fragments = parse_toml(SPEC.format(method=arguments.method)).sync.fragments
         for node in nodes:
             node.until(lambda s: s["exchanges"]["completed"] >= SETTLED * fragments, "it", START)
         began, first = time(), [slow_lines.steps_of(node) for node in nodes]
@@ -163,13 +163,6 @@ def carried(home: Host) -> tuple[int, int]:
     """Bytes that a home's line has carried up and down."""
     now = home.link.traffic()
     return now.up.delivered_bytes, now.down.delivered_bytes
-
-
-def fragments_of(method: str) -> int:
-    """How many fragments a run of this method has."""
-    from lowcomm_protocol.spec.run import parse_toml
-
-    return parse_toml(SPEC.format(method=method)).sync.fragments
 
 
 def show(name: str, found: dict[str, Any]) -> int:

@@ -5,16 +5,13 @@
 
 Lines are Mbit/s up and down, with 50 ms there and back between any two nodes. The model has 10.8
 million parameters. Every inner step takes ``--step`` seconds, so that the line limits exchanges,
-not the cores of this machine (`tests/helpers/pacing.py`). Looks at held-out text, every ``--look``
+not the cores of this machine (`tests/helpers/pacing.py`). Looks at held-out text, every ten
 seconds, take no time from steps. Methods are the presets. Seconds count from when all have begun to
 train. Printed for each line, method and seed, of all nodes together:
 
     due      fragments that came due in the time measured, by the steps that were taken
     fit      as many of those as the line carries, if it does nothing else and never waits
     applied  of those; bytes are those of contents, sent by one node
-    settled  the same of the last three quarters of the time, beside what the line carries of
-             exchanges as large as they were: neither the first ones nor the end, when some are
-             under way, distort it, as some were under way at its beginning, too
     reasons  why others failed or found no partner; *not begun* are rounds of which no node tells:
              its last exchange of the fragment went on, its line was full, or one was under way at
              the end
@@ -41,7 +38,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import product
 from pathlib import Path
-from statistics import mean, median
+from statistics import median
 from time import monotonic, sleep, time
 from typing import Any
 
@@ -86,7 +83,8 @@ METHODS = ("lowcomm", "noloco", "gossip", "diloco", "streaming-diloco", "local")
 
 SECONDS = {"2/10": 200.0}
 """How long to measure a line that needs longer than `USUAL_SECONDS`."""
-USUAL_SECONDS = 80.0
+USUAL_SECONDS, LOOK = 80.0, 10.0
+"""And how long between two looks at held-out text."""
 
 
 class AsUsers(Resident):
@@ -103,21 +101,17 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="*", type=int, default=[0])
     parser.add_argument("--seconds", type=float, help="of all lines; default: see above")
     parser.add_argument("--step", type=float, default=1.0, help="seconds of an inner step")
-    parser.add_argument("--look", type=float, default=10.0, help="seconds between two looks")
-    parser.add_argument("--label", default="", help="written beside the results")
     parser.add_argument("--again", action="store_true", help="measure what is known, too")
     arguments = parser.parse_args()
     if reason := missing():
         sys.exit(f"no laboratory on this machine: {reason}")
     print(f"{kit.loaded_machine()}; steps of {arguments.step} s")
     for seed, line, method in product(arguments.seeds, arguments.lines, arguments.methods):
-        name = " ".join(
-            filter(None, (line, method, f"seed {seed}" if seed else "", arguments.label))
-        )
+        name = f"{line} {method}" + (f" seed {seed}" if seed else "")
         seconds = arguments.seconds or SECONDS.get(line, USUAL_SECONDS)
         figure = None if arguments.again else kit.read(OUT).get(name)
         if figure is None or figure["lasted"] < 0.9 * seconds:
-            every = max(1, round(arguments.look / arguments.step))
+            every = max(1, round(LOOK / arguments.step))
             spec = SPEC.format(nodes=NODES, evaluate_every=every, method=method, seed=seed)
             figure = measure(spec, line, seconds, arguments.step)
             kit.write(OUT, kit.read(OUT) | {name: figure})
@@ -130,7 +124,7 @@ def show(name: str, figure: dict[str, Any]) -> None:
     share = f"{figure['applied'] / fit:.0%}" if fit else "-"
     print(
         f"{name:24} applied {figure['applied']} of {fit} that fit ({share}), "
-        f"{figure['due']} due; {settled_words(figure.get('settled'))}"
+        f"{figure['due']} due; "
         f"steps {figure['steps_share']:.1%} of {figure['step']} s; "
         f"median {figure['seconds']:.1f} s, {figure['bytes'] / 1e6:.2f} MB "
         f"of {figure['nominal'] / 1e6:.2f}; loss {figure['losses'][3::4]}; "
@@ -140,14 +134,6 @@ def show(name: str, figure: dict[str, Any]) -> None:
     )
     for reason, count in Counter(figure["reasons"]).most_common(12):
         print(f"    {count:4} {reason}", flush=True)
-
-
-def settled_words(figure: dict[str, Any] | None) -> str:
-    """The last three quarters of the time, in words."""
-    if not figure or not figure["fit"]:
-        return ""
-    applied, fit = figure["applied"], figure["fit"]
-    return f"settled {applied} of {fit} ({applied / fit:.0%}); "
 
 
 @contextmanager
@@ -194,79 +180,55 @@ def of_nodes(
         node.until(lambda s: (s["trainer"]["steps"] or 0) > 0, "training", START)
     began, first = time(), [steps_of(node) for node in nodes]
 
-    losses, steps = [float("nan")] * NODES, list(first)
+    losses = [float("nan")] * NODES
 
-    def look() -> tuple[list[float], list[int]]:
+    def look() -> list[float]:
         for number, node in enumerate(nodes):
-            if (told := node.status()) is not None:  # else it is as it was a moment ago
-                losses[number], steps[number] = loss_of(told), told["trainer"]["steps"] or 0
-        return losses, steps
+            if (status := node.status()) is not None:  # else it is as it was a moment ago
+                losses[number] = loss_of(status)
+        return losses
 
     watched = watch(homes, look, seconds)
     last = [steps_of(node) for node in nodes]
-    rounds = [[one for one in node.rounds() if one["time"] >= began] for node in nodes]
-    taken = watched.pop("taken")
-    told = figures(rounds, first, last, watched["lasted"], rate, spec)
-    told |= {"settled": settled(rounds, taken, began, rate, spec)}
-    return told | watched | paced(first, last, watched["lasted"], step)
+    each = [one for node in nodes for one in node.rounds() if one["time"] >= began]
+    steps = sum(b - a for a, b in zip(first, last, strict=True))
+    row = figures(each, steps, watched["lasted"], rate, spec)
+    share = steps * step / (watched["lasted"] * NODES)
+    return row | watched | {"step": step, "steps": steps, "steps_share": share}
 
 
-def watch(
-    homes: list[Host], look: Callable[[], tuple[list[float], list[int]]], seconds: float
-) -> dict[str, Any]:
-    """Let them train; loss over time, what went over the lines, and ``taken``: steps over time.
+def watch(homes: list[Host], look: Callable[[], list[float]], seconds: float) -> dict[str, Any]:
+    """Let them train; loss over time, and what went over the lines.
 
-    ``look`` returns loss and steps of each node.
+    ``look`` returns the loss of each node.
     """
     began, before = monotonic(), [home.link.traffic() for home in homes]
     curve: list[tuple[int, float]] = []
-    taken: list[tuple[float, int]] = []
     while (left := began + seconds - monotonic()) > 0:
         sleep(min(5.0, left))
-        losses, steps = look()
-        curve.append((round(monotonic() - began), round(median(losses), 3)))
-        taken.append((monotonic() - began, sum(steps)))
+        curve.append((round(monotonic() - began), round(median(look()), 3)))
     lasted = monotonic() - began
     now = [home.link.traffic() for home in homes]
     sent = [a.up.delivered_bytes - b.up.delivered_bytes for a, b in zip(now, before, strict=True)]
     return {
         "lasted": lasted,
         "losses": curve,
-        "taken": taken,
         "late": max(way.worst_late for one in now for way in (one.up, one.down)),
         "wire": [round(8 * one / lasted / 1e6, 2) for one in sent],
         "load": os.getloadavg()[0],
     }
 
 
-def paced(first: list[int], last: list[int], lasted: float, step: float) -> dict[str, Any]:
-    """Steps taken, of those that the time allows."""
-    taken = sum(b - a for a, b in zip(first, last, strict=True))
-    return {
-        "step": step,
-        "first": first,
-        "steps": taken,
-        "steps_share": taken * step / (lasted * NODES),
-    }
-
-
 def figures(
-    rounds: list[list[dict[str, Any]]],
-    first: list[int],
-    last: list[int],
-    lasted: float,
-    rate: float,
-    text: str,
+    each: list[dict[str, Any]], steps: int, lasted: float, rate: float, text: str
 ) -> dict[str, Any]:
     """What the exchanges of all nodes come to; ``rate``: bits a second of the slower direction."""
     from lowcomm_protocol.spec.run import parse_toml
 
     spec = parse_toml(text, "slow lines")
     nominal = nominal_bytes(spec)
-    steps = sum(b - a for a, b in zip(first, last, strict=True))
     due = steps * spec.sync.fragments // spec.sync.interval if spec.sync.group > 1 else 0
     carried = int(lasted * rate / 8 / nominal * NODES) if nominal else 0
-    each = [one for node in rounds for one in node]
     done = [one for one in each if one["outcome"] == "applied"]
     reasons = Counter(reason(one) for one in each if one["outcome"] != "applied")
     reasons["not begun"] = max(0, due - len(each)) if due else 0
@@ -275,13 +237,9 @@ def figures(
         "fit": min(due, carried),
         "carried": carried,
         "applied": len(done),
-        "by_node": [sum(one["outcome"] == "applied" for one in node) for node in rounds],
         "nominal": nominal,
         "bytes": median([one["bytes_sent"] for one in done] or [0]),
-        "contents": sum(one["bytes_sent"] for one in each),
         "seconds": median([one["seconds"] for one in done] or [0.0]),
-        "longest": max([one["seconds"] for one in done] or [0.0]),
-        "wasted": sum(one["bytes_sent"] for one in each if one["outcome"] != "applied"),
         "reasons": dict(reasons),
     }
 
@@ -304,37 +262,6 @@ def nominal_bytes(spec: Any) -> float:
 
 
 PARAMETERS = 10_820_000
-
-
-def settled(
-    rounds: list[list[dict[str, Any]]],
-    taken: list[tuple[float, int]],
-    began: float,
-    rate: float,
-    text: str,
-) -> dict[str, Any]:
-    """Exchanges of the last three quarters of the time; ``rate``: bits a second."""
-    from lowcomm_protocol.spec.run import parse_toml
-
-    spec = parse_toml(text, "slow lines")
-    end, last = taken[-1]
-    start, steps = next(one for one in taken if one[0] >= end / 4)
-    done = [
-        one
-        for node in rounds
-        for one in node
-        if one["outcome"] == "applied" and start <= one["time"] - began <= end
-    ]
-    due = (last - steps) * spec.sync.fragments // spec.sync.interval if spec.sync.group > 1 else 0
-    size = mean([one["bytes_sent"] for one in done] or [0.0])
-    carried = int((end - start) * rate / 8 / size * NODES) if size else 0
-    return {
-        "seconds": end - start,
-        "due": due,
-        "bytes": size,
-        "fit": min(due, carried),
-        "applied": len(done),
-    }
 
 
 NO_PARTNER = {
