@@ -2,7 +2,6 @@
 held-out text, 3 seeds.
 
     python benchmarks/convergence.py               all 489 runs, over 4 hours of two cores; resumes
-    python benchmarks/convergence.py --quick       a slice of each part, under 3 minutes
     python benchmarks/convergence.py --part wire   methods, wire, attacks, churn or pairing
     python benchmarks/convergence.py --report      what has been measured so far
 
@@ -14,7 +13,7 @@ held-out text, 3 seeds.
 
 Bytes are payload bytes that one replica sends, blocks that are sent again included. All-reduce
 counts as a ring: 2 (n - 1) / n times the fp32 gradient a step. Writes JSON and Markdown to
-benchmarks/results (--quick: to out)."""
+benchmarks/results."""
 
 import json
 import os
@@ -22,6 +21,7 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from shutil import which
 from statistics import mean
@@ -33,7 +33,6 @@ import kit
 
 SEEDS = (0, 1, 2)
 SINGLE, ALLREDUCE = "single", "allreduce"
-QUICK_STEPS = 24
 
 
 @dataclass(frozen=True)
@@ -118,22 +117,14 @@ RARELY = Row(
 )
 
 
-def methods(quick: bool) -> Iterator[Job]:
+def methods() -> Iterator[Job]:
     """The matrix of methods; 8 peers over 1000 steps are left to ``wire``, for with them it took
     over 4 hours."""
-    for seed in (0,) if quick else SEEDS:
-        for peers, steps in ((2, QUICK_STEPS),) if quick else ((4, 400), (4, 1000), (8, 400)):
-            for optimizer in ("adamw",) if quick else ("adamw", "muon"):
-                for row in METHODS:
-                    if not quick or row.name in (
-                        SINGLE,
-                        ALLREDUCE,
-                        "streaming-diloco q2",
-                        "lowcomm mod4",
-                    ):
-                        yield Job("methods", row, optimizer, peers, steps, seed)
-                if steps == 1000:
-                    yield Job("methods", RARELY, optimizer, peers, steps, seed)
+    for seed, (peers, steps) in product(SEEDS, ((4, 400), (4, 1000), (8, 400))):
+        for optimizer in ("adamw", "muon"):
+            rows = (*METHODS, RARELY) if steps == 1000 else METHODS
+            for row in rows:
+                yield Job("methods", row, optimizer, peers, steps, seed)
 
 
 # Learning rate and momentum of Muon were tuned on seed 0 for each kind of row alike;
@@ -158,13 +149,11 @@ WIRE = {
 }
 
 
-def wire(quick: bool) -> Iterator[Job]:
+def wire() -> Iterator[Job]:
     """The presets, and the same with longer intervals, against all-reduce."""
-    for peers in (2,) if quick else (4, 8):
-        for seed in (0,) if quick else SEEDS:
-            for optimizer in ("muon",) if quick else ("muon", "adamw"):
-                for row in WIRE[optimizer][: 4 if quick else None]:
-                    yield Job("wire", row, optimizer, peers, QUICK_STEPS if quick else 1000, seed)
+    for peers, seed, optimizer in product((4, 8), SEEDS, ("muon", "adamw")):
+        for row in WIRE[optimizer]:
+            yield Job("wire", row, optimizer, peers, 1000, seed)
 
 
 OFTEN = {"codec": "mod4", "interval": 5, "outer_lr": 1.0, "momentum": 0.5, "memory": 0.9}
@@ -177,20 +166,15 @@ BY_SCENE = (
 )
 
 
-def attacks(quick: bool) -> Iterator[Job]:
+def attacks() -> Iterator[Job]:
     """Three honest peers alone, and with a fourth that lies; one with a liar alone, and with one
     and a third that is late."""
-    for row in BY_SCENE[1:2] if quick else BY_SCENE:
-        for seed in (0,) if quick else SEEDS:
-            for scene in (
-                ("huge",)
-                if quick
-                else ("three honest", "nan", "huge", "flipped", "flipped-huge", "stale")
-            ):
-                yield Job("attacks", row, "adamw", 4, QUICK_STEPS if quick else 400, seed, scene)
-            yield from outvoted(row, quick, seed)
-    for seed in () if quick else SEEDS:
-        yield from outvoted(DILOCO, quick, seed)
+    for row, seed in product(BY_SCENE, SEEDS):
+        for scene in ("three honest", "nan", "huge", "flipped", "flipped-huge", "stale"):
+            yield Job("attacks", row, "adamw", 4, 400, seed, scene)
+        yield from outvoted(row, seed)
+    for seed in SEEDS:
+        yield from outvoted(DILOCO, seed)
 
 
 HONEST = "honest"
@@ -200,17 +184,16 @@ DILOCO = Row("diloco", "diloco", WHOLE_20)
 """Shift keeps nothing of the own weights: what a liar does to the slow ones is felt most."""
 
 
-def outvoted(row: Row, quick: bool, seed: int) -> Iterator[Job]:
+def outvoted(row: Row, seed: int) -> Iterator[Job]:
     """Scenes in which nobody can outvote a liar, and the same with an honest peer in its place."""
-    steps = QUICK_STEPS if quick else 400
     if row is BY_SCENE[1]:
-        for peers in (2,) if quick else (2, 3):
-            yield Job("attacks", Row(SINGLE), "adamw", peers, steps, seed)
+        for peers in (2, 3):
+            yield Job("attacks", Row(SINGLE), "adamw", peers, 400, seed)
     lies = ("huge", "flipped", "stale") if row is DILOCO else LIES
-    for lie in ("flipped",) if quick else (HONEST, *lies):
-        yield Job("attacks", row, "adamw", 2, steps, seed, lie + OF_TWO)
+    for lie in (HONEST, *lies):
+        yield Job("attacks", row, "adamw", 2, 400, seed, lie + OF_TWO)
         if row.method != "lowcomm":
-            yield Job("attacks", row, "adamw", 3, steps, seed, lie + ONE_LATE)
+            yield Job("attacks", row, "adamw", 3, 400, seed, lie + ONE_LATE)
 
 
 CHURN = {
@@ -223,21 +206,17 @@ CHURN = {
 """How much longer a run is than an undisturbed one, so that the swarm trains on the same tokens."""
 
 
-def churn(quick: bool) -> Iterator[Job]:
+def churn() -> Iterator[Job]:
     """Four peers, of whom some come late, leave, or are slow."""
-    for row in BY_SCENE[1:2] if quick else BY_SCENE:
-        for seed in (0,) if quick else SEEDS:
-            for scene in ("one late",) if quick else tuple(CHURN):
-                yield Job("churn", row, "adamw", 4, QUICK_STEPS if quick else 400, seed, scene)
+    for row, seed, scene in product(BY_SCENE, SEEDS, CHURN):
+        yield Job("churn", row, "adamw", 4, 400, seed, scene)
 
 
-def pairing(quick: bool) -> Iterator[Job]:
+def pairing() -> Iterator[Job]:
     """Pairs across a hypercube, and drawn again each time."""
-    for peers in (2,) if quick else (4, 8):
-        for seed in (0,) if quick else SEEDS:
-            for drawn in ("hypercube", "random"):
-                row = Row(f"noloco, {drawn}", "noloco", WHOLE_20 | {"pairing": drawn})
-                yield Job("pairing", row, "adamw", peers, QUICK_STEPS if quick else 400, seed)
+    for peers, seed, drawn in product((4, 8), SEEDS, ("hypercube", "random")):
+        row = Row(f"noloco, {drawn}", "noloco", WHOLE_20 | {"pairing": drawn})
+        yield Job("pairing", row, "adamw", peers, 400, seed)
 
 
 PARTS = {"methods": methods, "wire": wire, "attacks": attacks, "churn": churn, "pairing": pairing}
@@ -579,7 +558,6 @@ def measure(job: Job) -> dict[str, Any]:
 def main() -> int:
     """Measure what is missing and print the tables; 1 if a claim does not hold."""
     parser = kit.parser(__doc__)
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--part", choices=PARTS, action="append")
     parser.add_argument(
         "--only", default="", help="regular expression: only runs whose key matches, e.g. /4/400/"
@@ -588,12 +566,10 @@ def main() -> int:
         "--report", action="store_true", help="print what has been measured so far; run nothing"
     )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=kit.RESULTS / "convergence.json")
     arguments = parser.parse_args()
-    out = arguments.out or (
-        kit.OUT / "convergence-quick.json" if arguments.quick else kit.RESULTS / "convergence.json"
-    )
-    jobs = [job for part in arguments.part or PARTS for job in PARTS[part](arguments.quick)]
+    out = arguments.out
+    jobs = [job for part in arguments.part or PARTS for job in PARTS[part]()]
     jobs = [job for job in jobs if re.search(arguments.only, job.key)]
     jobs.sort(key=lambda job: job.peers * job.steps)
     if arguments.report and not out.exists():
@@ -611,7 +587,7 @@ def main() -> int:
     report = "\n\n".join(filter(None, parts))
     out.with_suffix(".md").write_text(report + "\n")
     print(report)
-    return 0 if arguments.quick else claim(jobs, results)
+    return claim(jobs, results)
 
 
 if __name__ == "__main__":

@@ -106,7 +106,7 @@ def beats(longer: dict[str, Any], one: dict[str, Any]) -> bool:
 def of_convergence() -> Iterator[dict[str, Any]]:
     """Points of the parts ``wire`` and ``methods`` of convergence.py."""
     results = kit.read(kit.RESULTS / "convergence.json")
-    jobs = [job for part in ("wire", "methods") for job in PARTS[part](False)]
+    jobs = [job for part in ("wire", "methods") for job in PARTS[part]()]
     for (part, optimizer, peers, steps), group in under_the_same(jobs).items():
         if steps != STEPS:
             continue

@@ -5,7 +5,6 @@ its bytes: in simulation, with the protocol's own objects, on held-out text.
     python benchmarks/shares.py --only "pairs.*/4/"  those whose key matches a regular expression
     python benchmarks/shares.py --seeds 0 1 2       those of some seeds
     python benchmarks/shares.py --report            what has been measured so far
-    python benchmarks/shares.py --quick             a few steps of each row; --only chooses
 
 To add a run, add a `Row` to `ROWS`: its name says what differs, and ``bytes_share`` under which
 heading it stands. Seeds 0 to 2 choose settings and 3 to 5 confirm them: no setting is chosen on the
@@ -15,7 +14,7 @@ peers.
 Bytes are those of contents that one peer sends, blocks that are sent again included; beside them
 with control: the frames that agree on an exchange, without what HTTP/2 and TLS add. All-reduce
 counts as a ring: 2 (n - 1) / n times the fp32 gradient a step. Writes
-benchmarks/results/shares.json (--quick: to out)."""
+benchmarks/results/shares.json."""
 
 import json
 import os
@@ -32,8 +31,8 @@ import kit
 
 CHOOSE, CONFIRM = (0, 1, 2), (3, 4, 5)
 PEERS = (4, 8, 16, 32)
-QUICK_STEPS, STEPS, LONG = 10, 1000, 2800
-"""Inner steps: with --quick, of a run, and of a run with rare exchanges."""
+STEPS, LONG = 1000, 2800
+"""Inner steps of a run, and of a run with rare exchanges."""
 SINGLE, ALLREDUCE = "single", "all-reduce"
 ALONE = 4
 """Replicas that never meet, whose mean loss is that of one alone: single ones differ by more than
@@ -432,21 +431,13 @@ def measure(job: Job) -> dict[str, Any]:
 def main() -> None:
     """Measure what is missing and print the tables."""
     parser = kit.parser(__doc__)
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--only", default="", help="regular expression that keys must match")
     parser.add_argument("--seeds", type=int, nargs="+", default=None)
     parser.add_argument("--report", action="store_true", help="run nothing")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=kit.RESULTS / "shares.json")
     arguments = parser.parse_args()
-    out = arguments.out or (
-        kit.OUT / "shares-quick.json" if arguments.quick else kit.RESULTS / "shares.json"
-    )
-    every = list(jobs())
-    if arguments.quick:
-        one_each = (min(PEERS), CHOOSE[0], STEPS)
-        few = [one for one in every if (one.peers, one.seed, one.steps) == one_each]
-        every = [replace(one, steps=QUICK_STEPS) for one in few]
+    out, every = arguments.out, list(jobs())
     chosen = [
         one
         for one in every
