@@ -30,10 +30,10 @@ def lie_in_trainer(lie: str) -> None:
     def stale(replica: Any, phi: torch.Tensor, theta: torch.Tensor) -> torch.Tensor:
         return first.setdefault(phi.numel(), honest(replica, phi, theta)).clone()
 
-    def no_numbers(capture: Any, out: memoryview) -> int:
-        size = encode(capture, out)
+    def no_numbers(capture: Any, out: memoryview) -> tuple[int]:
+        (size,) = encode(capture, out)
         out[:size] = b"\xff" * size
-        return size
+        return (size,)
 
     if lie in FACTORS:
         Replica.contribution = scaled

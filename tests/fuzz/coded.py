@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from target import TARGETS, Made, Target, cut, fit, join
 
-from lowcomm_node.trainer import missed
+from lowcomm_node.trainer.capture import PastStep, read_steps
 from lowcomm_protocol.codecs import CODECS, codec, coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import CodecError, PlanError
@@ -119,7 +119,7 @@ def _missed() -> Made:
             return
         steps, one = 1 + data[0] % KEPT, shard_coder("q2", NUMEL)
         with suppress(CodecError):
-            for moved, mean in missed.read(memoryview(data)[1:], one, NUMEL, steps):
+            for moved, mean in read_steps(memoryview(data)[1:], one, NUMEL, steps):
                 for start, stop in moved:
                     assert mean[start:stop].isfinite().all(), "a mean that is not finite"
 
@@ -128,7 +128,7 @@ def _missed() -> Made:
         out = bytearray(one.coded_size(stop - start))
         one.reduce(vector(numel=stop - start), start, memoryview(out))
         means.append((shard, bytes(out)))
-    seeds = [missed.Step(3, means[:count]).pack() for count in (1, 3)]
+    seeds = [PastStep(3, means[:count]).pack() for count in (1, 3)]
     return run, [b"\0" + seeds[0], b"\0" + seeds[1], b"\1" + b"".join(seeds)]
 
 

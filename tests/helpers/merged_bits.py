@@ -108,7 +108,7 @@ def pairs(replicas: dict[str, Replica], fragment: int) -> None:
     coded = {}
     for peer, replica in replicas.items():
         buffer = memoryview(bytearray(16 * replica.phi[fragment].numel() + 65_536))
-        coded[peer] = buffer[: replica.capture_of(fragment).encode(buffer)]
+        coded[peer] = buffer[: sum(replica.capture_of(fragment).encode(buffer))]
     for peer, replica in replicas.items():
         other = next(one for one in replicas if one != peer)
         wrapped = replica.capture_of(fragment).receive(other, coded[other])

@@ -161,7 +161,7 @@ class PairContents(Contents):
                 super().effect(effect)
 
     def code(self) -> None:
-        self.content = self._coded(self.captured_pair.encode)
+        self.content = self._coded(lambda out: sum(self.captured_pair.encode(out)))
 
     def _coded(self, encode: Callable[[memoryview], int]) -> bytes:
         out = bytearray(self.captured_pair.coder.max_size)

@@ -1,19 +1,23 @@
-"""The state of one exchange between capture and merge.
+"""The state of one exchange between capture and merge, and the outer steps that are kept after it.
 
-In all kinds, ``sent`` is our contribution, ``mean_of`` gives the mean of all, and ``ranges`` say
+In all kinds, ``sent`` is our contribution, ``mean_of`` gives the mean of all, and ``ranges`` are
 where there is one. Vectors are flat, float32, in host memory. A pair holds the weights as captured,
-our contribution, and what came; a modulo codec holds our contribution before it was coded, too. A
-group holds the mean besides.
+our contribution, and the partner's; a modulo codec holds our contribution before it was coded, too.
+A group holds the mean besides.
 
 A kind of exchange has one entry in `CAPTURES`: a class that knows all that the trainer must know
 of it.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any, ClassVar, Generic, TypeVar
+from weakref import finalize
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,11 +26,10 @@ from lowcomm_node.node.messages import Part, Retransmit
 from lowcomm_node.system.tasks import Stages
 from lowcomm_node.trainer.gpu import Landing
 from lowcomm_node.trainer.judging import Judge
-from lowcomm_node.trainer.missed import Step
-from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder, coder, shard_coder
+from lowcomm_protocol.codecs.base import Vector
 from lowcomm_protocol.codecs.shards import Bounds, shard_bounds
-from lowcomm_protocol.errors import ImplausibleError, Offence
+from lowcomm_protocol.errors import CodecError, ImplausibleError, Offence
 from lowcomm_protocol.exchange import kinds
 from lowcomm_protocol.exchange.judging import HEAVY, HEAVY_IN_PAIRS
 from lowcomm_protocol.exchange.outer import (
@@ -44,10 +47,86 @@ Slow = tuple[Tensor, Tensor | None]
 """Slow weights, and outer momentum where any is kept."""
 AnyCoder = TypeVar("AnyCoder", bound=Coder | ShardCoder)
 FP32_BYTES = 4
+HEAD = Struct("<BI")
+EMPTY = torch.empty(0)
 
 
-def _empty() -> Tensor:
-    return torch.empty(0)
+class Scratch:
+    """Lends float32 vectors of at most ``numel`` values in host memory; any thread may ask.
+
+    Each fresh vector costs page faults, so they are used again. A vector is free as soon as nobody
+    holds it or a view of it: slow weights that a merge replaces come back once the last snapshot
+    that holds them is written.
+    """
+
+    def __init__(
+        self, numel: int, most_free: int, allocate: Callable[[int], Vector] | None = None
+    ) -> None:
+        """``most_free``: unused vectors that are kept."""
+        self._numel = numel
+        # NumPy asks for huge pages.
+        self._allocate = allocate or (lambda numel: np.empty(numel, dtype=np.float32))
+        self._free: deque[Vector] = deque(maxlen=most_free)
+
+    def take(self, numel: int) -> Tensor:
+        """A vector of ``numel`` arbitrary values; a larger one than we lend is new."""
+        if numel > self._numel:
+            return torch.empty(numel)
+        try:
+            memory = self._free.pop()  # the one that was used last
+        except IndexError:
+            memory = self._allocate(self._numel)
+        lent = memory[:numel]
+        # Tensors and arrays that share the memory hold this view, not the memory itself.
+        finalize(lent, self._free.append, memory).atexit = False
+        return torch.from_numpy(lent)
+
+
+@dataclass(frozen=True)
+class PastStep:
+    """One outer step of a group, for members that have missed it.
+
+    In bytes: the number of members (1), bit k for the k-th shard that was applied (4,
+    little-endian), and the coded means of those shards, in their order.
+    """
+
+    members: int
+    means: Sequence[tuple[int, bytes]]
+    """Shards that were applied, and their coded means."""
+
+    def pack(self) -> bytes:
+        """In bytes."""
+        applied = sum(1 << shard for shard, _ in self.means)
+        return HEAD.pack(self.members, applied) + b"".join(coded for _, coded in self.means)
+
+
+def read_steps(
+    data: memoryview, coder: ShardCoder, numel: int, steps: int
+) -> Iterator[tuple[Bounds, Tensor]]:
+    """Ranges that each of several packed steps moved, the oldest first, and the mean there.
+
+    The vector is the same for all. Raises CodecError if these are not ``steps`` steps, and nothing
+    else.
+    """
+    mean, at = torch.empty(numel), 0
+    for _ in range(steps):
+        if len(data) < at + HEAD.size:
+            raise CodecError(f"{len(data)} bytes are no {steps} outer steps.")
+        members, applied = HEAD.unpack_from(data, at)
+        at += HEAD.size
+        if not 2 <= members <= min(MAX_GROUP, numel) or not 0 < applied < 1 << members:
+            raise CodecError(f"An outer step of {members} members, shards {applied:b}.")
+        bounds = shard_bounds(numel, members)
+        moved = tuple(one for shard, one in enumerate(bounds) if applied >> shard & 1)
+        for start, stop in moved:
+            size = coder.coded_size(stop - start)
+            if len(data) < at + size:
+                raise CodecError(f"{len(data)} bytes are no {steps} outer steps.")
+            coder.decode(data[at : at + size], mean[start:stop].numpy())
+            at += size
+        yield moved, mean
+    if at != len(data):
+        raise CodecError(f"{len(data)} bytes are more than {steps} outer steps.")
 
 
 @dataclass(kw_only=True)
@@ -69,7 +148,7 @@ class CapturedFragment(ABC, Generic[AnyCoder]):
     coder: AnyCoder
     judge: Judge
     scratch: Scratch
-    sent: Tensor = field(default_factory=_empty)
+    sent: Tensor = EMPTY
     """Our contribution; once it is coded, as the others decode it."""
     realign: bool
     keep_momentum: bool = False
@@ -79,22 +158,23 @@ class CapturedFragment(ABC, Generic[AnyCoder]):
     tokens: int
     received: dict[str, Tensor] = field(default_factory=dict)
     """Contributions; in a group, to our shard."""
+    left_out: Mapping[str, ImplausibleError] = field(default_factory=dict)
+    """Contributors that are not in the mean of our shard, and why."""
     ranges: Ranges = ()
     """Where the mean may be used: ``[start, stop)``."""
     worst_block: float = 0.0
-    """The largest spread of the contributions in any block of 256 values; in a group, of our
-    shard."""
+    """Largest spread of the contributions in any block of 256 values; in a group, of our shard."""
     begins: Slow | None = None
-    """What the outer step begins with, where steps that we had missed came first; None: our own."""
+    """Where the outer step begins, if it follows steps that we had missed; None: our own."""
     outcome: Slow | None = None
-    """What the outer step led to."""
+    """Outcome of the outer step."""
     digests: tuple[str, str] = ("", "")
-    """SHA-256 of that, hexadecimal, where all must hold the same."""
+    """SHA-256 of both, hexadecimal, where all must hold the same."""
     landing: Landing | None = None
     """On a GPU: the weights until they are in host memory; then, until the merge, the new slow
     weights and the weights as they were captured."""
     stages: Stages = field(default_factory=Stages)
-    """Seconds that each stage has taken so far."""
+    """Seconds of each stage."""
 
     @property
     def theta(self) -> Tensor:
@@ -122,26 +202,29 @@ class CapturedFragment(ABC, Generic[AnyCoder]):
         return self.ranges if self.begins is None else ((0, self.numel),)
 
     @abstractmethod
-    def code(self, out: memoryview) -> tuple[int, ...]:
-        """Code the contribution into ``out``: what each member gets, one after the other; bytes."""
+    def encode(self, out: memoryview) -> Sequence[int]:
+        """Code the contribution into ``out``: the part for each member, one after the other.
+
+        Gives their bytes. Raises CodecError if it is not finite.
+        """
 
     @abstractmethod
     def take(self, part: Part, peer: str, data: memoryview) -> Retransmit | None:
-        """Decode a part that a peer brings; what of it must come again."""
+        """Decode a part that a peer brings; what of it must come again.
+
+        Raises CodecError or ImplausibleError if it can't be used.
+        """
 
     def resend(self, blocks: bytes, out: memoryview) -> int:
         """Code again what a member could not decode; bytes. Raises CodecError for a bad bitmap."""
         raise TrainerError("In this kind of exchange nothing is sent again.")
 
     def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:
-        """Average our shard, weighted by ``tokens`` of each contributor, and code the mean;
-        bytes."""
-        raise TrainerError("In this kind of exchange nobody has a shard to average.")
+        """Average our shard, weighted by each contributor's ``tokens``, and code the mean; bytes.
 
-    @property
-    def left_out(self) -> Mapping[str, ImplausibleError]:
-        """Contributors that are not in the mean of our shard, and why."""
-        return {}
+        ``left_out`` then has those that are not in it.
+        """
+        raise TrainerError("In this kind of exchange nobody has a shard to average.")
 
     @abstractmethod
     def pool(self, over: Mapping[str, int]) -> None:
@@ -155,23 +238,19 @@ class CapturedFragment(ABC, Generic[AnyCoder]):
         """Our progress and contribution, where outer steps may use them beside the mean."""
         return ()
 
-    def step(self) -> Step | None:
-        """What was applied, to hand it over to members that miss it; None where that can't be."""
+    def step(self) -> PastStep | None:
+        """The step for members that miss it; None where it can't be handed over."""
         return None
 
     def release(self) -> None:
         """Let go of what was averaged: until the merge, which may be steps away, only the weights
         as they were captured and the outcome are needed."""
-        self.sent = _empty()
+        self.sent = EMPTY
         self.received.clear()
 
     @abstractmethod
     def commit(self) -> None:
         """Keep what coding lost and learned, on the thread that codes: the step is applied."""
-
-    def forget(self) -> None:
-        """Keep nothing of what it taught: nothing is applied."""
-        self.coder.forget()
 
 
 @dataclass(kw_only=True)
@@ -181,41 +260,32 @@ class PairCapture(CapturedFragment[Coder]):
     heavy = HEAVY_IN_PAIRS
     _weights: Mapping[str, float] = field(default_factory=dict)
     """By member, in the order that both sum up in."""
-    _mean: Tensor = field(default_factory=_empty)
-    _own: Tensor = field(default_factory=_empty)
+    _mean: Tensor = EMPTY
+    _own: Tensor = EMPTY
 
     @staticmethod
     def new_coder(name: str, numel: int, feedback: bool) -> Coder:
         return coder(name, numel)  # error feedback is for groups alone
 
-    def encode(self, out: memoryview) -> int:
-        """Code the contribution into ``out``; bytes. Raises CodecError if it is not finite."""
+    def encode(self, out: memoryview) -> Sequence[int]:
         # The partner may have trained for longer.
         gain = self.judge.gain * self.judge.bound.growth
         self.coder.expect(self.phi.numpy(), self.theta.numpy(), gain)
         # A lossy codec is symmetric: our own share enters the mean exactly as the others see it.
         holds = self.coder.holds_uncoded
         uncoded = self.scratch.take(self.numel).numpy() if holds else None
-        return self.coder.encode(self.sent.numpy(), out, uncoded)
-
-    def code(self, out: memoryview) -> tuple[int, ...]:
-        return (self.encode(out),)
+        return (self.coder.encode(self.sent.numpy(), out, uncoded),)
 
     def take(self, part: Part, peer: str, data: memoryview) -> Retransmit | None:
         if part is Part.AGAIN:
             self.patch(peer, data)
-            return None
-        blocks = self.receive(peer, data)
-        if not blocks:
-            return None
-        least, most = self.coder.resent_sizes(blocks)
-        return Retransmit(blocks=blocks, least=least, most=most)
+        elif blocks := self.receive(peer, data):
+            least, most = self.coder.resent_sizes(blocks)
+            return Retransmit(blocks=blocks, least=least, most=most)
+        return None
 
     def receive(self, peer: str, data: memoryview) -> bytes:
-        """Decode the partner's contribution; a bitmap of blocks that must come again, or empty.
-
-        Raises CodecError or ImplausibleError if it can't be used.
-        """
+        """Decode the partner's contribution; a bitmap of blocks that must come again, or empty."""
         vector = self.scratch.take(self.numel)
         again = self.coder.decode(data, vector.numpy())
         self.received[peer] = vector
@@ -227,7 +297,7 @@ class PairCapture(CapturedFragment[Coder]):
         return self.coder.resend(blocks, self.sent.numpy(), out)
 
     def patch(self, peer: str, data: memoryview) -> None:
-        """Take in the blocks that came again. Raises as ``receive`` does."""
+        """Take in the blocks that came again."""
         self.coder.patch(data, self.received[peer].numpy())
         self._check(peer)
 
@@ -259,7 +329,7 @@ class PairCapture(CapturedFragment[Coder]):
         return own, self.sent[here]
 
     def release(self) -> None:
-        self.coder.settle()  # before what came is let go
+        self.coder.settle()  # before the partner's contribution is let go
         super().release()
 
     def commit(self) -> None:
@@ -274,9 +344,9 @@ class GroupCapture(CapturedFragment[ShardCoder]):
     new_coder = staticmethod(shard_coder)
     slack = MAX_GROUP * FP32_BYTES * BLOCK  # shards are cut at blocks: one may be a block longer
     bounds: Bounds = ()
-    mean: Tensor = field(default_factory=_empty)
-    _left_out: dict[str, ImplausibleError] = field(default_factory=dict)
-    _inbox: Tensor = field(default_factory=_empty)
+    mean: Tensor = EMPTY
+    _inbox: Tensor = EMPTY
+    """Contributions to our shard, one after the other."""
     _coded: dict[str, bytes] = field(default_factory=dict[str, bytes])
     """Means as they travelled, by the owner; none where slow weights may differ anyway."""
 
@@ -294,32 +364,22 @@ class GroupCapture(CapturedFragment[ShardCoder]):
         start, stop = self.bounds[self.mine]
         return stop - start
 
-    @property
-    def left_out(self) -> Mapping[str, ImplausibleError]:
-        return self._left_out
-
-    def encode(self, out: memoryview) -> list[int]:
-        """Code one shard for each member into ``out``, one after the other; bytes of each.
-
-        Our own shard takes 0 bytes.
-        """
+    def encode(self, out: memoryview) -> Sequence[int]:
+        # Our own shard takes 0 bytes.
         kept = self.scratch.take(self.numel).numpy()
         return self.coder.encode(self.sent.numpy(), self.mine, self.bounds, out, kept)
-
-    def code(self, out: memoryview) -> tuple[int, ...]:
-        return tuple(self.encode(out))
 
     def take(self, part: Part, peer: str, data: memoryview) -> Retransmit | None:
         (self.receive_mean if part is Part.MEAN else self.receive)(peer, data)
         return None
 
     def receive(self, peer: str, data: memoryview) -> None:
-        """Decode a member's contribution to our shard.
-
-        Raises CodecError or ImplausibleError if it can't be used.
-        """
-        start, stop = self.bounds[self.mine]
-        vector = self._room_for(peer, stop - start)
+        """Decode a member's contribution to our shard."""
+        size, start = self.due, self.bounds[self.mine][0]
+        if not self._inbox.numel():
+            self._inbox = self.scratch.take((len(self.members) - 1) * size)
+        place = [other for other in self.members if other != self.me].index(peer)
+        vector = self._inbox[place * size : (place + 1) * size]
         self.coder.decode(data, vector.numpy())
         self.received[peer] = vector
         try:
@@ -330,15 +390,8 @@ class GroupCapture(CapturedFragment[ShardCoder]):
             self._shorten(vector, start)  # a majority outvotes it: no reason to lose a member
         if len(self.members) == 2:
             self.judge.check_direction(peer, vector, start)
-        steps = torch.zeros(-(-vector.numel() // BLOCK))
-        self.judge.check_repeat(peer, vector, steps, self.sent[start:stop])
-
-    def _room_for(self, peer: str, size: int) -> Tensor:
-        """Room for a member's contribution to our shard: all of them are in one vector."""
-        if not self._inbox.numel():
-            self._inbox = self.scratch.take((len(self.members) - 1) * size)
-        place = [one for one in self.members if one != self.me].index(peer)
-        return self._inbox[place * size : (place + 1) * size]
+        steps = torch.zeros(-(-size // BLOCK))
+        self.judge.check_repeat(peer, vector, steps, self.sent[start : start + size])
 
     def _shorten(self, vector: Tensor, start: int) -> None:
         """Scale the progress in a contribution down to the largest norm that may enter a mean."""
@@ -349,47 +402,36 @@ class GroupCapture(CapturedFragment[ShardCoder]):
 
     def reduce(self, tokens: Mapping[str, int], out: memoryview) -> int:
         start, stop = self.bounds[self.mine]
-        self._left_out = self._against(tokens)
-        tokens = {peer: count for peer, count in tokens.items() if peer not in self._left_out}
-        ours, pull = self.sent[start:stop], self.judge.pull
+        others = [peer for peer in tokens if peer != self.me]
+        self.left_out = {}
+        if len(others) == 1 and len(self.members) > 2:  # nobody could outvote it
+            try:
+                self.judge.check_direction(others[0], self.received[others[0]], start)
+            except ImplausibleError as error:
+                self.left_out = {others[0]: error}
+        tokens = {peer: count for peer, count in tokens.items() if peer not in self.left_out}
+        ours, phi, pull = self.sent[start:stop], self.phi[start:stop], self.judge.pull
         shares = [ours if peer == self.me else self.received[peer] for peer in tokens]
-        weights = token_weights(list(tokens.values()))
-        mean = self.mean[start:stop]
-        mean.copy_(robust_mean(self.averaging, self._progress(shares, start), weights))
+        weights, mean, progress = (
+            token_weights(list(tokens.values())),
+            self.mean[start:stop],
+            shares,
+        )
+        if pull:
+            rooms = self.scratch.take(len(shares) * len(phi)).split(len(phi))
+            each = zip(shares, rooms, strict=True)
+            progress = [apart(share, phi, pull, room) for share, room in each]
+        mean.copy_(robust_mean(self.averaging, progress, weights))
         self.worst_block = worst_block_spread(shares)
         if pull:
-            apart(mean, self.phi[start:stop], -pull, mean)
+            apart(mean, phi, -pull, mean)
         kept = self.scratch.take(mean.numel()).numpy()
         size = self.coder.reduce(mean.numpy(), start, out, kept)
         self._keep(self.me, out[:size])
         return size
 
-    def _against(self, contributors: Iterable[str]) -> dict[str, ImplausibleError]:
-        """A lone contributor to our shard that points against us: nobody could outvote it."""
-        others = [peer for peer in contributors if peer != self.me]
-        if len(others) != 1 or len(self.members) == 2:
-            return {}
-        try:
-            start, _ = self.bounds[self.mine]
-            self.judge.check_direction(others[0], self.received[others[0]], start)
-        except ImplausibleError as error:
-            return {others[0]: error}
-        return {}
-
-    def _progress(self, vectors: Sequence[Tensor], start: int) -> Sequence[Tensor]:
-        """The progress in contributions to our shard."""
-        pull, size = self.judge.pull, vectors[0].numel()
-        if pull == 0.0:
-            return vectors
-        room = self.scratch.take(len(vectors) * size).split(size)
-        phi = self.phi[start : start + size]
-        return [apart(one, phi, pull, out) for one, out in zip(vectors, room, strict=True)]
-
     def receive_mean(self, owner: str, data: memoryview) -> None:
-        """Decode an owner's mean of its shard.
-
-        Raises CodecError or ImplausibleError if it can't be used.
-        """
+        """Decode an owner's mean of its shard."""
         start, stop = self.bounds[self.members.index(owner)]
         mean = self.mean[start:stop]
         self.coder.decode(data, mean.numpy())
@@ -401,13 +443,13 @@ class GroupCapture(CapturedFragment[ShardCoder]):
         if self.judge.pull == 0.0:
             self._coded[owner] = bytes(coded)
 
-    def step(self) -> Step | None:
+    def step(self) -> PastStep | None:
         means = [
             (shard, self._coded[owner])
             for shard, owner in enumerate(self.members)
             if self.bounds[shard] in self.ranges and owner in self._coded
         ]
-        return Step(len(self.members), means) if means else None
+        return PastStep(len(self.members), means) if means else None
 
     def pool(self, over: Collection[str]) -> None:
         """Apply only the shards of these owners."""
@@ -420,7 +462,7 @@ class GroupCapture(CapturedFragment[ShardCoder]):
 
     def release(self) -> None:
         super().release()
-        self.mean = self._inbox = _empty()
+        self.mean = self._inbox = EMPTY
 
     def commit(self) -> None:
         self.coder.commit(self.ranges)
@@ -434,5 +476,5 @@ CAPTURES: dict[str, type[CapturedFragment[Any]]] = {
 
 
 def capture_for(sync: SyncSettings) -> type[CapturedFragment[Any]]:
-    """What exchanges of a run are captured with; pairs where its peers do not exchange."""
+    """Class of the captures of a run; pairs where its peers do not exchange."""
     return CAPTURES[(kinds.kind_of(sync) or kinds.PAIR).name]

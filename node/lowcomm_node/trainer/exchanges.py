@@ -10,6 +10,7 @@ the fast weights, so they happen between two inner steps.
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from time import monotonic
 from typing import Any
@@ -24,7 +25,8 @@ from lowcomm_node.trainer.capture import CapturedFragment
 from lowcomm_node.trainer.replica import Replica
 
 Handlers = Mapping[type[Request[Any]], Callable[[Any], Answer | Future[Any]]]
-"""What carries out each request: it answers at once, or with a future."""
+"""Function that carries out each request: it answers at once, or with a future."""
+Capture = CapturedFragment[Any]
 
 
 @dataclass(frozen=True, eq=False)  # captures hold tensors, which have no one answer to ==
@@ -33,7 +35,7 @@ class PendingMerge:
 
     steps: int
     """Own inner steps from which on it may be merged."""
-    capture: CapturedFragment
+    capture: Capture
     request: messages.Merge
     merged: Future[messages.OuterStepApplied]
 
@@ -54,17 +56,13 @@ class ExchangeWork:
         self._coder = coder
         self._at_boundary = at_boundary
         self._pending: list[PendingMerge] = []
-
-    @property
-    def handlers(self) -> Handlers:
-        """The requests that it carries out."""
-        return {
+        self.handlers: Handlers = {
             messages.CaptureContribution: self._capture,
-            messages.Receive: self._receive,
-            messages.Resend: self._resend,
-            messages.AverageShard: self._reduce,
-            messages.WriteOuterSteps: self._missed,
-            messages.TakeOver: self._take_over,
+            messages.Receive: partial(self._submit, self._receive),
+            messages.Resend: partial(self._submit, self._resend),
+            messages.AverageShard: partial(self._submit, self._reduce),
+            messages.WriteOuterSteps: partial(self._submit, self._missed),
+            messages.TakeOver: partial(self._submit, self._take_over),
             messages.Merge: self._merge,
             messages.Drop: self._drop,
         }
@@ -81,126 +79,114 @@ class ExchangeWork:
             self._apply(one)
         return bool(due)
 
-    # Each handler finds the capture at once. Its work on the coding thread is void if the capture
-    # was dropped meanwhile, or a state was copied: nobody is blamed for that.
-
     def _capture(self, request: messages.CaptureContribution) -> Future[messages.Shared]:
-        fragment, slot = request.fragment, request.slot
-        began = monotonic()
+        fragment, began = request.fragment, monotonic()
         self._replica.copy(fragment, request.realign, request.members, request.ahead, request.apart)
-        capture = self._replica.capture_of(fragment)
-        capture.stages.add("capture", monotonic() - began)
+        self._replica.captures[fragment].stages.add("capture", monotonic() - began)
+        return self._submit(self._contribute, request)
 
-        def work() -> messages.Shared:
-            with capture.stages.during("capture"):
-                self._replica.contribute(fragment)
-            with capture.stages.during("encode"):
-                sizes = capture.code(self._slot(slot))
-            with capture.stages.during("hash"):
-                places = zip(accumulate(sizes[:-1], initial=0), sizes, strict=True)
-                digests = tuple(self._digest(slot, *place) for place in places)
-            return messages.Shared(sizes=sizes, digests=digests, steps=capture.steps)
+    def _submit(self, work: Callable[[Any, Capture], A], request: Any) -> Future[A]:
+        """Work on the capture of a request's fragment, on the coding thread.
 
-        return self._work_on(fragment, capture, work)
-
-    def _receive(self, request: messages.Receive) -> Future[messages.Received]:
+        The work is void if the capture was dropped meanwhile, or a state was copied: nobody is
+        blamed for that.
+        """
         capture = self._replica.capture_of(request.fragment)
+
+        def checked() -> A:
+            self._check_captured(request.fragment, capture)
+            return work(request, capture)
+
+        return self._coder.submit(checked)
+
+    def _check_captured(self, fragment: int, capture: Capture) -> None:
+        if self._replica.capture_of(fragment) is not capture:
+            raise TrainerError(
+                f"Fragment {fragment} is not captured any more: the exchange is void."
+            )
+
+    def _contribute(
+        self, request: messages.CaptureContribution, capture: Capture
+    ) -> messages.Shared:
+        with capture.stages.during("capture"):
+            self._replica.contribute(request.fragment)
+        with capture.stages.during("encode"):
+            sizes = tuple(capture.encode(self._slot(request.slot)))
+        with capture.stages.during("hash"):
+            places = zip(accumulate(sizes[:-1], initial=0), sizes, strict=True)
+            digests = tuple(self._digest(request.slot, *place) for place in places)
+        return messages.Shared(sizes=sizes, digests=digests, steps=capture.steps)
+
+    def _receive(self, request: messages.Receive, capture: Capture) -> messages.Received:
         data = self._slot(request.slot, request.offset, request.size)
+        with capture.stages.during("decode"):
+            return messages.Received(again=capture.take(request.part, request.peer, data))
 
-        def work() -> messages.Received:
-            with capture.stages.during("decode"):
-                return messages.Received(again=capture.take(request.part, request.peer, data))
+    def _resend(self, request: messages.Resend, capture: Capture) -> messages.Resent:
+        with capture.stages.during("encode"):
+            size = capture.resend(request.blocks, self._slot(request.slot))
+        return messages.Resent(size=size, digest=self._digest(request.slot, 0, size))
 
-        return self._work_on(request.fragment, capture, work)
+    def _reduce(self, request: messages.AverageShard, capture: Capture) -> messages.ShardAveraged:
+        with capture.stages.during("outer"):
+            size = capture.reduce(request.tokens, self._slot(request.slot, request.offset))
+        digest = self._digest(request.slot, request.offset, size)
+        refused = {peer: refusal_of(error) for peer, error in capture.left_out.items()}
+        return messages.ShardAveraged(size=size, digest=digest, refused=refused)
 
-    def _resend(self, request: messages.Resend) -> Future[messages.Resent]:
-        capture = self._replica.capture_of(request.fragment)
+    def _missed(self, request: messages.WriteOuterSteps, _: Capture) -> messages.Resent:
+        steps = self._replica.missed(request.fragment, request.steps)
+        self._slot(request.slot, request.offset, len(steps))[:] = steps
+        digest = self._digest(request.slot, request.offset, len(steps))
+        return messages.Resent(size=len(steps), digest=digest)
 
-        def work() -> messages.Resent:
-            with capture.stages.during("encode"):
-                size = capture.resend(request.blocks, self._slot(request.slot))
-            return messages.Resent(size=size, digest=self._digest(request.slot, 0, size))
-
-        return self._work_on(request.fragment, capture, work)
-
-    def _reduce(self, request: messages.AverageShard) -> Future[messages.ShardAveraged]:
-        capture = self._replica.capture_of(request.fragment)
-
-        def work() -> messages.ShardAveraged:
-            with capture.stages.during("outer"):
-                size = capture.reduce(request.tokens, self._slot(request.slot, request.offset))
-            digest = self._digest(request.slot, request.offset, size)
-            refused = {peer: refusal_of(error) for peer, error in capture.left_out.items()}
-            return messages.ShardAveraged(size=size, digest=digest, refused=refused)
-
-        return self._work_on(request.fragment, capture, work)
-
-    def _missed(self, request: messages.WriteOuterSteps) -> Future[messages.Resent]:
-        fragment, capture = request.fragment, self._replica.capture_of(request.fragment)
-
-        def work() -> messages.Resent:
-            steps = self._replica.missed(fragment, request.steps)
-            self._slot(request.slot, request.offset, len(steps))[:] = steps
-            digest = self._digest(request.slot, request.offset, len(steps))
-            return messages.Resent(size=len(steps), digest=digest)
-
-        return self._work_on(fragment, capture, work)
-
-    def _take_over(self, request: messages.TakeOver) -> Future[Done]:
-        fragment, capture = request.fragment, self._replica.capture_of(request.fragment)
+    def _take_over(self, request: messages.TakeOver, capture: Capture) -> Done:
         data = self._slot(request.slot, request.offset, request.size)
-
-        def work() -> Done:
-            with capture.stages.during("outer"):
-                digests = request.slow_digest, request.momentum_digest
-                self._replica.take_over(fragment, data, request.steps, digests)
-            return Done()
-
-        return self._work_on(fragment, capture, work)
+        digests = request.slow_digest, request.momentum_digest
+        with capture.stages.during("outer"):
+            self._replica.take_over(request.fragment, data, request.steps, digests)
+        return Done()
 
     def _merge(self, request: messages.Merge) -> Future[messages.OuterStepApplied]:
-        fragment, replica = request.fragment, self._replica
-        capture = replica.capture_of(fragment)
-        merged: Future[messages.OuterStepApplied] = Future()
+        replica, merged = self._replica, Future[messages.OuterStepApplied]()
 
-        def work() -> None:
-            self._check_captured(fragment, capture)
+        def work(_: messages.Merge, capture: Capture) -> Done:
             capture.keep_momentum = request.keep_momentum
             with capture.stages.during("outer"):
                 capture.pool(request.over)
-                replica.outer(fragment)
+                replica.outer(request.fragment)
             steps = capture.steps + replica.spec.sync.overlap
             pending = PendingMerge(steps, capture, request, merged)
             self._at_boundary(lambda: self._pending.append(pending))
+            return Done()
 
-        def give_up(worked: Future[None]) -> None:
+        def give_up(worked: Future[Done]) -> None:
             if (error := worked.exception()) is not None:
                 merged.set_exception(error)
 
-        self._coder.submit(work).add_done_callback(give_up)
+        self._submit(work, request).add_done_callback(give_up)
         return merged
 
     def _apply(self, one: PendingMerge) -> None:
         """Merge into the fast weights."""
-        fragment, replica = one.request.fragment, self._replica
+        fragment, replica, capture = one.request.fragment, self._replica, one.capture
         try:
-            self._check_captured(fragment, one.capture)
-            with one.capture.stages.during("merge"):
+            self._check_captured(fragment, capture)
+            with capture.stages.during("merge"):
                 replica.merge(fragment, one.request.swarm_step, self._coder)
         except TrainerError as error:
             one.merged.set_exception(error)
             return
         progress = replica.schedule[fragment]
-        slow_digest, momentum_digest = one.capture.digests
         one.merged.set_result(
             messages.OuterStepApplied(
                 swarm_step=replica.clock.step,
                 merged_steps=progress.merged_steps,
                 merged_tokens=progress.merged_tokens,
-                slow_digest=slow_digest,
-                momentum_digest=momentum_digest,
-                worst_block=one.capture.worst_block,
-                stages=one.capture.stages.seconds,
+                slow_digest=capture.digests[0],
+                momentum_digest=capture.digests[1],
+                worst_block=capture.worst_block,
+                stages=capture.stages.seconds,
             )
         )
 
@@ -216,23 +202,6 @@ class ExchangeWork:
             return Done()
 
         return self._coder.submit(work)
-
-    def _work_on(
-        self, fragment: int, capture: CapturedFragment, work: Callable[[], A]
-    ) -> Future[A]:
-        """Do ``work`` on the coding thread, unless its exchange is void by then."""
-
-        def checked() -> A:
-            self._check_captured(fragment, capture)
-            return work()
-
-        return self._coder.submit(checked)
-
-    def _check_captured(self, fragment: int, capture: CapturedFragment) -> None:
-        if self._replica.captures.get(fragment) is not capture:
-            raise TrainerError(
-                f"Fragment {fragment} is not captured any more: the exchange is void."
-            )
 
     def _slot(self, slot: int, offset: int = 0, size: int | None = None) -> memoryview:
         """``size`` bytes of a slot from ``offset`` on; without a size all of them."""

@@ -104,7 +104,7 @@ def _exchange(replicas: Sequence[Replica], realign: bool) -> None:
             digests = first.slow_digest(0), first.momentum_digest(0)
             replica.take_over(0, memoryview(first.missed(0, 1)), 1, digests)
         out = memoryview(bytearray(room))
-        ends = [0, *accumulate(replica.captures[0].code(out))]
+        ends = [0, *accumulate(replica.captures[0].encode(out))]
         coded[replica.peer_id] = [out[start:stop] for start, stop in pairwise(ends)]
     for here, there in permutations(replicas, 2):
         capture, other = here.captures[0], there.peer_id

@@ -1,7 +1,7 @@
 """One replica: fast weights that the inner optimizer moves, slow weights that outer steps move.
 
     copy         between two inner steps: fast weights as of now
-    contribute   what we send, from these and the slow weights
+    contribute   our contribution, from these and the slow weights
     ...          contributions of others come in (``capture.py``)
     outer        the outer step: new slow weights from the mean, beside inner steps
     merge        between two inner steps: new slow weights into the fast weights
@@ -29,14 +29,20 @@ from lowcomm_node.data import Dataset
 from lowcomm_node.errors import NotFinite, TrainerError
 from lowcomm_node.storage.state_file import mapped_vector, sweep
 from lowcomm_node.system.machine import can_compile
-from lowcomm_node.trainer.capture import FP32_BYTES, CapturedFragment, Slow, capture_for
+from lowcomm_node.trainer.capture import (
+    FP32_BYTES,
+    CapturedFragment,
+    PastStep,
+    Scratch,
+    Slow,
+    capture_for,
+    read_steps,
+)
 from lowcomm_node.trainer.gpu import Copies, merge, merges_alike
 from lowcomm_node.trainer.inner import InnerReplica
 from lowcomm_node.trainer.judging import Judge
 from lowcomm_node.trainer.memory import FEWEST, keeps_momentum
-from lowcomm_node.trainer.missed import Step, read
 from lowcomm_node.trainer.optimizer import learning_rate
-from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import BLOCK, Coder, ShardCoder
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.exchange.judging import (
@@ -48,18 +54,12 @@ from lowcomm_protocol.exchange.judging import (
     believed_steps,
     growth,
 )
-from lowcomm_protocol.exchange.outer import (
-    are_finite,
-    contribution,
-    merge_in_place,
-    outer_step,
-)
+from lowcomm_protocol.exchange.outer import are_finite, contribution, merge_in_place, outer_step
 from lowcomm_protocol.exchange.underway import kept
 from lowcomm_protocol.plan import FragmentProgress, SyncSchedule, largest_jump
 from lowcomm_protocol.rows import copy_flat, gather, paired, scatter
 from lowcomm_protocol.spec.amendments import SpecTimeline
 from lowcomm_protocol.spec.names import MAX_GROUP
-from lowcomm_protocol.spec.outer import OuterSettings
 from lowcomm_protocol.spec.run import RunSpec
 
 SCRATCH = 8
@@ -71,11 +71,11 @@ beside the arithmetic: with 17 million values 80 ms, where 32,768 at once took 1
 
 @dataclass
 class FragmentHistory:
-    """What exchanges of one fragment have left, beside its slow weights."""
+    """What past exchanges of one fragment leave, beside its slow weights."""
 
     repeats: Repeats
     """Last contributions of others."""
-    past: deque[Step]
+    past: deque[PastStep]
     """The last outer steps, for members that miss them."""
     usual: UsualNorm
     """Usual norm of others' progress."""
@@ -101,9 +101,8 @@ class Replica(InnerReplica):
         numels = [fragment.numel for fragment in self.plan.fragments]
         self.schedule = SyncSchedule(spec.sync.interval, [FragmentProgress() for _ in numels])
         self.phi = [self.fast(p) for p in range(len(numels))]
-        self.keeps_momentum = keeps_momentum(spec.sync) or (
-            type(self).outer_step is not Replica.outer_step
-        )
+        self._own_rule = type(self).outer_step is not Replica.outer_step
+        self.keeps_momentum = self._own_rule or keeps_momentum(spec.sync)
         """Whether outer steps need the ``delta`` of those before."""
         self.delta = [torch.zeros_like(phi) for phi in self.phi] if self.keeps_momentum else []
         """Outer momentum by fragment; empty where none is kept."""
@@ -119,7 +118,7 @@ class Replica(InnerReplica):
             for numel in numels
         ]
         self._committing: dict[int, Future[None]] = {}
-        """What coders keep of the last merge of a fragment, on the thread that codes."""
+        """Work of coders on the last merge of a fragment, on the thread that codes."""
         self.history = [
             FragmentHistory(
                 Repeats(coder.numel),
@@ -144,7 +143,7 @@ class Replica(InnerReplica):
 
     @property
     def coders(self) -> Sequence[Coder | ShardCoder]:
-        """The coders, once they have kept all of what was merged."""
+        """The coders, once they have learned from all merges."""
         while self._committing:
             self._committing.popitem()[1].result()
         return self._coders
@@ -194,14 +193,7 @@ class Replica(InnerReplica):
         ahead: int = 0,
         apart: int = 0,
     ) -> None:
-        """Keep what this replica contributes to an exchange of ``fragment``, as of now.
-
-        ``members``: the whole group, sorted; empty in a pair. ``realign`` makes slow weights equal
-        again that should be equal and are not: everybody sends fast weights in full precision, and
-        their mean becomes the slow weights of all. ``ahead``: how many inner steps longer than we
-        the others claim to have trained; ``apart``: for how many slow weights have parted. Raises
-        NotFinite if our weights are not finite.
-        """
+        """``copy``, then ``contribute``. Raises NotFinite if our weights are not finite."""
         self.copy(fragment, realign, members, ahead, apart)
         self.contribute(fragment)
 
@@ -213,7 +205,13 @@ class Replica(InnerReplica):
         ahead: int = 0,
         apart: int = 0,
     ) -> None:
-        """The part of ``capture`` that must happen between two inner steps."""
+        """Capture what an exchange of ``fragment`` begins with, between two inner steps.
+
+        ``members``: the whole group, sorted; empty in a pair. ``realign`` makes slow weights equal
+        again that should be equal and are not: everybody sends fast weights in full precision, and
+        their mean becomes the slow weights of all. ``ahead``: how many inner steps longer than we
+        the others claim to have trained; ``apart``: for how many slow weights have parted.
+        """
         numel = self.plan.fragments[fragment].numel
         theta, phi = self.scratch.take(numel), self.phi[fragment]
         landing = None
@@ -223,7 +221,6 @@ class Replica(InnerReplica):
             self.fast(fragment, theta)
         pull = 1.0 if realign else self.spec.sync.consensus
         heavy = self.exchanged.heavy if pull else HEAVY
-        coding = self._coders[fragment]
         judge = Judge(
             theta=theta,
             phi=phi,
@@ -237,7 +234,9 @@ class Replica(InnerReplica):
             me=self.peer_id,
             members=members,
             averaging=self.spec.sync.mean,
-            coder=self.exchanged.new_coder("fp32", numel, False) if realign else coding,
+            coder=self.exchanged.new_coder("fp32", numel, False)
+            if realign
+            else self._coders[fragment],
             judge=judge,
             scratch=self.scratch,
             realign=realign,
@@ -245,11 +244,17 @@ class Replica(InnerReplica):
             tokens=self.tokens,
             landing=landing,
         )
-        judge.repeats = self._repeats(fragment, capture.due, realign)
+        history = self.history[fragment]
+        if realign:
+            judge.repeats = Repeats(capture.due)
+        else:
+            if history.repeats.numel != capture.due:  # nothing is known of other values
+                history.repeats = Repeats(capture.due)
+            judge.repeats = history.repeats
         self.captures[fragment] = capture
 
     def contribute(self, fragment: int) -> None:
-        """The rest of ``capture``, on any thread. Raises NotFinite, and forgets the capture."""
+        """Compute our contribution, on any thread. Raises NotFinite, and forgets the capture."""
         capture = self.capture_of(fragment)
         if self.copies is not None and capture.landing is not None:
             self.copies.to_host(capture.landing, capture.theta)
@@ -267,17 +272,8 @@ class Replica(InnerReplica):
             capture.sent = self.contribution(capture.phi, capture.theta)
 
     def contribution(self, phi: Tensor, theta: Tensor) -> Tensor:
-        """What we send of a fragment: a new vector. Override it for a method of your own."""
+        """Our contribution: a new vector. Override it for a method of your own."""
         return contribution(self._outer, phi, theta, self.scratch.take(phi.numel()))
-
-    def _repeats(self, fragment: int, numel: int, realign: bool) -> Repeats:
-        """Last contributions to these values; nothing is known if their number has changed."""
-        if realign:
-            return Repeats(numel)
-        history = self.history[fragment]
-        if history.repeats.numel != numel:
-            history.repeats = Repeats(numel)
-        return history.repeats
 
     def _bound(self, fragment: int, ahead: int, apart: int) -> Bound:
         """The largest plausible progress of peers that claim ``ahead`` more steps than we and whose
@@ -313,7 +309,7 @@ class Replica(InnerReplica):
         """Forget a capture that will not be merged."""
         capture = self.captures.pop(fragment, None)
         if capture is not None:
-            capture.forget()
+            capture.coder.forget()
 
     # outer step
 
@@ -324,13 +320,19 @@ class Replica(InnerReplica):
         and snapshots. Raises NotFinite, and keeps nothing, if the outcome is not finite.
         """
         capture = self.capture_of(fragment)
-        before, momentum = capture.begins or self._held(fragment)
+        before, momentum = capture.begins or (self.phi[fragment], None)
+        if self.keeps_momentum and capture.begins is None:
+            momentum = self.delta[fragment]
         phi, delta = self._new(fragment)
         if sum(stop - start for start, stop in capture.ranges) < capture.numel:
             copy_flat(before, phi)
             if delta is not None and momentum is not None:
                 copy_flat(momentum, delta)
-        settings = self._outer_of(fragment, capture)
+        settings = self._outer
+        if self.spec.sync.consensus:
+            # Without consensus all members must take the same step, so theirs do not follow from
+            # the steps of one.
+            settings = settings.after(self.schedule.intervals_since(fragment, capture.steps))
         for start, stop in _pieces(capture.ranges):
             here = slice(start, stop)
             mean, slow = capture.mean_of(start, stop), phi[here]
@@ -344,10 +346,10 @@ class Replica(InnerReplica):
                 slow.copy_(mean)
                 if not capture.keep_momentum:
                     moved.zero_()
-            elif type(self).outer_step is Replica.outer_step:
-                outer_step(settings, slow, moved, mean, *capture.ours(here))
-            else:
+            elif self._own_rule:
                 self.outer_step(slow, moved, mean, *capture.ours(here))
+            else:
+                outer_step(settings, slow, moved, mean, *capture.ours(here))
             if not are_finite(slow, moved):
                 raise NotFinite(
                     f"The outer step of fragment {fragment} gives values that are not finite: it "
@@ -368,50 +370,40 @@ class Replica(InnerReplica):
         progress: Tensor | None = None,
         sent: Tensor | None = None,
     ) -> None:
-        """One outer step, in place on ``phi`` and ``delta``; override it for a method of your
-        own. It is called for one piece of the fragment after the other."""
+        """One outer step of a piece of the fragment, in place on ``phi`` and ``delta``; override it
+        for a method of your own."""
         outer_step(self._outer, phi, delta, mean, progress, sent)
 
-    def _outer_of(self, fragment: int, capture: CapturedFragment[Any]) -> OuterSettings:
-        """The settings of an outer step. Without a consensus term all members must take the same
-        step, so theirs do not follow from the steps of one."""
-        if not self.spec.sync.consensus:
-            return self._outer
-        return self._outer.after(self.schedule.intervals_since(fragment, capture.steps))
-
-    def _held(self, fragment: int) -> Slow:
-        return self.phi[fragment], self.delta[fragment] if self.keeps_momentum else None
-
     def _new(self, fragment: int) -> Slow:
-        """Vectors for both, which may hold anything."""
+        """Vectors of arbitrary values for slow weights and momentum."""
         return self.slow(fragment), self.slow(fragment) if self.keeps_momentum else None
 
     # outer steps that were missed
 
     def missed(self, fragment: int, steps: int) -> bytes:
-        """The last outer steps, for a member that has missed them (``missed.py``).
+        """The last outer steps, packed, for a member that has missed them.
 
         Raises TrainerError if fewer are kept.
         """
-        past = self.history[fragment].past
+        past = list(self.history[fragment].past)
         if len(past) < steps:
             raise TrainerError(f"Of fragment {fragment} {len(past)} outer steps are kept.")
-        return b"".join(one.pack() for one in list(past)[len(past) - steps :])
+        return b"".join(step.pack() for step in past[len(past) - steps :])
 
     def take_over(
         self, fragment: int, data: memoryview, steps: int, digests: tuple[str, str]
     ) -> None:
         """Let the outer step of the capture follow ``steps`` that we had missed.
 
-        ``digests``: SHA-256 of the slow weights and the momentum that these lead to, hexadecimal.
-        Raises CodecError, and the capture is as before, if they do not.
+        ``digests``: SHA-256 of the resulting slow weights and momentum, hexadecimal. Raises
+        CodecError, and the capture is as before, if they differ.
         """
         capture = self.capture_of(fragment)
         phi, delta = self._new(fragment)
         phi.copy_(self.phi[fragment])
         if delta is not None:
             delta.copy_(self.delta[fragment])
-        for moved, mean in read(data, capture.coder, capture.numel, steps):
+        for moved, mean in read_steps(data, capture.coder, capture.numel, steps):
             for start, stop in _pieces(moved):
                 here = slice(start, stop)
                 beside = torch.zeros(stop - start) if delta is None else delta[here]
@@ -435,7 +427,7 @@ class Replica(InnerReplica):
         """
         capture = self.capture_of(fragment)
         assert capture.outcome is not None
-        phi, delta = capture.outcome
+        (phi, delta), history, step = capture.outcome, self.history[fragment], capture.step()
         self.readings.wait()
         if not self._merge_into_weights(fragment, capture, phi):
             raise NotFinite(
@@ -443,7 +435,6 @@ class Replica(InnerReplica):
                 "applied."
             )
         del self.captures[fragment]
-        history, step = self.history[fragment], capture.step()
         if step is None or capture.begins is not None:
             history.past.clear()
         if step is not None:
@@ -465,19 +456,27 @@ class Replica(InnerReplica):
     ) -> bool:
         """Bring new slow weights into the fast weights; False, and they are as before, if the
         outcome is not finite."""
-        whole = list(capture.merged) == [(0, capture.numel)]
-        if whole and self.copies is None:
-            pairs = paired(self.plan.fragments[fragment], self.weights, capture.theta)
+        part = self.plan.fragments[fragment]
+        if list(capture.merged) == [(0, capture.numel)] and self.copies is None:
+            pairs = paired(part, self.weights, capture.theta)
             if all(rows.is_contiguous() for rows, _ in pairs):
                 return self._merge_in_place(pairs, phi)
-        theta = self._merged(fragment, capture, phi)
-        if theta is not None:
-            scatter(self.plan.fragments[fragment], theta, self.weights)
-        return theta is not None
+        landing, out, theta = capture.landing, capture.theta, None
+        if self.copies is not None and landing is not None:
+            theta = self.copies.room(capture.numel)
+        if theta is None or landing is None:
+            theta = self.scratch.take(capture.numel)
+        else:
+            phi, out = landing.wait()
+        self.fast(fragment, theta)
+        for here in (slice(*one) for one in capture.merged):
+            if not merge(self._outer, theta[here], phi[here], out[here]):
+                return False
+        scatter(part, theta, self.weights)
+        return True
 
     def _merge_in_place(self, pairs: Sequence[tuple[Tensor, Tensor]], phi: Tensor) -> bool:
-        """Merge each of the weights, beside what was captured of it, in one pass: training
-        waits."""
+        """Merge each of the weights, beside its captured values, in one pass: training waits."""
         start = 0
         for place, (rows, captured) in enumerate(pairs):
             here = slice(start, start + rows.numel())
@@ -488,20 +487,6 @@ class Replica(InnerReplica):
                     copy_flat(before, merged.detach())
                 return False
         return True
-
-    def _merged(self, fragment: int, capture: CapturedFragment[Any], phi: Tensor) -> Tensor | None:
-        """The new fast weights in a vector of their own; None if not finite."""
-        out, theta = capture.theta, None
-        if self.copies is not None and capture.landing is not None:
-            theta = self.copies.room(capture.numel)
-        if theta is None or capture.landing is None:
-            theta = self.scratch.take(capture.numel)
-        else:
-            phi, out = capture.landing.wait()
-        self.fast(fragment, theta)
-        parts = (slice(*one) for one in capture.merged)
-        merged = [merge(self._outer, theta[here], phi[here], out[here]) for here in parts]
-        return theta if all(merged) else None
 
 
 def _pieces(ranges: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:

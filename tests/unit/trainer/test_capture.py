@@ -7,9 +7,8 @@ from itertools import count
 import pytest
 import torch
 
-from lowcomm_node.trainer.capture import GroupCapture, PairCapture
+from lowcomm_node.trainer.capture import GroupCapture, PairCapture, Scratch
 from lowcomm_node.trainer.judging import Judge
-from lowcomm_node.trainer.scratch import Scratch
 from lowcomm_protocol.codecs import coder, shard_coder
 from lowcomm_protocol.codecs.shards import shard_bounds
 from lowcomm_protocol.errors import ImplausibleError, Offence
@@ -101,11 +100,11 @@ def test_what_was_applied_is_not_applied_again_and_what_was_not_is():
 
     def bring(vector: torch.Tensor, apply: bool = True) -> None:
         out = memoryview(bytearray(8 * NUMEL))
-        size = pair("b", vector, UsualNorm()).encode(out)
+        (size,) = pair("b", vector, UsualNorm()).encode(out)
         mine = pair("a", ones + 0.01 * next(steps), UsualNorm(), repeats)
         mine.receive("b", out[:size])
         mine.pool({"a": 1, "b": 1})
-        mine.judge.learn() if apply else mine.forget()
+        mine.judge.learn() if apply else mine.coder.forget()
 
     bring(ones, apply=False)
     bring(ones)
@@ -236,7 +235,7 @@ def test_of_a_pair_the_direction_counts_only_of_a_lone_partner(others: bool):
     if others:
         mine.judge.usual.saw("third", 1.0)
     out = memoryview(bytearray(8 * NUMEL))
-    lie = out[: pair("b", -ours, UsualNorm()).encode(out)]
+    lie = out[: sum(pair("b", -ours, UsualNorm()).encode(out))]
     if others:
         assert mine.receive("b", lie) == b""
         assert mine.judge.norms["b"] == pytest.approx(float(ours.norm()))

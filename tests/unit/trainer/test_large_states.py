@@ -174,7 +174,7 @@ def alone(replica: Replica) -> None:
     replica.capture(0)
     capture = replica.capture_of(0)
     data = memoryview(bytearray(8 * capture.numel + 4096))
-    capture.receive("other", data[: capture.encode(data)])
+    capture.receive("other", data[: sum(capture.encode(data))])
     capture.pool({"peer": 1, "other": 1})
     replica.outer(0)
     replica.merge(0, replica.clock.step)
