@@ -388,26 +388,41 @@ class Tokenizing(TrainerEvent, name="tokenizing"):
     """Seconds; None if that can't be told yet."""
 
 
-class InnerStepTaken(TrainerEvent, name="step"):
-    """An inner step was taken or skipped."""
+@dataclass(frozen=True, kw_only=True)
+class StepFigures:
+    """Figures of the last inner step."""
 
-    swarm_step: int
-    steps: int
-    tokens: int
-    loss: float | None
-    """Nats a token; None if it is not finite."""
-    skipped_steps: int = 0
-    seconds: float = 0.0
-    learning_rate: float = 0.0
-    tokens_per_second: float = 0.0
-    micro_batch: int = 0
-    """Windows that go through the model at once."""
-    activation_checkpointing: bool = False
-    """Whether the backward pass computes blocks again."""
-    computing: float = 0.0
+    steps: int | None = None
+    """Inner steps of this node, from the beginning of the run."""
+    swarm_step: int | None = None
+    """Clock of the run: how far the swarm is, as this node knows."""
+    tokens: int | None = None
+    """Tokens that this node has trained on, from the beginning of the run."""
+    tokens_per_second: float | None = None
+    """Recent average."""
+    loss: float | None = None
+    """Nats a token; null also if it is not finite."""
+    skipped_steps: int | None = None
+    """Inner steps that were skipped, as loss or gradients were not finite."""
+    learning_rate: float | None = None
+    micro_batch: int | None = None
+    """Windows of a batch that go through the model at once."""
+    activation_checkpointing: bool | None = None
+    """Whether activations are computed again in the backward pass, to take less memory."""
+    computing: float | None = None
     """Seconds in inner steps since the trainer started."""
     waited: Mapping[str, float] = field(default_factory=dict)
-    """Seconds since then in which training waited between steps, by what for."""
+    """Seconds since then in which training waited between two steps, by what for: such as
+    `capture`, `merge`, `evaluate`, `save`."""
+
+
+class InnerStepTaken(TrainerEvent, StepFigures, name="step"):
+    """An inner step was taken or skipped."""
+
+    steps: int = 0
+    swarm_step: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
 
 
 class MicroBatch(TrainerEvent, name="micro-batch"):

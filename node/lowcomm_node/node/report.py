@@ -13,15 +13,12 @@ from lowcomm_node.node.messages import Ready
 from lowcomm_node.node.supervisor import Supervisor
 from lowcomm_node.owner.availability import Availability
 from lowcomm_node.owner.limits import Allowance
-from lowcomm_node.owner.rules import Hold
 from lowcomm_node.status.events import Board, Caution
 from lowcomm_node.status.model import (
     AmendmentStatus,
     Claims,
     ExchangeCounts,
-    LastFailure,
     Limits,
-    Pause,
     PeerStatus,
     RunStatus,
     Status,
@@ -90,7 +87,7 @@ def report(view: View) -> Status:
         unchanged=monotonic() - board.changed,
         leaving=view.leaving,
         swarm=view.rejoin.describe() if view.rejoin else None,
-        pause=_pause(view.availability.hold),
+        pause=view.availability.hold,
         schedule=_schedule(view.availability),
         uptime=monotonic() - view.began,
         trainer=_trainer(view),
@@ -205,11 +202,6 @@ def _amendments(view: View) -> tuple[AmendmentStatus, ...]:
     )
 
 
-def _pause(hold: Hold | None) -> Pause | None:
-    """Pause of the owner, or None."""
-    return None if hold is None else Pause(rule=hold.rule.value, reason=hold.text, until=hold.until)
-
-
 def _schedule(availability: Availability) -> str | None:
     return None if availability.schedule is None else str(availability.schedule)
 
@@ -220,7 +212,7 @@ def _trainer(view: View) -> TrainerStatus:
         state=view.board.phase,
         pid=supervisor.pid,
         failures=supervisor.restarts,
-        last_failure=_last_failure(supervisor),
+        last_failure=supervisor.last_failure,
         overdue=supervisor.overdue(monotonic()),
         device=ready.device if ready else None,
         parameters=ready.parameters if ready else None,
@@ -231,13 +223,6 @@ def _trainer(view: View) -> TrainerStatus:
         accelerator=supervisor.accelerator,
         **vars(view.board.progress),
     )
-
-
-def _last_failure(supervisor: Supervisor) -> LastFailure | None:
-    failure = supervisor.last_failure
-    if failure is None:
-        return None
-    return LastFailure(kind=failure.kind.value, reason=failure.reason, step=failure.step)
 
 
 def _count(history: History) -> ExchangeCounts:
@@ -259,7 +244,7 @@ def _why_alone(view: View) -> Waiting | None:
     """Why the node trains without exchanges; training itself never waits."""
     phase, exchanger, hold = view.board.phase, view.exchanger, view.availability.hold
     if phase == "paused" and hold is not None:
-        return Waiting(WaitCode(hold.rule.value), hold.text)
+        return Waiting(WaitCode(hold.rule.value), hold.reason)
     if phase == "joining" and view.rejoin is not None:
         return _why_outside(view.rejoin)
     if phase != "training" or exchanger is None or view.run is None:

@@ -227,10 +227,9 @@ class Run:
         board = self._board
         match event:
             case InnerStepTaken():
-                board.stepped(event)
+                board.tell(event)
                 self._failures.stepped(event.steps)
                 self.exchanger.on_step(event.swarm_step, event.steps, event.tokens, event.seconds)
-                board.tell_step(event)
                 if self._admission.reach(event.swarm_step):
                     # The next look at the swarm sees whether we may stay ourselves.
                     self._drop_removed()
@@ -251,12 +250,9 @@ class Run:
                 return
             case Evaluated():
                 self._no_longer(EVALUATING)
-                if event.loss is not None:
-                    board.evaluated(event.loss)
             case Saved():
                 self._no_longer(HELD)
                 self._save_seconds = event.seconds
-                board.checkpoint = CheckpointStatus(step=event.swarm_step, path=event.path)
                 if event.after_trouble:
                     board.withdraw(WarningCode.NOT_SAVED)
                     board.tell(SavingAgain())
@@ -538,8 +534,8 @@ class Run:
         assert hold
         # Peers that call us before all know are answered that we do not train.
         self.exchanger.exchanging = False
-        self._board.enter("paused", Waiting(WaitCode.PAUSING, f"{hold.text}; saving"))
-        self._board.tell(Paused(rule=hold.rule.value, reason=hold.text, until=hold.until))
+        self._board.enter("paused", Waiting(WaitCode.PAUSING, f"{hold.reason}; saving"))
+        self._board.tell(Paused(**vars(hold)))
         await membership.announce(Phase.PAUSED)
         if self._supervisor.runs:
             # The reason that peers get is no more than this.

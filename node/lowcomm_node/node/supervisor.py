@@ -77,10 +77,11 @@ class Failure:
     """Unrequested end of a trainer."""
 
     kind: FailureKind
+    """`died`, `hung`, `memory`, `diverged`, `unfit` or `error`."""
     reason: str
     """A sentence."""
     step: int
-    """Inner steps of this replica up to that moment."""
+    """Inner steps that this node had done."""
 
 
 class Failures:

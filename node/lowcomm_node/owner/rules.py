@@ -117,10 +117,11 @@ class Hold:
     """Reason why the node may not train."""
 
     rule: Rule
-    text: str
-    """As ``status`` shows it."""
+    """What the owner set: `owner` (the command), `schedule`, `in-use` or `battery`."""
+    reason: str
+    """The same in words."""
     until: float | None = None
-    """Unix time at which it ends; None if that is unknown."""
+    """When it ends (Unix seconds); null if that is not known."""
 
 
 def holds(

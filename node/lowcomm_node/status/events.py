@@ -1,8 +1,9 @@
 """Events of a node, by their names in the log, in ``join --json`` and in the API, and the board
-that hands them to all that listen."""
+that hands them to all that listen.
+"""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from time import monotonic, time
@@ -19,10 +20,19 @@ from lowcomm_node.node.messages import (
     NotSaved,
     Saved,
     Skipped,
+    StepFigures,
     Tokenizing,
     TrainerFailed,
 )
-from lowcomm_node.status.model import CheckpointStatus, Contribution, Limits, Progress, read
+from lowcomm_node.owner.rules import Hold
+from lowcomm_node.status.model import (
+    AmendmentText,
+    CheckpointStatus,
+    Contribution,
+    Limits,
+    Progress,
+    read,
+)
 from lowcomm_node.swarm.watchdog import (
     AddressesChanged,
     EntryPointAnswers,
@@ -63,31 +73,17 @@ class LimitsChanged(Event, Limits):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunAmended(Event):
+class RunAmended(Event, AmendmentText):
     """The creator has changed the run."""
 
     wire_name: ClassVar[str] = "amended"
-    text: str
-    """The amendment in words."""
-    number: int
-    """Its place in the chain, from 1."""
-    at: int
-    """Swarm step from which it holds."""
-    settings: Mapping[str, Any]
-    """What it changes, by the names of the specification."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Paused(Event):
+class Paused(Event, Hold):
     """The node stops training, by its owner's will."""
 
     wire_name: ClassVar[str] = "paused"
-    rule: str
-    """What the owner set: `owner` (the command), `schedule`, `in-use` or `battery`."""
-    reason: str
-    """The same in words."""
-    until: float | None
-    """When it ends (Unix seconds); null if that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,46 +112,25 @@ class OtherEvent(Event):
     """An event that this release does not know."""
 
     wire_name: ClassVar[str] = "other"
-    told: Mapping[str, Any]
+    content: Mapping[str, Any]
     """The event as JSON, with its name."""
 
     @property
     def name(self) -> str:
         """The name that the node gave it."""
-        return str(self.told["event"])
+        return str(self.content["event"])
 
     def to_json(self) -> dict[str, Any]:
         """As it came."""
-        return dict(self.told)
+        return {**self.content}
 
 
 KINDS: tuple[type[Event], ...] = (
-    PhaseEntered,
-    Warned,
-    SwarmConnected,
-    SwarmLost,
-    SwarmUnlisted,
-    EntryPointAnswers,
-    EntryPointSilent,
-    AddressesChanged,
-    CongestionChanged,
-    StateAdopted,
-    InnerStepTaken,
-    Skipped,
-    MicroBatch,
-    Evaluated,
-    Saved,
-    NotSaved,
-    SavingAgain,
-    TrainerFailed,
-    ExchangeEnded,
-    RunAmended,
-    LimitsChanged,
-    Paused,
-    Resumed,
-    Finished,
-    Contributed,
-)
+    PhaseEntered, Warned, SwarmConnected, SwarmLost, SwarmUnlisted,
+    EntryPointAnswers, EntryPointSilent, AddressesChanged, CongestionChanged, StateAdopted,
+    InnerStepTaken, Skipped, MicroBatch, Evaluated, Saved, NotSaved, SavingAgain, TrainerFailed,
+    ExchangeEnded, RunAmended, LimitsChanged, Paused, Resumed, Finished, Contributed,
+)  # fmt: skip
 EVENTS = {name: kind for kind in KINDS for name in kind.names()}
 
 
@@ -172,25 +147,24 @@ class Notice:
         return {"time": self.time, **self.event.to_json()}
 
 
-def read_notice(told: Mapping[str, Any]) -> Notice:
+def read_notice(content: Mapping[str, Any]) -> Notice:
     """A notice from its JSON; also of an event that only a newer node knows. Raises Unhealthy."""
-    time, name = read(float, told.get("time")), read(str, told.get("event"))
+    time, name = read(float, content.get("time")), read(str, content.get("event"))
     kind = EVENTS.get(name)
     if kind is None:
-        rest = {key: value for key, value in told.items() if key != "time"}
-        return Notice(time, OtherEvent(told=rest))
+        rest = {key: value for key, value in content.items() if key != "time"}
+        return Notice(time, OtherEvent(content=rest))
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
-    return Notice(time, read(kind, {key: one for key, one in told.items() if key in known}))
+    return Notice(time, read(kind, {key: one for key, one in content.items() if key in known}))
 
 
 def details(event: Event) -> dict[str, Any]:
-    """What an event tells beside its name and its time."""
+    """The fields of an event beside its name and its time."""
     return {key: value for key, value in event.to_json().items() if key not in ("event", "time")}
 
 
 MAX_WAITING = 1000
 MAX_WARNINGS = 20
-_OF_A_STEP = {one.name for one in fields(Progress)} & {one.name for one in fields(InnerStepTaken)}
 
 
 @dataclass(frozen=True)
@@ -229,11 +203,11 @@ class Board:
         return queue
 
     def unsubscribe(self, queue: asyncio.Queue[Notice]) -> None:
-        """Tell this queue no more."""
+        """End a subscription."""
         self._queues.pop(queue, None)
 
     def enter(self, phase: str, waiting: Waiting | None) -> None:
-        """Be in a phase from now on, and perhaps wait for something in it."""
+        """Enter a phase, and show what the node waits for in it."""
         self.show(waiting)
         if phase != self.phase:
             self.phase = phase
@@ -241,7 +215,7 @@ class Board:
             self.tell(PhaseEntered(phase=phase))
 
     def show(self, waiting: Waiting | None) -> None:
-        """Wait for something else than before."""
+        """Show what the node waits for; None for nothing."""
         if waiting != self.waiting:
             self.waiting = waiting
             self.changed = monotonic()
@@ -251,7 +225,7 @@ class Board:
         return lambda text: self.show(None if text is None else Waiting(code, text))
 
     def warn(self, code: WarningCode, text: str) -> None:
-        """Something that the owner should know."""
+        """Report something that the owner should know."""
         self.warnings = [*self.warnings, Caution(code, text)][-MAX_WARNINGS:]
         self.tell(Warned(text=text, code=code))
 
@@ -260,37 +234,32 @@ class Board:
         return partial(self.warn, code)
 
     def withdraw(self, code: WarningCode) -> None:
-        """Warnings of this hold no longer."""
+        """Drop warnings that hold no longer."""
         self.warnings = [one for one in self.warnings if one.code is not code]
 
     def tell(self, event: Event) -> None:
-        """An event: to the log, and to all that listen."""
-        self._pass_on(event, self._queues)
-        log.info(event.name, **details(event))
-
-    def tell_step(self, event: Event) -> None:
-        """An inner step: only to those that asked for every one."""
-        self._pass_on(event, [queue for queue, every_step in self._queues.items() if every_step])
-
-    def _pass_on(self, event: Event, queues: Iterable[asyncio.Queue[Notice]]) -> None:
-        stamped = Notice(time(), event)
-        for queue in queues:
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(stamped)
+        """Take in an event, log it, and hand it to all that listen; steps to those that asked."""
+        is_step = isinstance(event, InnerStepTaken)
+        if is_step:
+            self.advance(**{one.name: getattr(event, one.name) for one in fields(StepFigures)})
+        elif isinstance(event, Evaluated) and event.loss is not None:
+            first = self.progress.val_loss_first
+            first = event.loss if first is None else first
+            self.advance(val_loss_first=first, val_loss_last=event.loss)
+        elif isinstance(event, Saved):
+            self.checkpoint = CheckpointStatus(step=event.swarm_step, path=event.path)
+        notice = Notice(time(), event)
+        for queue, every_step in self._queues.items():
+            if every_step or not is_step:
+                if queue.full():
+                    queue.get_nowait()
+                queue.put_nowait(notice)
+        if not is_step:
+            log.info(event.name, **details(event))
 
     def advance(self, **figures: Any) -> None:
         """Take in newer figures of ``Progress``."""
         self.progress = replace(self.progress, **figures)
-
-    def stepped(self, news: InnerStepTaken) -> None:
-        """Take in what the trainer tells of an inner step."""
-        self.advance(**{name: getattr(news, name) for name in _OF_A_STEP})
-
-    def evaluated(self, loss: float) -> None:
-        """Take in a loss on held-out text."""
-        first = self.progress.val_loss_first
-        self.advance(val_loss_first=loss if first is None else first, val_loss_last=loss)
 
     def position(self) -> tuple[int, int, float]:
         """Swarm step, own steps and tokens a second, as others are told."""

@@ -1,7 +1,7 @@
-"""What ``status`` and ``peers`` tell, as records, and these records as JSON.
+"""The records of ``status`` and ``peers``, and their JSON.
 
 The daemon builds them (``node/report.py``), and panel, page, metrics and commands read them. A
-field that is newer than release 0.1.0 has a default, for nodes that do not tell it yet.
+field that is newer than release 0.1.0 has a default, for nodes that do not have it yet.
 """
 
 from collections.abc import Mapping
@@ -12,30 +12,30 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter, ValidationError
 
 from lowcomm_node.errors import Unhealthy
-from lowcomm_node.net.routes import RouteSpeed
-from lowcomm_node.node.messages import Tokenizing
+from lowcomm_node.net.routes import PeerRoute, RouteSpeed
+from lowcomm_node.node.messages import StepFigures, Tokenizing
+from lowcomm_node.node.supervisor import Failure
+from lowcomm_node.owner.rules import Hold
 from lowcomm_node.swarm.watchdog import SwarmStatus
 from lowcomm_node.sync.history import ExchangeStatus, IntervalStatus
 from lowcomm_node.system.machine import Accelerator, NodeMemory, Priority
 
 T = TypeVar("T")
-
-
-_ANYTHING = TypeAdapter[Any](Any)
+_adapter = cache(TypeAdapter[Any])
 
 
 def to_json(record: object) -> Any:
     """Records as JSON has them, in dictionaries and lists; a number that is not finite is null."""
-    return _ANYTHING.dump_python(record, mode="json")
+    return _adapter(Any).dump_python(record, mode="json")
 
 
-def read(kind: type[T], told: object) -> T:
-    """What a node has told, as a record. Fields that only a newer node tells are ignored.
+def read(kind: type[T], content: object) -> T:
+    """Read a record that a node has sent. Fields that only a newer node has are ignored.
 
     Raises Unhealthy if a field is missing or of another type.
     """
     try:
-        return _reader(kind).validate_python(told, strict=False)
+        return _adapter(kind).validate_python(content, strict=False)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"]) or "the answer"
@@ -45,23 +45,24 @@ def read(kind: type[T], told: object) -> T:
         ) from None
 
 
-@cache
-def _reader(kind: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(kind)
-
-
 @dataclass(frozen=True, kw_only=True)
-class AmendmentStatus:
-    """An amendment of the run."""
+class AmendmentText:
+    """A change of the run by its creator."""
 
+    text: str
+    """The amendment in words."""
     number: int
     """Its place in the chain, from 1."""
     at: int
     """Swarm step from which it holds."""
     settings: Mapping[str, Any]
     """What it changes, by the names of the specification."""
-    text: str
-    """The same in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AmendmentStatus(AmendmentText):
+    """An amendment of the run."""
+
     in_force: bool
     """Whether this node has reached that step."""
 
@@ -89,84 +90,32 @@ class RunStatus:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pause:
-    """Why a node does not train, by its owner's will."""
-
-    rule: str
-    """What the owner set: `owner` (the command), `schedule`, `in-use` or `battery`."""
-    reason: str
-    """The same in words."""
-    until: float | None
-    """When it ends (Unix seconds); null if that is not known."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LastFailure:
-    """The last failure of the trainer."""
-
-    kind: str
-    """`died`, `hung`, `memory`, `diverged`, `unfit` or `error`."""
-    reason: str
-    """A sentence."""
-    step: int
-    """Inner steps that this node had done."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class CheckpointStatus:
     """A checkpoint on the disk."""
 
     step: int
     """Swarm step that it was taken at."""
     path: str
-    """Its folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far training is; null until the trainer has told it."""
+class Progress(StepFigures):
+    """How far training is; null until the trainer has said it."""
 
-    steps: int | None = None
-    """Inner steps of this node, from the beginning of the run."""
-    swarm_step: int | None = None
-    """Clock of the run: how far the swarm is, as this node knows."""
-    tokens: int | None = None
-    """Tokens that this node has trained on, from the beginning of the run."""
-    tokens_per_second: float | None = None
-    """Tokens a second, of late."""
-    loss: float | None = None
-    """Loss of the last inner step; null also if it is not finite."""
-    skipped_steps: int | None = None
-    """Inner steps that were skipped, as loss or gradients were not finite."""
-    learning_rate: float | None = None
-    """Of the last inner step."""
-    micro_batch: int | None = None
-    """Windows of a batch that go through the model at once here."""
-    activation_checkpointing: bool | None = None
-    """Whether activations are computed again in the backward pass, to take less memory."""
-    computing: float | None = None
-    """Seconds in inner steps since the trainer started."""
-    waited: Mapping[str, float] = field(default_factory=dict)
-    """Seconds since then in which training waited between two steps, by what for: such as
-    `capture`, `merge`, `evaluate`, `save`."""
     val_loss_first: float | None = None
     """The first loss of the fast weights on held-out text since the start."""
     val_loss_last: float | None = None
-    """The last one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerStatus(Progress):
-    """The trainer."""
-
     state: str
     """The phase of the node."""
     pid: int | None = None
     """Its process; null if none runs."""
     failures: int = 0
     """How often it failed since the node started."""
-    last_failure: LastFailure | None = None
-    """The last time that it failed."""
+    last_failure: Failure | None = None
     overdue: str | None = None
     """What it hangs at, if it does and the node could not end it."""
     device: str | None
@@ -221,9 +170,9 @@ class Limits:
     max_peers: int = 0
     """Peers to talk with at once."""
     up: float = 0.0
-    """Bytes a second sent, of late."""
+    """Bytes a second sent, recently."""
     down: float = 0.0
-    """Bytes a second received, of late."""
+    """Bytes a second received, recently."""
     peers: int = 0
     """Peers that this node talks with."""
     turned_away: int = 0
@@ -232,12 +181,12 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Claims:
-    """What other peers tell of themselves, put together; nobody can check it."""
+    """Claims of other peers about themselves, put together; nobody can check them."""
 
     val_loss: float
     """Median of their last losses on held-out text, nats a token."""
     told_by: int
-    """Peers that tell one."""
+    """Number of these peers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,11 +194,9 @@ class Status:
     """Everything about a node at one moment."""
 
     peer_id: str
-    """Its peer id."""
     release: str
     """Of lowcomm, with the commit."""
     pid: int
-    """Its process."""
     run: RunStatus | None
     """The run; null until it is found."""
     phase: str
@@ -268,14 +215,13 @@ class Status:
     stays."""
     swarm: SwarmStatus | None = None
     """How it stands to the swarm; null before it looks."""
-    pause: Pause | None = None
+    pause: Hold | None = None
     """Why it does not train, by its owner's will; null if it may."""
     schedule: str | None = None
     """Hours in which its owner lets it train; null for always."""
     uptime: float
     """Seconds since it started."""
     trainer: TrainerStatus
-    """The trainer."""
     exchanges_running: tuple[ExchangeStatus, ...]
     """Exchanges under way."""
     exchanges: ExchangeCounts
@@ -291,9 +237,9 @@ class Status:
     peers: int
     """Other peers that are alive."""
     releases: Mapping[str, int] = field(default_factory=dict)
-    """Releases of lowcomm that these tell, with how many tell each; the 8 most frequent."""
+    """Releases of lowcomm that these claim, with the number of each; the 8 most frequent."""
     claims: Claims | None = None
-    """What those tell of the swarm, which nobody can check; null if none tells anything."""
+    """Claims of these peers about the swarm, which nobody can check; null without any."""
     silent_peers: int = 0
     """Peers that have a record and do not answer."""
     dht_peers: int
@@ -301,7 +247,7 @@ class Status:
     checkpoint: CheckpointStatus | None
     """The newest; null if there is none yet."""
     addresses: tuple[str, ...]
-    """Where others are told to call it."""
+    """Where others can call it."""
     entry_points: tuple[str, ...]
     """Multiaddresses that others can give to `--peers`."""
     tunnels: Mapping[str, int] = field(default_factory=dict)
@@ -316,25 +262,24 @@ class Status:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerStatus:
+class PeerStatus(PeerRoute):
     """A peer that is alive, and how exchanges with it went."""
 
     peer_id: str
-    """Its peer id."""
     phase: str
-    """What it does, as it tells."""
+    """What it does, as it claims."""
     swarm_step: int
-    """How far the swarm is, as it tells."""
+    """How far the swarm is, as it claims."""
     steps: int
-    """Its own inner steps, as it tells."""
+    """Its own inner steps, as it claims."""
     tokens_per_second: float
-    """As it tells."""
+    """As it claims."""
     val_loss: float | None = None
-    """Its last loss on held-out text, as it tells; null if it tells none."""
+    """Its last loss on held-out text, as it claims; null if it claims none."""
     address: str | None
     """Where it can be called directly."""
     release: str | None = None
-    """Of lowcomm, as it tells."""
+    """Of lowcomm, as it claims."""
     name: str = ""
     """What its owner calls it (`--name`); anybody may take any name."""
     age: float
@@ -350,31 +295,19 @@ class PeerStatus:
     last_code: str | None = None
     """Its code in the catalogue."""
     score: float
-    """1 for a peer of which nothing bad is known; less for what is held against it."""
+    """1 for a peer without offences; less for what is held against it."""
     left_out: bool
     """Whether it is left out of exchanges for a while."""
     held_against: str
     """Why; empty if nothing is held against it."""
-    route: str | None
-    """How it is reached: `direct IP:PORT`, `punched` or `relay NAME`; null if it is not."""
-    route_reason: str | None
-    """Why not at all, or not by the better route."""
-    round_trip: float | None
-    """Seconds."""
-    rate_up: float | None
-    """Bytes a second at which contents were sent to it last."""
-    rate_down: float | None
-    """Bytes a second at which contents came from it last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ping:
-    """What ``ping`` found."""
+    """The answer of ``ping``."""
 
     peer_id: str
-    """The peer."""
     routes: tuple[RouteSpeed, ...]
-    """Each route to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,7 +323,6 @@ class ExportedModel:
     """A model that was written for other programs."""
 
     path: str
-    """Its folder."""
     step: int
     """Swarm step of the checkpoint."""
     missing: str

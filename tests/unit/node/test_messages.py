@@ -118,5 +118,5 @@ def test_an_event_is_told_under_its_name_with_what_json_can_hold() -> None:
 
 def plain(kind: Any) -> bool:
     """Whether JSON has this type."""
-    known = (int, float, str, bool, float | None, Mapping[str, float])
+    known = (int, float, str, bool, int | None, float | None, bool | None, Mapping[str, float])
     return kind in known or issubclass(kind, StrEnum)

@@ -15,7 +15,7 @@ from lowcomm_node.owner.limits import Allowance
 from lowcomm_node.owner.rules import Hold, Rule
 from lowcomm_node.owner.settings import NodeSettings
 from lowcomm_node.status.events import Board
-from lowcomm_node.status.model import LastFailure, Pause, to_json
+from lowcomm_node.status.model import to_json
 from lowcomm_protocol.errors import Refusals
 
 
@@ -46,8 +46,8 @@ def test_a_pause_is_told_with_its_reason_and_a_failure_with_its_own():
     one.supervisor.last_failure = Failure(kind=FailureKind.HUNG, reason="It hangs.", step=7)
     status = report(one)
     assert (status.waiting, status.waiting_code) == ("paused by its owner until 14:30", "owner")
-    assert status.pause == Pause(rule="owner", reason="paused by its owner until 14:30", until=1e9)
-    assert status.trainer.last_failure == LastFailure(kind="hung", reason="It hangs.", step=7)
+    assert status.pause == hold
+    assert status.trainer.last_failure == one.supervisor.last_failure
 
 
 @pytest.mark.parametrize("loss", [float("nan"), float("inf"), -float("inf")])

@@ -119,7 +119,7 @@ def test_each_rule_has_its_reason() -> None:
     machine = MachineUse(idle=20.0, used_by="a key was pressed", on_battery=True)
     found = list(holds(NIGHT, until, machine, noon))
     assert [hold.rule for hold in found] == [Rule.OWNER, Rule.SCHEDULE, Rule.IN_USE, Rule.BATTERY]
-    assert [hold.text for hold in found] == [
+    assert [hold.reason for hold in found] == [
         "paused by its owner until 12:30",
         "outside its schedule 22:00-07:00 until 22:00",
         "the machine is in use (a key was pressed): waits until it is left alone for 9m40s",

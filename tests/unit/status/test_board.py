@@ -31,7 +31,7 @@ def test_every_listener_gets_every_event_with_its_time():
 def test_inner_steps_are_told_to_those_who_asked_for_every_one():
     board = Board()
     curious, calm = board.subscribe(), board.subscribe(every_step=False)
-    board.tell_step(stepped(1))
+    board.tell(stepped(1))
     assert (curious.qsize(), calm.qsize()) == (1, 0)
 
 
@@ -39,7 +39,7 @@ def test_who_does_not_read_loses_the_oldest_events():
     board = Board()
     listener = board.subscribe()
     for number in range(MAX_WAITING + 3):
-        board.tell_step(stepped(number))
+        board.tell(stepped(number))
     assert listener.qsize() == MAX_WAITING
     assert listener.get_nowait().event == stepped(3)
 

@@ -48,7 +48,7 @@ PEER = "12D3KooWL7ptdy7K5PReDZEH2UfJZ4rog4terkXZSMpUEFtSQY1c"
             "this machine's addresses are now 192.0.2.1, 2001:db8::1",
         ),
         (SwarmLost(reason="no peer answers"), "not in the swarm: no peer answers"),
-        (OtherEvent(told={"event": "new.kind", "peer": "x"}), "new.kind peer=x"),
+        (OtherEvent(content={"event": "new.kind", "peer": "x"}), "new.kind peer=x"),
     ],
 )
 def test_each_event_is_a_line_or_part_of_the_progress(event: Event, line: str | None) -> None:
