@@ -1,48 +1,74 @@
 """Events and statuses in words: lines, progress, farewell, and whether a node is well."""
 
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from lowcomm_node.fetch.records import StateAdopted
-from lowcomm_node.node.messages import Evaluated, Finished, MicroBatch, Saved, Skipped, Tokenizing
+from lowcomm_node.node.messages import Evaluated, MicroBatch, Tokenizing
 from lowcomm_node.owner.sources import find_home
-from lowcomm_node.status.events import (
-    LimitsChanged,
-    Paused,
-    PhaseEntered,
-    Resumed,
-    RunAmended,
-    SavingAgain,
-    Warned,
-    details,
-)
+from lowcomm_node.status.events import details
 from lowcomm_node.status.model import Contribution, Status
-from lowcomm_node.swarm.watchdog import (
-    AddressesChanged,
-    EntryPointAnswers,
-    EntryPointSilent,
-    SwarmConnected,
-    SwarmLost,
-    SwarmUnlisted,
-)
-from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.command import program
 from lowcomm_node.system.logs import Event
 from lowcomm_node.system.systemd import Condition
 from lowcomm_node.system.units import MISSING, clean, loss, quantity, seconds, short_peer, size
-from lowcomm_protocol.exchange.events import Outcome
+
+_LINES: Mapping[str, str] = {
+    "phase": "{phase}",
+    "warning": "warning: {text}",
+    "evaluated": "held-out loss {loss} of the fast weights at swarm step {swarm_step}",
+    "skipped": "inner step {steps} skipped, as loss or gradients are not finite ({skipped_steps} "
+    "so far)",
+    "micro-batch": "{why}: {micro_batch} windows go through the model at once",
+    "saved": "checkpoint at swarm step {swarm_step}",
+    "saving-again": "checkpoints can be saved again",
+    "exchange.failed": "exchange of fragment {fragment} with {partners} failed: {reason}",
+    "state.adopted": "copied the state of {donors}, {bytes}",
+    "amended": "the run's creator has changed it: {text}",
+    "paused": "paused: {reason}",
+    "resumed": "goes on",
+    "addresses.changed": "this machine's addresses are now {addresses}",
+    "door.open": "{address} answers",
+    "door.closed": "{address} does not answer: {reason}",
+    "swarm.connected": "in the swarm",
+    "swarm.lost": "not in the swarm: {reason}",
+    "swarm.unlisted": "not in the swarm: {reason}",
+}
+"""Lines of events by name, from their fields."""
+_IN_PROGRESS = ("exchange.applied", "exchange.no-partner", "limits", "finished")
+"""Events that the line on progress shows, too."""
+
+
+def _peers(peers: Sequence[str]) -> str:
+    return " ".join(short_peer(peer) for peer in peers) or "nobody"
+
+
+_SHOWN: Mapping[str, Callable[[Any], str]] = {
+    "loss": loss, "bytes": size, "partners": _peers, "donors": _peers, "addresses": ", ".join,
+}  # fmt: skip
+"""Fields of events that a line shows in another form."""
 
 
 def event_in_words(event: Event) -> str | None:
-    """A line without control characters; None for what the line on progress tells, too."""
-    told = _words(event)
-    return None if told is None else clean(told)
+    """A line without control characters; None for what the line on progress shows, too."""
+    if event.name in _IN_PROGRESS:
+        return None
+    values = details(event)
+    if event.name not in _LINES:
+        return clean(" ".join((event.name, *(f"{key}={value}" for key, value in values.items()))))
+    shown = {key: _SHOWN.get(key, str)(value) for key, value in values.items()}
+    line = _LINES[event.name].format(**shown)
+    if isinstance(event, Evaluated) and event.epochs >= 1:
+        line += f", after {event.epochs:.1f} epochs of the text"
+    if isinstance(event, MicroBatch) and event.activation_checkpointing:
+        line += ", activations computed again"
+    return clean(line)
 
 
 def progress_in_words(status: Status) -> str:
-    """Where a node is that trains, from its status."""
+    """The progress of a node that trains."""
     trainer, exchanges = status.trainer, status.exchanges
     parts = (
         f"step {trainer.swarm_step or 0} of {trainer.total_steps}",
@@ -55,7 +81,7 @@ def progress_in_words(status: Status) -> str:
 
 
 def summary(status: Status) -> str:
-    """What a node does, and why it waits if it does."""
+    """The phase of a node, and why it waits or how far it is."""
     trainer = status.trainer
     if status.waiting or trainer.swarm_step is None:
         return f"{status.phase} · {status.waiting}" if status.waiting else status.phase
@@ -66,7 +92,7 @@ def summary(status: Status) -> str:
 
 
 def contribution(status: Status) -> Contribution:
-    """What a node has given to its run, and where its model lies, from its last status."""
+    """The contribution of a node to its run, from its last status."""
     return Contribution(
         steps=status.trainer.steps or 0,
         tokens=status.trainer.tokens or 0,
@@ -77,10 +103,7 @@ def contribution(status: Status) -> Contribution:
 
 
 def tell_farewell(given: Contribution, home: Path) -> str:
-    """What a node has given, where the model lies, and how to use it, in lines.
-
-    Commands are those that the owner of this home types."""
-    command = program()
+    """Lines on what a node has given, where the model lies, and commands that use it."""
     option = "" if find_home() == home else f" --home {shlex.quote(str(home))}"
     lines = [
         f"contributed: {given.steps:,} steps, {quantity(given.tokens)} tokens; since this start "
@@ -89,14 +112,14 @@ def tell_farewell(given: Contribution, home: Path) -> str:
     if given.checkpoint is not None:
         lines += [
             f"the model:   {given.checkpoint}",
-            f'try it:      {command} generate "def "{option}',
-            f"export it:   {command} checkpoint export FOLDER{option}",
+            f'try it:      {program()} generate "def "{option}',
+            f"export it:   {program()} checkpoint export FOLDER{option}",
         ]
     return "\n".join(lines)
 
 
 def swarm_in_words(statuses: Sequence[Status | None]) -> str:
-    """Where the nodes of a demo are (None: not up yet), in a line."""
+    """The progress of the nodes of a demo (None: not up yet), in a line."""
     training = [status for status in statuses if status and status.trainer.swarm_step is not None]
     at_work = [
         status for status in training if status.phase in ("training", "finishing", "finished")
@@ -115,7 +138,7 @@ def swarm_in_words(statuses: Sequence[Status | None]) -> str:
             )
         )
     trainers = [status.trainer for status in at_work]
-    held_out = mean_loss(one.val_loss_last for one in trainers)
+    held_out = mean_loss(trainer.val_loss_last for trainer in trainers)
     parts = (
         f"step {min(one.swarm_step or 0 for one in trainers)}/{trainers[0].total_steps}",
         f"loss {mean_loss(one.loss for one in trainers)} (held out {held_out})",
@@ -141,66 +164,12 @@ def tokenizing_in_words(now: Tokenizing) -> str:
     )
 
 
-def _words(event: Event) -> str | None:
-    match event:
-        case PhaseEntered(phase=phase):
-            return phase
-        case Warned(text=text):
-            return f"warning: {text}"
-        case Evaluated():
-            again = f", after {event.epochs:.1f} epochs of the text" if event.epochs >= 1 else ""
-            return (
-                f"held-out loss {loss(event.loss)} of the fast weights at swarm step "
-                f"{event.swarm_step}{again}"
-            )
-        case Skipped():
-            why = f"as loss or gradients are not finite ({event.skipped_steps} so far)"
-            return f"inner step {event.steps} skipped, {why}"
-        case MicroBatch():
-            again = ", activations computed again" if event.activation_checkpointing else ""
-            return f"{event.why}: {event.micro_batch} windows go through the model at once{again}"
-        case Saved():
-            return f"checkpoint at swarm step {event.swarm_step}"
-        case SavingAgain():
-            return "checkpoints can be saved again"
-        case ExchangeEnded(outcome=Outcome.FAILED):
-            partners = " ".join(short_peer(peer) for peer in event.partners) or "nobody"
-            return f"exchange of fragment {event.fragment} with {partners} failed: {event.reason}"
-        case ExchangeEnded() | LimitsChanged() | Finished():
-            return None
-        case StateAdopted():
-            donors = " ".join(short_peer(peer) for peer in event.donors)
-            return f"copied the state of {donors}, {size(event.bytes)}"
-        case RunAmended(text=text):
-            return f"the run's creator has changed it: {text}"
-        case Paused(reason=reason):
-            return f"paused: {reason}"
-        case Resumed():
-            return "goes on"
-        case AddressesChanged(addresses=addresses):
-            return f"this machine's addresses are now {', '.join(addresses)}"
-        case EntryPointAnswers(address=address):
-            return f"{address} answers"
-        case EntryPointSilent():
-            return f"{event.address} does not answer: {event.reason}"
-        case SwarmConnected():
-            return "in the swarm"
-        case SwarmLost(reason=reason) | SwarmUnlisted(reason=reason):
-            return f"not in the swarm: {reason}"
-        case _:
-            return " ".join(
-                (event.name, *(f"{key}={value}" for key, value in details(event).items()))
-            )
-
-
 SWARM_PATIENCE = 300.0
 """Seconds without an answer of the swarm: by then p2pd was started again twice."""
 PHASE_PATIENCE: Mapping[str, float] = {
     "starting": 120.0,
     "joining": 3600.0,  # text is read and the model made, too
-    # nobody waits longer than 300 s for the first peers; a state that comes in changes what it
-    # shows
-    "syncing": 600.0,
+    "syncing": 600.0,  # the first peers are awaited for 300 s; a state that comes in changes it
     "restarting": 3600.0,
     "finishing": 120.0,
     "left": 60.0,
@@ -219,14 +188,14 @@ class Health:
 
 def judge_health(status: Status) -> Health:
     """Judge a status; a pause by its owner is health, and what ended as it should is too."""
-    phase = status.phase
-    if phase == "paused":
+    if status.phase == "paused":
         return Health(True, clean(status.waiting or "paused"))
-    return _unwell(status, phase) or Health(True, clean(summary(status)))
+    trouble = _trouble(status)
+    return Health(trouble is None, clean(trouble or summary(status)))
 
 
 def condition(status: Status) -> Condition:
-    """What the service manager is told. A node is ready once it has found its run, also alone."""
+    """The node's condition for the service manager; ready once it has found its run."""
     overdue, leaving = status.trainer.overdue, status.leaving
     if leaving is not None and leaving < 0:
         overdue = overdue or f"the node should have left {-leaving:.0f} s ago"
@@ -235,25 +204,23 @@ def condition(status: Status) -> Condition:
     )
 
 
-def _unwell(status: Status, phase: str) -> Health | None:
+def _trouble(status: Status) -> str | None:
+    """Why a node that may train is not well."""
+    phase, swarm = status.phase, status.swarm
     if status.trainer.overdue:
-        return Health(
-            False,
-            f"{clean(status.trainer.overdue)}: end the node and start it again, it resumes from "
-            "its checkpoint",
+        return (
+            f"{status.trainer.overdue}: end the node and start it again, it resumes from its "
+            "checkpoint"
         )
     patience = PHASE_PATIENCE.get(phase)
     if status.leaving is not None:
         patience = None if status.leaving >= 0 else 0.0
     if patience is not None and status.unchanged > patience:
-        why = f" ({clean(status.waiting)})" if status.waiting else ""
-        return Health(
-            False, f"{phase}{why} for {seconds(status.unchanged)}: see its logs, or start it again"
-        )
-    swarm = status.swarm
+        why = f" ({status.waiting})" if status.waiting else ""
+        return f"{phase}{why} for {seconds(status.unchanged)}: see its logs, or start it again"
     if swarm is None or swarm.state == "connected" or phase in ("finishing", "left"):
         return None
     if swarm.seconds <= SWARM_PATIENCE:
         return None
     why = swarm.reason or f"it is {swarm.state}"
-    return Health(False, f"not in the swarm for {seconds(swarm.seconds)}: {clean(why)}")
+    return f"not in the swarm for {seconds(swarm.seconds)}: {why}"
