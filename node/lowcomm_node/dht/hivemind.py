@@ -403,7 +403,7 @@ class Discovery(DhtRecords):
             self._puncher.targets.reached(connection.address)
         if any(connection.peer_id == peer_id for connection in connections):
             return addresses
-        return self.targets.admit(peer_id, addresses, most=MAX_DIALED)
+        return self.targets.admit(addresses, most=MAX_DIALED)
 
     async def _knock(self, peer_id: str, entries: Sequence[EntryPoint]) -> Knock:
         if peer_id == self.peer_id:

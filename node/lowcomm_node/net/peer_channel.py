@@ -344,7 +344,7 @@ class PeerChannel:
         targets = self._dialer.targets
         if targets is None:
             return known[:MAX_ADDRESSES]
-        if not (admitted := targets.admit(self._info.peer_id, known)):
+        if not (admitted := targets.admit(known)):
             raise LinkLost(targets.refusal(known))
         return admitted
 

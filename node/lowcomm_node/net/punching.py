@@ -167,7 +167,7 @@ class Puncher:
             return False
         if theirs is None:
             return False
-        theirs = self.targets.admit(peer_id, theirs, MAX_ADDRESSES)
+        theirs = self.targets.admit(theirs, MAX_ADDRESSES)
         await control.disconnect(peer_id)
         dials = [EntryPoint(peer_id, dial) for dial in theirs]
         # It fails if, for example, the other end has closed the relayed connection meanwhile.
@@ -228,7 +228,7 @@ class Puncher:
                 return  # only the end is due: it shows that they have our answer
         if not theirs or await _is_direct(control, peer):
             return
-        if admitted := self.targets.admit(peer, theirs, MAX_ADDRESSES):
+        if admitted := self.targets.admit(theirs, MAX_ADDRESSES):
             await control.disconnect(peer)  # p2pd makes no other connection while there is one
             await control.connect(peer, [EntryPoint(peer, dial) for dial in admitted], DEADLINE)
 

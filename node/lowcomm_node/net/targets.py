@@ -5,34 +5,31 @@ a third party.
     name, multicast, unspecified           never
     loopback                               only if we are reached over loopback ourselves
     private, link-local, shared (CGNAT)    only if we have an address in the same network
-    public                                 one attempt for a peer; the next after a doubling pause,
-                                           until a peer has proved to be there; then within a rate
+    public                                 a few connections, until a peer has proved to be there;
+                                           then within a rate
 
-A host is an IP address: its ports count together. An attempt covers the direct connection and the
-tunnel to one peer.
+A host is an IP address: its ports count together.
 """
 
 import ipaddress
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from time import monotonic
 
+from cachetools import TTLCache
+
 from lowcomm_node.net.addresses import CIRCUIT
+from lowcomm_node.system.quota import Allowed, Quota
 
 MAX_ADDRESSES = 3
 """Of one record, dialed directly in one attempt."""
 DIALS = 3
-"""Connections of one attempt to one unproven host: direct, and the tunnel over TCP and QUIC."""
-ATTEMPT = 30.0
-"""Seconds that an attempt lasts at most."""
-FIRST_PAUSE, LONGEST_PAUSE = 60.0, 600.0
-"""Seconds before an unproven host is tried again: the first and the longest pause."""
-PROOF = 86_400.0
-"""Seconds for which a proof counts."""
-RATE, BURST = 1.0, 32
-"""Connections a second to one proven host, and the burst."""
-MAX_HOSTS = 4096
+"""Connections to an unproven host within PAUSE: direct, and the tunnel over TCP and QUIC."""
+PAUSE = 600.0
+"""Seconds in which these come back, evenly."""
+PROOF, MAX_HOSTS = 86_400.0, 4096
+"""Seconds for which a proof counts, and hosts that are remembered."""
+OF_PROVED = Allowed(each=32, all=1 << 40, seconds=32.0)
+"""Connections to one proven host."""
 LOOK_EVERY = 10.0
 """Seconds between two reads of our own interfaces."""
 
@@ -41,21 +38,6 @@ _CARRIER = ipaddress.ip_network("100.64.0.0/10")
 _SAME_SITE = {4: 16, 6: 48}
 """Prefix bits shared by private addresses of one site, since sites route between subnets."""
 _PLACE = {4: 24, 6: 64}
-
-
-@dataclass
-class _Host:
-    proved: float = float("-inf")
-    """When a peer last proved to be there."""
-    attempts: int = 0
-    due: float = float("-inf")
-    """When the next attempt may begin."""
-    peer: str = ""
-    """The peer of the last attempt."""
-    began: float = float("-inf")
-    dials: int = 0
-    tokens: float = float(BURST)
-    counted: float = float("-inf")
 
 
 def held_addresses() -> tuple[str, ...]:
@@ -88,11 +70,12 @@ class Targets:
         ``own``: the addresses of our interfaces; ``dials``: see ``DIALS``.
         """
         self.local = local
-        self._dials = dials
         self._own = own
         self._clock = clock
         self._named = {host for text in named if (host := host_in(text)) is not None}
-        self._hosts: OrderedDict[str, _Host] = OrderedDict()
+        self._proved: TTLCache[str, bool] = TTLCache(MAX_HOSTS, PROOF, clock)
+        self._of_proved = Quota(OF_PROVED)
+        self._of_unproved = Quota(Allowed(each=dials, all=1 << 40, seconds=PAUSE))
         self._interfaces: Sequence[Address] = ()
         self._looked = float("-inf")
 
@@ -104,39 +87,29 @@ class Targets:
         number = _number(host)
         if number is None:
             return "it is a name, which could be made to mean any host"
-        if (
-            number.is_multicast
-            or number.is_unspecified
-            or (number.version == 4 and int(number) == 2**32 - 1)
-        ):
+        if number.is_multicast or number.is_unspecified or str(number) == "255.255.255.255":
             return "nobody can be there"
         if number.is_loopback:
-            return (
-                None
-                if self.local
-                else "it is a loopback address, and we are not reached over loopback"
-            )
+            why = "it is a loopback address, and we are not reached over loopback"
+            return None if self.local else why
         if number.is_global or self._is_near(number):
             return None
         return "it is a private address of a network that we are not in"
 
-    def admit(self, peer: str, addresses: Sequence[str], most: int = MAX_ADDRESSES) -> list[str]:
-        """The addresses that may be dialed for a peer now, in their order. Counts them as
-        dialed."""
+    def admit(self, addresses: Sequence[str], most: int = MAX_ADDRESSES) -> list[str]:
+        """The addresses that may be dialed now, in their order. Counts them as dialed."""
         admitted: list[str] = []
         for address in addresses:
             if len(admitted) >= most:
                 break
-            host = host_in(address)
-            if host is not None and self.reason(address) is None and self._take(host, peer):
+            if self.reason(address) is None and self._take(host_in(address) or ""):
                 admitted.append(address)
         return admitted
 
     def reached(self, address: str) -> None:
         """A peer has proved to be at an address, by a handshake that only it can complete."""
         if (host := host_in(address)) is not None:
-            known = self._of(host)
-            known.proved, known.attempts, known.due = self._clock(), 0, float("-inf")
+            self._proved[host] = True
 
     def refusal(self, addresses: Sequence[str]) -> str:
         """Why none of these addresses is dialed, in words."""
@@ -144,48 +117,24 @@ class Targets:
             if (reason := self.reason(address)) is not None:
                 return f"{address[:80]} is not dialed: {reason}"
         host = next((host for address in addresses if (host := host_in(address)) is not None), "")
-        wait = max(0.0, self._of(host).due - self._clock())
-        return f"nobody has proved to be at {host} yet: it is tried again in {wait:.0f} s"
+        if host in self._proved:
+            return f"{host} was dialed too often: it is tried again in a moment"
+        return f"nobody has proved to be at {host} yet: it is tried again within minutes"
 
-    def _take(self, host: str, peer: str) -> bool:
+    def _take(self, host: str) -> bool:
         """Whether one more connection to a host is allowed; counts it."""
-        if host in self._named or self._is_ours(host):
+        number = _number(host)
+        is_ours = number is not None and (number.is_loopback or number in self._own_numbers())
+        if host in self._named or is_ours:
             return True
-        known, now = self._of(host), self._clock()
-        if now - known.proved < PROOF:
-            known.tokens = min(float(BURST), known.tokens + (now - known.counted) * RATE)
-            known.counted = now
-            if known.tokens < 1.0:
-                return False
-            known.tokens -= 1.0
-            return True
-        if known.peer == peer and now - known.began < ATTEMPT and known.dials < self._dials:
-            known.dials += 1
-            return True
-        if now < known.due:
-            return False
-        known.peer, known.began, known.dials = peer, now, 1
-        known.due = now + min(FIRST_PAUSE * 2 ** min(known.attempts, 20), LONGEST_PAUSE)
-        known.attempts += 1
-        return True
-
-    def _of(self, host: str) -> _Host:
-        known = self._hosts.setdefault(host, _Host())
-        self._hosts.move_to_end(host)
-        if len(self._hosts) > MAX_HOSTS:
-            self._hosts.popitem(last=False)
-        return known
+        quota = self._of_proved if host in self._proved else self._of_unproved
+        return quota.take(host, 1, self._clock())
 
     def _own_numbers(self) -> Sequence[Address]:
         if self._clock() - self._looked >= LOOK_EVERY:
-            numbers = (_number(text) for text in self._own())
             self._looked = self._clock()
-            self._interfaces = [one for one in numbers if one is not None]
+            self._interfaces = [number for text in self._own() if (number := _number(text))]
         return self._interfaces
-
-    def _is_ours(self, host: str) -> bool:
-        number = _number(host)
-        return number is not None and (number.is_loopback or number in self._own_numbers())
 
     def _is_near(self, number: Address) -> bool:
         return any(_is_same_site(number, own) for own in self._own_numbers() if not own.is_loopback)
