@@ -1,5 +1,4 @@
-"""Opens and closes the routes to one peer, as ``routes.RouteChoice`` decides, and reports the
-outcome to it.
+"""Opens and closes the routes to one peer, as ``routes.RouteChoice`` decides.
 
 A gRPC channel is used only while it is connected. A disconnected one is closed once its calls have
 ended, and the next call opens another, so that no call waits for a dead address.
@@ -16,8 +15,8 @@ from grpc import aio
 
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.net.addresses import CIRCUIT
-from lowcomm_node.net.pipe import Outgoing, Pipes
-from lowcomm_node.net.routes import Attempt, PeerRoute, Route, RouteChoice
+from lowcomm_node.net.pipe import Outgoing, Pipes, name_tunnel
+from lowcomm_node.net.routes import DEADLINES, Attempt, PeerRoute, Route, RouteChoice
 from lowcomm_node.net.server import MAX_MESSAGE, PING_PATIENCE_MS, Options
 from lowcomm_node.net.targets import MAX_ADDRESSES, Targets
 from lowcomm_node.net.tls import SERVER_NAME, Gatekeeper, pinned
@@ -40,6 +39,7 @@ MEASURE_DEADLINE = 10.0
 OTHER_CERTIFICATE = "CERTIFICATE_VERIFY_FAILED"
 """gRPC's error text when a peer presents another certificate than the pinned one."""
 ELSEWHERE = "somebody else answers there, with another certificate than the one in its record"
+_State = grpc.ChannelConnectivity
 _OPTIONS: Options = (
     # Or a callee could fill our memory before we see a byte.
     ("grpc.max_receive_message_length", MAX_MESSAGE),
@@ -85,19 +85,17 @@ class Connected:
     @property
     def name(self) -> str:
         """The name of the route, as ``peers`` prints it."""
-        return f"direct {self.address}" if self.pipe is None else self.pipe.name
+        if self.pipe is None:
+            return f"direct {self.address}"
+        return name_tunnel(self.pipe.address)
 
     async def is_ready(self) -> bool:
         """Wait until the channel is connected, or can't be."""
-        state = self.channel.get_state(try_to_connect=True)
-        while state is not grpc.ChannelConnectivity.READY:
-            if state in (
-                grpc.ChannelConnectivity.TRANSIENT_FAILURE,
-                grpc.ChannelConnectivity.SHUTDOWN,
-            ):
+        failed = (_State.TRANSIENT_FAILURE, _State.SHUTDOWN)
+        while (state := self.channel.get_state(try_to_connect=True)) is not _State.READY:
+            if state in failed:
                 return False
             await self.channel.wait_for_state_change(state)
-            state = self.channel.get_state(try_to_connect=True)
         return True
 
     async def end(self, grace: float | None = None) -> None:
@@ -193,12 +191,25 @@ class PeerChannel:
 
     async def channel(self, info: PeerInfo) -> aio.Channel:
         """A channel over the best route. Raises LinkLost with the reason if there is none."""
-        self._hear(info)
+        self._follow(info)
         try:
             async with asyncio.timeout(PATIENCE):
-                return (await self._best()).channel
+                while not self._closed:
+                    plan = self._choice.plan(self._clock())
+                    for attempt in plan.attempts:
+                        # Else what was begun to renew it opens it now
+                        if attempt.route not in self._attempts:
+                            self._begin(attempt)
+                    if plan.use is not None:
+                        self._improve(self._open[plan.use])
+                        return self._open[plan.use].channel
+                    if not self._attempts:
+                        raise LinkLost(plan.reason)
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
             raise LinkLost(f"can't be reached within {PATIENCE:.0f} s") from None
+        raise LinkLost("was closed: the node leaves, or made room for another peer")
 
     @asynccontextmanager
     async def apart(self, route: Route) -> AsyncIterator[tuple[aio.Channel, str]]:
@@ -206,19 +217,17 @@ class PeerChannel:
 
         Raises LinkLost with the reason if the route can't be opened.
         """
-        connected: Connected | None = None
         try:
-            try:
-                async with asyncio.timeout(deadline := self._choice.renewal(route).deadline):
-                    connected = await self._connect(route, deadline)
-            except TimeoutError:
-                raise LinkLost("did not answer in time") from None
-            except LowcommError as error:
-                raise LinkLost(str(error)) from None
+            async with asyncio.timeout(DEADLINES[route]):
+                connected = await self._connect(route)
+        except TimeoutError:
+            raise LinkLost("did not answer in time") from None
+        except LowcommError as error:
+            raise LinkLost(str(error)) from None
+        try:
             yield connected.channel, connected.name
         finally:
-            if connected is not None:
-                await connected.end()
+            await connected.end()
 
     @property
     def is_open(self) -> bool:
@@ -229,20 +238,23 @@ class PeerChannel:
         """Count a call that has begun (1) or ended (-1)."""
         self.calls += more
 
-    def renew(self) -> None:
-        """Open other routes with the next call. Calls under way may end on the existing ones."""
-        for route in self._dialer.routes:
-            self._drop(route)
+    def renew(self, *routes: Route) -> None:
+        """Open these routes anew with the next call, or all. Calls under way may end on the
+        existing ones."""
+        for route in routes or self._dialer.routes:
+            if (attempt := self._attempts.pop(route, None)) is not None:
+                attempt.cancel()
+            self._retire(route)
             self._choice.moved(route)
+        self._changed.set()
 
     def describe(self) -> PeerRoute:
         """What ``peers`` shows of the route in use, or why there is none."""
         route = self._choice.route
         if route is None:
             return PeerRoute(route_reason=self._choice.reasons() or None)
-        connected = self._open[route]
-        reason = self._choice.reason(Route.DIRECT) or None
-        return PeerRoute(route=connected.name, route_reason=reason, round_trip=connected.round_trip)
+        used, reason = self._open[route], self._choice.reason(Route.DIRECT)
+        return PeerRoute(route=used.name, route_reason=reason or None, round_trip=used.round_trip)
 
     async def close(self) -> None:
         """End all calls and attempts."""
@@ -250,8 +262,7 @@ class PeerChannel:
         self._changed.set()
         channels = [*self._open.values(), *self._retiring]
         tasks = [*self._attempts.values(), *self._retiring.values()]
-        if self._looking is not None:
-            tasks.append(self._looking)
+        tasks += [self._looking] if self._looking is not None else []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -259,68 +270,46 @@ class PeerChannel:
             await connected.end()
         self._open.clear()
 
-    async def _best(self) -> Connected:
-        while not self._closed:
-            plan = self._choice.plan(self._clock())
-            for attempt in plan.attempts:
-                # Else what was begun to renew it opens it now
-                if attempt.route not in self._attempts:
-                    self._begin(attempt)
-            if plan.use is not None:
-                connected = self._open[plan.use]
-                self._improve(connected)
-                return connected
-            if not self._attempts:
-                raise LinkLost(plan.reason)
-            self._changed.clear()
-            await self._changed.wait()
-        raise LinkLost("was closed: the node leaves, or made room for another peer")
-
-    def _hear(self, info: PeerInfo) -> None:
+    def _follow(self, info: PeerInfo) -> None:
         """Follow the peer's newest record."""
         before, self._info = self._info, info
         if (before.addresses, before.certificate) != (info.addresses, info.certificate):
-            self._drop(Route.DIRECT)
-            self._choice.moved(Route.DIRECT)
+            self.renew(Route.DIRECT)
         if set(info.entry_points) - set(before.entry_points) and Route.TUNNEL not in self._open:
-            self._drop(Route.TUNNEL)
-            self._choice.moved(Route.TUNNEL)
+            self.renew(Route.TUNNEL)
 
     # opening
 
     def _begin(self, attempt: Attempt) -> None:
         if attempt.route is Route.DIRECT:
             self._direct_failed.clear()
-        task = asyncio.create_task(self._attempt(attempt))
-        self._attempts[attempt.route] = task
-        task.add_done_callback(lambda done: self._attempted(attempt.route, done))
-
-    def _attempted(self, route: Route, task: asyncio.Task[None]) -> None:
-        if self._attempts.get(route) is task:
-            del self._attempts[route]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            peer_id, text = self._info.peer_id, repr(error)
-            log.error("route.defect", peer=peer_id, route=route, error=text, exc_info=error)
-            reason = f"a defect: {text}; please report it with the log"
-            self._choice.failed(route, self._clock(), reason)
-        self._changed.set()
+        self._attempts[attempt.route] = start(self._attempt(attempt))
 
     async def _attempt(self, attempt: Attempt) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(attempt.after):
-                await self._direct_failed.wait()
-        route, began = attempt.route, self._clock()
+        route, peer_id = attempt.route, self._info.peer_id
         try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(attempt.after):
+                    await self._direct_failed.wait()
+            began = self._clock()
             async with asyncio.timeout(attempt.deadline):
-                connected = await self._connect(route, attempt.deadline)
+                connected = await self._connect(route)
+            self._opened(route, connected)
+            seconds = round(self._clock() - began, 3)
+            log.info("route.opened", peer=peer_id, route=connected.name, seconds=seconds)
         except TimeoutError:
             self._fail(route, f"did not answer within {attempt.deadline:.0f} s")
         except LowcommError as error:
             self._fail(route, str(error))
-        else:
-            self._opened(route, connected, self._clock() - began)
+        except Exception as error:  # else calls would wait for this attempt
+            log.error("route.defect", peer=peer_id, route=route, error=repr(error), exc_info=error)
+            self._fail(route, f"a defect: {error!r}; please report it with the log")
+        finally:
+            if self._attempts.get(route) is asyncio.current_task():
+                del self._attempts[route]
+            self._changed.set()
 
-    async def _connect(self, route: Route, seconds: float) -> Connected:
+    async def _connect(self, route: Route) -> Connected:
         """A connected channel: at one address after the other, or through a pipe.
 
         Raises LinkLost with the reason if there is none.
@@ -330,8 +319,9 @@ class PeerChannel:
         *others, last = self._addresses()
         key = self._info.certificate
         for number, address in enumerate(others):
+            seconds = DEADLINES[route] / (len(others) + 1 - number) / 2
             with suppress(LinkLost, TimeoutError):
-                async with asyncio.timeout(seconds / (len(others) + 1 - number) / 2):
+                async with asyncio.timeout(seconds):
                     return await self._ready(self._dialer.direct(address, key))
         return await self._ready(self._dialer.direct(last, key))
 
@@ -369,20 +359,14 @@ class PeerChannel:
             self._direct_failed.set()
         log.debug("route.failed", peer=self._info.peer_id, route=route, reason=reason)
 
-    def _opened(self, route: Route, connected: Connected, seconds: float) -> None:
+    def _opened(self, route: Route, connected: Connected) -> None:
         self._retire(route)
         self._open[route] = connected
         self._choice.opened(route, self._clock())
         connected.watching = start(self._watch(route, connected))
-        log.info(
-            "route.opened",
-            peer=self._info.peer_id,
-            route=connected.name,
-            seconds=round(seconds, 3),
-        )
         # A direct connection makes an attempt to open a tunnel needless. An open tunnel that is
         # being renewed stays as it is.
-        if route is Route.DIRECT and (other := self._attempts.get(Route.TUNNEL)) is not None:
+        if route is Route.DIRECT and (other := self._attempts.pop(Route.TUNNEL, None)) is not None:
             other.cancel()
             if Route.TUNNEL not in self._open:
                 self._choice.dropped(Route.TUNNEL)
@@ -391,14 +375,26 @@ class PeerChannel:
 
     async def _watch(self, route: Route, connected: Connected) -> None:
         """Retire a route when its connection breaks."""
-        ready = grpc.ChannelConnectivity.READY
-        while connected.channel.get_state() is ready:
-            await connected.channel.wait_for_state_change(ready)
+        while connected.channel.get_state() is _State.READY:
+            await connected.channel.wait_for_state_change(_State.READY)
         if self._open.get(route) is connected:
             reason = "the connection broke off soon after it was made"
             self._choice.lost(route, self._clock(), reason)
             log.debug("route.lost", peer=self._info.peer_id, route=connected.name)
             self._retire(route)
+
+    def _improve(self, connected: Connected) -> None:
+        """Measure the route now and then while it is used, and look for a direct connection of
+        libp2p while its pipe uses a relay."""
+        now = self._clock()
+        if now >= connected.measured + MEASURE_EVERY:
+            connected.measured = now
+            start(self._measure(connected))
+        is_relayed = connected.pipe is not None and CIRCUIT in connected.pipe.address
+        is_looking = self._looking is not None and not self._looking.done()
+        if is_relayed and not is_looking and now >= self._looked + LOOK_EVERY:
+            self._looked = now
+            self._looking = start(self._look())
 
     async def _measure(self, connected: Connected) -> None:
         """Measure the round trip."""
@@ -411,35 +407,15 @@ class PeerChannel:
         seconds, known = self._clock() - began, connected.round_trip
         # A busy callee answers late, so the minimum is the link's own round trip. It rises slowly,
         # to follow a link that has become slower.
-        connected.round_trip = (
-            seconds if known is None else min(seconds, known + 0.2 * (seconds - known))
-        )
-
-    def _improve(self, connected: Connected) -> None:
-        """Measure the route now and then while it is used, and look for a better tunnel."""
-        pipe, now = connected.pipe, self._clock()
-        if now >= connected.measured + MEASURE_EVERY:
-            connected.measured = now
-            start(self._measure(connected))
-        if pipe is None or CIRCUIT not in pipe.address or now < self._looked + LOOK_EVERY:
-            return
-        if self._looking is None or self._looking.done():
-            self._looked = now
-            self._looking = start(self._look())
+        rising = seconds if known is None else known + 0.2 * (seconds - known)
+        connected.round_trip = min(seconds, rising)
 
     async def _look(self) -> None:
         assert self._dialer.pipes is not None
         addresses = await self._dialer.pipes.connected_at(self._info.peer_id)
         is_direct = any(address and not address.endswith(CIRCUIT) for address in addresses)
         if is_direct and not self._closed and Route.TUNNEL not in self._attempts:
-            self._begin(self._choice.renewal(Route.TUNNEL))
-
-    def _drop(self, route: Route) -> None:
-        """Retire a route to an old address, and cancel an attempt to open one."""
-        attempt = self._attempts.pop(route, None)
-        if attempt is not None:
-            attempt.cancel()
-        self._retire(route)
+            self._begin(Attempt(route=Route.TUNNEL, deadline=DEADLINES[Route.TUNNEL]))
 
     def _retire(self, route: Route) -> None:
         """Make no new calls on a channel, and close it when its calls have ended."""

@@ -148,11 +148,6 @@ class Outgoing:
         self._carrying = start(self._carry())
 
     @property
-    def name(self) -> str:
-        """The name of this route, as ``peers`` prints it."""
-        return name_tunnel(self.address)
-
-    @property
     def is_open(self) -> bool:
         """Whether it still carries bytes, or may."""
         return not self._carrying.done()

@@ -71,7 +71,7 @@ class RouteSpeed:
     """Why the route failed; empty if it did not."""
 
 
-_DEADLINES = {Route.DIRECT: DIRECT_DEADLINE, Route.TUNNEL: TUNNEL_DEADLINE}
+DEADLINES = {Route.DIRECT: DIRECT_DEADLINE, Route.TUNNEL: TUNNEL_DEADLINE}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ class RouteChoice:
             if state.phase is _Phase.CLOSED and is_due:
                 state.phase = _Phase.OPENING
                 after = HEAD_START if is_opening else 0.0
-                attempts.append(Attempt(route=route, after=after, deadline=_DEADLINES[route]))
+                attempts.append(Attempt(route=route, after=after, deadline=DEADLINES[route]))
             is_opening |= state.phase is _Phase.OPENING
         if use is None and not is_opening:
             reasons = self.reasons()
@@ -190,10 +190,6 @@ class RouteChoice:
             state.failed = float("-inf")  # where no other is open, it is better than none
             return
         state.phase, state.failures, state.due, state.reason = _Phase.CLOSED, 0, now, ""
-
-    def renewal(self, route: Route) -> Attempt:
-        """An attempt to reopen a route that stays open meanwhile."""
-        return Attempt(route=route, deadline=_DEADLINES[route])
 
     def moved(self, route: Route) -> None:
         """The peer announced another address: forget this route's history. End any attempt under

@@ -113,7 +113,7 @@ def test_when_nothing_works_each_route_is_tried_again_soon_and_the_reasons_are_t
 INPUTS = st.one_of(
     st.tuples(st.just("plan"), st.none()),
     st.tuples(
-        st.sampled_from(["opened", "failed", "dropped", "lost", "moved", "renewal"]),
+        st.sampled_from(["opened", "failed", "dropped", "lost", "moved"]),
         st.sampled_from(Route),
     ),
 )
@@ -142,9 +142,6 @@ def test_whatever_happens_a_call_gets_a_route_or_something_to_wait_for_or_a_reas
                 choice.moved(route)
                 under_way.discard(route)
                 opened.discard(route)
-            case "renewal" if route in opened:
-                renewal = choice.renewal(route)
-                assert (renewal.route, renewal.after) == (route, 0.0) and renewal.deadline > 0.0
             case "plan":
                 plan = choice.plan(now)
                 for attempt in plan.attempts:
