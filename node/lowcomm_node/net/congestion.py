@@ -1,22 +1,17 @@
 """How our connections send: with BBR where segments are lost, if the kernel has it and it loses no
 more of them, and without much in the kernel that the network does not carry yet.
 
-Most systems send with CUBIC or Reno, which take every lost packet for congestion. At 1 % loss and
-50 ms they reach some 2.4 Mbit/s per connection, however wide the link is (Mathis et al. 1997, "The
-Macroscopic Behavior of the TCP Congestion Avoidance Algorithm"). BBR models rate and round trip
-instead (Cardwell et al. 2016). Linux lets any user choose among
-``net.ipv4.tcp_allowed_congestion_control``, also for a connection in use. gRPC offers no access to
-its sockets, but they are descriptors of this process.
+CUBIC and Reno take every lost packet for congestion: at 1 % loss and 50 ms they reach 2.4 Mbit/s a
+connection (Mathis et al. 1997). BBR models rate and round trip instead (Cardwell et al. 2016).
+Linux lets any user choose among ``net.ipv4.tcp_allowed_congestion_control``, also for a connection
+in use. gRPC offers no access to its sockets, but they are descriptors of this process.
 
-BBR keeps about twice as much on its way as it has seen the path carry. Where several connections
-share a slow line with a short queue, much of that is dropped: up to 27 % of the bytes of a
-connection at 5 Mbit/s, where Reno sent 3 % again. So a connection that loses much with BBR, while
-packets wait in a queue, goes on without it. That may be our line, which all share, so for a while
-only losses without a queue have another one try BBR.
+Where several connections share a slow line with a short queue, BBR loses more: up to 27 % of the
+bytes at 5 Mbit/s, where Reno sent 3 % again. So a connection that loses much with BBR, while
+packets wait in a queue, goes on without it.
 
 The kernel takes up to 4 MiB of a connection before the line has carried any of it: 7 s at 5 Mbit/s,
-for which a content that has its turn next already goes beside the one before it. So each connection
-gets a bound on what is not sent yet (``TCP_NOTSENT_LOWAT``); what is on its way is not bounded.
+in which the next content begins too early. ``TCP_NOTSENT_LOWAT`` bounds what is not sent yet.
 
 Both act on the sender: each end of an exchange looks after what it sends. Elsewhere than on Linux
 nothing changes. docs/trouble.md says how to allow BBR.
@@ -44,8 +39,6 @@ WASTED = 0.05
 """The same share, of those sent while a queue is seen, above which a connection leaves BBR."""
 QUEUED = 1.5
 """Round trips, of the shortest, from which on packets wait in a queue of the path."""
-FULL_LOOKS = 600
-"""Looks for which losses at a queue have no connection change to BBR, after one has left it."""
 OTHERS = ("cubic", "reno")
 """Instead of BBR, the best first; every kernel has the last one."""
 UNSENT_SECONDS, LEAST_UNSENT, MOST_UNSENT = 0.2, 128 * 1024, 4 * 1024 * 1024
@@ -63,8 +56,6 @@ _RATE = struct.Struct("<104xQ")
 tcpi_data_segs_out; tcpi_pacing_rate. Its first byte is tcpi_state."""
 _INFO_BYTES = 160
 _DESCRIPTORS = Path("/proc/self/fd")
-
-
 Ends = tuple[Any, Any]
 """Addresses of both ends."""
 
@@ -102,38 +93,27 @@ class SendingHistory:
 
     def __init__(self) -> None:
         self._last = Sending("", 0, 0, 0.0)
-        self._queued = self._free = (0, 0)
-        """Segments, and those resent, while a queue was seen and while none was, with the present
-        congestion control."""
-        self.left_bbr = False
+        self._segments = self._resent = 0
+        """Sent with BBR while a queue was seen."""
+        self._left_bbr = False
 
-    def better(
-        self, sending: Sending, names: Sequence[str], full: bool = False
-    ) -> tuple[str, float] | None:
+    def better(self, sending: Sending, names: Sequence[str]) -> tuple[str, float] | None:
         """What congestion control it should go on with, and the share of segments resent that says
         so; None if with the one that it has.
 
-        ``sending``: what it has sent so far; ``names``: those that may be chosen; ``full``: whether
-        our line is known to drop what a full queue does not take.
+        ``sending``: what it has sent so far; ``names``: those that may be chosen.
         """
         last, self._last = self._last, sending
-        if sending.congestion != last.congestion:
-            self._queued = self._free = (0, 0)
-        news = (sending.segments - last.segments, sending.resent - last.resent)
-        if sending.round_trips >= QUEUED:
-            self._queued = _sum(self._queued, news)
-        elif last.round_trips < QUEUED:  # nor was there any a look ago
-            self._free = _sum(self._free, news)
-        if sending.congestion == BBR:
-            self.left_bbr = lost(*self._queued) > WASTED
-            other = next((name for name in OTHERS if name in names), OTHERS[-1])
-            return (other, lost(*self._queued)) if self.left_bbr else None
-        share = lost(*self._free) if full else lost(sending.segments, sending.resent)
-        return (BBR, share) if share > LOSSY and not self.left_bbr and BBR in names else None
-
-
-def _sum(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-    return one[0] + other[0], one[1] + other[1]
+        if sending.congestion != BBR:
+            share = lost(sending.segments, sending.resent)
+            return (BBR, share) if share > LOSSY and not self._left_bbr and BBR in names else None
+        if last.congestion in ("", BBR) and sending.round_trips >= QUEUED:
+            self._segments += sending.segments - last.segments
+            self._resent += sending.resent - last.resent
+        share = lost(self._segments, self._resent)
+        self._left_bbr = share > WASTED
+        other = next((name for name in OTHERS if name in names), OTHERS[-1])
+        return (other, share) if self._left_bbr else None
 
 
 def lost(segments: int, resent: int) -> float:
@@ -148,8 +128,6 @@ class CongestionWatch:
         """``tell`` receives an event for each connection that is switched."""
         self._tell = tell
         self._histories: dict[Ends, SendingHistory] = {}
-        self._full = 0
-        """Looks for which our line counts as one that drops at a full queue."""
 
     async def run(self) -> None:
         """Check every second. Returns at once where the kernel has neither."""
@@ -164,7 +142,6 @@ class CongestionWatch:
         """Bound what every connection keeps unsent, and have each go on with the congestion control
         that is better for it."""
         names, before, self._histories = allowed(), self._histories, {}
-        self._full = max(0, self._full - 1)
         for connection in connections():
             with connection, suppress(OSError):  # it may have ended meanwhile
                 bound_unsent(connection)
@@ -173,15 +150,14 @@ class CongestionWatch:
                 peer = connection.getpeername()
                 ends = (connection.getsockname(), peer)
                 history = self._histories[ends] = before.get(ends) or SendingHistory()
-                if (better := history.better(sending, names, self._full > 0)) is None:
+                if (better := history.better(sending, names)) is None:
                     continue
-                if history.left_bbr:
-                    self._full = FULL_LOOKS
                 name, resent = better
                 connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+                host = peer[0].partition("%")[0].removeprefix("::ffff:")
                 self._tell(
                     CongestionChanged(
-                        address=place(peer[0].partition("%")[0].removeprefix("::ffff:"), peer[1]),
+                        address=place(host, peer[1]),
                         before=sending.congestion,
                         now=name,
                         resent=resent,
@@ -194,12 +170,8 @@ def bound_unsent(connection: socket.socket) -> None:
     if hasattr(socket, "TCP_NOTSENT_LOWAT"):
         info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
         rate = _RATE.unpack_from(info)[0] if len(info) == _INFO_BYTES else 0
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent(rate))
-
-
-def unsent(rate: int) -> int:
-    """Bytes that the kernel may keep; ``rate``: of the connection, bytes a second."""
-    return min(max(int(UNSENT_SECONDS * rate), LEAST_UNSENT), MOST_UNSENT)
+        unsent = min(max(int(UNSENT_SECONDS * rate), LEAST_UNSENT), MOST_UNSENT)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, unsent)
 
 
 def allowed() -> Sequence[str]:

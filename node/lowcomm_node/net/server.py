@@ -14,11 +14,10 @@ import errno
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 from urllib.parse import unquote
 
 import grpc
@@ -31,6 +30,7 @@ from lowcomm_node.net.limits import MAX_CALLS, PeerLimit, RateLimits
 from lowcomm_node.net.ping import Echo
 from lowcomm_node.net.pipe import IncomingStream, Pipes
 from lowcomm_node.net.stream import TAKE_DEADLINE, CalleeStream, read_frame, write_frame
+from lowcomm_node.net.targets import number_of
 from lowcomm_node.net.tls import Certificate, Gatekeeper
 from lowcomm_node.net.traffic import Meter, Traffic
 from lowcomm_protocol.errors import (
@@ -69,6 +69,12 @@ PING_PATIENCE_MS = 40_000
 SHUTDOWN_GRACE = 3.0
 RETIRE_GRACE = 300.0
 """Seconds for the calls on connections that were made with other options."""
+_STATUS = {
+    ProtocolViolation: grpc.StatusCode.INVALID_ARGUMENT,
+    RetryLater: grpc.StatusCode.RESOURCE_EXHAUSTED,
+    CheckpointError: grpc.StatusCode.FAILED_PRECONDITION,
+}
+"""What ends a call, and with which status."""
 _INTERNET = ("ipv4", "ipv6")
 """The prefixes of gRPC's names for callers over TCP."""
 Options = tuple[tuple[str, Any], ...]
@@ -114,7 +120,7 @@ class _Places:
     def __init__(self, context: Any) -> None:
         self._stack = ExitStack()
         self._is_over = False
-        context.add_done_callback(self._release)
+        context.add_done_callback(self._release)  # at once: one added to an ended call never runs
 
     def take(self, place: AbstractContextManager[None]) -> None:
         if not self._is_over:
@@ -195,14 +201,11 @@ class ExchangeService:
             with self._peer_limit.with_(peer, origin.place):
                 try:
                     await answer(peer, stream)
-                except ProtocolViolation as error:
-                    await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, str(error))
                 except LinkLost:
                     await _abort(context, grpc.StatusCode.CANCELLED, "the stream broke off")
-                except RetryLater as error:
-                    await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-                except CheckpointError as error:
-                    await _abort(context, grpc.StatusCode.FAILED_PRECONDITION, str(error))
+                except tuple(_STATUS) as error:
+                    code = next(code for kind, code in _STATUS.items() if isinstance(error, kind))
+                    await _abort(context, code, str(error))
 
         return handle
 
@@ -221,14 +224,11 @@ class ExchangeService:
         except DecodeError:
             pass
         if not isinstance(request, pb.Introduction):
-            words = "expected one Introduction"
-            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, words)
-            raise ProtocolViolation("sent another request than the call has")
+            await _abort(context, grpc.StatusCode.INVALID_ARGUMENT, "expected one Introduction")
         try:
             return self._handlers.describe(peer, request)
         except RetryLater as error:
             await _abort(context, grpc.StatusCode.RESOURCE_EXHAUSTED, str(error))
-            raise
 
     async def _authenticate(self, context: Any, origin: _Origin) -> str:
         """The admitted peer that calls, within its limits; otherwise the call is aborted."""
@@ -240,7 +240,6 @@ class ExchangeService:
         except LowcommError as error:
             self._rate_limits.bad(origin.accused, now)
             await _abort(context, grpc.StatusCode.UNAUTHENTICATED, str(error))
-            raise
         if (words := self._rate_limits.refuses(peer, now, origin.place)) is not None:
             await self._turn_away(context, words)
         self.on_caller(peer)
@@ -255,9 +254,7 @@ class ExchangeService:
         kind, _, name = context.peer().partition(":")
         if kind in _INTERNET:
             host = unquote(name).rpartition(":")[0].strip("[]").partition("%")[0]
-            address = ip_address(host)
-            mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-            return _Origin(str(mapped or address))
+            return _Origin(str(number_of(host)))
         incoming = self._pipes.incoming(unquote(name)) if self._pipes is not None else None
         if incoming is None:
             return _Origin("", is_local=True)
@@ -275,17 +272,16 @@ class ExchangeService:
         return peer
 
 
-async def _abort(context: Any, code: grpc.StatusCode, words: str) -> None:
+async def _abort(context: Any, code: grpc.StatusCode, words: str) -> NoReturn:
     """End a call with a status.
 
     Raises AbortError, or CancelledError if the call has ended or its caller takes nothing.
     """
-    try:
+    # Such as a compressed message, which gRPC answers
+    with suppress(aio.InternalError, aio.UsageError, TimeoutError):
         async with asyncio.timeout(TAKE_DEADLINE):
             await context.abort(code, words)
-    # Such as a compressed message, which gRPC answers
-    except (aio.InternalError, aio.UsageError, TimeoutError):
-        raise asyncio.CancelledError from None
+    raise asyncio.CancelledError
 
 
 class ExchangeServer:

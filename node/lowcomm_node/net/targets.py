@@ -84,7 +84,7 @@ class Targets:
         host = host_in(address)
         if host is None or host in self._named:
             return None if host is not None else "it names no host"
-        number = _number(host)
+        number = number_of(host)
         if number is None:
             return "it is a name, which could be made to mean any host"
         if number.is_multicast or number.is_unspecified or str(number) == "255.255.255.255":
@@ -123,7 +123,7 @@ class Targets:
 
     def _take(self, host: str) -> bool:
         """Whether one more connection to a host is allowed; counts it."""
-        number = _number(host)
+        number = number_of(host)
         is_ours = number is not None and (number.is_loopback or number in self._own_numbers())
         if host in self._named or is_ours:
             return True
@@ -133,7 +133,7 @@ class Targets:
     def _own_numbers(self) -> Sequence[Address]:
         if self._clock() - self._looked >= LOOK_EVERY:
             self._looked = self._clock()
-            self._interfaces = [number for text in self._own() if (number := _number(text))]
+            self._interfaces = [number for text in self._own() if (number := number_of(text))]
         return self._interfaces
 
     def _is_near(self, number: Address) -> bool:
@@ -153,7 +153,9 @@ def places_of(addresses: Sequence[str], entry_points: Sequence[str]) -> tuple[st
     """The places in a record: networks of its public addresses (/24 or /64), or else its relays'
     ids."""
     direct = [text for text in entry_points if CIRCUIT not in text]
-    hosts = [_number(host) for text in (*addresses, *direct) if (host := host_in(text)) is not None]
+    hosts = [
+        number_of(host) for text in (*addresses, *direct) if (host := host_in(text)) is not None
+    ]
     places = [
         str(ipaddress.ip_network((number, _PLACE[number.version]), strict=False))
         for number in hosts
@@ -170,11 +172,12 @@ def places_of(addresses: Sequence[str], entry_points: Sequence[str]) -> tuple[st
 
 
 def _plain(host: str) -> str:
-    number = _number(host)
+    number = number_of(host)
     return str(number) if number is not None else host.lower().rstrip(".")
 
 
-def _number(host: str) -> Address | None:
+def number_of(host: str) -> Address | None:
+    """The IP address in a text, of IPv4 also where IPv6 contains it; None for a name."""
     try:
         number = ipaddress.ip_address(host)
     except ValueError:
