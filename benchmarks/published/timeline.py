@@ -237,7 +237,7 @@ def our_settings(method: str, layers: int) -> SyncSettings:
 def bits(sync: SyncSettings) -> float:
     """Of a value, scales included."""
     if sync.group > 2:
-        return 8 * codec(sync.codec).most_size(SAMPLE) / SAMPLE
+        return 8 * codec(sync.codec).coded_size(SAMPLE) / SAMPLE
     # What is sent again comes on top: of a modulo codec a block now and then.
     return 8 * coder(sync.codec, SAMPLE).min_size / SAMPLE
 

@@ -1,9 +1,9 @@
 """Codecs: how a float32 vector becomes bytes on the wire; the layout of each, byte by byte, is in
 the docstring of its file.
 
-A `Codec` is a pure function of a vector. A `Coder` is what a peer keeps for one fragment in pairs:
-a codec, and for those that learn from exchange to exchange (modulo) what they have learned. A
-`ShardCoder` is the same for groups, with what coding has lost so far.
+A `FixedCodec` is a pure function of a vector. A `Coder` is what a peer keeps for one fragment in
+pairs: a codec, and for those that learn from exchange to exchange (modulo) what they have learned.
+A `ShardCoder` is the same for groups, with what coding has lost so far.
 
 The table of all codecs is ``spec.names.CODECS``. To add one, write its file and a line there;
 another package calls ``CODECS.register``.
@@ -12,7 +12,7 @@ another package calls ``CODECS.register``.
 from collections.abc import Callable
 from typing import cast
 
-from lowcomm_protocol.codecs.base import Codec, Coder, FixedCodec
+from lowcomm_protocol.codecs.base import Coder, FixedCodec
 from lowcomm_protocol.codecs.shards import Residual, ShardCoder
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK, CODECS, CodecEntry, load
@@ -20,7 +20,6 @@ from lowcomm_protocol.spec.names import BLOCK, CODECS, CodecEntry, load
 __all__ = [
     "BLOCK",
     "CODECS",
-    "Codec",
     "CodecEntry",
     "Coder",
     "FixedCodec",
@@ -35,7 +34,7 @@ __all__ = [
 def coder(name: str, numel: int) -> Coder:
     """A fresh coder of ``numel`` values for pairs. Raises `CodecError` for an unknown name."""
     found = _find(name)
-    return Coder(found, numel) if isinstance(found, Codec) else found(numel)
+    return Coder(found, numel) if isinstance(found, FixedCodec) else found(numel)
 
 
 def shard_coder(name: str, numel: int, feedback: bool = False) -> ShardCoder:
@@ -48,19 +47,22 @@ def shard_coder(name: str, numel: int, feedback: bool = False) -> ShardCoder:
 
 
 def codec(name: str) -> FixedCodec:
-    """The codec of this name, whose size is known before coding, as groups need it.
+    """The codec of this name.
 
     Raises `CodecError` for an unknown name, and for a codec that serves pairs alone.
     """
     found = _find(name)
     if not isinstance(found, FixedCodec):
-        reason = CODECS[name].only_in_pairs or "has a size that is known only after coding"
-        raise CodecError(f"codec {name!r} {reason}: use it in pairs, with group = 2")
+        raise CodecError(
+            f"codec {name!r} {CODECS[name].only_in_pairs}: use it in pairs, with group = 2"
+        )
     return found
 
 
-def _find(name: str) -> Codec | Callable[[int], Coder]:
+def _find(name: str) -> FixedCodec | Callable[[int], Coder]:
     if name not in CODECS:
         raise CodecError(f"codec {name!r} is {CODECS.unknown(name)}")
     made = CODECS[name].codec
-    return cast("Codec | Callable[[int], Coder]", load(made) if isinstance(made, str) else made)
+    return cast(
+        "FixedCodec | Callable[[int], Coder]", load(made) if isinstance(made, str) else made
+    )

@@ -20,73 +20,56 @@ CHUNK = 1 << 16
 """Elements that a NumPy codec handles at once, so that its scratch stays small and in the cache."""
 
 
-class Codec(ABC):
-    """Turns a float32 vector into bytes and back, the same bytes on every machine.
+class FixedCodec(ABC):
+    """Turns a float32 vector into ``coded_size(numel)`` bytes and back, the same on every machine.
 
     Vectors: float32, 1-D, contiguous, aligned, finite. Buffers: contiguous, of exactly
-    ``most_size(numel)`` bytes to encode into, and of ``least_size`` to ``most_size`` to decode.
-    Anything else is a `CodecError`. ``decode`` checks all of the data before it writes; ``encode``
-    of a blockwise codec reads the vector once, so after an error its buffer holds nothing of use.
-    A kernel for another device takes the place of ``_encode`` and ``_decode`` and must write the
-    same bytes.
-
-    A codec whose size varies serves pairs alone: its ``CodecEntry`` must say so.
+    ``coded_size(numel)`` bytes. Anything else is a `CodecError`. ``decode`` checks all of the data
+    before it writes; ``encode`` of a blockwise codec reads the vector once, so after an error its
+    buffer holds nothing of use. A kernel for another device takes the place of ``_encode`` and
+    ``_decode`` and must write the same bytes.
     """
 
     name: ClassVar[str]
     is_exact: ClassVar[bool] = False
     """Whether coding loses nothing."""
 
-    def least_size(self, numel: int) -> int:
-        """Fewest bytes for ``numel`` values. Raises `CodecError` for a negative number."""
-        return self._sizes(self._counted(numel))[0]
-
-    def most_size(self, numel: int) -> int:
-        """Most bytes for ``numel`` values. Raises `CodecError` for a negative number."""
-        return self._sizes(self._counted(numel))[1]
+    def coded_size(self, numel: int) -> int:
+        """Exact number of bytes for ``numel`` values. Raises `CodecError` for a negative number."""
+        if numel < 0:
+            raise CodecError(
+                f"{self.name}: a vector of {numel} values: give a number of at least 0"
+            )
+        return self._size(numel)
 
     def encode(self, vector: Vector, out: memoryview) -> int:
-        """Code ``vector`` into ``out``, of ``most_size(vector.size)`` bytes.
-
-        Returns the bytes written.
-        """
+        """Code ``vector`` into ``out``; bytes written."""
         self._check_vector(vector)
-        return self._write(read_only(vector), self._target(vector, out))
+        target = self._target(vector, out)
+        self._encode(read_only(vector), target)
+        return target.size
 
     def send(self, vector: Vector, out: memoryview) -> int:
         """Code ``vector`` as ``encode`` does; it becomes what the others decode."""
         size = self.encode(vector, out)
         if not self.is_exact:
-            self.decode(out[:size], vector)
+            self.decode(out, vector)
         return size
 
     def decode(self, data: memoryview | bytes, out: Vector) -> None:
-        """Decode ``data`` into the preallocated ``out``.
-
-        Its size says how many values there are.
-        """
+        """Decode ``data`` into the preallocated ``out``."""
         self._check_writable(out)
-        least, most = self.least_size(out.size), self.most_size(out.size)
-        self._decode(read_only(self._bytes(data, out.size, least, most)), out)
+        self._decode(read_only(self._bytes(data, out.size)), out)
 
     @abstractmethod
-    def _sizes(self, numel: int) -> tuple[int, int]:
-        """Fewest and most bytes."""
+    def _size(self, numel: int) -> int: ...
 
     @abstractmethod
-    def _write(self, vector: Vector, out: Bytes) -> int:
-        """Code into ``out``; bytes written."""
+    def _encode(self, vector: Vector, out: Bytes) -> None: ...
 
     @abstractmethod
     def _decode(self, data: Bytes, out: Vector) -> None:
-        """Decode. Raises `CodecError`, before it writes, for data that ``_write`` never writes."""
-
-    def _counted(self, numel: int) -> int:
-        if numel < 0:
-            raise CodecError(
-                f"{self.name}: a vector of {numel} values: give a number of at least 0"
-            )
-        return numel
+        """Decode. Raises `CodecError`, before it writes, for data that ``_encode`` never writes."""
 
     def _check_vector(self, vector: Vector) -> None:
         if vector.dtype != np.float32 or vector.ndim != 1:
@@ -107,26 +90,24 @@ class Codec(ABC):
             )
 
     def _target(self, vector: Vector, out: memoryview) -> Bytes:
-        most = self.most_size(vector.size)
-        target = self._bytes(out, vector.size, most, most)
+        target = self._bytes(out, vector.size)
         if not target.flags.writeable:
             raise CodecError(
                 f"{self.name}: the buffer to encode into is read-only: pass a view of a bytearray"
             )
         return target
 
-    def _bytes(self, buffer: memoryview | bytes, numel: int, least: int, most: int) -> Bytes:
-        view = memoryview(buffer)
-        if not least <= view.nbytes <= most or not view.c_contiguous:
-            expected = f"exactly {most}" if least == most else f"{least} to {most}"
+    def _bytes(self, buffer: memoryview | bytes, numel: int) -> Bytes:
+        view, size = memoryview(buffer), self.coded_size(numel)
+        if view.nbytes != size or not view.c_contiguous:
             raise CodecError(
                 f"{self.name}: a buffer of {view.nbytes} bytes for {numel} values: it must be "
-                f"contiguous and hold {expected} bytes"
+                f"contiguous and hold exactly {size} bytes"
             )
         return np.frombuffer(view, dtype=np.uint8)
 
     def _refuse_value(self, vector: Vector, allowed: str = "finite values") -> CodecError:
-        """The error for a vector that holds NaN or infinity, naming the first one (or the largest
+        """The error for a vector with NaN or infinity, which names the first (or the largest
         value)."""
         bad = np.flatnonzero(~np.isfinite(vector))
         index = int(bad[0]) if bad.size else int(np.argmax(np.abs(vector)))
@@ -134,28 +115,6 @@ class Codec(ABC):
             f"{self.name}: value {index} of {vector.size} is {float(vector[index])}: only "
             f"{allowed} can be coded; drop this contribution"
         )
-
-
-class FixedCodec(Codec):
-    """A codec whose size follows from the number of values: ``coded_size(numel)`` bytes."""
-
-    def coded_size(self, numel: int) -> int:
-        """Exact number of bytes for ``numel`` values. Raises `CodecError` for a negative number."""
-        return self._size(self._counted(numel))
-
-    def _sizes(self, numel: int) -> tuple[int, int]:
-        size = self._size(numel)
-        return size, size
-
-    def _write(self, vector: Vector, out: Bytes) -> int:
-        self._encode(vector, out)
-        return out.size
-
-    @abstractmethod
-    def _size(self, numel: int) -> int: ...
-
-    @abstractmethod
-    def _encode(self, vector: Vector, out: Bytes) -> None: ...
 
 
 class Coder:
@@ -179,19 +138,19 @@ class Coder:
     """Whether it holds our values as they were before coding, in a vector of their own, until
     ``settle``, ``commit`` or ``forget``."""
 
-    def __init__(self, codec: Codec, numel: int) -> None:
+    def __init__(self, codec: FixedCodec, numel: int) -> None:
         self._codec = codec
         self.numel = numel
 
     @property
     def max_size(self) -> int:
         """Most bytes that ``encode`` and ``resend`` write."""
-        return self._codec.most_size(self.numel)
+        return self._codec.coded_size(self.numel)
 
     @property
     def min_size(self) -> int:
         """Fewest bytes that ``encode`` writes."""
-        return self._codec.least_size(self.numel)
+        return self._codec.coded_size(self.numel)
 
     @property
     def lattice_steps(self) -> Vector:
@@ -231,18 +190,21 @@ class Coder:
 
         ``vector`` is what ``encode`` left; it becomes what others decode now.
         """
-        raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
+        raise self._sends_nothing_again()
 
     def patch(self, data: memoryview, out: Vector) -> None:
         """Take in what was sent again. Raises `CodecError` if it is not what was asked for."""
-        raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
+        raise self._sends_nothing_again()
 
     def resent_sizes(self, blocks: bytes) -> tuple[int, int]:
         """Fewest and most bytes that ``resend`` writes for this bitmap.
 
         Raises `CodecError` for a bitmap that does not fit.
         """
-        raise CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
+        raise self._sends_nothing_again()
+
+    def _sends_nothing_again(self) -> CodecError:
+        return CodecError(f"{self._codec.name}: nothing of it is ever sent again: drop this peer")
 
     def settle(self) -> None:
         """Both contributions are whole: hold no vector longer than ``commit`` needs it."""

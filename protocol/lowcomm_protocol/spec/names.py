@@ -70,7 +70,6 @@ def load(where: str) -> Any:
 
 
 NEXT_TO_OWN = "is decoded next to the receiver's own vector"
-SIZE_VARIES = "has a size that is known only after coding"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ class CodecEntry:
     """A codec, and which runs may choose it."""
 
     codec: object
-    """A ``codecs.Codec``, or what makes a ``Coder`` from a number of values; itself or as
+    """A ``codecs.FixedCodec``, or what makes a ``Coder`` from a number of values; itself or as
     ``module:name``."""
     coarse: bool = False
     """Too coarse for absolute values (``phi``, or ``c`` with a consensus term), not for
