@@ -49,58 +49,31 @@ levels can do (Max, 1960) within 1 %. Heavier tails lose less with a ratio of 3.
 Gaussian's 3.34.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 
 from lowcomm_protocol.codecs.base import Bytes, FixedCodec, Vector
 from lowcomm_protocol.codecs.kernels import (
-    INFINITE,
     MAGNITUDE,
     SIGN,
     SMALLEST_SCALE,
     SMALLEST_SCALE_BITS,
-    block_peak,
-    checker,
-    decoder,
-    encoder,
+    Kernels,
     integers_of,
-    kernel,
+    loops,
     nearest,
     part,
     scale_bits,
     scale_holds,
-    sender,
     short_block_holds,
     short_scale,
-    short_scale_bits,
     write_scale,
-    write_short_scale,
 )
 from lowcomm_protocol.errors import CodecError
 from lowcomm_protocol.spec.names import BLOCK
 
 NOTHING = np.empty(0, dtype=np.float32)
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """The loops of a codec for one kind of device; others must write the same bytes.
-
-    Each takes whole blocks only. All but ``decode`` return -1, or the first block that is refused.
-    """
-
-    encode: Callable[[Any, int, Any], int]
-    """``(values, count, out)``; ``count`` is 256, or the values of a last block that comes
-    alone."""
-    send: Callable[[Any, Any, Any, int, Any], int]
-    """``(vector, residual, error, count, out)``: see ``kernels.sender``."""
-    check: Callable[[Any], int]
-    """``(data)``"""
-    decode: Callable[[Any, Any], None]
-    """``(data, out)``"""
 
 
 class BlockCodec(FixedCodec):
@@ -205,21 +178,16 @@ decoding is exact. A value is 127.001 scales at most, so no code passes 127."""
 
 @part
 def _int8_code(
-    values: Vector, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any
+    block: Vector, peak: Any, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any
 ) -> bool:
-    peak = np.uint32(block_peak(values.view(np.uint32)))
-    if peak >= INFINITE:
-        return False
-    scale = np.float32(peak.view(np.float32) / np.float32(127.0))
+    scale = np.float32(np.uint32(peak).view(np.float32) / np.float32(127.0))
     scale = np.uint32((scale.view(np.uint32) + INT8_SCALE_HALF) & INT8_SCALE_KEPT).view(np.float32)
     if scale < SMALLEST_SCALE:
-        for i in range(np.uint64(INT8_BYTES)):
-            out[at + i] = np.uint8(0)
-        return True
-    write_scale(out, at, scale)
+        return False
+    write_scale(out, at, scale, 0)
     begin = at + np.uint64(4)
     for i in range(np.uint64(BLOCK)):
-        out[begin + i] = np.uint8(nearest(values[i] / scale))
+        out[begin + i] = np.uint8(nearest(block[i] / scale))
     return True
 
 
@@ -228,41 +196,14 @@ def _int8_holds(data: Bytes, at: Any) -> bool:
     bad, begin = np.uint8(0), at + np.uint64(4)
     for i in range(np.uint64(BLOCK)):
         bad |= np.uint8(data[begin + i] == np.uint8(0x80))
-    return scale_holds(scale_bits(data, at), INT8_LARGEST_SCALE) and bad == 0
+    return scale_holds(scale_bits(data, at, 0), INT8_LARGEST_SCALE) and bad == 0
 
 
 @part
 def _int8_restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
-    scale, begin = np.uint32(scale_bits(data, at)).view(np.float32), at + np.uint64(4)
+    scale, begin = np.uint32(scale_bits(data, at, 0)).view(np.float32), at + np.uint64(4)
     for i in range(np.uint64(BLOCK)):
         out[start + i] = np.float32(np.int8(data[begin + i])) * scale
-
-
-_int8_encode, _int8_send = (
-    encoder(_int8_code, INT8_BYTES),
-    sender(_int8_code, _int8_restore, INT8_BYTES),
-)
-_int8_check, _int8_decode = checker(_int8_holds, INT8_BYTES), decoder(_int8_restore, INT8_BYTES)
-
-
-@kernel
-def int8_encode(values: Vector, count: int, out: Bytes) -> Any:
-    return _int8_encode(values, count, out)
-
-
-@kernel
-def int8_send(vector: Vector, residual: Vector, error: Vector, count: int, out: Bytes) -> Any:
-    return _int8_send(vector, residual, error, count, out)
-
-
-@kernel
-def int8_check(data: Bytes) -> Any:
-    return _int8_check(data)
-
-
-@kernel
-def int8_decode(data: Bytes, out: Vector) -> None:
-    _int8_decode(data, out)
 
 
 class Int8(BlockCodec):
@@ -270,7 +211,7 @@ class Int8(BlockCodec):
 
     name = "int8"
     head, bits = 4, 8
-    kernels = Kernels(int8_encode, int8_send, int8_check, int8_decode)
+    kernels = loops(_int8_code, _int8_holds, _int8_restore, INT8_BYTES)
 
 
 # e3m0
@@ -307,19 +248,14 @@ def _e3m0_magnitude(code: Any, scale: Any) -> Any:
 
 @part
 def _e3m0_code(
-    values: Vector, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any
+    block: Vector, peak: Any, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any
 ) -> bool:
-    peak = np.uint32(block_peak(values.view(np.uint32)))
-    if peak >= INFINITE:
-        return False
-    scale = np.float32(peak.view(np.float32) / np.float32(16.0))
+    scale = np.float32(np.uint32(peak).view(np.float32) / np.float32(16.0))
     if scale < SMALLEST_SCALE:
-        for i in range(np.uint64(E3M0_BYTES)):
-            out[at + i] = np.uint8(0)
-        return True
-    write_scale(out, at, scale)
+        return False
+    write_scale(out, at, scale, 0)
     for i in range(np.uint64(BLOCK)):
-        codes[i] = _e3m0_nibble(values[i], scale)
+        codes[i] = _e3m0_nibble(block[i], scale)
     begin = at + np.uint64(4)
     for i in range(np.uint64(BLOCK // 2)):
         low, high = codes[np.uint64(2) * i], codes[np.uint64(2) * i + np.uint64(1)]
@@ -334,12 +270,12 @@ def _e3m0_holds(data: Bytes, at: Any) -> bool:
         byte = data[begin + i]
         low, high = byte & np.uint8(0x0F), byte & np.uint8(0xF0)
         bad |= np.uint8(low == np.uint8(0x08)) | np.uint8(high == np.uint8(0x80))
-    return scale_holds(scale_bits(data, at), E3M0_LARGEST_SCALE) and bad == 0
+    return scale_holds(scale_bits(data, at, 0), E3M0_LARGEST_SCALE) and bad == 0
 
 
 @part
 def _e3m0_restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
-    scale, begin = np.uint32(scale_bits(data, at)).view(np.float32), at + np.uint64(4)
+    scale, begin = np.uint32(scale_bits(data, at, 0)).view(np.float32), at + np.uint64(4)
     bits = out.view(np.uint32)
     for i in range(np.uint64(BLOCK // 2)):
         byte, place = data[begin + i], start + np.uint64(2) * i
@@ -347,39 +283,12 @@ def _e3m0_restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
         bits[place + np.uint64(1)] = _e3m0_magnitude(byte >> np.uint8(4), scale)
 
 
-_e3m0_encode, _e3m0_send = (
-    encoder(_e3m0_code, E3M0_BYTES),
-    sender(_e3m0_code, _e3m0_restore, E3M0_BYTES),
-)
-_e3m0_check, _e3m0_decode = checker(_e3m0_holds, E3M0_BYTES), decoder(_e3m0_restore, E3M0_BYTES)
-
-
-@kernel
-def e3m0_encode(values: Vector, count: int, out: Bytes) -> Any:
-    return _e3m0_encode(values, count, out)
-
-
-@kernel
-def e3m0_send(vector: Vector, residual: Vector, error: Vector, count: int, out: Bytes) -> Any:
-    return _e3m0_send(vector, residual, error, count, out)
-
-
-@kernel
-def e3m0_check(data: Bytes) -> Any:
-    return _e3m0_check(data)
-
-
-@kernel
-def e3m0_decode(data: Bytes, out: Vector) -> None:
-    _e3m0_decode(data, out)
-
-
 class E3m0(BlockCodec):
     """About half a byte a value (132 bytes for 256)."""
 
     name = "e3m0"
     head, bits = 4, 4
-    kernels = Kernels(e3m0_encode, e3m0_send, e3m0_check, e3m0_decode)
+    kernels = loops(_e3m0_code, _e3m0_holds, _e3m0_restore, E3M0_BYTES)
 
 
 # q2
@@ -438,22 +347,19 @@ def _q2_all_reach(bits: Any, count: int, edge: Any) -> bool:
 
 
 @part
-def _q2_code(values: Vector, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any) -> bool:
-    bits = values.view(np.uint32)
-    peak, scale = np.uint32(block_peak(bits)), np.float32(0.0)
-    if peak >= INFINITE:
-        return False
+def _q2_code(
+    block: Vector, peak: Any, count: int, integers: Any, codes: Bytes, out: Bytes, at: Any
+) -> bool:
+    bits, scale = block.view(np.uint32), np.float32(0.0)
     if peak >= SMALLEST_SCALE_BITS:
-        total = integers_of(values, peak, integers)
+        total = integers_of(block, peak, integers)
         scale = _q2_fitted(integers, count, total, peak)
         if _q2_all_reach(bits, count, _q2_edge(scale)):
             # All would be outer: the inner level holds them as well, and codes them again.
             scale = short_scale(total, count, peak, Q2_LARGEST_SCALE)
     if scale == 0:
-        for i in range(np.uint64(Q2_BYTES)):
-            out[at + i] = np.uint8(0)
-        return True
-    write_short_scale(out, at, scale)
+        return False
+    write_scale(out, at, scale, 2)
     edge = np.uint32(_q2_edge(scale))
     for i in range(np.uint64(BLOCK)):
         outer = np.uint8((bits[i] & MAGNITUDE) >= edge)
@@ -474,7 +380,7 @@ def _q2_holds(data: Bytes, at: Any) -> Any:
 
 @part
 def _q2_restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
-    inner = np.uint32(short_scale_bits(data, at))
+    inner = np.uint32(scale_bits(data, at, 2))
     outer = np.uint32(_q2_outer(inner.view(np.float32)))
     bits, begin = out.view(np.uint32), at + np.uint64(2)
     for i in range(np.uint64(BLOCK // 4)):
@@ -488,7 +394,7 @@ def _q2_restore(data: Bytes, at: Any, out: Vector, start: Any) -> None:
 @part
 def _q2_sent(block: Vector, data: Bytes, at: Any, out: Vector, start: Any) -> None:
     """What `_q2_restore` gives, without taking the codes apart."""
-    inner = np.uint32(short_scale_bits(data, at))
+    inner = np.uint32(scale_bits(data, at, 2))
     scale = inner.view(np.float32)
     outer, edge = np.uint32(_q2_outer(scale)), np.uint32(_q2_edge(scale))
     given, bits = block.view(np.uint32), out.view(np.uint32)
@@ -501,39 +407,12 @@ def _q2_sent(block: Vector, data: Bytes, at: Any, out: Vector, start: Any) -> No
         bits[start + i] = level | (SIGN if given[i] > SIGN else np.uint32(0))
 
 
-_q2_encode, _q2_send = (
-    encoder(_q2_code, Q2_BYTES),
-    sender(_q2_code, _q2_restore, Q2_BYTES, _q2_sent),
-)
-_q2_check, _q2_decode = checker(_q2_holds, Q2_BYTES), decoder(_q2_restore, Q2_BYTES)
-
-
-@kernel
-def q2_encode(values: Vector, count: int, out: Bytes) -> Any:
-    return _q2_encode(values, count, out)
-
-
-@kernel
-def q2_send(vector: Vector, residual: Vector, error: Vector, count: int, out: Bytes) -> Any:
-    return _q2_send(vector, residual, error, count, out)
-
-
-@kernel
-def q2_check(data: Bytes) -> Any:
-    return _q2_check(data)
-
-
-@kernel
-def q2_decode(data: Bytes, out: Vector) -> None:
-    _q2_decode(data, out)
-
-
 class Q2(BlockCodec):
     """About a quarter of a byte a value (66 bytes for 256)."""
 
     name = "q2"
     head, bits = 2, 2
-    kernels = Kernels(q2_encode, q2_send, q2_check, q2_decode)
+    kernels = loops(_q2_code, _q2_holds, _q2_restore, Q2_BYTES, _q2_sent)
 
 
 INT8, E3M0, Q2_CODEC = Int8(), E3m0(), Q2()

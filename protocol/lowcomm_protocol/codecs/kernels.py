@@ -12,7 +12,9 @@ flushes them (torch.set_flush_denormal, CUDA) still writes the same bytes.
 import inspect
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from hashlib import sha256
+from types import FunctionType
 from typing import Any, TypeVar, cast
 
 import numba
@@ -36,8 +38,13 @@ LARGEST_RESIDUAL = np.float32(2.0**126)
 _NEAREST = np.float32(1.5 * 2.0**23)
 _NEAREST_BITS = np.int32(_NEAREST.view(np.int32))
 
-SHARED = sha256(inspect.getsource(sys.modules[__name__]).encode()).hexdigest()[:12]
-"""Names this version of this file."""
+
+def _version_of(module: str) -> str:
+    """Name of this version of a module's source."""
+    return sha256(inspect.getsource(sys.modules[module]).encode()).hexdigest()[:12]
+
+
+SHARED = _version_of(__name__)
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _njit = cast(
@@ -52,21 +59,6 @@ _in_memory: list[Any] = []
 def part(function: _Function) -> _Function:
     """A function that kernels call: compiled into them."""
     return _njit(nogil=True)(function)
-
-
-def _loop_of(code: Any) -> Callable[[_Function], _Function]:
-    """A `part` that is made for the codec of ``code``.
-
-    numba names compiled code by its qualified name and a number that begins anew in every process.
-    Loops that one function makes for several codecs have one qualified name, so two of them that
-    were cached by two processes may bear one name, and the second would run the first one's code.
-    """
-
-    def rename(function: _Function) -> _Function:
-        function.__qualname__ = f"{function.__qualname__}_{code.__name__.strip('_')}"
-        return part(function)
-
-    return rename
 
 
 def kernel(function: _Function) -> _Function:
@@ -114,22 +106,13 @@ def kept_in() -> str | None:
 
 
 @part
-def peak_of(bits: Any, start: int, stop: int) -> Any:
+def peak_of(bits: Any, start: Any, stop: Any) -> Any:
     """Bits of the largest magnitude in [start, stop).
 
     Integers, because a maximum of those is vectorized.
     """
     largest = np.uint32(0)
     for i in range(start, stop):
-        largest = max(largest, bits[i] & MAGNITUDE)
-    return largest
-
-
-@part
-def block_peak(bits: Any) -> Any:
-    """Bits of the largest magnitude in a block, whose 256 values are known to be there."""
-    largest = np.uint32(0)
-    for i in range(np.uint64(BLOCK)):
         largest = np.uint32(max(largest, np.uint32(bits[i] & MAGNITUDE)))
     return largest
 
@@ -141,90 +124,117 @@ def nearest(value: Any) -> Any:
     return np.float32(np.float32(value) + _NEAREST).view(np.int32) - _NEAREST_BITS
 
 
-def encoder(code: Any, size: int) -> Any:
-    """A loop that codes blocks of 256 values into ``size`` bytes each: ``(values, count, out)``;
-    -1, or the first that holds NaN or infinity.
+@dataclass(frozen=True)
+class Kernels:
+    """The loops of a codec for one kind of device; others must write the same bytes.
 
-    The last block of a vector, if it is shorter, comes alone, with zeros behind its ``count``
-    values.
+    Each takes whole blocks only. All but ``decode`` return -1, or the first block that is refused:
+    it holds NaN or infinity, or what no encoder writes. ``count`` is 256, or the values of a last
+    block that comes alone, with zeros behind them.
     """
 
-    @_loop_of(code)
-    def encode(values: Any, count: int, out: Any) -> Any:
-        block, codes = np.empty(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.uint8)
-        integers = np.empty(BLOCK, dtype=np.int32)
-        for number in range(np.uint64(values.size // BLOCK)):
-            start = number * np.uint64(BLOCK)
+    encode: Callable[[Any, int, Any], int]
+    """``(values, count, out)``"""
+    send: Callable[[Any, Any, Any, int, Any], int]
+    """``(vector, residual, error, count, out)``: codes ``vector + residual``. ``vector`` becomes
+    what the others decode and ``error`` what that lost (`shards.Residual`). Without feedback both
+    are empty. All is done block by block, while that is in the cache."""
+    check: Callable[[Any], int]
+    """``(data)``"""
+    decode: Callable[[Any, Any], None]
+    """``(data, out)``, where the data was checked."""
+
+
+def loops(code: Any, holds: Any, restore: Any, size: int, sent: Any = None) -> Kernels:
+    """The loops of a codec of ``size`` bytes a block, from parts for one block.
+
+    ``code(block, peak, count, integers, codes, out, at)``: False where its scale is too small to
+    write. ``holds(data, at)``, ``restore(data, at, out, start)``. ``sent(block, data, at, out,
+    start)`` gives what ``restore`` does, faster, from the values of the block and its coded scale.
+    """
+    # The parts are globals of copies of the functions below: numba finds no closure in its cache.
+    # Each copy has a name of its own. numba names compiled code by the qualified name and a number
+    # that begins anew in every process: two that were cached by two processes could bear one name,
+    # and the second would run the first one's code.
+    name = f"{code.__name__.strip('_')}_{_version_of(code.__module__)}"
+    parts: dict[str, Any] = {"_SIZE": size, "_CODE": code, "_HOLDS": holds, "_RESTORE": restore}
+
+    def copied(function: Callable[..., Any]) -> Any:
+        named = cast("FunctionType", function)
+        copy = FunctionType(named.__code__, globals() | parts, named.__name__)
+        copy.__qualname__ = f"{named.__name__.strip('_')}_{name}"
+        return copy
+
+    parts["_SENT"] = sent or part(copied(_restored))
+    parts["_BLOCK_CODED"] = part(copied(_block_coded))
+    return Kernels(*(kernel(copied(loop)) for loop in (_encode, _send, _check, _decode)))
+
+
+_SIZE: int = 0
+_CODE: Any = None
+_HOLDS: Any = None
+_RESTORE: Any = None
+_SENT: Any = None
+_BLOCK_CODED: Any = None
+
+
+def _block_coded(block: Any, count: int, integers: Any, codes: Any, out: Any, at: Any) -> bool:
+    peak = np.uint32(peak_of(block.view(np.uint32), np.uint64(0), np.uint64(BLOCK)))
+    if peak >= INFINITE:
+        return False
+    if not _CODE(block, peak, count, integers, codes, out, at):
+        for i in range(np.uint64(_SIZE)):
+            out[at + i] = np.uint8(0)
+    return True
+
+
+def _restored(block: Any, data: Any, at: Any, out: Any, start: Any) -> None:
+    _RESTORE(data, at, out, start)
+
+
+def _encode(values: Any, count: int, out: Any) -> Any:
+    block, codes = np.empty(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.uint8)
+    integers = np.empty(BLOCK, dtype=np.int32)
+    for number in range(np.uint64(values.size // BLOCK)):
+        start = number * np.uint64(BLOCK)
+        for i in range(np.uint64(BLOCK)):
+            block[i] = values[start + i]
+        if not _BLOCK_CODED(block, count, integers, codes, out, number * np.uint64(_SIZE)):
+            return np.int64(number)
+    return np.int64(-1)
+
+
+def _send(vector: Any, residual: Any, error: Any, count: int, out: Any) -> Any:
+    block, codes = np.empty(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.uint8)
+    integers = np.empty(BLOCK, dtype=np.int32)
+    for number in range(np.uint64(vector.size // BLOCK)):
+        start, at = number * np.uint64(BLOCK), number * np.uint64(_SIZE)
+        if residual.size:
             for i in range(np.uint64(BLOCK)):
-                block[i] = values[start + i]
-            if not code(block, count, integers, codes, out, number * np.uint64(size)):
-                return np.int64(number)
-        return np.int64(-1)
-
-    return encode
-
-
-def sender(code: Any, restore: Any, size: int, sent: Any = None) -> Any:
-    """A loop that codes ``vector + residual`` as `encoder` does: ``(vector, residual, error, count,
-    out)``.
-
-    ``vector`` becomes what the others decode and ``error`` what that lost (`shards.Residual`).
-    Without feedback both are empty. All is done block by block, while that is in the cache.
-    ``sent`` gives what ``restore`` does, faster, from the values of the block and its coded scale.
-    """
-
-    @_loop_of(code)
-    def taken_apart(block: Any, data: Any, at: Any, out: Any, start: Any) -> None:
-        restore(data, at, out, start)
-
-    keep = sent or taken_apart
-
-    @_loop_of(code)
-    def send(vector: Any, residual: Any, error: Any, count: int, out: Any) -> Any:
-        block, codes = np.empty(BLOCK, dtype=np.float32), np.empty(BLOCK, dtype=np.uint8)
-        integers = np.empty(BLOCK, dtype=np.int32)
-        for number in range(np.uint64(vector.size // BLOCK)):
-            start, at = number * np.uint64(BLOCK), number * np.uint64(size)
-            if residual.size:
-                for i in range(np.uint64(BLOCK)):
-                    block[i] = wanted_of(vector[start + i], residual[start + i])
-            else:
-                for i in range(np.uint64(BLOCK)):
-                    block[i] = vector[start + i]
-            if not code(block, count, integers, codes, out, at):
-                return np.int64(number)
-            keep(block, out, at, vector, start)
-            if residual.size:
-                limit = residual_limit(block, residual[start : start + np.uint64(BLOCK)])
-                for i in range(np.uint64(BLOCK)):
-                    error[start + i] = error_of(block[i], vector[start + i], limit)
-        return np.int64(-1)
-
-    return send
+                block[i] = wanted_of(vector[start + i], residual[start + i])
+        else:
+            for i in range(np.uint64(BLOCK)):
+                block[i] = vector[start + i]
+        if not _BLOCK_CODED(block, count, integers, codes, out, at):
+            return np.int64(number)
+        _SENT(block, out, at, vector, start)
+        if residual.size:
+            limit = residual_limit(block, residual[start : start + np.uint64(BLOCK)])
+            for i in range(np.uint64(BLOCK)):
+                error[start + i] = error_of(block[i], vector[start + i], limit)
+    return np.int64(-1)
 
 
-def checker(holds: Any, size: int) -> Any:
-    """A loop over coded blocks: -1, or the first that no encoder writes."""
-
-    @_loop_of(holds)
-    def check(data: Any) -> Any:
-        for number in range(np.uint64(data.size // size)):
-            if not holds(data, number * np.uint64(size)):
-                return np.int64(number)
-        return np.int64(-1)
-
-    return check
+def _check(data: Any) -> Any:
+    for number in range(np.uint64(data.size // _SIZE)):
+        if not _HOLDS(data, number * np.uint64(_SIZE)):
+            return np.int64(number)
+    return np.int64(-1)
 
 
-def decoder(restore: Any, size: int) -> Any:
-    """A loop that decodes blocks that were checked: ``(data, out)``."""
-
-    @_loop_of(restore)
-    def decode(data: Any, out: Any) -> None:
-        for number in range(np.uint64(data.size // size)):
-            restore(data, number * np.uint64(size), out, number * np.uint64(BLOCK))
-
-    return decode
+def _decode(data: Any, out: Any) -> None:
+    for number in range(np.uint64(data.size // _SIZE)):
+        _RESTORE(data, number * np.uint64(_SIZE), out, number * np.uint64(BLOCK))
 
 
 @part
@@ -257,17 +267,20 @@ def error_of(wanted: Any, sent: Any, limit: Any) -> Any:
 
 
 @part
-def write_scale(out: Any, at: Any, scale: Any) -> None:
+def write_scale(out: Any, at: Any, scale: Any, skipped: int) -> None:
+    """Write the upper ``4 - skipped`` bytes of a float32: 2 are skipped of bf16."""
     bits = np.float32(scale).view(np.uint32)
-    for k in range(np.uint64(4)):
-        out[at + k] = np.uint8(bits >> np.uint32(np.uint64(8) * k))
+    for k in range(np.uint64(skipped), np.uint64(4)):
+        out[np.uint64(at) + k - np.uint64(skipped)] = np.uint8(bits >> np.uint32(np.uint64(8) * k))
 
 
 @part
-def scale_bits(data: Any, at: Any) -> Any:
+def scale_bits(data: Any, at: Any, skipped: int) -> Any:
+    """Bits of what `write_scale` has written."""
     bits = np.uint32(0)
-    for k in range(np.uint64(4)):
-        bits |= np.uint32(data[at + k]) << np.uint32(np.uint64(8) * k)
+    for k in range(np.uint64(skipped), np.uint64(4)):
+        byte = np.uint32(data[np.uint64(at) + k - np.uint64(skipped)])
+        bits |= byte << np.uint32(np.uint64(8) * k)
     return bits
 
 
@@ -290,15 +303,13 @@ def bf16_of(value: Any) -> Any:
 def bf16_out(value: Any, out: Any, at: Any) -> Any:
     """Write a value as bf16; the value that it stands for."""
     rounded = bf16_of(value)
-    raw = np.float32(rounded).view(np.uint32)
-    out[at], out[at + 1] = (raw >> np.uint32(16)) & np.uint32(0xFF), raw >> np.uint32(24)
+    write_scale(out, at, rounded, 2)
     return rounded
 
 
 @part
 def bf16_in(data: Any, at: Any) -> Any:
-    raw = (np.uint32(data[at]) | np.uint32(data[at + 1]) << np.uint32(8)) << np.uint32(16)
-    return np.uint32(raw).view(np.float32)
+    return np.uint32(scale_bits(data, at, 2)).view(np.float32)
 
 
 @part
@@ -325,32 +336,16 @@ def short_scale(upper: Any, lower: Any, peak: Any, largest: Any) -> Any:
     0 below 2**-100.
     """
     unit = np.float64(np.uint32(peak & INFINITE).view(np.float32)) * 2.0**-23
-    raw = np.float32(np.float64(upper) / np.float64(lower) * unit).view(np.uint32)
-    raw = (raw + np.uint32(0x7FFF) + ((raw >> np.uint32(16)) & np.uint32(1))) & np.uint32(
-        0xFFFF0000
-    )
-    scale = min(np.uint32(raw).view(np.float32), np.float32(largest))
+    rounded = bf16_of(np.float32(np.float64(upper) / np.float64(lower) * unit))
+    scale = min(rounded, np.float32(largest))
     return scale if scale >= SMALLEST_SCALE else np.float32(0.0)
-
-
-@part
-def write_short_scale(out: Any, at: Any, scale: Any) -> None:
-    bits = np.float32(scale).view(np.uint32)
-    out[at] = np.uint8(bits >> np.uint32(16))
-    out[at + np.uint64(1)] = np.uint8(bits >> np.uint32(24))
-
-
-@part
-def short_scale_bits(data: Any, at: Any) -> Any:
-    low, high = np.uint32(data[at]), np.uint32(data[at + np.uint64(1)])
-    return (low | high << np.uint32(8)) << np.uint32(16)
 
 
 @part
 def short_block_holds(data: Any, at: Any, size: int, largest: Any) -> Any:
     """Whether an encoder writes a block of ``size`` bytes with this scale: zeros after a scale of
     zero."""
-    scale = short_scale_bits(data, at)
+    scale = scale_bits(data, at, 2)
     if scale:
         return scale_holds(scale, largest)
     filled = np.uint8(0)

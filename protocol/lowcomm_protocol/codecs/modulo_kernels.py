@@ -53,11 +53,6 @@ _GROUPS = np.array([0, 0, 4, 8, 2, 0, 4, 0, 1], dtype=np.uint64)
 """By bits a value: how many fill whole bytes together."""
 
 
-def rows_together(bits: int) -> int:
-    """How many rows of remainders fill whole bytes together."""
-    return int(_GROUPS[bits])
-
-
 def _keys() -> Any:
     """Numbers from 2**30 to 3 * 2**30, one for each place in a block."""
     mixed = np.arange(BLOCK, dtype=np.uint64) * np.uint64(0x9E3779B9) & _LOW
@@ -217,7 +212,7 @@ def _encode_block(
     body, hash_ = at + np.uint64(HEADER), np.uint64(0)
     if code == 0:
         for i in range(np.uint64(count)):
-            left[start + i] = bf16_out(own[start + i], out, np.int64(body + np.uint64(2) * i))
+            left[start + i] = bf16_out(own[start + i], out, body + np.uint64(2) * i)
     else:
         step, inverse = MODULO_STEPS[code], INVERSES[code]
         for i in range(np.uint64(BLOCK)):
@@ -320,7 +315,7 @@ def _decode_block(
     body, code = at + np.uint64(HEADER), data[at]
     if code == 0:
         for i in range(np.uint64(count)):
-            out[start + i] = bf16_in(data, np.int64(body + np.uint64(2) * i))
+            out[start + i] = bf16_in(data, body + np.uint64(2) * i)
         return np.uint64(0), False
     half, mask = np.int32(1 << (bits - 1)), np.int32((1 << bits) - 1)
     step, inverse = MODULO_STEPS[code], INVERSES[code]
