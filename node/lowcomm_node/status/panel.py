@@ -4,7 +4,6 @@ Pure: no clock, no terminal. Rows stay where they are, so that nothing jumps or 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 
 from rich import box
@@ -43,79 +42,52 @@ _OUTCOME_STYLES = {Outcome.APPLIED: "green", Outcome.NO_PARTNER: "yellow", Outco
 _LABEL_WIDTH = 9
 
 
+# --- One node -------------------------------------------------------------------------------------
+
+
 def node_panel(status: Status, rounds: Sequence[ExchangeEnded] = ()) -> RenderableType:
     """One node: phase, progress, losses, exchanges, traffic, and why it waits."""
-    rows = Table.grid(padding=(0, 1), expand=True)
-    rows.add_column(style="dim", width=_LABEL_WIDTH, no_wrap=True)
-    rows.add_column(ratio=1, overflow="ellipsis")
-    rows.add_row("phase", _phase(status))
-    rows.add_row("step", _progress(status))
-    rows.add_row("loss", _losses(status))
-    rows.add_row("speed", _speed(status))
-    rows.add_row("exchange", _exchange(status))
-    rows.add_row("counts", _counts(status))
-    rows.add_row("peers", _peers(status))
-    for trouble in _troubles(status.swarm):
-        rows.add_row("swarm", Text(clean(trouble), "yellow"))
+    run, trainer, limits = status.run, status.trainer, status.limits
+    step, total = trainer.swarm_step or 0, trainer.total_steps or (run.steps if run else None)
+    rows: list[tuple[str, RenderableType]] = [
+        ("phase", _phase(status)),
+        ("step", _bar(step, total, f"{step} / {total or MISSING}")),
+        ("loss", _losses(status)),
+        ("speed", _speed(status)),
+        ("exchange", _exchange(status)),
+        ("counts", _counts(status)),
+        ("peers", _peers(status)),
+        *(("swarm", _warning(trouble)) for trouble in _troubles(status.swarm)),
+    ]
     if status.phase in ("finished", "left") and status.checkpoint:
-        rows.add_row("model", Text(clean(status.checkpoint.path)))
-    if status.run and status.run.description:
-        rows.add_row("about", Text(clean(status.run.description)))
-    for amendment in status.run.amendments if status.run else ():
+        rows.append(("model", Text(clean(status.checkpoint.path))))
+    if run and run.description:
+        rows.append(("about", Text(clean(run.description))))
+    for amendment in run.amendments if run else ():
         state = "in force" if amendment.in_force else "to come"
-        rows.add_row("amended", Text(clean(f"{amendment.text} ({state})")))
+        rows.append(("amended", Text(clean(f"{amendment.text} ({state})"))))
     if status.interval is not None and status.interval.cause is not None:
-        rows.add_row("interval", Text(interval_text(status.interval), "yellow"))
-    if status.limits.max_up or status.limits.max_down:
-        rows.add_row("limits", _line(limits_text(status.limits)))
-    for index in range(ROUNDS):
-        recent = list(rounds)[-ROUNDS:][::-1]
-        rows.add_row(
-            "rounds" if index == 0 else "",
-            _round(recent[index]) if index < len(recent) else Text(""),
-        )
+        rows.append(("interval", _warning(_interval(status.interval))))
+    if limits.max_up or limits.max_down:
+        rows.append(("limits", _line(_limits(limits))))
+    recent = [_round(one) for one in list(rounds)[-ROUNDS:][::-1]]
+    recent += [Text("")] * (ROUNDS - len(recent))
+    rows += zip(("rounds", "", "", ""), recent, strict=True)
     if status.refusals:
         # The first sign of an attack, or of a clock that is wrong.
-        counts = "   ".join(f"{clean(name)} {count}" for name, count in status.refusals.items())
-        rows.add_row("refused", Text(counts, "yellow"))
-    for warning in status.warnings:
-        rows.add_row("warning", Text(clean(warning), "yellow"))
+        counts = "   ".join(f"{name} {count}" for name, count in status.refusals.items())
+        rows.append(("refused", _warning(counts)))
+    rows += [("warning", _warning(text)) for text in status.warnings]
+    grid = Table.grid(padding=(0, 1), expand=True)
+    grid.add_column(style="dim", width=_LABEL_WIDTH, no_wrap=True)
+    grid.add_column(ratio=1, overflow="ellipsis")
+    for label, content in rows:
+        grid.add_row(label, content)
     title = Text("lowcomm", "bold")
-    if status.run is not None:
-        run = status.run
+    if run is not None:
         title = Text.assemble((clean(run.name), "bold"), (f"@{clean(run.fingerprint)}", "dim"))
     subtitle = Text(f"{short_peer(status.peer_id)} · {seconds(status.uptime)}", "dim")
-    return _panel(rows, title, subtitle)
-
-
-def swarm_panel(
-    title: str, statuses: Sequence[Status | None], elapsed: float, width: int = 80
-) -> RenderableType:
-    """A demo: a row a node (None: not up yet), totals, exchanges and every reason to wait.
-
-    ``width`` in columns decides how many figures a row shows.
-    """
-    known = [status for status in statuses if status is not None]
-    notes = [
-        Text(
-            f"node {index + 1}: {clean(status.waiting)}",
-            "yellow",
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-        for index, status in enumerate(statuses)
-        if status is not None and status.waiting and status.phase != "finished"
-    ]
-    parts: list[RenderableType] = [
-        _swarm_progress(known, len(statuses)),
-        Text(""),
-        _swarm_table(statuses, width),
-        Text(""),
-        _under_way(statuses),
-    ]
-    # One line is always kept for a reason to wait, because one comes and goes at every sync.
-    parts += notes or [Text("")]
-    return _panel(Group(*parts), Text(clean(title), "bold"), Text(seconds(elapsed)))
+    return _panel(grid, title, subtitle)
 
 
 def _panel(content: RenderableType, title: Text, subtitle: Text) -> Panel:
@@ -135,18 +107,16 @@ def _line(*parts: str | tuple[str, str]) -> Text:
     return Text.assemble(*parts, no_wrap=True, overflow="ellipsis")
 
 
+def _warning(text: str) -> Text:
+    return Text(clean(text), "yellow")
+
+
 def _phase(status: Status) -> Text:
     phase = clean(status.phase)
     style = PHASE_STYLES.get(phase, "yellow")
     # The reason may wrap: it is the one thing that a reader must get whole.
     waiting = f" · {clean(status.waiting)}" if status.waiting else ""
     return Text.assemble((phase, f"bold {style}"), (waiting, "yellow"))
-
-
-def _progress(status: Status) -> RenderableType:
-    step = status.trainer.swarm_step or 0
-    total = status.trainer.total_steps or (status.run.steps if status.run else None)
-    return _bar(step, total, f"{step} / {total or MISSING}")
 
 
 def _bar(done: float, total: float | None, text: str, style: str = "green") -> RenderableType:
@@ -202,17 +172,18 @@ def _exchange(status: Status) -> RenderableType:
 
 def _counts(status: Status) -> Text:
     counts = status.exchanges
-    parts = [(f"{counts.completed} completed", "green" if counts.completed else "dim")]
     # Refusals of single peers belong to `peers`: an exchange that all refused is one without a
     # partner.
-    for count, word in (
-        (counts.no_partner, "no partner"),
-        (counts.failed, "failed"),
-        (counts.in_doubt, "in doubt"),
-        (counts.realigned, "realigned"),
-    ):
-        parts.append((f"{count} {word}", "yellow" if count else "dim"))
-    return Text.assemble(*(piece for part in parts for piece in (part, "   ")))
+    parts = [
+        (counts.completed, "completed", "green"),
+        (counts.no_partner, "no partner", "yellow"),
+        (counts.failed, "failed", "yellow"),
+        (counts.in_doubt, "in doubt", "yellow"),
+        (counts.realigned, "realigned", "yellow"),
+    ]
+    return Text.assemble(
+        *((f"{count} {word}   ", style if count else "dim") for count, word, style in parts)
+    )
 
 
 def _peers(status: Status) -> Text:
@@ -235,18 +206,16 @@ def _troubles(swarm: SwarmStatus | None) -> list[str]:
     return [f"{door.address} does not answer: {door.reason}" for door in shut[:3]]
 
 
-def limits_text(limits: Limits) -> str:
-    """What is used of the owner's limits on traffic, in a line."""
+def _limits(limits: Limits) -> str:
     up = f"↑ {write_rate(limits.up)} of {write_rate(limits.max_up)}"
     down = f"↓ {write_rate(limits.down)} of {write_rate(limits.max_down)}"
     return f"{up}   {down}   {limits.peers} of {limits.max_peers} peers"
 
 
-def interval_text(interval: IntervalStatus) -> str:
-    """How often a fragment is exchanged, and why no more often."""
+def _interval(interval: IntervalStatus) -> str:
     effective = interval.effective
     every = "" if effective is None else f"every {effective:.0f} steps, "
-    return clean(f"{every}written {interval.written}: {interval.reason}")
+    return f"{every}written {interval.written}: {interval.reason}"
 
 
 def _round(entry: ExchangeEnded) -> Text:
@@ -262,97 +231,79 @@ def _round(entry: ExchangeEnded) -> Text:
     )
 
 
-def _swarm_progress(known: Sequence[Status], nodes: int) -> RenderableType:
-    total = max((status.trainer.total_steps or 0 for status in known), default=0)
+# --- The nodes of a demo --------------------------------------------------------------------------
+
+_COLUMNS: tuple[tuple[str, int, Callable[[Status], str]], ...] = (
+    ("peer", 90, lambda status: short_peer(status.peer_id)),
+    ("step", 0, lambda status: str(status.trainer.swarm_step or 0)),
+    ("loss", 76, lambda status: loss(status.trainer.loss)),
+    ("held-out", 0, lambda status: loss(status.trainer.val_loss_last)),
+    ("tokens/s", 68, lambda status: quantity(status.trainer.tokens_per_second)),
+    ("met", 56, lambda status: str(status.exchanges.completed)),
+    ("missed", 100, lambda status: str(status.exchanges.no_partner + status.exchanges.failed)),
+    ("sent", 56, lambda status: size(status.bytes_sent)),
+)
+"""Heading, least width of the panel that shows the column, and its cells."""
+
+
+def swarm_panel(
+    title: str, statuses: Sequence[Status | None], elapsed: float, width: int = 80
+) -> RenderableType:
+    """A demo: a row a node (None: not up yet), totals, exchanges and every reason to wait.
+
+    ``width`` in columns decides how many figures a row shows.
+    """
+    nodes = list(enumerate(statuses, start=1))
+    known = [(number, status) for number, status in nodes if status is not None]
+    total = max((status.trainer.total_steps or 0 for _, status in known), default=0)
     # The slowest node decides when the demo ends; one that is not up yet is at zero.
-    slowest = min((status.trainer.swarm_step or 0 for status in known), default=0)
-    step = slowest if len(known) == nodes else 0
-    return _bar(step, total, f"{step} / {total or MISSING}")
+    step = min(status.trainer.swarm_step or 0 if status else 0 for status in statuses)
+    waits = [
+        _line((f"node {number}: {clean(status.waiting)}", "yellow"))
+        for number, status in known
+        if status.waiting and status.phase != "finished"
+    ]
+    parts: list[RenderableType] = [
+        _bar(step, total, f"{step} / {total or MISSING}"),
+        Text(""),
+        _swarm_table(nodes, width),
+        Text(""),
+        _under_way(known),
+        # One line is always kept for a reason to wait, because one comes and goes at every sync.
+        *(waits or [Text("")]),
+    ]
+    return _panel(Group(*parts), Text(clean(title), "bold"), Text(seconds(elapsed)))
 
 
-def _swarm_table(statuses: Sequence[Status | None], width: int) -> Table:
-    columns = [column for column in _COLUMNS if width >= column.width]
-    table = Table(
-        box=None,
-        expand=True,
-        padding=(0, 1, 0, 0),
-        header_style="dim",
-        show_footer=True,
-        footer_style="dim",
-    )
-    known = [status for status in statuses if status is not None]
+def _swarm_table(nodes: Sequence[tuple[int, Status | None]], width: int) -> Table:
+    known = [status for _, status in nodes if status is not None]
+    totals = {
+        "held-out": f"mean {mean_loss(one.trainer.val_loss_last for one in known)}",
+        "tokens/s": quantity(sum(one.trainer.tokens_per_second or 0 for one in known)),
+        "sent": size(sum(one.bytes_sent for one in known)),
+    }
+    table = Table(box=None, expand=True, padding=(0, 1, 0, 0), header_style="dim")
+    table.show_footer, table.footer_style = True, "dim"
     table.add_column("node", no_wrap=True)
-    for index, one in enumerate(columns):
-        side = "left" if index == 0 else "right"
-        table.add_column(one.heading, footer=one.total(known), justify=side, no_wrap=True)
-    for index, status in enumerate(statuses):
-        cells = [
-            Text(MISSING, "dim") if status is None else Text(one.cell(status), one.style)
-            for one in columns
-        ]
-        table.add_row(_node_phase(index, status), *cells)
+    columns = [column for column in _COLUMNS if width >= column[1]]
+    for heading, _, _ in columns:
+        table.add_column(heading, totals.get(heading, ""), justify="right", no_wrap=True)
+    for number, status in nodes:
+        phase = "starting" if status is None else clean(status.phase)
+        node = Text.assemble(f"{number} ", (phase, PHASE_STYLES.get(phase, "yellow")))
+        cells = [MISSING if status is None else cell(status) for _, _, cell in columns]
+        table.add_row(node, *map(Text, cells), style="dim" if status is None else "")
     return table
 
 
-def _node_phase(index: int, status: Status | None) -> Text:
-    phase = "starting" if status is None else clean(status.phase)
-    return Text.assemble(f"{index + 1} ", (phase, PHASE_STYLES.get(phase, "yellow")))
-
-
-def _under_way(statuses: Sequence[Status | None]) -> Text:
-    known = [
-        (str(index + 1), status) for index, status in enumerate(statuses) if status is not None
-    ]
-    numbers = {status.peer_id: number for number, status in known}
-    meetings: dict[tuple[int | str, ...], str] = {}
+def _under_way(known: Sequence[tuple[int, Status]]) -> Text:
+    numbers = {status.peer_id: str(number) for number, status in known}
+    meetings: dict[str, None] = {}  # every member reports the same meeting
     for number, status in known:
         for one in status.exchanges_running:
-            members = sorted(
-                [number, *(numbers.get(peer) or short_peer(peer) for peer in one.partners)]
-            )
-            # Every member tells of the same meeting: it is shown once.
-            meetings[(one.fragment, *members)] = f"{' ⇄ '.join(members)} fragment {one.fragment}"
-    text = "   ".join(meetings.values())
-    said, style = (f"exchanges {text}", "cyan") if text else ("no exchange under way", "dim")
-    return Text(said, style, no_wrap=True, overflow="ellipsis")
-
-
-@dataclass(frozen=True)
-class _Column:
-    """A column of the swarm's table."""
-
-    heading: str
-    width: int
-    """Least width of the panel that shows it."""
-    cell: Callable[[Status], str]
-    total: Callable[[Sequence[Status]], str] = lambda known: ""
-    style: str = ""
-
-
-_COLUMNS = (
-    _Column("peer", 90, lambda status: short_peer(status.peer_id), style="dim"),
-    _Column("step", 0, lambda status: str(status.trainer.swarm_step or 0)),
-    _Column("loss", 76, lambda status: loss(status.trainer.loss)),
-    _Column(
-        "held-out",
-        0,
-        lambda status: loss(status.trainer.val_loss_last),
-        lambda known: f"mean {mean_loss(one.trainer.val_loss_last for one in known)}",
-    ),
-    _Column(
-        "tokens/s",
-        68,
-        lambda status: quantity(status.trainer.tokens_per_second),
-        lambda known: quantity(sum(one.trainer.tokens_per_second or 0 for one in known)),
-    ),
-    _Column("met", 56, lambda status: str(status.exchanges.completed)),
-    _Column(
-        "missed", 100, lambda status: str(status.exchanges.no_partner + status.exchanges.failed)
-    ),
-    _Column(
-        "sent",
-        56,
-        lambda status: size(status.bytes_sent),
-        lambda known: size(sum(one.bytes_sent for one in known)),
-    ),
-)
+            partners = [numbers.get(peer) or short_peer(peer) for peer in one.partners]
+            members = " ⇄ ".join(sorted([str(number), *partners]))
+            meetings[f"{members} fragment {one.fragment}"] = None
+    if not meetings:
+        return Text("no exchange under way", "dim")
+    return _line((f"exchanges {'   '.join(meetings)}", "cyan"))
