@@ -4,14 +4,13 @@ All texts are escaped: many come from the network. A policy in the page forbids 
 in case one is not.
 """
 
-import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from time import localtime, strftime, time
 
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.status.events import RunAmended, Warned
@@ -19,7 +18,6 @@ from lowcomm_node.status.figures import Sample
 from lowcomm_node.status.journal import Journal
 from lowcomm_node.storage.files import write_atomic
 from lowcomm_node.storage.paths import Paths
-from lowcomm_node.sync.history import ExchangeEnded
 from lowcomm_node.system.release import describe
 from lowcomm_node.system.units import clean, loss, quantity, seconds, short_peer, size
 from lowcomm_protocol import PROTOCOL_VERSION
@@ -29,7 +27,7 @@ from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 SAMPLES = 600
 """Points of a chart, at most."""
 MOST_HOMES = 16
-MOST_REASONS, MOST_PEERS, MOST_WARNINGS, MOST_CHANGES = 30, 50, 30, 30
+MOST_ROWS, MOST_PEERS = 30, 50
 LONGEST = 200
 """Characters of a text that is counted; the rest is cut."""
 GAP = 900.0
@@ -64,6 +62,7 @@ h2.node { margin: 2rem 0 0; font-size: 1.2rem; }
 }
 """
 Point = tuple[float, float]
+Rows = Sequence[Sequence[str]]
 Show = Callable[[float], str]
 
 
@@ -73,46 +72,20 @@ def write_report(home: Path, file: Path, fingerprint: str | None = None) -> int:
     Raises ConfigError if there is nothing to report, or the file can't be written; NodeError if a
     journal can't be read.
     """
-    told = stories(home, fingerprint)
-    page = render(told, f"lowcomm-node {describe(PROTOCOL_VERSION)}", time.time())
+    stories = read_stories(home, fingerprint)
     try:
-        write_atomic(file, page.encode())
+        write_atomic(file, _page(stories).encode())
     except OSError as error:
         raise ConfigError(
             f"{file} can't be written ({error.strerror}): name another file with --output."
         ) from None
-    return len(told)
+    return len(stories)
 
 
 # --- What a journal holds, in figures of bounded size ---------------------------------------------
 
 
 @dataclass
-class Exchanges:
-    """All exchanges of a journal, counted."""
-
-    outcomes: Counter[str] = field(default_factory=Counter[str])
-    reasons: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
-    """By outcome and reason, of those that have one."""
-    applied: Counter[str] = field(default_factory=Counter[str])
-    """By peer."""
-    others: Counter[str] = field(default_factory=Counter[str])
-    """Not applied, by peer."""
-    last: dict[str, float] = field(default_factory=dict[str, float])
-    """End of the last exchange with each peer (Unix seconds)."""
-
-    def take(self, event: ExchangeEnded) -> None:
-        """Count an exchange."""
-        outcome = str(event.outcome)
-        self.outcomes[outcome] += 1
-        if event.reason:
-            self.reasons[outcome, event.reason[:LONGEST]] += 1
-        for peer in event.partners:
-            (self.applied if outcome == "applied" else self.others)[peer[:LONGEST]] += 1
-            self.last[peer[:LONGEST]] = event.time
-
-
-@dataclass(frozen=True)
 class RunStory:
     """One home and one run."""
 
@@ -122,120 +95,92 @@ class RunStory:
     run: SignedRun | None
     """None where the home does not hold it."""
     samples: Sequence[Sample]
-    exchanges: Exchanges
-    warnings: Sequence[tuple[float, str]]
+    warnings: Rows
     """Time and text of the last ones."""
-    amendments: Sequence[tuple[float, str]] = ()
+    amendments: Rows
     """Time and text of the last changes by the creator."""
-
-    @property
-    def steps(self) -> int:
-        """Inner steps between the first and the last sample."""
-        known = [one.steps for one in self.samples if one.steps is not None]
-        return max(known, default=0) - min(known, default=0)
+    outcomes: Counter[str] = field(default_factory=Counter[str])
+    """Exchanges by outcome."""
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter[tuple[str, str]])
+    """Exchanges by outcome and reason, of those that have one."""
+    applied: Counter[str] = field(default_factory=Counter[str])
+    """Exchanges by peer."""
+    others: Counter[str] = field(default_factory=Counter[str])
+    """Exchanges that were not applied, by peer."""
+    last: dict[str, float] = field(default_factory=dict[str, float])
+    """End of the last exchange with each peer (Unix seconds)."""
 
     @property
     def bytes_sent(self) -> int:
-        """Of contents, over all starts."""
-        return total(one.bytes_sent for one in self.samples)
+        """Growth over all samples of a count that begins at 0 with each start of the node."""
+        counts = [one.bytes_sent for one in self.samples]
+        return sum(now - before if now >= before else now for before, now in pairwise(counts))
 
     @property
     def held_out(self) -> list[Point]:
         """Losses on held-out text by swarm step, where they changed, and the last."""
-        points = rising([(one.swarm_step, one.val_loss) for one in self.samples])
-        return [
-            point
-            for place, point in enumerate(points)
-            if place in (0, len(points) - 1) or point[1] != points[place - 1][1]
-        ]
+        points = rising((one.swarm_step, one.val_loss) for one in self.samples)
+        changes = [now for before, now in pairwise(points) if now[1] != before[1]]
+        return list(dict.fromkeys([*points[:1], *changes, *points[-1:]]))
+
+    def in_general(self, reason: str) -> str:
+        """Drop names of peers from a reason, and repetitions of its parts: equal ones count as
+        one."""
+        for peer in self.last:
+            reason = reason.replace(short_peer(peer), "a peer")
+        opening, colon, parts = reason.rpartition(": ")
+        return opening + colon + "; ".join(sorted(set(parts.split("; "))))
 
 
-def stories(home: Path, fingerprint: str | None = None) -> list[RunStory]:
+def read_stories(home: Path, fingerprint: str | None = None) -> list[RunStory]:
     """Read the newest run of a home; of a folder that holds homes, as a demo leaves it, of each.
 
     Raises ConfigError if there is no journal, NodeError if one can't be read.
     """
-    homes = [home, *sorted(path for path in home.glob("*") if path.is_dir())]
-    found: list[tuple[Path, Path]] = []
-    for one in homes:
+    stories: list[RunStory] = []
+    for one in [home, *sorted(path for path in home.glob("*") if path.is_dir())]:
         runs = Paths(one).runs.glob(f"{fingerprint or ''}*")
         journals = [path for run in runs if (path := Paths(one).journal(run.name)).exists()]
-        if journals:
-            found.append((one, max(journals, key=lambda path: path.stat().st_mtime)))
-    if not found:
+        if journals and len(stories) < MOST_HOMES:
+            newest = max(journals, key=lambda path: path.stat().st_mtime)
+            stories.append(_read_story(one.name, newest))
+    if not stories:
         whose = f" of run {fingerprint}" if fingerprint else ""
         raise ConfigError(
             f"{home} holds no journal{whose}: name the home of a node, or the folder of a demo."
         )
-    return [_story(one, journal) for one, journal in found[:MOST_HOMES]]
+    return stories
 
 
-def _story(home: Path, path: Path) -> RunStory:
-    journal, exchanges = Journal(path), Exchanges()
-    for event in journal.each_exchange():
-        exchanges.take(event)
+def _read_story(name: str, path: Path) -> RunStory:
+    journal = Journal(path)
     try:
         with (path.parent / "run.json").open("rb") as file:
             run = read_signed_run(file.read(2 * MAX_SPEC_BYTES + 1), str(path))
     except (LowcommError, OSError):
         run = None
 
-    def last(kind: type[Warned | RunAmended]) -> list[tuple[float, str]]:
+    def last(kind: type[Warned | RunAmended]) -> Rows:
         return [
-            (entry.notice.time, entry.notice.event.text)
-            for entry in journal.last_notices(MOST_WARNINGS, kind.wire_name)
+            [_when(entry.notice.time), entry.notice.event.text]
+            for entry in journal.last_notices(MOST_ROWS, kind.wire_name)
             if isinstance(entry.notice.event, kind)
         ]
 
-    return RunStory(
-        name=home.name,
-        fingerprint=path.parent.name,
-        run=run,
-        samples=journal.samples(most=SAMPLES),
-        exchanges=exchanges,
-        warnings=last(Warned),
-        amendments=last(RunAmended),
-    )
+    samples, fingerprint = journal.samples(most=SAMPLES), path.parent.name
+    story = RunStory(name, fingerprint, run, samples, last(Warned), last(RunAmended))
+    for event in journal.each_exchange():
+        outcome = str(event.outcome)
+        story.outcomes[outcome] += 1
+        if event.reason:
+            story.reasons[outcome, event.reason[:LONGEST]] += 1
+        for peer in event.partners:
+            (story.applied if outcome == "applied" else story.others)[peer[:LONGEST]] += 1
+            story.last[peer[:LONGEST]] = event.time
+    return story
 
 
-def in_general(reason: str, peers: Collection[str]) -> str:
-    """Drop names of peers from a reason, and repetitions of its parts, so that equal ones count as
-    one."""
-    for peer in peers:
-        reason = reason.replace(short_peer(peer), "a peer")
-    opening, colon, parts = reason.rpartition(": ")
-    return opening + colon + "; ".join(sorted(set(parts.split("; "))))
-
-
-def total(counts: Iterable[int]) -> int:
-    """Growth of a count over all samples, which begins at 0 with each start of the node."""
-    return sum(now - before if now >= before else now for before, now in pairwise(counts))
-
-
-def waits(samples: Sequence[Sample], peers: Collection[str] = ()) -> list[tuple[str, float]]:
-    """Seconds by what the node did or waited for, the longest first; without names of peers."""
-    spent = dict[str, float]()
-    for before, now in pairwise(samples):
-        if now.time - before.time <= GAP:
-            doing = f"{before.phase}: {before.waiting}" if before.waiting else before.phase
-            key = in_general(doing[:LONGEST], peers)
-            spent[key] = spent.get(key, 0.0) + now.time - before.time
-    return sorted(spent.items(), key=lambda one: -one[1])[:MOST_REASONS]
-
-
-def releases(samples: Sequence[Sample]) -> list[tuple[float, str, str]]:
-    """Last changes of releases: since when, that of this node, those of its peers."""
-    changes: list[tuple[float, str, str]] = []
-    for one in samples:
-        if one.release is None:  # written by an older release
-            continue
-        now = (one.release[:LONGEST], (one.releases or "")[:LONGEST])
-        if not changes or changes[-1][1:] != now:
-            changes.append((one.time, *now))
-    return changes[-MOST_CHANGES:]
-
-
-def rising(points: Sequence[tuple[float | None, float | None]]) -> list[Point]:
+def rising(points: Iterable[tuple[float | None, float | None]]) -> list[Point]:
     """The points that are known, and lie to the right of the one before."""
     known = [(x, y) for x, y in points if x is not None and y is not None]
     return known[:1] + [now for before, now in pairwise(known) if now[0] > before[0]]
@@ -244,20 +189,27 @@ def rising(points: Sequence[tuple[float | None, float | None]]) -> list[Point]:
 # --- The page -------------------------------------------------------------------------------------
 
 
-def render(told: Sequence[RunStory], release: str, now: float) -> str:
-    """The report as HTML. ``release``: of this program; ``now``: Unix seconds."""
-    first = told[0]
+def _page(stories: Sequence[RunStory]) -> str:
+    first = stories[0]
     run = first.run.spec if first.run else None
     title = f"{clean(run.run.name if run else first.fingerprint)}@{first.fingerprint}"
     about = "The home no longer holds the specification of this run."
     if run is not None:
         about = clean(" · ".join(filter(None, [run.run.description, run.sync.method])))
-    sections = [part for story in told for part in _node(story, len(told) > 1)]
-    if len(told) > 1:
-        lines = [(f"{story.name} held-out", story.held_out) for story in told]
-        sections.insert(0, chart("Held-out loss of all nodes", lines, _whole, _loss))
-    sections.append(_settings(first))
-    journals = f"{len(told)} {'journal' if len(told) == 1 else 'journals'}"
+    sections = [part for story in stories for part in _node(story, len(stories) > 1)]
+    if len(stories) > 1:
+        lines = [(f"{story.name} held-out", story.held_out) for story in stories]
+        sections.insert(0, _chart("Held-out loss of all nodes", lines, _whole, _loss))
+    if run is not None:
+        settings = [
+            [f"{section}.{name}", str(value)[:500]]
+            for section, values in run.model_dump().items()
+            if isinstance(values, dict)
+            for name, value in values.items()
+            if value not in ("", (), [])
+        ]
+        sections.append(_table("Settings of the run", "setting|value", settings))
+    journals = f"{len(stories)} {'journal' if len(stories) == 1 else 'journals'}"
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
@@ -265,66 +217,57 @@ def render(told: Sequence[RunStory], release: str, now: float) -> str:
         f"<title>{escape(title)}</title>"
         f"<style>{PAGE_STYLE.read_text(encoding='utf-8')}{STYLE}</style></head><body>"
         f"<header><h1>{escape(title)}</h1><p class=quiet>{escape(about)}</p></header>"
-        f"<main>{''.join(sections)}</main><footer class=quiet>written {_when(now)} by "
-        f"{escape(clean(release))} from {journals}</footer></body></html>\n"
+        f"<main>{''.join(sections)}</main><footer class=quiet>written {_when(time())} by "
+        f"{escape(clean(f'lowcomm-node {describe(PROTOCOL_VERSION)}'))} from {journals}</footer>"
+        "</body></html>\n"
     )
 
 
-def _node(story: RunStory, named: bool) -> Iterator[str]:
-    if named:
+def _node(story: RunStory, is_named: bool) -> Iterator[str]:
+    if is_named:
         yield f"<h2 class=node>{escape(clean(story.name))}</h2>"
-    yield f"<section><dl class=figures>{''.join(_figures(story))}</dl></section>"
+    figures = (
+        f"<div><dt>{escape(name)}</dt><dd>{escape(clean(value))}</dd></div>"
+        for name, value in _figures(story)
+    )
+    yield f"<section><dl class=figures>{''.join(figures)}</dl></section>"
     samples = story.samples
-    training = rising([(one.swarm_step, one.loss) for one in samples])
+    training = rising((one.swarm_step, one.loss) for one in samples)
     lines = [("training", training), ("held-out", story.held_out)]
-    yield chart("Loss (nats a token) by swarm step", lines, _whole, _loss)
+    yield _chart("Loss (nats a token) by swarm step", lines, _whole, _loss)
     began = samples[0].time if samples else 0.0
-    speed = rising([(one.time - began, one.tokens_per_second) for one in samples])
-    yield chart("Tokens a second", [("", speed)], seconds, quantity)
-    peers = rising([(one.time - began, one.peers) for one in samples])
+    speed = rising((one.time - began, one.tokens_per_second) for one in samples)
+    yield _chart("Tokens a second", [("", speed)], seconds, quantity)
+    peers = rising((one.time - began, one.peers) for one in samples)
     # Between two counts the grid has a line without a number.
     show: Show = lambda value: quantity(value) if value == round(value) else ""  # noqa: E731
-    yield chart("Other peers alive", [("", peers)], seconds, show)
-    spent = waits(samples, story.exchanges.last)
-    whole = sum(lasted for _, lasted in spent) or 1.0
-    yield _table(
-        "What the node did, and what it waited for",
-        ["what", "time", "share"],
-        [[doing, seconds(lasted), f"{100 * lasted / whole:.1f} %"] for doing, lasted in spent],
-    )
-    yield _exchanges(story.exchanges)
-    yield _peers(story.exchanges)
-    changes = [[_when(when), own, others] for when, own, others in releases(samples)]
-    yield _table("Releases over time", ["since", "this node", "other peers, as they tell"], changes)
-    amended = [[_when(when), text] for when, text in story.amendments]
-    yield _table("Changes of the run by its creator", ["when", "what"], amended)
-    warnings = [[_when(when), text] for when, text in story.warnings]
-    yield _table("Warnings, the newest last", ["when", "what"], warnings)
+    yield _chart("Other peers alive", [("", peers)], seconds, show)
+    heads = "what|time|share"
+    yield _table("What the node did, and what it waited for", heads, list(_spent(story)))
+    heads = "outcome|reason|number"
+    yield _table("Exchanges by outcome and reason", heads, list(_exchanges(story)))
+    yield _table("Peers", "peer|applied|not applied|last", list(_peers(story)))
+    heads = "since|this node|other peers, as they claim"
+    yield _table("Releases over time", heads, _releases(samples))
+    yield _table("Changes of the run by its creator", "when|what", story.amendments)
+    yield _table("Warnings, the newest last", "when|what", story.warnings)
 
 
-def _figures(story: RunStory) -> Iterator[str]:
+def _figures(story: RunStory) -> Iterator[tuple[str, str]]:
     last = story.samples[-1] if story.samples else None
-    outcomes = story.exchanges.outcomes
-    figures = [
-        ("last phase", last.phase if last else "unknown"),
-        ("swarm step", str(last.swarm_step) if last else "unknown"),
-        ("loss", loss(last.loss if last else None)),
-        ("held-out loss", loss(last.val_loss if last else None)),
-        ("tokens", quantity(last.tokens if last else None)),
-        (
-            "from first to last sample",
-            seconds(last.time - story.samples[0].time if last else None),
-        ),
-        ("exchanges applied", f"{outcomes['applied']} of {outcomes.total()}"),
-        ("sent", size(story.bytes_sent)),
-    ]
-    reduced = _all_reduced(story)
-    if reduced:
-        figures.append(("all-reduce at every step would have sent", size(reduced)))
-    if reduced and story.bytes_sent:
-        figures.append(("times as much", f"{reduced / story.bytes_sent:.0f}"))
-    for name, value in figures:
-        yield f"<div><dt>{escape(name)}</dt><dd>{escape(clean(value))}</dd></div>"
+    yield "last phase", last.phase if last else "unknown"
+    yield "swarm step", str(last.swarm_step) if last else "unknown"
+    yield "loss", loss(last.loss if last else None)
+    yield "held-out loss", loss(last.val_loss if last else None)
+    yield "tokens", quantity(last.tokens if last else None)
+    lasted = last.time - story.samples[0].time if last else None
+    yield "from first to last sample", seconds(lasted)
+    yield "exchanges applied", f"{story.outcomes['applied']} of {story.outcomes.total()}"
+    yield "sent", size(story.bytes_sent)
+    if reduced := _all_reduced(story):
+        yield "all-reduce at every step would have sent", size(reduced)
+        if story.bytes_sent:
+            yield "times as much", f"{reduced / story.bytes_sent:.0f}"
 
 
 def _all_reduced(story: RunStory) -> float:
@@ -333,61 +276,61 @@ def _all_reduced(story: RunStory) -> float:
         return 0.0
     from lowcomm_node.trainer.memory import count_parameters  # loads torch
 
+    steps = [one.steps for one in story.samples if one.steps is not None] or [0]
     peers = 1 + sum(one.peers for one in story.samples) / max(1, len(story.samples))
     parameters = count_parameters(story.run.spec.model)
-    return 2 * FP32_BYTES * parameters * story.steps * (peers - 1) / peers
+    return 2 * FP32_BYTES * parameters * (max(steps) - min(steps)) * (peers - 1) / peers
 
 
-def _exchanges(exchanges: Exchanges) -> str:
-    plain = exchanges.outcomes.copy()
-    reasons = Counter[tuple[str, str]]()
-    for (outcome, reason), count in exchanges.reasons.items():
+def _spent(story: RunStory) -> Iterator[Sequence[str]]:
+    """Time by what the node did or waited for, the longest first; without names of peers."""
+    spent = Counter[str]()
+    for before, now in pairwise(story.samples):
+        if (lasted := now.time - before.time) <= GAP:
+            doing = f"{before.phase}: {before.waiting}" if before.waiting else before.phase
+            spent[story.in_general(doing[:LONGEST])] += lasted  # type: ignore[assignment]
+    for doing, lasted in spent.most_common(MOST_ROWS):
+        yield doing, seconds(lasted), f"{100 * lasted / (spent.total() or 1.0):.1f} %"
+
+
+def _exchanges(story: RunStory) -> Iterator[Sequence[str]]:
+    plain, reasons = story.outcomes.copy(), Counter[tuple[str, str]]()
+    for (outcome, reason), count in story.reasons.items():
         plain[outcome] -= count
-        reasons[outcome, in_general(reason, exchanges.last)] += count
-    rows = [[outcome, "", str(count)] for outcome, count in plain.most_common() if count > 0]
-    told = reasons.most_common(MOST_REASONS)
-    rows += [[outcome, reason, str(count)] for (outcome, reason), count in told]
-    rest = reasons.total() - sum(count for _, count in told)
-    rows += [["", "other reasons", str(rest)]] if rest else []
-    return _table("Exchanges by outcome and reason", ["outcome", "reason", "number"], rows)
+        reasons[outcome, story.in_general(reason)] += count
+    yield from ((outcome, "", str(count)) for outcome, count in plain.most_common() if count > 0)
+    shown = reasons.most_common(MOST_ROWS)
+    yield from ((outcome, reason, str(count)) for (outcome, reason), count in shown)
+    if rest := reasons.total() - sum(count for _, count in shown):
+        yield "", "other reasons", str(rest)
 
 
-def _peers(exchanges: Exchanges) -> str:
-    peers = sorted(exchanges.last, key=lambda peer: -exchanges.applied[peer])
-    rows = [
-        [
-            short_peer(peer),
-            str(exchanges.applied[peer]),
-            str(exchanges.others[peer]),
-            _when(exchanges.last[peer]),
-        ]
-        for peer in peers[:MOST_PEERS]
-    ]
+def _peers(story: RunStory) -> Iterator[Sequence[str]]:
+    peers = sorted(story.last, key=lambda peer: -story.applied[peer])
+    for peer in peers[:MOST_PEERS]:
+        counts = str(story.applied[peer]), str(story.others[peer])
+        yield short_peer(peer), *counts, _when(story.last[peer])
     if len(peers) > MOST_PEERS:
-        rows.append([f"and {len(peers) - MOST_PEERS} more", "", "", ""])
-    return _table("Peers", ["peer", "applied", "not applied", "last"], rows)
+        yield f"and {len(peers) - MOST_PEERS} more", "", "", ""
 
 
-def _settings(story: RunStory) -> str:
-    if story.run is None:
-        return ""
-    sections: dict[str, Any] = story.run.spec.model_dump()
-    rows = [
-        [f"{section}.{name}", str(value)[:500]]
-        for section, values in sections.items()
-        if isinstance(values, dict)
-        for name, value in values.items()
-        if value not in ("", (), [])
-    ]
-    return _table("Settings of the run", ["setting", "value"], rows)
+def _releases(samples: Sequence[Sample]) -> Rows:
+    """Last changes of releases: since when, that of this node, those of its peers."""
+    changes: list[list[str]] = []
+    for one in samples:
+        now = [(one.release or "")[:LONGEST], (one.releases or "")[:LONGEST]]
+        # Older releases did not write theirs.
+        if one.release is not None and (not changes or changes[-1][1:] != now):
+            changes.append([_when(one.time), *now])
+    return changes[-MOST_ROWS:]
 
 
-def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(title: str, heads: str, rows: Rows) -> str:
     def cell(text: str) -> str:
         short = " class=short" if len(text) <= SHORT else ""
         return f"<td{short}>{escape(clean(text))}</td>"
 
-    top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads)
+    top = "".join(f'<th scope="col">{escape(head)}</th>' for head in heads.split("|"))
     lines = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in rows)
     body = f"<table><thead><tr>{top}</tr></thead><tbody>{lines}</tbody></table>"
     return (
@@ -395,7 +338,9 @@ def _table(title: str, heads: Sequence[str], rows: Sequence[Sequence[str]]) -> s
     )
 
 
-def chart(title: str, lines: Sequence[tuple[str, Sequence[Point]]], show_x: Show, show_y: Show):  # noqa: ANN201
+def _chart(
+    title: str, lines: Sequence[tuple[str, Sequence[Point]]], show_x: Show, show_y: Show
+) -> str:
     """A section with labelled lines as SVG, which needs no script and prints sharp."""
     known = [(label, points) for label, points in lines if len(points) > 1]
     head = f"<section><h2>{escape(title)}</h2>"
@@ -441,7 +386,7 @@ def _scale(
 
 
 def _when(moment: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(moment))
+    return strftime("%Y-%m-%d %H:%M", localtime(moment))
 
 
 def _whole(value: float) -> str:
