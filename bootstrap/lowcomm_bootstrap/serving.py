@@ -16,7 +16,7 @@ from lowcomm_bootstrap.server import BootstrapServer
 from lowcomm_node.dht.hivemind import DhtSettings, Discovery
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.net.p2pd import RelayLimits, listeners, numeric
-from lowcomm_node.storage.files import HomeLock, load_or_create_identity
+from lowcomm_node.storage.files import home_lock, load_or_create_identity
 from lowcomm_node.swarm.probes import FOR_A_BOOTSTRAP, Prober
 from lowcomm_node.swarm.rejoin import Rejoin
 from lowcomm_node.system.command import ending_signals, say
@@ -62,7 +62,7 @@ def run_server(settings: ServeSettings) -> int:
 
 async def _serve(settings: ServeSettings) -> int:
     manager = ServiceManager.of()
-    with HomeLock(settings.home / "lock"):
+    with home_lock(settings.home / "lock"):
         identity = load_or_create_identity(settings.home / "identity.key")
         registry = Registry(settings.home / "runs", settings.max_runs)
         for file in settings.runs:

@@ -67,9 +67,9 @@ def join(
 def _refuse_at_once(settings: NodeSettings) -> None:
     """Raise what would end the node only once its trainer has started: a home in use, a full disk,
     a file that is not there, a port in use. Raises NodeError."""
-    from lowcomm_node.storage.files import HomeLock, write_atomic  # not on Windows
+    from lowcomm_node.storage.files import home_lock, write_atomic  # not on Windows
 
-    with HomeLock(settings.paths.lock):
+    with home_lock(settings.paths.lock):
         room = settings.home / ".room"
         write_atomic(room, bytes(ROOM))
         room.unlink()
@@ -77,13 +77,9 @@ def _refuse_at_once(settings: NodeSettings) -> None:
         if named is not None and not Path(named).expanduser().exists():
             raise ConfigError(f"--{option} {named}: nothing is there: correct the path.")
     if settings.data is not None and not settings.data.startswith("builtin:"):
-        from lowcomm_node.data.documents import (
-            KINDS,
-            is_there,  # loads numpy
-        )
+        from lowcomm_node.data.documents import is_there  # loads numpy
 
-        kind, _, path = settings.data.partition(":")
-        if not is_there(path if path and kind in KINDS else settings.data):
+        if not is_there(settings.data):
             raise ConfigError(f"--data {settings.data}: nothing is there: correct the path.")
     host = settings.host or "127.0.0.1"
     for option, port in (("port", settings.port), ("dht-port", settings.dht_port)):

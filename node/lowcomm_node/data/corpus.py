@@ -15,10 +15,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from io import BytesIO
 from pathlib import Path, PurePosixPath
-from typing import Protocol
 
 from lowcomm_node.data import documents
-from lowcomm_node.data.documents import JSONL, KINDS, TEXT, Document, ReadProgress
+from lowcomm_node.data.documents import JSONL, TEXT, Document, ReadProgress
 from lowcomm_node.data.stories import NAME, StoryCorpus
 from lowcomm_node.errors import ConfigError, DataError
 
@@ -28,36 +27,6 @@ _SKIPPED = {"test", "tests", "idlelib", "idle_test", "lib2to3"}
 _SKIPPED |= {"site-packages", "dist-packages", "__pycache__"}
 _HELD_OUT_FILES = 20
 _HELD_OUT_DOCUMENTS = 100
-
-
-class Corpus(Protocol):
-    """A source of text."""
-
-    @property
-    def name(self) -> str:
-        """Kind and file name; safe to show, since it names no folder."""
-        ...
-
-    @property
-    def origin(self) -> str:
-        """The owner's choice. The cache keeps one version of each."""
-        ...
-
-    def fingerprint(self) -> str:
-        """Changes when the text does."""
-        ...
-
-    @property
-    def size(self) -> int:
-        """Bytes of all files on disk."""
-        ...
-
-    def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
-        """All documents, always in the same order, with bounded memory; ``reading`` follows.
-
-        Raises DataError.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -78,26 +47,26 @@ class PythonCorpus:
         return sum(path.stat().st_size for _, path in self._files)
 
     def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
+        reading = reading or ReadProgress()
         for name, path in self._files:
-            if reading is not None:
-                reading.end(path.stat().st_size)
+            reading.end(path.stat().st_size)
             yield Document(path.read_bytes(), _hash(name.encode()) % _HELD_OUT_FILES == 0)
 
     @cached_property
     def _files(self) -> list[tuple[str, Path]]:
-        found: list[tuple[str, Path]] = []
+        files: list[tuple[str, Path]] = []
         total = 0
         for name, path in sorted(self._sources()):
             total += path.stat().st_size
             if total > PYTHON_BYTES:
                 break
-            found.append((name, path))
-        if not found:
+            files.append((name, path))
+        if not files:
             raise DataError(
                 f"{self.root} holds no source text of Python: name a text of your own with --data "
                 "PATH."
             )
-        return found
+        return files
 
     def _sources(self) -> Iterator[tuple[str, Path]]:
         """The library's files. Folders of other packages are skipped: they can be far larger.
@@ -125,11 +94,14 @@ class FileCorpus:
 
     kind: str
     origin: str
+    """The owner's choice. The cache keeps one version of each."""
     name: str
+    """Kind and file name; safe to show, since it names no folder."""
     files: tuple[Path, ...]
     field: str
 
     def fingerprint(self) -> str:
+        """Changes when the text does."""
         # Size and modification time stand for the content: reading terabytes at each start would
         # take too long.
         stats = [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in self.files]
@@ -137,10 +109,15 @@ class FileCorpus:
 
     @property
     def size(self) -> int:
+        """Bytes of all files on disk."""
         return sum(path.stat().st_size for path in self.files)
 
     def documents(self, reading: ReadProgress | None = None) -> Iterator[Document]:
-        """At least one document, or the end of one, is held out, with all its copies."""
+        """All documents, always in the same order, with bounded memory; ``reading`` follows.
+
+        At least one document, or the end of one, is held out, with all its copies. Raises
+        DataError.
+        """
         spare = self._spare()
         for document in self._texts(reading or ReadProgress()):
             if document.held_out is not None:
@@ -175,6 +152,9 @@ class FileCorpus:
         return read(self.files, self.field, reading)
 
 
+Corpus = PythonCorpus | FileCorpus | StoryCorpus
+
+
 def open_corpus(source: str, field: str = "text") -> Corpus:
     """``builtin:python``, ``builtin:stories``, or a path: a file, a folder or a glob, whose kind
     follows from its files.
@@ -196,9 +176,7 @@ def open_corpus(source: str, field: str = "text") -> Corpus:
             f"data source = {source!r} is not known: use builtin:python, builtin:stories, or "
             "--data PATH."
         )
-    kind, separator, path = source.partition(":")
-    wanted = kind if separator and kind in KINDS else None
-    path = path if wanted else source
+    wanted, path = documents.kind_and_path(source)
     kind, files = documents.choose(path, wanted)
     if not files:
         raise ConfigError(

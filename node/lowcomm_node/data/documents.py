@@ -8,7 +8,7 @@ import os
 import re
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -26,28 +26,19 @@ SHORTEST_TAIL = 4 << 10
 TAIL_SHARE = 100
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
 KINDS = (TEXT, JSONL, PARQUET)
-ARRAY = "a JSON array: write one object a line"
 OTHER_JSON = "JSON, but not one object a line"
 TABLE = "a table: write it as JSON lines or Parquet"
-_ENDINGS = {".jsonl": JSONL, ".ndjson": JSONL, ".csv": TABLE, ".tsv": TABLE}
-_READABLE = (TEXT, JSONL, ARRAY, OTHER_JSON, TABLE)
-"""Kinds that an owner may have read as text."""
+_ENDINGS = {".jsonl": JSONL, ".ndjson": JSONL, ".csv": TABLE, ".tsv": TABLE, ".parquet": PARQUET}
 _GZIP, _BYTE_ORDER_MARK = b"\x1f\x8b", b"\xef\xbb\xbf"
 _MAGIC = {
     b"PAR1": PARQUET,
-    b"PARE": "encrypted Parquet",
-    b"%PDF": "PDF",
-    b"PK\x03\x04": "a zip archive or an office document",
     b"\x28\xb5\x2f\xfd": "packed with zstd",
-    b"\xfd7zXZ": "packed with xz",
-    b"BZh": "packed with bzip2",
-    b"ARROW1": "Arrow: write it as Parquet",
-    b"\xff\xff\xff\xff": "Arrow: write it as Parquet",
     b"\xff\xfe": "UTF-16 rather than UTF-8",
     b"\xfe\xff": "UTF-16 rather than UTF-8",
 }
 _CONTROL = bytes(set(range(32)) - set(b"\t\n\v\f\r\b\x1b"))
 _OBJECT = re.compile(rb'(\[\s*)?\{\s*"(?:[^"\\]|\\.)*"\s*:')
+"""The beginning of a JSON object, or of a list of them."""
 _HEAD_BYTES = 4096
 """Bytes of each file that are read to find its kind."""
 _LONGEST_LINE = 64 << 20
@@ -93,6 +84,18 @@ class Document:
 # Files
 
 
+def kind_and_path(source: str) -> tuple[str | None, str]:
+    """The kind that a source names before its path, if it does, and the path."""
+    kind, colon, path = source.partition(":")
+    return (kind, path) if colon and kind in KINDS else (None, source)
+
+
+def is_there(source: str) -> bool:
+    """Whether the path, or glob, of a source names anything."""
+    root = _expanded(kind_and_path(source)[1])
+    return root.exists() or next(glob.iglob(str(root), recursive=True), None) is not None  # noqa: PTH207
+
+
 def find_files(path: str) -> list[Path]:
     """Sorted files: the path itself, those in the folder at any depth (not hidden), or a glob's.
 
@@ -100,19 +103,17 @@ def find_files(path: str) -> list[Path]:
     ConfigError if a folder can't be read.
     """
     root = _expanded(path)
-    if root.is_file():
-        return [root]
     before, deep, after = f"/{root}/".partition("/**/")
     if root.is_dir():
-        found = _walk(root)
+        files = _walk(root)
     elif deep:
         folders = sorted(map(Path, glob.glob(f"{before[1:]}/" if before else "./")))  # noqa: PTH207
         last = after.rstrip("/") or "*"
-        found = (file for folder in folders for file in _walk(folder) if file.match(last))
+        files = (file for folder in folders for file in _walk(folder) if file.match(last))
     else:
-        found = map(Path, glob.glob(str(root)))  # noqa: PTH207
+        files = [root] if root.is_file() else map(Path, glob.glob(str(root)))  # noqa: PTH207
     once: dict[tuple[int, int], Path] = {}
-    for file in sorted(found):
+    for file in sorted(files):
         if file.is_file():
             once.setdefault(_identity(file), file)
     return list(once.values())
@@ -130,22 +131,17 @@ def _walk(root: Path) -> Iterator[Path]:
     seen = set[tuple[int, int]]()
     for folder, folders, files in os.walk(root, onerror=refuse, followlinks=True):
         place = _identity(Path(folder))
-        visible = () if place in seen else folders
-        folders[:] = sorted(name for name in visible if not name.startswith("."))
-        if place not in seen:
-            yield from (Path(folder, name) for name in files if not name.startswith("."))
+        if place in seen:
+            folders.clear()
+            continue
         seen.add(place)
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        yield from (Path(folder, name) for name in files if not name.startswith("."))
 
 
 def _identity(path: Path) -> tuple[int, int]:
     status = path.stat()
     return status.st_dev, status.st_ino
-
-
-def is_there(path: str) -> bool:
-    """Whether a path, or a glob, names anything."""
-    root = _expanded(path)
-    return root.exists() or next(glob.iglob(str(root), recursive=True), None) is not None  # noqa: PTH207
 
 
 def _expanded(path: str) -> Path:
@@ -155,32 +151,33 @@ def _expanded(path: str) -> Path:
 # Kinds
 
 
-def choose(source: str, wanted: str | None) -> tuple[str, Sequence[Path]]:
-    """The kind of the files of a source, and those that are of it.
+def choose(path: str, wanted: str | None) -> tuple[str, Sequence[Path]]:
+    """The kind of the files at a path, and those that are of it.
 
     Of a folder ``wanted`` selects the files of that kind; a file or a glob is taken at the owner's
     word. Raises ConfigError, which names some files, if they are mixed or can't be read.
     """
-    files, is_folder = find_files(source), _expanded(source).is_dir()
+    files, is_folder = find_files(path), _expanded(path).is_dir()
     if not files or (wanted not in (None, TEXT) and not is_folder):
         return wanted or TEXT, files
-    found: dict[str, list[Path]] = {}
-    for path in files:
-        found.setdefault(kind_of(path), []).append(path)
+    by_kind: dict[str, list[Path]] = {}
+    for file in files:
+        by_kind.setdefault(kind_of(file), []).append(file)
     if wanted and is_folder:
-        return wanted, found.get(wanted, [])
-    allowed = _READABLE if wanted else KINDS
-    if found.keys() <= set(allowed) and (wanted or len(found) == 1):
-        return wanted or next(iter(found)), files
+        return wanted, by_kind.get(wanted, [])
+    if wanted and by_kind.keys() <= {TEXT, JSONL, OTHER_JSON, TABLE}:  # by the owner's word
+        return wanted, files
+    if not wanted and len(by_kind) == 1 and (kind := next(iter(by_kind))) in KINDS:
+        return kind, files
     held: list[str] = []
-    for kind, those in sorted(found.items()):
-        names = ", ".join(path.name for path in those[:_NAMED_FILES])
+    for kind, those in sorted(by_kind.items()):
+        names = ", ".join(file.name for file in those[:_NAMED_FILES])
         more = f" and {len(those) - _NAMED_FILES} more" if len(those) > _NAMED_FILES else ""
         held.append(f"{names}{more} ({kind})")
-    kinds = sorted(found.keys() & KINDS, key=lambda kind: (-len(found[kind]), kind))
-    remedy = f"read one kind of it, such as by --data {kinds[0]}:{source}, or " if kinds else ""
+    kinds = sorted(by_kind.keys() & KINDS, key=lambda kind: (-len(by_kind[kind]), kind))
+    remedy = f"read one kind of it, such as by --data {kinds[0]}:{path}, or " if kinds else ""
     raise ConfigError(
-        f"{source} can't be read as one text, as it holds {'; '.join(held)}: {remedy}convert, "
+        f"{path} can't be read as one text, as it holds {'; '.join(held)}: {remedy}convert, "
         "unpack or remove files until all are text, JSON lines or Parquet."
     )
 
@@ -188,52 +185,25 @@ def choose(source: str, wanted: str | None) -> tuple[str, Sequence[Path]]:
 def kind_of(path: Path) -> str:
     """``text``, ``jsonl``, ``parquet``, or in other words what else a file holds.
 
-    The contents decide, and the name where they can't. Raises ConfigError.
+    The contents decide, and the name where they can't. Errors of reading are left to its reader.
     """
-    head = _head(path)
+    head = b""
+    with suppress(DataError), open_unpacked(path) as (file, _):
+        head = file.read(_HEAD_BYTES)
+    ending = Path(path.name.lower().removesuffix(".gz").removesuffix(".gzip")).suffix
     for magic, kind in _MAGIC.items():
         if head.startswith(magic):
             return kind
-    name = path.name.lower().removesuffix(".gz").removesuffix(".gzip")
-    ending = Path(name).suffix
-    if ending == ".parquet":  # its reader says better what is wrong with it
-        return PARQUET
-    if head.translate(None, _CONTROL) != head:
+    # The reader of Parquet says better what is wrong with it.
+    if head.translate(None, _CONTROL) != head and ending != ".parquet":
         return "not text"
     if ending in _ENDINGS:
         return _ENDINGS[ending]
     start = head.removeprefix(_BYTE_ORDER_MARK).lstrip()
-    found = _OBJECT.match(start)
-    if found and found[1]:
-        return ARRAY
-    if found:
+    if match := _OBJECT.match(start):
         first, is_whole, _ = start.partition(b"\n")
-        return JSONL if not is_whole or _is_object(first) else OTHER_JSON
-    if ending == ".json" and start:
-        return ARRAY if start.startswith(b"[") else OTHER_JSON
-    return TEXT
-
-
-def _head(path: Path) -> bytes:
-    """The first bytes of a file, unpacked if needed. Errors of unpacking are left to its reader."""
-    try:
-        with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
-    except OSError as error:
-        raise ConfigError(
-            f"{path} can't be read ({error.strerror}): correct its permissions, or remove it."
-        ) from None
-    if not _is_packed(path, head):
-        return head
-    try:
-        with gzip.open(path) as file:
-            return file.read(_HEAD_BYTES)
-    except (OSError, EOFError, zlib.error):
-        return b""
-
-
-def _is_packed(path: Path, head: bytes) -> bool:
-    return path.suffix.lower() in (".gz", ".gzip") or head.startswith(_GZIP)
+        return OTHER_JSON if match[1] or (is_whole and not _is_object(first)) else JSONL
+    return OTHER_JSON if ending == ".json" and start else TEXT
 
 
 def _is_object(line: bytes) -> bool:
@@ -241,6 +211,23 @@ def _is_object(line: bytes) -> bool:
         return isinstance(json.loads(line), dict)
     except (ValueError, RecursionError):
         return False
+
+
+@contextmanager
+def open_unpacked(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Context with the contents of a file, and the file as it lies on the disk. Raises
+    DataError."""
+    try:
+        with path.open("rb") as raw:
+            if path.suffix.lower() in (".gz", ".gzip") or raw.peek(2).startswith(_GZIP):
+                with gzip.open(raw) as file:
+                    yield cast("BinaryIO", file), raw
+            else:
+                yield raw, raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(
+            f"{path} can't be read ({error}): replace or remove it, or correct its permissions."
+        ) from error
 
 
 # Readers
@@ -252,7 +239,7 @@ def read_text(files: Sequence[Path], reading: ReadProgress) -> Iterator[Document
     A file packed with gzip is unpacked.
     """
     for path in files:
-        with _open(path) as (file, raw):
+        with open_unpacked(path) as (file, raw):
             size = path.stat().st_size
             if file is not raw:  # the size that it has unpacked is known only at its end
                 size = sum(map(len, iter(lambda: file.read(PART_BYTES), b"")))
@@ -293,7 +280,7 @@ def cut_before(text: bytes, end: int) -> int:
 def read_jsonl(files: Sequence[Path], field: str, reading: ReadProgress) -> Iterator[Document]:
     """The text in one field of each line. Raises DataError that names the line."""
     for path in files:
-        with _open(path) as (file, raw):
+        with open_unpacked(path) as (file, raw):
             number = 0
             while line := file.readline(_LONGEST_LINE):
                 number += 1
@@ -375,18 +362,3 @@ def _checked(value: object, field: str, where: str) -> Iterator[Document]:
         )
     # JSON can hold half of a surrogate pair, which UTF-8 can't.
     return iter([Document(value.encode(errors="replace"))] if value else [])
-
-
-@contextmanager
-def _open(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """The contents of a file, and the file as it lies on the disk, which tells how far it is
-    read."""
-    try:
-        with path.open("rb") as raw:
-            if _is_packed(path, raw.peek(2)[:2]):
-                with gzip.open(raw) as file:
-                    yield cast("BinaryIO", file), raw
-            else:
-                yield raw, raw
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"{path} can't be read ({error}): replace or remove it.") from error

@@ -13,28 +13,26 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowcomm_node.data.corpus import Corpus
+from lowcomm_node.data.corpus import Corpus, open_corpus
 from lowcomm_node.data.documents import Document, ReadProgress
-from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
+from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer, open_tokenizer
 from lowcomm_node.errors import DataError
 from lowcomm_node.storage.files import (
+    WRITING,
     DiskQuota,
-    disk_full_error,
     folder_lock,
+    new_folder,
     read_sealed_json,
     sha256_file,
-    sync_file,
-    sync_folder,
     write_sealed_json,
 )
 
@@ -47,7 +45,6 @@ BATCH_BYTES = (256 << 10) * (os.cpu_count() or 1)
 """Bytes of text tokenized at once: enough for all cores, little memory, and progress about once a
 second."""
 _MANIFEST = "manifest.json"
-_WRITING = ".writing-"
 _LINE_END = b"\n"
 _SPLITS = ("train", "held_out")
 
@@ -99,38 +96,63 @@ class Split:
         return tokens
 
 
-def open_shards(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    cache: Path,
+@dataclass(frozen=True)
+class Dataset:
+    """Tokens on disk, split into training and held-out text."""
+
+    name: str
+    """Kind and file name; safe to show, since it names no folder."""
+    tokenizer: Tokenizer
+    train: Split
+    held_out: Split
+
+    @property
+    def vocab(self) -> int:
+        """Exclusive upper bound of the tokens."""
+        return self.tokenizer.vocab
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of both splits."""
+        return self.train.tokens + self.held_out.tokens
+
+
+def open_data(
+    source: str,
+    tokenizer: str | Tokenizer,
+    cache_dir: Path,
+    field: str = "text",
     disk_quota: DiskQuota | None = None,
     tell: Tell = lambda _: None,
-) -> tuple[Split, Split]:
-    """The train and held-out splits of a corpus; made if they are not there, or not as they were
-    made.
+) -> Dataset:
+    """Open a source (see ``open_corpus``) chosen by the run or the machine's owner.
 
-    ``tell`` receives the progress after each batch. Raises DataError if there is too little
-    text, DiskFull.
+    It is tokenized once into ``cache_dir``, by the tokenizer of this name (``open_tokenizer``).
+    ``disk_quota``: of the home; ``tell`` receives the progress after each batch. Raises
+    ConfigError, DataError if the text is missing, malformed or too short, DiskFull.
     """
-    cache.mkdir(parents=True, exist_ok=True)
-    key = json.dumps([FORMAT, corpus.fingerprint(), tokenizer.name, tokenizer.vocab]).encode()
-    folder = cache / f"tokens-{hashlib.sha256(key).hexdigest()[:16]}"
-    with folder_lock(cache):
+    corpus = open_corpus(source, field)
+    encoder = open_tokenizer(tokenizer) if isinstance(tokenizer, str) else tokenizer
+    cache_dir.mkdir(parents=True, exist_ok=True)
+    key = json.dumps([FORMAT, corpus.fingerprint(), encoder.name, encoder.vocab]).encode()
+    folder = cache_dir / f"tokens-{hashlib.sha256(key).hexdigest()[:16]}"
+    with folder_lock(cache_dir):
         manifest = _read_manifest(folder)
         if manifest is None:
-            _make(corpus, tokenizer, cache, folder, disk_quota or DiskQuota(cache), tell)
+            for leftover in (*cache_dir.glob(f"{WRITING}*"), folder):
+                shutil.rmtree(leftover, ignore_errors=True)
+            with new_folder(folder) as fresh:
+                _tokenize(corpus, encoder, fresh, disk_quota or DiskQuota(cache_dir), tell)
             manifest = read_sealed_json(folder / _MANIFEST)
+            _remove_earlier(manifest, folder)
         # Opened under the lock: a maker of a newer version may remove these files once we have them
         # mapped.
-        train, held_out = (_open_split(folder, manifest, split) for split in _SPLITS)
-    return train, held_out
-
-
-def _open_split(folder: Path, manifest: dict[str, Any], split: str) -> Split:
-    files = [folder / shard["file"] for shard in manifest["shards"] if shard["split"] == split]
-    return Split(
-        tuple(np.memmap(file, manifest["dtype"], "r") for file in files), manifest["vocab"]
-    )
+        maps: dict[str, list[NDArray[Any]]] = {split: [] for split in _SPLITS}
+        for shard in manifest["shards"]:
+            tokens = np.memmap(folder / shard["file"], manifest["dtype"], "r")
+            maps[shard["split"]].append(tokens)
+    train, held_out = (Split(tuple(shards), encoder.vocab) for shards in maps.values())
+    return Dataset(corpus.name, encoder, train, held_out)
 
 
 def _read_manifest(folder: Path) -> dict[str, Any] | None:
@@ -148,32 +170,14 @@ def _read_manifest(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _make(
-    corpus: Corpus,
-    tokenizer: Tokenizer,
-    cache: Path,
-    folder: Path,
-    disk_quota: DiskQuota,
-    tell: Tell,
-) -> None:
-    for leftover in (*cache.glob(f"{_WRITING}*"), folder):
-        shutil.rmtree(leftover, ignore_errors=True)
-    temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=cache))
-    try:
-        with disk_full_error(cache):
-            _tokenize(corpus, tokenizer, temporary, disk_quota, tell)
-            sync_folder(temporary)
-            temporary.rename(folder)
-            sync_folder(cache)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-    # Remove earlier versions of the same origin, so that edits to a text don't fill the disk.
-    for manifest in cache.glob(f"tokens-*/{_MANIFEST}"):
+def _remove_earlier(manifest: dict[str, Any], folder: Path) -> None:
+    """Remove earlier versions of the same origin, so that edits to a text don't fill the disk."""
+    for other in folder.parent.glob(f"tokens-*/{_MANIFEST}"):
         with suppress(OSError, ValueError, KeyError):
-            content = read_sealed_json(manifest)
-            same = (content["origin"], content["tokenizer"]) == (corpus.origin, tokenizer.name)
-            if same and manifest.parent != folder:
-                shutil.rmtree(manifest.parent, ignore_errors=True)
+            content = read_sealed_json(other)
+            is_same = all(content[key] == manifest[key] for key in ("origin", "tokenizer"))
+            if is_same and other.parent != folder:
+                shutil.rmtree(other.parent, ignore_errors=True)
 
 
 def _tokenize(
@@ -181,40 +185,52 @@ def _tokenize(
 ) -> None:
     room = disk_quota.room()
     dtype = np.dtype("<u2" if tokenizer.vocab <= 1 << 16 else "<u4")
-    separator = [] if tokenizer.separator is None else [tokenizer.separator]
-    train, held_out = (_ShardWriter(folder, split, dtype) for split in _SPLITS)
+    begins = np.array(tokenizer.begins, dtype)
+    ends = np.array([] if tokenizer.separator is None else [tokenizer.separator], dtype)
+    sizes: dict[str, int] = dict.fromkeys(_SPLITS, 0)
     reading, total, is_first = ReadProgress(), corpus.size, True
-    with closing(train), closing(held_out):
-        for batch in _batches(corpus.documents(reading)):
-            encoded = _encode(tokenizer, batch, is_first)
-            for document, tokens in zip(batch, encoded, strict=True):
-                writer = held_out if document.held_out else train
-                if is_first:
-                    writer.write(np.array(tokenizer.begins, dtype))
-                writer.write(tokens)
-                if document.ends:
-                    writer.write(np.array(separator, dtype))
-                is_first = document.ends
-                # The number of tokens is known only afterwards.
-                if (size := train.size + held_out.size) > room:
-                    raise disk_quota.refusal(size, f"The text of {corpus.name}")
-            tokens = (train.size + held_out.size) // dtype.itemsize
-            tell(Tokenized(min(reading.done, total), total, tokens))
-        train.finish_shard()
-        held_out.finish_shard()
-    if not train.shards or not held_out.shards:
+    for batch in _batches(corpus.documents(reading)):
+        tokens: dict[str, list[NDArray[Any]]] = {split: [] for split in _SPLITS}
+        for document, encoded in zip(batch, _encode(tokenizer, batch, is_first), strict=True):
+            parts = [begins, encoded.astype(dtype)] if is_first else [encoded.astype(dtype)]
+            parts += [ends] if document.ends else []
+            tokens["held_out" if document.held_out else "train"] += parts
+            is_first = document.ends
+        new = {split: np.concatenate(parts).tobytes() for split, parts in tokens.items() if parts}
+        size = sum(sizes.values()) + sum(map(len, new.values()))
+        # The number of tokens is known only afterwards.
+        disk_quota.require(size, f"The text of {corpus.name}", room)
+        for split, data in new.items():
+            sizes[split] = _append(folder, split, sizes[split], data)
+        tell(Tokenized(min(reading.done, total), total, size // dtype.itemsize))
+    if not all(sizes.values()):
         raise DataError(
             f"{corpus.name} has too little text to hold any of it out: give it at least two "
             "documents."
         )
-    content = {
-        "origin": corpus.origin,
-        "tokenizer": tokenizer.name,
-        "vocab": tokenizer.vocab,
-        "dtype": dtype.str,
-        "shards": train.shards + held_out.shards,
-    }
-    write_sealed_json(folder / _MANIFEST, content)
+    shards = [
+        {
+            "split": split,
+            "file": path.name,
+            "size": path.stat().st_size,
+            "sha256": sha256_file(path),
+        }
+        for split in _SPLITS
+        for path in sorted(folder.glob(f"{split}-*"))
+    ]
+    content = {"origin": corpus.origin, "tokenizer": tokenizer.name, "vocab": tokenizer.vocab}
+    write_sealed_json(folder / _MANIFEST, {**content, "dtype": dtype.str, "shards": shards})
+
+
+def _append(folder: Path, split: str, size: int, data: bytes) -> int:
+    """Append data to the shards of a split, which have ``size`` bytes. Returns their new size."""
+    rest = memoryview(data)
+    while rest:
+        number, used = divmod(size, SHARD_BYTES)
+        with (folder / f"{split}-{number:05d}.bin").open("ab") as file:
+            written = file.write(rest[: SHARD_BYTES - used])
+        size, rest = size + written, rest[written:]
+    return size
 
 
 def _encode(tokenizer: Tokenizer, batch: Sequence[Document], begins: bool) -> list[NDArray[Any]]:
@@ -232,21 +248,19 @@ def _encode(tokenizer: Tokenizer, batch: Sequence[Document], begins: bool) -> li
                     f"{document.file} is not UTF-8 (byte 0x{document.text[error.start]:02x}): "
                     "convert it, such as by `iconv -f WINDOWS-1252 -t UTF-8`, or remove it."
                 ) from None
-    begin = [begins, *(document.ends for document in batch[:-1])]
-    texts = [
-        document.text if first else _LINE_END + document.text
-        for document, first in zip(batch, begin, strict=True)
-    ]
-    encoded = tokenizer.encode_all(texts)
-    line_end = [] if all(begin) else tokenizer.encode(_LINE_END)
-    for place, first in enumerate(begin):
-        if not first:
-            tokens, skipped = encoded[place], len(line_end)
-            encoded[place] = (
-                tokens[skipped:]
-                if np.array_equal(tokens[:skipped], line_end)
-                else tokenizer.encode(batch[place].text)
-            )
+    firsts = [begins, *(document.ends for document in batch[:-1])]
+    encoded = tokenizer.encode_all(
+        [
+            document.text if first else _LINE_END + document.text
+            for document, first in zip(batch, firsts, strict=True)
+        ]
+    )
+    line_end = [] if all(firsts) else tokenizer.encode(_LINE_END)
+    for place, first in enumerate(firsts):
+        if not first and np.array_equal(encoded[place][: len(line_end)], line_end):
+            encoded[place] = encoded[place][len(line_end) :]
+        elif not first:
+            encoded[place] = tokenizer.encode(batch[place].text)
     return encoded
 
 
@@ -262,48 +276,3 @@ def _batches(documents: Iterator[Document]) -> Iterator[list[Document]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-class _ShardWriter:
-    """Appends tokens to shards of one split; a full shard is synced and hashed."""
-
-    def __init__(self, folder: Path, split: str, dtype: np.dtype[Any]) -> None:
-        self.shards: list[dict[str, Any]] = []
-        self.size = 0
-        """Bytes of all shards."""
-        self._folder = folder
-        self._split = split
-        self._dtype = dtype
-        self._file: BinaryIO | None = None
-        self._room = 0
-
-    def write(self, tokens: NDArray[Any]) -> None:
-        self.size += len(tokens) * self._dtype.itemsize
-        while len(tokens):
-            if self._file is None:
-                name = f"{self._split}-{len(self.shards):05d}.bin"
-                self._file = (self._folder / name).open("wb")
-                self._room = SHARD_BYTES // self._dtype.itemsize
-            self._file.write(tokens[: self._room].astype(self._dtype).data)
-            written = min(len(tokens), self._room)
-            self._room -= written
-            tokens = tokens[written:]
-            if not self._room:
-                self.finish_shard()
-
-    def finish_shard(self) -> None:
-        if self._file is None:
-            return
-        path = Path(self._file.name)
-        self._file.close()
-        self._file = None
-        sync_file(path)
-        shard = {"split": self._split, "file": path.name, "size": path.stat().st_size}
-        self.shards.append({**shard, "sha256": sha256_file(path)})
-
-    def close(self) -> None:
-        """Close the file, finished or not. After a full disk this fails like the write before
-        it."""
-        if self._file is not None:
-            with suppress(OSError):
-                self._file.close()

@@ -16,13 +16,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import NamedTuple, TypeVar
 
 from lowcomm_node.data.documents import Document, ReadProgress
-from lowcomm_protocol.spec.sections import BYTES, STORY_TOKENS
 
 T = TypeVar("T")
 
@@ -32,10 +28,8 @@ HELD_OUT_EVERY = 20
 """Stories, of which one is held out."""
 PIECES = " ?[A-Za-z]+|[^A-Za-z]"
 """How text is cut into tokens, as a regular expression: into words, and single characters."""
-_PIECES = re.compile(PIECES)
 _SLOT = re.compile(r"\{(\w+)\}")
 _WORD = (1 << 64) - 1
-_NEWLINE = 10
 
 
 # The grammar. ``{name}`` stands for a text of the rule of that name, or for a part of the cast.
@@ -308,13 +302,10 @@ class StoryCorpus:
             yield Document(story.encode(), number % HELD_OUT_EVERY == 0)
 
 
-# Words as tokens
-
-
 @cache
 def words() -> tuple[str, ...]:
     """The words, sorted; token ``256 + n`` is the word of number n."""
-    found = {piece for text in _texts() for piece in _PIECES.findall(text) if len(piece) > 1}
+    found = {piece for text in _texts() for piece in re.findall(PIECES, text) if len(piece) > 1}
     return tuple(sorted(found))
 
 
@@ -331,40 +322,3 @@ def _texts() -> Iterator[str]:
         yield from (f" {part.strip()}" for part in _SLOT.split(text)[::2])
         yield from re.findall(r'"([A-Za-z]+)', text)
     yield from (re.split("[^A-Za-z]", text)[0] for text in quoted)
-
-
-class StoryTokenizer:
-    """Words with the blank before them, and bytes for all else.
-
-    Numbers below 256 are bytes, as in the tokenizer ``bytes``, so every text has tokens and comes
-    back as it was.
-    """
-
-    name = NAME
-    vocab = STORY_TOKENS
-    begins = ()
-    separator = _NEWLINE
-    """An empty line follows a story."""
-
-    def __init__(self) -> None:
-        self._tokens = {word: BYTES + number for number, word in enumerate(words())}
-        single = [bytes([byte]) for byte in range(BYTES)]
-        self._bytes = [*single, *(word.encode() for word in words())]
-        self.sha256 = hashlib.sha256("\n".join(words()).encode()).hexdigest()
-
-    def encode(self, text: bytes) -> NDArray[Any]:
-        # Latin-1 has a character for each byte, so nothing is lost where a text is no UTF-8.
-        return np.fromiter(self._numbers(text.decode("latin-1")), dtype=np.uint16)
-
-    def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
-        return [self.encode(text) for text in texts]
-
-    def decode(self, tokens: Sequence[int]) -> str:
-        # A model may know more tokens than there are; 255 never is text.
-        known = (token if token < len(self._bytes) else 255 for token in tokens)
-        return b"".join(self._bytes[token] for token in known).decode(errors="replace")
-
-    def _numbers(self, text: str) -> Iterator[int]:
-        for piece in _PIECES.findall(text):
-            number = self._tokens.get(piece)
-            yield from (number,) if number is not None else piece.encode("latin-1")

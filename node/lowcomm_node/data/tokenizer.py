@@ -3,25 +3,27 @@
 import hashlib
 import importlib
 import os
+import re
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lowcomm_node.data.stories import StoryTokenizer
+from lowcomm_node.data.stories import NAME as STORIES
+from lowcomm_node.data.stories import PIECES, words
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.storage.files import sha256_file, write_atomic
 from lowcomm_node.system.command import install
-from lowcomm_protocol.spec.sections import MAX_TOKENIZER_BYTES
+from lowcomm_protocol.spec.sections import BYTES, MAX_TOKENIZER_BYTES, STORY_TOKENS
 
 KEPT = "tokenizer.json"
 """Name of the copy in the folder of a run."""
-
 CHECKED = (
     "The quick brown fox can't jump over 13 lazy dogs...\n\n\tdef f(x_1):  # 3.14e-10\r\n"
     "        return x_1 ** 2 != 1234567890\n Größe, naïve œuvre, Ελλάδα, Жизнь прекрасна! "
@@ -29,7 +31,6 @@ CHECKED = (
     "\U0001f600\U0001f469\u200d\U0001f4bb e\u0301 \ufeff <|endoftext|></s>[SEP]  \u00a0 end   "
 )
 """The text of ``data.tokenizer_check``: scripts, spaces, numbers, code, special tokens."""
-
 TRIAL_SECONDS = 600.0
 """For the process that tries a file, which also has limits of its own."""
 _TRIED = set[bytes]()
@@ -37,91 +38,108 @@ _TRIED = set[bytes]()
 _SEPARATORS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 
 
-class Tokenizer(Protocol):
+class Tokenizer(ABC):
     """A way to make tokens of text, and text of tokens."""
 
-    @property
-    def name(self) -> str:
-        """Identifies the tokenizer: equal names give equal tokens."""
-        ...
-
-    @property
-    def vocab(self) -> int:
-        """Exclusive upper bound of the tokens."""
-        ...
-
-    @property
-    def begins(self) -> tuple[int, ...]:
-        """The tokens before each document and each prompt."""
-        ...
-
-    @property
-    def separator(self) -> int | None:
-        """The token after each document."""
-        ...
+    name: str
+    """Identifies the tokenizer: equal names give equal tokens."""
+    vocab: int
+    """Exclusive upper bound of the tokens."""
+    begins: tuple[int, ...] = ()
+    """The tokens before each document and each prompt."""
+    separator: int | None
+    """The token after each document."""
+    sha256: str = ""
+    """SHA-256 of its file, 64 hexadecimal digits; empty if it has none."""
 
     def encode(self, text: bytes) -> NDArray[Any]:
         """Tokens of a text, one-dimensional, of any unsigned integer type."""
-        ...
+        return self.encode_all([text])[0]
 
+    @abstractmethod
     def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
-        """Tokens of several texts, as ``encode`` gives them, on all cores that this process may
-        use."""
-        ...
+        """Tokens of several texts, on all cores that this process may use."""
 
+    @abstractmethod
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of tokens; U+FFFD for bytes that are not UTF-8."""
-        ...
-
-    @property
-    def sha256(self) -> str:
-        """SHA-256 of its file, 64 hexadecimal digits; empty if it has none."""
-        ...
 
 
-class BytesTokenizer:
+class BytesTokenizer(Tokenizer):
     """Each byte is a token, and zero, which text does not hold, ends a document."""
 
     name = "bytes"
     vocab = 256
-    begins = ()
     separator = 0
-    sha256 = ""
-
-    def encode(self, text: bytes) -> NDArray[Any]:
-        return np.frombuffer(text, dtype=np.uint8)
 
     def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
-        return [self.encode(text) for text in texts]
+        return [np.frombuffer(text, dtype=np.uint8) for text in texts]
 
     def decode(self, tokens: Sequence[int]) -> str:
         # A model may know more tokens than there are bytes; 255 never is text.
         return bytes(min(token, 255) for token in tokens).decode(errors="replace")
 
 
-class FileTokenizer:
+class StoryTokenizer(Tokenizer):
+    """Words of the tiny stories with the blank before them, and bytes for all else.
+
+    Numbers below 256 are bytes, as in the tokenizer ``bytes``, so every text has tokens and comes
+    back as it was.
+    """
+
+    name = STORIES
+    vocab = STORY_TOKENS
+    separator = ord("\n")
+    """An empty line follows a story."""
+
+    def __init__(self) -> None:
+        self._tokens = {word: BYTES + number for number, word in enumerate(words())}
+        self._bytes = [bytes([byte]) for byte in range(BYTES)] + [word.encode() for word in words()]
+        self.sha256 = hashlib.sha256("\n".join(words()).encode()).hexdigest()
+
+    def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
+        # Latin-1 has a character for each byte, so nothing is lost where a text is no UTF-8.
+        return [
+            np.fromiter(self._numbers(text.decode("latin-1")), dtype=np.uint16) for text in texts
+        ]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        # A model may know more tokens than there are; 255 never is text.
+        known = (token if token < len(self._bytes) else 255 for token in tokens)
+        return b"".join(self._bytes[token] for token in known).decode(errors="replace")
+
+    def _numbers(self, text: str) -> Iterator[int]:
+        for piece in re.findall(PIECES, text):
+            number = self._tokens.get(piece)
+            yield from (number,) if number is not None else piece.encode("latin-1")
+
+
+class FileTokenizer(Tokenizer):
     """A tokenizer.json of Hugging Face's ``tokenizers``, at a path named by this machine's
     owner."""
 
     def __init__(self, path: Path, begins: Sequence[int] = (), end: int | None = None) -> None:
-        """Open it; ``begins``, ``end``: the tokens around each document."""
-        library = _tokenizers(path)
-        content = _read(path)
-        _try_out(content, path)
+        """Open it; ``begins``, ``end``: the tokens around each document. Raises ConfigError."""
+        try:
+            library: Any = importlib.import_module("tokenizers")
+        except ImportError:
+            raise ConfigError(
+                f"{path} needs the library tokenizers: {install('[hf]')}, or use 'bytes'."
+            ) from None
         self.path = path
+        self.content = content = _read_tried(path)
         with self._explained("is not a tokenizer.json"):
             self._tokenizer = library.Tokenizer.from_str(content.decode())
             # Numbers may have gaps, so their count is not always enough.
-            self.vocab: int = max(self._tokenizer.get_vocab().values()) + 1
+            self.vocab = max(self._tokenizer.get_vocab().values()) + 1
             # Files of models for short texts enable truncation and padding.
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
-        self.content = content
         self.sha256 = hashlib.sha256(content).hexdigest()
         self.name = f"tokenizers:{self.sha256[:16]}"
         self.begins = tuple(begins)
-        known = (self.number_of(token) for token in _SEPARATORS)
-        self.separator: int | None = next((token for token in known if token is not None), None)
+        numbers = map(self.number_of, _SEPARATORS)
+        self.separator = next((number for number in numbers if number is not None), None)
         self.marks: dict[str, Any] = {}
         """Tokens around documents, for checkpoints, where they differ from the file's."""
         if self.begins or end not in (None, self.separator):
@@ -143,12 +161,6 @@ class FileTokenizer:
         before = len(added) - len(added.lstrip("1"))
         after = len(added[before:]) - len(added[before:].rstrip("1"))
         return tuple(encoding.ids[:before]), tuple(encoding.ids[len(added) - after :])
-
-    def encode(self, text: bytes) -> NDArray[Any]:
-        decoded = text.decode(errors="replace")
-        with self._explained("can't tokenize a text"):
-            encoding = self._tokenizer.encode(decoded, add_special_tokens=False)
-        return np.asarray(encoding.ids, dtype=np.uint32)
 
     def encode_all(self, texts: Sequence[bytes]) -> list[NDArray[Any]]:
         # The library uses threads of its own (RAYON_NUM_THREADS) and releases the interpreter lock.
@@ -182,10 +194,8 @@ def open_tokenizer(name: str, begins: Sequence[int] = (), end: int | None = None
 
     Raises ConfigError if it can't be opened.
     """
-    if name == "bytes":
-        return BytesTokenizer()
-    if name == StoryTokenizer.name:
-        return StoryTokenizer()
+    if name in (BytesTokenizer.name, STORIES):
+        return BytesTokenizer() if name == BytesTokenizer.name else StoryTokenizer()
     if name == "local":
         raise ConfigError(
             "This run leaves the tokenizer to each owner: name a tokenizer.json with --tokenizer "
@@ -272,10 +282,21 @@ def use_threads(count: int | None) -> None:
         os.environ["RAYON_NUM_THREADS"] = str(count)
 
 
-def _try_out(content: bytes, path: Path) -> None:
-    """Raise ConfigError where a file, perhaps a stranger's, takes too much memory or time."""
+def _read_tried(path: Path) -> bytes:
+    """Read a file, perhaps a stranger's, and try it in a process of its own. Raises ConfigError
+    where it can't be read, or takes too much memory or time."""
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_TOKENIZER_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read ({error.strerror}): see its rights.") from None
+    if len(content) > MAX_TOKENIZER_BYTES:
+        raise ConfigError(
+            f"{path} has more than {MAX_TOKENIZER_BYTES:,} bytes, too many for a tokenizer.json: "
+            "name one with --tokenizer."
+        )
     if (digest := hashlib.sha256(content).digest()) in _TRIED:
-        return
+        return content
     alone = {"RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"}
     try:
         tried = subprocess.run(
@@ -295,26 +316,4 @@ def _try_out(content: bytes, path: Path) -> None:
     if problem.strip():
         raise ConfigError(f"{path} {problem.strip()}: name another file with --tokenizer.")
     _TRIED.add(digest)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_TOKENIZER_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{path} can't be read ({error.strerror}): see its rights.") from None
-    if len(content) > MAX_TOKENIZER_BYTES:
-        raise ConfigError(
-            f"{path} has more than {MAX_TOKENIZER_BYTES:,} bytes, too many for a tokenizer.json: "
-            "name one with --tokenizer."
-        )
     return content
-
-
-def _tokenizers(path: Path) -> Any:
-    try:
-        return importlib.import_module("tokenizers")
-    except ImportError:
-        raise ConfigError(
-            f"{path} needs the library tokenizers: {install('[hf]')}, or use 'bytes'."
-        ) from None

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowcomm_node.data.stories import PIECES, StoryTokenizer, words
-from lowcomm_node.data.tokenizer import FileTokenizer, Tokenizer
+from lowcomm_node.data.stories import PIECES, words
+from lowcomm_node.data.tokenizer import FileTokenizer, StoryTokenizer, Tokenizer
 from lowcomm_node.export import Weights
 from lowcomm_node.export.contents import ExportContents
 from lowcomm_node.storage.state_file import write_state

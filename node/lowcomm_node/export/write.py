@@ -10,7 +10,8 @@ from lowcomm_node.export import Dtype, ExportChoices, Format, Weights
 from lowcomm_node.export.contents import ExportContents, contents_of, has_slow_weights
 from lowcomm_node.export.gguf import write_file
 from lowcomm_node.export.huggingface import write_folder
-from lowcomm_node.storage.checkpoint import CheckpointStore, new_folder
+from lowcomm_node.storage.checkpoint import CheckpointStore
+from lowcomm_node.storage.files import new_folder
 from lowcomm_protocol.errors import LowcommError
 from lowcomm_protocol.spec.run import MAX_SPEC_BYTES, SignedRun, read_signed_run
 

@@ -36,8 +36,6 @@ ROUNDS = 5
 """Copies in a row."""
 MOST_GATHERED = 3
 """Peers whose weights an export averages."""
-COPY_BYTES = 1 << 22
-"""Copied at once."""
 
 
 def _reached(peers: Sequence[PeerInfo]) -> int:
@@ -102,7 +100,7 @@ class CatchUp:
             own, drifted = copied.swarm_step, False
             await self.membership.greet_all()
             behind = _reached(self._believed(own, drifted)) - own
-            if behind <= largest_jump(self.run.spec.sync.interval) or behind > least:
+            if behind <= self._jump or behind > least:
                 return copied
             least = behind // 2
             self.warn(
@@ -117,10 +115,19 @@ class CatchUp:
             )
         return copied
 
+    @property
+    def _sync(self) -> SyncSettings:
+        return self.run.spec.sync
+
+    @property
+    def _jump(self) -> int:
+        """Swarm steps ahead of all others that are believed."""
+        return largest_jump(self._sync.interval)
+
     def _donors(self, own: int, drifted: bool) -> list[PeerInfo]:
         """The peers where the swarm is, in random order; empty unless that is far ahead, or we
         drift."""
-        believed, lag = self._believed(own, drifted), tolerated_lag(self.run.spec.sync)
+        believed, lag = self._believed(own, drifted), tolerated_lag(self._sync)
         reached = _reached(believed)
         # Nobody merges any more with peers that have finished.
         is_over = not own and all(info.phase is Phase.FINISHED for info in believed)
@@ -131,76 +138,60 @@ class CatchUp:
 
     def _believed(self, own: int, drifted: bool) -> list[PeerInfo]:
         """The peers with a plausible swarm step, as far as the others support it."""
-        sync = self.run.spec.sync
-        if sync.group == 1:
+        if self._sync.group == 1:
             return []
         there = self.membership.donors()
         # To a peer that has drifted, honest contributions look implausible, so it may distrust
         # every peer. Then it considers all of them.
         known = [info for info in there if self.trusts(info.peer_id)] or (there if drifted else [])
-        steps = {info.peer_id: info.swarm_step for info in known}
         # No single peer can lead us far ahead of all others; a sole peer must be believed. Our own
         # step supports no claim if we drift, since most others do not believe it.
         ours = 0 if drifted else own
-        return [
-            info
-            for info in known
-            if len(known) == 1
-            or is_supported(
-                info.swarm_step,
-                ours,
-                [step for peer, step in steps.items() if peer != info.peer_id],
-                largest_jump(sync.interval),
-            )
-        ]
+
+        def is_believed(info: PeerInfo) -> bool:
+            others = [other.swarm_step for other in known if other is not info]
+            return not others or is_supported(info.swarm_step, ours, others, self._jump)
+
+        return [info for info in known if is_believed(info)]
 
     async def _is_plausible(self, donor: PeerInfo, swarm_step: int) -> bool:
         """Whether a snapshot may be of this swarm step. The donor may have trained on since its
         record."""
-        jump = largest_jump(self.run.spec.sync.interval)
-        if swarm_step <= donor.swarm_step + jump:
+        if swarm_step <= donor.swarm_step + self._jump:
             return True
         await self.membership.greet_all()
         newest = self.membership.roster.get(donor.peer_id, time()) or donor
-        return swarm_step <= newest.swarm_step + jump
+        return swarm_step <= newest.swarm_step + self._jump
 
     async def _copy(self, own: int, form: StateForm, drifted: bool) -> Ready:
         self.disk_quota.require(form.size, "The state of a peer")
         self.show("looking at what is here of the swarm's state")
-        jump = largest_jump(self.run.spec.sync.interval)
         warn = partial(self.warn, WarningCode.DONOR_LEFT_OUT)
-        download = StateDownload(
-            self.folder, form, self.run.spec.sync, Random(), self._is_plausible, warn
-        )
+        download = StateDownload(self.folder, form, self._sync, Random(), self._is_plausible, warn)
+        donors = partial(self._donors, own, drifted)
+        fetch = Fetch(self.channels, download, donors, self.down, warn)
         try:
             await asyncio.to_thread(download.load)
-            lag = tolerated_lag(self.run.spec.sync)
-            oldest = min((info.swarm_step for info in self._donors(own, drifted)), default=0) - lag
-            base = download.base
-            if base is not None and base.swarm_step < oldest and download.is_complete():
+            oldest = min((info.swarm_step for info in donors()), default=0)
+            oldest -= tolerated_lag(self._sync)
+            if download.base and download.base.swarm_step < oldest and download.is_complete():
                 download.forget()  # it is of an earlier start, and the swarm is elsewhere
-            fetch = Fetch(
-                self.channels,
-                download,
-                lambda: self._donors(own, drifted),
-                self.down,
-                warn,
-            )
             await fetch.run(lambda text: self.show(f"copying the state of the swarm: {text}"))
         finally:
             download.close()
         self.show("checking the state and loading it")
         # A peer that drifted ahead of all others goes back to their step: they would never believe
         # its own.
-        back = drifted and download.base is not None and download.base.swarm_step + jump < own
+        base = download.base
+        back = drifted and base is not None and base.swarm_step + self._jump < own
         try:
             ready = await self.trainer.ask(Adopt(folder=str(self.folder), back=back))
         except TrainerError:  # the copy is unusable
             shutil.rmtree(self.folder, ignore_errors=True)
             raise
         shutil.rmtree(self.folder, ignore_errors=True)
-        donors, received = tuple(download.peers), fetch.bytes_received
-        self.tell(StateAdopted(donors=donors, swarm_step=ready.swarm_step, bytes=received))
+        given, received = tuple(download.peers), fetch.bytes_received
+        self.tell(StateAdopted(donors=given, swarm_step=ready.swarm_step, bytes=received))
         return ready
 
 
@@ -228,17 +219,12 @@ class Gatherer:
             self.disk_quota.require(len(near) * self.form.size, "The state of peers")
         except DiskFull as error:
             return Gathered(folder=str(folder), missing=str(error))
-        reasons = dict(
-            zip(
-                [info.peer_id for info in near],
-                await asyncio.gather(*(self._one(info, folder, seconds) for info in near)),
-                strict=True,
-            )
-        )
+        reasons = await asyncio.gather(*(self._one(info, folder, seconds) for info in near))
+        came = dict(zip([info.peer_id for info in near], reasons, strict=True))
         return Gathered(
             folder=str(folder),
-            peers=tuple(peer for peer, reason in reasons.items() if not reason),
-            missing="; ".join(f"{peer[-6:]}: {why}" for peer, why in reasons.items() if why),
+            peers=tuple(peer for peer, reason in came.items() if not reason),
+            missing="; ".join(f"{peer[-6:]}: {reason}" for peer, reason in came.items() if reason),
         )
 
     async def _one(self, donor: PeerInfo, folder: Path, seconds: float) -> str:
@@ -249,8 +235,8 @@ class Gatherer:
             async with asyncio.timeout(seconds):
                 await asyncio.to_thread(download.load)
                 await Fetch(self.channels, download, lambda: [donor], self.down).run()
-                state, file = incoming / "state", folder / donor.peer_id
-                await asyncio.to_thread(_keep_slow, state, file, self.form)
+                await asyncio.to_thread(_keep_slow, incoming, self.form)
+                (incoming / "slow").rename(folder / donor.peer_id)
         except TimeoutError:
             return "it was too slow"
         except NodeError as error:
@@ -261,17 +247,10 @@ class Gatherer:
         return ""
 
 
-def _keep_slow(state: Path, file: Path, form: StateForm) -> None:
+def _keep_slow(folder: Path, form: StateForm) -> None:
     """Copy the slow weights of all pieces, which come in the order of the values."""
-    part = file.with_name(f".{file.name}.part")
-    with state.open("rb") as source, part.open("wb") as target:
+    with (folder / "state").open("rb") as source, (folder / "slow").open("wb") as target:
         for piece, offset in zip(form.pieces, form.offsets, strict=True):
             fast, slow = (4 * count for count in piece.counts[:2])
             source.seek(offset + fast)
-            while slow:
-                data = source.read(min(COPY_BYTES, slow))
-                if not data:
-                    raise CheckpointError(f"{state} is cut short.")
-                target.write(data)
-                slow -= len(data)
-    part.rename(file)
+            target.write(source.read(slow))

@@ -14,14 +14,16 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
+from math import inf
 from statistics import median
 from time import monotonic
 
 import grpc
 
 from lowcomm_node.errors import CheckpointError, DiskFull, LinkLost, RetryLater
-from lowcomm_node.fetch.queue import Patience
 from lowcomm_node.net.bandwidth import Arrival, BandwidthLimit, Use
 from lowcomm_node.net.channels import Channels
 from lowcomm_node.net.stream import CallerStream
@@ -41,9 +43,7 @@ AHEAD_BYTES = 1024 * 1024
 MAX_REQUESTS = 64
 """Requests of one peer that may wait at a giver."""
 SILENCE = 30.0
-"""Seconds for a peer to send something, once it is our turn, and in which bytes may drip."""
-SLOWEST = 2_000.0
-"""Bytes that buy a peer another second."""
+"""Seconds for a peer to send something, once it is our turn."""
 QUEUE_DEADLINE = 3600.0
 """Seconds in a queue that does not move."""
 MOST_POSITION = 1000
@@ -51,20 +51,18 @@ OPEN_DEADLINE = 900.0
 """Seconds for a peer to make a snapshot, while it sends signs of life."""
 STALL_DEADLINE = 120.0
 """Seconds in which nothing comes, while we wait in no queue."""
-ATTEMPTS = 4
-RETRY_PAUSE = 2.0
-"""Seconds before a stream is reopened. gRPC does not redial at once, so attempts would be used up
+ATTEMPTS, RETRY_PAUSE = 4, 2.0
+"""Streams, and seconds before the next. gRPC does not redial at once, so attempts would be used up
 in a moment."""
 LATER = 15.0
 """Seconds before a peer is asked again that was busy, slow, or without what we miss."""
 SLOW, SLOW_TIMES = 10.0, 6
 """Seconds, or times what other pieces took, after which a piece is asked of another peer, too."""
-GIVING_WAY = 20.0
-"""Seconds until a session that brings next to nothing gives way for the first time."""
+GIVING_WAY, LEAST_RATE = 20.0, 16_000.0
+"""Seconds until a session gives way for the first time that brings fewer bytes a second (or half of
+what our owner allows)."""
 PREPARING = 6
 """Times as long for a peer that is making a snapshot for us."""
-LEAST_RATE = 16_000.0
-"""Bytes a second that a session brings, or gives way; fewer where our owner allows less."""
 TICK = 0.25
 _REFUSED = (
     grpc.StatusCode.FAILED_PRECONDITION,
@@ -85,46 +83,29 @@ class Source:
     """Whether the peer may give more."""
 
 
-@dataclass(frozen=True)
-class PieceRequest:
-    """A piece that a peer is asked for."""
-
-    index: int
-    size: int
-    is_audit: bool = False
-    """We have it from another peer, and compare."""
-
-
 class Download(ABC):
     """A content that is being fetched: which pieces are missing, and whether what comes is right.
 
     Used from one event loop.
     """
 
-    name: str
-    """For people."""
-
-    def __init__(self) -> None:
-        self.total = 0
+    def __init__(self, name: str, enter: pb.Enter, total: int = 0) -> None:
+        self.name = name
+        """For people."""
+        self.enter = enter
+        """Request that names the content."""
+        self.total = total
         """Bytes of all pieces; 0: unknown."""
+        self.size = 0
+        """Bytes of the pieces that are here."""
         self.missing: dict[int, None] = {}
         """Pieces to ask for, in the order of asking."""
+        self.struck: set[str] = set()
+        """Peers that have violated the protocol."""
         self._under_way: dict[int, tuple[Source, float]] = {}
         """The source that was asked for a piece last, and when."""
         self._seconds: deque[float] = deque(maxlen=32)
         """Times that pieces took."""
-        self.struck: set[str] = set()
-        """Peers that have violated the protocol."""
-
-    @property
-    @abstractmethod
-    def enter(self) -> pb.Enter:
-        """Request that names the content."""
-
-    @property
-    @abstractmethod
-    def size(self) -> int:
-        """Bytes of the pieces that are here."""
 
     @abstractmethod
     def conclude(self) -> bool:
@@ -139,24 +120,19 @@ class Download(ABC):
         """Check what a peer offers. Raises ProtocolViolation, CheckpointError, DiskFull."""
 
     @abstractmethod
-    async def put(self, source: Source, wanted: PieceRequest, data: bytearray) -> None:
-        """Keep a piece that is right. Raises CheckpointError or ProtocolViolation, DiskFull."""
-
-    @abstractmethod
     def size_of(self, source: Source, index: int) -> int:
         """Bytes of a piece."""
+
+    @abstractmethod
+    async def put(self, source: Source, index: int, data: bytearray) -> None:
+        """Keep a piece that is right. Raises CheckpointError or ProtocolViolation, DiskFull."""
 
     def fits(self, source: Source, index: int) -> bool:
         """Whether a piece may come from this source."""
         return True
 
-    def strike(self, peer: str) -> None:
-        """A peer has violated the protocol."""
-        self.struck.add(peer)
-
-    def take(self, source: Source) -> PieceRequest | None:
-        """A piece to ask for: one that was asked of nobody, else one that another does not
-        bring."""
+    def take(self, source: Source) -> int | None:
+        """A piece to ask for: one that nobody was asked for, else one that is late."""
         now = monotonic()
         slow = now - max(SLOW, SLOW_TIMES * median(self._seconds or [0.0]))
         late = (
@@ -164,25 +140,38 @@ class Download(ABC):
             for index, (other, since) in self._under_way.items()
             if other is not source and since < slow
         )
-        for candidates in (self.missing, late):
-            index = next((one for one in candidates if self.fits(source, one)), None)
-            if index is not None:
+        for index in chain(self.missing, late):
+            if self.fits(source, index):
                 self.missing.pop(index, None)
                 self._under_way[index] = source, now
-                return PieceRequest(index, self.size_of(source, index))
+                return index
         return None
 
-    def give_back(self, source: Source, wanted: PieceRequest) -> None:
+    def give_back(self, source: Source, index: int) -> None:
         """A piece does not come."""
-        if self._under_way.get(wanted.index, (None, 0.0))[0] is source:
-            del self._under_way[wanted.index]
-            self.missing[wanted.index] = None
+        if self._under_way.get(index, (None, 0.0))[0] is source:
+            del self._under_way[index]
+            self.missing[index] = None
 
-    def _came(self, index: int) -> None:
+    def _came(self, index: int, size: int) -> None:
         """A piece is here."""
+        self.size += size
         self.missing.pop(index, None)
         if index in self._under_way:
             self._seconds.append(monotonic() - self._under_way.pop(index)[1])
+
+
+class Patience:
+    """Time for which a peer may keep us waiting; the bytes that it brings buy it more."""
+
+    def __init__(self, seconds: float, rate: float) -> None:
+        """``seconds``: at the beginning and at most; ``rate``: bytes that buy a second."""
+        self.left = self.most = seconds
+        self._rate = rate
+
+    def passed(self, count: int) -> None:
+        """Bytes have come."""
+        self.left = min(self.most, self.left + count / self._rate)
 
 
 class TurnOver(RetryLater):
@@ -198,21 +187,20 @@ class PeerSession:
         """In its queue; 0: it is our turn; None: unknown yet."""
         self.served: float | None = None
         """When our turn began; None while we wait for it."""
-        self.bytes_received = 0
         self.since = monotonic()
         """Time of the last position, or of the last bytes."""
         self.worth = worth
         """Runs out while it brings too little."""
         self._fetch = fetch
         self._download = fetch.download
+        self._bytes_received = 0
         self._source: Source | None = None
         self._was_served = False
         self._name = b""
         """SHA-256 that the source gave for its offer."""
-        self._asked: deque[PieceRequest] = deque()
+        self._asked: deque[int] = deque()
         self._data = bytearray()
         """Bytes received of the first piece that was asked for."""
-        self._patience = Patience(SILENCE, SLOWEST)
         self.task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:
@@ -223,12 +211,12 @@ class PeerSession:
         failures = 0
         try:
             while True:
-                before = self.bytes_received
+                before = self._bytes_received
                 try:
                     return await self._stream()
                 except (LinkLost, TurnOver):
                     # A peer that has given anything gets all its attempts again.
-                    failures = 1 if self.bytes_received > before else failures + 1
+                    failures = 1 if self._bytes_received > before else failures + 1
                     if failures == ATTEMPTS:
                         raise
                 self.position = self.served = None
@@ -242,7 +230,6 @@ class PeerSession:
         channels, name = self._fetch.channels, self.peer.peer_id
         call = (await channels.stub(self.peer)).Fetch(metadata=channels.metadata(name))
         stream = CallerStream(call)
-        self._patience = Patience(SILENCE, SLOWEST)
         try:
             await stream.send(pb.FetchRequest(enter=self._download.enter))
             opened = await self._wait_for_turn(stream)
@@ -252,19 +239,17 @@ class PeerSession:
                 self._close_source()
                 self._source = await self._download.open(self.peer, opened, bytes(listing))
                 self._name = opened.name
-            for number, wanted in enumerate(self._asked):  # of the stream before
-                await self._ask(stream, wanted, 0 if number else len(self._data))
-            await self._take_pieces(stream)
+            for number, index in enumerate(self._asked):  # of the stream before
+                await _ask(stream, index, 0 if number else len(self._data))
+            await self._take_pieces(stream, self._source)
             await stream.close()
         except LinkLost:
             if call.done():
-                code, details = await call.code(), await call.details()
+                code, details = await call.code(), in_words(await call.details() or "refuses us")
                 if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-                    raise (TurnOver if self.served else RetryLater)(
-                        in_words(details or "is busy")
-                    ) from None
+                    raise (TurnOver if self.served else RetryLater)(details) from None
                 if code in _REFUSED:
-                    raise CheckpointError(in_words(details or "refuses us")) from None
+                    raise CheckpointError(details) from None
             raise
         finally:
             stream.cancel()
@@ -272,7 +257,7 @@ class PeerSession:
     async def _wait_for_turn(self, stream: CallerStream) -> pb.Opened:
         most, ours = MOST_POSITION, monotonic()
         while True:
-            reply = await self._next(stream, QUEUE_DEADLINE if self.position else SILENCE)
+            reply = await _next(stream, QUEUE_DEADLINE if self.position else SILENCE)
             kind = reply.WhichOneof("kind")
             if kind == "opened":
                 break
@@ -292,17 +277,18 @@ class PeerSession:
         self._fetch.changed.set()
         return reply.opened
 
-    async def _take_pieces(self, stream: CallerStream) -> None:
-        assert self._source is not None
+    async def _take_pieces(self, stream: CallerStream, source: Source) -> None:
         while True:
-            await self._ask_ahead(stream)
+            await self._ask_ahead(stream, source)
             if self._asked:
-                wanted = self._asked[0]
-                await self._read(stream, self._data, wanted.size)
-                await self._download.put(self._source, wanted, self._data)
+                index = self._asked[0]
+                size = self._download.size_of(source, index)
+                await self._read(stream, self._data, size, source)
+                await self._download.put(source, index, self._data)
                 self._asked.popleft()
                 self._data = bytearray()
-                self._fetch.brought(self.peer.peer_id)
+                self._fetch.reasons.pop(self.peer.peer_id, None)
+                self._fetch.changed.set()
             elif self._download.conclude():
                 return
             elif monotonic() - self.since > LATER:
@@ -310,73 +296,72 @@ class PeerSession:
             else:
                 await self._fetch.wait_changed()
 
-    async def _ask_ahead(self, stream: CallerStream) -> None:
+    async def _ask_ahead(self, stream: CallerStream, source: Source) -> None:
         """Ask for pieces while few bytes are under way."""
-        if self._source is None:
-            return
         # Under an owner's limit the link is busy anyway. At most a sixteenth, so that no peer gives
         # all of a small content.
         is_free = self._fetch.down.rate is None
         ahead = min(AHEAD_BYTES, self._download.total // 16) if is_free else 0
         while not self._asked or (
             len(self._asked) < MAX_REQUESTS // 2
-            and sum(one.size for one in self._asked) - len(self._data) < ahead
+            and sum(self._download.size_of(source, one) for one in self._asked) - len(self._data)
+            < ahead
         ):
-            wanted = self._download.take(self._source)
-            if wanted is None:
+            index = self._download.take(source)
+            if index is None:
                 return
-            self._asked.append(wanted)
-            await self._ask(stream, wanted, 0)
+            self._asked.append(index)
+            await _ask(stream, index, 0)
 
-    async def _ask(self, stream: CallerStream, wanted: PieceRequest, offset: int) -> None:
-        request = pb.Wanted(piece=wanted.index, offset=offset)
-        await stream.send(pb.FetchRequest(wanted=request))
-
-    async def _read(self, stream: CallerStream, data: bytearray, size: int) -> None:
+    async def _read(
+        self, stream: CallerStream, data: bytearray, size: int, source: Source | None = None
+    ) -> None:
         """Read chunks until ``data`` has ``size`` bytes; what came stays in it on an error.
+        Meanwhile more is asked of ``source``.
 
-        Raises LinkLost, RetryLater if they come too slowly, ProtocolViolation.
+        Raises LinkLost, ProtocolViolation.
         """
         arrival = Arrival(self._fetch.down, size - len(data), CHUNK_BYTES)
         while len(data) < size:
             await arrival.make_room()
-            began = monotonic()
-            reply = await self._next(stream, SILENCE)
-            self._patience.waited(monotonic() - began)
-            if self._patience.left < 0:
-                raise RetryLater("sends too slowly")
-            chunk = reply.chunk
-            if reply.WhichOneof("kind") != "chunk" or chunk.offset != len(data) or not chunk.data:
+            reply = await _next(stream, SILENCE)
+            chunk, count = reply.chunk, len(reply.chunk.data)
+            if reply.WhichOneof("kind") != "chunk" or chunk.offset != len(data) or not count:
                 raise ProtocolViolation("sent bytes out of place")
-            if len(data) + len(chunk.data) > size:
+            if len(data) + count > size:
                 raise ProtocolViolation("sent more than was asked for")
             data += chunk.data
-            arrival.took(len(chunk.data))
-            self._patience.passed(len(chunk.data))
-            self.worth.passed(len(chunk.data))
+            arrival.took(count)
+            self.worth.passed(count)
             self.since = monotonic()
-            self.bytes_received += len(chunk.data)
-            self._fetch.received(len(chunk.data))
-            await self._ask_ahead(stream)
-
-    async def _next(self, stream: CallerStream, seconds: float) -> pb.FetchReply:
-        try:
-            async with asyncio.timeout(seconds):
-                reply = await stream.receive()
-        except TimeoutError:
-            raise LinkLost("stopped sending") from None
-        if reply is None:
-            raise LinkLost("ended the stream")
-        return reply
+            self._bytes_received += count
+            self._fetch.received(count)
+            if source is not None:
+                await self._ask_ahead(stream, source)
 
     def _close_source(self) -> None:
         if self._source is not None:
-            for wanted in self._asked:
-                self._download.give_back(self._source, wanted)
+            for index in self._asked:
+                self._download.give_back(self._source, index)
             self._source.is_open = False
         self._asked.clear()
         self._data = bytearray()
         self._source = None
+
+
+async def _ask(stream: CallerStream, index: int, offset: int) -> None:
+    await stream.send(pb.FetchRequest(wanted=pb.Wanted(piece=index, offset=offset)))
+
+
+async def _next(stream: CallerStream, seconds: float) -> pb.FetchReply:
+    try:
+        async with asyncio.timeout(seconds):
+            reply = await stream.receive()
+    except TimeoutError:
+        raise LinkLost("stopped sending") from None
+    if reply is None:
+        raise LinkLost("ended the stream")
+    return reply
 
 
 class Fetch:
@@ -426,14 +411,16 @@ class Fetch:
                 passed, looked = monotonic() - looked, monotonic()
                 for session in self.sessions.values():
                     is_preparing = session.position == 0 and session.served is None
-                    session.worth.waited(passed / PREPARING if is_preparing else passed)
+                    session.worth.left -= passed / PREPARING if is_preparing else passed
                 self._end_sessions()
                 if self._progress() != before:
                     last = monotonic()
                 queued = any(session.position for session in self.sessions.values())
                 patience = QUEUE_DEADLINE if queued else STALL_DEADLINE
-                has_hope = self.sessions or any(map(self._may_be_asked, self._peers()))
-                if self._gives_up and (monotonic() - last > patience or not has_hope):
+                is_hopeless = not self.sessions and all(
+                    self._later.get(peer.peer_id) == inf for peer in self._peers()
+                )
+                if self._gives_up and (monotonic() - last > patience or is_hopeless):
                     raise LinkLost(self.why_not())
         finally:
             for name in list(self.sessions):
@@ -447,20 +434,15 @@ class Fetch:
 
     def describe(self) -> str:
         """The progress, for people."""
-        queued = sorted(
-            (session.position, name[-6:])
-            for name, session in self.sessions.items()
-            if session.position
-        )
-        serving, done = self.serving, f"{self.download.size / 1e6:.1f}"
-        if serving:
+        positions = {name[-6:]: session.position for name, session in self.sessions.items()}
+        queued = sorted((place, name) for name, place in positions.items() if place)
+        if serving := self.serving:
             peers = "peer" if serving == 1 else "peers"
-            rate = self._use.rate(monotonic()) / 1e6
-            total = self.download.total
-            amount = f"{done} of {total / 1e6:.1f} MB" if total else f"{done} MB"
-            return f"{amount} from {serving} {peers}, {rate:.2f} MB/s"
+            done, rate = self.download.size / 1e6, self._use.rate(monotonic()) / 1e6
+            total = f" of {self.download.total / 1e6:.1f}" if self.download.total else ""
+            return f"{done:.1f}{total} MB from {serving} {peers}, {rate:.2f} MB/s"
         if queued:
-            return ", ".join(f"{_ordinal(place)} in the queue of {name}" for place, name in queued)
+            return ", ".join(f"number {place} in the queue of {name}" for place, name in queued)
         if self.sessions and not self.reasons:
             return f"calling {len(self.sessions)} peers"
         return self.why_not()
@@ -473,43 +455,29 @@ class Fetch:
     async def wait_changed(self) -> None:
         """Wait until a session has changed, or for a moment."""
         changed = self.changed
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(TICK):
                 await changed.wait()
-        except TimeoutError:
-            pass
         if changed is self.changed and changed.is_set():
             self.changed = asyncio.Event()
-
-    # called by sessions
 
     def received(self, count: int) -> None:
         """Count received bytes."""
         self.bytes_received += count
         self._use.add(count, monotonic())
 
-    def brought(self, peer: str) -> None:
-        """A peer has brought a piece."""
-        self.reasons.pop(peer, None)
-        self.changed.set()
-
-    # sessions
-
     def _begin_sessions(self) -> None:
-        enough = self._enough()
+        enough = self._enough
         most = enough if self.serving >= enough else MOST_SESSIONS
-        now, later = monotonic(), self._later
+        rate = LEAST_RATE if self.down.rate is None else min(LEAST_RATE, self.down.rate / 2 / most)
         due = [one for one in self._peers() if one.peer_id not in self.sessions]
-        for peer in sorted(due, key=lambda one: later.get(one.peer_id, 0.0)):
-            if later.get(peer.peer_id, 0.0) > now:
+        for peer in sorted(due, key=lambda one: self._later.get(one.peer_id, 0.0)):
+            name = peer.peer_id
+            is_late = self._later.get(name, 0.0) > monotonic()
+            if is_late or (len(self.sessions) >= most and not self._make_room()):
                 return
-            if len(self.sessions) >= most and not self._make_room():
-                return
-            rate = (
-                LEAST_RATE if self.down.rate is None else min(LEAST_RATE, self.down.rate / 2 / most)
-            )
-            seconds = self._patience.get(peer.peer_id, GIVING_WAY)
-            self.sessions[peer.peer_id] = PeerSession(self, peer, Patience(seconds, rate))
+            worth = Patience(self._patience.get(name, GIVING_WAY), rate)
+            self.sessions[name] = PeerSession(self, peer, worth)
 
     def _make_room(self) -> bool:
         """End the session that has brought too little for longest, if there is one."""
@@ -538,10 +506,10 @@ class Fetch:
                 self.reasons[name] = str(error)
             except LowcommError as error:
                 self.reasons[name] = str(error)
-                self._later[name] = float("inf")
-                self.download.strike(name)
+                self._later[name] = inf
+                self.download.struck.add(name)
                 self._warn(f"{self.download.name} of {name[-6:]}: {error}: it is not asked again")
-        if self.serving >= self._enough():
+        if self.serving >= self._enough:
             for name, session in list(self.sessions.items()):
                 if session.served is None:
                     self._cancel(name)
@@ -553,19 +521,12 @@ class Fetch:
         task.add_done_callback(self._leaving.discard)
         task.cancel()
 
+    @property
     def _enough(self) -> int:
         """How many peers should serve us: with a low limit each would take bandwidth from the
         others."""
         rate = self.down.rate
         return MOST_SERVING if rate is None or rate >= MOST_SERVING * SHARED_RATE else 1
 
-    def _may_be_asked(self, peer: PeerInfo) -> bool:
-        return self._later.get(peer.peer_id, 0.0) < float("inf")
-
     def _progress(self) -> tuple[float, ...]:
         return self.bytes_received, *(session.since for session in self.sessions.values())
-
-
-def _ordinal(number: int) -> str:
-    last = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
-    return f"{number}{'th' if number % 100 in (11, 12, 13) else last}"

@@ -15,15 +15,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from threading import Event
+from threading import Event, Lock
 
 from lowcomm_node.errors import ConfigError
-from lowcomm_node.fetch.engine import Download, PieceRequest, Source
+from lowcomm_node.fetch.engine import Download, Source
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.storage.files import DiskQuota
-from lowcomm_node.storage.partial_file import PartialFile
+from lowcomm_node.storage.file_digests import FileDigests, read_digests
+from lowcomm_node.storage.files import DiskQuota, disk_full_error, require_space, sync
 from lowcomm_node.storage.paths import absolute
-from lowcomm_node.storage.start_files import check
 from lowcomm_node.system.tasks import start
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -32,12 +31,9 @@ from lowcomm_protocol.spec.run import RunSpec, SignedRun
 from lowcomm_protocol.spec.sections import (
     DIGEST_BYTES,
     PIECE_BYTES,
-    StartFile,
     count_pieces,
     digest_of_pieces,
 )
-
-BLOCK = 1024 * 1024
 
 
 @dataclass(frozen=True)
@@ -56,11 +52,6 @@ class RunFile:
         """Whether the file may have this size."""
         return 0 < size <= PIECE_BYTES if self.size is None else size == self.size
 
-    @property
-    def is_one_piece(self) -> bool:
-        """Whether its own digest is that of its only piece."""
-        return self.size is None or count_pieces(self.size) == 1
-
 
 def tokenizer_of(spec: RunSpec) -> RunFile | None:
     """The tokenizer of a run; None if it has none, or one that nobody checks."""
@@ -71,79 +62,66 @@ def tokenizer_of(spec: RunSpec) -> RunFile | None:
     return RunFile("tokenizer.json", digest, size, data.tokenizer_pieces)
 
 
-def start_of(spec: RunSpec) -> tuple[RunFile, ...]:
+def start_of(spec: RunSpec) -> list[RunFile]:
     """The weights that a run begins with."""
-    return tuple(
+    return [
         RunFile(one.name, bytes.fromhex(one.sha256), one.size, one.pieces)
         for one in spec.start.files
-    )
+    ]
 
 
 class FileDownload(Download):
-    """A file on its way to ``path``; its digest is fixed, so every piece may come from anybody."""
+    """A file on its way to ``path``; its digest is fixed, so every piece may come from anybody.
+
+    Pieces are written where they belong in a hidden file beside it. After a crash each is hashed
+    again, and the file gets its name only when all of them are right.
+    """
 
     def __init__(self, file: RunFile, path: Path) -> None:
-        super().__init__()
+        super().__init__(file.name, pb.Enter(file=file.sha256), file.size or 0)
         self.file = file
-        self.name = file.name
         self.path = path
-        self.total = file.size or 0
-        self._partial: PartialFile | None = None
-        self._opening = asyncio.Lock()
-
-    @property
-    def enter(self) -> pb.Enter:
-        return pb.Enter(file=self.file.sha256)
-
-    @property
-    def size(self) -> int:
-        if self._partial is None:
-            return 0
-        bounds = map(self._partial.bounds, self._partial.missing)
-        return self._partial.size - sum(stop - start for start, stop in bounds)
-
-    @property
-    def digests(self) -> tuple[bytes, ...]:
+        self.digests: tuple[bytes, ...] = ()
         """SHA-256 of each piece, once they are known."""
-        return self._partial.digests if self._partial is not None else ()
+        self._part = path.with_name(f".{path.name}.part")
+        self._descriptor: int | None = None
+        self._opening, self._writing = asyncio.Lock(), Lock()
 
     def conclude(self) -> bool:
-        return self._partial is not None and not self._partial.missing
+        return bool(self.digests) and self.size == self.total
 
     def listing_bytes(self, opened: pb.Opened) -> int:
         if opened.name != self.file.sha256 or not self.file.takes(opened.size):
-            raise ProtocolViolation(f"offers another file than {self.file.name}")
-        return 0 if self.file.is_one_piece else count_pieces(opened.size) * DIGEST_BYTES
+            raise ProtocolViolation(f"offers another file than {self.name}")
+        count = count_pieces(opened.size)
+        return count * DIGEST_BYTES if count > 1 else 0
 
     async def open(self, peer: PeerInfo, opened: pb.Opened, listing: bytes) -> Source:
         digests = tuple(
             listing[start : start + DIGEST_BYTES] for start in range(0, len(listing), DIGEST_BYTES)
         )
         if listing and digest_of_pieces(digests) != self.file.pieces:
-            raise ProtocolViolation(f"lists digests that are not those of {self.file.name}")
+            raise ProtocolViolation(f"lists digests that are not those of {self.name}")
         if self.file.size is not None:
             await self._begin(self.file.size, digests or (self.file.sha256,))
-        elif self._partial is None and not self._under_way:
+        elif not self.digests and not self._under_way:
             self.missing[0] = None
         return Source(peer.peer_id, opened.size)
 
     def size_of(self, source: Source, index: int) -> int:
-        if self._partial is None:  # nothing that a peer says of it counts for another
+        if not self.digests:  # nothing that a peer says of it counts for another
             return source.size
-        start, stop = self._partial.bounds(index)
-        return stop - start
+        return min(PIECE_BYTES, self.total - index * PIECE_BYTES)
 
-    async def put(self, source: Source, wanted: PieceRequest, data: bytearray) -> None:
-        if self._partial is None:
-            if await asyncio.to_thread(lambda: sha256(data).digest()) != self.file.sha256:
-                raise ProtocolViolation(f"sent another file than {self.file.name}")
-            await self._begin(len(data), (self.file.sha256,))
-        assert self._partial is not None
-        if not await asyncio.to_thread(self._partial.fits, wanted.index, data):
-            raise ProtocolViolation(f"sent a wrong piece of {self.file.name}")
-        if wanted.index in self._partial.missing:
-            await asyncio.to_thread(self._partial.put, wanted.index, data)
-        self._came(wanted.index)
+    async def put(self, source: Source, index: int, data: bytearray) -> None:
+        digest = await asyncio.to_thread(lambda: sha256(data).digest())
+        if digest != (self.digests[index] if self.digests else self.file.sha256):
+            raise ProtocolViolation(f"sent a wrong piece of {self.name}")
+        if not self.digests:
+            await self._begin(len(data), (digest,))
+        await asyncio.to_thread(self._write, index, data)
+        if index in self.missing or index in self._under_way:  # else another peer was faster
+            self._came(index, len(data))
 
     def describe(self, progress: str, is_served: bool) -> str:
         """The progress, for people."""
@@ -153,22 +131,53 @@ class FileDownload(Download):
 
     async def finish(self) -> None:
         """Give the whole file its name. Raises DiskFull."""
-        assert self._partial is not None
-        await asyncio.to_thread(self._partial.conclude)
+        await asyncio.to_thread(self._finish)
 
     def close(self) -> None:
         """Keep what has come."""
-        if self._partial is not None:
-            self._partial.close()
+        with self._writing:
+            if self._descriptor is not None:
+                os.close(self._descriptor)
+            self._descriptor = None
 
     async def _begin(self, size: int, digests: tuple[bytes, ...]) -> None:
         async with self._opening:
-            if self._partial is None:
-                self._partial = await asyncio.to_thread(
-                    PartialFile, self.path, size, PIECE_BYTES, digests
-                )
-                self.total = size
-                self.missing = dict.fromkeys(sorted(self._partial.missing))
+            if self.digests:
+                return
+            self.missing = dict.fromkeys(await asyncio.to_thread(self._read_part, size, digests))
+            self._under_way.clear()
+            self.total, self.digests = size, digests
+            self.size = size - sum(min(PIECE_BYTES, size - i * PIECE_BYTES) for i in self.missing)
+
+    def _read_part(self, size: int, digests: Sequence[bytes]) -> list[int]:
+        """Open and hash the hidden file. Returns the pieces that are missing. Raises DiskFull."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        if not self._part.exists():
+            require_space(self.path.parent, size)
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
+        self._descriptor = descriptor = os.open(self._part, flags, 0o600)
+        had = os.fstat(descriptor).st_size
+        os.ftruncate(descriptor, size)
+        return [
+            index
+            for index, digest in enumerate(digests)
+            if index * PIECE_BYTES >= had
+            or sha256(os.pread(descriptor, PIECE_BYTES, index * PIECE_BYTES)).digest() != digest
+        ]
+
+    def _write(self, index: int, data: bytearray) -> None:
+        with self._writing, disk_full_error(self.path.parent, len(data)):
+            view, start = memoryview(data), index * PIECE_BYTES
+            while view and self._descriptor is not None:  # None: its task was cancelled
+                start += (count := os.pwrite(self._descriptor, view, start))
+                view = view[count:]
+
+    def _finish(self) -> None:
+        assert self._descriptor is not None
+        with disk_full_error(self.path.parent, self.total):
+            os.fsync(self._descriptor)
+            self._part.replace(self.path)
+            sync(self.path.parent)
 
 
 @dataclass(frozen=True)
@@ -181,6 +190,11 @@ class VerifiedFile:
     """SHA-256 of each piece."""
     identity: tuple[int, ...]
     """Device, inode, size and time: they differ if anybody has written to the file since."""
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Where a piece begins, and its size; 0: there is no such piece."""
+        start = index * PIECE_BYTES
+        return start, max(0, min(PIECE_BYTES, self.size - start))
 
 
 class VerifiedFiles:
@@ -199,48 +213,40 @@ class VerifiedFiles:
         size = path.stat().st_size
         self._held[file.sha256] = VerifiedFile(path, size, tuple(digests), _identity(path))
 
-    async def verify(self, file: RunFile, path: Path) -> bool:
-        """Whether a file is the wanted one: then it is taken in."""
+    async def verify(self, file: RunFile, path: Path) -> str:
+        """Take in a file if it is the wanted one. Returns why it is not; empty if it is."""
         held = self.find(file.sha256)
         if held is not None and held.path == path:
-            return True
+            return ""
         stop = Event()
         try:
-            digests = await asyncio.to_thread(_digests_of, file, path, stop)
+            read = await asyncio.to_thread(_read_sized, file, path, stop)
+        except OSError as error:
+            return f"can't be read ({error.strerror})"
         finally:
             stop.set()  # a thread can't be cancelled
-        if digests is None:
-            return False
-        self.add(file, path, digests)
-        return True
+        if isinstance(read, int):
+            return f"has {read:,} bytes, the {file.name} of this run {file.size or 0:,}"
+        if read.sha256 != file.sha256:
+            return (
+                f"is not the {file.name} of this run: its SHA-256 is {read.sha256.hex()}, the "
+                f"run's is {file.sha256.hex()}"
+            )
+        self.add(file, path, read.pieces)
+        return ""
+
+
+def _read_sized(file: RunFile, path: Path, stop: Event) -> FileDigests | int:
+    """The digests of a file, or its size if it is another than the wanted one's."""
+    size = path.stat().st_size
+    return read_digests(path, stop) if file.takes(size) else size
 
 
 def _identity(path: Path) -> tuple[int, ...]:
     with suppress(OSError):
-        found = path.stat()
-        return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        status = path.stat()
+        return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
     return ()
-
-
-def _digests_of(file: RunFile, path: Path, stop: Event) -> list[bytes] | None:
-    """The digests of the pieces of a file; None if it is another, or can't be read."""
-    whole, digests = sha256(), list[bytes]()
-    try:
-        with path.open("rb") as opened:
-            if not file.takes(os.fstat(opened.fileno()).st_size):
-                return None
-            while not stop.is_set():
-                piece, left = sha256(), PIECE_BYTES
-                while left and (block := opened.read(min(BLOCK, left))):
-                    whole.update(block)
-                    piece.update(block)
-                    left -= len(block)
-                if left == PIECE_BYTES:
-                    break
-                digests.append(piece.digest())
-    except OSError:
-        return None
-    return digests if whole.digest() == file.sha256 else None
 
 
 @dataclass(frozen=True)
@@ -275,15 +281,11 @@ class Provider:
         """``fetch`` gets all pieces of a file from peers; ``show`` receives what the node waits
         for."""
         self._settings = settings
-        self._spec = run.spec
+        self._run = run
         self._files = files
         self._fetch = fetch
         self._show = show
         self._disk_quota = DiskQuota(settings.home, settings.max_disk)
-        paths, fingerprint = settings.paths, run.fingerprint
-        self._checkpoints = paths.checkpoints(fingerprint)
-        self._kept_tokenizer = paths.tokenizer(fingerprint)
-        self._kept_start = paths.start(fingerprint)
         self._looking: asyncio.Task[None] | None = None
 
     async def provide(self) -> Provided:
@@ -291,13 +293,21 @@ class Provider:
 
         Raises ConfigError, which names a file that is another, or DiskFull.
         """
-        tokenizer = await self._tokenizer()
-        if any(self._checkpoints.glob("step-*")):
-            if self._looking is None:
-                self._looking = start(self._look())
-            return Provided(tokenizer, ())
-        pinned = zip(start_of(self._spec), self._spec.start.files, strict=True)
-        return Provided(tokenizer, tuple([str(await self._weights(*both)) for both in pinned]))
+        paths, name = self._settings.paths, self._run.fingerprint
+        tokenizer = self._settings.tokenizer
+        if file := tokenizer_of(self._run.spec):
+            if tokenizer is None:
+                tokenizer = str(await self._have(file, paths.tokenizer(name)))
+            else:  # if it is another, the trainer says so
+                await self._files.verify(file, absolute(tokenizer))
+        weights = {file: paths.start(name) / file.name for file in start_of(self._run.spec)}
+        if not any(paths.checkpoints(name).glob("step-*")):
+            return Provided(
+                tokenizer, tuple([str(await self._weights(*one)) for one in weights.items()])
+            )
+        if self._looking is None:  # peers may ask for weights, though we need them no more
+            self._looking = start(self._look(weights))
+        return Provided(tokenizer, ())
 
     async def close(self) -> None:
         """Look for nothing more."""
@@ -305,54 +315,45 @@ class Provider:
             self._looking.cancel()
             await asyncio.gather(self._looking, return_exceptions=True)
 
-    async def _look(self) -> None:
-        """Find weights that peers may ask for, though we need them no more."""
-        for file in start_of(self._spec):
-            await self._found(file, self._kept_start / file.name)
+    async def _look(self, weights: dict[RunFile, Path]) -> None:
+        for file, kept in weights.items():
+            await self._find(file, kept)
 
-    async def _found(self, file: RunFile, kept: Path) -> Path | None:
+    async def _find(self, file: RunFile, kept: Path) -> Path | None:
         """Where a file is: in the owner's folder of weights, or where the home keeps it."""
-        weights = self._settings.weights
-        for path in [weights / file.name, kept] if weights else [kept]:
-            if await self._files.verify(file, path):
+        owned = self._settings.weights
+        for path in [owned / file.name, kept] if owned else [kept]:
+            if not await self._files.verify(file, path):
                 return path
         return None
 
-    async def _tokenizer(self) -> str | None:
-        file, named = tokenizer_of(self._spec), self._settings.tokenizer
-        if file is None:
-            return named
-        if named is not None:
-            await self._files.verify(file, absolute(named))
-            return named  # if it is another, the trainer says so
-        found = await self._found(file, self._kept_tokenizer)
-        return str(found or await self._fetched(file, self._kept_tokenizer))
-
-    async def _weights(self, file: RunFile, pinned: StartFile) -> Path:
-        kept, weights = self._kept_start / file.name, self._settings.weights
-        self._show(
-            f"reading {weights / file.name} to check it"
-            if weights
-            else f"looking for {file.name}, which the run begins with"
-        )
-        if weights is None:
-            return await self._found(file, kept) or await self._fetched(file, kept)
-        path = weights / file.name
-        if not await self._files.verify(file, path):
-            await asyncio.to_thread(check, path, pinned)  # which says why
+    async def _weights(self, file: RunFile, kept: Path) -> Path:
+        if self._settings.weights is None:
+            self._show(f"looking for {file.name}, which the run begins with")
+            return await self._have(file, kept)
+        path = self._settings.weights / file.name
+        self._show(f"reading {path} to check it")
+        if problem := await self._files.verify(file, path):
+            raise ConfigError(
+                f"{path} {problem}: name the folder with the {file.name} that the run's creator "
+                "used, or leave --weights away, and peers send it."
+            )
         await asyncio.to_thread(_link, kept, path)
         return path
 
-    async def _fetched(self, file: RunFile, path: Path) -> Path:
+    async def _have(self, file: RunFile, kept: Path) -> Path:
+        """Where a file is that the owner did not name; it comes from peers if it is not here."""
+        if path := await self._find(file, kept):
+            return path
         self._disk_quota.require(file.size or PIECE_BYTES, f"{file.name} of the run")
-        download = FileDownload(file, path)
+        download = FileDownload(file, kept)
         try:
             await self._fetch(download)
             await download.finish()
         finally:
             download.close()
-        self._files.add(file, path, download.digests)
-        return path
+        self._files.add(file, kept, download.digests)
+        return kept
 
 
 def _link(path: Path, target: Path) -> None:

@@ -13,20 +13,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lowcomm_node.errors import CheckpointError, LinkLost, RetryLater
-from lowcomm_node.fetch.engine import CHUNK_BYTES, MAX_REQUESTS, SILENCE, SLOWEST
+from lowcomm_node.fetch.engine import CHUNK_BYTES, MAX_REQUESTS, SILENCE
 from lowcomm_node.fetch.files import VerifiedFiles
-from lowcomm_node.fetch.queue import GivingTurn, TurnQueue
+from lowcomm_node.fetch.queue import TurnQueue
 from lowcomm_node.net.bandwidth import BandwidthLimit
 from lowcomm_node.net.stream import CalleeStream
 from lowcomm_node.storage.snapshots import Snapshots
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
-from lowcomm_protocol.spec.sections import PIECE_BYTES
 from lowcomm_protocol.state import StateForm
 
 REQUEST_BYTES = 64
 """Bytes of a request at most."""
 ENTER_DEADLINE = 10.0
+SLOWEST = 2_000.0
+"""Bytes that buy a peer another second, to ask or to read."""
 STILL_HERE = 10.0
 """Seconds between two signs of life while a snapshot is being made."""
 
@@ -74,116 +75,94 @@ class PieceServer:
         try:
             async with asyncio.TaskGroup() as group:
                 reading = group.create_task(_read(stream, requests))
-                enter = await _receive(requests, ENTER_DEADLINE)
-                if enter is None or enter.WhichOneof("kind") != "enter":
+                first = await _receive(requests, ENTER_DEADLINE)
+                if first is None or first.WhichOneof("kind") != "enter":
                     raise ProtocolViolation("a fetch begins with enter")
-                kind = enter.enter.WhichOneof("content")
+                kind = first.enter.WhichOneof("content") or "state"
                 # Waiting for a turn would be in vain.
                 if kind == "state" and self._state is None:
                     raise RetryLater("has no state to hand over yet: ask another peer, or later.")
-                if kind == "file" and self.files.find(enter.enter.file) is None:
+                if kind == "file" and self.files.find(first.enter.file) is None:
                     raise RetryLater("does not have it yet")
-                turn = self.turns.enter(peer, stream.place)
+                turn = self.turns.enter(peer, kind, stream.place)
                 ending = group.create_task(turn.wait_over())
                 try:
-                    async for position in turn.wait_served():
+                    async for position in self.turns.wait_served(turn):
                         await _send(stream, pb.FetchReply(position=position))
-                    await self._serve_turn(turn, stream, requests, enter.enter)
+                    async with self._content(first.enter, stream) as content:
+                        self.turns.begin(turn)
+                        await self._give(peer, stream, requests, content)
                 finally:
-                    turn.leave()
+                    self.turns.leave(turn)
                 reading.cancel()
                 ending.cancel()
         except ExceptionGroup as failed:
             raise failed.exceptions[0] from None
 
-    async def _serve_turn(
+    async def _give(
         self,
-        turn: GivingTurn,
+        peer: str,
         stream: CalleeStream,
         requests: asyncio.Queue[pb.FetchRequest | None],
-        enter: pb.Enter,
+        content: Content,
     ) -> None:
-        async with AsyncExitStack() as stack:
-            if enter.WhichOneof("content") == "file":
-                content = self._file(enter.file)
-            else:
-                content = await stack.enter_async_context(self._snapshot(stream, enter.state))
-            await _send(stream, pb.FetchReply(opened=content.opened))
-            for start in range(0, len(content.listing), CHUNK_BYTES):
-                data = content.listing[start : start + CHUNK_BYTES]
-                await self._send_chunk(turn, stream, start, data)
-            descriptor = await asyncio.to_thread(os.open, content.path, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            size = 0
-            while True:
-                with turn.waiting():
-                    request = await _receive(requests, SILENCE + size / SLOWEST)
-                if request is None:
-                    return
-                wanted = request.wanted
-                start, size = content.place(wanted.piece)
-                if request.WhichOneof("kind") != "wanted" or wanted.offset >= size:
-                    raise ProtocolViolation(f"byte {wanted.offset} of piece {wanted.piece}")
-                await self._send_piece(turn, stream, descriptor, start, wanted.offset, size)
+        await _send(stream, pb.FetchReply(opened=content.opened))
+        for start in range(0, len(content.listing), CHUNK_BYTES):
+            await self._send_chunk(stream, start, content.listing[start : start + CHUNK_BYTES])
+        file, size = await asyncio.to_thread(os.open, content.path, os.O_RDONLY), 0
+        try:
+            while (request := await _receive(requests, SILENCE + size / SLOWEST)) is not None:
+                piece, offset = request.wanted.piece, request.wanted.offset
+                start, size = content.place(piece)
+                if request.WhichOneof("kind") != "wanted" or offset >= size:
+                    raise ProtocolViolation(f"byte {offset} of piece {piece}")
+                while offset < size:
+                    # A removal takes effect in the middle of a transfer, too.
+                    if not self._may(peer):
+                        raise CheckpointError("This run does not take you any more.")
+                    count = min(size - offset, self._up.piece(CHUNK_BYTES))
+                    data = await asyncio.to_thread(os.pread, file, count, start + offset)
+                    if not data:
+                        raise CheckpointError("The file is damaged: ask another peer.")
+                    await self._send_chunk(stream, offset, data)
+                    offset += len(data)
+        finally:
+            os.close(file)
 
-    async def _send_piece(
-        self, turn: GivingTurn, stream: CalleeStream, file: int, start: int, offset: int, size: int
-    ) -> None:
-        """Send bytes ``offset`` to ``size`` of the piece that begins at ``start``."""
-        while offset < size:
-            # A removal takes effect in the middle of a transfer, too.
-            if not self._may(turn.peer):
-                raise CheckpointError("This run does not take you any more.")
-            count = min(size - offset, self._up.piece(CHUNK_BYTES))
-            data = await asyncio.to_thread(os.pread, file, count, start + offset)
-            if not data:
-                raise CheckpointError("The file is damaged: ask another peer.")
-            await self._send_chunk(turn, stream, offset, data)
-            offset += len(data)
-
-    async def _send_chunk(
-        self, turn: GivingTurn, stream: CalleeStream, offset: int, data: bytes
-    ) -> None:
+    async def _send_chunk(self, stream: CalleeStream, offset: int, data: bytes) -> None:
         await self._up.pass_(len(data))
-        with turn.waiting():
-            await _send(stream, pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)), len(data))
-        turn.patience.passed(len(data))
-
-    def _file(self, digest: bytes) -> Content:
-        file = self.files.find(digest)
-        if file is None:
-            raise RetryLater("does not have it any more")
-
-        def place(index: int) -> tuple[int, int]:
-            start = index * PIECE_BYTES
-            return start, max(0, min(PIECE_BYTES, file.size - start))
-
-        listing = b"".join(file.digests) if len(file.digests) > 1 else b""
-        opened = pb.Opened(name=digest, size=file.size)
-        return Content(opened, listing, file.path, place)
+        await _send(stream, pb.FetchReply(chunk=pb.Chunk(offset=offset, data=data)), len(data))
 
     @asynccontextmanager
-    async def _snapshot(self, stream: CalleeStream, known: bytes) -> AsyncIterator[Content]:
-        """Context that holds a snapshot.
+    async def _content(self, enter: pb.Enter, stream: CalleeStream) -> AsyncIterator[Content]:
+        """Context that holds a file, or a snapshot.
 
         Making one of a large model takes a while: the peer gets signs of life meanwhile.
         """
+        if enter.WhichOneof("content") == "file":
+            if (file := self.files.find(enter.file)) is None:
+                raise RetryLater("does not have it any more")
+            listing = b"".join(file.digests) if len(file.digests) > 1 else b""
+            yield Content(
+                pb.Opened(name=enter.file, size=file.size), listing, file.path, file.place
+            )
+            return
         assert self._state is not None
         form, snapshots = self._state
+        offsets, pieces = form.offsets, form.pieces
+
+        def place(index: int) -> tuple[int, int]:
+            return (offsets[index], pieces[index].size) if index < len(pieces) else (0, 0)
+
         async with AsyncExitStack() as stack:
-            using = asyncio.ensure_future(stack.enter_async_context(snapshots.use(known)))
+            using = asyncio.ensure_future(stack.enter_async_context(snapshots.use(enter.state)))
             try:
                 while not (await asyncio.wait({using}, timeout=STILL_HERE))[0]:
                     await _send(stream, pb.FetchReply(position=0))
                 snapshot = await using
                 manifest = (snapshot.path / "manifest").read_bytes()
-                offsets, pieces = form.offsets, form.pieces
-
-                def place(index: int) -> tuple[int, int]:
-                    return (offsets[index], pieces[index].size) if index < len(pieces) else (0, 0)
-
                 opened = pb.Opened(name=snapshot.name, size=len(manifest))
-                listing = b"" if known == snapshot.name else manifest
+                listing = b"" if enter.state == snapshot.name else manifest
                 yield Content(opened, listing, snapshot.path / "state", place)
             finally:
                 using.cancel()
@@ -197,12 +176,11 @@ async def _read(stream: CalleeStream, requests: asyncio.Queue[pb.FetchRequest | 
     our memory with that. Raises LinkLost, ProtocolViolation.
     """
     while (request := await stream.receive()) is not None:
-        if request.ByteSize() > REQUEST_BYTES:
+        if (size := request.ByteSize()) > REQUEST_BYTES or requests.qsize() >= MAX_REQUESTS:
             raise ProtocolViolation(
-                f"a request of {request.ByteSize()} bytes, where {REQUEST_BYTES} are enough"
+                f"a request of {size} bytes, or more than {MAX_REQUESTS} requests at once, where "
+                f"{REQUEST_BYTES} bytes are enough"
             )
-        if requests.qsize() >= MAX_REQUESTS:
-            raise ProtocolViolation(f"more than {MAX_REQUESTS} requests at once")
         requests.put_nowait(request)
     requests.put_nowait(None)
 

@@ -4,16 +4,17 @@ Identities are free, so places are shared by address, not by peer id:
 
     enter     an address may hold half of the places at most, its network two thirds
     order     one peer of each address before a second of any; then by arrival
-    slow      while others wait, a peer that keeps us waiting for too long loses its turn
-    long      while others wait, a turn ends after some time, the longest first
+    turns     while others wait, a turn ends after some time, the longest first
 
-A peer that loses its turn may enter again, and keeps what it has.
+A peer that loses its turn may enter again, and keeps what it has. It has one place for each kind of
+content, so that it can fetch text and a state at once.
 """
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from math import inf
 from time import monotonic
 
 from lowcomm_node.errors import RetryLater
@@ -23,91 +24,39 @@ MOST_SERVED = 2
 """Peers served at once."""
 MOST_WAITING = 30
 """Peers that may wait for their turn."""
-SLOW_SECONDS, SLOW_RATE = 10.0, 16_000.0
-"""Seconds for which a served peer may keep us waiting while others wait, and bytes a second that
-buy it as much time again: twice the least ``--max-down``."""
-TURN_SECONDS = 300.0
-"""Length of a turn while others wait."""
+TURN_SECONDS = 60.0
+"""Length of a turn while others wait, from when its content is open."""
 NETWORK_WEIGHT = 4
 """Peers of one /24 (IPv4) or /48 (IPv6) that weigh as much as one of a single address."""
 LOOK_SECONDS = 1.0
 """Between two looks, while others wait, whether a served peer must go."""
 
 
-class Patience:
-    """Time for which the other end may keep us waiting; the bytes that pass buy it more."""
-
-    def __init__(self, seconds: float, rate: float) -> None:
-        """``seconds``: at the beginning and at most; ``rate``: bytes that buy a second."""
-        self.left = self.most = seconds
-        self._rate = rate
-
-    def waited(self, seconds: float) -> None:
-        """The other end has kept us waiting."""
-        self.left -= seconds
-
-    def passed(self, count: int) -> None:
-        """Bytes have passed."""
-        self.left = min(self.most, self.left + count / self._rate)
-
-
 class GivingTurn:
     """A peer's place in the queue."""
 
-    def __init__(self, turns: "TurnQueue", peer: str, place: str) -> None:
+    def __init__(self, peer: str, kind: str, place: str) -> None:
         self.peer = peer
+        self.kind = kind
         self.place = place
         self.began: float | None = None
-        """When it was first served."""
-        self.patience = Patience(SLOW_SECONDS, SLOW_RATE)
-        self._turns = turns
-        self._waiting_since: float | None = None
+        """When it was first served; infinity while its content is being prepared."""
         self._over = asyncio.Event()
         self._reason = ""
-
-    async def wait_served(self) -> AsyncIterator[int]:
-        """Its position, at once and whenever it falls, until it is served."""
-        said = 0
-        while position := self._turns.position(self):
-            # It may grow when a peer of another address enters; that is not reported.
-            if not said or position < said:
-                said = position
-                yield position
-            self._turns.press()
-            await self._turns.wait_moved()
 
     async def wait_over(self) -> None:
         """Raise RetryLater with the reason as soon as the turn is over."""
         await self._over.wait()
         raise RetryLater(self._reason)
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Context in which we wait for the peer."""
-        self._waiting_since = began = self._turns.clock()
-        try:
-            yield
-        finally:
-            self.patience.waited(self._turns.clock() - began)
-            self._waiting_since = None
-
-    def is_slow(self, now: float) -> bool:
-        """Whether the peer has kept us waiting for too long."""
-        waiting = now - self._waiting_since if self._waiting_since is not None else 0.0
-        return self.patience.left < waiting
-
     def end(self, reason: str) -> None:
         """Have its stream end."""
         self._reason = reason
         self._over.set()
 
-    def leave(self) -> None:
-        """Free its place."""
-        self._turns.leave(self)
-
 
 class TurnQueue:
-    """Has one place a peer. A peer that enters again after a broken stream has its place back."""
+    """Has one place a peer and kind of content, which a peer finds again after a broken stream."""
 
     def __init__(
         self,
@@ -115,7 +64,7 @@ class TurnQueue:
         waiting: int = MOST_WAITING,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self.clock = clock
+        self._clock = clock
         self._served = served
         self._places = served + waiting
         self._shares = Shares(OF_FEW)
@@ -125,26 +74,26 @@ class TurnQueue:
 
     @property
     def serving(self) -> int:
-        """Peers that are served."""
+        """Turns that are served."""
         return sum(turn.began is not None for turn in self._turns)
 
     @property
     def waiting(self) -> int:
-        """Peers that wait."""
+        """Turns that wait."""
         return len(self._turns) - self.serving
 
-    def enter(self, peer: str, place: str) -> GivingTurn:
-        """Take a place; ``place``: the address that the peer comes from.
+    def enter(self, peer: str, kind: str, place: str) -> GivingTurn:
+        """Take a place; ``kind``: of the content; ``place``: the address that the peer comes from.
 
         Raises RetryLater if there is none for that address.
         """
-        turn, taken = GivingTurn(self, peer, place), len(self._turns)
-        former = next((one for one in self._turns if one.peer == peer), None)
-        if former is not None:  # entering again makes no turn longer
-            self._turns[self._turns.index(former)] = turn
-            turn.place, turn.began, turn.patience = former.place, former.began, former.patience
-            former.end("You have come again: your former stream ends.")
-            return turn
+        turn, taken = GivingTurn(peer, kind, place), len(self._turns)
+        for number, former in enumerate(self._turns):
+            if (former.peer, former.kind) == (peer, kind):  # entering again makes no turn longer
+                turn.place, turn.began = former.place, former.began
+                self._turns[number] = turn
+                former.end("You have come again: your former stream ends.")
+                return turn
         if taken >= self._places or not self._shares.has_room(place, self._places - taken):
             raise RetryLater(f"{taken} peers are served or wait here: ask another peer, or later.")
         self._shares.take(place)
@@ -156,6 +105,19 @@ class TurnQueue:
         """Its place among those that wait, from 1; 0 while it is served."""
         return 0 if turn.began is not None else self._order().index(turn) + 1
 
+    async def wait_served(self, turn: GivingTurn) -> AsyncIterator[int]:
+        """Its position, at once and whenever it falls, until it is served."""
+        last = self._places + 1
+        while position := self.position(turn):
+            # It may grow when a peer of another address enters; that is not reported.
+            if position < last:
+                last = position
+                yield position
+            self.press()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_SECONDS):
+                    await self._moved.wait()
+
     def leave(self, turn: GivingTurn) -> None:
         """Free a place, unless another stream of the same peer has it."""
         if turn in self._turns:
@@ -163,29 +125,21 @@ class TurnQueue:
             self._shares.give_back(turn.place)
             self._advance()
 
+    def begin(self, turn: GivingTurn) -> None:
+        """The content of a served turn is open: its time runs."""
+        turn.began = min(self._clock(), turn.began or inf)
+
     def press(self) -> None:
-        """While others wait: end the turns of peers that are slow, or have had enough."""
-        if not self.waiting or self.serving < self._served:
-            return
-        now = self.clock()
-        began = {turn: turn.began for turn in self._turns if turn.began is not None}
-        long = [turn for turn, since in began.items() if now - since > TURN_SECONDS]
-        over = [turn for turn in began if turn.is_slow(now)]
-        for turn in over or sorted(long, key=lambda turn: began[turn])[:1]:
+        """While others wait: end the longest turn, if it has lasted long enough."""
+        began = [(turn.began, turn) for turn in self._turns if turn.began is not None]
+        since, turn = min(began, key=lambda item: item[0], default=(inf, None))
+        if turn is not None and self.waiting and self._clock() - since > TURN_SECONDS:
             turn.end("Your turn is over, and others wait: come again.")
             self.leave(turn)
 
-    async def wait_moved(self) -> None:
-        """Wait until positions may have changed, or for a moment."""
-        try:
-            async with asyncio.timeout(LOOK_SECONDS):
-                await self._moved.wait()
-        except TimeoutError:
-            return
-
     def _advance(self) -> None:
         while self.waiting and self.serving < self._served:
-            self._order()[0].began = self.clock()
+            self._order()[0].began = inf
         self._moved.set()
         self._moved = asyncio.Event()
 

@@ -17,7 +17,6 @@ not the base.
 import asyncio
 import json
 import os
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from hashlib import sha256
@@ -27,7 +26,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from lowcomm_node.errors import CheckpointError
-from lowcomm_node.fetch.engine import Download, PieceRequest, Source
+from lowcomm_node.fetch.engine import Download, Source
 from lowcomm_node.storage.files import disk_full_error, require_space
 from lowcomm_protocol.errors import ProtocolViolation
 from lowcomm_protocol.messages import exchange_pb2 as pb
@@ -66,16 +65,16 @@ class StateOffer(Source):
     manifest: Manifest | None = None
     """None: of an earlier start."""
     audits: int = 0
-    is_auditing: bool = False
-    """A piece that we have already is under way from it."""
+    auditing: int | None = None
+    """Piece that we have already, under way from it."""
+    agreements: int = 0
+    """Comparisons with other donors that went well."""
     is_out: bool = False
     """It is not believed any more."""
 
 
 class StateDownload(Download):
     """Call ``load`` first and ``close`` last."""
-
-    name = "state"
 
     def __init__(
         self,
@@ -86,10 +85,9 @@ class StateDownload(Download):
         plausible: Plausible = _anything,
         warn: Callable[[str], None] = lambda text: None,
     ) -> None:
-        super().__init__()
+        super().__init__("state", pb.Enter(state=b""), form.size)
         self.folder = folder
         self.form = form
-        self.total = form.size
         self.base: Manifest | None = None
         self.missing = dict.fromkeys(range(len(form.pieces)))
         self._sync = sync
@@ -100,12 +98,11 @@ class StateDownload(Download):
         self._offers: list[StateOffer] = []
         self._held: dict[int, StateOffer] = {}
         self._disputes: list[tuple[StateOffer, StateOffer]] = []
-        self._agreements: Counter[StateOffer] = Counter()
         self._audited_bytes = 0
         self._stuck_since: float | None = None
         self._state = self._journal = -1
 
-    # on disk
+    # On disk
 
     def load(self) -> None:
         """Open the folder, and continue an earlier download. Raises DiskFull."""
@@ -113,59 +110,53 @@ class StateDownload(Download):
         self._state = os.open(self.folder / "state", os.O_RDWR | os.O_CREAT, 0o600)
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         self._journal = os.open(self.folder / "journal", flags, 0o600)
-        for piece, offer, digest in self._remembered():
-            if sha256(self._stored(piece)).hexdigest() == digest and self.fits(offer, piece.index):
-                self._hold(piece.index, offer)
-        require_space(self.folder, self.form.size - self.size)
+        for index, (offer, digest) in self._remembered().items():
+            if sha256(self._stored(index)).hexdigest() == digest and self.fits(offer, index):
+                self._hold(index, offer)
+        require_space(self.folder, self.total - self.size)
 
-    def _remembered(self) -> list[tuple[Piece, StateOffer, str]]:
-        """The pieces in the journal. It is emptied if it, or the base's manifest, is of another
-        state."""
+    def _remembered(self) -> dict[int, tuple[StateOffer, str]]:
+        """The donor and digest of each piece in the journal. It is emptied if it, or the base's
+        manifest, is of another state."""
         form = self.form
         fixed = (form.run_id, form.plan, form.fragments, form.ranges)
         digest = sha256(repr(fixed).encode()).hexdigest()
         data = (self.folder / "journal").read_bytes()
         data = data[: data.rfind(b"\n") + 1]  # a crash may have cut the last line
-        pieces: dict[int, tuple[Piece, StateOffer, str]] = {}
+        pieces: dict[int, tuple[StateOffer, str]] = {}
         try:
             head, *entries = map(json.loads, data.splitlines())
             if head["form"] != digest:
                 raise ValueError("it is of another state")
             for entry in entries:
                 if "piece" in entry:
-                    piece, offer = form.pieces[entry["piece"]], self._offers[entry["source"]]
-                    pieces[piece.index] = piece, offer, entry["sha256"]
+                    index = form.pieces[entry["piece"]].index
+                    pieces[index] = self._offers[entry["source"]], entry["sha256"]
                 elif "out" in entry:
                     self._offers[entry["out"]].is_out = True
                 else:
                     slow = tuple(map(bytes.fromhex, entry["slow"]))
                     self._add(entry["peer"], Version(entry["swarm_step"], slow))
-            self.base = read_manifest((self.folder / "manifest").read_bytes(), form)
-        except (
-            OSError,
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            ProtocolViolation,
-        ):
+            manifest = (self.folder / "manifest").read_bytes()
+            self.base = read_manifest(manifest, form)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, ProtocolViolation):
             self._offers.clear()
-            pieces.clear()
             os.truncate(self._journal, 0)
-            self._note({"form": digest})
-        else:
-            os.truncate(self._journal, len(data))
-        return [one for one in pieces.values() if not one[1].is_out]
+            self._note(form=digest)
+            return {}
+        os.truncate(self._journal, len(data))
+        self.enter = pb.Enter(state=name_of(manifest))
+        return {index: entry for index, entry in pieces.items() if not entry[0].is_out}
 
-    def _note(self, entry: dict[str, Any]) -> None:
+    def _note(self, **entry: Any) -> None:
         os.write(self._journal, json.dumps(entry, separators=(",", ":")).encode() + b"\n")
 
-    def _stored(self, piece: Piece) -> bytes:
-        return os.pread(self._state, piece.size, self._offsets[piece.index])
+    def _stored(self, index: int) -> bytes:
+        return os.pread(self._state, self.form.pieces[index].size, self._offsets[index])
 
     def forget(self) -> None:
         """Drop all pieces: they are useless."""
-        self.base = None
+        self._set_base(None)
         self._drop(lambda _: True)
 
     def close(self) -> None:
@@ -175,32 +166,30 @@ class StateDownload(Download):
                 os.close(descriptor)
         self._state = self._journal = -1
 
-    # how far it is
-
-    @property
-    def size(self) -> int:
-        """Bytes of the pieces that are here."""
-        return sum(self.form.pieces[index].size for index in self._held)
+    # How far it is
 
     @property
     def peers(self) -> list[str]:
-        """Their donors."""
+        """Donors of the pieces that are here."""
         return sorted({offer.peer for offer in self._held.values()})
 
     def is_complete(self) -> bool:
         """Whether all pieces are here, and all audits are done."""
         if self.base is None or len(self._held) < len(self.form.pieces):
             return False
-        return not any(offer.is_auditing or self._audit_of(offer) for offer in self._giving())
+        return not any(
+            offer.auditing is not None or self._audit_of(offer) is not None
+            for offer in self._giving()
+        )
 
     def conclude(self) -> bool:
         """Whether the state is complete when the disputes are decided that no third donor
         decided."""
 
         def weight(offer: StateOffer) -> tuple[int, bool, bool]:
-            is_base = offer.version == self._base_version()
-            return self._standing(offer), offer.is_open, is_base
+            return self._standing(offer), offer.is_open, offer.version == self._version
 
+        self._settle()
         self._look_after_version()
         if not self.is_complete():
             return False
@@ -209,13 +198,7 @@ class StateDownload(Download):
                 self.leave_out(min(pair, key=weight))
         return self.is_complete()
 
-    # donors
-
-    @property
-    def enter(self) -> pb.Enter:
-        """Ask for the snapshot that the pieces here are of, if it still exists."""
-        name = name_of(self.base.to_bytes(self.form)) if self.base is not None else b""
-        return pb.Enter(state=name)
+    # Donors and versions
 
     def listing_bytes(self, opened: pb.Opened) -> int:
         if self.base is not None and opened.name == self.enter.state:
@@ -248,104 +231,128 @@ class StateDownload(Download):
                 raise CheckpointError(f"more than {MAX_OFFERS} snapshots were offered")
             offer = self._add(peer, manifest.version)
             slow = [digest.hex() for digest in manifest.slow_digests]
-            self._note({"peer": peer, "swarm_step": manifest.swarm_step, "slow": slow})
+            self._note(peer=peer, swarm_step=manifest.swarm_step, slow=slow)
         offer.manifest, offer.is_open = manifest, True
         if self.base is None:
-            self._rebase(manifest)
+            self._set_base(manifest)
         return offer
 
-    def strike(self, peer: str) -> None:
-        """Let a donor that has violated the protocol lose its disputes; its verified pieces
-        stay."""
-        super().strike(peer)
-        self._settle()
+    def _add(self, peer: str, version: Version) -> StateOffer:
+        number = len(self._offers)
+        self._offers.append(StateOffer(peer=peer, is_open=False, number=number, version=version))
+        return self._offers[-1]
 
-    def leave_out(self, offer: StateOffer) -> None:
-        """Stop believing a donor. What it gave is fetched from others."""
-        if offer.is_out:
-            return
-        offer.is_out = True
-        self._note({"out": offer.number})
-        self._drop(lambda index: self._held[index] is offer)
-        if offer.version == self._base_version():
-            self.base = None
-            if giving := self._giving():
-                self._rebase(giving[0].manifest)
+    def _giving(self) -> list[StateOffer]:
+        return [one for one in self._offers if one.is_open and not one.is_out]
+
+    @property
+    def _version(self) -> Version | None:
+        return self.base.version if self.base is not None else None
+
+    def _set_base(self, manifest: Manifest | None) -> None:
+        """Have all pieces fit this manifest from now on; None: until a donor offers the next."""
+        self.base, self.enter = manifest, pb.Enter(state=b"")
+        if manifest is not None:
+            data = manifest.to_bytes(self.form)
+            temporary = self.folder / ".manifest"
+            temporary.write_bytes(data)
+            temporary.replace(self.folder / "manifest")
+            self.enter = pb.Enter(state=name_of(data))
+            self._drop(lambda index: not self.fits(self._held[index], index))
 
     def _look_after_version(self) -> None:
         """Continue with an available version where pieces are missing that no serving donor can
         give, being of other versions. What does not fit it is fetched again."""
         giving = self._giving()
-        is_stuck = (
-            giving
-            and self.missing
-            and not any(self.fits(offer, index) for offer in giving for index in self.missing)
-        )
-        if not is_stuck:
+        if not (giving and self.missing) or any(
+            self.fits(offer, index) for offer in giving for index in self.missing
+        ):
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = monotonic()
         elif monotonic() - self._stuck_since > VERSION_PATIENCE:
-            self._rebase(max(giving, key=lambda one: one.version.swarm_step).manifest)
+            self._set_base(max(giving, key=lambda one: one.version.swarm_step).manifest)
             self._stuck_since = None
 
-    # pieces
-
-    def give_back(self, source: Source, wanted: PieceRequest) -> None:
-        assert isinstance(source, StateOffer)
-        source.is_auditing = source.is_auditing and not wanted.is_audit
-        super().give_back(source, wanted)
+    # Pieces
 
     def size_of(self, source: Source, index: int) -> int:
         return self.form.pieces[index].size
 
     def fits(self, source: Source, index: int) -> bool:
         assert isinstance(source, StateOffer)
-        base = self._base_version()
+        base = self._version
         if base is None or source.is_out:
             return False
         return source.version.fits(base, self.form.pieces[index].fragment, self._sync)
 
-    def take(self, source: Source) -> PieceRequest | None:
+    def take(self, source: Source) -> int | None:
         assert isinstance(source, StateOffer)
-        piece = self._audit_of(source)
-        if piece is None:
+        if source.auditing is not None or (index := self._audit_of(source)) is None:
             return super().take(source)
-        source.audits, source.is_auditing = source.audits + 1, True
-        self._audited_bytes += piece.size
-        return PieceRequest(piece.index, piece.size, is_audit=True)
+        source.audits, source.auditing = source.audits + 1, index
+        self._audited_bytes += self.form.pieces[index].size
+        return index
 
-    async def put(self, source: Source, wanted: PieceRequest, data: bytearray) -> None:
+    def give_back(self, source: Source, index: int) -> None:
+        assert isinstance(source, StateOffer)
+        if source.auditing == index:
+            source.auditing = None
+        super().give_back(source, index)
+
+    async def put(self, source: Source, index: int, data: bytearray) -> None:
         assert isinstance(source, StateOffer)
         assert source.manifest is not None, "it gives nothing now"
-        piece, digest = self.form.pieces[wanted.index], source.manifest.digests[wanted.index]
-        values = await asyncio.to_thread(_verify, piece, data, digest)
-        if wanted.is_audit:
-            await self._compare(source, piece, values)
-        elif not self.fits(source, piece.index):  # things may have changed while it came
-            self.give_back(source, wanted)
-        elif piece.index not in self._held:  # else another donor was faster
+        digest = source.manifest.digests[index]
+        values = await asyncio.to_thread(_verify, self.form.pieces[index], data, digest)
+        if source.auditing == index:
+            await self._compare(source, index, values)
+        elif not self.fits(source, index):  # things may have changed while it came
+            self.give_back(source, index)
+        elif index not in self._held:  # else another donor was faster
             # Not on a thread: after a cancellation it would go on, beside the next writer of this
             # piece.
             with disk_full_error(self.folder):
-                os.pwrite(self._state, data, self._offsets[piece.index])
-            self._note({"piece": piece.index, "source": source.number, "sha256": digest.hex()})
-            self._hold(piece.index, source)
+                os.pwrite(self._state, data, self._offsets[index])
+            self._note(piece=index, source=source.number, sha256=digest.hex())
+            self._hold(index, source)
 
-    # comparing
+    def _hold(self, index: int, offer: StateOffer) -> None:
+        self._held[index] = offer
+        self._came(index, self.form.pieces[index].size)
 
-    async def _compare(self, offer: StateOffer, piece: Piece, values: "Values") -> None:
+    def _drop(self, is_unwanted: Callable[[int], bool]) -> None:
+        for index in [index for index in self._held if is_unwanted(index)]:
+            del self._held[index]
+            self.size -= self.form.pieces[index].size
+            self.missing[index] = None
+
+    # Whom to believe
+
+    def leave_out(self, offer: StateOffer) -> None:
+        """Stop believing a donor. What it gave is fetched from others."""
+        if offer.is_out:
+            return
+        offer.is_out = True
+        self._note(out=offer.number)
+        self._drop(lambda index: self._held[index] is offer)
+        if offer.version == self._version:
+            giving = self._giving()
+            self._set_base(giving[0].manifest if giving else None)
+
+    async def _compare(self, offer: StateOffer, index: int, values: "Values") -> None:
         """See whether a piece has something in common with that of another donor."""
         from lowcomm_protocol.state import apart, read_piece
 
-        other = self._held.get(piece.index)
-        stored = await asyncio.to_thread(self._stored, piece)
-        far = await asyncio.to_thread(lambda: apart(values, read_piece(piece, stored)))
-        offer.is_auditing = False
-        if other is None or self._held.get(piece.index) is not other:
+        other, piece = self._held.get(index), self.form.pieces[index]
+        stored = await asyncio.to_thread(self._stored, index)
+        distance = await asyncio.to_thread(lambda: apart(values, read_piece(piece, stored)))
+        offer.auditing = None
+        if other is None or self._held.get(index) is not other:
             return
-        if far <= FAR_APART:
-            self._agreements.update((offer, other))
+        if distance <= FAR_APART:
+            offer.agreements += 1
+            other.agreements += 1
         else:
             self._disputes.append((other, offer))
             self._warn(
@@ -354,16 +361,16 @@ class StateDownload(Download):
             )
         self._settle()
 
-    def _audit_of(self, offer: StateOffer) -> Piece | None:
+    def _audit_of(self, offer: StateOffer) -> int | None:
         """A piece given by another donor, to be fetched from this one, too."""
         largest = max(piece.size for piece in self.form.pieces)
-        most = max(largest, AUDITED_SHARE * self.form.size)
+        most = max(largest, AUDITED_SHARE * self.total)
         if offer.is_out or offer.audits >= AUDITS or self._audited_bytes + largest > most:
             return None
         disputed = {one for pair in self._disputes for one in pair}
         others = {index: one for index, one in self._held.items() if one.peer != offer.peer}
         indexes = [index for index, one in others.items() if one in disputed] or list(others)
-        fitting = [self.form.pieces[index] for index in indexes if self.fits(offer, index)]
+        fitting = [index for index in indexes if self.fits(offer, index)]
         return self._random.choice(fitting) if fitting else None
 
     def _settle(self) -> None:
@@ -376,38 +383,7 @@ class StateDownload(Download):
         """Agreements with other donors, less disputes."""
         others = {one for pair in self._disputes if offer in pair for one in pair}
         disputes = sum(one is not offer and not one.is_out for one in others)
-        return self._agreements[offer] - disputes - (offer.peer in self.struck)
-
-    # small things
-
-    def _add(self, peer: str, version: Version) -> StateOffer:
-        self._offers.append(
-            StateOffer(peer=peer, is_open=False, number=len(self._offers), version=version)
-        )
-        return self._offers[-1]
-
-    def _giving(self) -> list[StateOffer]:
-        return [one for one in self._offers if one.is_open and not one.is_out]
-
-    def _base_version(self) -> Version | None:
-        return self.base.version if self.base is not None else None
-
-    def _hold(self, index: int, offer: StateOffer) -> None:
-        self._held[index] = offer
-        self._came(index)
-
-    def _drop(self, unwanted: Callable[[int], bool]) -> None:
-        for index in [index for index in self._held if unwanted(index)]:
-            del self._held[index]
-            self.missing[index] = None
-
-    def _rebase(self, manifest: Manifest | None) -> None:
-        assert manifest is not None, "only offers of this start are open"
-        temporary = self.folder / ".manifest"
-        temporary.write_bytes(manifest.to_bytes(self.form))
-        temporary.replace(self.folder / "manifest")
-        self.base = manifest
-        self._drop(lambda index: not self.fits(self._held[index], index))
+        return offer.agreements - disputes - (offer.peer in self.struck)
 
 
 def _verify(piece: Piece, data: bytearray, digest: bytes) -> "Values":

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from lowcomm_node.data import Tokenizer, open_tokenizer
-from lowcomm_node.data.stories import StoryTokenizer
-from lowcomm_node.data.tokenizer import KEPT, check_vocabulary, prompt_of
+from lowcomm_node.data.tokenizer import KEPT, StoryTokenizer, check_vocabulary, prompt_of
 from lowcomm_node.errors import CheckpointError, ConfigError, NotFinite
 from lowcomm_node.models.base import Cache, Model, build_model
 from lowcomm_node.storage.checkpoint import Checkpoint, CheckpointStore

@@ -30,7 +30,7 @@ from lowcomm_node.owner.settings import NodeSettings, unused
 from lowcomm_node.status.events import Board
 from lowcomm_node.status.journal import Recorder
 from lowcomm_node.status.words import contribution, tell_farewell
-from lowcomm_node.storage.files import HomeLock, ephemeral_identity, load_or_create_identity
+from lowcomm_node.storage.files import ephemeral_identity, home_lock, load_or_create_identity
 from lowcomm_node.system.machine import keep_freed_memory
 from lowcomm_node.web.http import Listening, serve_metrics
 from lowcomm_node.web.server import ControlServer
@@ -95,7 +95,7 @@ class Node:
         self._departure.attend()
         keep_freed_memory()
         self.settings.home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with HomeLock(self.settings.paths.lock), ExitStack() as stack:
+        with home_lock(self.settings.paths.lock), ExitStack() as stack:
             key_file = self.settings.paths.identity
             if self.settings.ephemeral:
                 identity, key_file = stack.enter_context(ephemeral_identity())

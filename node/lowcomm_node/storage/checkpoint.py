@@ -18,44 +18,54 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from lowcomm_node.errors import CheckpointError, ConfigError, RetryLater
 from lowcomm_node.storage.files import (
+    WRITING,
     DiskQuota,
     disk_full_error,
     folder_lock,
     lock,
+    new_folder,
     read_sealed_json,
     require_space,
     sha256_file,
-    sync_file,
-    sync_folder,
+    sync,
     write_sealed_json,
 )
 
 if TYPE_CHECKING:  # reading a manifest needs no torch, which takes seconds to load
     from torch import Tensor
 
+    Tensors = Mapping[str, Mapping[str, Tensor]]
+    """Tensors by part and name."""
+
 FORMAT = 1
-MANIFEST = "manifest.json"
-PART = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+MANIFEST, DIVERGED = "manifest.json", "diverged.json"
+_STEP = re.compile(r"step-(\d{10})")
+_PART = r"^[a-z][a-z0-9_-]{0,63}$"
 """A part's name, which becomes a file name: it can't leave the folder."""
-_SHA256 = re.compile(r"[0-9a-f]{64}")
+_REMOVING, _REPLACED = ".removing-", ".replaced-"
 _END_OF_TIME = 253_402_300_800.0
 """The year 10,000, in seconds since the epoch."""
+_OVERHEAD = 1 << 20
+"""Bytes for headers, manifest and the file system's own records, beside the tensors themselves."""
 
 
-@dataclass(frozen=True)
-class PartFile:
+class PartFile(BaseModel):
     """File of a checkpoint."""
 
-    part: str
-    size: int
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+    part: Annotated[str, Field(pattern=_PART)]
+    size: Annotated[int, Field(ge=0, lt=1 << 63)]
     """Bytes."""
-    sha256: str
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
     @property
     def name(self) -> str:
@@ -63,27 +73,80 @@ class PartFile:
         return f"{self.part}.safetensors"
 
 
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """The contents of a checkpoint's manifest."""
+class CheckpointInfo(BaseModel):
+    """The contents of a checkpoint's manifest. Its digest says nothing about its author."""
 
-    step: int
+    model_config = ConfigDict(frozen=True, strict=True)
+
     path: Path
-    created_at: float
+    step: int
+    created_at: Annotated[float, Field(ge=0, lt=_END_OF_TIME)]
     """Seconds since the epoch."""
-    parts: tuple[PartFile, ...]
+    parts: Annotated[list[PartFile], Field(alias="files")]
     meta: dict[str, Any]
+
+    @model_validator(mode="after")
+    def _has_each_once(self) -> Self:
+        if len({file.part for file in self.parts}) < len(self.parts):
+            raise ValueError("it has a part twice")
+        return self
 
     @property
     def size(self) -> int:
         """Bytes of all parts."""
         return sum(file.size for file in self.parts)
 
+    def is_complete(self) -> bool:
+        """Whether all files exist with their sizes. A cheap check; ``problems`` reads them."""
+        paths = ((self.path / file.name, file.size) for file in self.parts)
+        return all(path.is_file() and path.stat().st_size == size for path, size in paths)
+
+    def problems(self, parts: Sequence[str] | None = None) -> list[str]:
+        """Read every byte of some parts (None: all); one line for each that is not as written."""
+        files = {file.part: file for file in self.parts}
+        problems: list[str] = []
+        for part in files if parts is None else parts:
+            if (file := files.get(part)) is None:
+                problems.append(f"{self.path} has no part {part!r}, only {', '.join(files)}")
+                continue
+            path = self.path / file.name
+            try:
+                if (size := path.stat().st_size) != file.size:
+                    problems.append(f"{path} has {size} bytes instead of {file.size}")
+                elif sha256_file(path) != file.sha256:
+                    problems.append(f"{path} does not match its SHA-256 in {MANIFEST}")
+            except OSError as error:
+                problems.append(f"{path} can't be read ({error.strerror})")
+        return problems
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A checkpoint in memory: tensors by part and name."""
+
+    info: CheckpointInfo
+    tensors: "dict[str, dict[str, Tensor]]"
+
+    @property
+    def meta(self) -> dict[str, Any]:
+        """The metadata saved with the tensors."""
+        return self.info.meta
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """The newest sound checkpoint, if there is one, and why newer ones were skipped, by step."""
+
+    checkpoint: Checkpoint | None
+    skipped: dict[int, str] = field(default_factory=dict)
+    diverged: dict[str, Any] | None = None
+    """The note on the newest checkpoint from which training diverged, if there is one."""
+
 
 def write_checkpoint(
     folder: Path,
     step: int,
-    tensors_by_part: "Mapping[str, Mapping[str, Tensor]]",
+    tensors_by_part: "Tensors",
     meta: dict[str, Any],
     created_at: float,
     taken: Callable[[], None] = lambda: None,
@@ -101,18 +164,17 @@ def write_checkpoint(
     taken()
     files: list[dict[str, Any]] = []
     for part, path in paths.items():
-        sync_file(path)
+        sync(path)
         # In chunks: to hash the tensors would need their bytes in memory a second time.
-        files.append(asdict(PartFile(part, path.stat().st_size, sha256_file(path))))
+        files.append({"part": part, "size": path.stat().st_size, "sha256": sha256_file(path)})
     content = {"format": FORMAT, "step": step, "created_at": created_at, "files": files}
-    content["meta"] = meta
     try:
-        write_sealed_json(folder / MANIFEST, content)
+        write_sealed_json(folder / MANIFEST, {**content, "meta": meta})
     except (ValueError, TypeError) as error:
         raise CheckpointError(
             f"meta of step {step} is not plain JSON ({error}): keep such values out of it."
         ) from error
-    sync_folder(folder)
+    sync(folder)
 
 
 def read_manifest(path: Path, step: int) -> CheckpointInfo:
@@ -132,107 +194,14 @@ def read_manifest(path: Path, step: int) -> CheckpointInfo:
             "the release that wrote it."
         )
     try:
-        files = tuple(PartFile(**file) for file in content["files"])
-        info = CheckpointInfo(content["step"], path, content["created_at"], files, content["meta"])
-    except (KeyError, TypeError):
-        info = None
-    if info is None or not _is_well_formed(info):
-        raise CheckpointError(f"{path} has a malformed manifest: use another checkpoint.")
+        info = CheckpointInfo.model_validate({**content, "path": path})
+    except ValidationError:
+        raise CheckpointError(f"{path} has a malformed manifest: use another checkpoint.") from None
     if info.step != step:
         raise CheckpointError(
             f"{path} says that it is of step {info.step!r:.20}: give the folder its old name."
         )
     return info
-
-
-def problems_of(info: CheckpointInfo, parts: Sequence[str] | None = None) -> list[str]:
-    """Read every byte of some parts (None: all); one line for each that is not as it was
-    written."""
-    files = {file.part: file for file in info.parts}
-    found = (_problem(info, files.get(part), part) for part in (files if parts is None else parts))
-    return [problem for problem in found if problem]
-
-
-def is_complete(info: CheckpointInfo) -> bool:
-    """Whether all files exist with their sizes. A cheap check; ``problems_of`` reads them."""
-    paths = ((info.path / file.name, file.size) for file in info.parts)
-    return all(path.is_file() and path.stat().st_size == size for path, size in paths)
-
-
-def _is_well_formed(info: CheckpointInfo) -> bool:
-    """Whether all values have valid types and ranges: a manifest's digest says nothing about its
-    author."""
-    parts = [file.part for file in info.parts]
-    return (
-        type(info.step) is int
-        and type(info.created_at) in (int, float)
-        and 0 <= info.created_at < _END_OF_TIME
-        and isinstance(info.meta, dict)
-        and all(isinstance(part, str) and PART.fullmatch(part) for part in parts)
-        and len(set(parts)) == len(parts)
-        and all(type(file.size) is int and 0 <= file.size < 1 << 63 for file in info.parts)
-        and all(
-            isinstance(file.sha256, str) and _SHA256.fullmatch(file.sha256) for file in info.parts
-        )
-    )
-
-
-def _problem(info: CheckpointInfo, file: PartFile | None, part: str) -> str | None:
-    if file is None:
-        return (
-            f"{info.path} has no part {part!r}, only "
-            f"{', '.join(other.part for other in info.parts)}"
-        )
-    path = info.path / file.name
-    try:
-        size = path.stat().st_size
-        if size != file.size:
-            return f"{path} has {size} bytes instead of {file.size}"
-        return (
-            None
-            if sha256_file(path) == file.sha256
-            else f"{path} does not match its SHA-256 in {MANIFEST}"
-        )
-    except OSError as error:
-        return f"{path} can't be read ({error.strerror})"
-
-
-_STEP = re.compile(r"step-(\d{10})")
-_WRITING, _REMOVING, _REPLACED = ".writing-", ".removing-", ".replaced-"
-DIVERGED = "diverged.json"
-_OVERHEAD = 1 << 20
-"""Bytes for headers, manifest and the file system's own records, beside the tensors themselves."""
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint in memory: tensors by part and name."""
-
-    info: CheckpointInfo
-    tensors: "dict[str, dict[str, Tensor]]"
-
-    @property
-    def meta(self) -> dict[str, Any]:
-        """The metadata saved with the tensors."""
-        return self.info.meta
-
-
-@dataclass(frozen=True)
-class UnusableCheckpoint:
-    """An unusable checkpoint, and the reason."""
-
-    step: int
-    problem: str
-
-
-@dataclass(frozen=True)
-class Recovery:
-    """The newest sound checkpoint, if there is one, and the newer ones that were skipped."""
-
-    checkpoint: Checkpoint | None
-    skipped: tuple[UnusableCheckpoint, ...]
-    diverged: dict[str, Any] | None = None
-    """The note on the newest checkpoint from which training diverged, if there is one."""
 
 
 class CheckpointStore:
@@ -258,7 +227,7 @@ class CheckpointStore:
     def save(
         self,
         step: int,
-        tensors_by_part: "Mapping[str, Mapping[str, Tensor]]",
+        tensors_by_part: "Tensors",
         meta: dict[str, Any],
         created_at: float,
         taken: Callable[[], None] = lambda: None,
@@ -268,13 +237,12 @@ class CheckpointStore:
 
         ``taken`` is called once the tensors are not read any more; what it raises ends the save.
         ``meta`` must be plain JSON. Saving a step again replaces its former checkpoint. Raises
-        DiskFull, RetryLater if the former one is pinned, CheckpointError if a name or ``meta``
-        can't be stored. After any of them, and after a crash at any point, the earlier checkpoints
-        are unchanged.
+        DiskFull, RetryLater if the former one is pinned, CheckpointError if ``meta`` can't be
+        stored. After any of them, and after a crash at any point, the earlier checkpoints are
+        unchanged.
         """
         from lowcomm_node.storage.state_file import state_bytes
 
-        _check_names(step, tensors_by_part)
         needed = sum(state_bytes(tensors) for tensors in tensors_by_part.values()) + _OVERHEAD
         with folder_lock(self.folder):
             self._sweep()
@@ -282,7 +250,7 @@ class CheckpointStore:
                 self._make_room(step, needed)
                 require_space(self.folder, needed)
                 with disk_full_error(self.folder, needed):
-                    temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=self.folder))
+                    temporary = Path(tempfile.mkdtemp(prefix=WRITING, dir=self.folder))
                     write_checkpoint(temporary, step, tensors_by_part, meta, created_at, taken)
                     self._publish(temporary, step)
             except BaseException:
@@ -294,8 +262,8 @@ class CheckpointStore:
 
     def steps(self) -> list[int]:
         """Steps of all checkpoints, oldest first, sound or not."""
-        found = (_STEP.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted(int(match[1]) for match in found if match)
+        matches = (_STEP.fullmatch(path.name) for path in self.folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
 
     def entries(self) -> list[CheckpointInfo]:
         """The checkpoints with a readable manifest, oldest first; ``verify`` examines the
@@ -311,71 +279,57 @@ class CheckpointStore:
         return next(reversed(self.entries()), None)
 
     def info(self, step: int) -> CheckpointInfo:
-        """Read the manifest of one checkpoint.
-
-        Raises CheckpointError if there is none, or it is damaged.
-        """
+        """Read the manifest of one checkpoint. Raises CheckpointError if it is none, or damaged."""
         return read_manifest(self._path(step), step)
 
     def verify(self, step: int) -> list[str]:
         """Read every byte of a checkpoint. Returns its problems; empty if every bit is as it was
         written."""
         try:
-            return problems_of(self.info(step))
+            return self.info(step).problems()
         except CheckpointError as error:
             return [str(error)]
 
-    def load(
-        self, step: int, parts: Sequence[str] | None = None, device: str = "cpu"
-    ) -> Checkpoint:
+    def load(self, step: int, parts: Sequence[str] | None = None) -> Checkpoint:
         """Read some parts (None: all), verified.
 
         Raises CheckpointError if one is missing, damaged or not finite.
         """
         with self.pin(step):
             info = self._sound(step, parts)
-            wanted = [file.part for file in info.parts] if parts is None else parts
-            files = {file.part: info.path / file.name for file in info.parts}
-            return Checkpoint(info, {part: _read_finite(files[part], device) for part in wanted})
+            names = [file.part for file in info.parts] if parts is None else parts
+            return Checkpoint(
+                info, {part: _read_finite(info.path / f"{part}.safetensors") for part in names}
+            )
 
-    def load_newest_usable(
-        self, parts: Sequence[str] | None = None, device: str = "cpu"
-    ) -> Recovery:
+    def load_newest_usable(self, parts: Sequence[str] | None = None) -> Recovery:
         """Read the newest sound checkpoint; reports which were skipped, and why.
 
         Checkpoints from which training diverged are read only if there is no other.
         """
-        while True:
-            steps = self.steps()
-            found = self._load_newest_of(steps, parts, device)
-            # Writers may have replaced all of them by newer ones since they were listed.
-            if found.checkpoint is not None or set(self.steps()) <= set(steps):
-                return found
-
-    def _load_newest_of(
-        self, steps: list[int], parts: Sequence[str] | None, device: str
-    ) -> Recovery:
+        steps = self.steps()
         notes = {step: self._diverged(step) for step in reversed(steps)}
-        skipped: list[UnusableCheckpoint] = []
-        newest = next((note for note in notes.values() if note is not None), None)
+        diverged = {step: note for step, note in notes.items() if note is not None}
+        newest = next(iter(diverged.values()), None)
+        unusable: dict[int, str] = {}
         # The sort is stable, so the newest comes first among equals.
-        for step in sorted(notes, key=lambda step: notes[step] is not None):
+        for step in sorted(notes, key=lambda step: step in diverged):
             try:
-                found = self.load(step, parts, device)
+                checkpoint = self.load(step, parts)
             except (CheckpointError, OSError) as error:
-                skipped.append(UnusableCheckpoint(step, str(error)))
+                unusable[step] = str(error)
                 continue
-            passed = [
-                UnusableCheckpoint(
-                    newer,
-                    "training went on from it and diverged: "
-                    f"{note.get('reason', 'the reason is lost')}",
-                )
-                for newer, note in notes.items()
-                if note is not None and newer > step
-            ]
-            return Recovery(found, (*passed, *skipped), newest)
-        return Recovery(None, tuple(skipped), newest)
+            passed = {
+                newer: "training went on from it and diverged: "
+                f"{note.get('reason', 'the reason is lost')}"
+                for newer, note in diverged.items()
+                if newer > step
+            }
+            return Recovery(checkpoint, passed | unusable, newest)
+        # Writers may have replaced all of them by newer ones since they were listed.
+        if not set(self.steps()) <= set(steps):
+            return self.load_newest_usable(parts)
+        return Recovery(None, unusable, newest)
 
     def note_divergence(self, note: dict[str, Any]) -> int | None:
         """Note that training diverged from the newest checkpoint, so that the next start reads the
@@ -411,7 +365,12 @@ class CheckpointStore:
                 f"{path} can't be opened ({error.strerror}): see `checkpoint ls`."
             ) from error
         try:
-            if not lock(descriptor, fcntl.LOCK_SH, wait=False) or not _leads_to(path, descriptor):
+            is_pinned = lock(descriptor, fcntl.LOCK_SH, wait=False)
+            # A writer may have renamed the folder that was opened.
+            if (
+                not (is_pinned and path.exists())
+                or path.stat().st_ino != os.fstat(descriptor).st_ino
+            ):
                 raise CheckpointError(f"{path} is being removed: use a newer checkpoint.")
             yield path
         finally:
@@ -442,10 +401,16 @@ class CheckpointStore:
 
     def _sound(self, step: int, parts: Sequence[str] | None) -> CheckpointInfo:
         info = self.info(step)
-        problems = problems_of(info, parts)
-        if problems:
+        if problems := info.problems(parts):
             raise CheckpointError(f"{'; '.join(problems)}: use another checkpoint.")
         return info
+
+    def _sound_steps(self) -> set[int]:
+        """Steps of the whole checkpoints from which training did not diverge."""
+        infos = (info for info in self.entries() if info.is_complete())
+        return {info.step for info in infos if self._diverged(info.step) is None}
+
+    # For the holder of the folder's lock
 
     def _make_room(self, step: int, needed: int) -> None:
         """Remove the oldest checkpoints while the quota is short; never the newest sound one.
@@ -454,33 +419,23 @@ class CheckpointStore:
         """
         if self._disk_quota.most is None:
             return
-        spared = {max(self._sound_steps(), default=step)}
+        spared = max(self._sound_steps(), default=step)
         for old in self.steps():
             if self._disk_quota.room() >= needed:
                 return
-            if old not in spared:
-                self._remove(old)
+            if old != spared:
+                self._move_unpinned(old, _REMOVING)
                 self._sweep()
         self._disk_quota.require(needed, "A checkpoint")
 
-    def _sound_steps(self) -> set[int]:
-        """Steps of the whole checkpoints from which training did not diverge."""
-        return {
-            info.step
-            for info in self.entries()
-            if is_complete(info) and self._diverged(info.step) is None
-        }
-
     def _publish(self, temporary: Path, step: int) -> None:
         final = self._path(step)
-        if final.exists() and not _move_if_unpinned(
-            final, self.folder / f"{_REPLACED}{final.name}"
-        ):
+        if final.exists() and not self._move_unpinned(step, _REPLACED):
             raise RetryLater(
                 f"{final} is being served and can't be replaced now: save again at a later step."
             )
         temporary.rename(final)
-        sync_folder(self.folder)
+        sync(self.folder)
 
     def _prune(self, newest: int) -> None:
         """Keep the new one and the newest complete ones before it.
@@ -495,83 +450,43 @@ class CheckpointStore:
         for step in [step for step in ranked if step != newest][: max(0, len(ranked) - self.keep)]:
             # The new checkpoint is safe by now. A removal that fails is repeated at the next save.
             with suppress(OSError):
-                self._remove(step)
+                self._move_unpinned(step, _REMOVING)
         with suppress(OSError):
             self._sweep()
 
-    def _remove(self, step: int) -> None:
-        """Rename a checkpoint away unless it is pinned. The next sweep removes its files."""
+    def _move_unpinned(self, step: int, prefix: str) -> bool:
+        """Rename a checkpoint away unless it is pinned. Returns whether it was renamed.
+
+        Renaming before removal means that a crash leaves no half-empty checkpoint under a valid
+        name; the next sweep removes its files.
+        """
         path = self._path(step)
-        _move_if_unpinned(path, self.folder / f"{_REMOVING}{path.name}")
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            free = lock(descriptor, fcntl.LOCK_EX, wait=False)
+            if free:
+                path.rename(self.folder / f"{prefix}{path.name}")
+            return free
+        finally:
+            os.close(descriptor)
 
     def _sweep(self) -> None:
-        """Clean up after crashes and removals. Only for the holder of the folder's lock."""
+        """Clean up after crashes and removals."""
         for path in list(self.folder.iterdir()):
             former = path.name.removeprefix(_REPLACED)
             if path.name.startswith(_REPLACED) and not (self.folder / former).exists():
                 path.rename(self.folder / former)
-            elif path.name.startswith((_WRITING, _REMOVING, _REPLACED)):
+            elif path.name.startswith((WRITING, _REMOVING, _REPLACED)):
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def _check_names(step: int, parts: Mapping[str, Any]) -> None:
-    if not 0 <= step < 10**10:
-        raise CheckpointError(
-            f"step = {step} can't be a checkpoint's number: it must have 1 to 10 digits."
-        )
-    for part in parts:
-        if not PART.fullmatch(part):
+def _read_finite(path: Path) -> "dict[str, Tensor]":
+    from lowcomm_node.storage.state_file import is_finite, read_state
+
+    tensors = read_state(path)
+    for name, tensor in tensors.items():
+        if not is_finite(tensor):
             raise CheckpointError(
-                f"{part!r} can't be a part's name: use at most 64 of a-z, 0-9, - and _."
+                f"{path} holds NaN or infinity in {name}: use an older checkpoint."
             )
-
-
-def _read_finite(path: Path, device: str = "cpu") -> "dict[str, Tensor]":
-    from lowcomm_node.storage.state_file import not_finite, read_state
-
-    tensors = read_state(path, device)
-    if (name := not_finite(tensors)) is not None:
-        raise CheckpointError(f"{path} holds NaN or infinity in {name}: use an older checkpoint.")
     return tensors
-
-
-def _leads_to(path: Path, descriptor: int) -> bool:
-    """Whether the folder that was opened still has this name."""
-    return path.exists() and os.path.samestat(path.stat(), os.fstat(descriptor))
-
-
-def _move_if_unpinned(path: Path, target: Path) -> bool:
-    """Rename a checkpoint away, unless it is pinned. Returns whether it was.
-
-    Renaming before removal means that a crash leaves no half-empty checkpoint under a valid name.
-    """
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        free = lock(descriptor, fcntl.LOCK_EX, wait=False)
-        if free:
-            path.rename(target)
-        return free
-    finally:
-        os.close(descriptor)
-
-
-@contextmanager
-def new_folder(path: Path, size: int) -> Iterator[Path]:
-    """A folder to fill, which appears at ``path``, whole and durable, when all went well.
-
-    Raises CheckpointError if something is there already, DiskFull if ``size`` bytes do not fit.
-    """
-    if path.exists():
-        raise CheckpointError(f"{path} exists: name a folder that does not.")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with disk_full_error(path.parent, size):
-        temporary = Path(tempfile.mkdtemp(prefix=_WRITING, dir=path.parent))
-        try:
-            yield temporary
-            for file in temporary.iterdir():
-                sync_file(file)
-            sync_folder(temporary)
-            temporary.rename(path)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-        sync_folder(path.parent)

@@ -13,29 +13,20 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from lowcomm_node.errors import ConfigError, DiskFull, RetryLater
+from lowcomm_node.errors import CheckpointError, ConfigError, DiskFull, RetryLater
 from lowcomm_node.system.units import write_size
 from lowcomm_protocol.errors import SignatureError
 from lowcomm_protocol.identity import KEY_BYTES, Identity, identity_from_libp2p
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
+WRITING = ".writing-"
+"""Prefix of files and folders that are not whole; a crash leaves them behind."""
 
 
-def sync_file(path: Path) -> None:
-    """Force a file's bytes to the disk."""
-    descriptor = os.open(path, os.O_RDWR)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Force a folder's entries to the disk: otherwise a crash can undo a rename."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Force a file's bytes or a folder's entries to the disk, so that no crash undoes a rename."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -59,7 +50,7 @@ def write_sealed_json(path: Path, content: dict[str, Any]) -> None:
         raise ValueError("its keys must be text")
     with path.open("wb") as file:
         file.write(sealed)
-    sync_file(path)
+    sync(path)
 
 
 def read_sealed_json(path: Path) -> dict[str, Any]:
@@ -83,25 +74,23 @@ def disk_full_error(folder: Path, needed: int | None = None) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise disk_full(folder, needed) from error
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise _disk_full(folder, needed) from error
         raise
 
 
 def require_space(folder: Path, needed: int) -> None:
     """Raise DiskFull before anything is written if ``needed`` bytes can't fit."""
     if shutil.disk_usage(folder).free < needed:
-        raise disk_full(folder, needed)
+        raise _disk_full(folder, needed)
 
 
-def disk_full(folder: Path, needed: int | None = None) -> DiskFull:
-    """The error for a folder that has no room for ``needed`` bytes."""
+def _disk_full(folder: Path, needed: int | None) -> DiskFull:
     free = shutil.disk_usage(folder).free
-    wanted = "more" if needed is None else f"{needed:,}"
     return DiskFull(
-        f"No room in {folder}: {wanted} bytes needed, {free:,} free (a quota may allow less). "
-        "Free some space there, or choose another disk with --home; what was saved before is "
-        "untouched."
+        f"No room in {folder}: {'more' if needed is None else f'{needed:,}'} bytes needed, "
+        f"{free:,} free (a quota may allow less). Free some space there, or choose another disk "
+        "with --home; what was saved before is untouched."
     )
 
 
@@ -144,7 +133,7 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
     """Write a file atomically: temporary file, fsync, rename. Raises DiskFull."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with disk_full_error(path.parent, len(data)):
-        descriptor, name = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
+        descriptor, name = tempfile.mkstemp(prefix=WRITING, dir=path.parent)
         temporary = Path(name)
         try:
             with os.fdopen(descriptor, "wb") as file:
@@ -156,7 +145,29 @@ def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        sync_folder(path.parent)
+        sync(path.parent)
+
+
+@contextmanager
+def new_folder(path: Path, size: int | None = None) -> Iterator[Path]:
+    """Context with an empty folder, which appears at ``path``, whole and durable, at its end.
+
+    Raises CheckpointError if something is there already, DiskFull if ``size`` bytes do not fit.
+    """
+    if path.exists():
+        raise CheckpointError(f"{path} exists: name a folder that does not.")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with disk_full_error(path.parent, size):
+        temporary = Path(tempfile.mkdtemp(prefix=WRITING, dir=path.parent))
+        try:
+            yield temporary
+            for file in temporary.iterdir():
+                sync(file)
+            sync(temporary)
+            temporary.rename(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        sync(path.parent)
 
 
 def read_small(path: Path, limit: int) -> bytes:
@@ -176,7 +187,7 @@ def load_or_create_identity(path: Path) -> Identity:
     """
     try:
         if not path.exists():
-            _create(path, new_identity().to_libp2p())
+            _create(path, Identity(secrets.token_bytes(KEY_BYTES)).to_libp2p())
         elif path.stat().st_mode & 0o077:
             with suppress(OSError):  # a file system without permissions, or a file of somebody else
                 path.chmod(0o600)
@@ -191,16 +202,11 @@ def load_or_create_identity(path: Path) -> Identity:
         ) from None
 
 
-def new_identity() -> Identity:
-    """A fresh key, not stored."""
-    return Identity(secrets.token_bytes(KEY_BYTES))
-
-
 @contextmanager
 def ephemeral_identity() -> Iterator[tuple[Identity, Path]]:
     """A fresh key that ends with this process, even on SIGKILL, and a path for its children to read
     it."""
-    identity = new_identity()
+    identity = Identity(secrets.token_bytes(KEY_BYTES))
     # A file in memory: p2pd reads its key from a path, and this one never reaches a disk.
     descriptor = os.memfd_create("identity")
     try:
@@ -229,7 +235,7 @@ def _create(path: Path, data: bytes) -> None:
             draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    sync(path.parent)
 
 
 def _check_owner(home: Path) -> None:
@@ -244,70 +250,41 @@ def _check_owner(home: Path) -> None:
         )
 
 
-def _open_own(path: Path) -> int:
-    """Open or create a small file of ours for reading and writing.
+@contextmanager
+def home_lock(path: Path) -> Iterator[None]:
+    """Context in which this process is the only daemon of a home; it ends with the process.
 
-    Raises ConfigError if it is a link, or belongs to another user.
+    Raises RetryLater if another daemon has it, ConfigError if home or lock belong to another user
+    or can't be locked, DiskFull.
     """
-    try:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
-    except OSError as error:
-        if error.errno not in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
-            raise
-        raise ConfigError(_no_lock(path)) from None
-    found = os.fstat(descriptor)
-    if not stat.S_ISREG(found.st_mode) or found.st_uid not in (os.geteuid(), 0):
-        os.close(descriptor)
-        raise ConfigError(_no_lock(path))
-    return descriptor
-
-
-def _no_lock(path: Path) -> str:
-    return (
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _check_owner(path.parent)
+    foreign = ConfigError(
         f"{path} is a link, or belongs to somebody else, so nothing is written to it: remove it if "
         "it is yours, or choose another --home."
     )
-
-
-class HomeLock:
-    """Held by the daemon of a home. The kernel drops it when the daemon dies."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._descriptor = -1
-
-    def __enter__(self) -> "HomeLock":
-        """Take the lock.
-
-        Raises RetryLater if another daemon has it, ConfigError if home or lock belong to another
-        user or can't be locked, DiskFull.
-        """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        _check_owner(self._path.parent)
-        self._descriptor = _open_own(self._path)
-        try:
-            if not lock(self._descriptor, fcntl.LOCK_EX, wait=False):
-                holder = os.read(self._descriptor, 20).decode(errors="replace").strip() or "unknown"
-                raise RetryLater(
-                    f"{self._path.parent} is in use by process {holder}: stop that first (a node "
-                    "with `lowcomm-node stop`), or use another --home."
-                )
-            os.ftruncate(self._descriptor, 0)
-            with disk_full_error(self._path.parent):
-                os.write(self._descriptor, str(os.getpid()).encode())
-        except BaseException:
-            os.close(self._descriptor)
-            raise
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        """Give the lock back."""
-        os.close(self._descriptor)
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.EISDIR, errno.ENXIO):
+            raise foreign from None
+        raise
+    try:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_uid not in (os.geteuid(), 0):
+            raise foreign
+        if not lock(descriptor, fcntl.LOCK_EX, wait=False):
+            holder = os.read(descriptor, 20).decode(errors="replace").strip() or "unknown"
+            raise RetryLater(
+                f"{path.parent} is in use by process {holder}: stop that first (a node with "
+                "`lowcomm-node stop`), or use another --home."
+            )
+        os.ftruncate(descriptor, 0)
+        with disk_full_error(path.parent):
+            os.write(descriptor, str(os.getpid()).encode())
+        yield
+    finally:
+        os.close(descriptor)
 
 
 GIB = 1024**3
@@ -324,36 +301,25 @@ class DiskQuota:
         self.most = None if gibibytes is None else int(gibibytes * GIB)
 
     def used(self) -> int:
-        """Bytes that the home takes on its disk.
-
-        Targets of links lie elsewhere and do not count.
-        """
-        total, folders = 0, [self.home]
-        while folders:
-            # A file removed meanwhile takes no space.
-            with suppress(OSError), os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    with suppress(OSError):
-                        total += entry.stat(follow_symlinks=False).st_blocks * _BLOCK
-                        if entry.is_dir(follow_symlinks=False):
-                            folders.append(Path(entry.path))
+        """Bytes that the home takes on its disk; targets of links lie elsewhere."""
+        total = 0
+        for folder, folders, files in os.walk(self.home):
+            for name in (*folders, *files):
+                with suppress(OSError):  # a file removed meanwhile takes no space
+                    total += Path(folder, name).lstat().st_blocks * _BLOCK
         return total
 
     def room(self) -> float:
         """Bytes that may still be written."""
         return float("inf") if self.most is None else max(0, self.most - self.used())
 
-    def require(self, needed: float, what: str) -> None:
-        """Raise DiskFull before anything is written if ``needed`` bytes of ``what`` exceed the
-        quota."""
-        if self.most is not None and needed > self.room():
-            raise self.refusal(needed, what)
-
-    def refusal(self, needed: float, what: str) -> DiskFull:
-        """The error for ``needed`` bytes of ``what``."""
-        assert self.most is not None
-        return DiskFull(
-            f"{what} needs {int(needed):,} bytes, and {self.home} has {int(self.room()):,} left of "
-            f"--max-disk {self.most / GIB:g} ({write_size(self.most)}): raise that, or lower "
-            "--keep."
-        )
+    def require(self, needed: float, what: str, room: float | None = None) -> None:
+        """Raise DiskFull if ``needed`` bytes of ``what`` exceed the quota, of which ``room`` bytes
+        are left (None: measure them)."""
+        room = self.room() if room is None else room
+        if self.most is not None and needed > room:
+            raise DiskFull(
+                f"{what} needs {int(needed):,} bytes, and {self.home} has {int(room):,} left of "
+                f"--max-disk {self.most / GIB:g} ({write_size(self.most)}): raise that, or lower "
+                "--keep."
+            )

@@ -96,7 +96,7 @@ def build(
     ready = replace(
         ready_of(replica, arena),
         resumed=checkpoint.info.step if checkpoint else None,
-        skipped=tuple(f"step {one.step}: {one.problem}" for one in newest_usable.skipped),
+        skipped=tuple(f"step {step}: {why}" for step, why in newest_usable.skipped.items()),
         reckoned=estimate.host_bytes,
     )
     return replica, store, arena, ready

@@ -18,7 +18,7 @@ from lowcomm_node.cli.publishing import with_entry_points
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.owner.settings import unused
 from lowcomm_node.owner.sources import load_settings
-from lowcomm_node.storage.files import HomeLock, lock
+from lowcomm_node.storage.files import home_lock, lock
 from lowcomm_node.swarm.remembered_peers import RememberedPeers
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.spec.run import parse_toml, sign_run
@@ -73,7 +73,7 @@ def test_a_file_system_without_locks_is_named(
 
     monkeypatch.setattr(fcntl, "flock", no_locks)
     for take in (
-        lambda: HomeLock(tmp_path / "lock").__enter__(),
+        lambda: home_lock(tmp_path / "lock").__enter__(),
         lambda: lock(os.open(tmp_path, os.O_RDONLY), fcntl.LOCK_EX, wait=False),
     ):
         with pytest.raises(ConfigError, match=f"{tmp_path}.*--home"):

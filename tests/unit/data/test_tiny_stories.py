@@ -9,11 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from lowcomm_node.data.stories import (
-    StoryTokenizer,
-    tell,
-)
-from lowcomm_node.data.tokenizer import identify, open_tokenizer
+from lowcomm_node.data.stories import tell
+from lowcomm_node.data.tokenizer import StoryTokenizer, identify, open_tokenizer
 from lowcomm_node.errors import ConfigError
 from lowcomm_node.export.huggingface import tokenizer_json
 from lowcomm_node.models.inference import tokenizer_of

@@ -21,14 +21,13 @@ from helpers.wire import (
     misbehaving,
     soon,
 )
-from lowcomm_node.fetch import engine, files, giving
-from lowcomm_node.fetch.engine import Fetch
+from lowcomm_node.fetch import engine, files
+from lowcomm_node.fetch.engine import Fetch, Source
 from lowcomm_node.fetch.files import FileDownload, Provider, RunFile, VerifiedFiles, start_of
 from lowcomm_node.fetch.giving import PieceServer
 from lowcomm_node.owner.settings import NodeSettings
-from lowcomm_node.storage import start_files
-from lowcomm_node.storage.partial_file import PartialFile
-from lowcomm_node.storage.start_files import pin
+from lowcomm_node.storage import file_digests
+from lowcomm_node.storage.file_digests import pin
 from lowcomm_protocol.identity import Identity
 from lowcomm_protocol.messages import exchange_pb2 as pb
 from lowcomm_protocol.peers.records import PeerInfo
@@ -43,10 +42,9 @@ DATA = Random(1).randbytes(SIZE)
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (files, giving, sections, start_files):
+    for module in (files, file_digests, sections):
         monkeypatch.setattr(module, "PIECE_BYTES", STEP)
-    for module in (files, start_files):
-        monkeypatch.setattr(module, "BLOCK", STEP // 4)
+    monkeypatch.setattr(file_digests, "BLOCK", STEP // 4)
     monkeypatch.setattr(engine, "RETRY_PAUSE", 0.05)
     monkeypatch.setattr(engine, "LATER", 0.3)
     monkeypatch.setattr(engine, "SLOW", 0.1)
@@ -210,7 +208,7 @@ async def test_what_one_giver_claims_of_a_size_binds_no_other(
         chunks = [pb.FetchReply(chunk=pb.Chunk(offset=0, data=one)) for one in sent]
         liar.answers = [chunk.SerializeToString() for chunk in chunks]
         held = VerifiedFiles()
-        assert await held.verify(file, small)
+        assert not await held.verify(file, small)
         honest.fetching = PieceServer(held).serve
         known = [liar.info()]
         one = Taking(file, into, channels, lambda: known, warn=warnings.append)
@@ -243,28 +241,39 @@ async def test_who_waits_is_told_why_and_goes_on_as_soon_as_a_peer_has_it(
         await told("waiting for model.safetensors, which the run needs: no peer")
         known.append(callee.info())
         await told(f"{callee.identity.peer_id[-6:]}: does not have it yet")
-        assert await held.verify(file, original)
+        assert not await held.verify(file, original)
         await soon(work)
     assert into.read_bytes() == DATA
 
 
-def test_pieces_on_the_disk_are_kept_after_a_crash_and_hashed_again(tmp_path: Path) -> None:
-    digests = digests_of(DATA)
-    one = PartialFile(tmp_path / "f", SIZE, STEP, digests)
+async def test_pieces_on_the_disk_are_kept_after_a_crash_and_hashed_again(
+    file: RunFile, tmp_path: Path
+) -> None:
+    async def begun() -> tuple[FileDownload, Source]:
+        download = FileDownload(file, tmp_path / "home" / "f")
+        opened = pb.Opened(name=file.sha256, size=SIZE)
+        peer = PeerInfo(**dict.fromkeys(PeerInfo.__dataclass_fields__, ""))
+        return download, await download.open(peer, opened, b"".join(digests_of(DATA)))
+
+    async def put(download: FileDownload, source: Source, index: int) -> None:
+        await download.put(source, index, bytearray(DATA[index * STEP : (index + 1) * STEP]))
+
+    one, source = await begun()
     for index in (2, 9):
-        start_, stop = one.bounds(index)
-        assert one.fits(index, DATA[start_:stop])
-        one.put(index, DATA[start_:stop])
+        await put(one, source, index)
+    assert one.size == 2 * STEP - 7
     one.close()
-    again = PartialFile(tmp_path / "f", SIZE, STEP, digests)
-    assert again.missing == set(range(10)) - {2, 9}
+    again, source = await begun()
+    assert set(again.missing) == set(range(10)) - {2, 9} and again.size == one.size
     again.close()
-    again.put(3, DATA[3 * STEP : 4 * STEP])  # a thread that comes late
-    part = next(tmp_path.iterdir())
+    await put(again, source, 3)  # a thread that comes late
+    [part] = (tmp_path / "home").iterdir()
     data = bytearray(part.read_bytes())
     data[2 * STEP + 5] ^= 1
     part.write_bytes(data)
-    assert PartialFile(tmp_path / "f", SIZE, STEP, digests).missing == set(range(9))
+    last, _ = await begun()
+    assert set(last.missing) == set(range(9))
+    last.close()
 
 
 async def test_nothing_is_given_but_what_has_been_verified_and_left_alone(
@@ -272,7 +281,7 @@ async def test_nothing_is_given_but_what_has_been_verified_and_left_alone(
 ) -> None:
     held = VerifiedFiles()
     assert held.find(file.sha256) is None
-    assert await held.verify(file, original)
+    assert not await held.verify(file, original)
     found = held.find(file.sha256)
     assert found is not None and list(found.digests) == digests_of(DATA)
     original.write_bytes(DATA)
@@ -292,9 +301,8 @@ def provider(
         opened = pb.Opened(name=download.file.sha256, size=SIZE)
         peer = PeerInfo(**dict.fromkeys(PeerInfo.__dataclass_fields__, ""))
         source = await download.open(peer, opened, b"".join(digests_of(DATA)))
-        while (wanted := download.take(source)) is not None:
-            start = wanted.index * STEP
-            await download.put(source, wanted, bytearray(DATA[start : start + wanted.size]))
+        while (index := download.take(source)) is not None:
+            await download.put(source, index, bytearray(DATA[index * STEP : (index + 1) * STEP]))
 
     return Provider(settings, run, VerifiedFiles(), fetch, lambda text: None)
 

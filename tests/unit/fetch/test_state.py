@@ -38,7 +38,7 @@ from helpers.wire import (
 from lowcomm_node.errors import LinkLost
 from lowcomm_node.fetch import engine, queue, state
 from lowcomm_node.fetch import giving as giving_module
-from lowcomm_node.fetch.engine import Download, PieceRequest
+from lowcomm_node.fetch.engine import Download
 from lowcomm_node.fetch.queue import TurnQueue
 from lowcomm_node.fetch.state import StateDownload
 from lowcomm_node.net.stream import CalleeStream
@@ -408,17 +408,15 @@ def offers_of(download: StateDownload, states: list[list[bytes]], order: list[in
     return [offers[number] for number in range(len(states))]
 
 
-async def give(
-    download: StateDownload, offer, pieces: list[bytes], wanted: PieceRequest | None
-) -> None:
-    assert wanted is not None
-    await download.put(offer, wanted, bytearray(pieces[wanted.index]))
+async def give(download: StateDownload, offer, pieces: list[bytes], index: int | None) -> None:
+    assert index is not None
+    await download.put(offer, index, bytearray(pieces[index]))
 
 
-def audit_of(download: StateDownload, other) -> PieceRequest:
-    """A piece that another has given."""
-    index = next(index for index, offer in download._held.items() if offer is other)
-    return PieceRequest(index, SMALL.pieces[index].size, is_audit=True)
+def audit_of(download: StateDownload, offer, other) -> int:
+    """A piece that another has given, and that this donor is asked for, too."""
+    offer.auditing = next(index for index, held in download._held.items() if held is other)
+    return offer.auditing
 
 
 @pytest.mark.parametrize("base", [0, 1, 2])
@@ -433,7 +431,7 @@ async def test_two_who_are_alike_outvote_the_base(tmp_path, base):
             wanted = Download.take(download, offers[number])
             await give(download, offers[number], states[number], wanted)
         for number in (1, 2):
-            audit = audit_of(download, offers[0])
+            audit = audit_of(download, offers[number], offers[0])
             await give(download, offers[number], states[number], audit)
         assert [offer.is_out for offer in offers] == [True, False, False]
         assert download.peers == ["peer-1", "peer-2"]
@@ -446,9 +444,10 @@ async def test_who_has_violated_the_protocol_loses_its_dispute_though_it_is_the_
         download.load()
         liar, honest = offers_of(download, states, [0, 1])
         await give(download, liar, states[0], download.take(liar))
-        await give(download, honest, states[1], audit_of(download, liar))
+        await give(download, honest, states[1], audit_of(download, honest, liar))
         assert not (liar.is_out or honest.is_out), "nobody can tell yet"
-        download.strike("peer-0")
+        download.struck.add("peer-0")
+        download.conclude()
         assert liar.is_out and not honest.is_out
         assert download.peers == [] and download.base == honest.manifest
 
@@ -459,13 +458,13 @@ async def test_who_has_violated_the_protocol_loses_its_dispute_though_it_is_the_
 async def test_a_joiner_waits_for_a_snapshot_that_takes_long_to_make(tmp_path, monkeypatch):
     monkeypatch.setattr(giving_module, "STILL_HERE", 0.1)
     monkeypatch.setattr(engine, "SILENCE", 0.5)
-    signs, reply = [], engine.PeerSession._next
+    signs, reply = [], engine._next
 
     async def count_signs(*arguments: object) -> pb.FetchReply:
         signs.append(await reply(*arguments))
         return signs[-1]
 
-    monkeypatch.setattr(engine.PeerSession, "_next", count_signs)
+    monkeypatch.setattr(engine, "_next", count_signs)
     async with giving(tmp_path, 11) as giver, calling() as channels:
         giver.may_make.clear()
         joiner = Joiner(channels, tmp_path / "incoming", lambda: [giver.info()])
@@ -515,28 +514,6 @@ async def test_donors_that_serve_next_to_nothing_give_way_to_those_not_asked_yet
         donors.append(good.info())
         await soon(task)
         assert joiner.download.peers == [good.peer_id]
-
-
-async def test_a_donor_that_drips_bytes_is_left_within_a_silence(tmp_path, monkeypatch):
-    """What a giver has sent buys it time, not what it still owes."""
-    monkeypatch.setattr(engine, "SILENCE", 0.5)
-    monkeypatch.setattr(engine, "SLOWEST", 200.0)
-
-    async def drip_bytes(peer: str, stream: CalleeStream) -> None:
-        for one in opened():
-            await stream.send(pb.FetchReply.FromString(one))
-        for at in range(10_000):
-            await stream.send(pb.FetchReply(chunk=pb.Chunk(offset=at, data=b"x")))
-            await asyncio.sleep(0.05)
-
-    async with listening(identity(20)) as slow, giving(tmp_path, 12) as good, calling() as channels:
-        slow.fetching = drip_bytes
-        donors = [slow.info()]
-        joiner = Joiner(channels, tmp_path / "incoming", lambda: donors)
-        task = asyncio.create_task(joiner.run())
-        await reached(lambda: "sends too slowly" in joiner.why_not(), "it is left")
-        donors.append(good.info())
-        await soon(task)
 
 
 async def test_a_turn_is_not_held_for_ever(tmp_path, monkeypatch):

@@ -10,8 +10,8 @@ import pytest
 
 from lowcomm_node.errors import ConfigError, RetryLater
 from lowcomm_node.storage.files import (
-    HomeLock,
     ephemeral_identity,
+    home_lock,
     load_or_create_identity,
 )
 from lowcomm_protocol.identity import Identity, identity_from_libp2p
@@ -83,12 +83,12 @@ def test_a_home_that_can_not_be_made_is_an_error_with_a_remedy(tmp_path: Path) -
 
 def test_a_home_has_one_daemon_and_the_second_learns_which(tmp_path: Path) -> None:
     lock = tmp_path / "home" / "lock"
-    with HomeLock(lock):
-        with pytest.raises(RetryLater, match=str(os.getpid())) as caught, HomeLock(lock):
+    with home_lock(lock):
+        with pytest.raises(RetryLater, match=str(os.getpid())) as caught, home_lock(lock):
             pass
         assert str(lock.parent) in str(caught.value)
         assert caught.value.exit_code == 75
-    with HomeLock(lock):
+    with home_lock(lock):
         assert lock.read_text() == str(os.getpid())
 
 
@@ -101,14 +101,14 @@ def test_a_lock_that_is_a_link_is_refused_and_what_it_leads_to_stays(tmp_path: P
         pytest.raises(
             ConfigError, match=r"home/lock is a link, or belongs to somebody else"
         ) as caught,
-        HomeLock(lock),
+        home_lock(lock),
     ):
         pass
     assert "remove it" in str(caught.value)
     assert precious.read_text() == "precious"
     lock.unlink()
     os.mkfifo(lock)
-    with pytest.raises(ConfigError, match="is a link"), HomeLock(lock):
+    with pytest.raises(ConfigError, match="is a link"), home_lock(lock):
         pass
 
 
@@ -122,7 +122,7 @@ def test_a_home_of_somebody_else_is_not_taken_and_nothing_is_written_there(
     else:
         monkeypatch.setattr(os, "geteuid", lambda: 12_345)
     for take in (
-        lambda: HomeLock(home / "lock").__enter__(),
+        lambda: home_lock(home / "lock").__enter__(),
         lambda: load_or_create_identity(home / "identity.key"),
     ):
         with pytest.raises(ConfigError, match=rf"{home} belongs to another user .*--home.*chown"):

@@ -14,7 +14,7 @@ from lowcomm_node.errors import ConfigError, TrainerError
 from lowcomm_node.models.base import build_model
 from lowcomm_node.models.transformer import huggingface_form
 from lowcomm_node.node.messages import Save, TrainerSettings
-from lowcomm_node.storage.start_files import pin
+from lowcomm_node.storage.file_digests import pin
 from lowcomm_protocol.spec.models import TransformerSettings
 from lowcomm_protocol.spec.run import parse_canonical
 from lowcomm_protocol.spec.sections import StartSettings
